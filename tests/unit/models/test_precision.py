@@ -43,13 +43,24 @@ def rounded(weight_NK: torch.Tensor, kind: str, kernels: library.Library) -> tor
     return unpacked(weight_NK, kind, kernels).float()
 
 
+def rounded_inputs(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return inputs of 127 levels on each side of zero, with a step for every 64 or 32 of them."""
+    if kind == "bfloat16":
+        return x
+    per_step = {"int8": 64, "int4": 32}[kind]
+    parts = nn.functional.pad(x, (0, -x.shape[-1] % per_step)).unflatten(-1, (-1, per_step))
+    step = parts.abs().amax(-1, keepdim=True) / 127
+    return ((parts / step).round() * step).flatten(-2)[..., : x.shape[-1]]
+
+
 @pytest.mark.parametrize(("num_in", "num_out"), [(64, 48), (96, 40), (50, 7), (33, 17)])
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_layer_computes_with_weights_of_its_kind(kernels, kind, num_in, num_out, has_bias):
     torch.manual_seed(0)
     layer = nn.Linear(num_in, num_out, bias=has_bias)
     x = torch.randn(2, 5, num_in)
-    expected = nn.functional.linear(x, rounded(layer.weight.detach(), kind, kernels), layer.bias)
+    weight = rounded(layer.weight.detach(), kind, kernels)
+    expected = nn.functional.linear(rounded_inputs(x, kind), weight, layer.bias)
     torch.testing.assert_close(PackedLinear(layer, kind, kernels)(x), expected.detach(), atol=2e-3, rtol=1e-3)
 
 

@@ -114,36 +114,48 @@ struct FloatInputs {
     static const float* at(const char* rows, int row, int k) { return (const float*)(rows + row * row_bytes(k)); }
 };
 
-// Inputs of quantised weights are rounded to 16-bit levels (off by less than sqrt(K)/2^16 of their root mean square), so
-// that sums inside a group are exact, in whatever order and pieces a processor adds them. A row begins with its step and
-// the sum of the levels of each group.
+// Inputs of quantised weights are rounded to 127 levels on each side of zero, with a step for every STEP_SIZE of them: they
+// fit in bytes, and sums under one step are exact, in whatever order and pieces a processor adds them. A row begins with
+// STEPS steps and the sum of the inputs for each group of weights.
 template <class Layout> struct QuantizedInputs {
-    static constexpr int GROUP_SIZE = Layout::GROUP_SIZE;
-    static constexpr float MAX_LEVEL = 32639;  // 127 * 256 + 127
+    static constexpr int STEP_SIZE = std::min(Layout::GROUP_SIZE, 64);
+    static constexpr int STEPS = Layout::GROUP_SIZE / STEP_SIZE, HEADER_FLOATS = STEPS + 1;
+    static constexpr float MAX_LEVEL = 127;
+    using LevelsOfStep = Ints[STEP_SIZE / LANES];
 
-    static int size(int k) { return num_groups<Layout>(k) * GROUP_SIZE; }
-    static int header_bytes(int k) { return 64 + (num_groups<Layout>(k) * (int)sizeof(float) + 63) / 64 * 64; }
-    static float* sums(const char* row) { return (float*)(row + 64); }
-    static float step(const char* row) { return load<float>(row); }
+    static int size(int k) { return num_groups<Layout>(k) * Layout::GROUP_SIZE; }
+    static int header_bytes(int k) {
+        return (num_groups<Layout>(k) * HEADER_FLOATS * (int)sizeof(float) + 63) / 64 * 64;
+    }
 
-    // Calls store_levels(levels, first) with the levels of 32 inputs after the other.
+    // Calls store_levels(levels, first) with the levels of STEP_SIZE inputs after the other.
     template <class StoreLevels> static void prepare(const float* x, int k, char* row, StoreLevels store_levels) {
-        Floats largest{};
-        for (int i = 0; i < padded(k); i += LANES) largest = vmax(largest, vmax(widen(x + i), -widen(x + i)));
-        float step = std::max(horizontal_max(largest), 1e-30f) / MAX_LEVEL, inverse = 1 / step;
-        store(row, step);
+        float* header = (float*)row;
         for (int first = 0; first < size(k);) {
-            Ints total{};
-            for (int end = first + GROUP_SIZE; first < end; first += GROUP) {
-                Ints levels[GROUP / LANES] = {};
-                for (int j = 0; first < padded(k) && j < GROUP / LANES; j++) {
-                    levels[j] = round_to_int(widen(x + first + j * LANES) * inverse);
-                    total += levels[j];
-                }
+            float sum = 0;
+            for (int end = first + Layout::GROUP_SIZE; first < end; first += STEP_SIZE) {
+                LevelsOfStep levels;
+                float step = *header++ = find_levels(x + first, std::min(padded(k) - first, STEP_SIZE), levels);
+                Ints total{};
+                for (Ints part : levels) total += part;
+                sum += step * horizontal_sum(__builtin_convertvector(total, Floats));
                 store_levels(levels, first);
             }
-            sums(row)[first / GROUP_SIZE - 1] = horizontal_sum(__builtin_convertvector(total, Floats));
+            *header++ = sum;
         }
+    }
+
+  private:
+    // Returns the step of `count` inputs; those behind them are zero.
+    static float find_levels(const float* x, int count, LevelsOfStep& levels) {
+        Floats inputs[STEP_SIZE / LANES] = {}, largest{};
+        for (int i = 0; i < count; i += LANES) {
+            inputs[i / LANES] = widen(x + i);
+            largest = vmax(largest, vmax(inputs[i / LANES], -inputs[i / LANES]));
+        }
+        float step = std::max(horizontal_max(largest), 1e-30f) / MAX_LEVEL, inverse = 1 / step;
+        for (int i = 0; i < STEP_SIZE / LANES; i++) levels[i] = round_to_int(inputs[i] * inverse);
+        return step;
     }
 };
 

@@ -60,7 +60,13 @@ extern "C" {
 void omnidraft_start() { allow_instructions(); }
 
 // Names the bits of the products of a format: equal names, equal bits.
-const char* omnidraft_bits(int kind) { return kind == BFLOAT16 ? Bfloat16Matrix::BITS_NAME : "portable"; }
+const char* omnidraft_bits(int kind) {
+    switch (kind) {
+        case FLOAT32: return "portable";
+        case BFLOAT16: return Bfloat16Matrix::BITS_NAME;
+        default: return "portable-bytes";
+    }
+}
 
 size_t omnidraft_packed_bytes(int kind, int n, int k) {
     switch (kind) {

@@ -80,7 +80,40 @@ struct Bfloat16Weights : Bfloat16Layout, FloatInputs, RowTiles<Bfloat16Weights> 
     }
 };
 
-inline Ints multiply_pairs(Ushorts a, Shorts b) {
+// Inputs in words, for weights whose products do not fit in them. Those of four inputs are stored as first, third, second,
+// fourth, since pairs of weights are the even and the odd bytes of a word.
+template <class Layout> struct WordInputs : QuantizedInputs<Layout> {
+    using Inputs = QuantizedInputs<Layout>;
+    static constexpr int INPUT_BYTES = sizeof(int16_t);
+
+    static size_t row_bytes(int k) { return odd_lines(Inputs::header_bytes(k) + INPUT_BYTES * Inputs::size(k)); }
+    static void prepare(const float* x, int k, char* row) {
+        char* words = row + Inputs::header_bytes(k);
+        Inputs::prepare(x, k, row, [=](const Ints* levels, int first) {
+            for (int i = 0; i < Inputs::STEP_SIZE; i++) {
+                int place = first + i / 4 * 4 + i % 2 * 2 + i % 4 / 2;
+                store(words + place * INPUT_BYTES, (int16_t)levels[i / LANES][i % LANES]);
+            }
+        });
+    }
+};
+
+template <class Layout> struct ByteInputs : QuantizedInputs<Layout> {
+    using Inputs = QuantizedInputs<Layout>;
+    static constexpr int INPUT_BYTES = 1;
+
+    static size_t row_bytes(int k) { return odd_lines(Inputs::header_bytes(k) + Inputs::size(k)); }
+    static void prepare(const float* x, int k, char* row) {
+        char* bytes = row + Inputs::header_bytes(k);
+        Inputs::prepare(x, k, row, [=](const Ints* levels, int first) {
+            for (int i = 0; i < Inputs::STEP_SIZE; i += LANES)
+                store(bytes + first + i, __builtin_convertvector(levels[i / LANES], Bytes8));
+        });
+    }
+};
+
+// Sums of two products of neighbouring words.
+inline Ints multiply_pairs(Shorts a, Shorts b) {
 #ifdef __AVX2__
     return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #else
@@ -88,78 +121,99 @@ inline Ints multiply_pairs(Ushorts a, Shorts b) {
     return even_a * even_b + ((Ints)a >> 16) * ((Ints)b >> 16);
 #endif
 }
+// Sums of two products of neighbouring bytes, those of `a` without sign; they have to fit.
+inline Shorts multiply_byte_pairs(Ushorts a, Shorts b) {
+#ifdef __AVX2__
+    return (Shorts)_mm256_maddubs_epi16((__m256i)a, (__m256i)b);
+#else
+    return (Shorts)(a & 0xff) * (b << 8 >> 8) + (Shorts)(a >> 8) * (b >> 8);
+#endif
+}
 
-// Levels of inputs as words. Those of four inputs are stored as first, third, second, fourth, since pairs of weights are
-// the even and the odd bytes of a word.
-template <class Layout> struct WordInputs : QuantizedInputs<Layout> {
-    using Inputs = QuantizedInputs<Layout>;
-    static constexpr int INPUT_GROUP_BYTES = Layout::GROUP_SIZE * sizeof(int16_t);
+// What each number of bits makes of the products under one step of the inputs: for R rows, and for both halves of the
+// channels, so that inputs are loaded once for them.
+template <int BITS> struct Products;
 
-    static size_t row_bytes(int k) { return odd_lines(Inputs::header_bytes(k) + sizeof(int16_t) * Inputs::size(k)); }
-    static void prepare(const float* x, int k, char* row) {
-        char* words = row + Inputs::header_bytes(k);
-        Inputs::prepare(x, k, row, [=](const Ints* levels, int first) {
-            for (int i = 0; i < GROUP; i++) {
-                int place = first + i / 4 * 4 + i % 2 * 2 + i % 4 / 2;
-                store(words + place * sizeof(int16_t), (int16_t)levels[i / LANES][i % LANES]);
+template <> struct Products<8> {
+    using Inputs = WordInputs<QuantizedLayout<8>>;
+
+    template <int R> static void add(const char* weights, const char* words, size_t stride, Ints (*sums)[2]) {
+#pragma GCC unroll 2  // fully unrolled it would be summed as a tree, which needs too many registers
+        for (int i = 0; i < Inputs::STEP_SIZE; i += 4, weights += QuantizedLayout<8>::QUAD_BYTES, words += 8) {
+            Shorts even[2], odd[2];
+            for (int half = 0; half < 2; half++) {
+                Ushorts both = load<Ushorts>(weights + half * sizeof(Ushorts));
+                even[half] = (Shorts)(both & 0xff), odd[half] = (Shorts)(both >> 8);
             }
-        });
+            for (int r = 0; r < R; r++) {
+                Shorts first = (Shorts)splat_bits(words + r * stride), second = (Shorts)splat_bits(words + r * stride + 4);
+                for (int half = 0; half < 2; half++) {
+                    sums[r][half] += multiply_pairs(even[half], first);
+                    sums[r][half] += multiply_pairs(odd[half], second);
+                }
+            }
+        }
     }
 };
 
-template <int BITS, class Layout = QuantizedLayout<BITS>, class Inputs = WordInputs<Layout>>
+template <> struct Products<4> {
+    using Inputs = ByteInputs<QuantizedLayout<4>>;
+
+    // 16 products of 15 * 127 fit in a word.
+    template <int R> static void add(const char* weights, const char* bytes, size_t stride, Ints (*sums)[2]) {
+        Shorts words[R][2] = {};
+#pragma GCC unroll 1  // as above
+        for (int quad = 0; quad < QuantizedLayout<4>::QUADS; quad++, weights += QuantizedLayout<4>::QUAD_BYTES)
+            for (int part = 0; part < 2; part++) {
+                Ushorts levels[2];
+                for (int half = 0; half < 2; half++)
+                    levels[half] = load<Ushorts>(weights + half * sizeof(Ushorts)) >> (4 * part) & 0x0f0f;
+                for (int r = 0; r < R; r++) {
+                    const char* four = bytes + r * stride + (part * QuantizedLayout<4>::QUADS + quad) * 4;
+                    for (int half = 0; half < 2; half++)
+                        words[r][half] += multiply_byte_pairs(levels[half], (Shorts)splat_bits(four));
+                }
+            }
+        const Shorts ones = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+        for (int r = 0; r < R; r++)
+            for (int half = 0; half < 2; half++) sums[r][half] += multiply_pairs(words[r][half], ones);
+    }
+};
+
+template <int BITS, class Layout = QuantizedLayout<BITS>, class Inputs = typename Products<BITS>::Inputs>
 struct QuantizedWeights : Layout, Inputs, RowTiles<QuantizedWeights<BITS>> {
-    using Layout::GROUP_BYTES, Layout::GROUP_SIZE, Inputs::INPUT_GROUP_BYTES, Inputs::row_bytes;
+    using Layout::GROUP_BYTES, Layout::GROUP_SIZE, Inputs::row_bytes;
     static constexpr int TILE_ROWS = 4;
 
     template <int R>
     static void multiply(const char* block, const char* rows, int k, Prefetcher prefetch, Floats (*out)[2]) {
         size_t stride = row_bytes(k);
-        const char *words = rows + Inputs::header_bytes(k), *sum = (const char*)Inputs::sums(rows);
+        const char *inputs = rows + Inputs::header_bytes(k), *header = rows;
         for (int r = 0; r < R; r++) out[r][0] = out[r][1] = Floats{};
-        for (int i = 0; i < k; i += GROUP_SIZE, block += GROUP_BYTES, words += INPUT_GROUP_BYTES, sum += sizeof(float)) {
+        for (int i = 0; i < k; i += GROUP_SIZE, block += GROUP_BYTES) {
             prefetch.fetch();
-            Ints products[R][2] = {};
+            Floats step[2], minimum[2];
+            for (int half = 0; half < 2; half++) {
+                step[half] = widen((const Float16*)block + half * LANES);
+                minimum[half] = widen((const Float16*)block + BLOCK + half * LANES);
+            }
             const char* weights = block + Layout::HEADER_BYTES;
-            add_quads<R, 0>(weights, words, stride, products);
-            if constexpr (BITS == 4) add_quads<R, 1>(weights, words, stride, products);
-            const Float16 *steps = (const Float16*)block, *minimums = steps + BLOCK;
-            for (int half = 0; half < 2; half++) {
-                Floats step = widen(steps + half * LANES), minimum = widen(minimums + half * LANES);
-                for (int r = 0; r < R; r++) {
-                    out[r][half] = fma(__builtin_convertvector(products[r][half], Floats), step, out[r][half]);
-                    out[r][half] = fma(minimum, splat(load<float>(sum + r * stride)), out[r][half]);
-                }
+            for (int part = 0; part < Inputs::STEPS; part++, header += sizeof(float)) {
+                Ints products[R][2] = {};
+                Products<BITS>::template add<R>(weights, inputs, stride, products);
+                for (int r = 0; r < R; r++)
+                    for (int half = 0; half < 2; half++) {
+                        Floats product = __builtin_convertvector(products[r][half], Floats);
+                        out[r][half] = fma(product, step[half] * load<float>(header + r * stride), out[r][half]);
+                    }
+                weights += (GROUP_BYTES - Layout::HEADER_BYTES) / Inputs::STEPS;
+                inputs += Inputs::STEP_SIZE * Inputs::INPUT_BYTES;
             }
+            for (int r = 0; r < R; r++)
+                for (int half = 0; half < 2; half++)
+                    out[r][half] = fma(minimum[half], splat(load<float>(header + r * stride)), out[r][half]);
+            header += sizeof(float);
         }
-        for (int r = 0; r < R; r++)
-            for (int half = 0; half < 2; half++) out[r][half] *= Inputs::step(rows + r * stride);
-    }
-
-    // Adds the products of the levels in the lower bits of each byte, or of those in the upper bits.
-    template <int R, int PART>
-    static void add_quads(const char* weights, const char* x, size_t stride, Ints (*products)[2]) {
-        x += PART * GROUP_BYTES_OF_PART;
-#pragma GCC unroll 2  // fully unrolled it would be summed as a tree, which needs too many registers
-        for (int quad = 0; quad < Layout::QUADS; quad++, weights += Layout::QUAD_BYTES, x += 4 * sizeof(int16_t)) {
-            Ushorts even[2], odd[2];  // of both halves, so that inputs are loaded once for them
-            for (int half = 0; half < 2; half++) {
-                Ushorts both = load<Ushorts>(weights + half * sizeof(Ushorts)) >> (PART * BITS);
-                even[half] = both & (uint16_t)Layout::MAX_LEVEL, odd[half] = both >> 8 & (uint16_t)Layout::MAX_LEVEL;
-            }
-            for (int r = 0; r < R; r++) {
-                Shorts first = pair(x + r * stride), second = pair(x + r * stride + sizeof(int32_t));
-                for (int half = 0; half < 2; half++) {
-                    products[r][half] += multiply_pairs(even[half], first);
-                    products[r][half] += multiply_pairs(odd[half], second);
-                }
-            }
-        }
-    }
-    static constexpr int GROUP_BYTES_OF_PART = INPUT_GROUP_BYTES * BITS / 8;
-    static Shorts pair(const char* from) {
-        int32_t both = load<int32_t>(from);
-        return (Shorts)Ints{both, both, both, both, both, both, both, both};
     }
 };
 

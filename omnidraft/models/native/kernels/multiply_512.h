@@ -37,88 +37,72 @@ struct Bfloat16Weights512 : Bfloat16Layout, FloatInputs, RowTiles<Bfloat16Weight
     }
 };
 
-// Levels of inputs are split into bytes: 256 * high + low, both signed. A row is as long as two tile rows: its header and
-// its high bytes, and, `part_bytes` later, its low bytes.
-template <class Layout> struct ByteInputs : QuantizedInputs<Layout> {
-    using Inputs = QuantizedInputs<Layout>;
-
-    static size_t part_bytes(int k) { return odd_lines(Inputs::header_bytes(k) + Inputs::size(k)); }
-    static size_t row_bytes(int k) { return 2 * part_bytes(k); }
-
-    static void prepare(const float* x, int k, char* row) {
-        char *high_bytes = row + Inputs::header_bytes(k), *low_bytes = high_bytes + part_bytes(k);
-        Inputs::prepare(x, k, row, [=](const Ints* levels, int first) {
-            for (int j = 0; j < GROUP / LANES; j++) {
-                int place = first + j * LANES;
-                Ints low = levels[j] << 24 >> 24, high = (levels[j] - low) >> 8;
-                store(high_bytes + place, __builtin_convertvector(high, Bytes8));
-                store(low_bytes + place, __builtin_convertvector(low, Bytes8));
-            }
-        });
-    }
-};
-
 // The sums of one tile of rows over the groups of a block.
 template <class Inputs, int R> struct QuantizedSums {
     __m512 sums[R];
-    const char* rows;
+    const char* header;  // of the first row, at what is added next
     size_t stride;
 
-    QuantizedSums(const char* rows, int k) : rows(rows), stride(Inputs::row_bytes(k)) {
+    QuantizedSums(const char* rows, int k) : header(rows), stride(Inputs::row_bytes(k)) {
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) sums[r] = _mm512_setzero_ps();
     }
 
-    // Adds a group: `header` has its steps and minimums; high(r) and low(r) are the sums of its products.
-    template <class High, class Low> ALWAYS_INLINE void add_group(int group, const char* header, High high, Low low) {
-        __m512 step = _mm512_cvtph_ps(load<__m256i>(header)), minimum = _mm512_cvtph_ps(load<__m256i>(header + 32));
-        const float* row_sum = Inputs::sums(rows) + group;
+    // Adds what is under one step of the inputs: product(r) has the sums of products, `weights` the group's header.
+    template <class Product> ALWAYS_INLINE void add_products(const char* weights, Product product) {
+        __m512 step = _mm512_cvtph_ps(load<__m256i>(weights));
+        const char* at = header;
+        header += sizeof(float);
 #pragma GCC unroll 16  // so that the sums stay in registers
-        for (int r = 0; r < R; r++) {
-            __m512i product = _mm512_add_epi32(_mm512_slli_epi32(high(r), 8), low(r));
-            __m512 total = _mm512_set1_ps(*row_sum);
-            row_sum = (const float*)((const char*)row_sum + stride);
-            sums[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), step, sums[r]);
-            sums[r] = _mm512_fmadd_ps(minimum, total, sums[r]);
-        }
+        for (int r = 0; r < R; r++, at += stride)
+            sums[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product(r)), step * load<float>(at), sums[r]);
+    }
+    // Adds the minimums of a group, after its products.
+    ALWAYS_INLINE void add_minimums(const char* weights) {
+        __m512 minimum = _mm512_cvtph_ps(load<__m256i>(weights + BLOCK * sizeof(Float16)));
+        const char* at = header;
+        header += sizeof(float);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++, at += stride)
+            sums[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(load<float>(at)), sums[r]);
     }
     ALWAYS_INLINE void write(Floats (*out)[2]) const {
 #pragma GCC unroll 16
-        for (int r = 0; r < R; r++) {
-            __m512 result = _mm512_mul_ps(sums[r], _mm512_set1_ps(Inputs::step(rows + r * stride)));
-            out[r][0] = lower(result), out[r][1] = upper(result);
-        }
+        for (int r = 0; r < R; r++) out[r][0] = lower(sums[r]), out[r][1] = upper(sums[r]);
     }
 };
 
 template <int BITS, class Layout = QuantizedLayout<BITS>, class Inputs = ByteInputs<Layout>>
 struct QuantizedWeights512 : Layout, Inputs, RowTiles<QuantizedWeights512<BITS>> {
-    using Layout::GROUP_BYTES, Layout::GROUP_SIZE, Layout::QUADS, Inputs::row_bytes;
-    static constexpr int TILE_ROWS = 8;
+    using Layout::GROUP_BYTES, Inputs::row_bytes;
+    static constexpr int TILE_ROWS = 8, QUADS = Layout::QUADS / Inputs::STEPS;  // the quads under one step
 
     template <int R>
     static void multiply(const char* block, const char* rows, int k, Prefetcher prefetch, Floats (*out)[2]) {
-        size_t stride = row_bytes(k), to_low = Inputs::part_bytes(k);
+        size_t stride = row_bytes(k);
         QuantizedSums<Inputs, R> sums(rows, k);
         const char* bytes = rows + Inputs::header_bytes(k);
-        for (int group = 0; group < num_groups<Layout>(k); group++, block += GROUP_BYTES, bytes += GROUP_SIZE) {
+        for (int group = 0; group < num_groups<Layout>(k); group++, block += GROUP_BYTES) {
             prefetch.fetch();
-            __m512i high[R], low[R];
-            for (int r = 0; r < R; r++) high[r] = low[r] = _mm512_setzero_si512();
             const char* weights = block + Layout::HEADER_BYTES;
+            for (int part = 0; part < Inputs::STEPS; part++, bytes += Inputs::STEP_SIZE) {
+                __m512i products[R];
+                for (int r = 0; r < R; r++) products[r] = _mm512_setzero_si512();
 #pragma GCC unroll 2
-            for (int quad = 0; quad < QUADS; quad++, weights += Layout::QUAD_BYTES) {
-                __m512i both = _mm512_loadu_si512(weights);
-                for (int part = 0; part < 8 / BITS; part++) {
-                    __m512i levels = BITS == 8 ? both : nibbles(both, part);
-                    for (int r = 0; r < R; r++) {
-                        const char* at = bytes + r * stride + (part * QUADS + quad) * 4;
-                        high[r] = _mm512_dpbusd_epi32(high[r], levels, _mm512_set1_epi32(load<int32_t>(at)));
-                        low[r] = _mm512_dpbusd_epi32(low[r], levels, _mm512_set1_epi32(load<int32_t>(at + to_low)));
+                for (int quad = 0; quad < QUADS; quad++, weights += Layout::QUAD_BYTES) {
+                    __m512i both = _mm512_loadu_si512(weights);
+                    for (int nibble = 0; nibble < 8 / BITS; nibble++) {
+                        __m512i levels = BITS == 8 ? both : nibbles(both, nibble);
+                        const char* four = bytes + (nibble * QUADS + quad) * 4;
+                        for (int r = 0; r < R; r++) {
+                            __m512i inputs = _mm512_set1_epi32(load<int32_t>(four + r * stride));
+                            products[r] = _mm512_dpbusd_epi32(products[r], levels, inputs);
+                        }
                     }
                 }
+                sums.add_products(block, [&](int r) { return products[r]; });
             }
-            sums.add_group(group, block, [&](int r) { return high[r]; }, [&](int r) { return low[r]; });
+            sums.add_minimums(block);
         }
         sums.write(out);
     }

@@ -134,89 +134,82 @@ struct Bfloat16WeightsAmx : Bfloat16Layout, SplitInputs {
     }
 };
 
-// A tile of inputs has the high and the low bytes of 8 rows; two of them meet each tile of weights. Vectors are faster
-// for one or two rows.
+// A tile of inputs has what is under one step of up to 16 rows. Vectors are faster for one or two rows.
 template <int BITS, class Layout = QuantizedLayout<BITS>, class Inputs = ByteInputs<Layout>>
 struct QuantizedWeightsAmx : Layout, Inputs {
-    using Layout::GROUP_BYTES, Layout::GROUP_SIZE, Inputs::row_bytes;
-    static constexpr int MIN_BLOCKS = 1, ROWS_OF_TILE = 8, MAX_VECTOR_ROWS = 2, TILE_INPUTS = std::min(GROUP_SIZE, 64);
+    using Layout::GROUP_BYTES, Inputs::row_bytes;
+    static constexpr int MIN_BLOCKS = 1, MAX_VECTOR_ROWS = 2, STEPS = Inputs::STEPS, STEP_SIZE = Inputs::STEP_SIZE;
 
-    static void configure() {
+    static void configure(int num_rows) {
         TileConfig config;
-        for (int tile = 0; tile < 4; tile++) config.set(tile, TILE_ROWS, BLOCK * sizeof(int32_t));
-        config.set(4, TILE_ROWS, TILE_INPUTS), config.set(5, TILE_ROWS, TILE_INPUTS);
-        config.set(6, TILE_INPUTS / 4, Layout::QUAD_BYTES), config.set(7, TILE_INPUTS / 4, Layout::QUAD_BYTES);
+        for (int odd = 0; odd < 2; odd++) {
+            config.set(odd, num_rows, BLOCK * sizeof(int32_t));
+            config.set(2 + odd, num_rows, STEP_SIZE);
+            config.set(4 + odd, STEP_SIZE / 4, Layout::QUAD_BYTES);
+        }
         config.load();
     }
 
-    struct alignas(64) Products {
-        int32_t high_and_low[2 * TILE_ROWS][BLOCK];
+    struct alignas(64) TileSums {
+        int32_t of_row[TILE_ROWS][BLOCK];
     };
     struct alignas(64) Levels {
-        char bytes[GROUP_SIZE * BLOCK];
+        char bytes[STEP_SIZE * BLOCK];
     };
 
-    // One block by R rows. What a tile stores can be read only after a while, and so can what a vector stores by a tile;
-    // and a load waits for an earlier store whose address ends in the same 12 bits. So weights are unpacked AHEAD groups
-    // before their product, which is stored when the next is computed, and added to the sums LAG groups later.
+    // One block by R rows, tile by tile of inputs. What a tile stores can be read only after a while, and so can what a
+    // vector stores by a tile; and a load waits for an earlier store whose address ends in the same 12 bits. So weights are
+    // unpacked AHEAD tiles before their product, which is stored when the next is computed, and added to the sums LAG
+    // tiles later.
     template <int R> struct Pipeline {
         static constexpr int AHEAD = 3, LAG = 3, RING = 4;
         const char *block, *bytes;
-        size_t part;
-        int groups;
-        Products products[RING];
+        size_t stride;
+        int tiles;
+        TileSums products[RING];
         Levels levels[BITS == 8 ? 1 : RING];
 
         Prefetcher prefetch;
 
         Pipeline(const char* block, const char* rows, int k, Prefetcher prefetch)
-            : block(block), bytes(rows + Inputs::header_bytes(k)), part(Inputs::part_bytes(k)),
-              groups(num_groups<Layout>(k)), prefetch(prefetch) {}
+            : block(block), bytes(rows + Inputs::header_bytes(k)), stride(row_bytes(k)),
+              tiles(num_groups<Layout>(k) * STEPS), prefetch(prefetch) {}
 
         void run(const char* rows, int k, Floats (*out)[2]) {
             QuantizedSums<Inputs, R> sums(rows, k);
             if (BITS == 4)
-                for (int g = 0; g < std::min(AHEAD, groups); g++) unpack(g);
-            for (int g = 0; g < groups + LAG; g += 2) step<0>(g, sums), step<1>(g + 1, sums);
+                for (int t = 0; t < std::min(AHEAD, tiles); t++) unpack(t);
+            for (int t = 0; t < tiles + LAG; t += 2) step<0>(t, sums), step<1>(t + 1, sums);
             sums.write(out);
         }
-        template <int ODD> ALWAYS_INLINE void step(int g, QuantizedSums<Inputs, R>& sums) {
-            if (g < groups) multiply<2 * ODD, 2 * ODD + 1, 6 + ODD>(g);
-            if (g >= 1 && g - 1 < groups) store_products<2 - 2 * ODD, 3 - 2 * ODD>(products[(g - 1) % RING]);
-            if (BITS == 4 && g + AHEAD < groups) unpack(g + AHEAD);
-            if (g >= LAG && g - LAG < groups) add(g - LAG, sums);
+        template <int ODD> ALWAYS_INLINE void step(int t, QuantizedSums<Inputs, R>& sums) {
+            if (t < tiles) multiply<ODD>(t);
+            if (t >= 1 && t - 1 < tiles) store_tile<1 - ODD>(products[(t - 1) % RING].of_row, 64);
+            if (BITS == 4 && t + AHEAD < tiles) unpack(t + AHEAD);
+            if (t >= LAG && t - LAG < tiles) add<(ODD + LAG) % STEPS>(t - LAG, sums);
         }
-        template <int FIRST, int SECOND, int WEIGHTS> ALWAYS_INLINE void multiply(int g) {
-            const char* weights = block + (size_t)g * GROUP_BYTES + Layout::HEADER_BYTES;
-            prefetch.fetch();
-            zero_tile<FIRST>();
-            if (R > ROWS_OF_TILE) zero_tile<SECOND>();
-            if (BITS == 4) weights = levels[g % RING].bytes;
-            for (int i = 0; i < GROUP_SIZE; i += TILE_INPUTS, weights += TILE_INPUTS * BLOCK) {
-                const char* inputs = bytes + (size_t)g * GROUP_SIZE + i;
-                load_tile<WEIGHTS>(weights, Layout::QUAD_BYTES);
-                load_tile<4>(inputs, part), multiply_bytes<FIRST, 4, WEIGHTS>();
-                if (R > ROWS_OF_TILE) load_tile<5>(inputs + TILE_ROWS * part, part), multiply_bytes<SECOND, 5, WEIGHTS>();
-            }
+        ALWAYS_INLINE const char* group_of(int t) const { return block + (size_t)(t / STEPS) * GROUP_BYTES; }
+        template <int ODD> ALWAYS_INLINE void multiply(int t) {
+            const char* weights = group_of(t) + Layout::HEADER_BYTES + t % STEPS * STEP_SIZE * BLOCK;
+            if (BITS == 4) weights = levels[t % RING].bytes;
+            if (t % STEPS == 0) prefetch.fetch();
+            zero_tile<ODD>();
+            load_tile<4 + ODD>(weights, Layout::QUAD_BYTES), load_tile<2 + ODD>(bytes + (size_t)t * STEP_SIZE, stride);
+            multiply_bytes<ODD, 2 + ODD, 4 + ODD>();
         }
-        template <int FIRST, int SECOND> ALWAYS_INLINE void store_products(Products& to) {
-            store_tile<FIRST>(to.high_and_low, 64);
-            if (R > ROWS_OF_TILE) store_tile<SECOND>(to.high_and_low + TILE_ROWS, 64);
-        }
-        ALWAYS_INLINE void unpack(int g) {
-            const char* from = block + (size_t)g * GROUP_BYTES + Layout::HEADER_BYTES;
-            for (int half = 0; half < 8 / BITS; half++)
+        ALWAYS_INLINE void unpack(int t) {
+            const char* from = group_of(t) + Layout::HEADER_BYTES;
+            for (int nibble = 0; nibble < 8 / BITS; nibble++)
                 for (int quad = 0; quad < Layout::QUADS; quad++) {
                     __m512i both = _mm512_loadu_si512(from + quad * Layout::QUAD_BYTES);
-                    char* to = levels[g % RING].bytes + (half * Layout::QUADS + quad) * Layout::QUAD_BYTES;
-                    _mm512_store_si512(to, QuantizedWeights512<BITS>::nibbles(both, half));
+                    char* to = levels[t % RING].bytes + (nibble * Layout::QUADS + quad) * Layout::QUAD_BYTES;
+                    _mm512_store_si512(to, QuantizedWeights512<BITS>::nibbles(both, nibble));
                 }
         }
-        ALWAYS_INLINE void add(int g, QuantizedSums<Inputs, R>& sums) {
-            const auto& from = products[g % RING].high_and_low;
-            sums.add_group(
-                g, block + (size_t)g * GROUP_BYTES, [&](int r) { return _mm512_load_si512(from[2 * r]); },
-                [&](int r) { return _mm512_load_si512(from[2 * r + 1]); });
+        template <int PART> ALWAYS_INLINE void add(int t, QuantizedSums<Inputs, R>& sums) {
+            const auto& from = products[t % RING].of_row;
+            sums.add_products(group_of(t), [&](int r) { return _mm512_load_si512(from[r]); });
+            if (PART == STEPS - 1) sums.add_minimums(group_of(t));
         }
     };
 
@@ -226,7 +219,7 @@ struct QuantizedWeightsAmx : Layout, Inputs {
             return QuantizedWeights512<BITS>::multiply_all(weights, first, last, rows, num_rows, k, write);
         Floats out[TILE_ROWS][2];
         int tiles = (num_rows + TILE_ROWS - 1) / TILE_ROWS, tile_rows = (num_rows + tiles - 1) / tiles;
-        configure();
+        configure(tile_rows);
         for (int block = first; block < last; block++)
             for (int row = 0; row < num_rows; row += tile_rows) {
                 const char *from = weights + block * block_bytes<Layout>(k), *tile = rows + row * row_bytes(k);

@@ -42,6 +42,10 @@ template <class T> inline T load(const void* from) {
 template <class T> inline void store(void* to, T value) { std::memcpy(to, &value, sizeof value); }
 
 inline Floats splat(float x) { return Floats{x, x, x, x, x, x, x, x}; }
+inline Ints splat_bits(const void* from) {
+    int32_t x = load<int32_t>(from);
+    return Ints{x, x, x, x, x, x, x, x};
+}
 
 inline Floats fma(Floats a, Floats b, Floats c) {
 #ifdef __FMA__

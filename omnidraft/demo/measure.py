@@ -55,6 +55,11 @@ class SpeedComparison:
         pairs = zip(self.drafted, self.plain, strict=True)
         return median(drafted.stats["tokens_per_s"] / plain.stats["tokens_per_s"] for drafted, plain in pairs)
 
+    @property
+    def num_identical(self) -> int:
+        """The number of drafted texts that are plain decoding's."""
+        return sum(drafted.text == plain.text for drafted, plain in zip(self.drafted, self.plain, strict=True))
+
     def row(self) -> dict[str, Any]:
         """Return the row of the report."""
         return {

@@ -7,6 +7,12 @@ from typing import Any
 
 from rich.table import Table
 
+from omnidraft.demo.curve import CHAIN, CurvePoint
+
+COLOR = "#3b6ea5"
+BAR_PER_AGREEMENT = 100
+"""Signs of a bar for each unit of agreement."""
+
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return a table with a row for each snapshot."""
@@ -31,23 +37,47 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     return result
 
 
-def picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw agreement, tokens per pass and speed-up over the snapshots, as PNG."""
+def curve_table(points: Sequence[CurvePoint]) -> Table:
+    """Return a learning curve, with a bar for each snapshot that grows from the lowest agreement."""
+    chain = f"tokens a pass, chains of {CHAIN}"
+    result = Table(
+        "snapshot", "tokens learned", "agreement", "gain", chain, "", title=f"On {points[-1].num_positions:,} positions"
+    )
+    lowest = min(point.agreement for point in points)
+    for point in points:
+        result.add_row(
+            f"version {point.version}",
+            f"{point.num_tokens:,}",
+            f"{point.agreement:.3f}",
+            f"{point.gain:+.3f} ± {point.gain_error:.3f}" if point.num_tokens else "",
+            f"{point.predicted_tokens_per_pass:.2f}",
+            f"[green]{'█' * (1 + round((point.agreement - lowest) * BAR_PER_AGREEMENT))}[/green]",
+        )
+    return result
+
+
+def picture(points: Sequence[CurvePoint], rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw the learning curve, and measured tokens per pass and speed-up of the snapshots, as PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    panels = {"tokens_per_pass": "tokens per target pass", "speedup": "speed-up over plain"}
+    figure, (curve, *bars) = pyplot.subplots(1, 1 + len(panels), figsize=(12, 3.6), width_ratios=[1.6, 1, 1])
+    agreements = [point.agreement for point in points]
+    errors = [point.gain_error for point in points]
+    curve.errorbar([point.num_tokens for point in points], agreements, yerr=errors, marker="o", capsize=4, color=COLOR)
+    curve.set_title(f"agreement on {points[-1].num_positions:,} held-out positions")
+    curve.set_xlabel("tokens learned; bars: standard error of the gain")
+    curve.grid(alpha=0.3)
     names = [f"version {row['version']}" for row in rows]
-    panels = {"agreement": "agreement", "tokens_per_pass": "tokens per target pass", "speedup": "speed-up over plain"}
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(11, 3.4))
-    for axis, (field, title) in zip(axes, panels.items(), strict=True):
-        bars = axis.bar(names, [row[field] for row in rows], color="#3b6ea5")
-        axis.bar_label(bars, fmt="%.2f")
+    for axis, (field, title) in zip(bars, panels.items(), strict=True):
+        axis.bar_label(axis.bar(names, [row[field] for row in rows], color=COLOR), fmt="%.2f")
         axis.set_title(title)
         axis.margins(y=0.15)
-    axes[-1].axhline(1.0, color="black", linewidth=1, linestyle="--", label="plain decoding")
-    axes[-1].legend(loc="lower right")
+    bars[-1].axhline(1.0, color="black", linewidth=1, linestyle="--", label="plain decoding")
+    bars[-1].legend(loc="lower right")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -11,27 +11,25 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from omnidraft import config, extras, prompts, wiring
 from omnidraft.demo import report
+from omnidraft.demo.answers import recorded
+from omnidraft.demo.curve import CurvePoint, LearningCurve
 from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
 from omnidraft.demo.measure import ChatClient, SpeedComparison, compare
-from omnidraft.demo.recorded import NUM_TEST, QUESTIONS, RECORDED
+from omnidraft.demo.recorded import HELD_OUT_EVERY, NUM_TEST, QUESTIONS
 from omnidraft.demo.screen import bar, console, downloads, spinner
+from omnidraft.errors import RequestError
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.ports import Outgoing, Registry, SnapshotVersion
-from omnidraft.traces import archive, codec
-from omnidraft.traces.record import TraceRecord
+from omnidraft.traces import codec
 
-HELD_OUT_EVERY = 6
-"""One record in this many, chosen by its hash, judges the snapshots; with few records the share is not exact."""
 START_TIMEOUT_S = 600.0
 LEARN_TIMEOUT_S = 1200.0
 CONFIG_FILE = "config.toml"
-SERVICES = ("controller", "distiller", "worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +50,7 @@ def run_demo(plan: DemoPlan, log: str | None, target: str | None, drafter: str |
 
     Raises:
         ExtraMissing: what a worker needs is not installed.
+        RequestError: the recorded answers are of another pair of vocabularies.
         ServiceFailed: a service ended, or took too long.
     """
     extras.require("serve", "omnidraft demo")
@@ -60,6 +59,7 @@ def run_demo(plan: DemoPlan, log: str | None, target: str | None, drafter: str |
     settings = config.load(config_path, {})
     _introduce(plan, settings)
     _pull(settings)
+    _require_recorded_vocabularies(settings)
     started = time.monotonic()
     with LocalCluster(config_path, plan.out / "logs") as cluster:
         rows, extra = _run(plan, settings, cluster)
@@ -72,35 +72,36 @@ def _run(
     url = f"http://{settings.worker.host}:{settings.worker.port}"
     control = wiring.log_writer(settings, settings.log.control_topic)
     publish_announcement(control, "pause")
-    with spinner("starting controller, distiller and worker (loading both models)"):
-        for name in SERVICES:
-            cluster.start(name, _service_command(name, plan))
+    with spinner("starting the worker, which loads both models and measures what its passes cost here"):
+        cluster.start("worker", _service_command("worker", plan))
         cluster.wait_for(lambda: is_serving(url), "serving worker", START_TIMEOUT_S)
     registry = wiring.registry(settings)
+    with spinner("starting controller and distiller"):
+        for name in ("controller", "distiller"):
+            cluster.start(name, _service_command(name, plan))
+        cluster.wait_for(lambda: bool(registry.versions()), "first version", START_TIMEOUT_S)
     client = ChatClient(url, max_tokens=plan.max_tokens)
     held_out = [prompt.text for prompt in prompts.read(QUESTIONS, plan.num_questions)]
     _wait_for_version(cluster, client, registry, 1, held_out[0])
     first = _measure(client, held_out, "measuring version 1 (the drafter as it comes) against plain decoding")
-    num_identical = _num_identical(client, held_out, first)
     traffic = _traffic(plan, settings, client)
+    curve = _learn(plan, settings, cluster, registry)
+    publish_announcement(control, "pause")
+    cluster.wait_until_idle("distiller", LEARN_TIMEOUT_S)
+    serving = _wait_for_version(cluster, client, registry, plan.num_snapshots + 1, held_out[0])
     measured = [first]
-    for number in range(2, plan.num_snapshots + 2):
-        publish_announcement(control, "resume")
-        _learn(cluster, registry, number, settings)
-        publish_announcement(control, "pause")
-        cluster.wait_until_idle("distiller", LEARN_TIMEOUT_S)
-        serving = _wait_for_version(cluster, client, registry, number, held_out[0])
-        if serving != number:
-            continue
-        latest = _measure(client, held_out, f"measuring version {serving}")
-        num_identical += _num_same(latest, first)
-        _log_metrics(registry, latest)
-        measured.append(latest)
+    if serving != first.version:
+        measured.append(_measure(client, held_out, f"measuring version {serving} against plain decoding"))
+        _log_metrics(registry, measured[-1])
     rows = [each.row() for each in measured]
     picture = plan.out / "report.png"
-    report.picture(rows, picture)
+    report.picture(curve, rows, picture)
     registry.log_file(registry.resolve("champion").version, picture)
-    return rows, {"identical_texts": num_identical, "compared_texts": len(held_out) * len(rows)} | traffic
+    texts = {
+        "identical_texts": sum(each.num_identical for each in measured),
+        "compared_texts": len(held_out) * len(rows),
+    }
+    return rows, texts | traffic | {"curve": [point.plain_data() for point in curve]}
 
 
 def _introduce(plan: DemoPlan, settings: config.Settings) -> None:
@@ -126,9 +127,19 @@ def _pull(settings: config.Settings) -> None:
             store.resolve(name, progress=progress)
 
 
+def _require_recorded_vocabularies(settings: config.Settings) -> None:
+    held_out, _ = recorded(0)
+    if wiring.vocabularies(settings).alignment.fingerprint != held_out[0].alignment:
+        raise RequestError(
+            f"the demo teaches from recorded answers of {held_out[0].target} for {held_out[0].drafter}: choose models "
+            "with their vocabularies, or none; others learn from live traffic (docs/laptop.md)"
+        )
+
+
 def _traffic(plan: DemoPlan, settings: config.Settings, client: ChatClient) -> dict[str, int]:
     """Replay recorded answers into the log, then serve live ones, while learning is paused."""
-    records = _recorded(plan)
+    held_out, learned = recorded(plan.num_recorded)
+    records = [*held_out, *learned]
     writer = wiring.log_writer(settings, settings.log.traces_topic)
     with spinner(f"replaying {len(records)} recorded answers of this target into the log"):
         writer.append(
@@ -144,17 +155,35 @@ def _traffic(plan: DemoPlan, settings: config.Settings, client: ChatClient) -> d
         for prompt in live:
             num_tokens += client.ask(prompt.text, store=True).stats["num_tokens"]
             advance()
-    console.print(f"traffic: {len(records)} recorded answers replayed, {len(live)} served live ({num_tokens} tokens)")
-    return {"recorded_answers": len(records), "live_answers": len(live), "live_tokens": num_tokens}
+    console.print(
+        f"traffic: {len(learned)} recorded answers to learn from, {len(held_out)} with "
+        f"{sum(len(record.emitted_ids) for record in held_out):,} tokens to judge by, {len(live)} served live "
+        f"({num_tokens} tokens)",
+        soft_wrap=True,
+    )
+    return {
+        "recorded_answers": len(learned),
+        "held_out_answers": len(held_out),
+        "live_answers": len(live),
+        "live_tokens": num_tokens,
+    }
 
 
-def _learn(cluster: LocalCluster, registry: Registry, number: int, settings: config.Settings) -> None:
+def _learn(plan: DemoPlan, settings: config.Settings, cluster: LocalCluster, registry: Registry) -> list[CurvePoint]:
+    """Let the distiller learn, and draw its curve while it does."""
     per_snapshot = settings.learner.steps_per_snapshot * settings.learner.records_per_step
-    with spinner(f"the distiller learns from {per_snapshot} answers, then publishes version {number}"):
-        cluster.wait_for(lambda: _newest(registry).version >= number, f"version {number}", LEARN_TIMEOUT_S)
-    manifest = _newest(registry).manifest
-    losses = ", ".join(f"{name} {value:.3f}" for name, value in manifest.losses.items())
-    console.print(f"version {number}: {manifest.num_tokens} tokens learned, {losses}")
+    last = plan.num_snapshots + 1
+    curve = LearningCurve(settings, registry, plan.out / "judged")
+    with spinner("judging the drafter as it comes on recorded answers that nobody learns from"):
+        curve.add(registry.versions()[0])
+    publish_announcement(wiring.log_writer(settings, settings.log.control_topic), "resume")
+    for number in range(2, last + 1):
+        with spinner(f"the distiller learns from {per_snapshot} answers, then publishes version {number} of {last}"):
+            published = _published(cluster, registry, number)
+        with spinner(f"judging version {number}, while learning goes on"):
+            curve.add(published)
+        console.print(report.curve_table(curve.points))
+    return curve.points
 
 
 def _wait_for_version(cluster: LocalCluster, client: ChatClient, registry: Registry, number: int, prompt: str) -> int:
@@ -190,21 +219,6 @@ def _measure(client: ChatClient, held_out: Sequence[str], title: str) -> SpeedCo
     return comparison
 
 
-def _num_identical(client: ChatClient, held_out: Sequence[str], drafted: SpeedComparison) -> int:
-    """Count the drafted texts that are plain decoding's, both with passes of one width."""
-    same = 0
-    with bar("comparing texts with plain decoding, bit for bit", len(held_out)) as advance:
-        for prompt, reply in zip(held_out, drafted.drafted, strict=True):
-            same += client.ask(prompt, store=False, speculation="off").text == reply.text
-            advance()
-    return same
-
-
-def _num_same(measured: SpeedComparison, first: SpeedComparison) -> int:
-    """Count the texts of a later snapshot that equal version 1's, and so plain decoding's where those do."""
-    return sum(a.text == b.text for a, b in zip(measured.drafted, first.drafted, strict=True))
-
-
 def _log_metrics(registry: Registry, measured: SpeedComparison) -> None:
     if measured.version is not None:
         names = ("agreement", "tokens_per_pass", "tokens_per_s", "speedup")
@@ -212,8 +226,14 @@ def _log_metrics(registry: Registry, measured: SpeedComparison) -> None:
         registry.log_metrics(measured.version, {f"measured_{name}": row[name] for name in names}, step=0)
 
 
-def _newest(registry: Registry) -> SnapshotVersion:
-    return registry.versions()[-1]
+def _published(cluster: LocalCluster, registry: Registry, number: int) -> SnapshotVersion:
+    """Wait until the distiller has published this version, and return it."""
+
+    def found() -> list[SnapshotVersion]:
+        return [each for each in registry.versions() if each.version == number]
+
+    cluster.wait_for(lambda: bool(found()), f"version {number}", LEARN_TIMEOUT_S)
+    return found()[0]
 
 
 def _finish(plan: DemoPlan, settings: config.Settings, rows: list[dict[str, Any]], extra: dict[str, Any]) -> None:
@@ -236,8 +256,8 @@ def _finish(plan: DemoPlan, settings: config.Settings, rows: list[dict[str, Any]
 def _write_config(plan: DemoPlan, log: str | None, target: str | None, drafter: str | None) -> Path:
     """Write the run's own settings: a fresh log, registry and port, and snapshots as often as the plan says."""
     defaults = config.Settings()
-    num_learned = (len(_recorded(plan)) + plan.num_live) * (HELD_OUT_EVERY - 2) // HELD_OUT_EVERY
-    steps = max(1, num_learned // defaults.learner.records_per_step // plan.num_snapshots)
+    _, learned = recorded(plan.num_recorded)
+    steps = max(1, len(learned) // defaults.learner.records_per_step // plan.num_snapshots)
     lines = [
         "[models]",
         f'target = "{target or defaults.models.target}"',
@@ -265,7 +285,3 @@ def _registry_url(plan: DemoPlan) -> str:
     if extras.is_installed("mlflow"):
         return f"sqlite:///{plan.out}/mlflow.db"
     return f"directory:///{plan.out.absolute()}/registry"
-
-
-def _recorded(plan: DemoPlan) -> list[TraceRecord]:
-    return list(islice(archive.read(RECORDED), plan.num_recorded))

@@ -70,8 +70,10 @@ double float32_gop_per_s() {
         {
             Floats sums[CHAINS] = {}, factor = Floats{} + (used + .999f);
             for (int step = 0; step < STEPS; step++) {
-                for (auto& sum : sums) sum = sum * factor + factor;
-                asm volatile("" : "+v"(factor));
+                for (auto& sum : sums) {
+                    sum = sum * factor + factor;
+                    asm volatile("" : "+v"(sum));  // so that equal chains are not computed once for all
+                }
             }
             for (auto& sum : sums) used += sum[0];
         }

@@ -86,8 +86,6 @@ def _run(
     first = _measure(client, held_out, "measuring version 1 (the drafter as it comes) against plain decoding")
     traffic = _traffic(plan, settings, client)
     curve = _learn(plan, settings, cluster, registry)
-    publish_announcement(control, "pause")
-    cluster.wait_until_idle("distiller", LEARN_TIMEOUT_S)
     serving = _wait_for_version(cluster, client, registry, plan.num_snapshots + 1, held_out[0])
     measured = [first]
     if serving != first.version:
@@ -170,17 +168,20 @@ def _traffic(plan: DemoPlan, settings: config.Settings, client: ChatClient) -> d
 
 
 def _learn(plan: DemoPlan, settings: config.Settings, cluster: LocalCluster, registry: Registry) -> list[CurvePoint]:
-    """Let the distiller learn, and draw its curve while it does."""
+    """Let the distiller learn, paused while each snapshot is judged, and show the curve as it grows."""
     per_snapshot = settings.learner.steps_per_snapshot * settings.learner.records_per_step
     last = plan.num_snapshots + 1
     curve = LearningCurve(settings, registry, plan.out / "judged")
+    control = wiring.log_writer(settings, settings.log.control_topic)
     with spinner("judging the drafter as it comes on recorded answers that nobody learns from"):
         curve.add(registry.versions()[0])
-    publish_announcement(wiring.log_writer(settings, settings.log.control_topic), "resume")
     for number in range(2, last + 1):
+        publish_announcement(control, "resume")
         with spinner(f"the distiller learns from {per_snapshot} answers, then publishes version {number} of {last}"):
             published = _published(cluster, registry, number)
-        with spinner(f"judging version {number}, while learning goes on"):
+        publish_announcement(control, "pause")  # two processes that compute with all threads would take turns waiting
+        with spinner(f"judging version {number}"):
+            cluster.wait_until_idle("distiller", LEARN_TIMEOUT_S)
             curve.add(published)
         console.print(report.curve_table(curve.points))
     return curve.points

@@ -48,7 +48,7 @@ def test_the_table_shows_each_gain_with_its_error_and_bars_that_grow(points):
     output = io.StringIO()
     Console(file=output, width=120).print(report.curve_table(points))
     lines = [line for line in output.getvalue().splitlines() if "version" in line]
-    assert "2,515 positions" in output.getvalue()
+    assert "2,515 held-out positions" in output.getvalue()
     assert ["+0.040 ± 0.006" in line for line in lines] == [False, True, False]
     lengths = [line.count("█") for line in lines]
     assert lengths == sorted(lengths)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from omnidraft.ports import Outgoing
+from omnidraft.traces import codec
 
 HUGE_BYTES = 2_000_000
 HUGE_EVERY = 2_000
@@ -14,7 +15,7 @@ HUGE_EVERY = 2_000
 def messages(sound: Sequence[Outgoing], num: int, *, seed: int) -> Iterator[Outgoing]:
     """Yield `num` messages made from sound ones."""
     rng = random.Random(seed)
-    mutations = (_same, _truncated, _mutated, _noise, _mislabelled, _unlabelled, _encrypted)
+    mutations = (_same, _truncated, _mutated, _noise, _mislabelled, _unlabelled, _encrypted, _realigned)
     for number in range(num):
         message = rng.choice(mutations)(rng.choice(sound), rng)
         if number % HUGE_EVERY == HUGE_EVERY - 1:
@@ -50,6 +51,12 @@ def _mislabelled(message: Outgoing, rng: random.Random) -> Outgoing:
 def _encrypted(message: Outgoing, rng: random.Random) -> Outgoing:
     """Mark a message as encrypted with an unknown key."""
     return replace(message, headers={**message.headers, "encryption": b"fernet"})
+
+
+def _realigned(message: Outgoing, rng: random.Random) -> Outgoing:
+    """Return a sound record of another pair of vocabularies."""
+    record = codec.decode(message.value, message.headers)
+    return replace(message, value=codec.encode(replace(record, alignment=rng.randbytes(8).hex())))
 
 
 def _unlabelled(message: Outgoing, rng: random.Random) -> Outgoing:

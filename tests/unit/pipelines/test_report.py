@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from omnidraft.demo import report
+from omnidraft.demo.curve import CurvePoint
 from omnidraft.demo.openai_client import (
     CHAT,
     COMPLETIONS,
@@ -67,7 +68,9 @@ def test_no_pipeline_is_left_out() -> None:
 def test_a_report_is_a_table_a_picture_and_a_file(tmp_path: Path) -> None:
     rows = [ROW | {"version": None}, ROW | {"version": 1}]
     assert report.table(rows).row_count == 2
-    report.picture(rows, tmp_path / "report.png")
+    points = [CurvePoint(0, 0, 2500, 0.65, 0.0, 0.0, 2.8), CurvePoint(1, 5000, 2500, 0.7, 0.05, 0.01, 3.1)]
+    assert report.curve_table(points).row_count == 2
+    report.picture(points, rows, tmp_path / "report.png")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
     report.save({"rows": rows}, tmp_path / "report.json")
     assert json.loads((tmp_path / "report.json").read_text()) == {"rows": rows}

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from omnidraft import config, wiring
+from omnidraft.fleet.control_log import publish_announcement
+from omnidraft.ports import JUDGEMENT
 from tests.snapshot_folders import make_bundle
 
 
@@ -18,10 +20,16 @@ def fleet_settings(folder: Path) -> config.Settings:
 
 
 def publish_two(settings: config.Settings, folder: Path) -> None:
-    """Version 1 is champion, version 2 challenger."""
+    """Version 1 is champion, version 2 a challenger that was refused; a tenant's traffic drifted and came back."""
     pair = {"target": settings.models.target, "drafter": settings.models.drafter}
     registry = wiring.registry(settings)
     registry.publish(make_bundle(folder, "s1", **pair, agreement_after=0.5), None)
     registry.promote(1)
     told = {"agreement_before": 0.5, "agreement_after": 0.625, "losses": {"forward_kl": 1.25}}
     registry.publish(make_bundle(folder, "s2", parent_id="s1", **pair, **told), 1)
+    registry.annotate(2, {JUDGEMENT: "refused: not better enough"})
+    control = wiring.log_writer(settings, settings.log.control_topic)
+    publish_announcement(control, "champion", 1, **pair)
+    publish_announcement(control, "drift", tenant="acme", reason="acme: agreement fell from 0.7 to 0.4", **pair)
+    publish_announcement(control, "drift_over", tenant="acme", reason="acme: agreement was back at 0.7", **pair)
+    control.close()

@@ -13,6 +13,7 @@ from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.fleet.tenant_gate import MOST_HISTORY
 from omnidraft.ports import (
     CHAMPION_STATEMENT,
+    JUDGEMENT,
     Announcer,
     ChampionStatements,
     ControlFollower,
@@ -125,7 +126,7 @@ class Controller:
     def _start_canary(self, version: int, champion: int, decision: Decision, fence: str) -> None:
         self._announce_champion()  # before the canary, which it would end
         share = self._settings.canary_share
-        self._registry.annotate(version, {"judgement": f"canary at {share:.1%}: {decision.reason}"})
+        self._registry.annotate(version, {JUDGEMENT: f"canary at {share:.1%}: {decision.reason}"})
         manifest = self._registry.resolve(str(version)).manifest
         self._announcer.publish("canary", version, share=share, reason=decision.reason, digest=digest(manifest))
         self._trial = CanaryTrial(version, champion, self._settings, self._clock(), fence)
@@ -153,12 +154,12 @@ class Controller:
 
     def _settle(self, version: int, decision: Decision, fence: str) -> None:
         verdict = "promoted" if decision.promote else "refused"
-        self._registry.annotate(version, {"judgement": f"{verdict}: {decision.reason}"})
+        self._registry.annotate(version, {JUDGEMENT: f"{verdict}: {decision.reason}"})
         if decision.promote:
             try:
                 self._registry.promote_unless_changed(version, fence)
             except (SnapshotStale, SnapshotCorrupt) as exc:
-                self._registry.annotate(version, {"judgement": f"void: {exc}"})
+                self._registry.annotate(version, {JUDGEMENT: f"void: {exc}"})
                 logger.warning("%s: a decision is void: %s", self._target, exc)
                 return
         self._maybe_rewind(version, decision)

@@ -25,7 +25,7 @@ from omnidraft.errors import SnapshotNotFound, SnapshotStale
 from omnidraft.fleet.promotion import signed_versions
 from omnidraft.fleet.request_stats import RequestStats
 from omnidraft.fleet.return_check import objection
-from omnidraft.ports import Announcement, Announcer, ChampionStatements, Metrics, Registry, Work
+from omnidraft.ports import JUDGEMENT, Announcement, Announcer, ChampionStatements, Metrics, Registry, Work
 
 if TYPE_CHECKING:
     from river.drift import PageHinkley
@@ -253,5 +253,5 @@ class DriftRecovery:
         except SnapshotStale as exc:
             logger.warning("%s: not back to snapshot %d: %s", self._target, version, exc)
             return
-        self._registry.annotate(version, {"judgement": f"promoted again: {reason}"})
+        self._registry.annotate(version, {JUDGEMENT: f"promoted again: {reason}"})
         logger.warning("%s: back to snapshot %d: %s", self._target, version, reason)

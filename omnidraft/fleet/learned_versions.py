@@ -23,6 +23,8 @@ class LearnedVersion:
     change_error: float | None
     """Standard error of agreement_after - agreement_before."""
     losses: Mapping[str, float]
+    judgement: str | None
+    """What the controller decided about it, and why; None: nothing yet."""
 
 
 def learned_versions(versions: Sequence[SnapshotVersion]) -> tuple[LearnedVersion, ...]:
@@ -41,4 +43,5 @@ def _learned_version(version: SnapshotVersion) -> LearnedVersion:
         of.agreement_after,
         of.agreement_change_error,
         of.losses,
+        version.judgement,
     )

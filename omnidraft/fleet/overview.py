@@ -7,13 +7,14 @@ What holds by the control log (whether a pair learns, its canary, the tenants wh
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TypeVar
 
 from omnidraft.config import Settings
 from omnidraft.errors import OmnidraftError
 from omnidraft.fleet.control_follower import Authenticator, LogControlFollower
+from omnidraft.fleet.control_history import ControlEvent, read_control_history
 from omnidraft.fleet.learned_versions import LearnedVersion, learned_versions
 from omnidraft.fleet.workers import WorkerStatus
 from omnidraft.ports import (
@@ -63,6 +64,8 @@ class ControlState:
     is_learning_paused: bool = False
     canary: CanaryState | None = None
     drifting: tuple[DriftingTenant, ...] = ()
+    events: tuple[ControlEvent, ...] = ()
+    """What brought it there, oldest first."""
 
 
 def read_control_state(
@@ -78,7 +81,11 @@ def read_control_state(
     follower = LogControlFollower(
         reader, metrics, kinds=ALL_KINDS, target=target, drafter=drafter, authenticator=authenticator
     )
-    return _state(follower.poll(timeout_s))
+    state = _state(follower.poll(timeout_s))
+    events = read_control_history(
+        reader, target=target, drafter=drafter, timeout_s=timeout_s, authenticator=authenticator
+    )
+    return replace(state, events=events)
 
 
 def _state(announcements: Sequence[Announcement]) -> ControlState:
@@ -126,6 +133,8 @@ class TargetOverview:
     drifting: tuple[DriftingTenant, ...] | None
     history: tuple[LearnedVersion, ...] = ()
     """The newest versions, oldest first."""
+    events: tuple[ControlEvent, ...] = ()
+    """What was announced of late, oldest first; empty as well when the control log does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,16 +246,17 @@ def _read(
 def _pair(target: str, sources: OverviewSources, problems: _ProblemList, log: _LogStatus) -> TargetOverview:
     control, ends = log.control_states.get(target), log.trace_ends
     state: tuple[bool | None, CanaryState | None, tuple[DriftingTenant, ...] | None] = (None, None, None)
+    events = control.events if control is not None else ()
     if control is not None:
         state = (control.is_learning_paused, control.canary, control.drifting)
     versions: Sequence[SnapshotVersion] | None = None
     with problems.noted(f"registry of {target}"):
         versions = sources.registry(target).versions()
     if versions is None:
-        return TargetOverview(target, None, None, *state)
+        return TargetOverview(target, None, None, *state, events=events)
     learned = versions[-1].manifest.offsets if versions else {}
     lag = {partition: end - learned.get(partition, 0) for partition, end in ends.items()} if ends is not None else None
-    return TargetOverview(target, named_versions(versions), lag, *state, learned_versions(versions))
+    return TargetOverview(target, named_versions(versions), lag, *state, learned_versions(versions), events)
 
 
 def named_versions(versions: Sequence[SnapshotVersion]) -> tuple[NamedVersion, ...]:

@@ -64,7 +64,7 @@ from omnidraft.ports.log import (
     TopicFacts,
 )
 from omnidraft.ports.memory import MEMORY_DROP_REASONS, UNREADABLE_REASONS, MemoryDropReason, UnreadableReason
-from omnidraft.ports.registry import CHAMPION_STATEMENT, Registry, SnapshotReader, SnapshotVersion
+from omnidraft.ports.registry import CHAMPION_STATEMENT, JUDGEMENT, Registry, SnapshotReader, SnapshotVersion
 from omnidraft.ports.telemetry import Metrics, NoopSpan, NoopTracing, Span, Tracing
 from omnidraft.traces.record import FinishReason, Source
 
@@ -74,6 +74,7 @@ __all__ = [
     "DROP_REASONS",
     "EXPIRED",
     "FORGOTTEN",
+    "JUDGEMENT",
     "MEMORY_DROP_REASONS",
     "OTHER_PAIR",
     "OVER_SHARE",

@@ -9,6 +9,8 @@ from omnidraft.snapshots.manifest import Manifest
 
 CHAMPION_STATEMENT = "omnidraft.champion"
 """The name of the note with a version's signed statement; see ports.ChampionStatements."""
+JUDGEMENT = "judgement"
+"""The name of the note with what the controller decided about a version, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,8 @@ class SnapshotVersion:
     created_ms: int
     statement: str | None = None
     """The signed statement that it is the champion, unverified; None: it never was, or nobody signs."""
+    judgement: str | None = None
+    """What the controller decided about it, and why, for operators; None: nothing yet."""
 
 
 class SnapshotReader(Protocol):

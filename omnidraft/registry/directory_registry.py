@@ -17,7 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale
-from omnidraft.ports import CHAMPION_STATEMENT, SnapshotVersion
+from omnidraft.ports import CHAMPION_STATEMENT, JUDGEMENT, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
 from omnidraft.snapshots import bundle, files
 from omnidraft.snapshots.manifest import Manifest
@@ -154,8 +154,9 @@ class DirectoryRegistry:
         manifest = bundle.read_manifest(folder / "snapshot")
         version = _number(folder)
         names = tuple(sorted(alias for alias, number in aliases.items() if number == version))
-        statement = _read_json(folder / "notes.json").get(CHAMPION_STATEMENT)
-        return SnapshotVersion(version, manifest, names, manifest.created_ms, statement)
+        notes = _read_json(folder / "notes.json")
+        told = notes.get(CHAMPION_STATEMENT), notes.get(JUDGEMENT)
+        return SnapshotVersion(version, manifest, names, manifest.created_ms, *told)
 
     def _add(self, source: Path, version: int, manifest: Manifest) -> None:
         partial = self._root / f".v{version:06d}.partial"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, SnapshotStale
-from omnidraft.ports import CHAMPION_STATEMENT, SnapshotVersion
+from omnidraft.ports import CHAMPION_STATEMENT, JUDGEMENT, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
 from omnidraft.registry.mlflow_runs import Runs
 from omnidraft.registry.mlflow_store import open_client, translate_errors
@@ -272,8 +272,8 @@ class MlflowRegistry:
     def _snapshot_version(self, registered: "ModelVersion", aliases: Mapping[str, int]) -> SnapshotVersion:
         number = int(registered.version)
         names = tuple(sorted(alias for alias, version in aliases.items() if version == number))
-        statement = registered.tags.get(CHAMPION_STATEMENT)
-        return SnapshotVersion(number, _manifest_of(registered), names, registered.creation_timestamp, statement)
+        told = registered.tags.get(CHAMPION_STATEMENT), registered.tags.get(JUDGEMENT)
+        return SnapshotVersion(number, _manifest_of(registered), names, registered.creation_timestamp, *told)
 
     def _translate_errors(self, action: str) -> AbstractContextManager[None]:
         return translate_errors(self._url, action)

@@ -28,7 +28,7 @@ MARKUP = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>"
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> SettingsFleet:
-    """Version 1 is champion, version 2 challenger."""
+    """Version 1 is champion, version 2 was refused."""
     folder = tmp_path_factory.mktemp("fleet")
     settings = fleet_settings(folder)
     publish_two(settings, folder)
@@ -208,7 +208,12 @@ def test_the_operator_sees_the_fleet_and_promotes_a_version(page: Page, fleet: S
     expect(page.locator("#fleet-status")).to_contain_text("holders of the operator's key")
     page.fill("#operator-key", OPERATOR_KEY)
     page.press("#operator-key", "Enter")
-    newest = page.locator("#fleet tbody tr").first
+    newest, events = page.locator("#fleet tbody tr").first, page.locator("#fleet table").nth(1)
+    expect(newest).to_contain_text("refused: not better enough")
+    expect(events.locator("tbody tr")).to_have_count(3)
+    expect(events.locator("tbody tr").first).to_contain_text("drift over")
+    expect(events).to_contain_text("acme: agreement fell from 0.7 to 0.4")
+    expect(page.locator("#fleet .chart-caption")).to_contain_text("drift (red)")
     expect(newest).to_contain_text("62.5 %")
     expect(newest).to_contain_text("forward_kl 1.250")
     expect(page.locator("#fleet .verdict.is-bad").filter(has_text="worker")).to_have_count(1)

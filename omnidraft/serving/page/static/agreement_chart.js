@@ -1,32 +1,43 @@
-// Held-out agreement of each version, with its parent's on the same records: points for one, a line for the other.
+// Held-out agreement of each version over time, with its parent's on the same records, and what happened meanwhile.
 import { cssColour, element } from "./dom.js";
 
-const HEIGHT = 180;
+const HEIGHT = 200;
+const MARKS = { drift: "--bad", "drift over": "--good", "rolled back": "--memory", rewound: "--memory" };
+
+export function isRefused(version) {
+  return (version.judgement ?? "").startsWith("refused");
+}
 
 export class AgreementChart {
-  constructor(history) {
+  constructor(history, events) {
     this.#history = history.filter((each) => each.agreement_after !== null);
+    this.#marks = events.filter((each) => each.kind in MARKS);
     this.#canvas = element("div", "chart");
     this.#canvas.setAttribute("role", "img");
-    this.#canvas.setAttribute("aria-label", "Held-out agreement by version; the table below has the numbers");
-    const what = this.#history.length
-      ? "held-out agreement by version: the line is each version's, the points its parent's on the same records, the large point the champion's"
-      : "no version has been measured yet";
-    this.root = element("figure", "", this.#canvas, element("p", "chart-caption", what));
+    this.#canvas.setAttribute("aria-label", "Held-out agreement over time; the tables below have versions and events");
+    this.root = element("figure", "", this.#canvas, element("p", "chart-caption", this.#caption()));
   }
 
-  #history; #canvas; #plot = null;
+  #history; #marks; #canvas; #plot = null;
+
+  #caption() {
+    if (!this.#history.length) return "no version has been measured yet";
+    const marks = this.#marks.length ? "; upright lines: drift (red), its end (green), a rollback or rewind (orange)" : "";
+    return `held-out agreement over time: the line is each version's, small points its parent's on the same records, a ring a refused version's, the large point the champion's${marks}`;
+  }
 
   open() {
     if (!this.#history.length) return;
     const column = (value) => this.#history.map(value);
+    const after = (holds) => column((each) => (holds(each) ? each.agreement_after * 100 : null));
     const data = [
-      column((each) => each.version),
-      column((each) => each.agreement_after * 100),
+      column((each) => each.created_ms / 1000),
+      after(() => true),
       column((each) => (each.agreement_before === null ? null : each.agreement_before * 100)),
-      column((each) => (each.aliases.includes("champion") ? each.agreement_after * 100 : null)),
+      after(isRefused),
+      after((each) => each.aliases.includes("champion")),
     ];
-    this.#plot = new window.uPlot(this.#options(), data, this.#canvas);
+    this.#plot = new window.uPlot(this.#options(data[0]), data, this.#canvas);
     this.#observer.observe(this.#canvas);
   }
 
@@ -41,28 +52,52 @@ export class AgreementChart {
     if (this.#plot && width && width !== this.#plot.width) this.#plot.setSize({ width, height: HEIGHT });
   });
 
-  #options() {
+  #options(times) {
     const stroke = () => cssColour("--muted");
     const grid = { stroke: () => cssColour("--line"), width: 1 };
-    const versions = this.#history.map((each) => each.version);
     const colour = (name) => () => cssColour(name);
-    const dots = (name, size) => ({ paths: () => null, points: { show: true, size, fill: colour(name), stroke: colour(name) } });
+    const dots = (name, size, fill = name) => ({ paths: () => null, points: { show: true, size, fill: colour(fill), stroke: colour(name), width: 2 } });
     return {
       width: this.#canvas.clientWidth || 320,
       height: HEIGHT,
       legend: { show: false },
       cursor: { show: false },
-      scales: { x: { time: false, range: [Math.min(...versions) - 0.5, Math.max(...versions) + 0.5] } },
+      scales: { x: { range: this.#range(times) } },
       axes: [
-        { stroke, grid, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? tick : "")) },
+        { stroke, grid },
         { stroke, grid, size: 56, values: (_, ticks) => ticks.map((tick) => `${tick} %`) },
       ],
       series: [
         {},
         { stroke: colour("--accent"), width: 2, points: { show: true, size: 6, stroke: colour("--accent") } },
         { stroke: colour("--muted"), ...dots("--muted", 5) },
-        { stroke: colour("--good"), ...dots("--good", 12) },
+        dots("--bad", 11, "--panel"),
+        dots("--good", 12),
       ],
+      hooks: { drawAxes: [(plot) => this.#drawMarks(plot)] },
     };
+  }
+
+  #range(times) {
+    const all = [...times, ...this.#marks.map((each) => each.at_ms / 1000)];
+    const [first, last] = [Math.min(...all), Math.max(...all)];
+    const margin = Math.max((last - first) * 0.03, 30);
+    return [first - margin, last + margin];
+  }
+
+  #drawMarks(plot) {
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.lineWidth = 2 * devicePixelRatio;
+    ctx.setLineDash([4 * devicePixelRatio, 3 * devicePixelRatio]);
+    for (const { at_ms, kind } of this.#marks) {
+      const x = Math.round(plot.valToPos(at_ms / 1000, "x", true));
+      ctx.strokeStyle = cssColour(MARKS[kind]);
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+    }
+    ctx.restore();
   }
 }

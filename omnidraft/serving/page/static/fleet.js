@@ -1,9 +1,10 @@
 // The second view: what the fleet has learned, followed as long as it is open.
-import { AgreementChart } from "./agreement_chart.js";
+import { AgreementChart, isRefused } from "./agreement_chart.js";
 import { button, element, percent, setText } from "./dom.js";
 import { authorization, events, problem, Refused } from "./sse.js";
 
 const KEY_NAME = "omnidraft-operator-key";
+const NEWEST_EVENTS = 12;
 const ALIASES = { champion: "champion: serves", challenger: "challenger: waits for its judgement", previous: "previous champion" };
 
 const at = (id) => document.getElementById(id);
@@ -78,7 +79,7 @@ function problems(fleet) {
 }
 
 function target(each, fleet) {
-  const chart = new AgreementChart(each.history);
+  const chart = new AgreementChart(each.history, each.events);
   charts.push(chart);
   const learning = { true: "paused", false: "on" }[each.is_learning_paused] ?? "unknown";
   const lag = each.lag === null ? "unknown" : String(Object.values(each.lag).reduce((sum, part) => sum + part, 0));
@@ -88,7 +89,7 @@ function target(each, fleet) {
   ];
   return element("section", "panel", element("h2", "", each.target),
     facts({ learning, "records not learned yet": lag, versions: each.standings === null ? "unknown" : String(each.history.at(-1)?.version ?? 0) }),
-    ...events.map((text) => element("p", "verdict is-open", text)), orders(each), chart.root, versions(each), ...registry(fleet));
+    ...events.map((text) => element("p", "verdict is-open", text)), orders(each), chart.root, versions(each), ...happened(each), ...registry(fleet));
 }
 
 function orders({ target, is_learning_paused: isPaused, history }) {
@@ -101,15 +102,24 @@ function orders({ target, is_learning_paused: isPaused, history }) {
 function versions({ target, history }) {
   const rows = [...history].reverse().map((each) => [
     String(each.version),
-    each.aliases.map((alias) => ALIASES[alias] ?? alias).join(", "),
+    each.aliases.map((alias) => ALIASES[alias] ?? alias).join(", ") || (isRefused(each) ? "refused" : ""),
     new Date(each.created_ms).toLocaleString(),
     each.num_records.toLocaleString(),
     percent(each.agreement_before),
     `${percent(each.agreement_after)}${each.change_error === null ? "" : ` (error ${percent(each.change_error)})`}`,
     Object.entries(each.losses).map(([name, value]) => `${name} ${value.toFixed(3)}`).join(", "),
     each.aliases.includes("champion") ? "" : button("Promote", () => order("promote", target, each.version)),
+    each.judgement ?? "",
   ]);
-  return table(["version", "name", "made", "records", "agreement before", "after", "losses", ""], rows);
+  return table(["version", "name", "made", "records", "agreement before", "after", "losses", "", "judgement"], rows);
+}
+
+// The newest events first; the table above has what each version was judged to be.
+function happened({ events }) {
+  if (!events.length) return [];
+  const newest = events.slice(-NEWEST_EVENTS).reverse();
+  const rows = newest.map((each) => [new Date(each.at_ms).toLocaleString(), each.kind, String(each.version ?? ""), each.reason]);
+  return [table(["time", "event", "version", "why"], rows)];
 }
 
 function registry(fleet) {

@@ -18,6 +18,7 @@ KAFKA_PORT ?= 9092
 KAFKA_DATA ?= runs/kafka
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+RECORDING_SCREEN ?= 112x40
 SOAK_ARGS ?=
 # Drift needs prompts of two tasks.
 SOAK_PARTS ?= kills,broker-down,registry-down,rollback,fuzz,throughput$(if $(wildcard ../shared/data/code.jsonl),$(comma)drift)
@@ -63,8 +64,9 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup ## Watch a real drafter learn and get faster (downloads 1.2 GB the first time)
 	$(VENV)/bin/omnidraft demo $(DEMO_ARGS)
 
-demo-recording: setup ## Run the demo and draw what it says, as it says it, into docs/demo.svg
-	$(PYTHON) deploy/record_demo.py docs/demo.svg $(VENV)/bin/omnidraft demo $(DEMO_ARGS)
+demo-recording: setup ## Run the demo in this terminal, and draw that as a picture that moves: docs/demo.svg
+	$(PYTHON) -m uv tool run --from 'termtosvg>=1.1$(comma)<2' termtosvg docs/demo.svg --command '$(VENV)/bin/omnidraft demo $(DEMO_ARGS)' \
+	  --screen-geometry $(RECORDING_SCREEN) --min-frame-duration 1000 --max-frame-duration 150 --loop-delay 8000
 
 demo-kafka: setup ## The same over a Kafka broker that is started for it
 	$(PYTHON) deploy/kafka/local_broker.py --port $(KAFKA_PORT) --data $(KAFKA_DATA) --background

@@ -22,7 +22,7 @@ def demo(
         int, typer.Option(min=0, help="Recorded answers replayed before live traffic, at most.")
     ] = 72,
     num_live: Annotated[int, typer.Option(min=0, max=40, help="Questions served as live traffic.")] = 4,
-    num_snapshots: Annotated[int, typer.Option(min=1, help="Snapshots to learn.")] = 3,
+    num_snapshots: Annotated[int, typer.Option(min=1, help="Snapshots to learn.")] = 2,
 ) -> None:
     """Watch a drafter with another vocabulary learn from a target's traffic and speed it up.
 

@@ -9,6 +9,7 @@ from omnidraft.demo.openai_client import CHAT, OpenAIClient, Reply
 from omnidraft.errors import RequestError
 
 TIMEOUT_S = 600.0
+Advance = Callable[[], None]
 
 
 class ChatClient:
@@ -74,7 +75,19 @@ class SpeedComparison:
         }
 
 
-def compare(client: ChatClient, prompts: Sequence[str], advance: Callable[[], None]) -> SpeedComparison:
+def compare_again(
+    client: ChatClient, prompts: Sequence[str], before: SpeedComparison, advance: Advance
+) -> SpeedComparison:
+    """Decode each prompt with drafts, and compare that with plain decoding as it was before: no snapshot changes it."""
+    comparison = SpeedComparison(None, before.plain)
+    for prompt in prompts:
+        comparison.drafted.append(client.ask(prompt, store=False))
+        advance()
+    comparison.version = comparison.drafted[-1].stats["snapshot_version"]
+    return comparison
+
+
+def compare(client: ChatClient, prompts: Sequence[str], advance: Advance) -> SpeedComparison:
     """Decode each prompt plainly and with drafts; which of the two comes first alternates.
 
     Plain decoding is what people have without us: unpadded passes, nothing drafted.

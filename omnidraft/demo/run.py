@@ -9,7 +9,6 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from omnidraft.demo import report
 from omnidraft.demo.answers import recorded
 from omnidraft.demo.curve import CurvePoint, LearningCurve
 from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
-from omnidraft.demo.measure import ChatClient, SpeedComparison, compare
+from omnidraft.demo.measure import ChatClient, SpeedComparison, compare, compare_again
 from omnidraft.demo.recorded import HELD_OUT_EVERY, NUM_TEST, QUESTIONS
 from omnidraft.demo.screen import bar, console, downloads, spinner
 from omnidraft.errors import RequestError
@@ -83,13 +82,15 @@ def _run(
     client = ChatClient(url, max_tokens=plan.max_tokens)
     held_out = [prompt.text for prompt in prompts.read(QUESTIONS, plan.num_questions)]
     _wait_for_version(cluster, client, registry, 1, held_out[0])
-    first = _measure(client, held_out, "measuring version 1 (the drafter as it comes) against plain decoding")
+    with bar("measuring version 1 (the drafter as it comes) against plain decoding", 2 * len(held_out)) as advance:
+        measured = [compare(client, held_out, advance)]
+    console.print(report.table([measured[0].row()]))
     traffic = _traffic(plan, settings, client)
     curve = _learn(plan, settings, cluster, registry)
     serving = _wait_for_version(cluster, client, registry, plan.num_snapshots + 1, held_out[0])
-    measured = [first]
-    if serving != first.version:
-        measured.append(_measure(client, held_out, f"measuring version {serving} against plain decoding"))
+    if serving != measured[0].version:
+        with bar(f"measuring version {serving} on the same questions", len(held_out)) as advance:
+            measured.append(compare_again(client, held_out, measured[0], advance))
         _log_metrics(registry, measured[-1])
     rows = [each.row() for each in measured]
     picture = plan.out / "report.png"
@@ -211,13 +212,6 @@ def _wait_for_version(cluster: LocalCluster, client: ChatClient, registry: Regis
 def _served(client: ChatClient, prompt: str) -> int | None:
     version: int | None = client.ask(prompt, store=False, max_tokens=1).stats["snapshot_version"]
     return version
-
-
-def _measure(client: ChatClient, held_out: Sequence[str], title: str) -> SpeedComparison:
-    with bar(title, 2 * len(held_out)) as advance:
-        comparison = compare(client, held_out, advance)
-    console.print(report.table([comparison.row()]))
-    return comparison
 
 
 def _log_metrics(registry: Registry, measured: SpeedComparison) -> None:

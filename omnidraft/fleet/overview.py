@@ -7,102 +7,30 @@ What holds by the control log (whether a pair learns, its canary, the tenants wh
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import reduce
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from omnidraft.config import Settings
 from omnidraft.errors import OmnidraftError
-from omnidraft.fleet.control_follower import Authenticator, LogControlFollower
-from omnidraft.fleet.control_history import ControlEvent, read_control_history
+from omnidraft.fleet.control_follower import Authenticator
+from omnidraft.fleet.control_history import ControlEvent
+from omnidraft.fleet.control_state import CanaryState, ControlState, DriftingTenant, read_control_state
 from omnidraft.fleet.learned_versions import LearnedVersion, learned_versions
 from omnidraft.fleet.workers import WorkerStatus
 from omnidraft.ports import (
-    Announcement,
-    AnnouncementKind,
-    DriftingTraffic,
     LogReader,
     Metrics,
     Offsets,
     Registry,
     SnapshotVersion,
-    Work,
 )
 
 _T = TypeVar("_T")
 
-ALL_KINDS: tuple[AnnouncementKind, ...] = ("champion", "canary", "pause", "resume", "drift", "drift_over")
 ALIASES = ("champion", "challenger", "previous")
 POLL_S = 2.0
 MOST_DEAD_LETTERS = 1000
 """The number of newest dead letters whose reasons are read."""
-
-
-@dataclass(frozen=True, slots=True)
-class CanaryState:
-    """A canary that serves now."""
-
-    version: int
-    share: float
-    """The share of the requests it serves."""
-
-
-@dataclass(frozen=True, slots=True)
-class DriftingTenant:
-    """A tenant on whose traffic agreement fell."""
-
-    tenant: str
-    reason: str
-    work: Work | None = None
-    """The kind of request; None: every kind."""
-
-
-@dataclass(frozen=True, slots=True)
-class ControlState:
-    """The state of one pair."""
-
-    is_learning_paused: bool = False
-    canary: CanaryState | None = None
-    drifting: tuple[DriftingTenant, ...] = ()
-    events: tuple[ControlEvent, ...] = ()
-    """What brought it there, oldest first."""
-
-
-def read_control_state(
-    reader: LogReader,
-    metrics: Metrics,
-    *,
-    target: str,
-    drafter: str,
-    timeout_s: float,
-    authenticator: Authenticator | None = None,
-) -> ControlState:
-    """Read the whole control log. Raises BusError."""
-    follower = LogControlFollower(
-        reader, metrics, kinds=ALL_KINDS, target=target, drafter=drafter, authenticator=authenticator
-    )
-    state = _state(follower.poll(timeout_s))
-    events = read_control_history(
-        reader, target=target, drafter=drafter, timeout_s=timeout_s, authenticator=authenticator
-    )
-    return replace(state, events=events)
-
-
-def _state(announcements: Sequence[Announcement]) -> ControlState:
-    """Return the state that announcements describe, none of which supersedes another."""
-    by_kind = {each.kind: each for each in announcements}
-    canary = by_kind.get("canary")
-    traffic = reduce(DriftingTraffic.after, announcements, DriftingTraffic())
-    drifting = [
-        DriftingTenant(each.tenant or "", each.reason or "", each.work)
-        for each in announcements
-        if each.kind == "drift" and (each.tenant, each.work) in traffic.streams
-    ]
-    return ControlState(
-        "pause" in by_kind,
-        CanaryState(canary.version or 0, canary.share or 0.0) if canary else None,
-        tuple(drifting),
-    )
 
 
 @dataclass(frozen=True, slots=True)

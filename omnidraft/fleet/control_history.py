@@ -6,7 +6,7 @@ from typing import Literal
 
 from omnidraft.errors import WireError
 from omnidraft.fleet.control_follower import Authenticator
-from omnidraft.fleet.control_log import PARTITION, parse_announcement
+from omnidraft.fleet.control_log import PARTITION, parse_announcement, subject
 from omnidraft.ports import Announcement, LogReader, Message
 
 EventKind = Literal[
@@ -64,7 +64,7 @@ def read_control_history(
         and announcement.target in (None, target)
         and announcement.drafter in (None, drafter)
     )
-    return tuple(_events(told, knows_champion=is_whole))[-MOST_EVENTS:]
+    return tuple(_events(_without_replays(told), knows_champion=is_whole))[-MOST_EVENTS:]
 
 
 def _messages(reader: LogReader, timeout_s: float) -> Iterator[Message]:
@@ -76,6 +76,15 @@ def _messages(reader: LogReader, timeout_s: float) -> Iterator[Message]:
             return
         yield from (message for message in polled.messages if message.partition == PARTITION)
         offset = polled.next_offsets.get(PARTITION, offset)
+
+
+def _without_replays(told: Iterable[tuple[Message, Announcement]]) -> Iterator[tuple[Message, Announcement]]:
+    """Leave out old announcements that somebody sent again, as the follower of the log refuses them."""
+    newest: dict[object, int] = {}
+    for message, announcement in told:
+        if announcement.sequence >= newest.get(subject(announcement), 0):
+            newest[subject(announcement)] = announcement.sequence
+            yield message, announcement
 
 
 def _parse(message: Message, authenticator: Authenticator | None) -> Announcement | None:

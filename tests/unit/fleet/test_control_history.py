@@ -1,5 +1,7 @@
 """What happened to a pair is told once, in order, and only what somebody genuine announced."""
 
+from dataclasses import replace
+
 import pytest
 
 from omnidraft.errors import SignatureRefused
@@ -92,6 +94,20 @@ def test_what_nobody_genuine_sent_and_what_is_unreadable_is_left_out(log: Memory
     control_log.publish_announcement(writer, "champion", 6, **PAIR)
     assert told(log, authenticator=Distrusts7()) == [("promoted", 6, "")]
     assert told(log) == [("promoted", 7, ""), ("rolled back", 6, "")]
+
+
+def test_an_old_announcement_that_somebody_sends_again_is_no_event(log: MemoryLog, writer: MemoryWriter) -> None:
+    class SignedWithItsVersion:
+        def authenticate(self, message: Message) -> Announcement:
+            announcement = parse_announcement(message)
+            return replace(announcement, sequence=announcement.version or 0)
+
+        def accept(self, announcement: Announcement) -> None:
+            raise AssertionError("reading a history accepts nothing")
+
+    for version in (5, 6, 5):
+        control_log.publish_announcement(writer, "champion", version, **PAIR)
+    assert told(log, authenticator=SignedWithItsVersion()) == [("promoted", 5, ""), ("promoted", 6, "")]
 
 
 def test_no_topic_has_no_history(log: MemoryLog) -> None:

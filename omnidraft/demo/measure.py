@@ -1,4 +1,5 @@
-"""A serving worker measured against plain decoding, interleaved, on the same prompts."""
+"""A serving worker measured against plain decoding on the same prompts: interleaved at first, later against what plain
+decoding took then."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -75,18 +76,6 @@ class SpeedComparison:
         }
 
 
-def compare_again(
-    client: ChatClient, prompts: Sequence[str], before: SpeedComparison, advance: Advance
-) -> SpeedComparison:
-    """Decode each prompt with drafts, and compare that with plain decoding as it was before: no snapshot changes it."""
-    comparison = SpeedComparison(None, before.plain)
-    for prompt in prompts:
-        comparison.drafted.append(client.ask(prompt, store=False))
-        advance()
-    comparison.version = comparison.drafted[-1].stats["snapshot_version"]
-    return comparison
-
-
 def compare(client: ChatClient, prompts: Sequence[str], advance: Advance) -> SpeedComparison:
     """Decode each prompt plainly and with drafts; which of the two comes first alternates.
 
@@ -107,6 +96,18 @@ def compare(client: ChatClient, prompts: Sequence[str], advance: Advance) -> Spe
         comparison.drafted.append(replies["drafted"])
     if comparison is None:
         raise RequestError("there are no prompts to compare on")
+    return comparison
+
+
+def compare_again(
+    client: ChatClient, prompts: Sequence[str], before: SpeedComparison, advance: Advance
+) -> SpeedComparison:
+    """Decode each prompt with drafts, and compare that with plain decoding as it was before: no snapshot changes it."""
+    comparison = SpeedComparison(None, before.plain)
+    for prompt in prompts:
+        comparison.drafted.append(client.ask(prompt, store=False))
+        advance()
+    comparison.version = comparison.drafted[-1].stats["snapshot_version"]
     return comparison
 
 

@@ -54,11 +54,12 @@ def read_control_history(
     Raises:
         BusError: the log cannot be read.
     """
-    is_whole = not reader.first_offsets().get(PARTITION, 0) and reader.end_offsets().get(PARTITION, 0) <= MOST_MESSAGES
+    end = reader.end_offsets().get(PARTITION, 0)
+    is_whole = end <= MOST_MESSAGES and not reader.first_offsets().get(PARTITION, 0)
     reader.seek_back(MOST_MESSAGES)
     told = (
         (message, announcement)
-        for message in _messages(reader, timeout_s)
+        for message in _messages(reader, end, timeout_s)
         if (announcement := _parse(message, authenticator)) is not None
         and announcement.kind in _KINDS
         and announcement.target in (None, target)
@@ -67,8 +68,7 @@ def read_control_history(
     return tuple(_events(_without_replays(told), knows_champion=is_whole))[-MOST_EVENTS:]
 
 
-def _messages(reader: LogReader, timeout_s: float) -> Iterator[Message]:
-    end = reader.end_offsets().get(PARTITION, 0)
+def _messages(reader: LogReader, end: int, timeout_s: float) -> Iterator[Message]:
     offset = 0
     while offset < end:
         polled = reader.poll(MOST_MESSAGES, timeout_s)

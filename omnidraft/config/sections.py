@@ -50,11 +50,14 @@ class ModelSettings(Section):
     drafter_precision: Literal["auto", "float32", "bfloat16", "packed16", "int8", "int4"] = "auto"
     """The precision of the drafter; it changes agreement, never the text. `auto`: int8 for models of the Llama family
     where our kernels work, else the target's `auto`: there int8 costs agreement."""
-    kernels: Literal["auto", "portable", "amx", "avx512", "avx2", "generic", "native", "x86-64-v3", "torch"] = "auto"
+    kernels: Literal[
+        "auto", "portable", "amx", "avx512_bf16", "avx512", "avx2", "generic", "native", "x86-64-v3", "torch"
+    ] = "auto"
     """The instructions of our kernels. `auto`: the fastest of those that survive a trial in a process of its own, else
-    torch. Texts in int8, int4 and float32 are the same with all of them, bit for bit; in packed16 with all but `amx`,
-    so a mixed fleet sets `portable`, which leaves it out. A named one has to work: a worker that cannot run it refuses
-    to start. `torch` uses no kernels of ours. `native` and `x86-64-v3` are the older names of `auto` and `avx2`.
+    torch. Texts in int8, int4 and float32 are the same with all of them, bit for bit; in packed16 with all but `amx`
+    and `avx512_bf16`, which make two and one bfloat16 of each input, so a mixed fleet sets `portable`, which leaves them
+    out. A named one has to work: a worker that cannot run it refuses to start. `torch` uses no kernels of ours. `native`
+    and `x86-64-v3` are the older names of `auto` and `avx2`.
     ONEDNN_MAX_CPU_ISA pins the instructions of oneDNN."""
 
     packed_cache_gib: float = Field(20.0, ge=0)

@@ -25,6 +25,7 @@ _AVX512 = ("-march=x86-64-v4", "-mavx512vnni")
 VARIANTS: dict[str, tuple[str, ...]] = (
     {
         "amx": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+        "avx512_bf16": (*_AVX512, "-mavx512bf16"),
         "avx512": _AVX512,
         "avx2": ("-march=x86-64-v3",),
     }
@@ -35,6 +36,7 @@ VARIANTS: dict[str, tuple[str, ...]] = (
 asks the compiler what this processor can do, so a library that was built elsewhere serves here too."""
 _NEEDED = {
     "amx": {"amx_tile", "amx_int8", "amx_bf16", "avx512_bf16", "avx512_vnni"},
+    "avx512_bf16": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"},
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
     "avx2": {"avx2", "fma", "f16c"},
 }

@@ -28,8 +28,8 @@ NO_KERNELS, PORTABLE = "torch", "portable"
 """Settings: without our kernels; with bits that are the same on every processor in every format."""
 SYNONYMS = {"native": "auto", "x86-64-v3": "avx2"}
 """Older names in stored settings."""
-NOT_PORTABLE = "amx"
-"""The variant whose bits in packed16 are not those of the others."""
+NOT_PORTABLE = {"amx", "avx512_bf16"}
+"""Variants whose bits in packed16 are not those of the others."""
 TIMING_NOISE = 0.1
 """Relative difference of two measured times that is not significant."""
 
@@ -178,7 +178,7 @@ def _candidates(variant: str) -> Sequence[str]:
     if variant in VARIANTS:
         return [variant]
     announced = [name for name in VARIANTS if is_announced(name)]
-    return [name for name in announced if variant != PORTABLE or name != NOT_PORTABLE] or list(VARIANTS)[-1:]
+    return [name for name in announced if variant != PORTABLE or name not in NOT_PORTABLE] or list(VARIANTS)[-1:]
 
 
 def _fastest(found: Mapping[str, Kernels]) -> Kernels:

@@ -29,6 +29,7 @@ from omnidraft.hosts import process
 from omnidraft.models.catalog import store
 from omnidraft.models.hf.tokenizer import load_tokenizer
 from omnidraft.models.native.library import PACKED
+from omnidraft.models.probe.choice import PORTABLE
 from pipelines.bench.engines.engine import EngineSpec
 from pipelines.bench.engines.engine_process import LLAMACPP, llamacpp_file
 from pipelines.bench.quality import texts
@@ -41,7 +42,7 @@ SYSTEMS = ("torch", "omnidraft", LLAMACPP)
 GGUF_FORMATS = "Q8_0,Q4_K_M"
 REFERENCE = "packed16"
 SHARES = ("perplexity_ratio", "best_equal", "greedy_equal")
-COLUMNS = ("system", "format", "text", "perplexity", *SHARES, "bits_per_weight")
+COLUMNS = ("system", "format", "variant", "text", "perplexity", *SHARES, "bits_per_weight")
 
 
 def main(
@@ -51,6 +52,8 @@ def main(
     target: Annotated[str, typer.Option()] = "qwen2.5-coder-1.5b",
     systems: Annotated[str, typer.Option(help=f"Some of {', '.join(SYSTEMS)}, with commas.")] = ",".join(SYSTEMS),
     formats: Annotated[str, typer.Option(help="Number formats of our kernels, with commas.")] = ",".join(PACKED),
+    variants: Annotated[str, typer.Option(help="Builds of our kernels, with commas.")] = "auto",
+    torch_formats: Annotated[str, typer.Option(help="float32, bfloat16 or both, with commas.")] = "float32",
     gguf_formats: Annotated[str, typer.Option(help="Formats of llama.cpp, with commas.")] = GGUF_FORMATS,
     permute: Annotated[
         bool, typer.Option(help="Put channels in another order: the catalog's weights lie on the grid of their file.")
@@ -67,9 +70,10 @@ def main(
     """
     named = chosen(systems, SYSTEMS, "system")
     model, gguf = _models(target, permute=permute, with_gguf=LLAMACPP in named)
+    ours = [(name, variant) for name in chosen(formats, PACKED, "format") for variant in chosen(variants)]
     specs = {
-        "torch": [EngineSpec("torch", "float32", "onednn", model)],
-        "omnidraft": [EngineSpec("omnidraft", name, "auto", model) for name in chosen(formats, PACKED, "format")],
+        "torch": [EngineSpec("torch", name, "onednn", model) for name in chosen(torch_formats)],
+        "omnidraft": [EngineSpec("omnidraft", name, variant, model) for name, variant in ours],
         LLAMACPP: [EngineSpec(LLAMACPP, name, "without AMX", gguf) for name in chosen(gguf_formats)],
     }
     tokenizer = load_tokenizer(Path(model))
@@ -90,7 +94,7 @@ def main(
             report.save({**about, "rows": list(so_far)}, json_path)
 
     measurement = QualityMeasurement(read, answer_tokens, publish)
-    reference = EngineSpec("omnidraft", REFERENCE, "auto", model)
+    reference = EngineSpec("omnidraft", REFERENCE, PORTABLE, model)
     measurement.measure(reference, [spec for system in named for spec in specs[system]])
     _show(measurement.rows)
 
@@ -121,11 +125,11 @@ def _show(rows: Sequence[Row]) -> None:
     table = Table(*COLUMNS, box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for row in rows:
         if row["error"]:
-            print(f"{row['system']} {row['format']}: {row['error']}")
+            print(f"{row['system']} {row['format']} {row['variant']}: {row['error']}")
         else:
             shares = (f"{row[name]:.4f} ± {row[f'{name}_error']:.4f}" for name in SHARES)
             perplexity, bits = f"{row['perplexity']:.4f}", f"{row['bits_per_weight']:.2f}"
-            table.add_row(*(row[name] for name in COLUMNS[:3]), perplexity, *shares, bits)
+            table.add_row(*(row[name] for name in COLUMNS[:4]), perplexity, *shares, bits)
     Console().print(table)
 
 

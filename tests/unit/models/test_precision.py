@@ -12,12 +12,12 @@ from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.models.native import library
 from omnidraft.models.precision import PackedLinear
 from omnidraft.ports import DraftTree
-from tests.unit.models.native.packed_levels import unpacked
+from tests.unit.models.native.packed_levels import ROUNDS_INPUTS, unpacked
 from tests.unit.models.tiny import CONFIGS, SETTINGS, text, tiny_model, whole_pass
 
-PRECISIONS = {"packed16": 5e-5, "int8": 0.08, "int4": 0.8}
+PRECISIONS = {"packed16": 0.02 if ROUNDS_INPUTS else 5e-5, "int8": 0.08, "int4": 0.8}
 """The largest error of a tiny model with bfloat16 weights against float32, as a share of the logits' spread."""
-MAX_ERROR = {"packed16": 0.02, "bfloat16": 0.05, "int8": 0.08}
+MAX_ERROR = {"packed16": 0.03, "bfloat16": 0.05, "int8": 0.08}
 """The same for float32 weights; formats keep 8 bits of the weights, 8 of all factors, and 256 levels a group."""
 
 
@@ -44,9 +44,9 @@ def rounded(weight_NK: torch.Tensor, kind: str, kernels: library.Library) -> tor
 
 
 def rounded_inputs(x: torch.Tensor, kind: str) -> torch.Tensor:
-    """Return inputs of 127 levels on each side of zero, with a step for every 64 or 32 of them."""
+    """Return inputs as the kernels take them: of 127 levels on each side of zero, with a step for every 64 or 32."""
     if kind == "bfloat16":
-        return x
+        return x.bfloat16().float() if ROUNDS_INPUTS else x
     per_step = {"int8": 64, "int4": 32}[kind]
     parts = nn.functional.pad(x, (0, -x.shape[-1] % per_step)).unflatten(-1, (-1, per_step))
     step = parts.abs().amax(-1, keepdim=True) / 127

@@ -5,7 +5,7 @@
 // N output channels and K inputs of a matrix.
 // The result of a row depends only on the text before it: neither on the other rows, nor on the slots of that text's
 // keys (which ascend along it), nor on the number of threads. Nor does it depend on the instruction set, except for
-// bfloat16 weights in matrix instructions. Vectors between stages are padded to whole groups.
+// bfloat16 weights in instructions for bfloat16. Vectors between stages are padded to whole groups.
 
 #include "forward.h"
 

@@ -4,6 +4,8 @@
 
 #ifdef __AMX_TILE__
 #include "multiply_amx.h"
+#elif defined(__AVX512BF16__)
+#include "multiply_bfloat16.h"
 #elif defined(__AVX512VNNI__)
 #include "multiply_512.h"
 #else
@@ -18,7 +20,11 @@ using Bfloat16Matrix = Bfloat16WeightsAmx;
 template <int BITS> using QuantizedMatrix = QuantizedWeightsAmx<BITS>;
 #elif defined(__AVX512VNNI__)
 inline void allow_instructions() {}
+#ifdef __AVX512BF16__
+using Bfloat16Matrix = Bfloat16WeightsDot;
+#else
 using Bfloat16Matrix = Bfloat16Weights512;
+#endif
 template <int BITS> using QuantizedMatrix = QuantizedWeights512<BITS>;
 #else
 inline void allow_instructions() {}

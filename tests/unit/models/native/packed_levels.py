@@ -7,10 +7,13 @@ import torch
 
 from omnidraft.models.native import library as native
 from omnidraft.models.native.matrix import address_of, memory, pack
+from omnidraft.models.probe.choice import kernels as chosen_kernels
 
 HEADER_BYTES = 2 * 2 * native.BLOCK
 GROUP_SIZES = {"int8": 128, "int4": 32}
 MAX_LEVELS = {"int8": 255, "int4": 15}
+ROUNDS_INPUTS = chosen_kernels().variant == "avx512_bf16"
+"""Whether the inputs of bfloat16 weights are bfloat16, too."""
 
 
 def packed(weight_NK: torch.Tensor, kind: str, kernels: native.Library) -> bytes:

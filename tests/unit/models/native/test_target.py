@@ -14,9 +14,10 @@ from omnidraft.models.hf.target import load_target
 from omnidraft.models.native.model import NativeLlama
 from omnidraft.models.native.target import LlamaTarget
 from omnidraft.ports import DraftTree
+from tests.unit.models.native.packed_levels import ROUNDS_INPUTS
 from tests.unit.models.tiny import SETTINGS, VOCAB_SIZE, text, tiny_model, whole_pass
 
-PRECISIONS = {"packed16": 1e-3, "int8": 0.1, "int4": 0.8}
+PRECISIONS = {"packed16": 0.03 if ROUNDS_INPUTS else 1e-3, "int8": 0.1, "int4": 0.8}
 """And how far logits may be from those of the same bfloat16 weights in float32, of their spread."""
 
 

@@ -16,7 +16,7 @@ struct WorkQueue {
     template <class Run> void take_all(int size, int smallest, int threads, Run run) {
         int first = next.load(std::memory_order_relaxed);
         while (first < size) {
-            int wanted = std::max((size - first) / (2 * threads) / smallest, 1) * smallest;
+            int wanted = std::max((size - first) * 7 / (8 * threads) / smallest, std::min(std::max(size / 24 / smallest, 1), 4)) * smallest;
             int last = std::min(first + wanted, size);
             if (!next.compare_exchange_weak(first, last, std::memory_order_relaxed)) continue;
             run(first, last);

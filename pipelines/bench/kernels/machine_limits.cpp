@@ -1,7 +1,8 @@
-// What the hardware allows, all threads together: `machine_limits read | float32 | bfloat16-amx | int8-amx` prints one
-// number. read: GB/s of memory that is read once, in blocks, by every thread from its own part. The others: arithmetic
-// in registers, without memory, in 10^9 operations a second; a multiplication with addition counts as two.
-// Tiles are configured by hand, so that a hidden CPUID leaf 0x1D does not matter.
+// What the hardware allows, all threads together: `machine_limits read | float32 | bfloat16 | int8 | bfloat16-amx |
+// int8-amx` prints one number, 0 where the processor lacks the instructions. read: GB/s of memory that is read once, in
+// blocks, by every thread from its own part. The others: arithmetic in registers, without memory, in 10^9 operations a
+// second; a multiplication with addition counts as two. Tiles are configured by hand, so that a hidden CPUID leaf 0x1D
+// does not matter.
 
 #include <algorithm>
 #include <cstdint>
@@ -10,8 +11,10 @@
 #include <cstring>
 #include <omp.h>
 #include <string>
-#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#ifdef __x86_64__
 #include <immintrin.h>
+#endif
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -62,23 +65,47 @@ double read_gb_per_s() {
     return used ? SIZE / seconds / 1e9 : 0;
 }
 
-double float32_gop_per_s() {
-    constexpr int CHAINS = 8, STEPS = 20000000;
-    float used = 0;
+// Repeats step(sum) with 12 sums, which is more than any latency.
+template <class Vector, class Step> double vector_gop_per_s(int operations, Step step) {
+    constexpr int CHAINS = 12, STEPS = 10000000;
+    int used = 0;
     double seconds = fastest([&] {
 #pragma omp parallel reduction(+ : used)
         {
-            Floats sums[CHAINS] = {}, factor = Floats{} + (used + .999f);
-            for (int step = 0; step < STEPS; step++) {
-                for (auto& sum : sums) {
-                    sum = sum * factor + factor;
-                    asm volatile("" : "+v"(sum));  // so that equal chains are not computed once for all
+            Vector sums[CHAINS] = {};
+            for (int i = 0; i < STEPS; i++) {
+#pragma GCC unroll 12  // so that the sums stay in registers
+                for (int chain = 0; chain < CHAINS; chain++) {
+                    sums[chain] = step(sums[chain]);
+                    asm volatile("" : "+v"(sums[chain]));  // so that equal chains are not computed once for all
                 }
             }
-            for (auto& sum : sums) used += sum[0];
+#pragma GCC unroll 12
+            for (int chain = 0; chain < CHAINS; chain++) used += (int)sums[chain][0];
         }
     });
-    return used ? 2. * CHAINS * LANES * STEPS * omp_get_max_threads() / seconds / 1e9 : 0;
+    return used == 1 ? 0 : 1. * operations * CHAINS * STEPS * omp_get_max_threads() / seconds / 1e9;
+}
+
+double float32_gop_per_s() {
+    Floats factor = Floats{} + .999f;
+    return vector_gop_per_s<Floats>(2 * LANES, [=](Floats sum) { return sum * factor + factor; });
+}
+double bfloat16_gop_per_s() {
+#ifdef __AVX512BF16__
+    __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
+    return vector_gop_per_s<__m512>(64, [=](__m512 sum) { return _mm512_dpbf16_ps(sum, ones, ones); });
+#else
+    return 0;
+#endif
+}
+double int8_gop_per_s() {
+#ifdef __AVX512VNNI__
+    __m512i ones = _mm512_set1_epi8(1);
+    return vector_gop_per_s<__m512i>(128, [=](__m512i sum) { return _mm512_dpbusd_epi32(sum, ones, ones); });
+#else
+    return 0;
+#endif
 }
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
@@ -129,8 +156,10 @@ double amx_gop_per_s(bool) { return 0; }
 
 int main(int, char** arguments) {
     std::string what = arguments[1];
-    double measured = what == "read"      ? read_gb_per_s()
-                      : what == "float32" ? float32_gop_per_s()
-                                          : amx_gop_per_s(what == "int8-amx");
+    double measured = what == "read"       ? read_gb_per_s()
+                      : what == "float32"  ? float32_gop_per_s()
+                      : what == "bfloat16" ? bfloat16_gop_per_s()
+                      : what == "int8"     ? int8_gop_per_s()
+                                           : amx_gop_per_s(what == "int8-amx");
     std::printf("%.1f\n", measured);
 }

@@ -9,6 +9,8 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 LIMITS = {
     "read": "read_gb_per_s",
     "float32": "float32_gop_per_s",
+    "bfloat16": "bfloat16_gop_per_s",
+    "int8": "int8_gop_per_s",
     "bfloat16-amx": "bfloat16_amx_gop_per_s",
     "int8-amx": "int8_amx_gop_per_s",
 }

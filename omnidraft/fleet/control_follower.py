@@ -2,7 +2,7 @@
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -46,6 +46,7 @@ class LogControlFollower:
         drafter: str | None = None,
         must_be_named: bool = False,
         authenticator: Authenticator | None = None,
+        on_genuine: Callable[[Message, Announcement], None] = lambda message, announcement: None,
     ) -> None:
         """
         Args:
@@ -53,6 +54,7 @@ class LogControlFollower:
             must_be_named: skip messages that name no pair; for a follower of one pair among several, to which a bare
                 version number is ambiguous.
             authenticator: None takes every announcement for genuine.
+            on_genuine: called with each message and its announcement about us, superseded ones included.
         """
         self._reader = reader
         self._metrics = metrics
@@ -60,6 +62,7 @@ class LogControlFollower:
         self._target, self._drafter = target, drafter
         self._must_be_named = must_be_named
         self._authenticator = authenticator
+        self._on_genuine = on_genuine
         self._newest: dict[object, int] = {}
         """The highest signed sequence of each subject so far."""
         self._refusals: list[SignatureRefused] = []
@@ -115,6 +118,7 @@ class LogControlFollower:
                 announcement = replace(announcement, sequence=sequence)
             elif self._is_replayed(announcement):
                 continue
+            self._on_genuine(message, announcement)
             self._highest = max(self._highest, announcement.sequence)
             previous = self._pending.get(subject(announcement))
             if previous is None or previous.sequence <= announcement.sequence:

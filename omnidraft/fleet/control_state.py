@@ -2,14 +2,13 @@
 brought it there."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 
 from omnidraft.fleet.control_follower import Authenticator, LogControlFollower
-from omnidraft.fleet.control_history import ControlEvent, read_control_history
-from omnidraft.ports import Announcement, AnnouncementKind, DriftingTraffic, LogReader, Metrics, Work
-
-ALL_KINDS: tuple[AnnouncementKind, ...] = ("champion", "canary", "pause", "resume", "drift", "drift_over")
+from omnidraft.fleet.control_history import EVENT_KINDS, ControlEvent, ControlHistory
+from omnidraft.fleet.control_log import PARTITION
+from omnidraft.ports import Announcement, DriftingTraffic, LogReader, Metrics, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +51,21 @@ def read_control_state(
     authenticator: Authenticator | None = None,
 ) -> ControlState:
     """Read the whole control log. Raises BusError."""
+    history = ControlHistory(is_whole=not reader.first_offsets().get(PARTITION, 0))
     follower = LogControlFollower(
-        reader, metrics, kinds=ALL_KINDS, target=target, drafter=drafter, authenticator=authenticator
+        reader,
+        metrics,
+        kinds=EVENT_KINDS,
+        target=target,
+        drafter=drafter,
+        authenticator=authenticator,
+        on_genuine=history.take,
     )
-    state = _state(follower.poll(timeout_s))
-    events = read_control_history(
-        reader, target=target, drafter=drafter, timeout_s=timeout_s, authenticator=authenticator
-    )
-    return replace(state, events=events)
+    return _state(follower.poll(timeout_s), history)
 
 
-def _state(announcements: Sequence[Announcement]) -> ControlState:
-    """Return the state that announcements describe, none of which supersedes another."""
+def _state(announcements: Sequence[Announcement], history: ControlHistory) -> ControlState:
+    """Return the state that announcements describe, none of which supersedes another, and what brought it there."""
     by_kind = {each.kind: each for each in announcements}
     canary = by_kind.get("canary")
     traffic = reduce(DriftingTraffic.after, announcements, DriftingTraffic())
@@ -76,4 +78,5 @@ def _state(announcements: Sequence[Announcement]) -> ControlState:
         "pause" in by_kind,
         CanaryState(canary.version or 0, canary.share or 0.0) if canary else None,
         tuple(drifting),
+        history.events,
     )

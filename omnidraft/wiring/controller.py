@@ -53,9 +53,14 @@ def control_follower(
 
     reader, models = log_reader(settings, settings.log.control_topic), settings.models
     metrics = LabelledMetrics(metrics, target=models.target)
-    pair = {"target": models.target, "drafter": models.followed_drafter}
     return LogControlFollower(
-        reader, metrics, kinds=kinds, must_be_named=must_be_named, authenticator=authenticator(settings), **pair
+        reader,
+        metrics,
+        kinds=kinds,
+        target=models.target,
+        drafter=models.followed_drafter,
+        must_be_named=must_be_named,
+        authenticator=authenticator(settings),
     )
 
 

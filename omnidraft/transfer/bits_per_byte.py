@@ -6,7 +6,7 @@ Shapes: T ids of a text, N rows of logits, V vocabulary, H hidden size.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ _LOGIT_ROWS = 256
 """Rows of logits that exist at a time."""
 
 
-def bits_per_byte(model: TrainableDrafter, texts: Sequence[np.ndarray], num_bytes: int) -> float:
+def bits_per_byte(model: TrainableDrafter, texts: Iterable[np.ndarray], num_bytes: int) -> float:
     """Return the bits that these texts cost, over the number of their bytes.
 
     Args:

@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +14,8 @@ from omnidraft.wiring.export import require_empty
 from omnidraft.wiring.transfer_models import TokenizerPair, frozen, initialise, load_model, load_pair
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from omnidraft.models.hf.trainable_drafter import TransformersTrainable
     from omnidraft.ports import Precision
     from omnidraft.transfer.initialisation import Method
@@ -104,8 +106,14 @@ def bits(model: "TransformersTrainable", texts: "Sequence[AlignedText]", side: L
     """Return the bits per byte of texts under a model of the old tokenizer or of the new one."""
     from omnidraft.transfer.bits_per_byte import bits_per_byte
 
-    ids = [text.old_ids_O if side == "old" else text.new_ids_T for text in texts]
-    return bits_per_byte(model, ids, sum(text.num_bytes for text in texts))
+    with bar("measuring bits per byte", len(texts), transient=True) as advance:
+
+        def measured_texts() -> "Iterator[np.ndarray]":
+            for text in texts:
+                yield text.old_ids_O if side == "old" else text.new_ids_T
+                advance()
+
+        return bits_per_byte(model, measured_texts(), sum(text.num_bytes for text in texts))
 
 
 def _trained(

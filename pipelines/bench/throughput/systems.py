@@ -10,9 +10,10 @@ from pathlib import Path
 import httpx
 
 from omnidraft.config import Settings
+from omnidraft.demo import child_process
 from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
 from omnidraft.models.catalog import store
-from pipelines.lib import child_process, llama_server, vllm_methods, vllm_server
+from pipelines.lib import llama_server, vllm_methods, vllm_server
 from pipelines.lib.llama_build import llama_programs
 
 SERVERS = ("omnidraft", "llamacpp-server", "vllm")

@@ -1,4 +1,4 @@
-"""A server as a child process that does not outlive this one, however this one ends."""
+"""A service as a child process that does not outlive this one, however this one ends."""
 
 import ctypes
 import signal
@@ -10,7 +10,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def start(command: Sequence[str], log_path: Path, environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    """Start a process in a session of its own, with its output in `log_path`. Call it from the main thread.
+    """Start a process in a session of its own; append its output to `log_path`. Call it from the main thread.
 
     The kernel sends it SIGTERM when the thread that started it is gone, so also after a crash of this process.
     """
@@ -19,7 +19,7 @@ def start(command: Sequence[str], log_path: Path, environ: Mapping[str, str]) ->
     def end_with_parent() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
-    with log_path.open("wb") as log:
+    with log_path.open("ab") as log:
         return subprocess.Popen(
             command,
             stdout=log,

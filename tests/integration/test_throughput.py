@@ -22,7 +22,7 @@ PATIENCE_S = 30.0
 STARTS_A_CHILD = """
 import os, sys, time
 from pathlib import Path
-from pipelines.lib import child_process
+from omnidraft.demo import child_process
 child = child_process.start(["sleep", "300"], Path(sys.argv[1]), os.environ)
 print(child.pid, flush=True)
 time.sleep(300)

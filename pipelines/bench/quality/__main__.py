@@ -52,7 +52,7 @@ def main(
     target: Annotated[str, typer.Option()] = "qwen2.5-coder-1.5b",
     systems: Annotated[str, typer.Option(help=f"Some of {', '.join(SYSTEMS)}, with commas.")] = ",".join(SYSTEMS),
     formats: Annotated[str, typer.Option(help="Number formats of our kernels, with commas.")] = ",".join(PACKED),
-    variants: Annotated[str, typer.Option(help="Builds of our kernels, with commas.")] = "auto",
+    variants: Annotated[str, typer.Option(help="Builds of our kernels, with commas.")] = PORTABLE,
     torch_formats: Annotated[str, typer.Option(help="float32, bfloat16 or both, with commas.")] = "float32",
     gguf_formats: Annotated[str, typer.Option(help="Formats of llama.cpp, with commas.")] = GGUF_FORMATS,
     permute: Annotated[

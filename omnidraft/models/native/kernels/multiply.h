@@ -18,13 +18,13 @@ namespace {
 inline void allow_instructions() { allow_tiles(); }
 using Bfloat16Matrix = Bfloat16WeightsAmx;
 template <int BITS> using QuantizedMatrix = QuantizedWeightsAmx<BITS>;
+#elif defined(__AVX512BF16__)
+inline void allow_instructions() {}
+using Bfloat16Matrix = Bfloat16WeightsDot;
+template <int BITS> using QuantizedMatrix = QuantizedWeights512<BITS>;
 #elif defined(__AVX512VNNI__)
 inline void allow_instructions() {}
-#ifdef __AVX512BF16__
-using Bfloat16Matrix = Bfloat16WeightsDot;
-#else
 using Bfloat16Matrix = Bfloat16Weights512;
-#endif
 template <int BITS> using QuantizedMatrix = QuantizedWeights512<BITS>;
 #else
 inline void allow_instructions() {}

@@ -8,7 +8,6 @@ processor_s    what the server and its children computed until then, user and sy
 first_chat_s   a chat of one token right after that; next_chat_s: the same again with another prompt
 """
 
-import os
 import re
 import sys
 import tempfile
@@ -26,7 +25,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from omnidraft.demo import child_process
 from omnidraft.demo.local_cluster import LocalCluster, free_port
 from omnidraft.hosts import process
 from pipelines.lib import machine, report
@@ -72,16 +70,17 @@ def main(
 def _start(folder: Path, options: Sequence[str], registry: str | None) -> Start:
     """Start a server, ask it twice, and stop it. Raises ServiceFailed when it does not start."""
     port = free_port()
-    environ = {**os.environ, **bytecode_environment(), "OMNIDRAFT_LOG": f"sqlite:///{folder}/log.db"}
+    environ = {**bytecode_environment(), "OMNIDRAFT_LOG": f"sqlite:///{folder}/log.db"}
     environ["MLFLOW_TRACKING_URI"] = registry or f"sqlite:///{folder}/mlflow.db"
     command = [sys.executable, "-m", "omnidraft.cli", "serve", "--port", str(port), *options]
-    log_path, url = folder / "serve.log", f"http://127.0.0.1:{port}"
-    with LocalCluster(folder, folder) as cluster, httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
+    logs, url = Path(tempfile.mkdtemp(dir=folder)), f"http://127.0.0.1:{port}"
+    cluster = LocalCluster(folder, logs, environ)
+    with cluster, httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
         began = time.time()
-        cluster.adopt("serve", child_process.start(command, log_path, environ))
+        cluster.start("serve", command)
         cluster.wait_for(lambda: _is_ready(client), "serving worker", _TIMEOUT_S, poll_s=_POLL_S)
         ready_s, processor_s = time.time() - began, _processor_s(cluster.pid("serve"))
-        phases = [(line, at - began) for line, at in _lines(log_path)]
+        phases = [(line, at - began) for line, at in _lines(logs / "serve.log")]
         first_chat_s, next_chat_s = (_chat_s(client, text) for text in _TEXTS)
         return Start(ready_s, processor_s, first_chat_s, next_chat_s, phases)
 

@@ -1,7 +1,6 @@
 """SmolLM2-135M, exported, drafts for a real target in transformers and in llama.cpp's own server."""
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from omnidraft import config
-from omnidraft.demo import child_process
 from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
 from omnidraft.models.catalog.store import default_home, gguf_path, resolve
 from omnidraft.wiring.export import export_snapshot
@@ -103,6 +101,6 @@ def llama_server(programs: LlamaPrograms, folder: Path, arguments: tuple[object,
     options = ["--host", "127.0.0.1", "--port", port, "--no-ui", "--ctx-size", 512, "--parallel", 1, "--threads", 1]
     command = [str(each) for each in (programs.server, *options, *arguments)]
     with LocalCluster(folder, folder) as cluster:
-        cluster.adopt("llama-server", child_process.start(command, folder / "llama-server.log", os.environ))
+        cluster.start("llama-server", command)
         cluster.wait_for(lambda: is_serving(url, "/health"), "serving llama-server", START_S)
         yield url

@@ -1,6 +1,5 @@
 """The servers that are compared, each a process of its own that ends with the measurement, however that ends."""
 
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from pathlib import Path
 import httpx
 
 from omnidraft.config import Settings
-from omnidraft.demo import child_process
 from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
 from omnidraft.models.catalog import store
 from pipelines.lib import llama_server, vllm_methods, vllm_server
@@ -89,7 +87,7 @@ def _omnidraft(setup: Setup) -> Iterator[Endpoint]:
     command = [sys.executable, "-m", "omnidraft.cli", "serve", "--no-record"]
     for option, value in options.items():
         command += [] if value is None else [option, str(value)]
-    environ = {**os.environ, "OMNIDRAFT_LOG": f"sqlite:///{setup.folder}/log.db"}
+    environ = {"OMNIDRAFT_LOG": f"sqlite:///{setup.folder}/log.db"}
     if setup.snapshot is None:
         environ["MLFLOW_TRACKING_URI"] = f"directory://{setup.folder}/registry"
     with _http_server("omnidraft", command, environ, setup.folder, port, "/readyz") as url:
@@ -105,7 +103,7 @@ def _llamacpp(setup: Setup) -> Iterator[Endpoint]:
     if setup.settings.models.precision == "int8":
         gguf = llama_server.with_8_bits(programs, gguf, home)
     command = llama_server.command(programs, gguf, port, num_slots=setup.num_slots, slot_tokens=setup.slot_tokens)
-    with _http_server("llama-server", command, os.environ, setup.folder, port, "/health") as url:
+    with _http_server("llama-server", command, {}, setup.folder, port, "/health") as url:
         (served,) = httpx.get(f"{url}/v1/models").raise_for_status().json()["data"]
         yield Endpoint(url, served["id"], served["meta"]["ftype"])
 
@@ -135,7 +133,7 @@ def _http_server(
 ) -> Iterator[str]:
     """Run a command that serves on this port; yield the URL once its probe says that it is ready."""
     url = f"http://127.0.0.1:{port}"
-    with LocalCluster(folder, folder) as cluster:
-        cluster.adopt(name, child_process.start(command, folder / f"{name}.log", environ))
+    with LocalCluster(folder, folder, environ) as cluster:
+        cluster.start(name, command)
         cluster.wait_for(lambda: is_serving(url, probe), f"serving {name}", _READY_S)
         yield url

@@ -1,4 +1,5 @@
-"""Warm a drafter up on one's own answers before it serves: record, learn, and write a snapshot folder, in one go.
+"""Warm a drafter up on one's own answers before it serves: record, learn, and write a snapshot folder, in one go, with
+the learned texts as the fleet's memory of their tenant.
 
 `python -m pipelines.learn --answers FILE --out DIR`. DIR is what `omnidraft generate|check`, `omnidraft run worker` and
 `pipelines.bench` take as `--snapshot`.
@@ -59,7 +60,7 @@ def main(
     with bar("learning", num_passes * len(train_records)) as advance:
         options = {"num_passes": num_passes, "measure_every": measure_every}
         learn(run, train_records, held_out, settings, on_point=_print_point, advance=advance, **options)  # type: ignore[arg-type]
-    write_snapshot(run, out, settings, tokenizers, num_held_out=len(held_out))
+    write_snapshot(run, out, settings, tokenizers, num_held_out=len(held_out), remembered=train_records)
     _finish(run, out, json_path)
 
 

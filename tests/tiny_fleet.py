@@ -10,6 +10,8 @@ from pathlib import Path
 import httpx
 
 from omnidraft import config, wiring
+from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSource
+from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.ports import Registry
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
@@ -22,6 +24,14 @@ from tests.tiny_engine import PATIENCE_S, tiny_settings
 
 LEARNER = {"records_per_step": 2, "steps_per_snapshot": 2, "held_out_every": 3, "learning_rate": 1e-3}
 PROMPT = "How many clips did Natalia sell"
+
+
+def memory_of(worker: wiring.Worker) -> FleetMemory:
+    """Return the fleet's memory in the snapshot that serves."""
+    proposer = worker.engine.slot.current.proposer
+    assert isinstance(proposer, TreeProposer)
+    (source,) = [each for each in proposer.sources if isinstance(each, SuffixSource)]
+    return source.fleet
 
 
 @dataclass

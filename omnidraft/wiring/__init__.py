@@ -14,6 +14,7 @@ from omnidraft.wiring.logs import (
     topics,
     trace_source,
 )
+from omnidraft.wiring.memory import memory_files
 from omnidraft.wiring.models import (
     SnapshotLoader,
     Vocabularies,
@@ -52,6 +53,7 @@ __all__ = [
     "loaded_model",
     "log_reader",
     "log_writer",
+    "memory_files",
     "ngram_cache",
     "overview",
     "packed_cache",

@@ -4,6 +4,7 @@ Deterministic: the same records, settings and seed give the same snapshot.
 """
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +19,7 @@ from omnidraft.distill.ingest.record_disposition import hash_64
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import RequestError
 from omnidraft.snapshots import bundle
+from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces.record import TraceRecord
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 10)
@@ -129,12 +131,19 @@ def new_run(settings: config.Settings, tokenizers: wiring.Vocabularies) -> Train
 
 
 def write_snapshot(
-    run: TrainingRun, folder: Path, settings: config.Settings, tokenizers: wiring.Vocabularies, *, num_held_out: int
+    run: TrainingRun,
+    folder: Path,
+    settings: config.Settings,
+    tokenizers: wiring.Vocabularies,
+    *,
+    num_held_out: int,
+    remembered: Sequence[TraceRecord] = (),
 ) -> None:
     """Write a snapshot folder for workers, `check` and the benchmark. Raises SnapshotError when it exists.
 
     Args:
         num_held_out: records that the run's agreement was measured on.
+        remembered: their texts become the fleet's memory of their tenants, as far as section `memory` lets them.
     """
     learner, counters = run.learner, run.learner.counters
     manifest = wiring.identity(settings, tokenizers).manifest(
@@ -153,4 +162,8 @@ def write_snapshot(
         bundle.DRAFTER: learner.serving_tensors(),
         bundle.NGRAMS: learner.cache.to_arrays(),
     }
-    bundle.write(folder, manifest, parts, signing=wiring.snapshot_signing(settings))
+    with tempfile.TemporaryDirectory(prefix="omnidraft-memory-") as staging:
+        files = wiring.memory_files(settings, tokenizers, CountingMetrics(), Path(staging) / "memory")
+        files.memory.add(remembered)
+        parts |= files.stage()
+        bundle.write(folder, manifest, parts, signing=wiring.snapshot_signing(settings))

@@ -8,21 +8,11 @@ import pytest
 from omnidraft import wiring
 from omnidraft.bus.encryption import new_key
 from omnidraft.config import NO_DRAFTER
-from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSource
-from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.snapshots.memory_part import MEMORY
 from omnidraft.telemetry.metrics import CountingMetrics
-from tests.tiny_fleet import Fleet, fleet_settings, running_fleet
+from tests.tiny_fleet import Fleet, fleet_settings, memory_of, running_fleet
 
 PATIENCE_S = 90.0
-
-
-def memory_of(worker: wiring.Worker) -> FleetMemory:
-    """The fleet's memory in the snapshot that serves."""
-    proposer = worker.engine.slot.current.proposer
-    assert isinstance(proposer, TreeProposer)
-    (source,) = [each for each in proposer.sources if isinstance(each, SuffixSource)]
-    return source.fleet
 
 
 def said(fleet: Fleet, user: str) -> str:

@@ -20,6 +20,7 @@ from omnidraft.traces import archive, codec
 from pipelines import evaluate, learn, record, replay
 from tests.cli_runs import run_cli
 from tests.cli_runs import run_pipeline as run
+from tests.tiny_fleet import memory_of
 
 ANSWERS = ["She sold 48 clips in April.", "A number: 10 11 12", "Natalia sold half as many in May.", "How many? 3"]
 
@@ -153,6 +154,12 @@ def test_a_worker_serves_the_folder_it_is_told_whatever_is_champion(recorded: Pa
         (served,) = worker.served
         assert served.updater is None
         assert served.engine.slot.current.snapshot_id == bundle.read_manifest(tmp_path / "warm").snapshot_id
+        memory = memory_of(worker)
+        learned = memory("clips")
+        assert learned is not None
+        said = wiring.vocabularies(config.load()).target.encode(ANSWERS[0])
+        assert learned.longest_match(said[:4]).continuations(1)[0][0] == said[4]
+        assert memory("somebody else") is None
     finally:
         assert worker.producer is not None
         worker.producer.close(5.0)

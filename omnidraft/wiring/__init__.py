@@ -14,7 +14,7 @@ from omnidraft.wiring.logs import (
     topics,
     trace_source,
 )
-from omnidraft.wiring.memory import memory_files
+from omnidraft.wiring.memory import memory_files, memory_loader
 from omnidraft.wiring.models import (
     SnapshotLoader,
     Vocabularies,
@@ -54,6 +54,7 @@ __all__ = [
     "log_reader",
     "log_writer",
     "memory_files",
+    "memory_loader",
     "ngram_cache",
     "overview",
     "packed_cache",

@@ -51,7 +51,8 @@ VARIANTS: Mapping[str, tuple[str | None, Mapping[str, bool]]] = {
     "drafter": (None, {"suffix_memory": False, "lookup": False}),
     "drafter+lookup": (None, {"suffix_memory": False, "lookup": True}),
 }
-"""Name -> drafter and changes to section `decode`; None is the setting's."""
+"""Name -> drafter and changes to section `decode`; None is the setting's. Without a drafter the snapshot's memory
+stays."""
 LLAMACPP: Mapping[str, tuple[Mode | None, int | None]] = {"llamacpp": ("fast", 0), "llamacpp+omnidraft": (None, None)}
 HUGGINGFACE = ("hf-generate", "hf-uad", "hf-tli")
 NAMES = (*OURS, *VARIANTS, *HUGGINGFACE, *LLAMACPP)
@@ -149,19 +150,21 @@ def _variants(names: Sequence[str], worker: wiring.Worker, setup: Setup) -> dict
     costs = engine.decoder.costs or MeasuredCosts(worker.target)
     for name in names:
         drafter, changes = VARIANTS[name]
-        models = setup.settings.models.model_copy(update={} if drafter is None else {"drafter": drafter})
+        models = setup.settings.models
+        if drafter is not None:
+            models = models.model_copy(update={"drafter": drafter, "memory_of": models.followed_drafter})
         decode = setup.settings.decode.model_copy(update=changes)
         settings = setup.settings.model_copy(update={"models": models, "decode": decode})
-        load = wiring.snapshot_loader(settings, wiring.served_vocabularies(settings), costs, recent=engine.recent)
+        tokenizers, memories = wiring.served_vocabularies(settings), wiring.memory_loader(settings, CountingMetrics())
+        load = wiring.snapshot_loader(settings, tokenizers, costs, recent=engine.recent, memories=memories)
         num_draft = None if decode.suffix_memory else decode.num_draft_tokens  # more rows are for the memory only
         methods[name] = _method(name, engine, setup, _snapshot(settings, load, setup.snapshot), None, num_draft)
     return methods
 
 
 def _snapshot(settings: config.Settings, load: wiring.SnapshotLoader, name: str | None) -> LoadedSnapshot:
-    if name is None or not settings.models.has_drafter:
-        return load(None, None)
-    return named_snapshot(settings, load, name)
+    """Load the base drafter, or a snapshot; of that only the fleet's memory where there is no drafter."""
+    return load(None, None) if name is None else named_snapshot(settings, load, name)
 
 
 def _recording_engine(worker: wiring.Worker, settings: config.Settings, stack: ExitStack) -> Engine:

@@ -18,6 +18,7 @@ from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
 from pipelines import evaluate, learn, record, replay
+from pipelines.bench import __main__ as bench
 from tests.cli_runs import run_cli
 from tests.cli_runs import run_pipeline as run
 from tests.tiny_fleet import memory_of
@@ -163,6 +164,22 @@ def test_a_worker_serves_the_folder_it_is_told_whatever_is_champion(recorded: Pa
     finally:
         assert worker.producer is not None
         worker.producer.close(5.0)
+
+
+def test_the_benchmark_drafts_from_a_snapshots_memory_also_without_a_drafter(answers: Path, tmp_path: Path) -> None:
+    """The method is the tenant, and it is asked again what the target has answered to this tenant before."""
+    said, warm, options = tmp_path / "said.avro", tmp_path / "warm", ("--max-new-tokens", 40)
+    run(record.main, "--prompts", answers, "--out", said, "--tenant", "suffix", *options)
+    run(learn.main, "--answers", said, "--out", warm, "--held-out-every", 4)
+    num_passes = {}
+    for name, chosen in {"without": (), "with": ("--snapshot", warm)}.items():
+        found = tmp_path / f"{name}.json"
+        asked = ("--prompts", answers, "--num-prompts", 4, "--methods", "plain,suffix", "--mode", "reproducible")
+        run(bench.main, *asked, "--json", found, *options, *chosen)
+        (row,) = [row for row in load(found)["rows"] if row["method"] == "suffix"]
+        assert row["share_identical_to_plain"] == 1.0
+        num_passes[name] = sum(each["num_passes"] for each in load(found)["runs"] if each["method"] == "suffix")
+    assert num_passes["with"] < 0.8 * num_passes["without"]
 
 
 def test_learning_straight_from_answers_equals_learning_from_their_records(

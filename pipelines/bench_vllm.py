@@ -180,6 +180,7 @@ def _server(name: str, setup: VllmSetup, stack: ExitStack) -> VllmServer | Failu
         name, setup.settings, setup.folder, num_tokens=setup.num_tokens, snapshot=setup.snapshot
     )
     log_path = setup.folder / f"{name}.log"
+    print(f"{name}: starting, which takes a minute or two; its log is {log_path}", file=sys.stderr)
     try:
         server = stack.enter_context(
             serve(

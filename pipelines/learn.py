@@ -40,6 +40,9 @@ def main(
         int | None, typer.Option(min=2, help="Rows from the beginning of the file; all without it.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The limit of each answer.")] = 400,
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose answers they are, who alone is drafted them; without it the file's name.")
+    ] = None,
     num_passes: Annotated[int, typer.Option(min=1, help="Passes over the answers.")] = 1,
     held_out_every: Annotated[int, typer.Option(min=2, help="One answer in so many judges, and is not learned.")] = 16,
     measure_every: Annotated[int | None, typer.Option(min=1, help="Steps between points of the curve.")] = None,
@@ -54,7 +57,8 @@ def main(
     if out.exists():
         raise RequestError(f"{out} exists; a snapshot is written once")
     tokenizers = wiring.vocabularies(settings)
-    records = _records(answers, settings, out, num_answers, max_new_tokens)
+    limits = RecordingLimits(max_new_tokens, tenant or answers.stem)
+    records = _records(answers, settings, out, num_answers, limits)
     train_records, held_out = split_by_request(records, held_out_every)
     run = new_run(settings, tokenizers)
     with bar("learning", num_passes * len(train_records)) as advance:
@@ -65,13 +69,14 @@ def main(
 
 
 def _records(
-    answers: Path, settings: config.Settings, out: Path, num_answers: int | None, max_new_tokens: int
+    answers: Path, settings: config.Settings, out: Path, num_answers: int | None, limits: RecordingLimits
 ) -> list[TraceRecord]:
+    """Return an archive's records, with the tenants that they name; score other answers."""
     if archive.is_archive(answers):
         return list(archive.read(answers))[:num_answers]
     prompt_rows = prompts.read(answers, num_answers)
     parts = out.with_name(f"{out.name}.parts")
-    recording = Recording(settings, parts, RecordingLimits(max_new_tokens, answers.stem), is_given=True)
+    recording = Recording(settings, parts, limits, is_given=True)
     records: list[TraceRecord] = []
     with bar("recording", len(prompt_rows)) as advance:
         for of_answer in recording.records_of(prompt_rows):

@@ -40,11 +40,15 @@ def main(
     list_only: Annotated[bool, typer.Option("--list", help="Run nothing.")] = False,
 ) -> None:
     """Run the blocks of the pages, and list those that were skipped and why."""
+    unknown = set(pages or ()) - {page.name for page in PAGES}
+    if unknown:
+        raise typer.BadParameter(f"no page {', '.join(sorted(unknown))}; there are {', '.join(p.name for p in PAGES)}")
     failed = []
     for page in PAGES:
         if not pages or page.name in pages:
             failed += _run_page(page, list_only)
-    print("\n".join(["", *(f"FAILED {each}" for each in failed)]) or "every block ran")
+    if not list_only:
+        print("\n".join(["", *(f"FAILED {each}" for each in failed)]) or "every block ran")
     raise typer.Exit(bool(failed))
 
 

@@ -15,6 +15,7 @@ from omnidraft.distill.evaluation import speedup_model
 from omnidraft.errors import RequestError
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle
+from omnidraft.snapshots.memory_part import MEMORY
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
 from pipelines import evaluate, learn, record, replay
@@ -186,9 +187,12 @@ def test_learning_straight_from_answers_equals_learning_from_their_records(
     answers: Path, recorded: Path, tmp_path: Path
 ) -> None:
     run(learn.main, "--answers", recorded, "--out", tmp_path / "a", "--held-out-every", 4)
-    run(learn.main, "--answers", answers, "--out", tmp_path / "b", "--held-out-every", 4)
+    run(learn.main, "--answers", answers, "--out", tmp_path / "b", "--held-out-every", 4, "--tenant", "clips")
     manifests = [bundle.read_manifest(tmp_path / name) for name in ("a", "b")]
     assert manifests[0].num_tokens > 0
+    first, second = ({n: each for n, each in m.sha256.items() if not n.startswith(MEMORY)} for m in manifests)
+    assert first == second  # a memory's file has the times of its records too
+    assert manifests[0].sha256.keys() == manifests[1].sha256.keys()
     assert not list(tmp_path.glob("*.parts"))
 
 

@@ -9,7 +9,7 @@ from omnidraft.ports import Metrics
 from omnidraft.wiring.costs import measured_costs
 from omnidraft.wiring.drafter_prompt import drafter_prompt
 from omnidraft.wiring.models import TargetVocabulary, Vocabularies, snapshot_loader
-from omnidraft.wiring.named_snapshots import named_snapshot
+from omnidraft.wiring.named_snapshots import named_or_base
 
 if TYPE_CHECKING:
     from omnidraft.decode.decoder import Decoder
@@ -64,7 +64,7 @@ def loaded_model(
     costs = measured_costs(settings, target)
     recent = RecentTexts(settings.decode.recent_tokens if settings.decode.suffix_memory else 0)
     load = snapshot_loader(settings, tokenizers, costs, recent=recent)
-    drafting = load(None, None) if snapshot is None else named_snapshot(settings, load, snapshot)
+    drafting = named_or_base(settings, load, snapshot)
     decoder = Decoder(
         target,
         tokenizers.target.vocabulary,

@@ -57,8 +57,11 @@ def _fetched(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersion, P
         yield version, fetch_for_serving(snapshots, version.version, Path(staging))
 
 
-def named_snapshot(settings: Settings, load: SnapshotLoader, name: str) -> "LoadedSnapshot":
-    """Load the snapshot of this name. Raises SnapshotError, or VocabularyError when it belongs to another pair."""
+def named_or_base(settings: Settings, load: SnapshotLoader, name: str | None) -> "LoadedSnapshot":
+    """Load the snapshot of this name, the base drafter without one. Raises SnapshotError, or VocabularyError when it
+    belongs to another pair."""
+    if name is None:
+        return load(None, None)
     with named_folder(settings, name) as (version, folder):
         loaded = load(version, folder)
     return replace(loaded, version=None) if version.version == UNPUBLISHED else loaded

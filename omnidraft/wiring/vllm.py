@@ -17,7 +17,7 @@ from omnidraft.wiring.drafter_prompt import drafter_prompt
 from omnidraft.wiring.drafting import SharedDrafting, policy, proposer
 from omnidraft.wiring.logs import snapshot_reader
 from omnidraft.wiring.models import SnapshotLoader, Vocabularies, snapshot_loader_with, vocabularies
-from omnidraft.wiring.named_snapshots import named_snapshot
+from omnidraft.wiring.named_snapshots import named_or_base
 from omnidraft.wiring.recording import trace_producer
 from omnidraft.wiring.signing import champion_statements
 
@@ -89,7 +89,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
         ),
     )
     pinned = settings.worker.snapshot
-    slot = SnapshotSlot(load(None, None) if pinned is None else named_snapshot(settings, load, pinned))
+    slot = SnapshotSlot(named_or_base(settings, load, pinned))
     drafting = SafeDrafting(len(tokenizers.target.vocabulary), failures)
     scheduler = RoundScheduler(
         SequenceOpener(settings, tokenizers, slot, producer, drafting),

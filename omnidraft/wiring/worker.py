@@ -22,7 +22,7 @@ from omnidraft.wiring.models import (
     snapshot_loader,
     target,
 )
-from omnidraft.wiring.named_snapshots import champion_or_base, named_snapshot
+from omnidraft.wiring.named_snapshots import champion_or_base, named_or_base
 from omnidraft.wiring.recording import trace_producer
 from omnidraft.wiring.signing import champion_statements
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from omnidraft.decode.policy.cost_model import MeasuredCosts
     from omnidraft.decode.recording.trace_producer import TraceProducer
     from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
-    from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
+    from omnidraft.decode.snapshot.slot import SnapshotSlot
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
     from omnidraft.memory.recent_texts import RecentTexts
     from omnidraft.models.hf.tokenizer import HfTokenizer
@@ -91,7 +91,7 @@ def engine(
     costs = measured_costs(settings, loaded_target)
     recent, memories = RecentTexts(settings.decode.recent_tokens), memory_loader(settings, metrics)
     load = snapshot_loader(settings, tokenizers, costs, recent=recent, memories=memories, switch=FactorSwitch())
-    slot = SnapshotSlot(_first_snapshot(settings, load, snapshot))
+    slot = SnapshotSlot(named_or_base(settings, load, snapshot))
     made = _engine(settings, tokenizers, loaded_target, costs, metrics, None, slot, recent)
     return Worker((ServedTarget(made, loaded_target, None),), None)
 
@@ -158,7 +158,7 @@ def served_target(
     switch = FactorSwitch()
     load = snapshot_loader(settings, tokenizers, costs, drafter, recent, memories, switch)
     pinned = settings.worker.snapshot
-    first = champion_or_base(settings, load) if begins_with_champion else _first_snapshot(settings, load, pinned)
+    first = champion_or_base(settings, load) if begins_with_champion else named_or_base(settings, load, pinned)
     slot = SnapshotSlot(first, switch)
     logger.info("loaded what drafts for it")
     made = _engine(settings, tokenizers, loaded_target, costs, metrics, producer, slot, recent, tracing)
@@ -169,11 +169,6 @@ def served_target(
         return ServedTarget(made, loaded_target, None)
     updater = _updater(settings, metrics, tracing, snapshots, made, load, memories, is_alone=is_alone)
     return ServedTarget(made, loaded_target, updater)
-
-
-def _first_snapshot(settings: Settings, load: SnapshotLoader, name: str | None) -> "LoadedSnapshot":
-    """Load the snapshot that serves at the start: the named one, or the base drafter."""
-    return load(None, None) if name is None else named_snapshot(settings, load, name)
 
 
 def _engine(

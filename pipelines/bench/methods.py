@@ -32,7 +32,7 @@ from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Grammar, Mode, Sampling
 from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.wiring.named_snapshots import named_snapshot
+from omnidraft.wiring.named_snapshots import named_or_base
 from pipelines.bench.runs import BenchRun, Method, run_of_generate, run_of_steps
 
 TRACED = "omnidraft+traces"
@@ -148,6 +148,7 @@ def _variants(names: Sequence[str], worker: wiring.Worker, setup: Setup) -> dict
     """Return methods over the worker's target that draft with a part of what it drafts with."""
     engine, methods = worker.engine, dict[str, Method]()
     costs = engine.decoder.costs or MeasuredCosts(worker.target)
+    memories = wiring.memory_loader(setup.settings, CountingMetrics())
     for name in names:
         drafter, changes = VARIANTS[name]
         models = setup.settings.models
@@ -155,16 +156,12 @@ def _variants(names: Sequence[str], worker: wiring.Worker, setup: Setup) -> dict
             models = models.model_copy(update={"drafter": drafter, "memory_of": models.followed_drafter})
         decode = setup.settings.decode.model_copy(update=changes)
         settings = setup.settings.model_copy(update={"models": models, "decode": decode})
-        tokenizers, memories = wiring.served_vocabularies(settings), wiring.memory_loader(settings, CountingMetrics())
+        tokenizers = wiring.served_vocabularies(settings)
         load = wiring.snapshot_loader(settings, tokenizers, costs, recent=engine.recent, memories=memories)
         num_draft = None if decode.suffix_memory else decode.num_draft_tokens  # more rows are for the memory only
-        methods[name] = _method(name, engine, setup, _snapshot(settings, load, setup.snapshot), None, num_draft)
+        snapshot = named_or_base(settings, load, setup.snapshot)
+        methods[name] = _method(name, engine, setup, snapshot, None, num_draft)
     return methods
-
-
-def _snapshot(settings: config.Settings, load: wiring.SnapshotLoader, name: str | None) -> LoadedSnapshot:
-    """Load the base drafter, or a snapshot; of that only the fleet's memory where there is no drafter."""
-    return load(None, None) if name is None else named_snapshot(settings, load, name)
 
 
 def _recording_engine(worker: wiring.Worker, settings: config.Settings, stack: ExitStack) -> Engine:

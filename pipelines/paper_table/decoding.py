@@ -14,7 +14,7 @@ from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Proposer, Sampling, Step
 from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
-from omnidraft.wiring.named_snapshots import named_snapshot
+from omnidraft.wiring.named_snapshots import named_or_base
 from pipelines.bench.methods import HUGGINGFACE, Setup, huggingface
 from pipelines.bench.runs import Failure, Method, attempt, rotated, run_of_steps
 from pipelines.lib.prompt_requests import request_for
@@ -46,7 +46,7 @@ class Decoding:
     def drafting(self, folder: Path | None, settings: config.Settings) -> Way:
         """Return the way that drafts as `settings` say, with a snapshot folder or the base drafter."""
         load = wiring.snapshot_loader(settings, self._tokenizers, self._costs)
-        loaded = load(None, None) if folder is None else named_snapshot(settings, load, str(folder))
+        loaded = named_or_base(settings, load, None if folder is None else str(folder))
         return partial(self._answer, loaded.proposer, settings.decode)
 
     def _answer(self, proposer: Proposer | None, decode: config.DecodeSettings, prompt: Prompt) -> Run:

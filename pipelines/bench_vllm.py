@@ -2,7 +2,8 @@
 
 `python -m pipelines.bench_vllm --venv .venv-vllm --prompts FILE --json OUT`. Every row is a server of its own, used
 over HTTP as by its clients. Plain vLLM runs all the time, the others one after the other beside it (7 GB each with the
-reference pair), and each prompt goes to both in turn: a speed-up is over plain decoding at the same time.
+reference pair), and each prompt goes to both in turn: a speed-up is over plain decoding at the same time. A row with a
+`schema` is answered under it.
 
 The methods are those of pipelines/lib/vllm_methods.py.
 """
@@ -24,6 +25,7 @@ from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import ModelError, RequestError
 from omnidraft.hosts import process
 from omnidraft.models.catalog import store
+from omnidraft.prompts import Prompt
 from pipelines.bench import page, summary
 from pipelines.bench.runs import BenchRun, Failure, Outcome, attempt, rotated
 from pipelines.lib import machine, report, vllm_methods
@@ -93,7 +95,7 @@ def main(
     """Compare decoding inside vLLM."""
     names = _names(methods)
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
-    tasks = {path.stem: [each.text for each in prompts.read(path, num_prompts, split="test")] for path in prompts_paths}
+    tasks = {path.stem: prompts.read(path, num_prompts, split="test") for path in prompts_paths}
     arguments = ("--dtype", dtype, "--max-model-len", "2048", "--max-num-seqs", "8", "--seed", "0")
     about = {
         "machine": machine.describe(),
@@ -103,7 +105,7 @@ def main(
             "snapshot": snapshot,
             "temperature": 0.0,
             "max_new_tokens": max_new_tokens,
-            "num_prompts": {task: len(texts) for task, texts in tasks.items()},
+            "num_prompts": {task: len(rows) for task, rows in tasks.items()},
             "num_speculative_tokens": num_tokens,
         },
         "settings": settings.model_dump(mode="json"),
@@ -131,7 +133,7 @@ def _names(methods: str) -> list[str]:
 
 
 def _measured(
-    setup: VllmSetup, tasks: Mapping[str, Sequence[str]], max_new_tokens: int, outcomes: Outcomes
+    setup: VllmSetup, tasks: Mapping[str, Sequence[Prompt]], max_new_tokens: int, outcomes: Outcomes
 ) -> Iterator[Divergence | None]:
     """Send every prompt to plain vLLM and to the row beside it; yield after each, with their divergence if any."""
     first = next(iter(tasks.values()))[0]
@@ -144,13 +146,13 @@ def _measured(
                 if name != PLAIN:
                     servers[name] = _server(name, setup, stack)
                     _outcome(servers[name], first, _WARM_UP_TOKENS)
-                for task, texts in tasks.items():
+                for task, rows in tasks.items():
                     turn = outcomes[name][task]
-                    for number, text in enumerate(texts):
+                    for number, prompt in enumerate(rows):
                         for each in rotated(list(servers), number):
-                            turn.setdefault(each, []).append(_outcome(servers[each], text, max_new_tokens))
-                        print(f"{task}: {number + 1} of {len(texts)} prompts, {', '.join(servers)}", file=sys.stderr)
-                        yield _divergence(task, name, number, text, plain, turn)
+                            turn.setdefault(each, []).append(_outcome(servers[each], prompt, max_new_tokens))
+                        print(f"{task}: {number + 1} of {len(rows)} prompts, {', '.join(servers)}", file=sys.stderr)
+                        yield _divergence(task, name, number, prompt.text, plain, turn)
 
 
 def _divergence(
@@ -169,8 +171,8 @@ def _divergence(
     return Divergence(task, name, number, index, theirs.ids[index], ours.ids[index], gap)
 
 
-def _outcome(server: VllmServer | Failure, text: str, max_new_tokens: int) -> Outcome:
-    return server if isinstance(server, Failure) else attempt(partial(_ask, server), text, max_new_tokens)
+def _outcome(server: VllmServer | Failure, prompt: Prompt, max_new_tokens: int) -> Outcome:
+    return server if isinstance(server, Failure) else attempt(partial(_ask, server), prompt, max_new_tokens)
 
 
 def _server(name: str, setup: VllmSetup, stack: ExitStack) -> VllmServer | Failure:
@@ -199,10 +201,10 @@ def _server(name: str, setup: VllmSetup, stack: ExitStack) -> VllmServer | Failu
     return server
 
 
-def _ask(server: VllmServer, text: str, max_new_tokens: int) -> BenchRun:
+def _ask(server: VllmServer, prompt: Prompt, max_new_tokens: int) -> BenchRun:
     """Send one prompt; its passes are its tokens less the drafts that vLLM counts as accepted."""
     before = server.counters().get(_ACCEPTED, 0.0)
-    answer = server.ask(text, max_new_tokens)
+    answer = server.ask(prompt.text, max_new_tokens, schema=prompt.schema)
     accepted = server.counters().get(_ACCEPTED, 0.0) - before
     stats = DecodeStats(
         num_tokens=len(answer.ids),

@@ -54,15 +54,21 @@ class VllmServer:
     pid: int
     log_path: Path
 
-    def ask(self, text: str, max_new_tokens: int, *, temperature: float = 0.0) -> VllmAnswer:
-        """Stream the answer to one user message. Raises ApiError, and RequestError when it has no token."""
-        body = {
+    def ask(self, text: str, max_new_tokens: int, *, temperature: float = 0.0, schema: str | None = None) -> VllmAnswer:
+        """Stream the answer to one user message, under this JSON schema if there is one.
+
+        Raises ApiError, and RequestError when it has no token.
+        """
+        body: dict[str, Any] = {
             "model": "target",
             "messages": [{"role": "user", "content": text}],
             "max_completion_tokens": max_new_tokens,
             "temperature": temperature,
             "return_token_ids": True,
         }
+        if schema is not None:
+            named = {"name": "answer", "schema": json.loads(schema)}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
         started = time.perf_counter()
         ids: list[int] = []
         texts: list[str] = []

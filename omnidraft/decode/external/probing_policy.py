@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.policy.chain import FixedPolicy
+from omnidraft.decode.policy.cost import CATCH_UP
 from omnidraft.ports import Policy, RoundPlan, RoundText, TextOutcome, Work
 
 
@@ -19,9 +20,8 @@ class ProbingPolicy:
     def start_round(self, texts: Sequence[RoundText], num_other_rows: int = 0) -> RoundPlan:
         """See ports.Policy."""
         length = self._passes.probe_length(len(texts) + num_other_rows, self._num_tokens())
-        if length is None:
-            return self._policy.start_round(texts, num_other_rows)
-        return _ProbePlan(length * len(texts))
+        plan = self._policy.start_round(texts, num_other_rows)
+        return plan if length is None else _ProbePlan(plan, length * len(texts))
 
     def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
         """See ports.Policy."""
@@ -33,14 +33,21 @@ class ProbingPolicy:
 
 
 class _ProbePlan(FixedPolicy):
-    """Implements ports.RoundPlan: so many nodes, likely or not."""
+    """Implements ports.RoundPlan: so many nodes, likely or not, of the texts that the drafter has read and of those it
+    would read anyway, since many unread prompts take longer than the passes that are measured."""
 
-    def __init__(self, num_nodes: int) -> None:
+    def __init__(self, plan: RoundPlan, num_nodes: int) -> None:
+        """Measure so many nodes in a round of this plan."""
+        self._plan = plan
         self._num_nodes = num_nodes
 
     def should_draft(self, index: int, num_ids: int) -> bool:
         """See ports.RoundPlan."""
-        return self._num_nodes > 0
+        return self._num_nodes > 0 and (num_ids <= CATCH_UP or self._plan.should_draft(index, num_ids))
+
+    def should_read(self, index: int, num_ids: int, num_last: int) -> bool:
+        """See ports.RoundPlan."""
+        return self._plan.should_read(index, num_ids, num_last)
 
     def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
         """See ports.RoundPlan."""

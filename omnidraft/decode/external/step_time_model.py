@@ -1,6 +1,8 @@
 """Models the duration of another engine's pass by its number of rows, learned from the passes as they come.
 
 Passes cannot be run for measuring, so an unknown size is probed a few times in regular rounds, and all others follow.
+Small sizes come first, and larger ones only while a good drafter could gain by them: with many sequences a probe of the
+largest size takes as long as many plain passes.
 """
 
 import math
@@ -14,9 +16,15 @@ _MIN_SAMPLES = 2
 """Passes of one size before it counts as known."""
 _MAX_PROBES = 8
 """Times that a size is probed; passes that also read prompts are no sample, and there may be no others."""
+_MAX_GAP = 2.5
+"""Sizes between two known ones are known too when the larger has at most so many times the rows of the smaller."""
+_GOOD_AGREEMENT = 0.8
+"""Share of a good drafter's tokens that are accepted; a size by which even that loses is not probed."""
 _EXACT_ROWS = 8
 """Sizes up to here are distinguished; larger ones are grouped with those near them."""
-_GROWTH = 1.3
+_GROWTH = 1.1
+"""Each group's rows are so many times those of the one before: the first drafts of 16 texts cost more than their rows,
+since other code of the engine then runs, and must not count as plain passes."""
 _OWN_WEIGHT, _SHARED_WEIGHT = 0.15, 0.05
 """Shares of an error that correct the size itself, and all sizes because the machine's load changed."""
 _MAX_LOG_ERROR = math.log(2)
@@ -59,15 +67,28 @@ class StepTimeModel:
         self._tabulate()
 
     def probe_length(self, num_seqs: int, longest: int) -> int | None:
-        """Return the number of tokens to draft per sequence to measure an unknown size; None when all sizes are
-        known."""
-        for length in dict.fromkeys((longest, 0, longest // 2, 1)):
-            number = _size(num_seqs * (1 + length))
-            size = self._sizes.get(number)
-            if (size is None or size.num_seen < _MIN_SAMPLES) and self._num_probes[number] < _MAX_PROBES:
-                self._num_probes[number] += 1
+        """Return the number of tokens to draft per sequence to measure an unknown size; None when all that may
+        pay are known."""
+        for length in sorted({0, min(1, longest), longest // 2, longest}):
+            rows = num_seqs * (1 + length)
+            if length and not self._may_pay(num_seqs, length):
+                return None
+            if not self._is_covered(rows) and self._num_probes[_size(rows)] < _MAX_PROBES:
+                self._num_probes[_size(rows)] += 1
                 return length
         return None
+
+    def _may_pay(self, num_seqs: int, length: int) -> bool:
+        """Return whether a good drafter's chains of this length would give more tokens per second than plain passes."""
+        num_tokens = sum(_GOOD_AGREEMENT**depth for depth in range(length + 1))
+        return num_tokens * self(num_seqs) > self(num_seqs * (1 + length))
+
+    def _is_covered(self, rows: int) -> bool:
+        """Return whether this size is known, or lies between two known ones that are near each other."""
+        number, known = _size(rows), [rows for rows, size in self._sizes.items() if size.num_seen >= _MIN_SAMPLES]
+        below = max((each for each in known if each <= number), default=0)
+        above = min((each for each in known if each >= number), default=0)
+        return 0 < above <= _MAX_GAP * below
 
     def _update_size(self, size: _Size, log_s: float) -> None:
         log_error = log_s - size.log_s
@@ -86,10 +107,12 @@ class StepTimeModel:
         self._seconds = _isotonic([math.exp(self._sizes[each].log_s) for each in rows])
 
     def _slope(self) -> float:
-        """Return the seconds of a row beyond the largest size seen."""
+        """Return the seconds of a row beyond the largest size seen: those of a row in its upper half, since rows that
+        memory bounds are free below it."""
         if len(self._rows) < 2:
             return float(self._seconds[0] * _UNKNOWN_SLOPE)
-        return float((self._seconds[-1] - self._seconds[0]) / (self._rows[-1] - self._rows[0]))
+        below = max(self._rows[-1] / 2, self._rows[0])
+        return float((self._seconds[-1] - self(below)) / (self._rows[-1] - below))
 
 
 def _size(rows: int) -> int:

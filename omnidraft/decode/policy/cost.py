@@ -6,9 +6,9 @@ both (Dinkelbach's method for ratios: https://doi.org/10.1287/mnsc.13.7.492; doc
 multiple of plain decoding's rate, since that changes with the number of texts. Rows of prompts in the same pass make
 further rows dearer, and their own time is not the drafts'.
 When the drafter does not pay it stops, and is tried again now and then for a small share of the time, so that a
-recovery is seen. Its measured gain over what would have been drafted without it decides that, so no wrong estimate can
-make it lose for long. A text that it has not read yet is read only when the rest of the answer is expected to pay for
-it; where the whole is too long for that, its end is.
+recovery is seen. Its measured gain over what would have been drafted without it decides that, for each load, so no
+wrong estimate can make it lose for long. A text that it has not read yet is read only when the rest of the answer is
+expected to pay for it; where the whole is too long for that, its end is.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from omnidraft.ports import RoundText, TextOutcome, Work
 TRIAL_SHARE = 0.02
 """Share of the time without drafting that trials may cost."""
 _TRIAL_ROUNDS = 4
-_CATCH_UP = 4
+CATCH_UP = 4
 """Ids that an active drafter reads at most before its next step; more count as catching up."""
 _EMA_WEIGHT = 0.03
 """Weight of a new observation in a moving average."""
@@ -34,8 +34,8 @@ _WHOLE_GAIN = 0.25
 """Tokens per round that a drafter is taken to gain by reading the whole of a long text, beyond its end."""
 _DECAY = 0.97
 """Decay per round of the sums of seconds: about 30 rounds count."""
-_MAX_STREAMS = 512
-"""Tenants and kinds of requests with statistics of their own; the least recently seen one is dropped."""
+_MAX_STREAMS = 2048
+"""Tenants, kinds and loads of requests with statistics of their own; the least recently seen one is dropped."""
 
 Seconds = Callable[[int], float]
 """Seconds by number of rows."""
@@ -62,13 +62,11 @@ class SpentText:
 
 @dataclass(slots=True)
 class DraftingStats:
-    """The gain of the drafter for one tenant's texts of one kind."""
+    """The gain of the drafter for one tenant's texts of one kind under one load."""
 
     gain: float
     emits: float = 2.0
     """Tokens per text and round with a drafter."""
-    length: float = 128.0
-    """Tokens of an answer."""
     num_drafted: int = 0
     """Rounds with a drafter."""
     trials_left: int = 0
@@ -110,20 +108,33 @@ class DraftingStats:
         self.emits += weight * (emits - self.emits)
 
 
+@dataclass(slots=True)
+class AnswerLength:
+    """The moving average of the tokens of one tenant's answers of one kind."""
+
+    mean: float = 128.0
+
+    def add(self, num_tokens: int) -> None:
+        """Add the tokens of an answer that ended."""
+        self.mean += _EMA_WEIGHT * (num_tokens - self.mean)
+
+
 class CostPolicy:
     """Implements ports.Policy for one target and mode. Every tenant has its own gain and trials for each kind of
-    request, so that losses with one kind do not end the gains of another."""
+    request, so that losses with one kind do not end the gains of another; and for each load, a power of two of texts
+    that share passes, since rows that were free for one text are dear when many have them."""
 
     def __init__(self, pass_s: Seconds, step_s: Seconds, num_candidates: int = 4) -> None:
         """Take the seconds of a pass and of a drafter step by their rows."""
         self.pass_s, self.step_s, self.num_candidates = pass_s, step_s, num_candidates
         self.next_value = 0.5
         """Share of a prefix's probability that its best child has: the tokens that one more drafter step gives."""
-        self._stats: Callable[[str, Work], DraftingStats] = lru_cache(_MAX_STREAMS)(self._new_stats)
+        self._stats: Callable[[str, Work, int], DraftingStats] = lru_cache(_MAX_STREAMS)(self._new_stats)
+        self.length: Callable[[str, Work], AnswerLength] = lru_cache(_MAX_STREAMS)(lambda tenant, work: AnswerLength())
 
-    def stats(self, tenant: str, work: Work = "text") -> DraftingStats:
-        """Return what drafting gained for this tenant's texts of this kind."""
-        return self._stats(tenant, work)
+    def stats(self, tenant: str, work: Work = "text", num_texts: int = 1) -> DraftingStats:
+        """Return what drafting gained for this tenant's texts of this kind in rounds of about so many texts."""
+        return self._stats(tenant, work, num_texts.bit_length())
 
     def start_round(self, texts: Sequence[RoundText], num_other_rows: int = 0) -> "CostPlan":
         """See ports.Policy."""
@@ -134,13 +145,12 @@ class CostPolicy:
         paid for when the ids were read."""
         token_s, texts = self.pass_s(len(outcomes)) / len(outcomes), self._spent(outcomes, num_other_rows)
         for stream in dict.fromkeys(_stream(outcome) for outcome in outcomes):
-            self.stats(*stream).add([each for each in texts if _stream(each.outcome) == stream], token_s)
+            self.stats(*stream, len(outcomes)).add([each for each in texts if _stream(each.outcome) == stream], token_s)
 
     def finish(self, tenant: str, num_emitted: int, work: Work = "text") -> None:
         """See ports.Policy."""
         if num_emitted:
-            stats = self.stats(tenant, work)
-            stats.length += _EMA_WEIGHT * (num_emitted - stats.length)
+            self.length(tenant, work).add(num_emitted)
 
     def _spent(self, outcomes: Sequence[TextOutcome], num_other_rows: int) -> list[SpentText]:
         """Return the seconds of each text: its share of a plain pass, and of nodes and steps by their number."""
@@ -149,7 +159,7 @@ class CostPolicy:
         without_s = self._node_s(num_plain, sum(each.num_nodes_without for each in outcomes))
         seconds = [plain_s + node_s * each.num_nodes for each in outcomes]
         for rows in zip(*(outcome.step_rows for outcome in outcomes), strict=True):
-            capped = [min(each, _CATCH_UP) for each in rows]
+            capped = [min(each, CATCH_UP) for each in rows]
             row_s = self.step_s(sum(capped)) / max(sum(capped), 1)
             seconds = [spent + row_s * each for spent, each in zip(seconds, capped, strict=True)]
         without = [
@@ -162,16 +172,16 @@ class CostPolicy:
         """Return the average seconds of so many drafted nodes beside other rows."""
         return (self.pass_s(num_plain + num_nodes) - self.pass_s(num_plain)) / max(num_nodes, 1)
 
-    def _new_stats(self, tenant: str, work: Work) -> DraftingStats:
-        return DraftingStats(min(_FIRST_GAIN, max(_MIN_GAIN, self._prior_gain())))
+    def _new_stats(self, tenant: str, work: Work, load: int) -> DraftingStats:
+        return DraftingStats(min(_FIRST_GAIN, max(_MIN_GAIN, self._prior_gain(2 ** (load - 1)))))
 
-    def _prior_gain(self) -> float:
-        """Return the gain of the best chain at the prior agreement of a useful drafter, for a text alone."""
-        best, tokens = -1.0, 0.0
+    def _prior_gain(self, num_texts: int) -> float:
+        """Return the gain of the best chains at the prior agreement of a useful drafter, for each of so many texts."""
+        best, tokens, plain_s = -1.0, 0.0, self.pass_s(num_texts)
         for depth in range(1, _PRIOR_DEPTH + 1):
             tokens += _PRIOR_AGREEMENT**depth
-            spent_s = self.pass_s(1 + depth) - self.pass_s(1) + depth * self.step_s(1)
-            best = max(best, tokens - spent_s / self.pass_s(1))
+            spent_s = self.pass_s(num_texts * (1 + depth)) - plain_s + depth * self.step_s(num_texts)
+            best = max(best, tokens - spent_s / plain_s)
         return best
 
 
@@ -194,7 +204,7 @@ class CostPlan:
     @property
     def rate(self) -> float:
         """Tokens per second that further drafting must beat; at least that of plain decoding."""
-        stats = [self._policy.stats(*stream) for stream in {_stream(text) for text in self._texts}]
+        stats = [self._stats(*stream) for stream in {_stream(text) for text in self._texts}]
         seconds = sum(each.seconds for each in stats)
         speedup = max(sum(each.plain_s for each in stats) / seconds, 1.0) if seconds else 1.0
         return speedup / self._token_s
@@ -240,16 +250,17 @@ class CostPlan:
 
     def _gain_pays(self, index: int, num_ids: int) -> bool:
         """Return whether the expected gain is worth reading so many ids."""
-        stats = self._policy.stats(*_stream(self._texts[index]))
+        stats = self._stats(*_stream(self._texts[index]))
         return not stats.trials_left and stats.gain * self._left_s(index) > self._catch_up_s(num_ids)
 
     def _catch_up_s(self, num_ids: int) -> float:
-        return self._policy.step_s(num_ids) - self._policy.step_s(min(num_ids, _CATCH_UP))
+        return self._policy.step_s(num_ids) - self._policy.step_s(min(num_ids, CATCH_UP))
 
     def _left_s(self, index: int) -> float:
         """Return the seconds that one more token in each of a text's rounds with a drafter is worth."""
-        text, stats = self._texts[index], self._policy.stats(*_stream(self._texts[index]))
-        return min(stats.length, text.max_new_tokens) / stats.emits * self._token_s / stats.speedup_without
+        text, stream = self._texts[index], _stream(self._texts[index])
+        stats, length = self._stats(*stream), self._policy.length(*stream).mean
+        return min(length, text.max_new_tokens) / stats.emits * self._token_s / stats.speedup_without
 
     @property
     def _must_try(self) -> bool:
@@ -260,9 +271,9 @@ class CostPlan:
     def _is_tried(self, index: int, num_ids: int) -> bool:
         """Return whether this text is part of a trial, for which only the first text of a stream catches up."""
         stream = _stream(self._texts[index])
-        stats = self._policy.stats(*stream)
+        stats = self._stats(*stream)
         same = [number for number, text in enumerate(self._texts) if _stream(text) == stream]
-        if index != same[0] and num_ids > _CATCH_UP:
+        if index != same[0] and num_ids > CATCH_UP:
             return False
         if not stats.trials_left:
             pass_s = self._policy.pass_s(self._num_plain + len(same)) - self._plain_s
@@ -270,6 +281,9 @@ class CostPlan:
             if trial_s < TRIAL_SHARE * stats.idle_s:
                 stats.trials_left, stats.idle_s = _TRIAL_ROUNDS, 0.0
         return stats.trials_left > 0
+
+    def _stats(self, tenant: str, work: Work) -> DraftingStats:
+        return self._policy.stats(tenant, work, len(self._texts))
 
     def _update_next_value(self, value: float) -> bool:
         """Update the value of a further step with this one's; return True for the first step of a round."""

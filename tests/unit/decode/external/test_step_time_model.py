@@ -1,5 +1,7 @@
 """The cost of a pass is learned from passes alone."""
 
+from collections.abc import Callable
+
 import pytest
 
 from omnidraft.decode.external.step_time_model import StepTimeModel
@@ -14,6 +16,31 @@ def test_every_size_of_interest_is_tried_and_then_no_more():
     assert costs(1) == pytest.approx(1.0)
     assert costs(6) == pytest.approx(1.5)
     assert costs(4) == pytest.approx(1.3, abs=0.01)
+
+
+def probed(costs: StepTimeModel, num_seqs: int, pass_s: Callable[[int], float]) -> list[int]:
+    """Return the lengths that are probed, where passes of so many rows take `pass_s` seconds."""
+    lengths = []
+    while (length := costs.probe_length(num_seqs, 7)) is not None:
+        lengths.append(length)
+        costs.update(num_seqs * (1 + length), pass_s(num_seqs * (1 + length)))
+    return lengths
+
+
+def test_a_size_by_which_even_a_good_drafter_loses_is_not_tried():
+    def pass_s(rows: int) -> float:
+        return 0.14 + 0.01 * max(rows - 8, 0)  # memory is the limit up to eight rows, arithmetic beyond
+
+    costs = StepTimeModel()
+    assert set(probed(costs, 16, pass_s)) == {0, 1}  # of 64 and 128 rows the second takes 1.34 s, a plain pass 0.22 s
+    assert set(probed(costs, 1, pass_s)) == {0, 1, 3, 7}
+
+
+def test_sizes_between_near_ones_are_not_tried():
+    costs = StepTimeModel()
+    assert set(probed(costs, 4, lambda rows: 0.1)) == {0, 1, 3, 7}
+    assert probed(costs, 3, lambda rows: 0.1) == [0, 0]  # 6, 12 and 24 rows lie between 4, 8, 16 and 32
+    assert not probed(costs, 3, lambda rows: 0.1)
 
 
 def test_sizes_that_are_never_seen_are_given_up():

@@ -249,8 +249,8 @@ def simulate(policy: CostPolicy, agreement: dict[str, float], num_rounds: int, d
 def test_beside_a_tenant_that_gains_drafting_stops_for_the_one_that_loses():
     policy = CostPolicy(flat(1.0, 1.6), CostCurve({1: 0.05, 4: 0.07, 64: 0.8}))
     nodes = simulate(policy, {"gains": 0.8, "loses": 0.05}, 600)
-    assert policy.stats("gains").gain > 0.3
-    assert policy.stats("loses").gain < 0
+    assert policy.stats("gains", num_texts=4).gain > 0.3
+    assert policy.stats("loses", num_texts=4).gain < 0
     assert np.mean(nodes["gains"][300:]) > 3
     assert np.mean(np.array(nodes["loses"][300:]) > 0) < 0.15
 
@@ -272,9 +272,9 @@ def test_losses_with_one_kind_of_request_do_not_stop_the_gains_of_another():
         gains.append(is_drafted[1])
     assert np.mean(gains) == 1.0
     assert np.mean(loses[100:]) < 0.2
-    assert policy.stats(TENANT, "constrained").gain > 1
-    assert policy.stats(TENANT, "text").gain < 0
-    assert policy.stats(TENANT, "tools").num_drafted == 0
+    assert policy.stats(TENANT, "constrained", 2).gain > 1
+    assert policy.stats(TENANT, "text", 2).gain < 0
+    assert policy.stats(TENANT, "tools", 2).num_drafted == 0
 
 
 def test_a_drafter_is_given_up_where_memory_drafts_as_much_without_it():
@@ -344,9 +344,18 @@ def test_many_texts_take_drafting_up_again_when_it_recovers():
 
 def test_for_a_trial_only_the_first_text_of_a_tenant_is_read():
     policy = CostPolicy(flat(1.0, 1.6), CostCurve({1: 0.05, 64: 0.8}))
-    policy.stats(TENANT).gain = -0.1
-    policy.stats(TENANT).idle_s = 1e6
+    policy.stats(TENANT, num_texts=3).gain = -0.1
+    policy.stats(TENANT, num_texts=3).idle_s = 1e6
     plan = policy.start_round([RoundText(TENANT, 100)] * 3)
     assert [plan.should_draft(at, num_ids) for at, num_ids in enumerate([500, 500, 2])] == [True, False, True]
     assert plan.select_expansions([0.01, 0.01], 0) == 1
     assert plan.prune([0.001]) == 1
+
+
+def test_many_texts_are_not_read_for_what_the_drafter_gained_for_few():
+    """Rows are free for two texts and dear for sixteen, whose prompts the drafter would read to draft nothing."""
+    policy = CostPolicy(CostCurve({1: 1.0, 8: 1.0, 16: 1.4, 32: 2.4}), CostCurve({1: 0.05, 64: 0.4}))
+    simulate(policy, {TENANT: 0.8}, 200)
+    few, many = [policy.start_round([RoundText(TENANT, 100)] * num_texts) for num_texts in (2, 16)]
+    assert few.should_draft(0, 64)
+    assert not any(many.should_draft(at, 64) for at in range(16))

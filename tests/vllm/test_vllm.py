@@ -151,6 +151,10 @@ def test_plain_vllm_tells_what_it_thinks_of_the_next_token(plain: VllmServer):
     assert all(log_prob <= 0 for log_prob in log_probs.values())
 
 
+def test_an_answer_under_a_schema_is_all_that_it_allows(drafting: VllmServer):
+    assert json.loads(drafting.ask(QUESTIONS[0], 30, schema='{"const": "sold"}').text) == "sold"
+
+
 def test_drafts_are_counted_by_vllm_and_by_us(drafting: VllmServer):
     drafting.ask(QUESTIONS[0], 50)
     theirs = metric(drafting, "vllm:spec_decode_num_draft_tokens_total")

@@ -67,7 +67,8 @@ class Drafter:
             tokenizer: the model's own.
             drafter: a name of the catalog (`omnidraft models list`), a repository id or a folder; "none" drafts from
                 the text and earlier ones alone, and None takes the setting.
-            snapshot: a folder, a version or an alias of a learned drafter; None takes the drafter as it is.
+            snapshot: a folder, a version or an alias of a learned drafter, with what it remembers of the tenant
+                "default"; None takes the drafter as it is.
             settings: a TOML file of settings.
             sections: settings by section, such as `decode={"mode": "reproducible"}`.
 

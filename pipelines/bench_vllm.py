@@ -55,7 +55,8 @@ class Divergence:
     other_id: int
     gap: float | None
     """Nats between the two tokens, by plain vLLM's log-probabilities from one pass over the text so far; None: one is
-    not among the likeliest. bfloat16 logits from 16 to 32 come in steps of 0.125."""
+    not among the likeliest, as is usual under a schema, which they do not know. bfloat16 logits from 16 to 32 come in
+    steps of 0.125."""
 
     def __str__(self) -> str:
         distance = "an unknown distance" if self.gap is None else f"{self.gap:.3f} nats"
@@ -106,6 +107,7 @@ def main(
             "temperature": 0.0,
             "max_new_tokens": max_new_tokens,
             "num_prompts": {task: len(rows) for task, rows in tasks.items()},
+            "num_schemas": {task: sum(row.schema is not None for row in rows) for task, rows in tasks.items()},
             "num_speculative_tokens": num_tokens,
         },
         "settings": settings.model_dump(mode="json"),
@@ -136,16 +138,16 @@ def _measured(
     setup: VllmSetup, tasks: Mapping[str, Sequence[Prompt]], max_new_tokens: int, outcomes: Outcomes
 ) -> Iterator[Divergence | None]:
     """Send every prompt to plain vLLM and to the row beside it; yield after each, with their divergence if any."""
-    first = next(iter(tasks.values()))[0]
+    firsts = [rows[0] for rows in tasks.values()]
     with ExitStack() as whole:
         plain = _server(PLAIN, setup, whole)
-        _outcome(plain, first, _WARM_UP_TOKENS)
+        _warm_up(plain, firsts)
         for name in outcomes:
             with ExitStack() as stack:
                 servers = {PLAIN: plain}
                 if name != PLAIN:
                     servers[name] = _server(name, setup, stack)
-                    _outcome(servers[name], first, _WARM_UP_TOKENS)
+                    _warm_up(servers[name], firsts)
                 for task, rows in tasks.items():
                     turn = outcomes[name][task]
                     for number, prompt in enumerate(rows):
@@ -153,6 +155,12 @@ def _measured(
                             turn.setdefault(each, []).append(_outcome(servers[each], prompt, max_new_tokens))
                         print(f"{task}: {number + 1} of {len(rows)} prompts, {', '.join(servers)}", file=sys.stderr)
                         yield _divergence(task, name, number, prompt.text, plain, turn)
+
+
+def _warm_up(server: VllmServer | Failure, firsts: Sequence[Prompt]) -> None:
+    """Answer the first prompt of each task, which may also start what keeps answers to a schema."""
+    for prompt in firsts:
+        _outcome(server, prompt, _WARM_UP_TOKENS)
 
 
 def _divergence(

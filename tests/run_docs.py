@@ -72,7 +72,7 @@ def _is_for_running(block: Block) -> bool:
 
 
 def _run_blocks(wanted: list[Block], folder: Path) -> Iterator[str]:
-    with LocalCluster(Path("unused"), folder / "runs" / "servers", _environ(folder)) as servers:
+    with LocalCluster(folder / "runs" / "servers", _environ(folder)) as servers:
         for block in wanted:
             if block.language in SHELL:
                 yield from _run_shell(block, folder, servers)

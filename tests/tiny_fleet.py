@@ -12,7 +12,7 @@ import httpx
 from omnidraft import config, wiring
 from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSource
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
-from omnidraft.ports import Registry
+from omnidraft.ports import Proposer, Registry
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.telemetry_middleware import TelemetryMiddleware
@@ -28,7 +28,11 @@ PROMPT = "How many clips did Natalia sell"
 
 def memory_of(worker: wiring.Worker) -> FleetMemory:
     """Return the fleet's memory in the snapshot that serves."""
-    proposer = worker.engine.slot.current.proposer
+    return memory_in(worker.engine.slot.current.proposer)
+
+
+def memory_in(proposer: Proposer) -> FleetMemory:
+    """Return the fleet's memory that a proposer drafts from."""
     assert isinstance(proposer, TreeProposer)
     (source,) = [each for each in proposer.sources if isinstance(each, SuffixSource)]
     return source.fleet

@@ -24,28 +24,31 @@ IDLE_SHARE = 0.2
 """A process tree that uses less than this share of one core for a second is idle."""
 
 
+def service_command(name: str, config_path: Path) -> list[str]:
+    """Return the command of a service of the fleet with these settings."""
+    return [sys.executable, "-m", f"services.{name}", "--config", str(config_path)]
+
+
 class ServiceFailed(OmnidraftError):
     """A service ended or did not become ready; its log says why."""
 
 
 class LocalCluster(AbstractContextManager["LocalCluster"]):
-    """Starts `python -m services.NAME --config FILE`, each with its own log file, and stops them all at the end, or
-    when this process is killed.
+    """Starts processes, each with its own log file, and stops them all at the end, or when this process is killed.
 
     Args:
-        environ: environment variables of all services, added to this process's.
+        logs: the folder of the log files, made if it is missing.
+        environ: environment variables of all processes, added to this one's.
     """
 
-    def __init__(self, config_path: Path, logs: Path, environ: Mapping[str, str] | None = None) -> None:
-        self._config_path = config_path
+    def __init__(self, logs: Path, environ: Mapping[str, str] | None = None) -> None:
         self._logs = logs
         self._environ = {**os.environ, **(environ or {})}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str, command: Sequence[str] | None = None) -> int:
-        """Start a service, or `command` under its name, and return the process id."""
+    def start(self, name: str, command: Sequence[str]) -> int:
+        """Start `command` under this name and return the process id."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        command = command or [sys.executable, "-m", f"services.{name}", "--config", str(self._config_path)]
         process = child_process.start(command, self._logs / f"{name}.log", self._environ)
         self._processes[name] = process
         return process.pid

@@ -60,7 +60,7 @@ def run_demo(plan: DemoPlan, log: str | None, target: str | None, drafter: str |
     _pull(settings)
     _require_recorded_vocabularies(settings)
     started = time.monotonic()
-    with LocalCluster(config_path, plan.out / "logs") as cluster:
+    with LocalCluster(plan.out / "logs") as cluster:
         rows, extra = _run(plan, settings, cluster)
     _finish(plan, settings, rows, extra | {"seconds": round(time.monotonic() - started, 1)})
 

@@ -8,6 +8,7 @@ from omnidraft.config import Settings
 from omnidraft.ports import Metrics
 from omnidraft.wiring.costs import measured_costs
 from omnidraft.wiring.drafter_prompt import drafter_prompt
+from omnidraft.wiring.memory import memory_loader
 from omnidraft.wiring.models import TargetVocabulary, Vocabularies, snapshot_loader
 from omnidraft.wiring.named_snapshots import named_or_base
 
@@ -63,7 +64,7 @@ def loaded_model(
     tokenizers = _tokenizers(settings, loaded_tokenizer(tokenizer, model.config.get_text_config().vocab_size))
     costs = measured_costs(settings, target)
     recent = RecentTexts(settings.decode.recent_tokens if settings.decode.suffix_memory else 0)
-    load = snapshot_loader(settings, tokenizers, costs, recent=recent)
+    load = snapshot_loader(settings, tokenizers, costs, recent=recent, memories=memory_loader(settings, metrics))
     drafting = named_or_base(settings, load, snapshot)
     decoder = Decoder(
         target,

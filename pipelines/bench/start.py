@@ -74,7 +74,7 @@ def _start(folder: Path, options: Sequence[str], registry: str | None) -> Start:
     environ["MLFLOW_TRACKING_URI"] = registry or f"sqlite:///{folder}/mlflow.db"
     command = [sys.executable, "-m", "omnidraft.cli", "serve", "--port", str(port), *options]
     logs, url = Path(tempfile.mkdtemp(dir=folder)), f"http://127.0.0.1:{port}"
-    cluster = LocalCluster(folder, logs, environ)
+    cluster = LocalCluster(logs, environ)
     with cluster, httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
         began = time.time()
         cluster.start("serve", command)

@@ -13,7 +13,14 @@ import httpx
 import psutil
 
 from omnidraft import config
-from omnidraft.demo.local_cluster import LocalCluster, ServiceFailed, free_port, is_serving, tiny_models
+from omnidraft.demo.local_cluster import (
+    LocalCluster,
+    ServiceFailed,
+    free_port,
+    is_serving,
+    service_command,
+    tiny_models,
+)
 
 LOCAL_BROKER = Path(__file__).parents[2] / "deploy" / "kafka" / "local_broker.py"
 ACTOR = "ray::Distill"
@@ -42,14 +49,14 @@ class Cluster(AbstractContextManager["Cluster"]):
         self.folder = folder.absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._broker_port, self._registry_port, worker_port = free_port(), free_port(), free_port()
-        path = self.folder / "settings.toml"
-        path.write_text(
+        self._config_path = self.folder / "settings.toml"
+        self._config_path.write_text(
             f'{toml}\nport = {worker_port}\n[log]\nurl = "kafka://127.0.0.1:{self._broker_port}"\n'
             f'topic_prefix = "soak"\nrequest_timeout_s = 5\n[registry]\nurl = "{self.registry_url}"\n'
         )
-        self.settings = config.load(path, {})
+        self.settings = config.load(self._config_path, {})
         self.url = f"http://127.0.0.1:{worker_port}"
-        self.processes = LocalCluster(path, self.folder / "logs", ENVIRON | bytecode_environment())
+        self.processes = LocalCluster(self.folder / "logs", ENVIRON | bytecode_environment())
         self.on_end: Callable[[str], None] = lambda name: None
         """Called with the name of a process that ended by itself, before it is started again."""
         self._stack = ExitStack()
@@ -76,7 +83,7 @@ class Cluster(AbstractContextManager["Cluster"]):
             case "registry":
                 self.processes.start(REGISTRY, self._mlflow())
             case _:
-                self.processes.start(name)
+                self.processes.start(name, service_command(name, self._config_path))
 
     def start_all(self, services: Sequence[str] = SERVICES) -> None:
         """Start registry, broker and services, each when the one before is ready; return when all are."""

@@ -1,13 +1,12 @@
 """The time of a rollback until every worker serves the snapshot before: several workers, repeated."""
 
-import sys
 import time
 from collections.abc import Sequence
 from statistics import median
 
 from omnidraft import wiring
 from omnidraft.config import Settings
-from omnidraft.demo.local_cluster import ServiceFailed, empty_folder, free_port, is_serving
+from omnidraft.demo.local_cluster import ServiceFailed, empty_folder, free_port, is_serving, service_command
 from omnidraft.demo.openai_client import COMPLETIONS, OpenAIClient
 from omnidraft.fleet import control_log
 from omnidraft.ports import Registry
@@ -58,7 +57,7 @@ def assertions(figures: dict) -> dict[str, bool]:
 def _start_worker(cluster: Cluster, number: int) -> str:
     """Start another worker of the same settings at a port of its own; return its URL."""
     port = free_port()
-    command = [sys.executable, "-m", "services.decode_worker", "--config", str(cluster.folder / "settings.toml")]
+    command = service_command("decode_worker", cluster.folder / "settings.toml")
     cluster.processes.start(f"decode_worker-{number}", ["env", f"OMNIDRAFT_WORKER__PORT={port}", *command])
     url = f"http://127.0.0.1:{port}"
     cluster.wait_for(lambda: is_serving(url), f"ready worker {number}", START_TIMEOUT_S)

@@ -256,7 +256,7 @@ def test_a_command_that_is_killed_leaves_nothing_running() -> None:
 
 def test_a_service_that_a_signal_ended_is_reported_by_name_with_its_last_words(tmp_path: Path) -> None:
     code = "import faulthandler, os, sys; faulthandler.enable(); print('loading models', file=sys.stderr); os.abort()"
-    with LocalCluster(tmp_path / "none.toml", tmp_path / "logs") as fleet:
+    with LocalCluster(tmp_path / "logs") as fleet:
         fleet.start("decode_worker", [sys.executable, "-u", "-c", code])
         with pytest.raises(ServiceFailed) as failed:
             fleet.wait_for(lambda: False, "serving worker", 30.0)

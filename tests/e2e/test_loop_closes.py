@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.demo.local_cluster import LocalCluster, is_serving
+from omnidraft.demo.local_cluster import LocalCluster, is_serving, service_command
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.fleet import control_log
 from omnidraft.ports import Registry, SnapshotVersion
@@ -81,9 +81,9 @@ def test_a_killed_distiller_learns_every_acknowledged_record_once_and_workers_ta
     counted as skipped, once. Snapshots are tried out as canaries on the way, and no text changes."""
     settings = config.load(settings_path, {})
     url = f"http://127.0.0.1:{settings.worker.port}"
-    with LocalCluster(settings_path, settings_path.parent / "logs") as fleet:
+    with LocalCluster(settings_path.parent / "logs") as fleet:
         for name in ("controller", "distiller", "decode_worker"):
-            fleet.start(name)
+            fleet.start(name, service_command(name, settings_path))
         fleet.wait_for(lambda: is_serving(url), "serving worker", TIMEOUT_S)
         registry = wiring.registry(settings)
         before = [ask(url, number)["text"] for number in range(NUM_FIRST)]
@@ -95,7 +95,7 @@ def test_a_killed_distiller_learns_every_acknowledged_record_once_and_workers_ta
         after_kill = newest(registry)
         for number in range(NUM_FIRST, NUM_FIRST + NUM_SECOND):
             ask(url, number)
-        fleet.start("distiller")
+        fleet.start("distiller", service_command("distiller", settings_path))
         fleet.wait_for(lambda: newest(registry).version > after_kill.version, "a version after the kill", TIMEOUT_S)
         fleet.wait_for(lambda: asks_until_read(url, registry, NUM_FIRST + NUM_SECOND), "records learned", TIMEOUT_S)
         wait_for_learned_champion(fleet, registry, url)

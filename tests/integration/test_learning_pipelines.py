@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from omnidraft import config, wiring
 from omnidraft.distill.evaluation import speedup_model
@@ -22,7 +23,7 @@ from pipelines import evaluate, learn, record, replay
 from pipelines.bench import __main__ as bench
 from tests.cli_runs import run_cli
 from tests.cli_runs import run_pipeline as run
-from tests.tiny_fleet import memory_of
+from tests.tiny_fleet import memory_in, memory_of
 
 ANSWERS = ["She sold 48 clips in April.", "A number: 10 11 12", "Natalia sold half as many in May.", "How many? 3"]
 
@@ -165,6 +166,17 @@ def test_a_worker_serves_the_folder_it_is_told_whatever_is_champion(recorded: Pa
     finally:
         assert worker.producer is not None
         worker.producer.close(5.0)
+
+
+def test_a_model_that_is_loaded_with_transformers_is_drafted_from_a_snapshots_memory(
+    answers: Path, tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    warm = tmp_path / "warm"
+    run(learn.main, "--answers", answers, "--out", warm, "--held-out-every", 4, "--tenant", "default")
+    model, tokenizer = (kind.from_pretrained(tiny_models[0]) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    loaded = wiring.loaded_model(model, tokenizer, config.load(), CountingMetrics(), snapshot=str(warm))
+    assert memory_in(loaded.proposer)("default") is not None
+    assert memory_in(loaded.proposer)("somebody else") is None
 
 
 def test_the_benchmark_drafts_from_a_snapshots_memory_also_without_a_drafter(answers: Path, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def llama_server(programs: LlamaPrograms, folder: Path, arguments: tuple[object,
     url = f"http://127.0.0.1:{(port := free_port())}"
     options = ["--host", "127.0.0.1", "--port", port, "--no-ui", "--ctx-size", 512, "--parallel", 1, "--threads", 1]
     command = [str(each) for each in (programs.server, *options, *arguments)]
-    with LocalCluster(folder, folder) as cluster:
+    with LocalCluster(folder) as cluster:
         cluster.start("llama-server", command)
         cluster.wait_for(lambda: is_serving(url, "/health"), "serving llama-server", START_S)
         yield url

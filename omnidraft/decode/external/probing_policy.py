@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 from omnidraft.decode.external.step_time_model import StepTimeModel
-from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.decode.policy.cost import CATCH_UP
 from omnidraft.ports import Policy, RoundPlan, RoundText, TextOutcome, Work
 
@@ -16,15 +15,20 @@ class ProbingPolicy:
         self._policy = policy
         self._passes = passes
         self._num_tokens = num_tokens
+        self._probe: _ProbePlan | None = None
+        """The plan of the round whose outcome is not known yet, if it may measure."""
 
     def start_round(self, texts: Sequence[RoundText], num_other_rows: int = 0) -> RoundPlan:
         """See ports.Policy."""
         length = self._passes.probe_length(len(texts) + num_other_rows, self._num_tokens())
         plan = self._policy.start_round(texts, num_other_rows)
-        return plan if length is None else _ProbePlan(plan, length * len(texts))
+        self._probe = None if length is None else _ProbePlan(plan, length, len(texts), num_other_rows)
+        return self._probe or plan
 
     def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
         """See ports.Policy."""
+        if self._probe is not None and self._probe.is_measuring:
+            self._passes.count_probe(self._probe.num_rows)
         self._policy.update(outcomes, num_other_rows)
 
     def finish(self, tenant: str, num_emitted: int, work: Work = "text") -> None:
@@ -32,18 +36,37 @@ class ProbingPolicy:
         self._policy.finish(tenant, num_emitted, work)
 
 
-class _ProbePlan(FixedPolicy):
-    """Implements ports.RoundPlan: so many nodes, likely or not, of the texts that the drafter has read and of those it
-    would read anyway, since many unread prompts take longer than the passes that are measured."""
+class _ProbePlan:
+    """Implements ports.RoundPlan: a length for every text, likely or not, if the drafter has read them all or would
+    read them anyway; else another plan. Many unread prompts take longer than the passes that are measured."""
 
-    def __init__(self, plan: RoundPlan, num_nodes: int) -> None:
-        """Measure so many nodes in a round of this plan."""
+    num_candidates = 1
+    uses_acceptance_head = False
+
+    def __init__(self, plan: RoundPlan, length: int, num_texts: int, num_other_rows: int) -> None:
+        """Measure drafts of this length, or follow the plan."""
+        self.num_rows = num_texts * (1 + length) + num_other_rows
         self._plan = plan
-        self._num_nodes = num_nodes
+        self._num_nodes = num_texts * length
+        self._num_texts = num_texts
+        self._ready: set[int] = set()
+        self._is_wanted = False
+        """Whether the plan drafts for any text by itself."""
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether every text is drafted the length that is measured."""
+        return not self._num_nodes or len(self._ready) == self._num_texts
 
     def should_draft(self, index: int, num_ids: int) -> bool:
         """See ports.RoundPlan."""
-        return self._num_nodes > 0 and (num_ids <= CATCH_UP or self._plan.should_draft(index, num_ids))
+        if not self._num_nodes:
+            return False
+        is_wanted = self._plan.should_draft(index, num_ids)
+        self._is_wanted |= is_wanted
+        if is_wanted or num_ids <= CATCH_UP:
+            self._ready.add(index)
+        return index in self._ready
 
     def should_read(self, index: int, num_ids: int, num_last: int) -> bool:
         """See ports.RoundPlan."""
@@ -51,8 +74,10 @@ class _ProbePlan(FixedPolicy):
 
     def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
         """See ports.RoundPlan."""
-        return len(values) if num_nodes < self._num_nodes else 0
+        if self.is_measuring:
+            return len(values) if num_nodes < self._num_nodes else 0
+        return self._plan.select_expansions(values, num_nodes) if self._is_wanted else 0
 
     def prune(self, values: Sequence[float]) -> int:
         """See ports.RoundPlan."""
-        return min(len(values), self._num_nodes)
+        return min(len(values), self._num_nodes) if self.is_measuring else self._plan.prune(values)

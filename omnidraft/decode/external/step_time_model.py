@@ -1,8 +1,8 @@
 """Models the duration of another engine's pass by its number of rows, learned from the passes as they come.
 
 Passes cannot be run for measuring, so an unknown size is probed a few times in regular rounds, and all others follow.
-Small sizes come first, and larger ones only while a good drafter could gain by them: with many sequences a probe of the
-largest size takes as long as many plain passes.
+Small sizes come first, and those of several tokens only while a good drafter could gain by them: with many sequences a
+probe of the largest size takes as long as many plain passes.
 """
 
 import math
@@ -68,27 +68,36 @@ class StepTimeModel:
 
     def probe_length(self, num_seqs: int, longest: int) -> int | None:
         """Return the number of tokens to draft per sequence to measure an unknown size; None when all that may
-        pay are known."""
+        pay are known. A size that was begun is finished, since its first pass may have warmed something up."""
         for length in sorted({0, min(1, longest), longest // 2, longest}):
             rows = num_seqs * (1 + length)
-            if length and not self._may_pay(num_seqs, length):
+            is_begun = 0 < self._num_seen(rows) < _MIN_SAMPLES
+            if length > 1 and not is_begun and not self._may_pay(num_seqs, length):
                 return None
             if not self._is_covered(rows) and self._num_probes[_size(rows)] < _MAX_PROBES:
-                self._num_probes[_size(rows)] += 1
                 return length
         return None
 
+    def count_probe(self, rows: int) -> None:
+        """Count a round that drafted so many rows to measure them, whether its pass was a sample or not."""
+        self._num_probes[_size(rows)] += 1
+
     def _may_pay(self, num_seqs: int, length: int) -> bool:
-        """Return whether a good drafter's chains of this length would give more tokens per second than plain passes."""
+        """Return whether a good drafter's chains of this length would give more tokens per second than plain passes, if
+        passes go on growing as they do among the known sizes."""
         num_tokens = sum(_GOOD_AGREEMENT**depth for depth in range(length + 1))
         return num_tokens * self(num_seqs) > self(num_seqs * (1 + length))
 
     def _is_covered(self, rows: int) -> bool:
         """Return whether this size is known, or lies between two known ones that are near each other."""
-        number, known = _size(rows), [rows for rows, size in self._sizes.items() if size.num_seen >= _MIN_SAMPLES]
-        below = max((each for each in known if each <= number), default=0)
-        above = min((each for each in known if each >= number), default=0)
-        return 0 < above <= _MAX_GAP * below
+        known = [number for number in self._sizes if self._num_seen(number) >= _MIN_SAMPLES]
+        below = [number for number in known if number <= _size(rows)]
+        above = [number for number in known if number >= _size(rows)]
+        return bool(below and above) and min(above) <= _MAX_GAP * max(below)
+
+    def _num_seen(self, rows: int) -> int:
+        size = self._sizes.get(_size(rows))
+        return size.num_seen if size else 0
 
     def _update_size(self, size: _Size, log_s: float) -> None:
         log_error = log_s - size.log_s

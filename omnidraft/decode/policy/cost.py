@@ -11,6 +11,7 @@ wrong estimate can make it lose for long. A text that it has not read yet is rea
 expected to pay for it; where the whole is too long for that, its end is.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -122,7 +123,7 @@ class AnswerLength:
 class CostPolicy:
     """Implements ports.Policy for one target and mode. Every tenant has its own gain and trials for each kind of
     request, so that losses with one kind do not end the gains of another; and for each load, a power of two of texts
-    that share passes, since rows that were free for one text are dear when many have them."""
+    that are drafted for together, since rows that were free for one text are dear when many have them."""
 
     def __init__(self, pass_s: Seconds, step_s: Seconds, num_candidates: int = 4) -> None:
         """Take the seconds of a pass and of a drafter step by their rows."""
@@ -130,11 +131,15 @@ class CostPolicy:
         self.next_value = 0.5
         """Share of a prefix's probability that its best child has: the tokens that one more drafter step gives."""
         self._stats: Callable[[str, Work, int], DraftingStats] = lru_cache(_MAX_STREAMS)(self._new_stats)
-        self.length: Callable[[str, Work], AnswerLength] = lru_cache(_MAX_STREAMS)(lambda tenant, work: AnswerLength())
+        self._lengths: Callable[[str, Work], AnswerLength] = lru_cache(_MAX_STREAMS)(lambda *stream: AnswerLength())
 
     def stats(self, tenant: str, work: Work = "text", num_texts: int = 1) -> DraftingStats:
         """Return what drafting gained for this tenant's texts of this kind in rounds of about so many texts."""
-        return self._stats(tenant, work, num_texts.bit_length())
+        return self._stats(tenant, work, _load(num_texts))
+
+    def length(self, tenant: str, work: Work = "text") -> AnswerLength:
+        """Return how long this tenant's answers of this kind are."""
+        return self._lengths(tenant, work)
 
     def start_round(self, texts: Sequence[RoundText], num_other_rows: int = 0) -> "CostPlan":
         """See ports.Policy."""
@@ -173,16 +178,17 @@ class CostPolicy:
         return (self.pass_s(num_plain + num_nodes) - self.pass_s(num_plain)) / max(num_nodes, 1)
 
     def _new_stats(self, tenant: str, work: Work, load: int) -> DraftingStats:
-        return DraftingStats(min(_FIRST_GAIN, max(_MIN_GAIN, self._prior_gain(2 ** (load - 1)))))
+        return DraftingStats(self.first_gain(2**load))
 
-    def _prior_gain(self, num_texts: int) -> float:
-        """Return the gain of the best chains at the prior agreement of a useful drafter, for each of so many texts."""
+    def first_gain(self, num_texts: int) -> float:
+        """Return the gain that is expected before any was measured: that of the best chains at the prior agreement of a
+        useful drafter, for each of so many texts, within bounds."""
         best, tokens, plain_s = -1.0, 0.0, self.pass_s(num_texts)
         for depth in range(1, _PRIOR_DEPTH + 1):
             tokens += _PRIOR_AGREEMENT**depth
             spent_s = self.pass_s(num_texts * (1 + depth)) - plain_s + depth * self.step_s(num_texts)
             best = max(best, tokens - spent_s / plain_s)
-        return best
+        return min(_FIRST_GAIN, max(_MIN_GAIN, best))
 
 
 class CostPlan:
@@ -251,7 +257,10 @@ class CostPlan:
     def _gain_pays(self, index: int, num_ids: int) -> bool:
         """Return whether the expected gain is worth reading so many ids."""
         stats = self._stats(*_stream(self._texts[index]))
-        return not stats.trials_left and stats.gain * self._left_s(index) > self._catch_up_s(num_ids)
+        gain = stats.gain
+        if not stats.num_drafted:  # passes of this load may have been measured since the first estimate
+            gain = min(gain, self._policy.first_gain(len(self._texts)))
+        return not stats.trials_left and gain * self._left_s(index) > self._catch_up_s(num_ids)
 
     def _catch_up_s(self, num_ids: int) -> float:
         return self._policy.step_s(num_ids) - self._policy.step_s(min(num_ids, CATCH_UP))
@@ -291,6 +300,11 @@ class CostPlan:
         if last:
             self._policy.next_value += _EMA_WEIGHT * (min(value / last, 1.0) - self._policy.next_value)
         return last is None
+
+
+def _load(num_texts: int) -> int:
+    """Return the nearest power of two, so that a text that ends changes no load of 2, 4, 8 or 16 texts."""
+    return round(math.log2(num_texts))
 
 
 def _stream(text: RoundText | TextOutcome) -> tuple[str, Work]:

@@ -133,7 +133,7 @@ def _http_server(
 ) -> Iterator[str]:
     """Run a command that serves on this port; yield the URL once its probe says that it is ready."""
     url = f"http://127.0.0.1:{port}"
-    with LocalCluster(folder, folder, environ) as cluster:
+    with LocalCluster(folder, environ) as cluster:
         cluster.start(name, command)
         cluster.wait_for(lambda: is_serving(url, probe), f"serving {name}", _READY_S)
         yield url

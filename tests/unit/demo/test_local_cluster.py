@@ -13,7 +13,7 @@ import sys, time
 from pathlib import Path
 from omnidraft.demo.local_cluster import LocalCluster
 
-with LocalCluster(Path("unused"), Path(sys.argv[1])) as cluster:
+with LocalCluster(Path(sys.argv[1])) as cluster:
     print(cluster.start("service", ["sleep", "600"]), flush=True)
     time.sleep(600)
 """

@@ -13,9 +13,9 @@ expected to pay for it; where the whole is too long for that, its end is.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
+from omnidraft.decode.policy.drafting_stats import EMA_WEIGHT, MIN_GAIN, AnswerLength, DraftingStats, SpentText
 from omnidraft.ports import RoundText, TextOutcome, Work
 
 TRIAL_SHARE = 0.02
@@ -23,101 +23,16 @@ TRIAL_SHARE = 0.02
 _TRIAL_ROUNDS = 4
 CATCH_UP = 4
 """Ids that an active drafter reads at most before its next step; more count as catching up."""
-_EMA_WEIGHT = 0.03
-"""Weight of a new observation in a moving average."""
-_FIRST_ROUNDS = 10
-"""Rounds that the prior gain counts for."""
 _PRIOR_AGREEMENT, _PRIOR_DEPTH = 0.65, 4
-_FIRST_GAIN, _MIN_GAIN = 0.2, -0.1
-"""Tokens per text and round that the drafter gains: the most that is expected before any was measured, and the lowest
-estimate, so that a few good trials bring it back."""
+_FIRST_GAIN = 0.2
+"""Tokens per text and round that the drafter is expected to gain at most before any was measured."""
 _WHOLE_GAIN = 0.25
 """Tokens per round that a drafter is taken to gain by reading the whole of a long text, beyond its end."""
-_DECAY = 0.97
-"""Decay per round of the sums of seconds: about 30 rounds count."""
 _MAX_STREAMS = 2048
 """Tenants, kinds and loads of requests with statistics of their own; the least recently seen one is dropped."""
 
 Seconds = Callable[[int], float]
 """Seconds by number of rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpentText:
-    """A text after a round, with its share of the round's seconds."""
-
-    outcome: TextOutcome
-    seconds: float
-    seconds_without: float
-    """What it would have taken without the drafter."""
-
-    @property
-    def num_without(self) -> int:
-        """Tokens that the round would have given without the drafter."""
-        return 1 + self.outcome.num_accepted_without if self.outcome.has_drafter else self.outcome.num_emitted
-
-    def gain(self, token_s: float) -> float:
-        """Return how many tokens the drafter added to those of the time that it took, at `token_s` for each of them."""
-        return self.outcome.num_emitted - self.num_without - (self.seconds - self.seconds_without) / token_s
-
-
-@dataclass(slots=True)
-class DraftingStats:
-    """The gain of the drafter for one tenant's texts of one kind under one load."""
-
-    gain: float
-    emits: float = 2.0
-    """Tokens per text and round with a drafter."""
-    num_drafted: int = 0
-    """Rounds with a drafter."""
-    trials_left: int = 0
-    idle_s: float = 0.0
-    """Seconds without a drafter that no trial was taken from."""
-    plain_s: float = 0.0
-    """Seconds that recent rounds' tokens would have taken without drafting."""
-    seconds: float = 0.0
-    """Seconds that they took."""
-    plain_without_s: float = 0.0
-    """Seconds that the tokens that those rounds would have given without the drafter take in plain decoding."""
-    seconds_without: float = 0.0
-    """Seconds that they would have taken without the drafter."""
-
-    @property
-    def speedup_without(self) -> float:
-        """Return how many times as fast as plain decoding the other draft sources are, and at least 1."""
-        return max(self.plain_without_s / self.seconds_without, 1.0) if self.seconds_without else 1.0
-
-    def add(self, texts: Sequence[SpentText], token_s: float) -> None:
-        """Add these texts of a round; a token of plain decoding takes `token_s`."""
-        drafted = [each for each in texts if each.outcome.has_drafter]
-        self.plain_without_s = self.plain_without_s * _DECAY + token_s * sum(each.num_without for each in texts)
-        self.seconds_without = self.seconds_without * _DECAY + sum(each.seconds_without for each in texts)
-        if drafted:
-            emits = sum(each.outcome.num_emitted for each in drafted) / len(drafted)
-            earned = sum(each.gain(token_s / self.speedup_without) for each in drafted)
-            self._add_gain(emits, earned / len(drafted))
-        self.idle_s += sum(each.seconds for each in texts if not each.outcome.has_drafter)
-        self.plain_s = self.plain_s * _DECAY + token_s * sum(each.outcome.num_emitted for each in texts)
-        self.seconds = self.seconds * _DECAY + sum(each.seconds for each in texts)
-
-    def _add_gain(self, emits: float, earned: float) -> None:
-        """Add a round with a drafter: tokens per text, and how many of them it earned."""
-        weight = max(_EMA_WEIGHT, 1 / (_FIRST_ROUNDS + self.num_drafted))
-        self.num_drafted += 1
-        self.trials_left = max(self.trials_left - 1, 0)
-        self.gain = max(self.gain + weight * (earned - self.gain), _MIN_GAIN)
-        self.emits += weight * (emits - self.emits)
-
-
-@dataclass(slots=True)
-class AnswerLength:
-    """The moving average of the tokens of one tenant's answers of one kind."""
-
-    mean: float = 128.0
-
-    def add(self, num_tokens: int) -> None:
-        """Add the tokens of an answer that ended."""
-        self.mean += _EMA_WEIGHT * (num_tokens - self.mean)
 
 
 class CostPolicy:
@@ -188,7 +103,7 @@ class CostPolicy:
             tokens += _PRIOR_AGREEMENT**depth
             spent_s = self.pass_s(num_texts * (1 + depth)) - plain_s + depth * self.step_s(num_texts)
             best = max(best, tokens - spent_s / plain_s)
-        return min(_FIRST_GAIN, max(_MIN_GAIN, best))
+        return min(_FIRST_GAIN, max(MIN_GAIN, best))
 
 
 class CostPlan:
@@ -298,7 +213,7 @@ class CostPlan:
         """Update the value of a further step with this one's; return True for the first step of a round."""
         last, self._last_value = self._last_value, value
         if last:
-            self._policy.next_value += _EMA_WEIGHT * (min(value / last, 1.0) - self._policy.next_value)
+            self._policy.next_value += EMA_WEIGHT * (min(value / last, 1.0) - self._policy.next_value)
         return last is None
 
 

@@ -49,12 +49,12 @@ class Cluster(AbstractContextManager["Cluster"]):
         self.folder = folder.absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._broker_port, self._registry_port, worker_port = free_port(), free_port(), free_port()
-        self._config_path = self.folder / "settings.toml"
-        self._config_path.write_text(
+        self.config_path = self.folder / "settings.toml"
+        self.config_path.write_text(
             f'{toml}\nport = {worker_port}\n[log]\nurl = "kafka://127.0.0.1:{self._broker_port}"\n'
             f'topic_prefix = "soak"\nrequest_timeout_s = 5\n[registry]\nurl = "{self.registry_url}"\n'
         )
-        self.settings = config.load(self._config_path, {})
+        self.settings = config.load(self.config_path, {})
         self.url = f"http://127.0.0.1:{worker_port}"
         self.processes = LocalCluster(self.folder / "logs", ENVIRON | bytecode_environment())
         self.on_end: Callable[[str], None] = lambda name: None
@@ -83,7 +83,7 @@ class Cluster(AbstractContextManager["Cluster"]):
             case "registry":
                 self.processes.start(REGISTRY, self._mlflow())
             case _:
-                self.processes.start(name, service_command(name, self._config_path))
+                self.processes.start(name, service_command(name, self.config_path))
 
     def start_all(self, services: Sequence[str] = SERVICES) -> None:
         """Start registry, broker and services, each when the one before is ready; return when all are."""

@@ -57,7 +57,7 @@ def assertions(figures: dict) -> dict[str, bool]:
 def _start_worker(cluster: Cluster, number: int) -> str:
     """Start another worker of the same settings at a port of its own; return its URL."""
     port = free_port()
-    command = service_command("decode_worker", cluster.folder / "settings.toml")
+    command = service_command("decode_worker", cluster.config_path)
     cluster.processes.start(f"decode_worker-{number}", ["env", f"OMNIDRAFT_WORKER__PORT={port}", *command])
     url = f"http://127.0.0.1:{port}"
     cluster.wait_for(lambda: is_serving(url), f"ready worker {number}", START_TIMEOUT_S)

@@ -20,7 +20,7 @@ def demo(
     max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per measured answer.")] = 48,
     num_recorded: Annotated[
         int, typer.Option(min=0, help="Recorded answers replayed before live traffic, at most.")
-    ] = 72,
+    ] = 96,
     num_live: Annotated[int, typer.Option(min=0, max=40, help="Questions served as live traffic.")] = 4,
     num_snapshots: Annotated[int, typer.Option(min=1, help="Snapshots to learn.")] = 2,
 ) -> None:

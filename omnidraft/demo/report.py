@@ -68,6 +68,7 @@ def picture(points: Sequence[CurvePoint], rows: Sequence[dict[str, Any]], path: 
     curve.errorbar([point.num_tokens for point in points], agreements, yerr=errors, marker="o", capsize=4, color=COLOR)
     curve.set_title(f"agreement on {points[-1].num_positions:,} held-out positions")
     curve.set_xlabel("tokens learned; bars: standard error of the gain")
+    curve.locator_params(axis="x", nbins=6)
     curve.grid(alpha=0.3)
     names = [f"version {row['version']}" for row in rows]
     for axis, (field, title) in zip(bars, panels.items(), strict=True):
@@ -75,7 +76,7 @@ def picture(points: Sequence[CurvePoint], rows: Sequence[dict[str, Any]], path: 
         axis.set_title(title)
         axis.margins(y=0.15)
     bars[-1].axhline(1.0, color="black", linewidth=1, linestyle="--", label="plain decoding")
-    bars[-1].legend(loc="lower right")
+    bars[-1].legend(loc="upper left")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -30,6 +30,9 @@ def transfer(
     learning_rate: Annotated[
         float, typer.Option(min=0, help="The highest; it rises to it, and falls to 0 at the last step.")
     ] = 1e-4,
+    embedding_rate: Annotated[
+        float, typer.Option(min=0, help="That of embeddings and head, as a multiple of the others'.")
+    ] = 1.0,
     loss: Annotated[str, typer.Option(help="A weighted sum of alm, alm_tv and nll.")] = "alm",
     hidden_weight: Annotated[float, typer.Option(min=0, help="Weight of the hidden states' loss; 0: without.")] = 1.0,
     grad_mag: Annotated[
@@ -83,6 +86,7 @@ def transfer(
         num_steps=num_steps,
         texts_per_step=texts_per_step,
         learning_rate=learning_rate,
+        embedding_rate=embedding_rate,
         loss=loss,
         hidden_weight=hidden_weight,
         grad_mag=grad_mag,

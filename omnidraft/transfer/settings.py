@@ -18,6 +18,8 @@ class TrainingSettings:
     texts_per_step: int = 4
     learning_rate: float = 1e-4
     """The highest; it rises over `warmup_steps` and falls to 0 at the last step, both linearly."""
+    embedding_rate: float = 1.0
+    """The learning rate of embeddings and head as a multiple of the others': a row learns only where its id occurs."""
     warmup_steps: int = 5
     loss: str = "alm"
     """A weighted sum of LOSSES."""

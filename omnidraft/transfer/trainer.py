@@ -25,6 +25,8 @@ from omnidraft.transfer.texts import AlignedText
 CACHED_FLOATS = 1 << 28
 """Numbers of hidden states that are kept for later passes over the texts: 1 GiB. Other texts are read again."""
 _STEPS = "num_steps"
+_MULTIPLE = "multiple"
+"""Of the learning rate, in a group of the optimizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,11 @@ class Trainer:
         self.num_steps = 0
         self._model, self._original, self._texts, self._settings = model, original, texts, settings
         self._terms = settings.terms()
+        rows = [weights for weights in model.trained().values() if len(weights) == model.vocab_size]
+        others = [weights for weights in model.trained().values() if len(weights) != model.vocab_size]
+        groups = [{"params": rows, _MULTIPLE: settings.embedding_rate}, {"params": others, _MULTIPLE: 1.0}]
         self._optimizer = torch.optim.AdamW(
-            model.trained().values(), lr=settings.learning_rate, weight_decay=0.0, fused=True
+            [group for group in groups if group["params"]], lr=settings.learning_rate, weight_decay=0.0, fused=True
         )
         self._hidden = HiddenLoss(settings.hidden_weight, grad_mag=settings.grad_mag)
         self._cache: dict[int, TrainingExample] = {}
@@ -65,7 +70,7 @@ class Trainer:
         examples = [self._example(index) for index in self._chosen(self.num_steps)]
         rate = self._settings.rate_at(self.num_steps)
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group[_MULTIPLE]
         losses, norm = self.gradients(examples)
         if not np.isfinite([norm, *losses.values()]).all():
             raise ConfigError(f"step {self.num_steps + 1} came to losses {losses}; try a lower learning rate")

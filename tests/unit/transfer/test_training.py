@@ -123,6 +123,19 @@ def test_the_rate_rises_and_falls_to_nothing_after_the_last_step() -> None:
     assert rates[-1] == pytest.approx(SETTINGS.learning_rate / 4)
 
 
+def test_rows_of_tokens_learn_at_a_rate_of_their_own(sharp: Pair) -> None:
+    transfer = Transfer(sharp.folder, sharp.draft, sharp.target, with_loss("alm", embedding_rate=3.0, warmup_steps=0))
+    before = {name: weights.detach().clone() for name, weights in transfer.after.trained().items()}
+    rate = transfer.trainer.step().learning_rate
+    moved = {
+        name: (weights.detach() - before[name]).abs().max().item()  # Adam's first step is the rate times a sign
+        for name, weights in transfer.after.trained().items()
+    }
+    rows = {name for name in moved if "embed_tokens" in name or "lm_head" in name}
+    assert len(rows) == 2 and len(moved) > 2
+    assert all(most == pytest.approx(rate * (3 if name in rows else 1), rel=0.05) for name, most in moved.items())
+
+
 def test_every_pass_reads_every_text_once_in_an_order_of_its_own(sharp: Pair) -> None:
     trainer = Transfer(sharp.folder, sharp.draft, sharp.target, with_loss("alm", texts_per_step=3)).trainer
     passes = [trainer._chosen(step) for step in range(8)]

@@ -51,7 +51,18 @@ class ModelSettings(Section):
     """The precision of the drafter; it changes agreement, never the text. `auto`: int8 for models of the Llama family
     where our kernels work, else the target's `auto`: there int8 costs agreement."""
     kernels: Literal[
-        "auto", "portable", "amx", "avx512_bf16", "avx512", "avx2", "generic", "native", "x86-64-v3", "torch"
+        "auto",
+        "portable",
+        "amx",
+        "avx512_bf16",
+        "avx512",
+        "avx2",
+        "neon_i8mm",
+        "neon",
+        "generic",
+        "native",
+        "x86-64-v3",
+        "torch",
     ] = "auto"
     """The instructions of our kernels. `auto`: the fastest of those that survive a trial in a process of its own, else
     torch. Texts in int8, int4 and float32 are the same with all of them, bit for bit; in packed16 with all but `amx`

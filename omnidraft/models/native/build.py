@@ -22,15 +22,16 @@ SOURCE = Path(__file__).parent / "kernels" / "kernels.cpp"
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
 """Without contraction the bits of a result do not depend on the instruction set."""
 _AVX512 = ("-march=x86-64-v4", "-mavx512vnni")
-VARIANTS: dict[str, tuple[str, ...]] = (
-    {
-        "amx": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
-        "avx512_bf16": (*_AVX512, "-mavx512bf16"),
-        "avx512": _AVX512,
-        "avx2": ("-march=x86-64-v3",),
-    }
-    if platform.machine() in ("x86_64", "AMD64")
-    else {"generic": ()}
+_X86 = {
+    "amx": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+    "avx512_bf16": (*_AVX512, "-mavx512bf16"),
+    "avx512": _AVX512,
+    "avx2": ("-march=x86-64-v3",),
+}
+_GENERIC: dict[str, tuple[str, ...]] = {"generic": ()}
+ARM = {"neon_i8mm": ("-march=armv8.2-a+dotprod+i8mm",), "neon": ("-march=armv8.2-a+dotprod",), **_GENERIC}
+VARIANTS: dict[str, tuple[str, ...]] = {"x86_64": _X86, "AMD64": _X86, "aarch64": ARM, "arm64": ARM}.get(
+    platform.machine(), _GENERIC
 )
 """Instruction sets that the kernels are compiled for, with the compiler's flags; usually the fastest comes first. None
 asks the compiler what this processor can do, so a library that was built elsewhere serves here too."""
@@ -39,6 +40,8 @@ _NEEDED = {
     "avx512_bf16": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"},
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
     "avx2": {"avx2", "fma", "f16c"},
+    "neon_i8mm": {"asimddp", "i8mm"},
+    "neon": {"asimddp"},
 }
 """Flags of /proc/cpuinfo without which a variant is not tried."""
 _ADVICE = "install a C++ compiler with OpenMP (Debian and Ubuntu: apt-get install g++), or name one in CXX"
@@ -50,7 +53,8 @@ def is_announced(variant: str) -> bool:
     """Return whether the processor claims the instructions of this variant, or makes no claims."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    flags = next((set(line.split(":")[1].split()) for line in lines if line.startswith("flags")), None)
+    named = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
+    flags = next((set(names.split()) for names in named), None)
     return flags is None or _NEEDED.get(variant, set()) <= flags
 
 

@@ -8,6 +8,8 @@
 #include "multiply_bfloat16.h"
 #elif defined(__AVX512VNNI__)
 #include "multiply_512.h"
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include "multiply_neon.h"
 #else
 #include "multiply_256.h"
 #endif
@@ -26,6 +28,10 @@ template <int BITS> using QuantizedMatrix = QuantizedWeights512<BITS>;
 inline void allow_instructions() {}
 using Bfloat16Matrix = Bfloat16Weights512;
 template <int BITS> using QuantizedMatrix = QuantizedWeights512<BITS>;
+#elif defined(__ARM_FEATURE_DOTPROD)
+inline void allow_instructions() {}
+using Bfloat16Matrix = Bfloat16Weights;
+template <int BITS> using QuantizedMatrix = QuantizedWeights<BITS, DotProducts<BITS>>;
 #else
 inline void allow_instructions() {}
 using Bfloat16Matrix = Bfloat16Weights;

@@ -180,8 +180,8 @@ template <> struct Products<4> {
     }
 };
 
-template <int BITS, class Layout = QuantizedLayout<BITS>, class Inputs = typename Products<BITS>::Inputs>
-struct QuantizedWeights : Layout, Inputs, RowTiles<QuantizedWeights<BITS>> {
+template <int BITS, class P = Products<BITS>, class Layout = QuantizedLayout<BITS>, class Inputs = typename P::Inputs>
+struct QuantizedWeights : Layout, Inputs, RowTiles<QuantizedWeights<BITS, P>> {
     using Layout::GROUP_BYTES, Layout::GROUP_SIZE, Inputs::row_bytes;
     static constexpr int TILE_ROWS = 4;
 
@@ -200,7 +200,7 @@ struct QuantizedWeights : Layout, Inputs, RowTiles<QuantizedWeights<BITS>> {
             const char* weights = block + Layout::HEADER_BYTES;
             for (int part = 0; part < Inputs::STEPS; part++, header += sizeof(float)) {
                 Ints products[R][2] = {};
-                Products<BITS>::template add<R>(weights, inputs, stride, products);
+                P::template add<R>(weights, inputs, stride, products);
                 for (int r = 0; r < R; r++)
                     for (int half = 0; half < 2; half++) {
                         Floats product = __builtin_convertvector(products[r][half], Floats);

@@ -10,6 +10,8 @@
 #include <cstring>
 #ifdef __x86_64__
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace {
@@ -50,6 +52,12 @@ inline Ints splat_bits(const void* from) {
 inline Floats fma(Floats a, Floats b, Floats c) {
 #ifdef __FMA__
     return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    struct Halves {
+        float32x4_t low, high;
+    } x = load<Halves>(&a), y = load<Halves>(&b), z = load<Halves>(&c);
+    Halves sums{vfmaq_f32(z.low, x.low, y.low), vfmaq_f32(z.high, x.high, y.high)};
+    return load<Floats>(&sums);
 #else
     for (int lane = 0; lane < LANES; lane++) c[lane] = std::fma(a[lane], b[lane], c[lane]);
     return c;

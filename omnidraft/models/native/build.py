@@ -43,7 +43,9 @@ _NEEDED = {
     "neon_i8mm": {"asimddp", "i8mm"},
     "neon": {"asimddp"},
 }
-"""Flags of /proc/cpuinfo without which a variant is not tried."""
+"""Flags of CPUINFO without which a variant is not tried."""
+CPUINFO = Path("/proc/cpuinfo")
+"""Where Linux says what the processor can do; other systems have no such file."""
 _ADVICE = "install a C++ compiler with OpenMP (Debian and Ubuntu: apt-get install g++), or name one in CXX"
 
 logger = logging.getLogger(__name__)
@@ -51,8 +53,7 @@ logger = logging.getLogger(__name__)
 
 def is_announced(variant: str) -> bool:
     """Return whether the processor claims the instructions of this variant, or makes no claims."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
     named = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
     flags = next((set(names.split()) for names in named), None)
     return flags is None or _NEEDED.get(variant, set()) <= flags

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from omnidraft.errors import KernelsUnavailable, ModelError
+from omnidraft.models.native import build
 from omnidraft.models.native.build import compiled
 
 SOURCE = 'extern "C" int answer() { return 42; }'
@@ -37,6 +38,22 @@ def test_a_library_is_compiled_once_and_another_source_makes_another(source, tmp
     assert first.stat().st_mtime_ns == made_at
     source.write_text(SOURCE.replace("42", "43"))
     assert compiled(source, tmp_path / "made") != first
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "announced"),
+    [
+        ("flags\t\t: fpu avx2 fma f16c\n", {"avx2", "generic"}),
+        ("flags\t\t: fpu sse2\n", {"generic"}),
+        ("Features\t: fp asimd asimddp\n", {"neon", "generic"}),
+        ("Features\t: fp asimd asimddp i8mm bf16\n", {"neon", "neon_i8mm", "generic"}),
+    ],
+)
+def test_variants_are_those_that_the_processor_announces(cpuinfo, announced, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "CPUINFO", tmp_path / "cpuinfo")
+    build.CPUINFO.write_text(f"processor\t: 0\n{cpuinfo}")
+    names = {"avx512", "avx2", "neon_i8mm", "neon", "generic"}
+    assert {name for name in names if build.is_announced(name)} == announced
 
 
 def test_two_processes_at_once_end_with_one_library(source, tmp_path):

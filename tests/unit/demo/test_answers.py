@@ -23,7 +23,7 @@ def points():
 def test_at_least_2000_tokens_judge_and_none_of_them_is_learned():
     held_out, learned = recorded(1000)
     assert sum(len(record.emitted_ids) for record in held_out) >= 2000
-    assert len(learned) == 80
+    assert len(learned) == 96
     assert all(is_held_out(record, HELD_OUT_EVERY) for record in held_out)
     assert not {record.request_id for record in held_out} & {record.request_id for record in learned}
     assert not {tuple(record.prompt_ids) for record in held_out} & {tuple(record.prompt_ids) for record in learned}

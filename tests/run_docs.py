@@ -12,12 +12,13 @@ The first is listed with its reason, the second stands for the words in capitals
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -79,7 +80,7 @@ def _run_blocks(wanted: list[Block], folder: Path) -> Iterator[str]:
         script = folder / "page.py"
         script.write_text("\n".join(block.text for block in wanted if block.language == "python"))
         if script.stat().st_size:
-            yield from _problem(f"the Python of {wanted[0].page.name}", [sys.executable, str(script)], folder)
+            yield from problem(f"the Python of {wanted[0].page.name}", [sys.executable, str(script)], folder)
 
 
 def _run_shell(block: Block, folder: Path, servers: LocalCluster) -> Iterator[str]:
@@ -93,21 +94,36 @@ def _run_shell(block: Block, folder: Path, servers: LocalCluster) -> Iterator[st
         except OmnidraftError as exc:
             yield f"{block.place}: {exc}"
     others = "\n".join(line for line in lines if not re.match(r"omnidraft serve\b", line))
-    yield from _problem(block.place, ["bash", "-euo", "pipefail", "-c", others], folder)
+    yield from problem(block.place, ["bash", "-euo", "pipefail", "-c", others], folder)
 
 
-def _problem(place: str, command: list[str], folder: Path) -> Iterator[str]:
+def problem(place: str, command: list[str], folder: Path) -> Iterator[str]:
+    """Run a command to its end, and yield what went wrong. Nothing that it started outlives it."""
     started = time.monotonic()
+    with _session(command, folder) as process:
+        try:
+            output, errors = process.communicate(timeout=BLOCK_S)
+        except subprocess.TimeoutExpired:
+            yield f"{place}: took more than {BLOCK_S:g} s"
+            return
+    print(f"         {place}: exit code {process.returncode} after {time.monotonic() - started:.0f} s", flush=True)
+    if process.returncode != 0:
+        yield f"{place}: exit code {process.returncode}\n{output[-1000:]}\n{errors[-2000:]}"
+
+
+@contextmanager
+def _session(command: list[str], folder: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Start a command in a session of its own, which ends with the `with` block."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        command, cwd=folder, env=_environ(folder), stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
     try:
-        done = subprocess.run(
-            command, cwd=folder, env=_environ(folder), capture_output=True, text=True, timeout=BLOCK_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        yield f"{place}: took more than {BLOCK_S:g} s"
-        return
-    print(f"         {place}: exit code {done.returncode} after {time.monotonic() - started:.0f} s", flush=True)
-    if done.returncode != 0:
-        yield f"{place}: exit code {done.returncode}\n{done.stdout[-1000:]}\n{done.stderr[-2000:]}"
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
 
 
 def _filled_in(line: str, block: Block) -> str:
@@ -135,4 +151,5 @@ def _checkout() -> Iterator[Path]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it ends what its blocks started
     typer.run(main)

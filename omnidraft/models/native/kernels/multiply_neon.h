@@ -3,8 +3,6 @@
 
 #pragma once
 
-#include <arm_neon.h>
-
 #include "multiply_256.h"
 
 namespace {

@@ -27,21 +27,25 @@ def printed(compiler: str, folder: Path, flags: tuple[str, ...], source: Path, *
     return subprocess.run([*run_by, str(binary)], check=True, capture_output=True, text=True).stdout.splitlines()
 
 
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What this processor prints."""
+    return printed(find_compiler(), tmp_path_factory.mktemp("here"), (), SOURCE.parent)
+
+
 @pytest.mark.parametrize("variant", ARM)
-def test_arm_gives_the_bits_of_every_other_processor(variant: str, tmp_path: Path) -> None:
-    here = printed(find_compiler(), tmp_path, (), SOURCE.parent)
+def test_arm_gives_the_bits_of_every_other_processor(variant: str, here: list[str], tmp_path: Path) -> None:
     there = printed(COMPILER, tmp_path, ARM[variant], SOURCE.parent, *EMULATOR)
     assert there == here
     assert sum(line.startswith("passes") for line in here) == 4
 
 
-def test_a_wrong_product_is_caught(tmp_path: Path) -> None:
+def test_a_wrong_product_is_caught(here: list[str], tmp_path: Path) -> None:
     sources = tmp_path / "kernels"
     sources.mkdir()
     for file in SOURCE.parent.iterdir():
         changed = file.read_text().replace("vshlq_n_s32(lowered[r], 7)", "vshlq_n_s32(lowered[r], 6)")
         (sources / file.name).write_text(changed)
-    here = printed(find_compiler(), tmp_path, (), SOURCE.parent)
     there = printed(COMPILER, tmp_path, ARM["neon"], sources, *EMULATOR)
     differing = [mine.split()[:2] for mine, others in zip(here, there, strict=True) if mine != others]
     assert differing

@@ -34,6 +34,10 @@ TEST_LIMIT := timeout --foreground --signal=INT --kill-after=60 $(TEST_LIMIT_S)
 # One numeric thread per test process; what measures speed sets its own.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false RAY_USAGE_STATS_ENABLED=0 MLFLOW_DISABLE_TELEMETRY=true
 
+# Python keeps bytecode in our own folders, even on a machine that says otherwise: else every process compiles torch and
+# transformers anew, which takes it ten seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 # uv does not read pip's settings: hand over what the machine has set for pip.
 ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)

@@ -20,7 +20,7 @@ import psutil
 import yaml
 
 from omnidraft.hosts.ray_serve import deployment_name
-from pipelines.soak.cluster import bytecode_environment
+from pipelines.lib.bytecode import bytecode_environment
 
 ROOT = Path(__file__).parents[1]
 SERVE_YAML = ROOT / "deploy/ray/serve.yaml"

@@ -9,7 +9,9 @@ import os
 import sys
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +73,12 @@ def _run(
     url = f"http://{settings.worker.host}:{settings.worker.port}"
     control = wiring.log_writer(settings, settings.log.control_topic)
     publish_announcement(control, "pause")
+    for name in ("worker", "controller", "distiller"):
+        cluster.start(name, _service_command(name, plan))
     with spinner("starting the worker, which loads both models and measures what its passes cost here"):
-        cluster.start("worker", _service_command("worker", plan))
         cluster.wait_for(lambda: is_serving(url), "serving worker", START_TIMEOUT_S)
     registry = wiring.registry(settings)
-    with spinner("starting controller and distiller"):
-        for name in ("controller", "distiller"):
-            cluster.start(name, _service_command(name, plan))
+    with spinner("waiting for controller and distiller"):
         cluster.wait_for(lambda: bool(registry.versions()), "first version", START_TIMEOUT_S)
     client = ChatClient(url, max_tokens=plan.max_tokens)
     held_out = [prompt.text for prompt in prompts.read(QUESTIONS, plan.num_questions)]
@@ -122,8 +123,10 @@ def _pull(settings: config.Settings) -> None:
     from omnidraft.models.catalog import store
 
     with downloads("looking for both models, which are fetched the first time (1.2 GB)") as progress:
-        for name in (settings.models.target, settings.models.drafter):
-            store.resolve(name, progress=progress)
+        resolve, names = partial(store.resolve, progress=progress), (settings.models.target, settings.models.drafter)
+        with ThreadPoolExecutor(len(names)) as pool:
+            for _ in pool.map(resolve, names):
+                pass
 
 
 def _require_recorded_vocabularies(settings: config.Settings) -> None:

@@ -28,7 +28,7 @@ from rich.table import Table
 from omnidraft.demo.local_cluster import LocalCluster, free_port
 from omnidraft.hosts import process
 from pipelines.lib import machine, report
-from pipelines.soak.cluster import bytecode_environment
+from pipelines.lib.bytecode import bytecode_environment
 
 _TIMEOUT_S = 600.0
 _POLL_S = 0.02

@@ -1,7 +1,6 @@
 """A whole fleet on this machine: a Kafka broker, an MLflow server, and our services in front of tiny or real models."""
 
 import importlib.util
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from omnidraft.demo.local_cluster import (
     service_command,
     tiny_models,
 )
+from pipelines.lib.bytecode import bytecode_environment
 
 LOCAL_BROKER = Path(__file__).parents[2] / "deploy" / "kafka" / "local_broker.py"
 ACTOR = "ray::Distill"
@@ -163,14 +163,6 @@ class Cluster(AbstractContextManager["Cluster"]):
         stores = ["--backend-store-uri", store, "--artifacts-destination", str(self.folder / "artifacts")]
         address = ["--host", "127.0.0.1", "--port", str(self._registry_port), "--workers", "1"]
         return [sys.executable, "-m", "mlflow", "server", *stores, *address]
-
-
-def bytecode_environment() -> dict[str, str]:
-    """Return variables that keep bytecode beside our models where Python may not write it beside the sources."""
-    if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
-        return {}
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "omnidraft" / "bytecode"
-    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache)}
 
 
 def _answers(url: str) -> bool:

@@ -19,6 +19,7 @@ import logging
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 UNUSED_TYPE = 5  # llama.cpp's LLAMA_TOKEN_TYPE_UNUSED
@@ -28,6 +29,7 @@ RUN_CHARACTERS = "\n\t\u2581"  # U+2581 stands for a space
 
 Json = dict[str, Any]
 
+_CONVERTING = Lock()  # of this process's stderr and of functions that transformers uses
 logger = logging.getLogger(__name__)
 
 
@@ -42,10 +44,12 @@ class TokenizerFacts:
 def convert(gguf: Path, folder: Path) -> None:
     """Write the model and its tokenizer into `folder`, ready for `from_pretrained`.
 
-    Needs about two times the size of the bf16 weights in memory.
+    Needs about two times the size of the bf16 weights in memory; one thread converts at a time.
     """
-    logger.info("converting %s", gguf.name)
-    with _quiet_transformers():
+    from omnidraft.models.catalog import gguf_speedups
+
+    with _CONVERTING, _quiet_transformers(), gguf_speedups.applied():
+        logger.info("converting %s", gguf.name)
         _convert_tokenizer(gguf, folder)
         _convert_weights(gguf, folder)
 

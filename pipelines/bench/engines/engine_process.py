@@ -16,8 +16,8 @@ from omnidraft.exit_status import describe_exit
 from omnidraft.models.catalog import store
 from pipelines.bench.engines.engine import EngineSpec
 from pipelines.bench.engines.gguf_quantize import quantized
+from pipelines.lib.bytecode import bytecode_environment
 from pipelines.lib.llama_bindings import ik_bindings, llama_bindings
-from pipelines.soak.cluster import bytecode_environment
 
 LLAMACPP, IK = "llamacpp", "ik-llamacpp"
 """Systems that load GGUF files."""

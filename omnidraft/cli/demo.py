@@ -16,12 +16,12 @@ def demo(
     out: Annotated[Path, typer.Option(help="A folder for everything that this run writes.")] = Path("runs/demo"),
     target: Annotated[str | None, typer.Option(help="The model to speed up.")] = None,
     drafter: Annotated[str | None, typer.Option(help="The small model that learns.")] = None,
-    num_questions: Annotated[int, typer.Option(min=1, max=NUM_TEST, help="Questions to measure on.")] = 8,
+    num_questions: Annotated[int, typer.Option(min=1, max=NUM_TEST, help="Questions to measure on.")] = 6,
     max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per measured answer.")] = 48,
     num_recorded: Annotated[
         int, typer.Option(min=0, help="Recorded answers replayed before live traffic, at most.")
     ] = 96,
-    num_live: Annotated[int, typer.Option(min=0, max=40, help="Questions served as live traffic.")] = 4,
+    num_live: Annotated[int, typer.Option(min=0, max=40, help="Questions served as live traffic.")] = 3,
     num_snapshots: Annotated[int, typer.Option(min=1, help="Snapshots to learn.")] = 2,
 ) -> None:
     """Watch a drafter with another vocabulary learn from a target's traffic and speed it up.

@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -136,8 +135,9 @@ def kernels(variant: str = "auto") -> Kernels:
     """Return the build of our kernels to use, compiled and tried if that was not done yet.
 
     Args:
-        variant: a name of VARIANTS must work; `auto` takes the fastest that does, and `portable` the fastest whose
-            bits are the same on every processor.
+        variant: a name of VARIANTS must work; `auto` takes the widest instructions that work and are faster than
+            torch, or else the fastest that work, and `portable` does so among those whose bits are the same on every
+            processor.
 
     Raises:
         KernelsUnavailable: none works here, none can be compiled, or `variant` is `torch`, which asks for none.
@@ -153,7 +153,6 @@ def _kernels(home: Path, variant: str, formats: tuple[str, ...], _compiler: str 
     candidates = _candidates(variant)
     if not any(map(is_in_wheel, candidates)):
         find_compiler()
-    _compile_ahead(candidates[:2], home / "native")
     found: dict[str, Kernels] = {}
     refused: list[tuple[str, str]] = []
     for name in candidates:
@@ -165,8 +164,8 @@ def _kernels(home: Path, variant: str, formats: tuple[str, ...], _compiler: str 
             continue
         if outcome.fault is None:
             found[name] = Kernels(name, library, outcome.seconds)
-            if _fastest(found).variant != name:
-                break  # the variants after it have narrower instructions still
+            if _is_faster_than_torch(outcome.seconds):
+                break  # narrower instructions would cost the first start a compilation and a trial each
         else:
             refused.append((name, outcome.fault))
     if not found:
@@ -185,16 +184,15 @@ def _candidates(variant: str) -> Sequence[str]:
     return [name for name in announced if variant != PORTABLE or name not in NOT_PORTABLE] or list(VARIANTS)[-1:]
 
 
-def _compile_ahead(names: Sequence[str], folder: Path) -> None:
-    """Compile these variants at once, those that a first start tries; the trial meets what goes wrong again."""
-    with ThreadPoolExecutor(len(names)) as pool:
-        wait([pool.submit(kernel_library, name, folder) for name in names])
-
-
 def _fastest(found: Mapping[str, Kernels]) -> Kernels:
     """Return the first that is not significantly slower than the fastest in 16 bits."""
     times = {name: _relative_time(each.seconds_per_token) for name, each in found.items()}
     return next(found[name] for name, time in times.items() if time <= (1 + TIMING_NOISE) * min(times.values()))
+
+
+def _is_faster_than_torch(seconds_per_token: Mapping[str, float]) -> bool:
+    """Return whether packed16 was faster than a 16-bit format of torch; False where torch has none."""
+    return len(seconds_per_token) > 1 and _relative_time(seconds_per_token) < 1
 
 
 def _relative_time(seconds_per_token: Mapping[str, float]) -> float:

@@ -4,7 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from omnidraft.models.probe import choice
 from omnidraft.models.probe.choice import Kernels, _fastest
+from omnidraft.models.probe.subprocess_trial import Outcome
+
+BOTH = ["amx", "avx2"]
 
 
 def kernels(variant: str, **seconds_per_token: float) -> Kernels:
@@ -26,3 +30,34 @@ def test_the_fastest_is_taken_even_when_one_trial_met_other_load(
 ) -> None:
     found = {"amx": kernels("amx", **amx), "avx2": kernels("avx2", **avx2)}
     assert _fastest(found).variant == chosen
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "tried", "chosen"),
+    [
+        (Outcome({"packed16": 7.0, "bfloat16": 13.0}), Outcome(), ["amx"], "amx"),
+        (Outcome({"packed16": 30.0, "bfloat16": 12.0}), Outcome({"packed16": 10.0, "bfloat16": 12.0}), BOTH, "avx2"),
+        (Outcome({"packed16": 7.0}), Outcome({"packed16": 10.0}), BOTH, "amx"),
+        (Outcome(died_of="SIGILL"), Outcome({"packed16": 10.0, "bfloat16": 12.0}), BOTH, "avx2"),
+    ],
+    ids=["faster than torch", "slower than torch", "torch has no 16 bits", "dies"],
+)
+def test_narrower_instructions_are_tried_when_the_widest_are_no_gain(
+    first: Outcome,
+    second: Outcome,
+    tried: list[str],
+    chosen: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outcomes, names = {"amx": first, "avx2": second}, []
+
+    def outcome_of(home: Path, name: str, library: Path, formats: tuple[str, ...]) -> Outcome:
+        names.append(name)
+        return outcomes[name]
+
+    monkeypatch.setattr(choice, "_candidates", lambda variant: list(outcomes))
+    monkeypatch.setattr(choice, "kernel_library", lambda name, folder: folder / name)
+    monkeypatch.setattr(choice, "_try_kernels", outcome_of)
+    found = choice._kernels(tmp_path, "auto", ("bfloat16",), "no compiler runs here")
+    assert (names, found.variant) == (tried, chosen)

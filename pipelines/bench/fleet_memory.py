@@ -70,8 +70,8 @@ def _measure(tokens: int, tenants: int, folder: Path) -> dict[str, Any]:
     memory, seconds = _to_worker(paths, folder)
     return {
         "bytes": sum(path.stat().st_size for path in paths.values()),
-        "built_s": built_s,
-        **seconds,
+        "built_ms": report.ms(built_s),
+        **{f"{name}_ms": report.ms(each) for name, each in seconds.items()},
         **_lookups(memory, tenants),
         "rebuilt": _rebuilt_after_kill(tokens, tenants, folder / "killed", built_s) == _checksums(paths),
     }
@@ -117,7 +117,7 @@ def _pieces(seed: int, number: int) -> "np.ndarray":
 
 
 def _to_worker(paths: Mapping[str, Path], folder: Path) -> "tuple[FleetMemory, dict[str, float]]":
-    """Return the memory that a worker loads from a snapshot with these files, and the seconds that took."""
+    """Return the memory that a worker loads from a snapshot with these files, and the seconds of the two ways there."""
     from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
     from omnidraft.memory.owners import Owners
     from omnidraft.registry.directory_registry import DirectoryRegistry
@@ -138,7 +138,7 @@ def _to_worker(paths: Mapping[str, Path], folder: Path) -> "tuple[FleetMemory, d
     memory, swapped_s = _timed(
         lambda: loader.load(version, registry.fetch(version.version, folder / "worker", ("memory",)))
     )
-    return memory, {"published_s": published_s, "swapped_s": swapped_s}
+    return memory, {"published": published_s, "swapped": swapped_s}
 
 
 def _lookups(memory: "FleetMemory", tenants: int) -> dict[str, float]:

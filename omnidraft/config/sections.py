@@ -64,10 +64,11 @@ class ModelSettings(Section):
         "x86-64-v3",
         "torch",
     ] = "auto"
-    """The instructions of our kernels. `auto`: the fastest of those that survive a trial in a process of its own, else
-    torch. Texts in int8, int4 and float32 are the same with all of them, bit for bit; in packed16 with all but `amx`
-    and `avx512_bf16`, which make two and one bfloat16 of each input, so a mixed fleet sets `portable`, which leaves
-    them out. A named one has to work: a worker that cannot run it refuses to start. `torch` uses no kernels of ours.
+    """The instructions of our kernels. `auto`: the widest that survive a trial in a process of its own and are faster
+    than torch there, or else the fastest that survive it, or torch. Texts in int8, int4 and float32 are the same with
+    all of them, bit for bit; in packed16 with all but `amx` and `avx512_bf16`, which make two and one bfloat16 of each
+    input, so a mixed fleet sets `portable`, which leaves them out. A named one has to work: a worker that cannot run it
+    refuses to start. `torch` uses no kernels of ours.
     `native` and `x86-64-v3` are the older names of `auto` and `avx2`.
     ONEDNN_MAX_CPU_ISA pins the instructions of oneDNN."""
 

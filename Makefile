@@ -69,6 +69,7 @@ demo: setup ## Watch a real drafter learn and get faster (downloads 1.2 GB the f
 	$(VENV)/bin/omnidraft demo $(DEMO_ARGS)
 
 demo-recording: setup ## Run the demo in this terminal, and draw that as a picture that moves: docs/demo.svg
+	@test -t 0 || { echo "make demo-recording: records a terminal, and this is none (script -qec 'make demo-recording' /dev/null)" >&2; exit 2; }
 	$(PYTHON) -m uv tool run --from 'termtosvg>=1.1$(comma)<2' termtosvg docs/demo.svg --command '$(VENV)/bin/omnidraft demo $(DEMO_ARGS)' \
 	  --screen-geometry $(RECORDING_SCREEN) --min-frame-duration 1000 --max-frame-duration 150 --loop-delay 8000
 

@@ -250,7 +250,8 @@ def _finish(plan: DemoPlan, settings: config.Settings, rows: list[dict[str, Any]
     console.print(
         f"{extra['identical_texts']} of {extra['compared_texts']} texts are those of plain decoding, to the last bit\n"
         f"picture: {out / 'report.png'}, figures: {out / 'report.json'}, {extra['seconds']} s\n"
-        f"serve what was learned: omnidraft serve --config {plan.out / CONFIG_FILE} --port 8000",
+        f"serve what was learned: omnidraft serve --config {plan.out / CONFIG_FILE} --port 8000\n"
+        "then ask and watch: http://127.0.0.1:8000/",
         soft_wrap=True,
     )
     if extras.is_installed("mlflow"):

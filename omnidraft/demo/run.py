@@ -9,9 +9,11 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +113,9 @@ def _service_command(name: str, plan: DemoPlan) -> list[str]:
 def _start_services(plan: DemoPlan, settings: config.Settings, cluster: LocalCluster, url: str) -> Registry:
     """Start all services and return their registry. The worker is last and alone: it measures what its passes cost."""
     publish_announcement(wiring.log_writer(settings, settings.log.control_topic), "pause")
-    _pull(settings, lambda: [cluster.start(name, _service_command(name, plan)) for name in ("controller", "distiller")])
+    with _pulled(settings):
+        for name in ("controller", "distiller"):  # they wait for the models
+            cluster.start(name, _service_command(name, plan))
     _require_recorded_vocabularies(settings)
     registry = wiring.registry(settings)
     with spinner("starting controller and distiller"):
@@ -122,17 +126,17 @@ def _start_services(plan: DemoPlan, settings: config.Settings, cluster: LocalClu
     return registry
 
 
-def _pull(settings: config.Settings, start: Callable[[], object]) -> None:
-    """Download both models with a progress bar, unless they are on this machine; `start` what waits for them."""
+@contextmanager
+def _pulled(settings: config.Settings) -> Iterator[None]:
+    """Download both models during the `with` block, unless they are on this machine, with a progress bar."""
     from omnidraft.models.catalog import store
 
     names = settings.models.target, settings.models.drafter
     title = "looking for both models, which are fetched the first time (1.2 GB)"
     with downloads(title) as progress, ThreadPoolExecutor(len(names)) as pool:
-        pulls = [pool.submit(store.resolve, name, progress=progress) for name in names]
-        start()
-        for pull in pulls:
-            pull.result()
+        pulls = pool.map(partial(store.resolve, progress=progress), names)
+        yield
+        list(pulls)  # raises what went wrong
 
 
 def _require_recorded_vocabularies(settings: config.Settings) -> None:

@@ -55,6 +55,8 @@ def main(
     """Measure one memory, and print the figures."""
     import json
 
+    if tokens < tenants * _TEXT_IDS:
+        raise typer.BadParameter(f"--tokens: {tenants} tenants need {tenants * _TEXT_IDS:,}, a text of {_TEXT_IDS} each")
     with tempfile.TemporaryDirectory(prefix="omnidraft-memory-") as folder:
         figures = _measure(tokens, tenants, Path(folder))
     command = shlex.join(["python", "-m", "pipelines.bench.fleet_memory", *sys.argv[1:]])
@@ -147,8 +149,7 @@ def _lookups(memory: "FleetMemory", tenants: int) -> dict[str, float]:
     seconds, lengths = [], []
     for number, row in enumerate(_pieces(tenants, _NUM_LOOKUPS).tolist()):
         index = indexes[number % tenants]
-        if index is None:
-            raise typer.BadParameter(f"tenant {number % tenants} has no memory: more tokens, or fewer tenants")
+        assert index is not None, "every tenant has texts"
         match, took_s = _timed(partial(index.longest_match, row))
         seconds.append(took_s)
         lengths.append(match.length if match else 0)
@@ -162,7 +163,7 @@ def _lookups(memory: "FleetMemory", tenants: int) -> dict[str, float]:
 def _rebuilt_after_kill(tokens: int, tenants: int, folder: Path, built_s: float) -> dict[str, str]:
     """Return the checksums of the files of a process that took the place of a killed one."""
     first = _start(tokens, tenants, folder)
-    while not folder.exists():
+    while first.is_alive() and not folder.exists():
         time.sleep(0.01)
     time.sleep(built_s / 2)
     first.kill()

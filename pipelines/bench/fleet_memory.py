@@ -56,7 +56,7 @@ def main(
     import json
 
     if tokens < tenants * _TEXT_IDS:
-        raise typer.BadParameter(f"--tokens: {tenants} tenants need {tenants * _TEXT_IDS:,}, a text of {_TEXT_IDS} each")
+        raise typer.BadParameter(f"--tokens: {tenants} tenants need {tenants * _TEXT_IDS:,}, {_TEXT_IDS} each")
     with tempfile.TemporaryDirectory(prefix="omnidraft-memory-") as folder:
         figures = _measure(tokens, tenants, Path(folder))
     command = shlex.join(["python", "-m", "pipelines.bench.fleet_memory", *sys.argv[1:]])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from omnidraft.distill.examples.targets import ChunkTargets
-from omnidraft.distill.training.picked_logits import OUT
+from omnidraft.distill.training.log_masses import picked_and_masses
 
 _CERTAIN = -1e-6  # added to both sides: a likelihood of 1 has a finite divergence and a finite gradient
 
@@ -37,17 +37,12 @@ def chunk_tv(logits_RV: Tensor, chunks: ChunkTargets[Tensor]) -> Tensor:
 
 def log_q(logits_RV: Tensor, chunks: ChunkTargets[Tensor]) -> Tensor:
     """Return the log of the drafter's likelihood of each chunk, with the boundary after it when `starts_V` is given."""
-    logits_RV = logits_RV.float()
-    all_R = logits_RV.logsumexp(dim=-1)
     offset_L = torch.arange(chunks.ids_NL.shape[1])
     real_NL = offset_L < chunks.num_ids_N[:, None]
-    row_NL = chunks.row_N[:, None] + offset_L.where(real_NL, 0)
-    log_q_N = (logits_RV[row_NL, chunks.ids_NL] - all_R[row_NL]).where(real_NL, 0.0).sum(dim=-1)
-    if chunks.starts_V is None:
-        return log_q_N
-    after_NV = logits_RV[chunks.last_row_N, : len(chunks.starts_V)]
-    starting_N = after_NV.masked_fill(~chunks.starts_V, OUT).logsumexp(dim=-1)
-    return log_q_N + starting_N - all_R[chunks.last_row_N]
+    row_M, chunk_M = (chunks.row_N[:, None] + offset_L)[real_NL], real_NL.nonzero()[:, 0]
+    picked_M, all_R, starting_R = picked_and_masses(logits_RV, row_M, chunks.ids_NL[real_NL], chunks.starts_V)
+    log_q_N = torch.zeros(len(chunks.row_N)).index_add(0, chunk_M, picked_M - all_R[row_M])
+    return log_q_N if starting_R is None else log_q_N + (starting_R - all_R)[chunks.last_row_N]
 
 
 def _tempered(log_N: Tensor, tau: float) -> Tensor:

@@ -10,32 +10,36 @@
 
 namespace {
 
-// Prefetches the weights of a block or of the next one while those of a group of inputs are multiplied; the hardware
-// prefetcher is too late.
+// Prefetches the weights of a block or of the next one while its own are multiplied, a line for each line that is read:
+// many at a time would take all places of those that wait for memory, and loads from the cache would wait behind them. The
+// hardware prefetcher is too late.
 struct Prefetcher {
     static constexpr int NEAR = 8192, FAR = 24576;
     const char* from;
-    int step;
-    bool is_near;
+    int period;  // lines read for each that is fetched; 0: this block's own lines are
+    int left;    // lines read until the next is fetched
 
     // For the `tile`th of the tiles of rows that meet a block.
-    static Prefetcher of_tile(const char* block, int group_bytes, int groups, int tile, int tiles) {
-        return tiles == 1 ? along(block, group_bytes) : of_next(block, group_bytes, groups, tile, tiles);
+    static Prefetcher of_tile(const char* block, size_t bytes, int tile, int tiles) {
+        return tiles == 1 ? along(block) : of_next(block, bytes, tile, tiles);
     }
     // For one tile of rows: what comes soon to the first cache, and what comes later to the second.
-    static Prefetcher along(const char* block, int group_bytes) { return {block, group_bytes, true}; }
+    static Prefetcher along(const char* block) { return {block, 0, 0}; }
     // For one of several tiles of rows, which read this block from the cache: its part of the next block.
-    static Prefetcher of_next(const char* block, int group_bytes, int groups, int tile, int tiles) {
-        int step = (group_bytes / tiles + 63) / 64 * 64;
-        return {block + (size_t)groups * (group_bytes + tile * step), step, false};
+    static Prefetcher of_next(const char* block, size_t bytes, int tile, int tiles) {
+        return {block + bytes + bytes / 64 * tile / tiles * 64, tiles, 1};
     }
 
+    // Called for each line that is read.
     ALWAYS_INLINE void fetch() {
-        for (int line = 0; line < step; line += 64) {
-            if (is_near) __builtin_prefetch(from + NEAR + line);
-            __builtin_prefetch(from + (is_near ? FAR : 0) + line, 0, 2);
+        if (period == 0) {
+            __builtin_prefetch(from + NEAR);
+            __builtin_prefetch(from + FAR, 0, 2);
+            from += 64;
+        } else if (--left == 0) {
+            __builtin_prefetch(from, 0, 2);
+            from += 64, left = period;
         }
-        from += step;
     }
 };
 

@@ -16,12 +16,11 @@ template <class W> struct RowTiles {
     static void multiply_all(const char* weights, int first, int last, const char* rows, int num_rows, int k, Write write) {
         Floats out[W::TILE_ROWS][2];
         int tiles = (num_rows + W::TILE_ROWS - 1) / W::TILE_ROWS;
-        int groups = num_groups<W>(k);
         for (int block = first; block < last; block++) {
             const char* from = weights + block * block_bytes<W>(k);
             for (int tile = 0; tile < tiles; tile++) {
                 int row = share(num_rows, tile, tiles), size = share(num_rows, tile + 1, tiles) - row;
-                auto prefetch = Prefetcher::of_tile(from, W::GROUP_BYTES, groups, tile, tiles);
+                auto prefetch = Prefetcher::of_tile(from, block_bytes<W>(k), tile, tiles);
                 multiply_rows(size, from, rows + row * W::row_bytes(k), k, prefetch, out);
                 for (int r = 0; r < size; r++) write(block, row + r, out[r][0], out[r][1]);
             }
@@ -43,7 +42,7 @@ struct Float32Weights : Float32Layout, FloatInputs, RowTiles<Float32Weights> {
     static void multiply(const char* block, const char* rows, int k, Prefetcher prefetch, Floats (*out)[2]) {
         for (int r = 0; r < R; r++) out[r][0] = out[r][1] = Floats{};
         for (int i = 0; i < padded(k); i++, block += BLOCK * sizeof(float)) {
-            if (i % GROUP == 0) prefetch.fetch();
+            prefetch.fetch();
             Floats low = load<Floats>(block), high = load<Floats>(block + sizeof low);
             for (int r = 0; r < R; r++) {
                 Floats x = splat(at(rows, r, k)[i]);
@@ -62,10 +61,10 @@ struct Bfloat16Weights : Bfloat16Layout, FloatInputs, RowTiles<Bfloat16Weights> 
         const float* x[R];
         Floats sums[R][2] = {};
         for (int r = 0; r < R; r++) x[r] = at(rows, r, k);
-        for (int i = 0; i < padded(k); i += GROUP) {
-            prefetch.fetch();
+        for (int i = 0; i < padded(k); i += GROUP)
 #pragma GCC unroll 2
             for (int j = i; j < i + GROUP; j += 2, block += 2 * sizeof(Uints)) {
+                prefetch.fetch();
                 Uints low = load<Uints>(block), high = load<Uints>(block + sizeof low);
                 for (int r = 0; r < R; r++) {
                     Floats first = splat(x[r][j]), second = splat(x[r][j + 1]);
@@ -75,7 +74,6 @@ struct Bfloat16Weights : Bfloat16Layout, FloatInputs, RowTiles<Bfloat16Weights> 
                     sums[r][1] = fma((Floats)(high & 0xffff0000), second, sums[r][1]);
                 }
             }
-        }
         for (int r = 0; r < R; r++) out[r][0] = sums[r][0], out[r][1] = sums[r][1];
     }
 };
@@ -137,9 +135,11 @@ template <int BITS> struct Products;
 template <> struct Products<8> {
     using Inputs = WordInputs<QuantizedLayout<8>>;
 
-    template <int R> static void add(const char* weights, const char* words, size_t stride, Ints (*sums)[2]) {
+    template <int R> static void add(const char* weights, const char* words, size_t stride, Prefetcher& prefetch,
+                                       Ints (*sums)[2]) {
 #pragma GCC unroll 2  // fully unrolled it would be summed as a tree, which needs too many registers
         for (int i = 0; i < Inputs::STEP_SIZE; i += 4, weights += QuantizedLayout<8>::QUAD_BYTES, words += 8) {
+            prefetch.fetch();
             Shorts even[2], odd[2];
             for (int half = 0; half < 2; half++) {
                 Ushorts both = load<Ushorts>(weights + half * sizeof(Ushorts));
@@ -160,10 +160,12 @@ template <> struct Products<4> {
     using Inputs = ByteInputs<QuantizedLayout<4>>;
 
     // 16 products of 15 * 127 fit in a word.
-    template <int R> static void add(const char* weights, const char* bytes, size_t stride, Ints (*sums)[2]) {
+    template <int R> static void add(const char* weights, const char* bytes, size_t stride, Prefetcher& prefetch,
+                                       Ints (*sums)[2]) {
         Shorts words[R][2] = {};
 #pragma GCC unroll 1  // as above
-        for (int quad = 0; quad < QuantizedLayout<4>::QUADS; quad++, weights += QuantizedLayout<4>::QUAD_BYTES)
+        for (int quad = 0; quad < QuantizedLayout<4>::QUADS; quad++, weights += QuantizedLayout<4>::QUAD_BYTES) {
+            prefetch.fetch();
             for (int part = 0; part < 2; part++) {
                 Ushorts levels[2];
                 for (int half = 0; half < 2; half++)
@@ -174,6 +176,7 @@ template <> struct Products<4> {
                         words[r][half] += multiply_byte_pairs(levels[half], (Shorts)splat_bits(four));
                 }
             }
+        }
         const Shorts ones = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
         for (int r = 0; r < R; r++)
             for (int half = 0; half < 2; half++) sums[r][half] += multiply_pairs(words[r][half], ones);
@@ -200,7 +203,7 @@ struct QuantizedWeights : Layout, Inputs, RowTiles<QuantizedWeights<BITS, P>> {
             const char* weights = block + Layout::HEADER_BYTES;
             for (int part = 0; part < Inputs::STEPS; part++, header += sizeof(float)) {
                 Ints products[R][2] = {};
-                P::template add<R>(weights, inputs, stride, products);
+                P::template add<R>(weights, inputs, stride, prefetch, products);
                 for (int r = 0; r < R; r++)
                     for (int half = 0; half < 2; half++) {
                         Floats product = __builtin_convertvector(products[r][half], Floats);

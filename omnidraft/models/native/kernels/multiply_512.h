@@ -20,10 +20,10 @@ struct Bfloat16Weights512 : Bfloat16Layout, FloatInputs, RowTiles<Bfloat16Weight
         __m512 sums[R];
         for (int r = 0; r < R; r++) x[r] = at(rows, r, k), sums[r] = _mm512_setzero_ps();
         const __m512i upper_halves = _mm512_set1_epi32((int)0xffff0000);
-        for (int i = 0; i < padded(k); i += GROUP) {
-            prefetch.fetch();
+        for (int i = 0; i < padded(k); i += GROUP)
 #pragma GCC unroll 2
             for (int j = i; j < i + GROUP; j += 2, block += sizeof(__m512i)) {
+                prefetch.fetch();
                 __m512i both = _mm512_loadu_si512(block);
                 __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
                 __m512 second = _mm512_castsi512_ps(_mm512_and_si512(both, upper_halves));
@@ -32,7 +32,6 @@ struct Bfloat16Weights512 : Bfloat16Layout, FloatInputs, RowTiles<Bfloat16Weight
                     sums[r] = _mm512_fmadd_ps(second, _mm512_set1_ps(x[r][j + 1]), sums[r]);
                 }
             }
-        }
         for (int r = 0; r < R; r++) out[r][0] = lower(sums[r]), out[r][1] = upper(sums[r]);
     }
 };
@@ -90,6 +89,7 @@ struct QuantizedWeights512 : Layout, Inputs, RowTiles<QuantizedWeights512<BITS>>
                 for (int r = 0; r < R; r++) products[r] = _mm512_setzero_si512();
 #pragma GCC unroll 2
                 for (int quad = 0; quad < QUADS; quad++, weights += Layout::QUAD_BYTES) {
+                    prefetch.fetch();
                     __m512i both = _mm512_loadu_si512(weights);
                     for (int nibble = 0; nibble < 8 / BITS; nibble++) {
                         __m512i levels = BITS == 8 ? both : nibbles(both, nibble);

@@ -162,7 +162,7 @@ struct QuantizedWeightsAmx : Layout, Inputs {
     // unpacked AHEAD tiles before their product, which is stored when the next is computed, and added to the sums LAG
     // tiles later.
     template <int R> struct Pipeline {
-        static constexpr int AHEAD = 3, LAG = 3, RING = 4;
+        static constexpr int AHEAD = 3, LAG = 3, RING = 4, LINES = Layout::QUADS / STEPS;
         const char *block, *bytes;
         size_t stride;
         int tiles;
@@ -192,7 +192,7 @@ struct QuantizedWeightsAmx : Layout, Inputs {
         template <int ODD> ALWAYS_INLINE void multiply(int t) {
             const char* weights = group_of(t) + Layout::HEADER_BYTES + t % STEPS * STEP_SIZE * BLOCK;
             if (BITS == 4) weights = levels[t % RING].bytes;
-            if (t % STEPS == 0) prefetch.fetch();
+            for (int line = 0; line < LINES + (t % STEPS == 0); line++) prefetch.fetch();
             zero_tile<ODD>();
             load_tile<4 + ODD>(weights, Layout::QUAD_BYTES), load_tile<2 + ODD>(bytes + (size_t)t * STEP_SIZE, stride);
             multiply_bytes<ODD, 2 + ODD, 4 + ODD>();
@@ -223,7 +223,7 @@ struct QuantizedWeightsAmx : Layout, Inputs {
         for (int block = first; block < last; block++)
             for (int row = 0; row < num_rows; row += tile_rows) {
                 const char *from = weights + block * block_bytes<Layout>(k), *tile = rows + row * row_bytes(k);
-                auto prefetch = Prefetcher::of_tile(from, GROUP_BYTES, num_groups<Layout>(k), row / tile_rows, tiles);
+                auto prefetch = Prefetcher::of_tile(from, block_bytes<Layout>(k), row / tile_rows, tiles);
                 multiply_rows(tile_rows, from, tile, k, prefetch, out);
                 for (int r = 0; r < std::min(tile_rows, num_rows - row); r++) write(block, row + r, out[r][0], out[r][1]);
             }

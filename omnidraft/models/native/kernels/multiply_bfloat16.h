@@ -28,10 +28,10 @@ struct Bfloat16WeightsDot : Bfloat16Layout, Bfloat16Inputs, RowTiles<Bfloat16Wei
         __m512 sums[R];
 #pragma GCC unroll 16  // so that the sums stay in registers
         for (int r = 0; r < R; r++) sums[r] = _mm512_setzero_ps();
-        for (int i = 0; i < padded(k); i += GROUP) {
-            prefetch.fetch();
+        for (int i = 0; i < padded(k); i += GROUP)
 #pragma GCC unroll 2
             for (int j = i; j < i + GROUP; j += 2, block += sizeof(__m512i)) {
+                prefetch.fetch();
                 __m512bh weights = (__m512bh)_mm512_loadu_si512(block);
                 const char* pair = rows + j * sizeof(BFloat16);
 #pragma GCC unroll 16
@@ -40,7 +40,6 @@ struct Bfloat16WeightsDot : Bfloat16Layout, Bfloat16Inputs, RowTiles<Bfloat16Wei
                     sums[r] = _mm512_dpbf16_ps(sums[r], weights, (__m512bh)inputs);
                 }
             }
-        }
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) out[r][0] = lower(sums[r]), out[r][1] = upper(sums[r]);
     }

@@ -24,13 +24,15 @@ template <int BITS> struct DotProducts {
     }
 #endif
 
-    template <int R> static void add(const char* weights, const char* bytes, size_t stride, Ints (*sums)[2]) {
+    template <int R> static void add(const char* weights, const char* bytes, size_t stride, Prefetcher& prefetch,
+                                       Ints (*sums)[2]) {
         int32x4_t products[R][VECTORS], lowered[R];
         for (int r = 0; r < R; r++) {
             lowered[r] = vdupq_n_s32(0);
             for (int v = 0; v < VECTORS; v++) products[r][v] = vdupq_n_s32(0);
         }
-        for (int quad = 0; quad < QUADS; quad++, weights += QuantizedLayout<BITS>::QUAD_BYTES)
+        for (int quad = 0; quad < QUADS; quad++, weights += QuantizedLayout<BITS>::QUAD_BYTES) {
+            prefetch.fetch();
             for (int part = 0; part < 8 / BITS; part++) {
                 uint8x16_t levels[VECTORS];
                 for (int v = 0; v < VECTORS; v++) levels[v] = part_of(vld1q_u8((const uint8_t*)weights + 16 * v), part);
@@ -41,6 +43,7 @@ template <int BITS> struct DotProducts {
                     if (IS_LOWERED) lowered[r] = vdotq_s32(lowered[r], vdupq_n_s8(1), inputs);
                 }
             }
+        }
         for (int r = 0; r < R; r++)
             for (int v = 0; v < VECTORS; v++) {
                 int32x4_t product = vaddq_s32(products[r][v], vshlq_n_s32(lowered[r], 7));

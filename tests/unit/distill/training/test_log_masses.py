@@ -20,7 +20,7 @@ def naive(logits_RV: Tensor, row_M: Tensor, id_M: Tensor, some_V: Tensor | None)
 @pytest.mark.parametrize("some_V", [None, torch.tensor([True, True, False, True, True, False, True])])
 def test_values_and_gradients_are_those_of_the_formula(some_V: Tensor | None) -> None:
     logits_RV = torch.randn(3, 9, generator=torch.Generator().manual_seed(0)) * 4
-    weights = (torch.tensor([1.0, -2.0, 0.5, 3.0, -1.0]), torch.tensor([0.3, -1.0, 2.0]), torch.tensor([2.0, 0.7, -3.0]))
+    weights = [torch.tensor(w) for w in ([1.0, -2.0, 0.5, 3.0, -1.0], [0.3, -1.0, 2.0], [2.0, 0.7, -3.0])]
     outputs, gradients = [], []
     for compute in (picked_and_masses, naive):
         leaf = logits_RV.clone().requires_grad_()

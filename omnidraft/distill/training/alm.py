@@ -39,9 +39,9 @@ def log_q(logits_RV: Tensor, chunks: ChunkTargets[Tensor]) -> Tensor:
     """Return the log of the drafter's likelihood of each chunk, with the boundary after it when `starts_V` is given."""
     offset_L = torch.arange(chunks.ids_NL.shape[1])
     real_NL = offset_L < chunks.num_ids_N[:, None]
-    row_M, chunk_M = (chunks.row_N[:, None] + offset_L)[real_NL], real_NL.nonzero()[:, 0]
-    picked_M, all_R, starting_R = picked_and_masses(logits_RV, row_M, chunks.ids_NL[real_NL], chunks.starts_V)
-    log_q_N = picked_M.new_zeros(len(chunks.row_N)).index_add(0, chunk_M, picked_M - all_R[row_M])
+    row_NL = chunks.row_N[:, None] + offset_L.where(real_NL, 0)
+    picked_NL, all_R, starting_R = picked_and_masses(logits_RV, row_NL, chunks.ids_NL, chunks.starts_V)
+    log_q_N = (picked_NL - all_R[row_NL]).where(real_NL, 0.0).sum(dim=-1)
     return log_q_N if starting_R is None else log_q_N + (starting_R - all_R)[chunks.last_row_N]
 
 

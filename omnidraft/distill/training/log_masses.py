@@ -2,7 +2,7 @@
 
 The vocabulary is read twice and one float32 copy of it is kept for the gradient, instead of the six or more that the
 same formulas keep in torch's own operations.
-Shapes: R rows, V the drafter's vocabulary, M picked (row, id) pairs.
+Shapes: R rows, V the drafter's vocabulary, M picked (row, id) pairs, in one dimension or several.
 """
 
 from typing import Any

@@ -136,7 +136,7 @@ template <> struct Products<8> {
     using Inputs = WordInputs<QuantizedLayout<8>>;
 
     template <int R> static void add(const char* weights, const char* words, size_t stride, Prefetcher& prefetch,
-                                       Ints (*sums)[2]) {
+                                     Ints (*sums)[2]) {
 #pragma GCC unroll 2  // fully unrolled it would be summed as a tree, which needs too many registers
         for (int i = 0; i < Inputs::STEP_SIZE; i += 4, weights += QuantizedLayout<8>::QUAD_BYTES, words += 8) {
             prefetch.fetch();
@@ -161,7 +161,7 @@ template <> struct Products<4> {
 
     // 16 products of 15 * 127 fit in a word.
     template <int R> static void add(const char* weights, const char* bytes, size_t stride, Prefetcher& prefetch,
-                                       Ints (*sums)[2]) {
+                                     Ints (*sums)[2]) {
         Shorts words[R][2] = {};
 #pragma GCC unroll 1  // as above
         for (int quad = 0; quad < QuantizedLayout<4>::QUADS; quad++, weights += QuantizedLayout<4>::QUAD_BYTES) {

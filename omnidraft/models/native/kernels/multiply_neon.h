@@ -25,7 +25,7 @@ template <int BITS> struct DotProducts {
 #endif
 
     template <int R> static void add(const char* weights, const char* bytes, size_t stride, Prefetcher& prefetch,
-                                       Ints (*sums)[2]) {
+                                     Ints (*sums)[2]) {
         int32x4_t products[R][VECTORS], lowered[R];
         for (int r = 0; r < R; r++) {
             lowered[r] = vdupq_n_s32(0);

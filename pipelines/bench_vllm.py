@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,9 +27,9 @@ from omnidraft.hosts import process
 from omnidraft.models.catalog import store
 from omnidraft.prompts import Prompt
 from pipelines.bench import page, summary
-from pipelines.bench.runs import BenchRun, Failure, Outcome, attempt, rotated
+from pipelines.bench.runs import WARM_UP_TEXT, BenchRun, Failure, Outcome, attempt, rotated
 from pipelines.lib import machine, report, vllm_methods
-from pipelines.lib.choices import chosen
+from pipelines.lib.choices import chosen, named_files
 from pipelines.lib.vllm_methods import NAMES, PLAIN
 from pipelines.lib.vllm_server import VllmServer, serve
 
@@ -96,7 +96,8 @@ def main(
     """Compare decoding inside vLLM."""
     names = _names(methods)
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
-    tasks = {path.stem: prompts.read(path, num_prompts, split="test") for path in prompts_paths}
+    files = named_files(prompts_paths)
+    tasks = {task: prompts.read(path, num_prompts, split="test") for task, path in files.items()}
     arguments = ("--dtype", dtype, "--max-model-len", "2048", "--max-num-seqs", "8", "--seed", "0")
     about = {
         "machine": machine.describe(),
@@ -158,9 +159,9 @@ def _measured(
 
 
 def _warm_up(server: VllmServer | Failure, firsts: Sequence[Prompt]) -> None:
-    """Answer the first prompt of each task, which may also start what keeps answers to a schema."""
+    """Answer a prompt like the first of each task, which may also start what keeps answers to a schema."""
     for prompt in firsts:
-        _outcome(server, prompt, _WARM_UP_TOKENS)
+        _outcome(server, replace(prompt, text=WARM_UP_TEXT), _WARM_UP_TOKENS)
 
 
 def _divergence(

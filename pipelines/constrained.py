@@ -8,8 +8,8 @@ unaware    the drafter proposes as if the text were free, and the target draws u
 aware      the drafter's candidates pass the grammar before they are ranked, and forced tokens are drafted
 
 None of them has a memory, of this request's prompt or of earlier answers, unless `--lookup` gives it to both drafters.
-All three say the same text of each prompt, or the run fails. They take turns, so that a machine that gets slower is
-slower for all.
+All three say the same text of each prompt, or the run fails. They take turns, in another order for each prompt, so
+that a machine that gets slower is slower for all. The n-gram cache of each drafter learns from its own texts only.
 """
 
 import json
@@ -32,7 +32,9 @@ from omnidraft.hosts import process
 from omnidraft.ports import DraftRequest, DraftTree, Grammar, Proposer, ProposerSession, Request, Sampling, Source
 from omnidraft.progress import bar
 from omnidraft.telemetry.metrics import CountingMetrics
+from pipelines.bench.runs import rotated
 from pipelines.lib import report
+from pipelines.lib.own_snapshot import own_snapshot
 
 METHODS = {
     "plain": "the target alone",
@@ -73,16 +75,18 @@ def main(
     models = {"target": target, "drafter": drafter, "precision": quantize}
     settings = config.load(config_path, models=models, decode={"suffix_memory": has_lookup, "lookup": has_lookup})
     rows = list(zip(prompts.read(prompts_path, num_prompts), _schemas(prompts_path, num_prompts), strict=True))
-    engine = wiring.engine(settings, CountingMetrics(), snapshot=snapshot).engine
+    worker = wiring.engine(settings, CountingMetrics(), snapshot=snapshot)
+    unaware, aware = (own_snapshot(settings, worker, snapshot) for _ in range(2))
+    snapshots = {"unaware": replace(unaware, proposer=UnawareProposer(unaware.proposer)), "aware": aware}
     totals = {method: DecodeStats() for method in METHODS}
     with bar("decoding", len(rows)) as advance:
-        for prompt, schema in rows:
+        for number, (prompt, schema) in enumerate(rows):
             sampling = Sampling(temperature, grammar=Grammar("json_schema", schema))
             messages = [{"role": "user", "content": prompt.text}]
             request = GenerationRequest(
                 messages=messages, max_new_tokens=max_new_tokens, sampling=sampling, seed=0, is_stored=False
             )
-            for method, stats in measure(engine, engine.prepare(request)).items():
+            for method, stats in measure(worker.engine, snapshots, worker.engine.prepare(request), number).items():
                 totals[method] += stats
             advance()
     if json_path is not None:
@@ -92,21 +96,28 @@ def main(
     Console().print(_table(totals))
 
 
-def measure(engine: Engine, request: GenerationRequest) -> dict[str, DecodeStats]:
-    """Decode one request by every method. Raises ContractError when the texts differ."""
-    aware = engine.slot.snapshot_for(request.request_id)
-    answers = {
-        "plain": _decoded(engine, replace(request, num_draft_tokens=0), aware),
-        "unaware": _decoded(engine, request, replace(aware, proposer=UnawareProposer(aware.proposer))),
-        "aware": _decoded(engine, request, aware),
-    }
+def measure(
+    engine: Engine, snapshots: Mapping[str, LoadedSnapshot], request: GenerationRequest, number: int
+) -> dict[str, DecodeStats]:
+    """Decode one request by every method. Raises ContractError when the texts differ.
+
+    Args:
+        snapshots: what each method that drafts drafts with.
+        number: which method is the first.
+    """
+    answers: dict[str, tuple[list[int], DecodeStats]] = {}
+    for method in rotated(list(METHODS), number):
+        asked = request if method in snapshots else replace(request, num_draft_tokens=0)
+        answers[method] = _decoded(engine, asked, snapshots.get(method))
     texts = {method: ids for method, (ids, _) in answers.items()}
     if any(ids != texts["plain"] for ids in texts.values()):
         raise ContractError(f"the texts differ: {texts}")
     return {method: stats for method, (_, stats) in answers.items()}
 
 
-def _decoded(engine: Engine, request: GenerationRequest, snapshot: LoadedSnapshot) -> tuple[list[int], DecodeStats]:
+def _decoded(
+    engine: Engine, request: GenerationRequest, snapshot: LoadedSnapshot | None
+) -> tuple[list[int], DecodeStats]:
     ids, stats = list[int](), DecodeStats()
     for step in engine.stream(request, snapshot).steps:
         stats.take(step)

@@ -24,6 +24,7 @@ from omnidraft.transfer.bits_per_byte import hidden_states
 from omnidraft.wiring.transfer import split_texts
 from omnidraft.wiring.transfer_models import frozen, load_model, load_pair
 from pipelines.lib import report
+from pipelines.lib.choices import named_files
 
 if TYPE_CHECKING:
     from omnidraft.models.hf.trainable_drafter import TransformersTrainable
@@ -46,7 +47,7 @@ def main(
     if any(pair.new.vocabulary.token_bytes != pairs[0].old.vocabulary.token_bytes for pair in pairs):
         raise VocabularyError(f"{', '.join(models)} have several tokenizers; omnidraft transfer gives them one")
     options = {"max_tokens": max_tokens, "every": held_out_every, "num": num_texts}
-    files = {path.stem: split_texts(path, pairs[0], **options) for path in data}  # type: ignore[arg-type]
+    files = {name: split_texts(path, pairs[0], **options) for name, path in named_files(data).items()}  # type: ignore[arg-type]
     scorers = [frozen(load_model(pair.new_folder, name)) for pair, name in zip(pairs, models, strict=True)]
     fitted = fit_weights(_log_p(scorers, [text for learned, _ in files.values() for text in learned[:num_fitted]]))
     rows = _rows(scorers, models, fitted, {name: held_out for name, (_, held_out) in files.items()})

@@ -18,7 +18,7 @@ from omnidraft.hosts import process
 from omnidraft.wiring.transfer import bits, split_texts
 from omnidraft.wiring.transfer_models import TokenizerPair, frozen, initialise, load_model, load_pair
 from pipelines.lib import report
-from pipelines.lib.choices import chosen
+from pipelines.lib.choices import chosen, named_files
 
 if TYPE_CHECKING:
     from omnidraft.transfer.texts import AlignedText
@@ -44,7 +44,7 @@ def main(
     methods = chosen(init, METHODS, "initialisation")
     pair = load_pair(model, tokenizer)
     options = {"max_tokens": max_tokens, "every": held_out_every, "num": num_texts}
-    files = {path.stem: split_texts(path, pair, **options)[1] for path in data}  # type: ignore[arg-type]
+    files = {name: split_texts(path, pair, **options)[1] for name, path in named_files(data).items()}  # type: ignore[arg-type]
     rows: dict[str, dict[str, float]] = {}
     for name, side, load in _models(model, pair, methods, transferred or []):
         rows[name] = _measured(load, side, files)

@@ -154,7 +154,7 @@ def _trained(
         on_point=on_point,
     )
     saved = after.into_model().to(_dtype(pair.old_folder))  # type: ignore[arg-type]
-    trained_bits = bits(frozen(saved.float()), held_out, "new")  # of the weights as they are saved
+    trained_bits = bits(frozen(saved.float(), precision), held_out, "new")  # of the weights as they are saved
     return saved.to(_dtype(pair.old_folder)), {  # type: ignore[arg-type]
         "run": checkpoint.run,
         "bits_per_byte": {"original": original_bits, request.init: curve[0].bits_per_byte, "trained": trained_bits},

@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,9 +25,9 @@ from omnidraft.hosts import process
 from omnidraft.prompts import Prompt
 from pipelines.bench import page, summary
 from pipelines.bench.methods import NAMES, LoadedMethods, Setup, load
-from pipelines.bench.runs import Failure, Method, Outcome, attempt, rotated
+from pipelines.bench.runs import WARM_UP_TEXT, Failure, Method, Outcome, attempt, rotated
 from pipelines.lib import machine, report
-from pipelines.lib.choices import chosen
+from pipelines.lib.choices import chosen, named_files
 
 DEFAULT_METHODS = "plain,omnidraft,hf-generate"
 WARM_UP_TOKENS = 16
@@ -100,12 +101,8 @@ def _tasks(paths: Sequence[Path] | None, num_prompts: int) -> dict[str, list[Pro
     """Return the prompts of each file by the file's name."""
     if not paths:
         print(f"no --prompts: using {QUESTIONS}", file=sys.stderr)
-    tasks: dict[str, list[Prompt]] = {}
-    for path in paths or [QUESTIONS]:
-        if path.stem in tasks:
-            raise RequestError(f"two prompt files are named {path.stem}; rename one")
-        tasks[path.stem] = prompts.read(path, num_prompts, split="test")
-    return tasks
+    files = named_files(paths or [QUESTIONS])
+    return {task: prompts.read(path, num_prompts, split="test") for task, path in files.items()}
 
 
 def _runnable(names: Sequence[str], loaded: LoadedMethods) -> dict[str, Method | Failure]:
@@ -127,9 +124,9 @@ def _measure_all(
     console = Console(stderr=True)
     with Progress(*columns, *times, console=console, speed_estimate_period=600) as progress:
         bar = progress.add_task("warming up", total=sum(map(len, tasks.values())) * len(methods))
-        first = next(iter(tasks.values()))[0]
+        warm_up = replace(next(iter(tasks.values()))[0], text=WARM_UP_TEXT)
         for method in methods.values():
-            _outcome(method, first, min(WARM_UP_TOKENS, max_new_tokens))
+            _outcome(method, warm_up, min(WARM_UP_TOKENS, max_new_tokens))
         for task, texts in tasks.items():
             for number, prompt in enumerate(texts):
                 for name in rotated(list(methods), number):

@@ -12,7 +12,7 @@ llamacpp                our engine over llama.cpp with speculation off
 llamacpp+omnidraft      ... with the drafter
 
 A row with a `schema` is answered under it, by our own engine. Nothing is remembered from one answer to the next, except
-in a stream (Setup.is_stream).
+in a stream (Setup.is_stream), nor from one method to another.
 """
 
 import tempfile
@@ -25,15 +25,14 @@ from omnidraft import config, wiring
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
-from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Grammar, Mode, Sampling
 from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.wiring.named_snapshots import named_or_base
 from pipelines.bench.runs import BenchRun, Method, run_of_generate, run_of_steps
+from pipelines.lib.own_snapshot import own_snapshot
 
 TRACED = "omnidraft+traces"
 OURS: Mapping[str, tuple[Mode | None, int | None]] = {
@@ -94,10 +93,12 @@ def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> LoadedMethods:
         OmnidraftError: our own engine cannot be loaded. Reasons of other methods are in `missing`.
     """
     worker = wiring.engine(setup.settings, CountingMetrics(), snapshot=setup.snapshot)
-    methods = _engine_methods(names, OURS, worker.engine, setup)
-    if TRACED in names:
-        traced = _recording_engine(worker, setup.settings, stack)
-        methods |= _engine_methods([TRACED], OURS, traced, setup)
+    methods = dict[str, Method]()
+    for name in [name for name in names if name in OURS]:
+        engine = _recording_engine(worker, setup, stack) if name == TRACED else worker.engine
+        mode, num_draft_tokens = OURS[name]
+        snapshot = None if num_draft_tokens == 0 else own_snapshot(setup.settings, worker, setup.snapshot)
+        methods[name] = _method(name, engine, setup, snapshot, mode, num_draft_tokens)
     methods |= _variants([name for name in names if name in VARIANTS], worker, setup)
     missing: dict[str, str] = {}
     others: tuple[Callable[[Sequence[str], Setup], dict[str, Method]], ...] = (huggingface, _llamacpp)
@@ -108,13 +109,6 @@ def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> LoadedMethods:
         except OmnidraftError as exc:
             missing |= dict.fromkeys(chosen, str(exc))
     return LoadedMethods(methods, worker.target.fingerprint, missing)
-
-
-def _engine_methods(
-    names: Sequence[str], options: Mapping[str, tuple[Mode | None, int | None]], engine: Engine, setup: Setup
-) -> dict[str, Method]:
-    chosen = {name: options[name] for name in names if name in options}
-    return {name: _method(name, engine, setup, None, *asked) for name, asked in chosen.items()}
 
 
 def _method(
@@ -146,9 +140,7 @@ def _method(
 
 def _variants(names: Sequence[str], worker: wiring.Worker, setup: Setup) -> dict[str, Method]:
     """Return methods over the worker's target that draft with a part of what it drafts with."""
-    engine, methods = worker.engine, dict[str, Method]()
-    costs = engine.decoder.costs or MeasuredCosts(worker.target)
-    memories = wiring.memory_loader(setup.settings, CountingMetrics())
+    methods = dict[str, Method]()
     for name in names:
         drafter, changes = VARIANTS[name]
         models = setup.settings.models
@@ -156,17 +148,16 @@ def _variants(names: Sequence[str], worker: wiring.Worker, setup: Setup) -> dict
             models = models.model_copy(update={"drafter": drafter, "memory_of": models.followed_drafter})
         decode = setup.settings.decode.model_copy(update=changes)
         settings = setup.settings.model_copy(update={"models": models, "decode": decode})
-        tokenizers = wiring.served_vocabularies(settings)
-        load = wiring.snapshot_loader(settings, tokenizers, costs, recent=engine.recent, memories=memories)
         num_draft = None if decode.suffix_memory else decode.num_draft_tokens  # more rows are for the memory only
-        snapshot = named_or_base(settings, load, setup.snapshot)
-        methods[name] = _method(name, engine, setup, snapshot, None, num_draft)
+        snapshot = own_snapshot(settings, worker, setup.snapshot)
+        methods[name] = _method(name, worker.engine, setup, snapshot, None, num_draft)
     return methods
 
 
-def _recording_engine(worker: wiring.Worker, settings: config.Settings, stack: ExitStack) -> Engine:
+def _recording_engine(worker: wiring.Worker, setup: Setup, stack: ExitStack) -> Engine:
     """Return an engine with the same target and drafter that records into a temporary log."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omnidraft-bench-")))
+    settings = setup.settings
     log = settings.log.model_copy(update={"url": f"sqlite:///{folder / 'log.db'}"})
     temporary, topic = settings.model_copy(update={"log": log}), log.traces_topic
     metrics, pair = CountingMetrics(), worker.engine.pair
@@ -174,8 +165,9 @@ def _recording_engine(worker: wiring.Worker, settings: config.Settings, stack: E
     stack.callback(producer.close, settings.recorder.drain_timeout_s)
     vocabulary = pair.target_tokenizer.vocabulary
     decoder = Decoder(worker.target, vocabulary, trace_top_k=settings.recorder.top_k)
+    recent = worker.engine.recent if setup.is_stream else None
     slot, decode, recording = worker.engine.slot, settings.decode, settings.recorder
-    return Engine(decoder, pair, slot, producer, metrics, decode=decode, recording=recording)
+    return Engine(decoder, pair, slot, producer, metrics, decode=decode, recording=recording, recent=recent)
 
 
 def huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:
@@ -207,4 +199,4 @@ def _llamacpp(names: Sequence[str], setup: Setup) -> dict[str, Method]:
     sections = setup.settings.model_dump()
     sections["models"] |= {"engine": "llamacpp", "precision": "auto"}
     worker = wiring.engine(config.load(None, {}, **sections), CountingMetrics(), snapshot=setup.snapshot)
-    return _engine_methods(names, LLAMACPP, worker.engine, setup)
+    return {name: _method(name, worker.engine, setup, None, *LLAMACPP[name]) for name in names}

@@ -12,6 +12,8 @@ from omnidraft.prompts import Prompt
 if TYPE_CHECKING:
     from omnidraft.models.hf.generate import Generated
 
+WARM_UP_TEXT = "Name the days of the week, then the months of the year."
+"""Answered before anything is measured. It is no prompt that is, whose answer some methods would remember."""
 CRASHES = (
     OmnidraftError,
     ArithmeticError,

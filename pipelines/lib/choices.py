@@ -1,6 +1,7 @@
-"""Names in a command-line option, with commas between them."""
+"""Names in a command-line option, with commas between them, and files by their names."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from pathlib import Path
 
 from omnidraft.errors import RequestError
 
@@ -11,3 +12,13 @@ def chosen(text: str, known: Collection[str] = (), kind: str = "") -> list[str]:
     if known and (unknown := [name for name in names if name not in known]):
         raise RequestError(f"no {kind} {unknown[0]!r}; there are {', '.join(known)}")
     return names
+
+
+def named_files(paths: Iterable[Path]) -> dict[str, Path]:
+    """Return files by their names without the ending. Raises RequestError when two have the same."""
+    files: dict[str, Path] = {}
+    for path in paths:
+        if path.stem in files:
+            raise RequestError(f"two files are named {path.stem}, {files[path.stem]} and {path}; rename one")
+        files[path.stem] = path
+    return files

@@ -96,6 +96,17 @@ def test_a_tokenizer_needs_no_model_and_untied_matrices_stay_untied(transfer: Ru
     assert_refused(transfer(pair.folder, tmp_path / "pair" / "target", tmp_path / "omp", "--init", "omp"), "omp needs")
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_bits_per_byte_before_and_after_are_measured_alike(
+    transfer: Run, tiny_models: tuple[Path, Path], tmp_path: Path, precision: str
+) -> None:
+    out = tmp_path / "out"
+    done = transfer(tiny_models[1], tiny_models[1], out, "--num-steps", 0, "--precision", precision)
+    assert done.returncode == 0, done.stderr
+    bits = json.loads((out / "transfer.json").read_text())["bits_per_byte"]
+    assert bits["original"] == bits["fvt"] == bits["trained"]
+
+
 def test_a_model_reads_bytes(transfer: Run, tiny_models: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = transfer(tiny_models[1], "bytes", out)

@@ -43,6 +43,7 @@ class TransformersTrainable:
         self._model = model
         causal = model.get_base_model() if train == "lora" else model
         self._decoder = causal.get_decoder()
+        causal.get_input_embeddings().padding_idx = None  # would keep that token from learning; nothing is padded
         self._head = causal.get_output_embeddings()
         is_sliding = "sliding_attention" in (getattr(causal.config, "layer_types", None) or ())
         self._window: int | None = causal.config.sliding_window if is_sliding else None

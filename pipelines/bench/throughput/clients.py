@@ -78,13 +78,17 @@ class Tally:
 def chat_body(
     endpoint: Endpoint, messages: Sequence[Message], max_new_tokens: int, temperature: float, seed: int = 0
 ) -> dict[str, Any]:
-    """Return a request that streams, with the usage in every event where the server can."""
+    """Return a request that streams, with the usage in every event where the server can.
+
+    Our server does not remember its answer: each number of clients asks the same questions again.
+    """
     return {
         "model": endpoint.model,
         "messages": list(messages),
         "max_tokens": max_new_tokens,
         "temperature": temperature,
         "seed": seed,
+        "store": False,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
 

@@ -18,10 +18,12 @@ from omnidraft.errors import ConfigError, RequestError
 from omnidraft.ports import DraftTree, Source, Step, Timings
 from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.vocab.ngram_cache import NgramCache
 from pipelines.bench import __main__, page
 from pipelines.bench.runs import BenchRun, Failure, attempt, run_of_steps
 from pipelines.bench.summary import rows
 from pipelines.lib import machine
+from pipelines.lib.own_snapshot import own_snapshot
 from tests.tiny_engine import tiny_settings
 
 ROW_KEYS = {
@@ -150,13 +152,27 @@ def test_parts_of_what_drafts_are_measured_alone_on_the_same_target(run_bench: B
 
 
 def test_only_in_a_stream_an_answer_is_drafted_from_an_earlier_one_of_the_same_method(run_bench: Bench) -> None:
-    texts, options = [QUESTIONS[0]] * 2, {"methods": "plain,suffix", "max_new_tokens": 40, "mode": "reproducible"}
-    num_passes = {}
-    for stream in (False, True):
-        runs = run_bench(texts, stream=stream, **options)["runs"]
-        num_passes[stream] = [run["num_passes"] for run in runs if run["method"] == "suffix"]
-    assert num_passes[False][0] == num_passes[False][1]
-    assert num_passes[True][1] < num_passes[True][0]
+    methods = ["plain", "suffix", "omnidraft+traces"]
+    texts, options = [QUESTIONS[0]] * 2, {"methods": ",".join(methods), "max_new_tokens": 40, "mode": "reproducible"}
+    alone, stream = (run_bench(texts, stream=is_stream, **options)["runs"] for is_stream in (False, True))
+    num_passes = {
+        method: [[run["num_passes"] for run in runs if run["method"] == method] for runs in (alone, stream)]
+        for method in methods
+    }
+    assert num_passes["suffix"][0][0] == num_passes["suffix"][0][1] == num_passes["suffix"][1][0]
+    for method in methods[1:]:
+        assert num_passes[method][1][1] < num_passes[method][1][0]
+
+
+def test_the_drafting_of_one_method_leaves_the_cache_of_another_as_it_was(tiny_models: tuple[Path, Path]) -> None:
+    settings = tiny_settings(tiny_models)
+    worker = wiring.engine(settings, CountingMetrics())
+    drafted, other = (own_snapshot(settings, worker, None) for _ in range(2))
+    request = GenerationRequest(messages=[{"role": "user", "content": QUESTIONS[0]}], max_new_tokens=60)
+    list(worker.engine.stream(request, drafted).steps)
+    assert isinstance(drafted.cache, NgramCache)
+    assert isinstance(other.cache, NgramCache)
+    assert len(drafted.cache) > 0 == len(other.cache)
 
 
 def test_a_row_with_a_schema_is_answered_under_it(run_bench: Bench, tmp_path: Path) -> None:
@@ -193,7 +209,7 @@ def test_a_method_that_cannot_sample_fails_and_the_others_go_on(run_bench: Bench
         ({"methods": "omnidraft"}, RequestError, "needs plain"),
         ({"device": "tpu"}, ConfigError, "must be cpu or cuda"),
         ({"quantize": "int3"}, ConfigError, "models.precision"),
-        ({"prompts_paths": [recorded.QUESTIONS] * 2}, RequestError, "two prompt files are named gsm8k"),
+        ({"prompts_paths": [recorded.QUESTIONS] * 2}, RequestError, "two files are named gsm8k"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

@@ -38,6 +38,7 @@ class StreamingServer:
     num_now: int = 0
     most_at_once: int = 0
     prompts: list[str] = field(default_factory=list)
+    num_remembered: int = 0
     known: set[str] = field(default_factory=set)
     pass_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -49,6 +50,7 @@ class StreamingServer:
             body = await request.json()
             prompt = body["messages"][0]["content"]
             self.prompts.append(prompt)
+            self.num_remembered += body["store"]
             if prompt.endswith("refused"):
                 return JSONResponse({}, status_code=400)
             return StreamingResponse(self._events(prompt, body["max_tokens"]), media_type="text/event-stream")
@@ -168,6 +170,7 @@ def test_rows_of_a_plan_have_at_least_two_requests_a_client(server: StreamingSer
     assert all(each["fingerprints"] == ["none/target"] for each in measurement.rows)
     assert len(saved) == 2
     assert len(set(server.prompts)) == len(server.prompts) == 1 + 4 + 3 + 6
+    assert server.num_remembered == 0  # the questions behind those beginnings are the same in every row
 
 
 def test_a_long_prompt_shows_in_the_largest_gap_of_running_texts(endpoint: Endpoint, work: Workload) -> None:

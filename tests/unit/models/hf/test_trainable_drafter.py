@@ -72,6 +72,14 @@ def test_without_context_the_gradient_is_that_of_a_plain_pass(folder: Path) -> N
         torch.testing.assert_close(grads[0][name], grad, atol=1e-3, rtol=1e-3)
 
 
+def test_the_padding_token_learns_where_a_text_has_it(tmp_path: Path) -> None:
+    LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS, pad_token_id=7)).save_pretrained(tmp_path)
+    model = load_trainable(tmp_path, train="full", rank=1, seed=0)
+    model.hidden(packed([torch.tensor([7, 8])], [0])).square().sum().backward()
+    embedding = next(parameter for name, parameter in model.trained().items() if "embed_tokens" in name)
+    assert embedding.grad[[7, 8]].any(dim=1).all()
+
+
 def test_context_is_read_and_has_no_gradient(folder: Path) -> None:
     model = load_trainable(folder, train="full", rank=1, seed=0)
     embedding = next(parameter for name, parameter in model.trained().items() if "embed_tokens" in name)

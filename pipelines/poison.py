@@ -36,6 +36,8 @@ HONEST, FLOODER = ("acme", "bolt"), "mallory"
 UNSEEN_EVERY = 4
 LIKELY_LOG_P = float(np.log(0.9))
 NUM_IDLE = 20
+KEEP_SERVING = 1_000_000
+"""All versions: the run looks at the old champions again at its end."""
 
 Kind = Callable[[TraceRecord, random.Random, int], np.ndarray]
 
@@ -79,7 +81,7 @@ def main(
             config_path,
             models={"target": target, "drafter": drafter},
             log={"url": f"sqlite:///{folder}/log.db"},
-            registry={"url": f"directory:///{folder}/registry"},
+            registry={"url": f"directory:///{folder}/registry", "keep_serving": KEEP_SERVING},
             learner=section,
         )
         fleet = FloodedFleet(settings, Path(folder))

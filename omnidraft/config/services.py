@@ -121,6 +121,10 @@ class RegistrySettings(Section):
     keep_resume: int = Field(2, ge=1)
     """The number of newest snapshots that keep their resume part (optimizer, master weights) and the fleet's memory;
     older ones but the champion lose both."""
+    keep_serving: int = Field(20, ge=1)
+    """The number of newest snapshots that keep their weights and n-gram cache, at least `keep_resume`; older ones
+    without an alias (champion, previous, challenger) lose them, keep their manifest, and cannot serve again. Higher
+    needs more of the registry's disk."""
     signing_key: SecretStr | None = None
     """A key that all processes share: whoever verifies with it can sign. `private_key` and `trusted_keys` are better;
     beside `trusted_keys` it only verifies the snapshots that it signed before. Give it as

@@ -6,9 +6,8 @@ What stays of an old version is its manifest, a few kB: the gate sums the change
 from collections.abc import Callable
 
 from omnidraft.ports import Offsets, Registry
-from omnidraft.snapshots.memory_part import PRUNED_PARTS
-
-_ALL_PARTS = ("serving", *PRUNED_PARTS)
+from omnidraft.registry.retention import superseded
+from omnidraft.snapshots.memory_part import ALL_PARTS
 
 
 class Tidier:
@@ -27,9 +26,9 @@ class Tidier:
         """Delete what neither serving nor learning needs any more. Raises RegistryError, BusError."""
         versions = self._registry.versions()
         newest = versions[-self._keep :]
-        for each in versions[: -self._keep]:
-            if not each.aliases and each.version not in self._removed:
-                self._registry.remove_files(each.version, _ALL_PARTS)
+        for each in superseded(versions, self._keep):
+            if each.version not in self._removed:
+                self._registry.remove_files(each.version, ALL_PARTS)
                 self._removed.add(each.version)
         if len(newest) == self._keep:
             known = [each.manifest.offsets for each in newest]

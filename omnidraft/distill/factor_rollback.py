@@ -36,8 +36,8 @@ class FactorRollback:
     def __init__(self, registry: Registry, tenant: str, to: str | None, cipher: RecordCipher | None = None) -> None:
         """
         Args:
-            to: a version or an alias. None: the newest one whose factors of the tenant serve it, fit the same weights
-                and are another fit.
+            to: a version or an alias. None: the newest one whose factors of the tenant serve it, are still there, fit
+                the same weights and are another fit.
             cipher: of the keys of the log; None leaves plain what is plain.
         """
         self._registry, self._tenant, self._to, self._cipher = registry, tenant, to, cipher
@@ -65,7 +65,7 @@ class FactorRollback:
             version = self._registry.resolve(self._to)
             return version, _usable_fit(version, self._tenant, manifest, base)
         present = {each.tenant: each.version for each in manifest.tenant_factors}.get(self._tenant)
-        for version in reversed(self._registry.versions()):
+        for version in reversed([each for each in self._registry.versions() if each.is_servable]):
             with suppress(SnapshotError):
                 fit = _usable_fit(version, self._tenant, manifest, base)
                 if fit.version != present:

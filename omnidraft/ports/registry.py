@@ -25,6 +25,13 @@ class SnapshotVersion:
     """The signed statement that it is the champion, unverified; None: it never was, or nobody signs."""
     judgement: str | None = None
     """What the controller decided about it, and why, for operators; None: nothing yet."""
+    removed_parts: tuple[str, ...] = ()
+    """Parts whose files were deleted since; the manifest stays."""
+
+    @property
+    def is_servable(self) -> bool:
+        """Return whether its weights are still there."""
+        return "serving" not in self.removed_parts
 
 
 class SnapshotReader(Protocol):
@@ -42,7 +49,8 @@ class Registry(SnapshotReader, Protocol):
     """Versions and aliases of the snapshots of one (drafter, target) pair. Safe for several processes."""
 
     def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
-        """Add a snapshot folder as the next version and point `challenger` at it. `parent` is the newest version that
+        """Add a snapshot folder as the next version, point `challenger` at it, and delete the parts of old versions
+        that are kept no longer (`registry.keep_resume`, `registry.keep_serving`). `parent` is the newest version that
         the publisher knows.
 
         Raises:
@@ -57,7 +65,11 @@ class Registry(SnapshotReader, Protocol):
     def promote(self, version: int) -> None:
         """Move `champion` to this version, and `previous` to the last champion. A challenger that becomes champion is
         no longer `challenger`, so that a rollback is not undone. Promoting the champion again moves nothing. This is
-        the operator's method: it invalidates every fence taken before."""
+        the operator's method: it invalidates every fence taken before.
+
+        Raises:
+            SnapshotNotFound: there is no such version, or its serving part was deleted.
+        """
 
     def fence(self) -> str:
         """Return a token that changes whenever an operator promotes and whenever the champion changes. Take it before
@@ -67,7 +79,8 @@ class Registry(SnapshotReader, Protocol):
         """Promote by a decision made since this fence was taken.
 
         Raises:
-            SnapshotStale: an operator promoted since, or the champion is another; the decision is void.
+            SnapshotStale: an operator promoted since, the champion is another, or the version's serving part was
+                deleted; the decision is void.
         """
 
     def annotate(self, version: int, notes: Mapping[str, str]) -> None:

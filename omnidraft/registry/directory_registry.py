@@ -16,12 +16,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale
+from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound
 from omnidraft.ports import CHAMPION_STATEMENT, JUDGEMENT, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
+from omnidraft.registry.retention import Retention
 from omnidraft.snapshots import bundle, files
 from omnidraft.snapshots.manifest import Manifest
-from omnidraft.snapshots.memory_part import PRUNED_PARTS
 from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
 
 LOCK_TIMEOUT_S = 60.0
@@ -33,11 +33,19 @@ class DirectoryRegistry:
     """The snapshots of one (drafter, target) pair below a folder that all processes can reach."""
 
     def __init__(
-        self, root: Path, drafter: str, target: str, *, keep_resume: int, signing: SnapshotSigning = UNSIGNED
+        self,
+        root: Path,
+        drafter: str,
+        target: str,
+        *,
+        keep_resume: int,
+        keep_serving: int | None = None,
+        signing: SnapshotSigning = UNSIGNED,
     ) -> None:
+        """Open the registry. `keep_serving`: None keeps the weights of all versions."""
         self._root = root / manifest_export.pair_name(drafter, target)
         self._pair = (drafter, target)
-        self._keep_resume = keep_resume
+        self._retention = Retention(keep_resume, keep_serving)
         self._signing = signing
         self._damaged = staging.DamagedVersions()
 
@@ -81,7 +89,7 @@ class DirectoryRegistry:
         def download(part: str, destination: Path) -> None:
             source = self._folder(version) / "snapshot" / part
             if not source.is_dir():
-                raise SnapshotNotFound(f"version {version} has no {part} part any more (registry.keep_resume)")
+                raise staging.missing_part(version, part)
             files.link_folder(source, destination / part)
 
         with _translate_errors(self._root):
@@ -90,6 +98,7 @@ class DirectoryRegistry:
 
     def promote(self, version: int) -> None:
         with self._locked():
+            staging.check_servable(self.resolve(str(version)))
             state = self._state()
             self._move_champion(state | {PROMOTIONS: state.get(PROMOTIONS, 0) + 1}, version)
 
@@ -100,8 +109,7 @@ class DirectoryRegistry:
     def promote_unless_changed(self, version: int, fence: str) -> None:
         with self._locked():
             state = self._state()
-            if _fence(state) != fence:
-                raise SnapshotStale(f"version {version} is not promoted: {staging.CHAMPION_CHANGED}")
+            staging.check_decision(self.resolve(str(version)), fence, _fence(state))
             self._move_champion(state, version)
 
     def annotate(self, version: int, notes: Mapping[str, str]) -> None:
@@ -116,8 +124,7 @@ class DirectoryRegistry:
             if "serving" in parts:
                 kept = {name: number for name, number in state.items() if name == PROMOTIONS or number != version}
                 self._write_state(kept)
-            for part in parts:
-                shutil.rmtree(self._folder(version) / "snapshot" / part, ignore_errors=True)
+            self._delete(version, parts)
 
     def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
         with self._locked(), (self._folder(version) / "metrics.jsonl").open("a") as file:
@@ -130,7 +137,6 @@ class DirectoryRegistry:
             shutil.copyfile(path, reports / path.name)
 
     def _move_champion(self, state: Mapping[str, int], version: int) -> None:
-        self.resolve(str(version))
         moved = {**state, "champion": version}
         champion = state.get("champion")
         if champion is not None and champion != version:
@@ -156,7 +162,9 @@ class DirectoryRegistry:
         names = tuple(sorted(alias for alias, number in aliases.items() if number == version))
         notes = _read_json(folder / "notes.json")
         told = notes.get(CHAMPION_STATEMENT), notes.get(JUDGEMENT)
-        return SnapshotVersion(version, manifest, names, manifest.created_ms, *told)
+        present = {path.name for path in (folder / "snapshot").iterdir()}
+        removed = tuple(part for part in bundle.parts_of(manifest) if part not in present)
+        return SnapshotVersion(version, manifest, names, manifest.created_ms, *told, removed)
 
     def _add(self, source: Path, version: int, manifest: Manifest) -> None:
         partial = self._root / f".v{version:06d}.partial"
@@ -168,11 +176,12 @@ class DirectoryRegistry:
         files.put_in_place(partial, self._folder(version))
 
     def _prune(self) -> None:
-        """Remove old resume parts and memories; the champion's stay, to which learning may go back."""
-        for version in self.versions()[: -self._keep_resume]:
-            if "champion" not in version.aliases:
-                for part in PRUNED_PARTS:
-                    shutil.rmtree(self._folder(version.version) / "snapshot" / part, ignore_errors=True)
+        for version, parts in self._retention.removable(self.versions()):
+            self._delete(version.version, parts)
+
+    def _delete(self, version: int, parts: Sequence[str]) -> None:
+        for part in parts:
+            shutil.rmtree(self._folder(version) / "snapshot" / part, ignore_errors=True)
 
     def _aliases(self) -> dict[str, int]:
         return {name: version for name, version in self._state().items() if name != PROMOTIONS}

@@ -1,8 +1,9 @@
 """Versions and aliases in MLflow: one registered model and one experiment per (drafter, target), one run per version.
 
 Order of a publish: files into a fresh run, then the version, then the tag `ready`, then the alias. Only a ready version
-is visible. MLflow numbers versions atomically and never twice, so among publishers with one parent the lowest number
-wins; the others delete theirs. A version that stays unready for ABANDONED_MS belongs to a publisher that died.
+is visible; a publish that fails before that deletes its version and run. MLflow numbers versions atomically and never
+twice, so among publishers with one parent the lowest number wins; the others delete theirs. A version that stays
+unready for ABANDONED_MS belongs to a publisher that died.
 An alias cannot be moved on a condition. So an operator sets a tag before moving it, and an automatic promotion checks
 that tag before and after, and gives way to the operator.
 Files of a local store are hard-linked in and out; through a server they travel over HTTP.
@@ -11,25 +12,28 @@ Files of a local store are hard-linked in and out; through a server they travel 
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, SnapshotStale
 from omnidraft.ports import CHAMPION_STATEMENT, JUDGEMENT, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
+from omnidraft.registry.manifest_tags import from_tags, to_tags
 from omnidraft.registry.mlflow_runs import Runs
-from omnidraft.registry.mlflow_store import open_client, translate_errors
+from omnidraft.registry.mlflow_store import open_client, translate_errors, undo_on_failure
+from omnidraft.registry.retention import Retention
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
-from omnidraft.snapshots.memory_part import PRUNED_PARTS
 from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 ABANDONED_MS = 60_000
-MANIFEST_TAG = "omnidraft.manifest"
 READY_TAG = "ready"
+REMOVED = "removed"
+"""The value of the tag that is named after a part, once its files are deleted."""
 OPERATOR_TAG = "omnidraft.operator"
 """Tag of the registered model: the last promotion by an operator, as a unique id and the version."""
 
@@ -45,13 +49,15 @@ class MlflowRegistry:
         *,
         artifacts: str | None,
         keep_resume: int,
+        keep_serving: int | None = None,
         signing: SnapshotSigning = UNSIGNED,
         abandoned_ms: int = ABANDONED_MS,
     ) -> None:
+        """Open the registry. `keep_serving`: None keeps the weights of all versions."""
         self._url = url
         self._pair = (drafter, target)
         self._name = manifest_export.pair_name(drafter, target)
-        self._keep_resume = keep_resume
+        self._retention = Retention(keep_resume, keep_serving)
         self._signing = signing
         self._abandoned_ms = abandoned_ms
         self._damaged = staging.DamagedVersions()
@@ -93,14 +99,14 @@ class MlflowRegistry:
             manifest = _manifest_of(registered)
 
             def download(part: str, destination: Path) -> None:
-                self._runs.download(_run_id(registered), part, destination)
+                self._runs.download(version, _run_id(registered), part, destination)
 
             destination = into / manifest_export.folder_name(version, manifest)
             return staging.stage(destination, manifest, parts, download, self._signing)
 
     def promote(self, version: int) -> None:
         with self._translate_errors(f"promoting version {version}"):
-            self._get(version)
+            staging.check_servable(self.resolve(str(version)))
             self._client.set_registered_model_tag(self._name, OPERATOR_TAG, f"{uuid.uuid4().hex}:{version}")
             self._move_champion(version)
 
@@ -110,9 +116,7 @@ class MlflowRegistry:
 
     def promote_unless_changed(self, version: int, fence: str) -> None:
         with self._translate_errors(f"promoting version {version}"):
-            self._get(version)
-            if self.fence() != fence:
-                raise SnapshotStale(f"version {version} is not promoted: {staging.CHAMPION_CHANGED}")
+            staging.check_decision(self.resolve(str(version)), fence, self.fence())
             self._move_champion(version)
             operator = self._operator()
             if operator != fence.partition("|")[0]:
@@ -159,22 +163,19 @@ class MlflowRegistry:
     def _add(self, folder: Path, manifest: Manifest, parent: int | None) -> int:
         self._create_model()
         run_id, artifact_uri = self._runs.upload(folder, manifest)
-        created = self._client.create_model_version(
-            self._name,
-            source=artifact_uri,
-            run_id=run_id,
-            tags=manifest_export.tags(manifest) | {MANIFEST_TAG: manifest.model_dump_json()},
-            description=manifest_export.description(manifest),
-            await_creation_for=0,
-        )
-        number = int(created.version)
-        try:
+        with undo_on_failure(partial(self._withdraw, run_id)):
+            created = self._client.create_model_version(
+                self._name,
+                source=artifact_uri,
+                run_id=run_id,
+                tags=manifest_export.tags(manifest) | to_tags(manifest),
+                description=manifest_export.description(manifest),
+                await_creation_for=0,
+            )
+            number = int(created.version)
             self._check_won(created, parent or 0)
             self._mark_ready(number)
-        except SnapshotStale:
-            self._withdraw(number, run_id)
-            raise
-        self._client.update_run(run_id, name=f"v{number} {manifest.snapshot_id}")
+            self._client.update_run(run_id, name=f"v{number} {manifest.snapshot_id}")
         return number
 
     def _check_won(self, created: "ModelVersion", parent: int) -> None:
@@ -198,9 +199,14 @@ class MlflowRegistry:
         except SnapshotNotFound as exc:
             raise SnapshotStale(f"publishing version {version} took too long, another publisher went ahead") from exc
 
-    def _withdraw(self, version: int, run_id: str) -> None:
-        with suppress(SnapshotNotFound), self._translate_errors(f"withdrawing version {version}"):
-            self._client.delete_model_version(self._name, str(version))
+    def _withdraw(self, run_id: str) -> None:
+        """Delete a run and its version, unless that is visible already: then publishing again finds it."""
+        versions = [each for each in self._all_versions() if each.run_id == run_id]
+        if any(READY_TAG in each.tags for each in versions):
+            return
+        for each in versions:
+            with suppress(SnapshotNotFound), self._translate_errors(f"withdrawing version {each.version}"):
+                self._client.delete_model_version(self._name, str(each.version))
         self._runs.discard(run_id)
 
     def _create_model(self) -> None:
@@ -215,19 +221,17 @@ class MlflowRegistry:
                 raise
 
     def _prune(self) -> None:
-        """Remove old resume parts and memories: they are large, and only the newest and the champion's are read."""
-        champion = self._aliases().get("champion")
-        for old in self._readable_versions()[: -self._keep_resume]:
-            if str(old.version) == str(champion):
-                continue
-            self._remove(old, PRUNED_PARTS)
+        for old, parts in self._retention.removable(self.versions()):
+            registered = self._get(old.version)
+            if self._snapshot_version(registered, self._aliases()).aliases == old.aliases:  # nobody chose it meanwhile
+                self._remove(registered, parts)
 
     def _remove(self, registered: "ModelVersion", parts: Sequence[str]) -> None:
         """Remove those of these parts that are still there."""
         for part in set(parts) & set(bundle.parts_of(_manifest_of(registered))):
-            if registered.tags.get(part) != "removed":
+            if registered.tags.get(part) != REMOVED:
                 self._runs.remove(_run_id(registered), part)
-                self._client.set_model_version_tag(self._name, str(registered.version), part, "removed")
+                self._client.set_model_version_tag(self._name, str(registered.version), part, REMOVED)
 
     def _newest(self) -> SnapshotVersion | None:
         versions = self.versions()
@@ -272,15 +276,17 @@ class MlflowRegistry:
     def _snapshot_version(self, registered: "ModelVersion", aliases: Mapping[str, int]) -> SnapshotVersion:
         number = int(registered.version)
         names = tuple(sorted(alias for alias, version in aliases.items() if version == number))
-        told = registered.tags.get(CHAMPION_STATEMENT), registered.tags.get(JUDGEMENT)
-        return SnapshotVersion(number, _manifest_of(registered), names, registered.creation_timestamp, *told)
+        manifest, tags = _manifest_of(registered), registered.tags
+        told = tags.get(CHAMPION_STATEMENT), tags.get(JUDGEMENT)
+        removed = tuple(part for part in bundle.parts_of(manifest) if tags.get(part) == REMOVED)
+        return SnapshotVersion(number, manifest, names, registered.creation_timestamp, *told, removed)
 
     def _translate_errors(self, action: str) -> AbstractContextManager[None]:
         return translate_errors(self._url, action)
 
 
 def _manifest_of(version: Any) -> Manifest:
-    return bundle.parse_manifest(version.tags.get(MANIFEST_TAG, ""))
+    return from_tags(version.tags)
 
 
 def _run_id(version: Any) -> str:

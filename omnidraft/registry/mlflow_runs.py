@@ -1,22 +1,28 @@
 """MLflow runs: those behind the registry's versions, and those of experiments that are no versions.
 
-Files of a version's run: manifest.json, serving/, resume/ as in the bundle, and reports/.
+Files of a version's run: manifest.json, serving/, memory/, resume/ as in the bundle, and reports/.
 """
 
-import shutil
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omnidraft.errors import SnapshotNotFound
-from omnidraft.registry import manifest_export
-from omnidraft.registry.mlflow_store import experiment_id, local_folder, open_client, translate_errors
+from omnidraft.registry import manifest_export, staging
+from omnidraft.registry.mlflow_store import (
+    experiment_id,
+    local_folder,
+    open_client,
+    translate_errors,
+    undo_on_failure,
+)
 from omnidraft.snapshots import bundle, files
 from omnidraft.snapshots.manifest import Manifest
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
 
 class Runs:
@@ -29,24 +35,26 @@ class Runs:
         self._artifacts = artifacts
 
     def upload(self, folder: Path, manifest: Manifest) -> tuple[str, str]:
-        """Make a finished run with the snapshot's files, parameters and metrics; return its id and artifact URI."""
+        """Make a finished run with the snapshot's files, parameters and metrics; return its id and artifact URI. A run
+        that cannot be finished is discarded."""
         run = self._client.create_run(
             experiment_id(self._client, self._url, self._name, self._artifacts),
             run_name=manifest.snapshot_id,
             tags=manifest_export.tags(manifest),
         )
         run_id = run.info.run_id
-        self._log(run_id, manifest)
-        self._put_files(run_id, run.info.artifact_uri, folder, manifest)
-        self._client.set_terminated(run_id)
+        with undo_on_failure(partial(self.discard, run_id)):
+            self._log(run_id, manifest)
+            self._put_files(run_id, run.info.artifact_uri, folder, manifest)
+            self._client.set_terminated(run_id)
         return run_id, run.info.artifact_uri
 
-    def download(self, run_id: str, part: str, destination: Path) -> None:
-        """Put a part's folder into `destination`. Raises SnapshotNotFound when the part was removed."""
+    def download(self, version: int, run_id: str, part: str, destination: Path) -> None:
+        """Put the folder of a version's part into `destination`. Raises SnapshotNotFound when the part was removed."""
         folder = local_folder(self._client.get_run(run_id).info.artifact_uri)
         is_present = (folder / part).is_dir() if folder else bool(self._client.list_artifacts(run_id, part))
         if not is_present:
-            raise SnapshotNotFound(f"run {run_id} has no {part} part any more (registry.keep_resume)")
+            raise staging.missing_part(version, part)
         if folder:
             files.link_folder(folder / part, destination / part)
         else:
@@ -54,21 +62,23 @@ class Runs:
 
     def remove(self, run_id: str, part: str) -> None:
         """Delete a part's files; the run stays."""
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-        artifact_uri = self._client.get_run(run_id).info.artifact_uri
-        get_artifact_repository(artifact_uri, tracking_uri=self._url).delete_artifacts(part)
+        self._files_of(run_id).delete_artifacts(part)
 
     def discard(self, run_id: str) -> None:
-        """Delete a run that became no version; files behind a server stay until `mlflow gc`."""
-        folder = local_folder(self._client.get_run(run_id).info.artifact_uri)
-        self._client.delete_run(run_id)
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
+        """Delete a run that became no version, with its files."""
+        try:
+            self._files_of(run_id).delete_artifacts()
+        finally:
+            self._client.delete_run(run_id)
 
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
         """Log one point of each curve."""
         _log_metrics(self._client, run_id, metrics, step)
+
+    def _files_of(self, run_id: str) -> "ArtifactRepository":
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        return get_artifact_repository(self._client.get_run(run_id).info.artifact_uri, tracking_uri=self._url)
 
     def _log(self, run_id: str, manifest: Manifest) -> None:
         from mlflow.entities import Param

@@ -6,7 +6,7 @@ A new SQLite store is migrated under a file lock, because processes that open it
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,8 @@ from omnidraft.errors import RegistryError, SnapshotNotFound
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
 SQLITE = "sqlite:///"
@@ -93,6 +95,19 @@ def translate_errors(url: str, action: str) -> Iterator[None]:
         if getattr(exc, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
             raise SnapshotNotFound(masked(f"{action} at {url}: {exc}")) from exc
         raise RegistryError(masked(f"{action} at {url}: {str(exc).splitlines()[0]}; {_advice(url)}")) from exc
+
+
+@contextmanager
+def undo_on_failure(undo: Callable[[], None]) -> Iterator[None]:
+    """Call `undo` when the block fails, and raise the block's error, also when `undo` fails too."""
+    try:
+        yield
+    except BaseException:
+        try:
+            undo()
+        except Exception as exc:  # artifact stores raise errors of their own libraries
+            logger.warning("what a failed publication left in MLflow could not be deleted: %s", masked(str(exc)))
+        raise
 
 
 def _check_database(database: Path) -> None:

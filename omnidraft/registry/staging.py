@@ -13,7 +13,7 @@ from omnidraft.ports import SnapshotVersion
 from omnidraft.private_files import PRIVATE
 from omnidraft.snapshots import bundle, files
 from omnidraft.snapshots.manifest import Manifest
-from omnidraft.snapshots.memory_part import is_private
+from omnidraft.snapshots.memory_part import is_private, setting_of
 from omnidraft.snapshots.signing import SnapshotSigning
 
 CHAMPION_CHANGED = "an operator promoted, or the champion became another, since that was decided"
@@ -73,6 +73,25 @@ def check_removable(version: int, champion: int | None, parts: Sequence[str]) ->
     """Raise SnapshotError when these parts of a version must stay."""
     if version == champion and "serving" in parts:
         raise SnapshotError(f"version {version} is the champion, whose weights serve; promote another one first")
+
+
+def missing_part(version: int, part: str) -> SnapshotNotFound:
+    """Return the error for a part whose files were deleted."""
+    return SnapshotNotFound(f"version {version} has no {part} part any more ({setting_of(part)})")
+
+
+def check_servable(version: SnapshotVersion) -> None:
+    """Raise SnapshotNotFound when the version's weights were deleted, so that no worker could load it."""
+    if not version.is_servable:
+        raise missing_part(version.version, "serving")
+
+
+def check_decision(version: SnapshotVersion, fence: str, current_fence: str) -> None:
+    """Raise SnapshotStale when a decision to promote this version, made since `fence`, is void."""
+    if fence != current_fence:
+        raise SnapshotStale(f"version {version.version} is not promoted: {CHAMPION_CHANGED}")
+    if not version.is_servable:
+        raise SnapshotStale(f"not promoted: {missing_part(version.version, 'serving')}")
 
 
 def pick(versions: Sequence[SnapshotVersion], name: str) -> SnapshotVersion:

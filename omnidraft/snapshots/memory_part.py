@@ -13,8 +13,14 @@ WORKER_PARTS = ("serving", "memory")
 """The parts that a worker reads."""
 PRUNED_PARTS = ("resume", "memory")
 """The parts with users' text, which only the newest snapshots and the champion keep."""
+ALL_PARTS = ("serving", *PRUNED_PARTS)
 _PLAIN, _ENCRYPTED = ".safetensors", ".encrypted"
 _HASH_CHARACTERS = 32
+
+
+def setting_of(part: str) -> str:
+    """Return the name of the setting that says how many snapshots keep this part."""
+    return "registry.keep_serving" if part == "serving" else "registry.keep_resume"
 
 
 def plain_name(kind: str, owner: str) -> str:

@@ -220,7 +220,11 @@ def registry(settings: Settings) -> Registry:
 
 def _plain_registry(settings: Settings) -> Registry:
     section, pair = settings.registry, (settings.models.followed_drafter, settings.models.target)
-    options: dict[str, Any] = {"keep_resume": section.keep_resume, "signing": signing.snapshot_signing(settings)}
+    options: dict[str, Any] = {
+        "keep_resume": section.keep_resume,
+        "keep_serving": section.keep_serving,
+        "signing": signing.snapshot_signing(settings),
+    }
     if section.url.startswith("directory://"):
         from omnidraft.registry.directory_registry import DirectoryRegistry
 

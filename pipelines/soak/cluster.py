@@ -29,6 +29,8 @@ BROKER, REGISTRY = "broker", "registry"
 SERVICES = ("controller", "distiller", "decode_worker")
 START_TIMEOUT_S = 240.0
 STOPPED_S = 10.0
+KEEP_SERVING = 1_000_000
+"""All versions: the verdict looks at every snapshot that answered."""
 ENVIRON = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # ten processes that do nothing here
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -53,6 +55,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         self.config_path.write_text(
             f'{toml}\nport = {worker_port}\n[log]\nurl = "kafka://127.0.0.1:{self._broker_port}"\n'
             f'topic_prefix = "soak"\nrequest_timeout_s = 5\n[registry]\nurl = "{self.registry_url}"\n'
+            f"keep_serving = {KEEP_SERVING}\n"
         )
         self.settings = config.load(self.config_path, {})
         self.url = f"http://127.0.0.1:{worker_port}"

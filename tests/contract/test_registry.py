@@ -5,21 +5,24 @@ import multiprocessing
 import os
 import socket
 import stat
+from functools import partial
 
 import pytest
 import torch
+from mlflow.entities import ViewType
 
 from omnidraft.config import LearnerSettings
 from omnidraft.distill.publisher import Identity, Publisher
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.registry.manifest_export import pair_name
-from omnidraft.registry.mlflow_registry import MANIFEST_TAG, READY_TAG, MlflowRegistry
+from omnidraft.registry.manifest_tags import MANIFEST_TAG, MAX_TAG_CHARACTERS
+from omnidraft.registry.mlflow_registry import READY_TAG, MlflowRegistry
 from omnidraft.registry.mlflow_store import open_client
 from omnidraft.registry.republish import republish
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.files import sha256_of
-from omnidraft.snapshots.manifest import sign
+from omnidraft.snapshots.manifest import TenantAgreement, sign
 from omnidraft.snapshots.signing import SnapshotSigning
 from tests.snapshot_folders import make_bundle
 
@@ -37,8 +40,8 @@ def targets():
     return (f"target{number}" for number in itertools.count())
 
 
-def open_mlflow(url, target, keep_resume=2, signing_key=None):
-    options = {"keep_resume": keep_resume, "signing": SnapshotSigning(signing_key)}
+def open_mlflow(url, target, keep_resume=2, signing_key=None, keep_serving=None):
+    options = {"keep_resume": keep_resume, "keep_serving": keep_serving, "signing": SnapshotSigning(signing_key)}
     return MlflowRegistry(url, "org/small", target, artifacts=None, **options)
 
 
@@ -56,12 +59,12 @@ def opened_on_disk(request, tmp_path, targets):
 
 def opening(request, tmp_path, target):
 
-    def open_registry(keep_resume=2, signing_key=None):
+    def open_registry(keep_resume=2, signing_key=None, keep_serving=None):
         if request.param in MLFLOW_URLS:
             url = request.getfixturevalue(MLFLOW_URLS[request.param])
-            return open_mlflow(url, target, keep_resume, signing_key)
-        root, signing = tmp_path / "registry", SnapshotSigning(signing_key)
-        return DirectoryRegistry(root, "org/small", target, keep_resume=keep_resume, signing=signing)
+            return open_mlflow(url, target, keep_resume, signing_key, keep_serving)
+        options = {"keep_resume": keep_resume, "keep_serving": keep_serving, "signing": SnapshotSigning(signing_key)}
+        return DirectoryRegistry(tmp_path / "registry", "org/small", target, **options)
 
     def bundle_of(snapshot_id, **fields):
         return make_bundle(tmp_path / "bundles", snapshot_id, target=target, **fields)
@@ -324,6 +327,67 @@ def test_old_resume_parts_are_removed_and_serving_parts_stay(opened, tmp_path):
     bundle.verify(registry.fetch(2, tmp_path / "cache", ("resume",)), ["resume"])
 
 
+def has_weights(registry, version, cache):
+    try:
+        registry.fetch(version, cache)
+    except SnapshotNotFound:
+        return False
+    return True
+
+
+def test_old_weights_are_removed_but_for_those_that_have_an_alias_and_manifests_stay(opened, tmp_path):
+    open_registry, bundle_of = opened
+    registry = open_registry(keep_resume=1, keep_serving=2)
+    for number in range(1, 4):
+        registry.promote(registry.publish(bundle_of(f"s{number}"), number - 1 or None).version)
+    for number in range(4, 7):  # 3 is champion, 2 previous
+        registry.publish(bundle_of(f"s{number}"), number - 1)
+    kept = [has_weights(registry, number, tmp_path / "cache") for number in range(1, 7)]
+    assert kept == [False, True, True, False, True, True]
+    assert [each.is_servable for each in open_registry().versions()] == kept
+    with pytest.raises(SnapshotNotFound, match=r"version 1 has no serving part any more \(registry\.keep_serving\)"):
+        open_registry().fetch(1, tmp_path / "cache")
+    assert [each.manifest.snapshot_id for each in registry.versions()] == ["s1", "s2", "s3", "s4", "s5", "s6"]
+    registry.promote(2)  # a rollback, after which 3 is previous
+    registry.publish(bundle_of("s7"), 6)
+    assert all(has_weights(open_registry(), number, tmp_path / "rolled back") for number in (2, 3, 6, 7))
+
+
+def test_a_registry_that_may_delete_no_weights_and_one_that_keeps_more_resume_parts_keep_them(opened, tmp_path):
+    open_registry, bundle_of = opened
+    for number, options in enumerate(({"keep_resume": 1}, {"keep_resume": 3, "keep_serving": 1}), start=1):
+        registry = open_registry(**options)
+        for parent in ((None, 1), (2, 3))[number - 1]:
+            registry.publish(bundle_of(f"s{parent}"), parent)
+    assert [has_weights(registry, number, tmp_path / "cache") for number in range(1, 5)] == [False, True, True, True]
+
+
+def test_a_version_without_weights_is_promoted_by_nobody(opened):
+    """The champion stays, and a decision about such a version is void: its canary was on trial for too long."""
+    open_registry, bundle_of = opened
+    registry = open_registry(keep_resume=1, keep_serving=1)
+    registry.promote(registry.publish(bundle_of("s1"), None).version)
+    registry.publish(bundle_of("s2"), 1)
+    fence = registry.fence()
+    registry.publish(bundle_of("s3"), 2)
+    with pytest.raises(SnapshotNotFound, match="version 2 has no serving part any more"):
+        registry.promote(2)
+    with pytest.raises(SnapshotStale, match="keep_serving"):
+        registry.promote_unless_changed(2, fence)
+    assert [each.aliases for each in open_registry().versions()] == [("champion",), (), ("challenger",)]
+    assert registry.fence() == fence
+
+
+def test_an_earlier_version_without_weights_is_not_published_again(opened):
+    open_registry, bundle_of = opened
+    registry = open_registry(keep_resume=1, keep_serving=1)
+    for parent in (None, 1):
+        registry.publish(bundle_of(f"s{parent}"), parent)
+    with pytest.raises(SnapshotNotFound, match="keep_serving"):
+        republish(registry, "1")
+    assert len(registry.versions()) == 2
+
+
 def test_notes_curves_and_reports_are_taken(opened, tmp_path):
     open_registry, bundle_of = opened
     registry = open_registry()
@@ -388,6 +452,93 @@ def test_mlflow_shows_figures_and_story_of_a_version(mlflow_url, targets, tmp_pa
     assert (shown.tags["judgement"], run.data.metrics["promoted"]) == ("promoted: well", 1.0)
     assert [file.path for file in client.list_artifacts(run.info.run_id, "reports")] == ["reports/manifest.json"]
     assert {file.path for file in client.list_artifacts(run.info.run_id)} >= {"manifest.json", "serving"}
+
+
+@pytest.fixture(params=list(MLFLOW_URLS))
+def opened_mlflow(request, tmp_path, targets):
+    """The same as `opened`, of MLflow alone, local and behind a server."""
+    return opening(request, tmp_path, next(targets))
+
+
+class Unwilling:
+    """A client of MLflow's whose calls of these names fail."""
+
+    def __init__(self, client, *names, also_done=False):
+        self._client, self._names, self._also_done = client, names, also_done
+
+    def __getattr__(self, name):
+        call = getattr(self._client, name)
+        return partial(self._fail, call) if name in self._names else call
+
+    def _fail(self, call, *args, **options):
+        if self._also_done:
+            call(*args, **options)  # and only the answer is lost
+        raise OSError(f"no answer to {call.__name__}")
+
+
+def unwilling(registry, *names, also_done=False):
+    """The same registry, whose client fails."""
+    registry._client = registry._runs._client = Unwilling(registry._client, *names, also_done=also_done)
+    return registry
+
+
+def remains(registry):
+    """Return how many runs of the pair's experiment are not deleted, and the files of all."""
+    client = open_client(registry._url)
+    (experiment,) = client.search_experiments(filter_string=f"name = '{registry._name}'")
+    runs = client.search_runs([experiment.experiment_id], run_view_type=ViewType.ALL)
+    files = [file.path for run in runs for file in client.list_artifacts(run.info.run_id)]
+    return sum(run.info.lifecycle_stage == "active" for run in runs), sorted(files)
+
+
+@pytest.mark.parametrize(
+    "name", ["log_batch", "log_text", "set_terminated", "create_model_version", "set_model_version_tag"]
+)
+@pytest.mark.parametrize("also_done", [False, True], ids=["refused", "answer lost"])
+def test_a_publication_that_fails_in_mlflow_leaves_no_files_and_succeeds_when_it_is_tried_again(
+    opened_mlflow, name, also_done
+):
+    open_registry, bundle_of = opened_mlflow
+    folder, failing = bundle_of("s1"), unwilling(open_registry(), name, also_done=also_done)
+    with pytest.raises(RegistryError, match=f"no answer to {name}"):
+        failing.publish(folder, None)
+    is_ready = (name, also_done) == ("set_model_version_tag", True)
+    assert remains(failing) == ((1, ["manifest.json", "resume", "serving"]) if is_ready else (0, []))
+    again = open_registry().publish(folder, None)
+    assert (again.aliases, len(open_registry().versions())) == (("challenger",), 1)
+    assert remains(failing) == (1, ["manifest.json", "resume", "serving"])
+
+
+def test_a_clean_up_that_fails_too_does_not_hide_why_the_publication_failed(opened_mlflow, caplog):
+    open_registry, bundle_of = opened_mlflow
+    failing = unwilling(open_registry(), "set_terminated", "delete_run")
+    with pytest.raises(RegistryError, match="no answer to set_terminated"):
+        failing.publish(bundle_of("s1"), None)
+    assert "no answer to delete_run" in caplog.text
+    assert remains(failing) == (1, [])  # the files, which are large, went first
+
+
+def test_a_manifest_that_is_longer_than_one_tag_of_mlflow_is_published_and_read_back_whole(opened, tmp_path):
+    open_registry, bundle_of = opened
+    row = {"num_requests": 9, "before": 0.5, "after": 0.6, "change_error": 0.01}
+    tenants = tuple(TenantAgreement(tenant=f"{number:0240}", **row) for number in range(900))
+    folder = bundle_of("s1", tenants=tenants)
+    assert len(bundle.read_manifest(folder).model_dump_json()) > 2 * MAX_TAG_CHARACTERS
+    published = open_registry(signing_key=KEY).publish(folder, None)
+    for name in ("1", "latest", "challenger"):
+        assert open_registry().resolve(name).manifest == published.manifest
+    fetched = open_registry(signing_key=KEY).fetch(1, tmp_path / "cache")
+    assert bundle.verify(fetched, ["serving"]).tenants == tenants
+
+
+def test_a_manifest_of_which_a_tag_is_missing_is_damaged(mlflow_url, targets, tmp_path):
+    registry = open_mlflow(mlflow_url, target := next(targets))
+    settings = {str(number): "x" * 1000 for number in range(101)}
+    registry.publish(make_bundle(tmp_path, "s1", target=target, settings=settings), None)
+    registry._client.delete_model_version_tag(registry._name, "1", f"{MANIFEST_TAG}.2")
+    assert registry.versions() == ()
+    with pytest.raises(SnapshotCorrupt, match="not a manifest"):
+        registry.resolve("1")
 
 
 def open_fresh_store(url):

@@ -101,7 +101,9 @@ class SnapshotComparison:
 
 
 def candidates(versions: Sequence[SnapshotVersion]) -> list[SnapshotVersion]:
-    """Return champion, previous, the newest, the first, and the versions with the highest held-out agreement."""
+    """Return the champion and, of the versions that still have weights, previous, the newest, the first, and those with
+    the highest held-out agreement."""
+    versions = [each for each in versions if each.is_servable or "champion" in each.aliases]
     by_alias = {alias: each for each in versions for alias in each.aliases}
     named = [by_alias[alias] for alias in ("champion", "previous") if alias in by_alias]
     by_agreement = sorted(versions, key=lambda each: each.manifest.agreement_after or -inf, reverse=True)

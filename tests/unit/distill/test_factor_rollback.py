@@ -113,6 +113,17 @@ def test_a_version_without_such_factors_and_a_tenant_without_any_are_refused(set
         roll_back(setting, "99")
 
 
+def test_factors_whose_files_are_deleted_are_passed_over(setting: Setting) -> None:
+    run(setting)
+    *_, before, earlier, newest = versions_with_factors(setting)
+    assert newest == setting.registry.versions()[-1].version
+    setting.registry.remove_files(earlier, ("serving",))
+    with pytest.raises(SnapshotNotFound, match="keep_serving"):
+        roll_back(setting, str(earlier))
+    taken_back = fit_of(roll_back(setting), "stayer")
+    assert taken_back == fit_of(setting.registry.resolve(str(before)).manifest, "stayer")
+
+
 def test_what_was_learned_before_a_tenant_was_forgotten_does_not_come_back(setting: Setting) -> None:
     run(setting)
     first, *_ = versions_with_factors(setting)

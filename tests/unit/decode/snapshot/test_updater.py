@@ -66,6 +66,15 @@ def test_after_a_bad_snapshot_the_next_one_is_taken_at_once(worker):
     assert worker.step(champion(1, 2)) == 2
 
 
+def test_a_worker_that_hears_late_of_a_champion_whose_weights_are_deleted_goes_on_to_the_newer_one(worker):
+    worker.step(champion(0, 3))
+    worker.registry.promote(4)
+    worker.registry.remove_files(2, ("serving",))
+    assert worker.step(champion(1, 2)) == 3  # counted, and the one before serves on
+    assert worker.metrics.value(FAILURES) == 1
+    assert worker.step() == 4
+
+
 def test_a_corrupt_snapshot_leaves_the_old_one_in_place(worker):
     worker.step(champion(0, 1))
     (worker.folder / "bundles/s2" / bundle.DRAFTER).write_bytes(b"rotten")

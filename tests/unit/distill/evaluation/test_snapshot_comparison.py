@@ -1,5 +1,6 @@
 """When traffic drifts, the snapshot that agrees best with it is found on the tenant's newest records, and told."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,16 @@ def test_few_snapshots_are_compared_and_those_with_a_part_to_play_among_them() -
     chosen = [each.version for each in candidates(versions)]
     assert chosen == [3, 2, 11, 1, 4, 5]
     assert len(chosen) == MOST_SNAPSHOTS
+
+
+def test_a_snapshot_without_weights_is_not_compared_and_a_champion_without_is_no_reason_to_stop_learning(
+    setting: Setting, caplog
+) -> None:
+    setting.emit(TEXTS[0], 10, "t")
+    setting.registry.remove_files(1, ("serving",))
+    setting.earlier().compare("t")
+    ((kind, version, what),) = setting.announcements.published
+    assert (kind, version, "1: " in what["reason"]) == ("best", 2, False)
+    shutil.rmtree(version_folder(setting.folder / "registry", 3) / "snapshot/serving")
+    setting.earlier().compare("t")
+    assert "were not compared" in caplog.text

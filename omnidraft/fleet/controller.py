@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import BusError, SignatureRefused, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
-from omnidraft.fleet.drift import DriftRecovery
+from omnidraft.fleet.drift_recovery import DriftRecovery
 from omnidraft.fleet.promotion import CanaryTrial, Decision, decide, lineage_between, lineage_to, signed_versions
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.fleet.tenant_gate import MOST_HISTORY
@@ -23,6 +23,8 @@ from omnidraft.ports import (
 )
 from omnidraft.snapshots.manifest import digest
 
+CONTROL_TIMEOUT_S = 2.0
+"""How long the first step waits for the control log, whose open drifts must be known before traffic is read."""
 logger = logging.getLogger(__name__)
 
 
@@ -55,7 +57,7 @@ class Controller:
         """
         Args:
             traffic: statistics of served requests; needed for canaries and for drift.
-            recovery: receives all of `traffic`, and the announcements of `follower`.
+            recovery: receives all of `traffic`, and before it the announcements of `follower`.
             statements: None announces whatever the registry calls champion.
             restate_s: the seconds after which the champion is announced again, before its announcement is too old.
         """
@@ -68,6 +70,7 @@ class Controller:
         self._announced_s = 0.0
         self._refused_version: int | None = None
         self._trial: CanaryTrial | None = None
+        self._has_resumed = False
         self._num_worse = 0
         """Challengers in a row that were worse than the champion, since this process started."""
 
@@ -135,14 +138,21 @@ class Controller:
     def _read_traffic(self) -> None:
         if self._traffic is None:
             return
+        self._follow()
         for request in self._traffic.new():
-            if self._trial:
+            if self._trial and not request.is_past:
                 self._trial.update(request)
             if self._recovery:
                 self._recovery.update(request)
-        for announcement in self._follower.poll(0.0) if self._follower else ():
-            if self._recovery:
-                self._recovery.on_announcement(announcement)
+
+    def _follow(self) -> None:
+        if self._follower is None or self._recovery is None:
+            return
+        if not self._has_resumed:
+            self._recovery.resume(self._follower.poll(CONTROL_TIMEOUT_S))
+            self._has_resumed = True
+        for announcement in self._follower.poll(0.0):
+            self._recovery.on_announcement(announcement)
 
     def _end_trial(self) -> None:
         """End the canary once there is a verdict. Announcing the champion again ends a failed one on every worker."""

@@ -1,4 +1,4 @@
-"""Drift: for each tenant and kind of request a change detector over agreement, and the reaction to a fall.
+"""Drift: for each tenant and kind of request a change detector over agreement.
 
 Drafts of text under a grammar agree more often than those of free text, so that without the kind a change of the mix
 would look like a drift, and the gains of one kind would hide the losses of another. A stream's values are agreements
@@ -6,26 +6,18 @@ over equally many target passes, so that short requests are no noisier than long
 a new level. The test is Page's (Biometrika 41, 1954) with Hinkley's running mean; ADWIN needs several times as many
 values for the same fall. See docs/algorithms.md, section 9.
 
-The cheapest measure comes first: the announcement alone makes workers draft less for this traffic; a fall that came
-with the first requests of a snapshot rolls back to the one before; otherwise the distiller announces which earlier
-snapshot agrees best with the new traffic, and publishes more often until the drift is over. No snapshot returns by
-which other tenants lose (return_check.py). Every step is recorded on the control log, as an annotation of the champion,
-and in the process's log. After a restart the newest traffic is read again to restore the levels; changes in it were
-handled before the restart and are not handled twice.
+A drift that was announced before this process started goes on (drift_recovery.py); for the other streams the newest
+traffic, which is read again after a start, restores the levels.
 """
 
-import logging
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal, get_args
 
-from omnidraft.config import ControllerSettings, DriftSettings
-from omnidraft.errors import SnapshotNotFound, SnapshotStale
-from omnidraft.fleet.promotion import signed_versions
+from omnidraft.config import DriftSettings
 from omnidraft.fleet.request_stats import RequestStats
-from omnidraft.fleet.return_check import objection
-from omnidraft.ports import JUDGEMENT, Announcement, Announcer, ChampionStatements, Metrics, Registry, Work
+from omnidraft.ports import Work
 
 if TYPE_CHECKING:
     from river.drift import PageHinkley
@@ -37,7 +29,6 @@ NEW_SNAPSHOT = 30
 """The number of values after a swap in which a fall is attributed to the snapshot."""
 MOST_STREAMS = 1000
 _OF_WORK: dict[Work, str] = {"text": "", "constrained": " under grammars", "tools": " with tools"}
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +38,9 @@ class DriftChange:
     tenant: str
     work: Work
     kind: Literal["drift", "drift_over"]
-    level: float
-    """The mean agreement before the fall."""
+    level: float | None
+    """The mean agreement before the fall; None when a controller of an earlier version, which did not tell it,
+    announced the drift."""
     recent: float
     """The mean agreement now."""
     num_values: int
@@ -57,14 +49,20 @@ class DriftChange:
     """The snapshot whose first requests these were; None when the drafter was the same before and after."""
 
     def __str__(self) -> str:
-        verb = "fell" if self.kind == "drift" else "was back" if self.recent >= self.level else "stayed"
+        is_back = self.level is not None and self.recent >= self.level
+        verb = "fell" if self.kind == "drift" else "was back" if is_back else "stayed"
         why = f", with the first requests of snapshot {self.suspect}" if self.suspect is not None else ""
-        name = self.tenant if self.tenant.isprintable() else repr(self.tenant)  # it may be whatever a request said
-        traffic = name + _OF_WORK[self.work]
+        before = "unknown" if self.level is None else f"{self.level:.3f}"
         return (
-            f"agreement of {traffic} {verb}: {self.level:.3f} before, {self.recent:.3f} over the last {RECENT} of "
-            f"{self.num_values} values{why}"
+            f"agreement of {traffic_name(self.tenant, self.work)} {verb}: {before} before, {self.recent:.3f} over the "
+            f"last {RECENT} of {self.num_values} values{why}"
         )
+
+
+def traffic_name(tenant: str, work: Work) -> str:
+    """Return what operators read of a stream."""
+    name = tenant if tenant.isprintable() else repr(tenant)  # it may be whatever a request said
+    return name + _OF_WORK[work]
 
 
 class AgreementStream:
@@ -76,15 +74,21 @@ class AgreementStream:
         self._since_swap: deque[float] = deque(maxlen=NEW_SNAPSHOT + 1)
         self._num_agreed = self._num_drafted = 0
         self._has_changed_version = False
+        self.is_drifting = self._has_resumed = False
         self._fell_from: float | None = None
+        """The level before the drift that there is; None without one, or when it is unknown."""
         self._reset()
 
-    @property
-    def is_drifting(self) -> bool:
-        return self._fell_from is not None
+    def resume_drift(self, level: float | None) -> None:
+        """Begin in a drift that was announced before, with the level before it. Past requests are then ignored, since
+        they may be from before the fall."""
+        self.is_drifting = self._has_resumed = True
+        self._fell_from = level
 
     def update(self, request: RequestStats) -> DriftChange | None:
         """Add one request; return the change that it reveals, if any."""
+        if self._has_resumed and request.is_past:
+            return None
         self._num_agreed += request.num_agreed
         self._num_drafted += request.num_drafted
         if self._num_drafted < self._settings.passes_per_value:
@@ -100,7 +104,7 @@ class AgreementStream:
             self._num_before += 1
             self._sum_before += self._recent[0]
         self._recent.append(agreement)
-        return self._detect_fall(agreement) if self._fell_from is None else self._detect_end(self._fell_from)
+        return self._detect_end() if self.is_drifting else self._detect_fall(agreement)
 
     def _detect_fall(self, agreement: float) -> DriftChange | None:
         self._detector.update(agreement)
@@ -111,7 +115,7 @@ class AgreementStream:
         self._reset()
         if recent >= level:
             return None
-        self._fell_from = level
+        self.is_drifting, self._fell_from = True, level
         suspect = self._version if self._came_with_the_snapshot(level, recent) else None
         return DriftChange(self._tenant, self._work, "drift", level, recent, num_values, suspect)
 
@@ -123,12 +127,13 @@ class AgreementStream:
         first = list(self._since_swap)[:-RECENT]
         return not first or fmean(first) < (level + recent) / 2
 
-    def _detect_end(self, level: float) -> DriftChange | None:
-        recent, num_values = fmean(self._recent), self._num_before + len(self._recent)
-        is_back = len(self._recent) == RECENT and recent >= self._settings.recovered_share * level
+    def _detect_end(self) -> DriftChange | None:
+        level, recent, num_values = self._fell_from, fmean(self._recent), self._num_before + len(self._recent)
+        is_full = len(self._recent) == RECENT
+        is_back = is_full and level is not None and recent >= self._settings.recovered_share * level
         if not is_back and num_values < self._settings.settled_values:
             return None
-        self._fell_from = None
+        self.is_drifting, self._fell_from = False, None
         self._reset()
         return DriftChange(self._tenant, self._work, "drift_over", level, recent, num_values)
 
@@ -146,25 +151,43 @@ class AgreementStream:
 
 
 class DriftDetector:
-    """The streams of one pair, for the MOST_STREAMS tenants and kinds of request with the newest requests."""
+    """The streams of one pair, by tenant and kind of request. The caller evicts those with the oldest requests."""
 
     def __init__(self, settings: DriftSettings) -> None:
         self._settings = settings
         self._streams: OrderedDict[tuple[str, Work], AgreementStream] = OrderedDict()
 
+    def resume_drift(self, tenant: str, work: Work, level: float | None) -> None:
+        """Begin this stream in a drift that was announced before; one that has requests already stays as it is.
+
+        Args:
+            level: the mean agreement before the fall; None: unknown.
+        """
+        if (tenant, work) not in self._streams:
+            self._stream(tenant, work).resume_drift(level)
+
     def update(self, request: RequestStats) -> DriftChange | None:
         """Add one request of any tenant; return the change that it reveals, if any."""
-        key = (request.tenant, request.work)
-        stream = self._streams.setdefault(key, AgreementStream(request.tenant, self._settings, request.work))
-        self._streams.move_to_end(key)
-        if len(self._streams) > MOST_STREAMS:
-            self._streams.popitem(last=False)
+        stream = self._stream(request.tenant, request.work)
+        self._streams.move_to_end((request.tenant, request.work))
         return stream.update(request)
+
+    def evict(self) -> list[tuple[str, Work]]:
+        """Forget all streams but the MOST_STREAMS with the newest requests; return those of them that drifted."""
+        drifting = []
+        while len(self._streams) > MOST_STREAMS:
+            key, stream = self._streams.popitem(last=False)
+            if stream.is_drifting:
+                drifting.append(key)
+        return drifting
 
     def is_drifting(self, tenant: str) -> bool:
         """Return whether the tenant's requests of any kind drift."""
         streams = (self._streams.get((tenant, work)) for work in get_args(Work))
         return any(stream is not None and stream.is_drifting for stream in streams)
+
+    def _stream(self, tenant: str, work: Work) -> AgreementStream:
+        return self._streams.setdefault((tenant, work), AgreementStream(tenant, self._settings, work))
 
 
 def _detector(settings: DriftSettings) -> "PageHinkley":
@@ -174,84 +197,3 @@ def _detector(settings: DriftSettings) -> "PageHinkley":
     return PageHinkley(
         min_instances=settings.min_values, delta=settings.slack, threshold=settings.threshold, mode="both"
     )
-
-
-class DriftRecovery:
-    """Handles the drifts of one pair."""
-
-    def __init__(
-        self,
-        registry: Registry,
-        announcer: Announcer,
-        detector: DriftDetector,
-        metrics: Metrics,
-        *,
-        target: str,
-        gate: ControllerSettings | None = None,
-        statements: ChampionStatements | None = None,
-    ) -> None:
-        """
-        Args:
-            gate: what another champion must not do to the other tenants; None takes the defaults.
-            statements: only measurements in signed manifests are believed; None believes all.
-        """
-        self._statements = statements
-        self._registry, self._announcer, self._detector = registry, announcer, detector
-        self._metrics, self._target, self._gate = metrics, target, gate or ControllerSettings()
-
-    def update(self, request: RequestStats) -> None:
-        """Add one request and react to the change it reveals. Raises SnapshotError, BusError."""
-        change = self._detector.update(request)
-        if change is None or request.is_past:
-            return
-        logger.warning("%s: %s: %s", self._target, change.kind, change)
-        self._announcer.publish(change.kind, tenant=change.tenant, work=change.work, reason=str(change))
-        counter = "omnidraft_drift_alarms_total" if change.kind == "drift" else "omnidraft_drifts_over_total"
-        self._metrics.add(counter, target=self._target)  # tenants are too many to be labels
-        self._annotate(change)
-        if change.suspect is not None:
-            self._roll_back(change.suspect, change.tenant, str(change))
-
-    def on_announcement(self, announcement: Announcement) -> None:
-        """Promote the version announced as `best` by the distiller, unless the drift is over. Raises SnapshotError."""
-        version, tenant = announcement.version, announcement.tenant or ""
-        if announcement.kind != "best" or version is None or not self._detector.is_drifting(tenant):
-            return
-        fence = announcement.fence or self._registry.fence()
-        if self._registry.resolve("champion").version != version:
-            reason = announcement.reason or "agrees best with the traffic that drifted"
-            self._promote(version, tenant, reason, fence)
-
-    def _annotate(self, change: DriftChange) -> None:
-        try:
-            champion = self._registry.resolve("champion").version
-        except SnapshotNotFound:
-            return
-        self._registry.annotate(champion, {change.kind: str(change)})
-        name = "drift_alarm" if change.kind == "drift" else "drift_over"
-        self._registry.log_metrics(champion, {name: 1.0, "agreement_served": change.recent}, champion)
-
-    def _roll_back(self, suspect: int, tenant: str, reason: str) -> None:
-        """Roll back from a champion that was bad from its first requests on to the one before."""
-        fence = self._registry.fence()
-        try:
-            previous = self._registry.resolve("previous").version
-        except SnapshotNotFound:
-            return
-        if self._registry.resolve("champion").version == suspect:
-            self._promote(previous, tenant, reason, fence)
-
-    def _promote(self, version: int, tenant: str, reason: str, fence: str) -> None:
-        """Make it the champion unless other tenants lose by it; the controller announces every champion."""
-        candidate, champion = self._registry.resolve(str(version)), self._registry.resolve("champion")
-        versions = signed_versions(self._registry, self._statements)
-        if against := objection(candidate, champion, versions, self._gate, tenant=tenant):
-            logger.warning("%s: not back to snapshot %d: %s", self._target, version, against)
-            return
-        try:
-            self._registry.promote_unless_changed(version, fence)
-        except SnapshotStale as exc:
-            logger.warning("%s: not back to snapshot %d: %s", self._target, version, exc)
-            return
-        self._registry.annotate(version, {JUDGEMENT: f"promoted again: {reason}"})
-        logger.warning("%s: back to snapshot %d: %s", self._target, version, reason)

@@ -9,7 +9,7 @@ See docs/algorithms.md, section 11.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod, sqrt
+from math import hypot, prod, sqrt
 from statistics import NormalDist
 
 from omnidraft.config import ControllerSettings
@@ -18,6 +18,8 @@ from omnidraft.fleet.request_stats import RequestStats
 from omnidraft.fleet.tenant_gate import Change, change_without_best, equal_weight_change, fallen_tenants
 from omnidraft.ports import ChampionStatements, Registry, SnapshotVersion
 from omnidraft.snapshots.manifest import Manifest
+
+_UNPAIRED_DOUBT = "other records show only large gains for sure: promote it by hand if it shall serve nonetheless"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class _Change:
     error: float | None
     """The standard error of the estimate; None when it is unknown."""
     against: str
+    is_paired: bool = True
+    """Whether both were measured on the same records."""
 
     def bound(self, confidence: float) -> float | None:
         """Return the lower confidence bound of the change; None when the standard error is unknown."""
@@ -66,8 +70,8 @@ def decide(
     - One that descends from the champion is judged by the sum of the changes since, each measured before and after
       on the same records. A snapshot in between that was not measured counts as no change.
     - One without a parent was trained offline from the base drafter; if that is the champion, it is judged likewise.
-    - One that does not descend from it is judged by its agreement against the champion's, on different records, and
-      refused when the champion's is unknown.
+    - One that does not descend from it is judged by its agreement against the champion's, on different records, whose
+      errors are independent and far larger; it is refused when the champion's agreement is unknown.
 
     Args:
         between: the snapshots from the champion's child to the challenger's parent, oldest first.
@@ -92,8 +96,9 @@ def decide(
     is_fast = speedup is None or speedup >= 1 - settings.speed_tolerance
     speed = "" if speedup is None else f", foretold speed {speedup:.3f} of before"
     bounds = f"tolerance {settings.tolerance:.4f}, confidence {settings.confidence:.0%}"
-    reason = "; ".join([f"{verdict}{speed}, {bounds}", *falls, *rest])
     is_worse = bool(falls) or change.estimate < -settings.tolerance
+    doubts = [] if is_enough or is_worse or change.is_paired else [_UNPAIRED_DOUBT]
+    reason = "; ".join([f"{verdict}{speed}, {bounds}", *doubts, *falls, *rest])
     return Decision(is_enough and is_fast and not falls and not rest, reason, is_worse)
 
 
@@ -150,10 +155,35 @@ def _change_from(champion: Manifest, challenger: Manifest, between: Sequence[Man
         return _sum(lineage, f"against the champion over {len(lineage)} snapshot(s), each on the same records")
     if challenger.parent_id is None and _is_base_of(champion, challenger):
         return _sum([challenger], "against the base drafter, which is the champion, on the same records")
-    if champion.agreement_after is None or challenger.agreement_after is None:
+    return _unpaired_change(champion, challenger)
+
+
+def _unpaired_change(champion: Manifest, challenger: Manifest) -> _Change | None:
+    """Return the difference of the two agreements, each measured on its own records; None when one is unknown."""
+    before, after = _requests_behind(champion), _requests_behind(challenger)
+    if champion.agreement_after is None or challenger.agreement_after is None or not before or not after:
         return None
     estimate = challenger.agreement_after - champion.agreement_after
-    return _Change(estimate, None, "against the champion, which is no ancestor, on other records")
+    error = hypot(_error(champion.agreement_after, before), _error(challenger.agreement_after, after))
+    requests = f"{after} and {before} requests"
+    return _Change(estimate, error, f"against the champion, which is no ancestor, on other records ({requests})", False)
+
+
+def _requests_behind(manifest: Manifest) -> int:
+    """Return the number of held-out requests; that of records, which may be several of one request, where tenants are
+    not told."""
+    return sum(each.num_requests for each in manifest.tenants) or manifest.held_out_records
+
+
+def _error(agreement: float, num_requests: int) -> float:
+    """Return a standard error of an agreement, from above: no two requests can differ more than when one agrees
+    everywhere and the other nowhere. Tokens of one request are alike, so they do not count.
+
+    With two requests more on each side, lest one that agrees everywhere be taken for certain. Source: Agresti and
+    Coull, The American Statistician 52 (1998).
+    """
+    share = (agreement * num_requests + 2) / (num_requests + 4)
+    return sqrt(share * (1 - share) / num_requests)
 
 
 def _sum(lineage: Sequence[Manifest], against: str) -> _Change:

@@ -6,8 +6,8 @@ Every trace record is one served request, or a segment of a long one.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from omnidraft.errors import BusError, WireError
-from omnidraft.ports import LogReader, Message, Offsets, Work, recorded_work
+from omnidraft.errors import WireError
+from omnidraft.ports import LogReader, Message, Work, recorded_work
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 
@@ -58,36 +58,43 @@ def request_stats(record: TraceRecord) -> RequestStats:
 
 
 class RequestStatsReader:
-    """Reads the newest records of one pair, each once, from one thread. Its construction raises BusError when the log
-    cannot be reached."""
+    """Reads the newest records of one pair, each at most once, from one thread. Its construction raises BusError when
+    the log cannot be reached."""
 
     def __init__(self, reader: LogReader, *, target: str, drafter: str) -> None:
         self._reader = reader
         self._target, self._drafter = target, drafter
-        self._has_position = False
-        self._start_offsets: Offsets = reader.end_offsets()
+        self._start_offsets = dict(reader.end_offsets())
+        self._next_offsets = {each: max(0, end - HISTORY_MESSAGES) for each, end in self._start_offsets.items()}
+        self._is_positioned = False
+        """Whether the log's reader stands at the next offsets; not after a call that did not come to its end."""
 
     def new(self) -> Iterator[RequestStats]:
-        """Yield the records since the last call, from at most MOST_MESSAGES messages. Raises BusError; then some may
-        be skipped."""
-        try:
-            self._seek_to_history()
-            num_read = 0
-            while num_read < MOST_MESSAGES and (messages := self._reader.poll(MAX_MESSAGES, 0.0).messages):
-                num_read += len(messages)
-                for message in messages:
-                    record = self._decode(message.value, message.headers)
-                    if record is not None:
-                        yield replace(request_stats(record), is_past=self._is_past(message))
-        except BusError:
-            self._has_position = False
-            raise
+        """Yield the records since the last call, from at most MOST_MESSAGES messages. Raises BusError; the next call
+        continues behind the last record that was yielded."""
+        if not self._is_positioned:
+            self._seek()
+        self._is_positioned = False
+        num_read = 0
+        while num_read < MOST_MESSAGES and (polled := self._reader.poll(MAX_MESSAGES, 0.0)).messages:
+            num_read += len(polled.messages)
+            for message in polled.messages:
+                self._next_offsets[message.partition] = message.next_offset
+                record = self._decode(message.value, message.headers)
+                if record is not None:
+                    yield replace(request_stats(record), is_past=self._is_past(message))
+            self._next_offsets |= polled.next_offsets
+        self._is_positioned = True
 
-    def _seek_to_history(self) -> None:
-        """Seek to HISTORY_MESSAGES before the end, once."""
-        if not self._has_position:
-            self._reader.seek_back(HISTORY_MESSAGES)
-            self._has_position = True
+    def _seek(self) -> None:
+        """Seek to the next offsets: to the oldest message where retention passed them, and to the end of a log that is
+        shorter, since it lost its end or was created anew."""
+        firsts, ends = self._reader.first_offsets(), self._reader.end_offsets()
+        self._start_offsets = {each: min(self._start_offsets.get(each, 0), end) for each, end in ends.items()}
+        self._next_offsets = {
+            each: min(max(self._next_offsets.get(each, 0), firsts.get(each, 0)), end) for each, end in ends.items()
+        }
+        self._reader.seek(self._next_offsets)
 
     def _is_past(self, message: Message) -> bool:
         return message.offset < self._start_offsets.get(message.partition, 0)

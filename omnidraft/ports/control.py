@@ -56,6 +56,8 @@ class Announcement:
     """When it was signed; None: it is not signed."""
     work: Work | None = None
     """The kind of request whose agreement changed; None: every kind, as controllers before this field announced."""
+    level: float | None = None
+    """The mean agreement before it fell, for a drift and its end; None: not known, as before this field."""
 
 
 class AnnouncementFields(TypedDict, total=False):
@@ -68,6 +70,7 @@ class AnnouncementFields(TypedDict, total=False):
     restart_id: str
     digest: str
     work: Work
+    level: float | None
 
 
 class Announcer(Protocol):

@@ -68,7 +68,8 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
     """Return the controller of `models.target` and its drafter. Raises BusError, RegistryError; ConfigError when
     announcements have to be signed and it has no key for that."""
     from omnidraft.fleet.controller import Controller
-    from omnidraft.fleet.drift import DriftDetector, DriftRecovery
+    from omnidraft.fleet.drift import DriftDetector
+    from omnidraft.fleet.drift_recovery import FOLLOWED_KINDS, DriftRecovery
     from omnidraft.fleet.request_stats import RequestStatsReader
     from omnidraft.telemetry.metrics import LabelledMetrics
 
@@ -95,7 +96,7 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
             log_reader(settings, settings.log.traces_topic), target=models.target, drafter=models.drafter
         ),
         recovery=recovery if settings.drift.enabled else None,
-        follower=control_follower(settings, metrics, ("best",)),
+        follower=control_follower(settings, metrics, FOLLOWED_KINDS),
         statements=statements,
         restate_s=restate_s(settings),
     )

@@ -151,9 +151,18 @@ def test_drifts_of_one_tenants_kinds_of_requests_hold_side_by_side(log, writer, 
     )
 
 
-def test_only_what_is_about_traffic_names_a_kind_of_request(writer):
-    with pytest.raises(ValueError, match="may name a kind of request"):
-        control_log.publish_announcement(writer, "factors_off", tenant="a", work="text")
+@pytest.mark.parametrize("fields", [{"work": "text"}, {"level": 0.7}], ids=["kind of request", "level"])
+def test_only_what_is_about_traffic_names_a_kind_of_request_or_a_level(writer, fields):
+    with pytest.raises(ValueError, match="may name a kind of request and a level"):
+        control_log.publish_announcement(writer, "factors_off", tenant="a", **fields)
+
+
+def test_a_drift_tells_the_level_before_it_and_one_of_an_earlier_controller_none(log, writer, metrics):
+    control_log.publish_announcement(writer, "drift", tenant="a", work="text", level=0.72)
+    writer.append([Outgoing(control_log.KEY, b'{"kind": "drift", "tenant": "b", "work": "text"}')])
+    writer.append([Outgoing(control_log.KEY, b'{"kind": "drift", "tenant": "c", "work": "text", "level": 2}')])
+    told = follow(log, metrics, ("drift",)).poll(0)
+    assert [(each.tenant, each.level) for each in told] == [("a", 0.72), ("b", None)]
 
 
 def test_a_message_that_lacks_what_its_kind_needs_is_not_written(log, writer, metrics):

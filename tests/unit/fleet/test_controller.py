@@ -11,8 +11,9 @@ from omnidraft.errors import BusError
 from omnidraft.fleet import control_log
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.controller import Controller
-from omnidraft.fleet.drift import DriftDetector, DriftRecovery
-from omnidraft.fleet.request_stats import RequestStatsReader
+from omnidraft.fleet.drift import DriftDetector
+from omnidraft.fleet.drift_recovery import FOLLOWED_KINDS, DriftRecovery
+from omnidraft.fleet.request_stats import HISTORY_MESSAGES, RequestStatsReader
 from omnidraft.ports import Outgoing
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -148,7 +149,7 @@ class Canaries(Fleet):
             target="big",
             traffic=RequestStatsReader(MemoryReader(self.log, "traces"), **pair),
             recovery=DriftRecovery(self.registry, announcer, watch, self.metrics, target="big"),
-            follower=LogControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=("best",)),
+            follower=LogControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=FOLLOWED_KINDS),
             clock=lambda: self.now,
         )
 
@@ -216,6 +217,19 @@ def test_a_controller_killed_during_a_canary_is_replaced_by_one_that_begins_it_a
     after.step()
     for version in (1, 2):
         serve(canaries.traces, version, 30, seconds=0.1)
+    after.step()
+    assert canaries.champion() == 2
+
+
+def test_requests_from_before_the_controllers_start_decide_no_canary(canaries):
+    two_snapshots(canaries)
+    serve(canaries.traces, 1, 30, seconds=0.1)
+    serve(canaries.traces, 2, 30, seconds=0.3)
+    after = canaries.controller()
+    after.step()
+    assert canaries.told() == [("canary", 2)]
+    for version in (1, 2):
+        serve(canaries.traces, version, 30, seconds=0.1, first=100)
     after.step()
     assert canaries.champion() == 2
 
@@ -309,6 +323,35 @@ def test_a_controller_that_starts_anew_answers_no_fall_that_was_answered_before(
     after = canaries.controller()
     after.step()
     assert (canaries.champion(), canaries.told()) == (2, [("champion", 2)])
+
+
+def test_a_drift_whose_beginning_is_long_past_is_over_for_a_controller_that_starts_anew_when_agreement_is_back(
+    canaries,
+):
+    controller = champion_two(canaries)
+    drift_of(canaries, controller, 2, is_good=1, number=80)
+    drift_of(canaries, controller, 2, is_good=0, number=20, first=80)
+    drift_of(canaries, controller, 2, is_good=1, number=HISTORY_MESSAGES, first=100, tenant="another")
+    assert canaries.told() == [("drift", None)]
+    after = canaries.controller()
+    drift_of(canaries, after, 2, is_good=0, number=20, first=1000)
+    assert canaries.told() == [("champion", 2)]
+    drift_of(canaries, after, 2, is_good=1, number=20, first=1020)
+    assert canaries.told() == [("drift_over", None)]
+
+
+def test_the_best_snapshot_of_a_drift_that_goes_on_was_taken_before_the_restart(canaries):
+    controller = champion_two(canaries)
+    drift_of(canaries, controller, 2, is_good=1, number=80)
+    drift_of(canaries, controller, 2, is_good=0, number=20, first=80)
+    control_log.publish_announcement(canaries.writer, "best", 1, tenant="default", reason="0.6 on 16 records")
+    controller.step()
+    assert canaries.champion() == 1
+    canaries.registry.promote(2)  # by hand, for reasons of its own
+    after = canaries.controller()
+    for _ in range(2):
+        after.step()
+    assert canaries.champion() == 2
 
 
 def test_a_tenant_whose_traffic_drifts_chooses_no_refused_snapshot_for_all(canaries):

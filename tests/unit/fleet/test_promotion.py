@@ -6,6 +6,7 @@ import pytest
 
 from omnidraft.config import ControllerSettings
 from omnidraft.fleet.promotion import CanaryTrial, decide
+from omnidraft.snapshots.manifest import TenantAgreement
 from tests.snapshot_folders import manifest
 from tests.unit.fleet.served import requests
 
@@ -81,6 +82,48 @@ def test_a_stranger_is_compared_with_the_champion_itself():
     assert not decide(measured("x", None, 0.60, 0.70), champion, EXACT).promote
     assert decide(measured("x", None, 0.60, 0.81), champion, EXACT).promote
     assert not decide(measured("x", None, 0.60, 0.81), manifest("s5", train="full"), EXACT).promote
+
+
+def stranger(after, *, num_requests=24):
+    """One that does not descend from the champion, whose agreement on 24 requests was 0.52."""
+    return manifest("r9", parent_id="c5", agreement_before=0.5, agreement_after=after, held_out_records=num_requests)
+
+
+CHAMPION = manifest("c8", parent_id="c7", agreement_before=0.5, agreement_after=0.52, held_out_records=24)
+
+
+@pytest.mark.parametrize(
+    ("after", "promote", "is_worse"), [(0.9, True, False), (0.6, False, False), (0.5, False, True)]
+)
+def test_where_confidence_is_asked_for_a_stranger_needs_a_gain_beyond_the_errors_of_both(after, promote, is_worse):
+    """Of 24 requests each agreement has an error of .10 at most, the difference one of .14; 1.28 of them at 90 %."""
+    decision = decide(stranger(after), CHAMPION, ControllerSettings(confidence=0.9))
+    assert (decision.promote, decision.is_worse) == (promote, is_worse)
+    assert "no ancestor, on other records (24 and 24 requests)" in decision.reason
+    assert "too few" not in decision.reason
+    assert ("promote it by hand" in decision.reason) is (not promote and not is_worse)
+
+
+def test_a_strangers_error_is_by_requests_and_not_by_their_records():
+    told = TenantAgreement(tenant=None, num_requests=4, before=0.5, after=0.8, change_error=0.01)
+    few = stranger(0.8).model_copy(update={"tenants": (told,)})
+    sure = ControllerSettings(confidence=0.9)
+    assert decide(stranger(0.8), CHAMPION, sure).promote
+    assert not decide(few, CHAMPION, sure).promote
+    assert not decide(stranger(1.0, num_requests=1), CHAMPION, sure).promote
+
+
+def test_a_stranger_no_better_than_the_champion_is_promoted_less_often_than_asked():
+    """20 requests of 40 positions, whose agreements differ by .1 and lie around .6, for each side."""
+    dice, promoted = random.Random(0), 0
+    for _ in range(500):
+        measured = []
+        for _ in range(2):
+            shares = [min(max(dice.gauss(0.6, 0.1), 0), 1) for _ in range(20)]
+            measured.append(sum(sum(dice.random() < share for _ in range(40)) for share in shares) / 800)
+        champion = CHAMPION.model_copy(update={"agreement_after": measured[0], "held_out_records": 20})
+        promoted += decide(stranger(measured[1], num_requests=20), champion, ControllerSettings(confidence=0.9)).promote
+    assert promoted <= 50
 
 
 def test_what_was_learned_offline_is_judged_against_the_base_drafter_it_began_with():

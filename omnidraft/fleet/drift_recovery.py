@@ -1,0 +1,142 @@
+"""The reaction to a drift: a fall of agreement that drift.py detects, and its end.
+
+The cheapest measure comes first: the announcement alone makes workers draft less for this traffic; a fall that came
+with the first requests of a snapshot rolls back to the one before; otherwise the distiller announces which earlier
+snapshot agrees best with the new traffic, and publishes more often until the drift is over. No snapshot returns by
+which other tenants lose (return_check.py). Every step is recorded on the control log, as an annotation of the champion,
+and in the process's log. The control log says after a restart which drifts are open: these go on, and no drift that was
+handled before the restart is handled twice.
+"""
+
+import logging
+from collections.abc import Sequence
+from functools import reduce
+from typing import Literal, get_args
+
+from omnidraft.config import ControllerSettings
+from omnidraft.errors import SnapshotNotFound, SnapshotStale
+from omnidraft.fleet.drift import MOST_STREAMS, DriftChange, DriftDetector, traffic_name
+from omnidraft.fleet.promotion import signed_versions
+from omnidraft.fleet.request_stats import RequestStats
+from omnidraft.fleet.return_check import objection
+from omnidraft.ports import (
+    JUDGEMENT,
+    Announcement,
+    AnnouncementKind,
+    Announcer,
+    ChampionStatements,
+    DriftingTraffic,
+    Metrics,
+    Registry,
+    Work,
+)
+
+FOLLOWED_KINDS: tuple[AnnouncementKind, ...] = ("best", "drift", "drift_over")
+"""The announcements that DriftRecovery has to receive, at the start those in force."""
+logger = logging.getLogger(__name__)
+
+
+class DriftRecovery:
+    """Handles the drifts of one pair."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        announcer: Announcer,
+        detector: DriftDetector,
+        metrics: Metrics,
+        *,
+        target: str,
+        gate: ControllerSettings | None = None,
+        statements: ChampionStatements | None = None,
+    ) -> None:
+        """
+        Args:
+            gate: what another champion must not do to the other tenants; None takes the defaults.
+            statements: only measurements in signed manifests are believed; None believes all.
+        """
+        self._statements = statements
+        self._registry, self._announcer, self._detector = registry, announcer, detector
+        self._metrics, self._target, self._gate = metrics, target, gate or ControllerSettings()
+
+    def update(self, request: RequestStats) -> None:
+        """Add one request and react to the change it reveals. Raises SnapshotError, BusError."""
+        change = self._detector.update(request)
+        self._end_evicted()
+        if change is None or request.is_past:
+            return
+        self._announce(change.kind, change.tenant, change.work, change.level, str(change))
+        self._annotate(change)
+        if change.suspect is not None:
+            self._roll_back(change.suspect, change.tenant, str(change))
+
+    def resume(self, announcements: Sequence[Announcement]) -> None:
+        """Go on with the drifts that are open by the control log. Called once, before the first request.
+
+        Args:
+            announcements: all that are in force, in their order. A `best` among them was handled before.
+        """
+        traffic = reduce(DriftingTraffic.after, announcements, DriftingTraffic())
+        for each in announcements:
+            if each.kind == "drift" and each.tenant is not None and (each.tenant, each.work) in traffic.streams:
+                for work in get_args(Work) if each.work is None else (each.work,):
+                    self._detector.resume_drift(each.tenant, work, each.level)
+
+    def on_announcement(self, announcement: Announcement) -> None:
+        """Promote the version announced as `best` by the distiller, unless the drift is over. Raises SnapshotError."""
+        version, tenant = announcement.version, announcement.tenant or ""
+        if announcement.kind != "best" or version is None or not self._detector.is_drifting(tenant):
+            return
+        fence = announcement.fence or self._registry.fence()
+        if self._registry.resolve("champion").version != version:
+            reason = announcement.reason or "agrees best with the traffic that drifted"
+            self._promote(version, tenant, reason, fence)
+
+    def _end_evicted(self) -> None:
+        """Announce the end of drifts that nobody watches any more."""
+        for tenant, work in self._detector.evict():
+            name = traffic_name(tenant, work)
+            reason = f"agreement of {name} is watched no more: {MOST_STREAMS} others had requests since"
+            self._announce("drift_over", tenant, work, None, reason)
+
+    def _announce(
+        self, kind: Literal["drift", "drift_over"], tenant: str, work: Work, level: float | None, reason: str
+    ) -> None:
+        logger.warning("%s: %s: %s", self._target, kind, reason)
+        self._announcer.publish(kind, tenant=tenant, work=work, level=level, reason=reason)
+        counter = "omnidraft_drift_alarms_total" if kind == "drift" else "omnidraft_drifts_over_total"
+        self._metrics.add(counter, target=self._target)  # tenants are too many to be labels
+
+    def _annotate(self, change: DriftChange) -> None:
+        try:
+            champion = self._registry.resolve("champion").version
+        except SnapshotNotFound:
+            return
+        self._registry.annotate(champion, {change.kind: str(change)})
+        name = "drift_alarm" if change.kind == "drift" else "drift_over"
+        self._registry.log_metrics(champion, {name: 1.0, "agreement_served": change.recent}, champion)
+
+    def _roll_back(self, suspect: int, tenant: str, reason: str) -> None:
+        """Roll back from a champion that was bad from its first requests on to the one before."""
+        fence = self._registry.fence()
+        try:
+            previous = self._registry.resolve("previous").version
+        except SnapshotNotFound:
+            return
+        if self._registry.resolve("champion").version == suspect:
+            self._promote(previous, tenant, reason, fence)
+
+    def _promote(self, version: int, tenant: str, reason: str, fence: str) -> None:
+        """Make it the champion unless other tenants lose by it; the controller announces every champion."""
+        candidate, champion = self._registry.resolve(str(version)), self._registry.resolve("champion")
+        versions = signed_versions(self._registry, self._statements)
+        if against := objection(candidate, champion, versions, self._gate, tenant=tenant):
+            logger.warning("%s: not back to snapshot %d: %s", self._target, version, against)
+            return
+        try:
+            self._registry.promote_unless_changed(version, fence)
+        except SnapshotStale as exc:
+            logger.warning("%s: not back to snapshot %d: %s", self._target, version, exc)
+            return
+        self._registry.annotate(version, {JUDGEMENT: f"promoted again: {reason}"})
+        logger.warning("%s: back to snapshot %d: %s", self._target, version, reason)

@@ -1,0 +1,112 @@
+"""A drift that was announced is announced over once, whichever controller sees its end."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from omnidraft.config import DriftSettings
+from omnidraft.fleet import control_log
+from omnidraft.fleet.control_follower import LogControlFollower
+from omnidraft.fleet.drift import MOST_STREAMS, DriftDetector
+from omnidraft.fleet.drift_recovery import FOLLOWED_KINDS, DriftRecovery
+from omnidraft.registry.directory_registry import DirectoryRegistry
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from tests.unit.fleet.served import requests
+
+SETTINGS = DriftSettings()
+
+
+class Pair:
+    """The control log of a pair, and one drift recovery after another."""
+
+    def __init__(self, folder):
+        self.registry = DirectoryRegistry(folder, "org/small", "big", keep_resume=2)
+        self.log, self.metrics, self.dice = MemoryLog(), CountingMetrics(), random.Random(0)
+        self.writer = MemoryWriter(self.log, "control")
+        self.everything = self.follower()
+
+    def follower(self):
+        return LogControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=FOLLOWED_KINDS)
+
+    def start(self):
+        """A recovery that begins with the control log as it is."""
+        announcer = control_log.LogAnnouncer(self.writer, "big", "org/small")
+        recovery = DriftRecovery(self.registry, announcer, DriftDetector(SETTINGS), self.metrics, target="big")
+        recovery.resume(self.follower().poll(0))
+        return recovery
+
+    def announce(self, kind, tenant="t", **fields):
+        control_log.publish_announcement(self.writer, kind, tenant=tenant, **fields)
+        self.everything.poll(0)
+
+    def serve(self, recovery, agreement, number, *, work="text", is_past=False, **told):
+        for request in requests(self.dice, agreement, number, **told):
+            recovery.update(replace(request, work=work, is_past=is_past))
+        return [(each.kind, each.tenant, each.work) for each in self.everything.poll(0)]
+
+
+@pytest.fixture
+def pair(tmp_path):
+    return Pair(tmp_path)
+
+
+def test_a_drift_goes_on_after_a_restart_and_its_recovery_is_announced(pair):
+    before = pair.start()
+    pair.serve(before, 0.75, 100)
+    assert pair.serve(before, 0.5, 40) == [("drift", "t", "text")]
+    after = pair.start()
+    assert pair.serve(after, 0.75, 20, is_past=True) == []  # read again, from before the fall
+    assert pair.serve(after, 0.5, 60, is_past=True) == []
+    assert pair.serve(after, 0.5, 60) == []
+    assert pair.serve(after, 0.75, 20) == [("drift_over", "t", "text")]
+    assert pair.serve(after, 0.75, 200) == []
+    assert pair.serve(pair.start(), 0.75, 200) == []
+
+
+def test_a_resumed_drift_that_settles_low_is_announced_over(pair):
+    pair.announce("drift", work="text", level=0.75)
+    after = pair.start()
+    assert pair.serve(after, 0.5, SETTINGS.settled_values - 1) == []
+    assert pair.serve(after, 0.5, 1) == [("drift_over", "t", "text")]
+
+
+def test_a_drift_without_a_level_is_over_when_agreement_settles(pair):
+    """So a controller of an earlier version announced it."""
+    pair.announce("drift", work="text", reason="agreement of t fell: 0.750 before")
+    after = pair.start()
+    assert pair.serve(after, 0.75, SETTINGS.settled_values - 1) == []
+    pair.serve(after, 0.75, 1)
+    (over,) = (each for each in pair.follower().poll(0) if each.kind == "drift_over")
+    assert "stayed: unknown before, 0.7" in over.reason
+
+
+def test_a_drift_of_every_kind_is_over_with_the_first_kind_that_recovers(pair):
+    pair.announce("drift", level=0.75)
+    assert pair.serve(pair.start(), 0.75, 20, work="constrained") == [("drift_over", "t", "constrained")]
+    assert pair.serve(pair.start(), 0.75, SETTINGS.settled_values + 20, work="text") == []
+
+
+def test_a_drift_that_is_over_is_not_resumed(pair):
+    pair.announce("drift", work="text", level=0.75)
+    pair.announce("drift_over", work="text", level=0.75)
+    after = pair.start()
+    assert pair.serve(after, 0.5, SETTINGS.settled_values + 20) == []
+    assert pair.serve(after, 0.2, 40) == [("drift", "t", "text")]
+
+
+def test_the_drift_of_a_stream_that_is_evicted_is_announced_over(pair):
+    pair.announce("drift", work="text", level=0.75)
+    after = pair.start()
+    told = [each for number in range(MOST_STREAMS + 5) for each in pair.serve(after, 0.7, 1, tenant=f"t{number}")]
+    assert told == [("drift_over", "t", "text")]
+    assert pair.metrics.value("omnidraft_drifts_over_total", target="big") == 1
+
+
+def test_more_open_drifts_than_can_be_watched_end_oldest_first(pair):
+    for number in range(MOST_STREAMS + 2):
+        control_log.publish_announcement(pair.writer, "drift", tenant=f"t{number}", work="text", level=0.75)
+    pair.everything.poll(0)
+    told = pair.serve(pair.start(), 0.7, 1, tenant=f"t{MOST_STREAMS}")
+    assert told == [("drift_over", "t0", "text"), ("drift_over", "t1", "text")]

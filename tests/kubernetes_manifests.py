@@ -60,18 +60,23 @@ def _pods(part: Any) -> Iterator[Resource]:
 
 def labels(resource: Resource) -> list[dict[str, str]]:
     """Of the pods that it makes."""
-    return list(_labels(resource.get("spec")))
+    return [each.get("metadata", {}).get("labels", {}) for each in templates(resource)]
 
 
-def _labels(part: Any) -> Iterator[dict[str, str]]:
+def templates(resource: Resource) -> list[Resource]:
+    """The templates of the pods that it makes, those of Ray clusters too."""
+    return list(_templates(resource.get("spec")))
+
+
+def _templates(part: Any) -> Iterator[Resource]:
     if isinstance(part, dict):
         if "template" in part:
-            yield part["template"].get("metadata", {}).get("labels", {})
+            yield part["template"]
         for each in part.values():
-            yield from _labels(each)
+            yield from _templates(each)
     elif isinstance(part, list):
         for each in part:
-            yield from _labels(each)
+            yield from _templates(each)
 
 
 @cache

@@ -1,6 +1,5 @@
 """`omnidraft check`: prove on one's own models that speculation changes nothing."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -10,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from omnidraft import config
-from omnidraft.cli.options import Config, Engine, Quantize, Snapshot, download_bars
+from omnidraft.cli.options import Config, Engine, Quantize, Snapshot, download_bars, require_folder_of, write_json
 from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
@@ -49,8 +48,8 @@ def check(
     from omnidraft.exactness.check import CheckPlan
 
     temperatures, modes = _temperatures(temperature), _modes(mode)
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise RequestError(f"cannot write {json_path}: there is no folder {json_path.absolute().parent}")
+    if json_path is not None:
+        require_folder_of(json_path)
     rows = prompts.read(prompts_path, num_prompts) if prompts_path else prompts.built_in(num_prompts)
     models = {"target": target, "drafter": drafter, "engine": engine, "precision": quantize}
     settings = config.load(config_path, models=models)
@@ -58,7 +57,7 @@ def check(
     result = _run_check(settings, plan, temperatures, modes, snapshot)
     _show(result)
     if json_path is not None:
-        json_path.write_text(json.dumps(result, indent=2) + "\n")
+        write_json(json_path, result)
     raise typer.Exit(0 if result["passed"] else 1)
 
 

@@ -1,12 +1,15 @@
 """Options and helpers that several commands share."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+
+from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -21,6 +24,16 @@ Quantize = Annotated[str | None, typer.Option("--quantize", help="int8 or int4: 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
+def _named_tenant(tenant: str) -> str:
+    """Return the tenant. Raises RequestError when it is empty, as an unset variable of a shell is."""
+    if not tenant:
+        raise RequestError("the tenant has no name; give it as its trace records name it")
+    return tenant
+
+
+Tenant = Annotated[str, typer.Argument(help="The tenant as its trace records name it.", callback=_named_tenant)]
+
+
 def group(about: str) -> typer.Typer:
     """Return a group of commands. Its help is plain text: what colours it takes longer to load than all the rest."""
     return typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)
@@ -29,6 +42,21 @@ def group(about: str) -> typer.Typer:
 def printable(text: str) -> str:
     """Replace the control characters in text from outside."""
     return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def require_folder_of(path: Path) -> None:
+    """Raise RequestError if no file can be made at this path because its folder is missing. Call it before long work
+    whose result goes there."""
+    if not path.absolute().parent.is_dir():
+        raise RequestError(f"cannot write {path}: there is no folder {path.absolute().parent}")
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a report. Raises RequestError when the file cannot be written."""
+    try:
+        path.write_text(json.dumps(content, indent=2) + "\n")
+    except OSError as exc:
+        raise RequestError(f"cannot write {path}: {exc.strerror}") from exc
 
 
 @contextmanager

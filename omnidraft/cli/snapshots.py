@@ -11,6 +11,7 @@ from rich.table import Table
 from omnidraft import config
 from omnidraft.cli.export import export
 from omnidraft.cli.options import AsJson, Config, Target, group
+from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
     from omnidraft.ports import LogWriter, Registry, SnapshotVersion
@@ -184,7 +185,8 @@ def pause_learning(target: OfTarget = None, config_path: Config = None) -> None:
     """Stop learning after the present step; serving continues."""
     from omnidraft.fleet.control_log import publish_announcement
 
-    publish_announcement(_control(config.load(config_path)), "pause", target=target)
+    publish_announcement(_control(_learning_settings(config_path, target)), "pause", target=target)
+    _print_order("pauses", target)
 
 
 @learning_app.command("resume")
@@ -192,7 +194,8 @@ def resume_learning(target: OfTarget = None, config_path: Config = None) -> None
     """Resume learning."""
     from omnidraft.fleet.control_log import publish_announcement
 
-    publish_announcement(_control(config.load(config_path)), "resume", target=target)
+    publish_announcement(_control(_learning_settings(config_path, target)), "resume", target=target)
+    _print_order("resumes", target)
 
 
 @learning_app.command("restart")
@@ -219,26 +222,38 @@ def restart_learning(
     """
     if (start is None) == (version is None):
         raise typer.BadParameter("name either --from or --version")
+    settings = _learning_settings(config_path, target)
     if version is not None:
         from omnidraft.registry.republish import republish
 
-        again = republish(_registry(_settings(config_path, target)), version)
+        again = republish(_registry(settings.for_target(target or settings.models.target)), version)
         print(f"published as version {again.version}: a distiller that starts now goes on from snapshot {version}")
         return
     assert start is not None
-    _order_restart(start, target, config_path)
+    _order_restart(start, target, settings)
 
 
-def _order_restart(start: str, target: str | None, config_path: Path | None) -> None:
+def _learning_settings(config_path: Path | None, target: str | None) -> "config.Settings":
+    """Return the settings of the fleet. Raises RequestError when this target is none that it learns for."""
+    settings = config.load(config_path)
+    targets = settings.models.targets
+    if target is not None and target not in targets:
+        raise RequestError(f"{target!r} is none of the targets in the settings: {', '.join(targets)}")
+    return settings
+
+
+def _order_restart(start: str, target: str | None, settings: "config.Settings") -> None:
     import uuid
 
     from omnidraft.fleet.control_log import publish_announcement
 
     offsets = " ".join(start.replace(",", " ").split())
     try:
-        publish_announcement(
-            _control(config.load(config_path)), "restart", target=target, start=offsets, restart_id=uuid.uuid4().hex
-        )
+        publish_announcement(_control(settings), "restart", target=target, start=offsets, restart_id=uuid.uuid4().hex)
     except ValueError as exc:
         raise typer.BadParameter(f"{start!r} is not earliest, latest or offsets such as '0:120 1:96'") from exc
-    print(f"ordered: learning restarts from {offsets}, as soon as the distiller hears of it")
+    _print_order(f"restarts from {offsets}", target)
+
+
+def _print_order(what: str, target: str | None) -> None:
+    print(f"ordered: learning {what} for {target or 'all targets'}, as soon as the distiller hears of it")

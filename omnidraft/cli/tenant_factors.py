@@ -7,14 +7,12 @@ import typer
 from rich.console import Console
 
 from omnidraft import config
-from omnidraft.cli.options import AsJson, Config, Target, group, printable
+from omnidraft.cli.options import AsJson, Config, Target, Tenant, group, printable
 
 if TYPE_CHECKING:
     from omnidraft.snapshots.manifest import TenantFactors
 
 app = group("Tenants' own low-rank factors of the drafter: list them, turn one's off or on, take them back.")
-
-Tenant = Annotated[str, typer.Argument(help="The tenant as its trace records name it.")]
 
 
 @app.command("list")

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from omnidraft import config
 from omnidraft.cli import tenant_factors
-from omnidraft.cli.options import Config, group, printable
+from omnidraft.cli.options import Config, Tenant, group, printable
 
 if TYPE_CHECKING:
     from omnidraft.fleet.forget_orders import AffectedSnapshots
@@ -19,7 +19,7 @@ app.add_typer(tenant_factors.app, name="factors")
 
 @app.command("forget")
 def forget(
-    tenant: Annotated[str, typer.Argument(help="The tenant as its trace records name it.")],
+    tenant: Tenant,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     accept_retention: Annotated[
         bool, typer.Option("--accept-retention", help="Even if only Kafka's retention deletes some of its records.")

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from omnidraft import config
 from omnidraft.cli import dead_letters
-from omnidraft.cli.options import Config, Target, group, printable
+from omnidraft.cli.options import Config, Target, group, printable, require_folder_of, write_json
 from omnidraft.errors import ConfigError, WireError
 
 if TYPE_CHECKING:
@@ -45,12 +45,14 @@ def verify(
     from omnidraft.progress import bar
     from omnidraft.wiring.audit import audit
 
+    if json_path is not None:
+        require_folder_of(json_path)
     settings = config.load(config_path, models={"target": target})
     with bar(f"reading {settings.log.traces_topic}: messages", None, transient=True) as saw:
         report = audit(settings, counts_only=counts_only, on_poll=saw)
-    if json_path is not None:
-        json_path.write_text(json.dumps(report.plain_data(), indent=2) + "\n")
     print_report(report)
+    if json_path is not None:
+        write_json(json_path, report.plain_data())
     if report.faults:
         raise typer.Exit(1)
 
@@ -95,6 +97,7 @@ def export(
     from omnidraft import wiring
     from omnidraft.traces import archive
 
+    require_folder_of(path)
     settings = config.load(config_path, models={"target": target})
     with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
         readable = list(_readable(_newest(reader, num)))

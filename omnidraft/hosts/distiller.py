@@ -8,7 +8,6 @@ pending, and the log says so. Without RAY_ADDRESS a local Ray runs as this proce
 
 import logging
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from omnidraft import extras
 from omnidraft.config import Settings
 from omnidraft.hosts import local_distiller
 from omnidraft.hosts.process import stop_on_signals
+from omnidraft.registry.staging_folder import own_folder, remove_abandoned
 from omnidraft.telemetry.exposition import Exposition, MergedCollector
 
 NAMESPACE = "omnidraft"
@@ -45,14 +45,15 @@ def main(settings: Settings) -> int:
 
     _start_ray(settings)
     stop = stop_on_signals()
-    with tempfile.TemporaryDirectory(prefix="omnidraft-distiller-") as folder:
-        try:
-            pairs = [settings.for_target(target) for target in settings.models.targets]
-            learners = [_LearnerActor(pair, Path(folder, str(number))) for number, pair in enumerate(pairs)]
-            with closing(_exposition(learners, settings)):
-                _watch(learners, stop)
-        finally:
-            ray.shutdown()
+    try:
+        journal_folder = own_folder()
+        pairs = [settings.for_target(target) for target in settings.models.targets]
+        learners = [_LearnerActor(pair, journal_folder) for pair in pairs]
+        with closing(_exposition(learners, settings)):
+            _watch(learners, stop)
+    finally:
+        ray.shutdown()
+        remove_abandoned()  # those of actors that Ray has just killed
     logger.info("stopped")
     return 0
 
@@ -77,7 +78,7 @@ def _start_ray(settings: Settings) -> None:
     )
 
 
-def _actor(settings: Settings, folder: Path) -> Any:
+def _actor(settings: Settings, journal_folder: Path) -> Any:
     """Return the handle of a new actor; Ray replaces its process whenever that dies."""
     import ray
 
@@ -90,7 +91,7 @@ def _actor(settings: Settings, folder: Path) -> Any:
         "max_task_retries": -1,
         "max_concurrency": 2,
     }
-    return ray.remote(**options)(DistillerActor).remote(settings, str(folder))
+    return ray.remote(**options)(DistillerActor).remote(settings, str(journal_folder))
 
 
 def _needs(settings: Settings) -> dict[str, Any]:
@@ -116,12 +117,11 @@ def _exposition(learners: Sequence["_LearnerActor"], settings: Settings) -> Expo
 class _LearnerActor:
     """One target's actor, and its last logged status."""
 
-    def __init__(self, settings: Settings, folder: Path) -> None:
-        folder.mkdir()
+    def __init__(self, settings: Settings, journal_folder: Path) -> None:
         self.target = settings.models.target
         self.metrics = ""
         """Its process's metrics of a second ago."""
-        self._actor = _actor(settings, folder)
+        self._actor = _actor(settings, journal_folder)
         self.ended = self._actor.run.remote()
         """The object ref that resolves when `run` returns."""
         self._status_ref = self._actor.status.remote()

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import tempfile
 from contextlib import closing
 
 from prometheus_client import CollectorRegistry
@@ -11,6 +10,7 @@ from omnidraft import extras
 from omnidraft.config import Settings
 from omnidraft.hosts.process import stop_on_signals
 from omnidraft.hosts.ray_actor import DistillerActor
+from omnidraft.registry.staging_folder import own_folder
 from omnidraft.telemetry.exposition import Exposition, MergedCollector
 
 logger = logging.getLogger(__name__)
@@ -26,13 +26,12 @@ def main(settings: Settings) -> int:
     if len(settings.models.targets) > 1 or "RAY_ADDRESS" in os.environ:
         extras.require("ray", "learning for several targets or on a cluster")
     logger.info("learning in this process, without Ray (pip install 'omnidraft[ray]')")
-    with tempfile.TemporaryDirectory(prefix="omnidraft-distiller-") as folder:
-        learner = DistillerActor(settings, folder)
-        stop_on_signals(learner.stopping)
-        registry = CollectorRegistry()
-        registry.register(MergedCollector("target", lambda: [(settings.models.target, _metrics(learner))]))
-        with closing(Exposition(registry, settings.metrics, settings.metrics.distiller_port)):
-            learner.run()
+    learner = DistillerActor(settings, str(own_folder()))
+    stop_on_signals(learner.stopping)
+    registry = CollectorRegistry()
+    registry.register(MergedCollector("target", lambda: [(settings.models.target, _metrics(learner))]))
+    with closing(Exposition(registry, settings.metrics, settings.metrics.distiller_port)):
+        learner.run()
     logger.info("stopped")
     return 0
 

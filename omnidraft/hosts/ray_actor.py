@@ -1,11 +1,13 @@
 """The distiller inside a Ray actor: receives settings, builds everything in its own process, restarts when killed.
 
-Ray restarts a killed actor and calls `run` again; the newest snapshot holds the offsets to resume at, so the actor has
-no other state. `run` uses one thread of the actor, `status` and `stop` another. This module does not import Ray:
-distiller.py makes the actor.
+Ray restarts a killed actor and calls `run` again; the newest snapshot holds the offsets to resume at, so beside the
+crash journal the actor has no other state. Snapshots, which hold users' texts, are staged in a folder that no process
+leaves behind: `run` removes it, and where the process is killed, the next one on its node does. `run` uses one thread
+of the actor, `status` and `stop` another. This module does not import Ray: distiller.py makes the actor.
 """
 
 import os
+import shutil
 import threading
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 from omnidraft.config import LearnerSettings, Settings
 from omnidraft.distill.distiller import Distiller
 from omnidraft.hosts.process import configure_logging
+from omnidraft.registry.staging_folder import own_folder
 from omnidraft.telemetry.metric_definitions import DISTILLER
 from omnidraft.telemetry.metrics import PrometheusMetrics
 from omnidraft.throttle import lower_priority
@@ -22,13 +25,14 @@ from omnidraft.throttle import lower_priority
 class DistillerActor:
     """One learner of one vocabulary pair."""
 
-    def __init__(self, settings: Settings, folder: str) -> None:
+    def __init__(self, settings: Settings, journal_folder: str) -> None:
         """
         Args:
-            folder: a folder of this actor alone, on its node; snapshots are staged there.
+            journal_folder: where the crash journal is, unless `learner.journal_folder` is set. It outlives the actor's
+                process; actors may share it.
         """
         self._settings = settings
-        self._folder = Path(folder)
+        self._journal_folder = Path(journal_folder)
         self.stopping = threading.Event()
         """Set by `stop`."""
         self._distiller: Distiller | None = None
@@ -41,10 +45,14 @@ class DistillerActor:
         configure_logging(f"distiller for {self._settings.models.target}")
         _limit_resources(self._settings.learner)
         tracing = wiring.tracing(self._settings, "distiller", self._metrics)
-        self._distiller = wiring.distillation(self._settings, self._metrics, folder=self._folder, tracing=tracing)
+        folder = own_folder()
         try:
+            self._distiller = wiring.distillation(
+                self._settings, self._metrics, folder=folder, journal_folder=self._journal_folder, tracing=tracing
+            )
             self._distiller.run(self.stopping.is_set)
         finally:
+            shutil.rmtree(folder, ignore_errors=True)  # at once: Ray ends processes without their exit handlers
             tracing.close(self._settings.tracing.timeout_s)
 
     def status(self) -> dict[str, Any] | None:

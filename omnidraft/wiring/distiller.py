@@ -28,6 +28,7 @@ def distillation(
     metrics: Metrics,
     *,
     folder: Path,
+    journal_folder: Path | None = None,
     tracing: Tracing | None = None,
     tokenizers: Vocabularies | None = None,
     progress: "Callable[[Status], None]" = lambda status: None,
@@ -36,8 +37,9 @@ def distillation(
     """Return the distiller of `models.target` and its drafter.
 
     Args:
-        folder: a folder of this distiller alone, for staged snapshots and, unless `learner.journal_folder` is set, the
-            journal of records that crashed earlier processes.
+        folder: a folder of this distiller alone, for staged snapshots.
+        journal_folder: where the journal of records that crashed earlier processes is, unless `learner.journal_folder`
+            is set; None: in `folder`.
         tokenizers: those of the pair, where they are loaded already.
         progress: see Distiller, `on_empty_poll` too.
 
@@ -67,7 +69,7 @@ def distillation(
     hours = settings.log.retention_hours
     retention = Retention(None if hours is None else hours * 3600)
     dead_letters = log_writer(settings, settings.log.dead_letters_topic)
-    journal = _journal(settings, folder)
+    journal = _journal(settings, journal_folder or folder)
     batcher = Batcher(
         reader.partitions(),
         records_per_step=section.records_per_step,

@@ -787,7 +787,7 @@ def wait_until(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
 
 def test_the_command_orders_a_restart_once_and_refuses_what_is_no_place(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    environ = {"OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db"}
+    environ = {"OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db", "OMNIDRAFT_MODELS__TARGET": "big"}
     done = run_cli(("learning", "restart", "--from", "0:5, 1:7", "--target", "big"), monkeypatch, capsys, environ)
     assert (done.returncode, "restarts from 0:5 1:7" in done.stdout) == (0, True)
     done = run_cli(("learning", "restart", "--from", "yesterday"), monkeypatch, capsys, environ)

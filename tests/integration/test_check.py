@@ -130,6 +130,13 @@ def test_bad_input_is_refused_in_one_line(
     assert words in done.stderr
 
 
+def test_a_report_that_cannot_be_written_is_printed_all_the_same(check: Check, tmp_path: Path) -> None:
+    done = check("--temperature", "0", "--mode", "reproducible", *SHORT, "--json", tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert f"omnidraft: cannot write {tmp_path}: Is a directory" in done.stderr.splitlines()
+    assert "EXACT: 2 of 2 texts are identical" in done.stdout
+
+
 def test_an_interrupted_process_ends_at_once_and_writes_nothing(environ: dict[str, str], tmp_path: Path) -> None:
     """A million samples would take minutes; the interrupt comes when the models' vocabularies are aligned."""
     out, home = tmp_path / "out.json", tmp_path / "home"

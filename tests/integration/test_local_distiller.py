@@ -24,8 +24,15 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture
-def fleet(tmp_path: Path):
+def temporary(tmp_path: Path) -> Path:
+    (tmp_path / "temporary").mkdir()
+    return tmp_path / "temporary"
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, temporary: Path):
     fleet = Fleet(tmp_path)
+    fleet.environ["TMPDIR"] = str(temporary)
     yield fleet
     if fleet.process is not None:
         fleet.process.kill()
@@ -39,6 +46,26 @@ def test_it_learns_shows_its_metrics_and_ends_when_it_is_stopped(fleet: Fleet) -
     assert f'target="{fleet.settings.models.target}"' in fleet.scraped()
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == 0
+
+
+def test_what_a_killed_process_had_staged_is_removed_by_the_next_and_what_that_stages_by_itself(
+    fleet: Fleet, temporary: Path
+) -> None:
+    """Staged snapshots hold users' texts."""
+    process = fleet.start("-c", WITHOUT_RAY)
+    fleet.emit(8)
+    fleet.wait_for(lambda: fleet.has_learned(6))
+    process.send_signal(signal.SIGKILL)
+    process.wait(PATIENCE_S)
+    abandoned = set(temporary.glob("omnidraft-*/"))
+    assert any(path.name == "staging" for folder in abandoned for path in folder.iterdir())
+    process = fleet.start("-c", WITHOUT_RAY)
+    fleet.emit(8, first=8)
+    fleet.wait_for(lambda: fleet.has_learned(12))
+    assert not [folder for folder in abandoned if folder.exists()]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 0
+    assert list(temporary.glob("omnidraft-*")) == []
 
 
 @pytest.mark.parametrize("reason", ["targets", "cluster"])

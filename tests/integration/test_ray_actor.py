@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,22 +26,30 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 @pytest.mark.timeout(600)
-def test_an_actor_killed_in_the_middle_learns_every_record_once(fleet: Fleet) -> None:
+def test_an_actor_killed_in_the_middle_learns_every_record_once_and_leaves_nothing_behind(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    (temporary := tmp_path / "temporary").mkdir()
+    fleet.environ |= {"TMPDIR": str(temporary), "RAY_TMPDIR": tempfile.gettempdir()}  # Ray's sockets want short paths
     fleet.emit(12)
     process = fleet.start()
     fleet.wait_for(lambda: fleet.has_learned(6))
     first = fleet.actor(process)
     assert first is not None
     assert max(priorities(first)) >= fleet.settings.learner.nice
+    staged = set(temporary.glob("omnidraft-*/staging"))
     first.send_signal(signal.SIGKILL)
     fleet.emit(8, first=12)
     fleet.wait_for(lambda: fleet.has_learned(18))
+    assert staged
+    assert not [folder for folder in staged if folder.exists()]
     process.send_signal(signal.SIGTERM)
     assert process.wait(START_S) == 0
     newest = fleet.newest()
     assert newest is not None
     assert (newest.num_records, newest.num_steps, newest.offsets) == (20, 10, {0: 20})
     assert "duplicate" not in newest.counts
+    assert list(temporary.glob("omnidraft-*")) == []
 
 
 @pytest.mark.long

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from omnidraft import config
-from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES
+from omnidraft.bus.kafka_client import _configs
+from omnidraft.wiring.logs import _retention_s
 from tests.deployment_secrets import value_of
 from tests.kubernetes_manifests import (
     KUBERNETES,
@@ -23,6 +24,7 @@ from tests.kubernetes_manifests import (
     is_custom,
     labels,
     pods,
+    templates,
 )
 
 RAY_PROBED = {"RayService", "RayJob"}
@@ -106,6 +108,49 @@ def test_services_and_policies_meet_pods_that_exist(overlay: str) -> None:
         assert scaler["spec"]["minReplicas"] >= 2
 
 
+def test_pods_that_talk_to_mlflow_are_those_that_its_network_policy_admits(overlay: str) -> None:
+    (mlflow,) = [each for each in of_kind(overlay, "Deployment") if each["metadata"]["name"] == "mlflow"]
+    ports = {each["name"] for each in mlflow["spec"]["template"]["spec"]["containers"][0]["ports"]}
+    (admitted,) = admitted_pods(overlay, labels(mlflow)[0])
+    assert not ports & ports_for_all(overlay, labels(mlflow)[0])
+    clients = [(each, template) for each in built(overlay) for template in templates(each) if has_login(template)]
+    assert {each["metadata"]["name"] for each, _ in clients} == {"worker", "distiller", "controller"}
+    for each, template in clients:
+        assert admitted.items() <= template["metadata"]["labels"].items(), each["metadata"]["name"]
+
+
+def test_outsiders_reach_the_ports_of_ray_that_the_operator_and_requests_need_and_no_others(overlay: str) -> None:
+    for resource in of_kind(overlay, *RAY_PROBED):
+        for template in templates(resource):
+            pod_labels = template["metadata"]["labels"]
+            assert admitted_pods(overlay, pod_labels)[0].items() <= pod_labels.items()
+            ports = {port["name"] for each in template["spec"]["containers"] for port in each.get("ports", ())}
+            assert ports & ports_for_all(overlay, pod_labels) == ports - {"gcs", "client"}
+
+
+def has_login(template: Resource) -> bool:
+    variables = [each["name"] for container in template["spec"]["containers"] for each in container.get("env", ())]
+    return "MLFLOW_TRACKING_USERNAME" in variables
+
+
+def ingress_rules(overlay: str, pod_labels: dict[str, str]) -> list[dict[str, Any]]:
+    """Of all network policies that select a pod; together they admit what any of them does."""
+    policies = [each["spec"] for each in of_kind(overlay, "NetworkPolicy")]
+    selected = [each for each in policies if each["podSelector"]["matchLabels"].items() <= pod_labels.items()]
+    return [rule for each in selected for rule in each["ingress"]]
+
+
+def ports_for_all(overlay: str, pod_labels: dict[str, str]) -> set[str]:
+    rules = ingress_rules(overlay, pod_labels)
+    return {port["port"] for rule in rules if "from" not in rule for port in rule["ports"]}
+
+
+def admitted_pods(overlay: str, pod_labels: dict[str, str]) -> list[dict[str, str]]:
+    """Labels of pods of this namespace that reach every port."""
+    rules = [rule for rule in ingress_rules(overlay, pod_labels) if "ports" not in rule]
+    return [each["podSelector"]["matchLabels"] for rule in rules for each in rule["from"]]
+
+
 def test_decode_workers_scale_and_survive_a_drained_node(overlay: str) -> None:
     """By the autoscaler and the budget of the base, or by Ray Serve's."""
     services = of_kind(overlay, "RayService")
@@ -160,9 +205,10 @@ def test_the_settings_load_and_name_services_that_are_there(overlay: str, tmp_pa
         log = settings.log
         assert topics.keys() == {log.traces_topic, log.dead_letters_topic, log.control_topic}
         assert topics[log.traces_topic]["partitions"] == log.partitions
-        assert topics[log.traces_topic]["config"]["max.message.bytes"] == MAX_MESSAGE_BYTES
-        assert topics[log.control_topic]["partitions"] == 1
-        assert topics[log.control_topic]["config"]["retention.ms"] == -1
+        assert topics[log.dead_letters_topic]["partitions"] == topics[log.control_topic]["partitions"] == 1
+        for topic, spec in topics.items():
+            ours = _configs(_retention_s(settings, topic))  # what we would create it with
+            assert {name: str(value) for name, value in spec["config"].items()} == ours, topic
         (kafka,) = of_kind(overlay, "Kafka")
         assert log.url == f"kafka://{kafka['metadata']['name']}-kafka-bootstrap:9093"
 

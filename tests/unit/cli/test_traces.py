@@ -14,11 +14,8 @@ from tests.snapshot_folders import make_bundle
 from tests.trace_records import make_record
 
 
-@pytest.mark.parametrize(("num_learned", "code"), [(3, 0), (2, 1), (4, 1)])
-def test_the_exit_code_says_whether_every_record_was_learned_once(
-    num_learned: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def learned(tmp_path: Path, num_learned: int) -> dict[str, str]:
+    """A log of five records, and a snapshot that says how many of the first three were learned; the environment."""
     environ = {
         "OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db",
         "OMNIDRAFT_REGISTRY__URL": f"directory:///{tmp_path}/registry",
@@ -34,6 +31,15 @@ def test_the_exit_code_says_whether_every_record_was_learned_once(
     pair = {"target": "target", "drafter": "drafter"}
     registry.publish(make_bundle(tmp_path, "base", **pair), None)
     registry.publish(make_bundle(tmp_path, "next", offsets={0: 3}, num_records=num_learned, **pair), 1)
+    return environ
+
+
+@pytest.mark.parametrize(("num_learned", "code"), [(3, 0), (2, 1), (4, 1)])
+def test_the_exit_code_says_whether_every_record_was_learned_once(
+    num_learned: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    environ = learned(tmp_path, num_learned)
     asked = ("traces", "verify", "--target", "target", "--json", tmp_path / "out.json")
     done = run_cli(asked, monkeypatch, capsys, environ)
     assert done.returncode == code, done.stderr
@@ -41,6 +47,27 @@ def test_the_exit_code_says_whether_every_record_was_learned_once(
     assert (told["num_lost"], told["num_learned_twice"]) == (max(0, 3 - num_learned), max(0, num_learned - 3))
     assert told["num_to_learn"] == 2
     assert "up to snapshot 2" in done.stdout
+
+
+def test_a_report_that_cannot_be_written_is_printed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    environ = learned(tmp_path, 3)
+    (tmp_path / "folder").mkdir()
+    done = run_cli(("traces", "verify", "--target", "target", "--json", "folder"), monkeypatch, capsys, environ)
+    assert (done.returncode, done.stderr) == (2, "omnidraft: cannot write folder: Is a directory\n")
+    assert "up to snapshot 2" in done.stdout
+
+
+@pytest.mark.parametrize("command", [("verify", "--json"), ("export",)])
+def test_a_file_in_a_folder_that_is_not_there_is_refused_before_the_log_is_read(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environ = {"OMNIDRAFT_LOG": "kafka://127.0.0.1:1"}
+    done = run_cli(("traces", *command, "/nonexistent/out"), monkeypatch, capsys, environ)
+    assert done.returncode == 2
+    assert done.stderr == "omnidraft: cannot write /nonexistent/out: there is no folder /nonexistent\n"
 
 
 def test_the_newest_records_of_a_target_become_an_archive(

@@ -1,0 +1,71 @@
+"""Commands that order the fleet about: what is ordered is printed, and what nobody would follow is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from omnidraft import config, wiring
+from omnidraft.fleet.control_follower import LogControlFollower
+from omnidraft.telemetry.metrics import CountingMetrics
+from tests.cli_runs import run_cli
+
+Run = Callable[..., CompletedProcess[str]]
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {
+        "OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db",
+        "OMNIDRAFT_REGISTRY__URL": f"directory:///{tmp_path}/registry",
+        "OMNIDRAFT_MODELS__TARGET": "big",
+        "OMNIDRAFT_MODELS__MORE_TARGETS": '["other"]',
+        "COLUMNS": "200",
+    }
+
+
+@pytest.fixture
+def command(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: run_cli(arguments, monkeypatch, capsys, environ)
+
+
+def num_orders(environ: dict[str, str]) -> int:
+    settings = config.load(None, environ)
+    return sum(wiring.log_reader(settings, settings.log.control_topic).end_offsets().values())
+
+
+@pytest.mark.parametrize(
+    "order", [("pause",), ("resume",), ("restart", "--from", "latest"), ("restart", "--version", "1")]
+)
+@pytest.mark.parametrize("target", ["nope", ""])
+def test_an_order_for_a_target_that_nobody_learns_for_is_refused(
+    command: Run, environ: dict[str, str], order: tuple[str, ...], target: str
+) -> None:
+    done = command("learning", *order, "--target", target)
+    assert done.returncode == 2
+    assert done.stderr == f"omnidraft: {target!r} is none of the targets in the settings: big, other\n"
+    assert num_orders(environ) == 0
+
+
+@pytest.mark.parametrize("kind", ["pause", "resume"])
+@pytest.mark.parametrize("target", ["big", "other", None])
+def test_what_is_ordered_is_printed(command: Run, environ: dict[str, str], kind: str, target: str | None) -> None:
+    done = command("learning", kind, *(("--target", target) if target else ()))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"ordered: learning {kind}s for {target or 'all targets'}, ")
+    settings = config.load(None, environ)
+    reader = wiring.log_reader(settings, settings.log.control_topic)
+    (order,) = LogControlFollower(reader, CountingMetrics(), kinds=("pause", "resume"), target=target).poll(0)
+    assert (order.kind, order.target) == (kind, target)
+
+
+@pytest.mark.parametrize("order", ["factors off", "factors on", "factors rollback", "forget --yes"])
+def test_a_tenant_without_a_name_is_refused(command: Run, environ: dict[str, str], order: str) -> None:
+    done = command("tenants", *order.split(), "")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "omnidraft: the tenant has no name; give it as its trace records name it\n"
+    assert num_orders(environ) == 0

@@ -153,9 +153,11 @@ def _trained(
         measure_every=request.measure_every,
         on_point=on_point,
     )
-    saved = after.into_model().to(_dtype(pair.old_folder))  # type: ignore[arg-type]
-    trained_bits = bits(frozen(saved.float(), precision), held_out, "new")  # of the weights as they are saved
-    return saved.to(_dtype(pair.old_folder)), {  # type: ignore[arg-type]
+    saved, dtype = after.into_model(), _dtype(pair.old_folder)
+    for parameter in saved.parameters():  # not the frequencies of rotary embeddings, which no folder has
+        parameter.data = parameter.data.to(dtype).float()
+    trained_bits = bits(frozen(saved, precision), held_out, "new")
+    return saved.to(dtype), {  # type: ignore[arg-type]
         "run": checkpoint.run,
         "bits_per_byte": {"original": original_bits, request.init: curve[0].bits_per_byte, "trained": trained_bits},
         "num_texts": len(learned),

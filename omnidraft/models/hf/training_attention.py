@@ -32,7 +32,7 @@ take torch's kernel, which computes them again in float32."""
 
 def take_texts_apart(model: PreTrainedModel) -> bool:
     """Let the model attend to the keys of a PackedTextCache; False when its own attention, which cannot, must stay."""
-    if model.config._attn_implementation != "sdpa":
+    if model.config._attn_implementation not in ("sdpa", _NAME):
         return False
     AttentionInterface.register(_NAME, _attend)
     AttentionMaskInterface.register(_NAME, sdpa_mask)

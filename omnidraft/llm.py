@@ -10,6 +10,7 @@ No other process is needed: no broker, no registry, no Ray. Nothing is recorded,
 learns in its idle moments from what it is asked.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Any, Literal, Self, cast
 
 from omnidraft import config, wiring
 from omnidraft.decode.engine import Engine
-from omnidraft.decode.generation import Generation
+from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.device.learning import IdleLearning
 from omnidraft.errors import ConfigError, RequestError
@@ -116,6 +117,8 @@ class LLM:
         loaded = config.load(None if settings is None else Path(settings), models=models, **sections)
         self.learning: IdleLearning | None = None
         """Its `status()`, and `wait()` until all is learned; None without `learn=True`."""
+        self._inboxes: dict[Generation, deque[GenerationOutput]] = {}
+        """What rounds had for each text and its reader has not taken: a round runs all texts, whoever asks for it."""
         self._engine: Engine
         if learn and home is not None and snapshot is None:
             self._engine, self.learning = wiring.learning_engine(loaded, CountingMetrics(), Path(home))
@@ -171,19 +174,26 @@ class LLM:
         return results
 
     def stream(self, conversation: Conversation, params: SamplingParams | None = None) -> Iterator[str]:
-        """Answer one conversation; yield its text piece by piece, as it is generated. Raises RequestError."""
+        """Answer one conversation; yield its text piece by piece, as it is generated.
+
+        Several streams may be open at once, beside `generate` and `chat`. Closing one early ends its text.
+
+        Raises:
+            RequestError: the conversation or a parameter is not possible.
+        """
         chosen = params or SamplingParams()
         if chosen.n != 1:
             raise RequestError(f"stream gives one text, got n = {chosen.n}")
         (request,) = chosen.requests({"messages": _messages(conversation)})
         with self._undisturbed():
-            generation = self._engine.add_request(request, client=_SCOPE, cache_scope=_SCOPE)
+            generation = self._add(request)
             try:
                 while not generation.is_over:
-                    for _, step in self._steps():
+                    self._run_round()
+                    for step in self._take_steps(generation):
                         yield step.text
             finally:
-                self._engine.abort(generation)
+                self._remove(generation)
 
     def _run(
         self, prompts: Sequence[tuple[Conversation, Mapping[str, Any]]], params: SamplingParams, use_tqdm: bool
@@ -196,16 +206,18 @@ class LLM:
         with self._undisturbed(), tqdm(total=len(asked), desc="Generated", unit="text", disable=not use_tqdm) as bar:
             try:
                 for number, (_, request) in enumerate(asked):
-                    generation = self._engine.add_request(request, client=_SCOPE, cache_scope=_SCOPE)
+                    generation = self._add(request)
                     result = results[number // params.n]
                     texts[generation] = result, result.outputs[number % params.n]
                 while any(not generation.is_over for generation in texts):
-                    for generation, step in self._steps():
-                        texts[generation][1].take(step)
-                        bar.update(generation.is_over)
+                    self._run_round()
+                    for generation, (_, output) in texts.items():
+                        for step in self._take_steps(generation):
+                            output.take(step)
+                            bar.update(step.finish_reason is not None)
             finally:
                 for generation in texts:
-                    self._engine.abort(generation)
+                    self._remove(generation)
         for generation, (result, _) in texts.items():
             result.num_prompt_tokens = generation.num_prompt_tokens
             result.num_cached_tokens = max(result.num_cached_tokens, generation.num_cached_tokens)
@@ -216,13 +228,31 @@ class LLM:
         """Return the block inside which nothing is learned."""
         return nullcontext() if self.learning is None else self.learning.request()
 
-    def _steps(self) -> Iterator[tuple[Generation, Step]]:
-        """Run one round. Raises what ended a text."""
+    def _add(self, request: GenerationRequest) -> Generation:
+        """Add a text to the next rounds, with an inbox. Raises RequestError."""
+        generation = self._engine.add_request(request, client=_SCOPE, cache_scope=_SCOPE)
+        self._inboxes[generation] = deque()
+        return generation
+
+    def _remove(self, generation: Generation) -> None:
+        """End a text, if it has not ended, and drop its inbox."""
+        self._engine.abort(generation)
+        del self._inboxes[generation]
+
+    def _run_round(self) -> None:
+        """Run one round of all texts, and put each output into the inbox of its text."""
         for output in self._engine.step():
+            self._inboxes[output.generation].append(output)
+
+    def _take_steps(self, generation: Generation) -> Iterator[Step]:
+        """Take the steps out of the inbox of a text, also those that come meanwhile. Raises what ended the text."""
+        inbox = self._inboxes[generation]
+        while inbox:
+            output = inbox.popleft()
             if output.error is not None:
                 raise output.error
             assert output.step is not None
-            yield output.generation, output.step
+            yield output.step
 
 
 def _conversations(given: Conversation | Sequence[Conversation]) -> list[Conversation]:

@@ -8,8 +8,7 @@ from typing import Any
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.sampling.grammar import given_grammar
 from omnidraft.decode.sampling.noise import choice_seed
-from omnidraft.decode.sampling.validation import unsigned_seed
-from omnidraft.errors import RequestError
+from omnidraft.decode.sampling.validation import MAX_COUNT, effective_top_k, require_integer, unsigned_seed
 from omnidraft.ports import Mode, Sampling
 
 
@@ -19,21 +18,24 @@ class SamplingParams:
 
     temperature: float = 1.0
     """0 takes the most probable token."""
-    max_tokens: int = 256
+    max_tokens: int | None = 256
+    """None goes on until the target ends the text or its context is full."""
     top_p: float | None = None
     top_k: int | None = None
+    """The number of most probable tokens that are drawn from; None, 0 and -1 draw from all."""
     min_p: float | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] | None = field(default_factory=dict)
     seed: int | None = None
     """The same seed gives the same text, whatever drafts and whatever is generated beside it. None draws one."""
     n: int = 1
     """The number of texts, which share the keys of the prompt; the first is the text that n = 1 gives."""
-    stop: str | Sequence[str] = ()
+    stop: str | Sequence[str] | None = ()
     logprobs: int | None = None
-    """The number of most probable tokens reported with each token; None reports no log-probabilities."""
+    """The number of most probable tokens reported with each token; -1 reports the whole vocabulary, some 10 MB a token
+    for 100,000 entries, and None no log-probabilities."""
     json_schema: str | Mapping[str, Any] | None = None
     """The text is JSON that this schema allows."""
     regex: str | None = None
@@ -47,33 +49,41 @@ class SamplingParams:
 
     def requests(self, prompt: Mapping[str, Any]) -> list[GenerationRequest]:
         """Return a request for each of the `n` texts. Raises RequestError."""
-        if self.n < 1:
-            raise RequestError(f"n must be at least 1, got {self.n}")
+        self._check_counts()
         seed = secrets.randbits(63) if self.seed is None else unsigned_seed(self.seed)
         return [
             GenerationRequest(
                 **prompt,
-                max_new_tokens=self.max_tokens,
+                max_new_tokens=MAX_COUNT if self.max_tokens is None else self.max_tokens,
+                clamps_to_context=self.max_tokens is None,
                 sampling=self._sampling(),
                 seed=choice_seed(seed, number),
-                stop_strings=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+                stop_strings=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
                 mode=self.mode,
                 num_draft_tokens=self.num_draft_tokens,
-                num_log_probs=self.logprobs,
+                num_log_probs=MAX_COUNT if self.logprobs == -1 else self.logprobs,
                 is_stored=self.store,
             )
             for number in range(self.n)
         ]
 
+    def _check_counts(self) -> None:
+        """Raise RequestError for the first count that is no integer or out of its range."""
+        require_integer("n", self.n, at_least=1)
+        if self.max_tokens is not None:
+            require_integer("max_tokens", self.max_tokens, at_least=1)
+        if self.logprobs is not None:
+            require_integer("logprobs", self.logprobs, at_least=-1)
+
     def _sampling(self) -> Sampling:
         return Sampling(
             self.temperature,
-            self.top_k,
+            effective_top_k(self.top_k),
             self.top_p,
             self.min_p,
             self.repetition_penalty,
             self.presence_penalty,
             self.frequency_penalty,
-            self.logit_bias,
+            self.logit_bias or {},
             given_grammar(self.json_schema, self.regex),
         )

@@ -21,7 +21,7 @@ class DraftedSpans:
     """Follows the steps of one text without calls of tools, whose markers spell nothing."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._offsets = TokenOffsets(vocabulary)
+        self._offsets = TokenOffsets(vocabulary, {})
         self._tokens: deque[tuple[int, Source | None]] = deque()
         self._num_shown = 0
 

@@ -2,7 +2,7 @@
 metrics."""
 
 import secrets
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -15,14 +15,14 @@ from omnidraft.decode.prompting import Pair, client_texts, prompt_ids, with_tool
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
 from omnidraft.decode.recording.trace_producer import TraceProducer
-from omnidraft.decode.sampling.validation import check_sampling, require_text, unsigned_seed
+from omnidraft.decode.sampling.validation import check_sampling, require_integer, require_text, unsigned_seed
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.step_telemetry import StepCounter, StepObserver, TextSpan
-from omnidraft.errors import RequestError
 from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.ports import Metrics, NoopTracing, Request, Span, Step, Tracing, recorded_work
+from omnidraft.ports.context_limit import ids_needed
 
 
 class Engine:
@@ -138,9 +138,10 @@ class Engine:
             self.decoder.abort(generation.sequence)
             generation.end(None)
 
-    def has_room(self, client: str) -> bool:
-        """Return whether a text of this client would begin at once, if there is memory for it."""
-        return self.decoder.scheduler.has_room(client)
+    def has_room(self, client: str, reserved: Sequence[str] = ()) -> bool:
+        """Return whether a text of this client would begin at once, if there is memory for it, beside the texts of
+        these clients that are added later."""
+        return self.decoder.scheduler.has_room(client, reserved)
 
     def forget_prefixes(self) -> None:
         """Drop the keys and the memory of all finished texts, before the next round. Any thread may call this."""
@@ -221,14 +222,14 @@ class Engine:
         default = self.drift_throttle.limit(request.tenant, work, self._decode.num_draft_tokens)
         is_default = request.num_draft_tokens is None and default == self._decode.num_draft_tokens
         num_draft = default if request.num_draft_tokens is None else request.num_draft_tokens
-        if request.max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens must be at least 1, got {request.max_new_tokens}")
-        if num_draft < 0:
-            raise RequestError(f"num_draft_tokens must be at least 0, got {num_draft}")
+        require_integer("num_draft_tokens", num_draft, at_least=0)
+        target_ids = prompt_ids(request, self.pair.target_tokenizer, self.pair.tool_format)
+        max_new_tokens = self._max_new_tokens(request, len(target_ids))
+        ids_needed(target_ids, max_new_tokens, self.decoder.target.context_limit)
         return Request(
-            prompt_ids=tuple(prompt_ids(request, self.pair.target_tokenizer, self.pair.tool_format)),
+            prompt_ids=tuple(target_ids),
             drafter_prompt_ids=tuple(self._drafter_prompt_ids(request)),
-            max_new_tokens=request.max_new_tokens,
+            max_new_tokens=max_new_tokens,
             sampling=request.sampling,
             seed=secrets.randbits(64) if request.seed is None else unsigned_seed(request.seed),
             stop_ids=self.pair.target_tokenizer.stop_ids,
@@ -239,8 +240,20 @@ class Engine:
             tenant=request.tenant,
             num_log_probs=request.num_log_probs,
             has_tools=request.tools is not None and bool(request.tools.callable_tools),
-            shown_ids=self._shown_ids if request.tools is not None else {},
+            shown_ids=self.shown_ids(request),
         )
+
+    def shown_ids(self, request: GenerationRequest) -> Mapping[int, bytes]:
+        """Return the ids that spell nothing and whose text the answer shows nevertheless: markers of tool calls."""
+        return self._shown_ids if request.tools is not None else {}
+
+    def _max_new_tokens(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
+        """Return how many tokens the answer may have, at least one. Raises RequestError."""
+        require_integer("max_new_tokens", request.max_new_tokens, at_least=1)
+        if not request.clamps_to_context:
+            return request.max_new_tokens
+        num_left = self.decoder.target.context_limit - num_prompt_tokens
+        return max(min(request.max_new_tokens, num_left), 1)
 
     def _drafter_prompt_ids(self, request: GenerationRequest) -> list[int]:
         """Return the drafter's prompt ids; none where it has no template, or one that refuses these messages: it then

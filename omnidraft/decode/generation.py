@@ -23,6 +23,8 @@ class GenerationRequest:
     tools: ToolUse | None = None
     """The tools that the answer may call."""
     max_new_tokens: int = 256
+    clamps_to_context: bool = False
+    """Whether `max_new_tokens` is lowered to what the context holds after the prompt, instead of a refusal."""
     sampling: Sampling = field(default_factory=Sampling)
     seed: int | None = None
     """None takes 64 random bits."""

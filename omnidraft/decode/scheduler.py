@@ -66,9 +66,14 @@ class Scheduler:
     def num_admitted(self) -> int:
         return len(self._admitted)
 
-    def has_room(self, client: str) -> bool:
-        """Return whether a new sequence of this client would be admitted at once, if there is memory for it."""
-        return len(self.sequences) < self._settings.max_num_seqs or _is_unfair_to(client, self.sequences)
+    def has_room(self, client: str, reserved: Sequence[str] = ()) -> bool:
+        """Return whether a new sequence of this client would be admitted at once, if there is memory for it.
+
+        Args:
+            reserved: the client of each sequence that has been promised room and is added later.
+        """
+        clients = [*_clients(self.sequences), *reserved]
+        return len(clients) < self._settings.max_num_seqs or _is_unfair_to(client, clients)
 
     def add(self, sequence: SequenceState) -> None:
         """Add a new sequence; it waits for its turn."""
@@ -166,7 +171,7 @@ class Scheduler:
 
     def _fairest(self, sequences: list[SequenceState]) -> SequenceState:
         """Return the first sequence of the client with the fewest admitted ones."""
-        running = Counter(each.client for each in self._admitted)
+        running = Counter(_clients(self._admitted))
         return min(sequences, key=lambda each: running[each.client])  # the first of equals
 
     def _preempt_for_fairness(self) -> None:
@@ -174,8 +179,8 @@ class Scheduler:
         if not self._waiting or len(self._admitted) < self._settings.max_num_seqs:
             return
         sequence = self._fairest(self._waiting)
-        if _is_unfair_to(sequence.client, self._admitted):
-            running = Counter(each.client for each in self._admitted)
+        if _is_unfair_to(sequence.client, _clients(self._admitted)):
+            running = Counter(_clients(self._admitted))
             most = max(running, key=lambda client: running[client])
             self.preempt(next(each for each in reversed(self._admitted) if each.client == most))
 
@@ -216,7 +221,11 @@ class Scheduler:
         return next((num for num in range(free, _MIN_CHUNK, -1) if pass_s(num_running + num) <= longest_s), _MIN_CHUNK)
 
 
-def _is_unfair_to(client: str, sequences: Sequence[SequenceState]) -> bool:
-    """Return whether another client has at least two of these sequences more than this one."""
-    running = Counter(each.client for each in sequences)
+def _clients(sequences: Sequence[SequenceState]) -> list[str]:
+    return [each.client for each in sequences]
+
+
+def _is_unfair_to(client: str, clients: Sequence[str]) -> bool:
+    """Return whether another client has at least two sequences more than this one, given the client of each."""
+    running = Counter(clients)
     return max(running.values(), default=0) >= running[client] + 2

@@ -1,29 +1,11 @@
-"""The checks of every target: a request fits into its context, and the bits of a logit do not depend on the rest of
-its pass, as reproducible mode requires."""
+"""The check of every target that the bits of a logit do not depend on the rest of its pass, as reproducible mode
+requires."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
 
-from omnidraft.errors import RequestError
 from omnidraft.ports import DraftTree, TargetSession
-
-
-def ids_needed(prompt_ids: Sequence[int], max_new_tokens: int, context_limit: int) -> int:
-    """Return the number of ids of prompt and answer together.
-
-    Raises:
-        RequestError: the prompt is empty, or they exceed the context.
-    """
-    if not prompt_ids:
-        raise RequestError("the prompt is empty; give at least one token")
-    needed = len(prompt_ids) + max_new_tokens
-    if needed > context_limit:
-        raise RequestError(
-            f"the prompt has {len(prompt_ids)} tokens and {max_new_tokens} more were asked for, but the target's "
-            f"context holds {context_limit}; shorten the prompt or lower max_new_tokens"
-        )
-    return needed
 
 
 def is_deterministic(alone: TargetSession, blocks: TargetSession, *, vocab_size: int, chains: int, width: int) -> bool:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from omnidraft.decode.drafted_spans import DraftedSpans
 from omnidraft.decode.engine import Engine
 from omnidraft.ports import Step
-from omnidraft.serving.queued_request import QueuedRequest
+from omnidraft.serving.queued_request import QueuedRequest, QueuedText
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
-from omnidraft.serving.response_formats import ChoicePart, LogprobCollector
+from omnidraft.serving.response_formats import ChoicePart, LogprobCollector, NamedCall
 from omnidraft.serving.response_metrics import response_metrics
 from omnidraft.serving.response_schemas import PromptTokensDetails, ResponseMetrics, Usage
 from omnidraft.serving.tool_calls import reader_of
@@ -47,13 +47,14 @@ class Answer:
 
     async def parts(self, ready: asyncio.Event) -> AsyncIterator[ChoicePart]:
         """Yield every step that has something to show. Raises what decoding raised."""
-        collectors = [self._collector() for _ in self.queued.texts]
+        collectors = [self._collector(text) for text in self.queued.texts]
         form = self.model.engine.pair.tool_format
         readers = [reader_of(text.request, form) for text in self.queued.texts]
         spans = [self._spans() for _ in self.queued.texts]
         begun: set[int] = set()
         async for index, step in steps_of(self.queued, ready):
-            part = ChoicePart(index, index not in begun, step.text, stop_string=step.stop_string)
+            pieces: list[str | NamedCall] = [step.text] if step.text else []
+            part = ChoicePart(index, index not in begun, pieces, stop_string=step.stop_string)
             if step.finish_reason is not None:
                 part.finish_reason = step.finish_reason.value
             collector = collectors[index]
@@ -62,7 +63,7 @@ class Answer:
                 part.spans = follower.take(step)
             if (reader := readers[index]) is not None:
                 reader.read(part)
-            if part.text or part.finish_reason or part.entries or part.calls:
+            if part.pieces or part.finish_reason or part.entries:
                 begun.add(index)
                 yield part
 
@@ -104,8 +105,10 @@ class Answer:
         is_shown = self.body.figures and self.body.stream and self.queued.texts[0].request.tools is None
         return DraftedSpans(self.model.vocabulary) if is_shown else None
 
-    def _collector(self) -> LogprobCollector | None:
-        return None if self.body.num_log_probs is None else LogprobCollector(self.model.vocabulary)
+    def _collector(self, text: QueuedText) -> LogprobCollector | None:
+        if self.body.num_log_probs is None:
+            return None
+        return LogprobCollector(self.model.vocabulary, self.model.engine.shown_ids(text.request))
 
 
 async def steps_of(queued: QueuedRequest, ready: asyncio.Event) -> AsyncIterator[tuple[int, Step]]:

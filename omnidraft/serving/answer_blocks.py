@@ -52,11 +52,12 @@ class BlockBuilder:
 
     def take(self, part: ChoicePart) -> Iterator[BlockEvent]:
         """Yield the changes that the next part makes."""
-        if part.text:
-            yield from self._begin_text()
-            yield self._add(part.text)
-        for call in part.calls:
-            yield from self._take_call(call)
+        for piece in part.pieces:
+            if isinstance(piece, str):
+                yield from self._begin_text()
+                yield self._add(piece)
+            else:
+                yield from self._take_call(piece)
 
     def finish(self) -> Iterator[BlockEvent]:
         """Yield the end of the block that is open, if one is."""

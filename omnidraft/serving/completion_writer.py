@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from omnidraft.serving.answer import Answer
-from omnidraft.serving.error_handlers import server_error
+from omnidraft.serving.error_handlers import stream_error
 from omnidraft.serving.response_formats import CHAT, CHAT_CHUNK, COMPLETION, ChoicePart, ResponseKind, for_prompt
 
 DONE = b"data: [DONE]\n\n"
@@ -51,7 +51,7 @@ class CompletionWriter:
         return _event(f"{self._frame()}[],{json.dumps(tail)[1:]}") + DONE
 
     def error_events(self, exc: Exception) -> bytes:
-        return _event(json.dumps(server_error(exc))) + DONE
+        return _event(json.dumps(stream_error(exc))) + DONE
 
     def _add_prompts(self, choices: Sequence[ChoicePart]) -> None:
         """Give each choice the scores of its prompt, which the first choice of the prompt has."""

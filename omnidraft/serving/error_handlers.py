@@ -130,6 +130,11 @@ def server_error(exc: Exception) -> dict[str, object]:
     return error(shown, "server_error")
 
 
+def stream_error(exc: Exception) -> dict[str, object]:
+    """Return the content of an error that ends a stream: the request's, or any other."""
+    return error(str(exc), "invalid_request_error") if isinstance(exc, RequestError) else server_error(exc)
+
+
 def _invalid(exc: RequestValidationError) -> dict[str, object]:
     problem = exc.errors()[0]
     path = ".".join(str(part) for part in problem["loc"] if part != "body")

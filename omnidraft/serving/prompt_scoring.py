@@ -1,9 +1,8 @@
 """Requests whose prompts are scored before they are decoded: a pass of the target in each round, so that nobody waits
-long beside them."""
+long beside them, and clients take turns, a pass each."""
 
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from omnidraft.serving.queued_request import QueuedRequest
@@ -11,32 +10,43 @@ from omnidraft.serving.queued_request import QueuedRequest
 
 @dataclass(slots=True)
 class PromptScoring:
-    """The requests of one engine that wait for their prompts' scores, first come, first served."""
+    """The requests of one engine that wait for their prompts' scores; those of one client are served in order."""
 
-    _requests: deque[tuple[QueuedRequest, Iterator[None]]] = field(default_factory=deque)
+    _requests: dict[str, dict[QueuedRequest, Iterator[None]]] = field(default_factory=dict)
+    """The requests of each client, each with its passes; the client whose turn it is comes first."""
 
     def __bool__(self) -> bool:
         return bool(self._requests)
 
+    @property
+    def clients(self) -> Sequence[str]:
+        """The client of each text that is decoded once its request's prompts are scored."""
+        return [client for client, requests in self._requests.items() for each in requests for _ in each.texts]
+
     def add(self, request: QueuedRequest) -> None:
-        self._requests.append((request, _passes(request)))
+        self._requests.setdefault(request.client, {})[request] = _passes(request)
 
     def first(self) -> QueuedRequest:
-        return self._requests[0][0]
+        """Return the request whose turn it is; there must be one."""
+        return next(iter(next(iter(self._requests.values()))))
 
     def step(self) -> tuple[bool, float]:
-        """Run one pass for the first request. Return whether its scores are complete, and the seconds spent; it is
-        removed when they are. Raises what scoring raises."""
-        began_s = time.monotonic()
-        _, passes = self._requests[0]
-        for _ in passes:
+        """Run one pass for the first request; it is another client's turn then. Return whether the request's scores
+        are complete, and the seconds spent; it is removed when they are. Raises what scoring raises."""
+        began_s, request = time.monotonic(), self.first()
+        requests = self._requests.pop(request.client)
+        self._requests[request.client] = requests
+        for _ in requests[request]:
             return False, time.monotonic() - began_s
-        self._requests.popleft()
+        self.remove(request)
         return True, 0.0
 
     def remove(self, request: QueuedRequest) -> None:
         """Remove a request that has ended, if it is here."""
-        self._requests = deque(each for each in self._requests if each[0] is not request)
+        requests = self._requests.get(request.client, {})
+        requests.pop(request, None)
+        if not requests:
+            self._requests.pop(request.client, None)
 
 
 def _passes(request: QueuedRequest) -> Iterator[None]:

@@ -154,7 +154,7 @@ class RequestQueue:
         """Start waiting requests, as many as the engine has room for."""
         while True:
             with self._changed:
-                if not len(queue.waiting) or not engine.has_room(queue.waiting.peek().client):
+                if not len(queue.waiting) or not engine.has_room(queue.waiting.peek().client, queue.scoring.clients):
                     return
                 request = queue.waiting.next()
                 queue.running[request] = time.monotonic()

@@ -21,6 +21,7 @@ from omnidraft.decode.sampling.validation import (
     MAX_TEMPERATURE,
     MIN_REPETITION_PENALTY,
     MIN_SEED,
+    effective_top_k,
     unsigned_seed,
 )
 from omnidraft.errors import RequestError
@@ -30,6 +31,7 @@ from omnidraft.serving.structured_output import ResponseFormat, StructuredOutput
 from omnidraft.serving.tool_schemas import Deprecated, ToolCall, ToolChoice, Tools, tool_use
 
 DEFAULT_MAX_TOKENS = 256
+"""The limit of an answer whose client gives none, where the deployment and the context allow as many."""
 MAX_STOPS = 16
 MAX_USER_CHARACTERS = 256
 MAX_PROMPT_LOGPROBS = 20
@@ -85,7 +87,8 @@ class _GenerationParams(StrictModel):
     temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
     """1 when it is not given."""
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=1, le=MAX_COUNT)
+    top_k: int | None = Field(None, ge=-1, le=MAX_COUNT)
+    """0 and -1 draw from all tokens, as in vLLM."""
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float = Field(1.0, ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)
     presence_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
@@ -154,6 +157,8 @@ class _GenerationParams(StrictModel):
     def generation_requests(self, tenant: str, max_new_tokens: int) -> list[GenerationRequest]:
         """Return a request for each choice, the choices of a prompt next to each other. Raises RequestError.
 
+        With the client's seed each prompt's choices have the seeds that they have alone; without one all seeds differ.
+
         Args:
             max_new_tokens: upper limit, from the settings.
         """
@@ -164,6 +169,7 @@ class _GenerationParams(StrictModel):
         seed = secrets.randbits(63) if self.seed is None else unsigned_seed(self.seed)
         shared: dict[str, Any] = {
             "max_new_tokens": num_tokens,
+            "clamps_to_context": self.num_tokens is None,
             "sampling": self._sampling(),
             "stop_strings": tuple([self.stop] if isinstance(self.stop, str) else self.stop or ()),
             "mode": self.mode,
@@ -177,7 +183,7 @@ class _GenerationParams(StrictModel):
             GenerationRequest(
                 **prompt,
                 **shared,
-                seed=choice_seed(seed, number),
+                seed=choice_seed(seed, index if self.seed is None else number),
                 request_id=_choice_request_id(request_id, index),
                 num_prompt_log_probs=None if number else self.prompt_logprobs,
             )
@@ -192,7 +198,7 @@ class _GenerationParams(StrictModel):
     def _sampling(self) -> Sampling:
         return Sampling(
             1.0 if self.temperature is None else self.temperature,
-            self.top_k,
+            effective_top_k(self.top_k),
             self.top_p,
             self.min_p,
             self.repetition_penalty,
@@ -214,6 +220,7 @@ class CompletionRequest(_GenerationParams):
     prompt: str | Annotated[list[str], Field(min_length=1, fail_fast=True)]
     """Of several, each has `n` choices."""
     max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    """256 when it is not given, or what the context holds after the prompt, if that is less."""
     logprobs: int | None = Field(None, ge=0, le=5)
     """Tell each token's log-probability and those of so many likeliest ones: the target's own, before sampling
     settings."""
@@ -236,7 +243,9 @@ class CompletionRequest(_GenerationParams):
 class ChatRequest(_GenerationParams):
     messages: Annotated[list[RequestMessage], Field(fail_fast=True)]
     max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    """256 when it is not given, or what the context holds after the prompt, if that is less."""
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    """The same as `max_tokens`, and goes before it."""
     logprobs: bool | None = None
     """Tell each token's log-probability: the target's own, before sampling settings."""
     top_logprobs: int | None = Field(None, ge=0, le=20)

@@ -6,7 +6,7 @@ wholly behind the beginning of a stop string. An entry whose token is cut by a s
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel
@@ -38,8 +38,9 @@ class LogprobEntry:
 class LogprobCollector:
     """Collects the entries of one text while it is decoded."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._offsets = TokenOffsets(vocabulary)
+    def __init__(self, vocabulary: Vocabulary, shown_ids: Mapping[int, bytes]) -> None:
+        """`shown_ids` are those of the text's request; see ports.Request."""
+        self._offsets = TokenOffsets(vocabulary, shown_ids)
         self._num_sent = 0
         self._pending: deque[LogprobEntry] = deque()
 
@@ -136,11 +137,11 @@ class ChoicePart:
 
     index: int
     is_first: bool
-    text: str = ""
+    pieces: list[str | NamedCall] = field(default_factory=list)
+    """Its text and its calls, in the order in which they are written."""
     finish_reason: response_schemas.ChatFinishReason | None = None
     entries: list[LogprobEntry] | None = None
     """Log-probabilities of its tokens; None unless the request asks for them."""
-    calls: list[NamedCall] = field(default_factory=list)
     spans: list[DraftedSpan] = field(default_factory=list)
     """Who drafted the text, piece by piece, where the request asks for figures of a stream."""
     stop_string: str | None = None
@@ -148,17 +149,26 @@ class ChoicePart:
     prompt: Sequence[PromptToken] | None = None
     """The scored tokens of its prompt, where the request asks for them."""
 
+    @property
+    def text(self) -> str:
+        return "".join(piece for piece in self.pieces if isinstance(piece, str))
+
+    @property
+    def calls(self) -> list[NamedCall]:
+        return [piece for piece in self.pieces if isinstance(piece, NamedCall)]
+
     def add(self, part: "ChoicePart") -> None:
         """Append the next part."""
-        self.text += part.text
         self.finish_reason, self.stop_string = part.finish_reason, part.stop_string
         if part.entries is not None:
             self.entries = (self.entries or []) + part.entries
-        for call in part.calls:
-            if call.id is None:
-                self.calls[-1].arguments += call.arguments
+        for piece in part.pieces:
+            last = self.pieces[-1] if self.pieces else None
+            if isinstance(piece, NamedCall) and piece.id is None:
+                assert isinstance(last, NamedCall)
+                last.arguments += piece.arguments
             else:
-                self.calls.append(call)
+                self.pieces.append(piece)
 
 
 @dataclass(frozen=True, slots=True)

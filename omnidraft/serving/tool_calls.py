@@ -4,7 +4,7 @@ from omnidraft.decode.generation import GenerationRequest
 from omnidraft.serving.response_formats import ChoicePart, NamedCall
 from omnidraft.tools.formats import ToolFormat
 from omnidraft.tools.messages import call_id
-from omnidraft.tools.parser import ToolCallParser
+from omnidraft.tools.parser import CallDelta, ToolCallParser
 
 
 class ToolCallReader:
@@ -17,16 +17,20 @@ class ToolCallReader:
         self._form = form
 
     def read(self, part: ChoicePart) -> None:
-        """Move what the part's text says about calls into its calls. The part with a finish reason is the last one."""
+        """Replace the part's text by the content and the calls in it. The part with a finish reason is the last one."""
         parsed = [self._parser.feed(part.text)]
         if part.finish_reason is not None:
             parsed.append(self._parser.finish())
             if part.finish_reason == "stop" and self._parser.num_calls and not self._parser.has_open_call:
                 part.finish_reason = "tool_calls"
-        part.text = "".join(each.content for each in parsed)
-        for delta in (delta for each in parsed for delta in each.calls):
-            identifier = None if delta.name is None else call_id(self._request_id, delta.index, self._form)
-            part.calls.append(NamedCall(delta.index, identifier, delta.name, delta.arguments))
+        part.pieces = [self._named(piece) for each in parsed for piece in each.pieces]
+
+    def _named(self, piece: str | CallDelta) -> str | NamedCall:
+        """Return a piece of the answer with the id of the call that begins in it."""
+        if isinstance(piece, str):
+            return piece
+        identifier = None if piece.name is None else call_id(self._request_id, piece.index, self._form)
+        return NamedCall(piece.index, identifier, piece.name, piece.arguments)
 
 
 def reader_of(request: GenerationRequest, form: ToolFormat) -> ToolCallReader | None:

@@ -29,10 +29,17 @@ class CallDelta:
 
 @dataclass(slots=True)
 class Parsed:
-    """The content and the parts of calls in a piece of text."""
+    """The content and the parts of calls in a piece of text, in the order in which they are written."""
 
-    content: str = ""
-    calls: list[CallDelta] = field(default_factory=list)
+    pieces: list[str | CallDelta] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        return "".join(piece for piece in self.pieces if isinstance(piece, str))
+
+    @property
+    def calls(self) -> list[CallDelta]:
+        return [piece for piece in self.pieces if isinstance(piece, CallDelta)]
 
 
 @dataclass(slots=True)
@@ -81,8 +88,8 @@ class ToolCallParser:
     def finish(self) -> Parsed:
         """Return what was held back, at the end of the answer."""
         parsed = self._advance(is_last=True)
-        if not self.num_calls:
-            parsed.content += self._space
+        if self._space and not self.num_calls:
+            parsed.pieces.append(self._space)
         return parsed
 
     def _advance(self, *, is_last: bool) -> Parsed:
@@ -124,7 +131,7 @@ class ToolCallParser:
         return head["name"] in self._names and not (head["list"] and self._form.is_bare)
 
     def _begin_call(self, name: str, *, has_list: bool) -> None:
-        self._parsed.calls.append(CallDelta(self.num_calls, name, ""))
+        self._parsed.pieces.append(CallDelta(self.num_calls, name, ""))
         self.num_calls += 1
         self._space = ""
         self._is_in_list |= has_list
@@ -142,9 +149,10 @@ class ToolCallParser:
     def _add_arguments(self, text: str) -> None:
         if not text:
             return
-        if not self._parsed.calls:
-            self._parsed.calls.append(CallDelta(self.num_calls - 1, None, ""))
-        self._parsed.calls[-1].arguments += text
+        if self._parsed.pieces and isinstance(last := self._parsed.pieces[-1], CallDelta):
+            last.arguments += text
+        else:
+            self._parsed.pieces.append(CallDelta(self.num_calls - 1, None, text))
 
     def _read_tail(self, is_last: bool) -> bool:
         """Read what frames a call behind its arguments."""
@@ -178,7 +186,8 @@ class ToolCallParser:
         text = self._space + text
         content = text.rstrip()
         self._space = text[len(content) :]
-        self._parsed.content += content
+        if content:
+            self._parsed.pieces.append(content)
 
 
 def parse(text: str, form: ToolFormat, names: Collection[str]) -> list[ParsedToolCall]:

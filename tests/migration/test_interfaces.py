@@ -119,6 +119,8 @@ def holds(now: Any, then: Any, where: str) -> None:
     elif where.endswith("/anyOf"):
         for old in (each for each in then if each.get("maxItems") != 0):  # `tools` took an empty list alone
             assert any(is_held(new, old, where) for new in now), f"{where}: {old}"
+    elif where.endswith("/minimum") and "/requestBody/" in where:
+        assert now <= then, where  # what was taken then is taken
     elif isinstance(then, list):
         assert len(now) >= len(then), where
         for number, (new, old) in enumerate(zip(now, then, strict=False)):

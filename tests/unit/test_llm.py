@@ -1,8 +1,11 @@
 """The Python API gives the texts of the engine, many at once, and needs no other process."""
 
 import json
+import math
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 import omnidraft
 from omnidraft import LLM, SamplingParams
 from omnidraft.errors import ConfigError, ModelError, RequestError
+from tests.tiny_engine import broken_target
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 DECODE = {"mode": "reproducible", "policy": "fixed", "num_draft_tokens": 5, "threads": 1, "prefill_rows": 16}
@@ -79,12 +83,54 @@ def test_a_chat_is_streamed_piece_by_piece(llm: LLM) -> None:
     assert two[1].num_cached_tokens > 0
 
 
+def test_streams_that_are_open_together_have_the_texts_that_they_have_alone(llm: LLM) -> None:
+    questions = ["How many?", "Which robe?"]
+    alone = ["".join(llm.stream(each, GREEDY)) for each in questions]
+    streams = [llm.stream(each, GREEDY) for each in questions]
+    pieces = list(zip_longest(*streams, fillvalue=""))
+    assert ["".join(each) for each in zip(*pieces, strict=True)] == alone
+    assert alone[0] != alone[1]
+
+
+def test_whole_answers_inside_an_open_stream_lose_nothing_of_either(llm: LLM) -> None:
+    alone = "".join(llm.stream("How many?", GREEDY))
+    whole = llm.chat("Which robe?", GREEDY, use_tqdm=False)[0].outputs[0].text
+    stream = llm.stream("How many?", GREEDY)
+    begun = next(stream)
+    assert llm.chat("Which robe?", GREEDY, use_tqdm=False)[0].outputs[0].text == whole
+    assert begun + "".join(stream) == alone
+
+
+def test_a_stream_that_is_closed_early_leaves_no_text_behind(llm: LLM) -> None:
+    closed, other = llm.stream("How many?", GREEDY), llm.stream("Which robe?", GREEDY)
+    next(closed)
+    rest = next(other)
+    closed.close()
+    assert rest + "".join(other) == "".join(llm.stream("Which robe?", GREEDY))
+    assert not llm._engine.has_work
+    assert not llm._inboxes
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_any_text_is_begun(llm: LLM) -> None:
+    with broken_target(llm._engine, AssertionError("a pass was run"), num_good=0):
+        with pytest.raises(RequestError, match="context"):
+            llm.generate(["good", "clips " * 2000], GREEDY, use_tqdm=False)
+        assert not llm._engine.has_work
+
+
 @pytest.mark.parametrize(
     ("prompt", "fields", "message"),
     [
         ("", {}, "prompt is empty"),
-        ("a", {"max_tokens": 0}, "max_new_tokens must be at least 1"),
-        ("a", {"n": 0}, "n must be at least 1"),
+        ("a", {"max_tokens": 0}, "max_tokens must be an integer between 1 and"),
+        ("a", {"max_tokens": 2.5}, "max_tokens must be an integer .* got 2.5"),
+        ("a", {"n": 0}, "n must be an integer between 1 and"),
+        ("a", {"n": 2.5}, "n must be an integer .* got 2.5"),
+        ("a", {"top_k": 2.5}, "top_k must be an integer .* got 2.5"),
+        ("a", {"top_k": -2}, "top_k must be an integer .* got -2"),
+        ("a", {"logprobs": -2}, "logprobs must be an integer .* got -2"),
+        ("a", {"logprobs": 2.5}, "logprobs must be an integer .* got 2.5"),
+        ("a", {"num_draft_tokens": 2.5}, "num_draft_tokens must be an integer .* got 2.5"),
         ("a", {"temperature": -1.0}, "temperature"),
         ("a", {"max_tokens": 10**6}, "context"),
         ("a", {"regex": "(", "temperature": 0}, "regex"),
@@ -95,6 +141,27 @@ def test_what_is_not_possible_says_so_and_ends_nothing_else(llm: LLM, prompt: st
     with pytest.raises(RequestError, match=message):
         llm.generate(["good", prompt], SamplingParams(**fields), use_tqdm=False)
     assert text_of(llm, "good", GREEDY)
+
+
+@pytest.mark.parametrize("fields", [{"top_k": -1}, {"top_k": 0}, {"stop": None}, {"logit_bias": None}])
+def test_what_changes_nothing_in_vllm_changes_nothing_here(llm: LLM, fields: dict) -> None:
+    drawn = SamplingParams(temperature=1.0, seed=3, max_tokens=12)
+    assert text_of(llm, "How many", replace(drawn, **fields)) == text_of(llm, "How many", drawn)
+
+
+def test_minus_one_reports_the_log_probabilities_of_the_whole_vocabulary(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=-1)
+    rows = llm.generate("How many", params, use_tqdm=False)[0].outputs[0].logprobs
+    assert {len(row) for row in rows} == {llm._engine.decoder.target.vocab_size}
+    assert [sum(map(math.exp, row.values())) for row in rows] == pytest.approx([1.0] * len(rows), abs=1e-3)
+
+
+def test_without_max_tokens_a_text_goes_on_until_its_context_is_full(llm: LLM) -> None:
+    never_stop = dict.fromkeys(llm._engine.pair.target_tokenizer.stop_ids, -100.0)
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=None, logit_bias=never_stop)
+    (result,) = llm.generate("clips " * 950, params, use_tqdm=False)
+    assert result.outputs[0].finish_reason == "length"
+    assert result.num_prompt_tokens + len(result.outputs[0].token_ids) == llm._engine.decoder.target.context_limit
 
 
 def test_a_schema_holds(llm: LLM) -> None:

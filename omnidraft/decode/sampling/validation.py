@@ -6,6 +6,7 @@ have bounds of their own: see input_limits.py.
 
 import math
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 
 from omnidraft.errors import RequestError
 from omnidraft.ports import Sampling
@@ -27,12 +28,23 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
     """Raise RequestError for the first setting out of its range, NaN included."""
     temperature = sampling.temperature
     _require(0 <= temperature <= MAX_TEMPERATURE, "temperature", f"between 0 and {MAX_TEMPERATURE}", temperature)
-    top_k, counts = sampling.top_k, f"between 1 and {MAX_COUNT}"
-    _require(top_k is None or 1 <= top_k <= MAX_COUNT, "top_k", counts, top_k)
+    if sampling.top_k is not None:
+        require_integer("top_k", sampling.top_k, at_least=1)
     _require(sampling.top_p is None or 0 < sampling.top_p <= 1, "top_p", "above 0 and at most 1", sampling.top_p)
     _require(sampling.min_p is None or 0 <= sampling.min_p <= 1, "min_p", "between 0 and 1", sampling.min_p)
     _check_penalties(sampling)
     _check_bias(sampling, vocab_size)
+
+
+def require_integer(field: str, value: int, *, at_least: int) -> None:
+    """Raise RequestError unless the value is an integer from `at_least` to MAX_COUNT."""
+    is_valid = isinstance(value, Integral) and at_least <= value <= MAX_COUNT
+    _require(is_valid, field, f"an integer between {at_least} and {MAX_COUNT}", value)
+
+
+def effective_top_k(top_k: int | None) -> int | None:
+    """Return the number of most probable tokens that are kept; None for vLLM's 0 and -1, which keep all of them."""
+    return None if top_k in (0, -1) else top_k
 
 
 def require_text(texts: Mapping[str, Iterable[str]]) -> None:
@@ -47,7 +59,8 @@ def require_text(texts: Mapping[str, Iterable[str]]) -> None:
 
 def unsigned_seed(seed: int) -> int:
     """Return the seed as trace records hold it, in 64 unsigned bits. Raises RequestError beyond 64 bits."""
-    _require(MIN_SEED <= seed <= MAX_SEED, "seed", f"between {MIN_SEED} and {MAX_SEED}", seed)
+    is_valid = isinstance(seed, Integral) and MIN_SEED <= seed <= MAX_SEED
+    _require(is_valid, "seed", f"an integer between {MIN_SEED} and {MAX_SEED}", seed)
     return seed % 2**64
 
 
@@ -61,7 +74,8 @@ def _check_penalties(sampling: Sampling) -> None:
 
 def _check_bias(sampling: Sampling, vocab_size: int) -> None:
     for token, bias in sampling.logit_bias.items():
-        _require(0 <= token < vocab_size, "logit_bias", f"of ids from 0 to {vocab_size - 1}", token)
+        is_known = isinstance(token, Integral) and 0 <= token < vocab_size
+        _require(is_known, "logit_bias", f"of ids from 0 to {vocab_size - 1}", token)
         is_allowed = math.isfinite(bias) and abs(bias) <= MAX_BIAS
         _require(is_allowed, f"logit_bias of {token}", f"between -{MAX_BIAS} and {MAX_BIAS}", bias)
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from omnidraft.errors import RequestError
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.answer_blocks import Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
 from omnidraft.serving.anthropic_messages.errors import anthropic_error
@@ -18,7 +19,7 @@ from omnidraft.serving.anthropic_messages.response_schemas import (
     TextContent,
     ToolUseContent,
 )
-from omnidraft.serving.error_handlers import server_error
+from omnidraft.serving.error_handlers import stream_error
 from omnidraft.serving.response_formats import ChoicePart
 from omnidraft.serving.server_sent_events import event
 
@@ -52,7 +53,8 @@ class MessageWriter:
         return _written([*ended, ("message_delta", {"delta": stop, "usage": self._usage()}), ("message_stop", {})])
 
     def error_events(self, exc: Exception) -> bytes:
-        return _written([("error", anthropic_error(500, server_error(exc)))])
+        status = 400 if isinstance(exc, RequestError) else 500
+        return _written([("error", anthropic_error(status, stream_error(exc)))])
 
     def _message(
         self, content: list[TextContent | ToolUseContent], stop_reason: StopReason | None, stop_sequence: str | None

@@ -58,7 +58,8 @@ class IncompleteDetails(BaseModel):
 
 
 class ResponseError(BaseModel):
-    code: Literal["server_error"] = "server_error"
+    code: Literal["server_error", "invalid_prompt"]
+    """invalid_prompt: the request asks for what cannot be served."""
     message: str
 
 

@@ -8,9 +8,10 @@ Source: https://platform.openai.com/docs/api-reference/responses-streaming
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from omnidraft.errors import RequestError
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.answer_blocks import Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
-from omnidraft.serving.error_handlers import server_error
+from omnidraft.serving.error_handlers import stream_error
 from omnidraft.serving.openai_responses.request_schemas import ResponsesRequest
 from omnidraft.serving.openai_responses.response_schemas import (
     IncompleteDetails,
@@ -59,9 +60,12 @@ class ResponsesWriter:
         return self._written([*ended, (f"response.{status}", {"response": response})])
 
     def error_events(self, exc: Exception) -> bytes:
-        content: Any = server_error(exc)["error"]
+        content: Any = stream_error(exc)["error"]
         failed = self._response("failed", self._items("incomplete", self._blocks.blocks))
-        failed.error = ResponseError(message=content["message"])
+        is_refusal = isinstance(exc, RequestError)
+        failed.error = ResponseError(
+            code="invalid_prompt" if is_refusal else "server_error", message=content["message"]
+        )
         return self._written([("response.failed", {"response": failed})])
 
     def _ended(self, last: ChoicePart, blocks: Sequence[Block]) -> ResponseBody:

@@ -14,7 +14,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from omnidraft.errors import RequestError
 from omnidraft.serving.answer import steps_of
-from omnidraft.serving.error_handlers import error, server_error
+from omnidraft.serving.error_handlers import stream_error
 from omnidraft.serving.page.files import add_files
 from omnidraft.serving.page.pass_events import Event, PassEvents
 from omnidraft.serving.queued_request import QueuedRequest
@@ -87,13 +87,9 @@ class PassWatcher:
                 yield event("pass", events.of_pass(step) | clock.next())
             yield event("end", events.of_end() | _summary(queued))
         except Exception as exc:  # the status line is out: all that is left is to say it in the stream
-            yield event("error", _error(exc))
+            yield event("error", stream_error(exc))
         finally:
             self._requests.abandon(queued)
-
-
-def _error(exc: Exception) -> Event:
-    return error(str(exc), "invalid_request_error") if isinstance(exc, RequestError) else server_error(exc)
 
 
 def _summary(queued: QueuedRequest) -> Event:

@@ -113,10 +113,13 @@ def test_seeds_change_the_text_and_negative_ones_are_seeds_too(engine: Engine) -
         ({"sampling": Sampling(float("inf"))}, "temperature .* got inf"),
         ({"sampling": Sampling(1.0, top_p=0.0)}, "top_p must be above 0 and at most 1, got 0.0"),
         ({"sampling": Sampling(1.0, top_p=float("nan"))}, "top_p .* got nan"),
-        ({"sampling": Sampling(1.0, top_k=0)}, "top_k must be between 1 and 2147483647, got 0"),
+        ({"sampling": Sampling(1.0, top_k=0)}, "top_k must be an integer between 1 and 2147483647, got 0"),
         ({"sampling": Sampling(1.0, top_k=2**31)}, "top_k .* got 2147483648"),
-        ({"seed": 2**64}, "seed must be between -9223372036854775808 and 18446744073709551615"),
-        ({"seed": -(2**63) - 1}, "seed must be between"),
+        ({"seed": 2**64}, "seed must be an integer between -9223372036854775808 and 18446744073709551615"),
+        ({"seed": -(2**63) - 1}, "seed must be an integer between"),
+        ({"seed": 1.5}, "seed must be an integer .* got 1.5"),
+        ({"sampling": Sampling(1.0, top_k=2.5)}, "top_k must be an integer .* got 2.5"),
+        ({"sampling": Sampling(logit_bias={2.5: 1.0})}, "logit_bias must be of ids .* got 2.5"),
         ({"sampling": Sampling(repetition_penalty=5e-324)}, "repetition_penalty .* got 5e-324"),
         ({"sampling": Sampling(min_p=1.5)}, "min_p must be between 0 and 1, got 1.5"),
         ({"sampling": Sampling(presence_penalty=-2.1)}, "presence_penalty must be between -2 and 2, got -2.1"),
@@ -126,8 +129,8 @@ def test_seeds_change_the_text_and_negative_ones_are_seeds_too(engine: Engine) -
         ({"sampling": Sampling(logit_bias={-1: 1.0})}, "logit_bias must be of ids from 0 to .*, got -1"),
         ({"sampling": Sampling(logit_bias={10**7: 1.0})}, "logit_bias must be of ids from 0 to .*, got 10000000"),
         ({"sampling": Sampling(logit_bias={7: 101.0})}, "logit_bias of 7 must be between -100 and 100, got 101.0"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
-        ({"num_draft_tokens": -1}, "num_draft_tokens must be at least 0, got -1"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be an integer between 1 and 2147483647, got 0"),
+        ({"num_draft_tokens": -1}, "num_draft_tokens must be an integer between 0 and 2147483647, got -1"),
         ({"prompt": "clips " * 2000}, "1024"),
         ({"max_new_tokens": 5000}, "1024"),
     ],
@@ -136,6 +139,22 @@ def test_what_cannot_be_served_is_refused_before_the_first_token(engine: Engine,
     with pytest.raises(RequestError, match=message) as refused:
         next(engine.stream(make_request(**fields)).steps)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("fields", [{"prompt": "clips " * 2000}, {"max_new_tokens": 5000}])
+def test_what_does_not_fit_the_context_is_refused_when_it_is_added(engine: Engine, fields: dict) -> None:
+    with pytest.raises(RequestError, match="1024"):
+        engine.add_request(make_request(**fields))
+    assert not engine.has_work
+
+
+def test_a_limit_that_clamps_fills_the_context_and_refuses_a_prompt_that_fills_it_alone(engine: Engine) -> None:
+    request = make_request(max_new_tokens=5000, clamps_to_context=True)
+    made = engine.decode_request(request)
+    assert len(made.prompt_ids) + made.max_new_tokens == engine.decoder.target.context_limit == 1024
+    assert engine.decode_request(replace(request, max_new_tokens=7)).max_new_tokens == 7
+    with pytest.raises(RequestError, match="1024"):
+        engine.decode_request(replace(request, prompt="clips " * 2000))
 
 
 def test_drafted_and_accepted_tokens_are_counted_by_source(engine: Engine, metrics: CountingMetrics) -> None:

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.decode.engine import Engine
-from omnidraft.errors import ContractError
+from omnidraft.errors import ContractError, RequestError
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from tests.http_server import served
@@ -164,11 +164,16 @@ def test_refusals_before_the_request_is_read_have_the_same_shape(url: str, clien
         made.messages.create(model="other", max_tokens=8, messages=ASKED)
 
 
-def test_a_failure_within_a_stream_is_an_error_event(engine: Engine, client: TestClient) -> None:
-    with broken_target(engine, ContractError("broken"), num_good=1):
+@pytest.mark.parametrize(
+    ("error", "kind"), [(ContractError("broken"), "api_error"), (RequestError("broken"), "invalid_request_error")]
+)
+def test_a_failure_within_a_stream_is_an_error_event(
+    engine: Engine, client: TestClient, error: Exception, kind: str
+) -> None:
+    with broken_target(engine, error, num_good=1):
         response = client.post("/v1/messages", json=BODY | {"stream": True, "speculation": "off"})
     last = events(response.text)[-1]
-    assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+    assert (last["type"], last["error"]["type"]) == ("error", kind)
     assert "broken" in last["error"]["message"]
 
 

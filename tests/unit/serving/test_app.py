@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from omnidraft.decode.engine import Engine
-from omnidraft.errors import ContractError
+from omnidraft.errors import ContractError, RequestError
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.http_server import events
 from tests.tiny_engine import PATIENCE_S, Gated, broken_target, snapshot
@@ -310,3 +310,10 @@ def test_a_decoding_failure_is_a_500_and_the_next_request_is_served(
     assert len(streamed) > 1
     assert streamed[-1]["error"]["message"] == told
     assert client.post("/v1/completions", json=BODY).status_code == 200
+
+
+def test_a_stream_that_the_request_itself_ends_says_so(engine: Engine, client: TestClient) -> None:
+    with broken_target(engine, RequestError("no token can follow"), num_good=2):
+        *begun, last = events(client.post("/v1/completions", json=BODY | {"stream": True}))
+    assert begun
+    assert (last["error"]["type"], last["error"]["message"]) == ("invalid_request_error", "no token can follow")

@@ -30,6 +30,19 @@ def test_the_first_choice_is_the_text_of_one_and_every_other_that_of_its_own_see
     assert response["omnidraft"]["seeds"] == [choice_seed(5, number) for number in range(3)]
 
 
+def test_without_a_seed_no_two_choices_share_their_noise() -> None:
+    asked = CompletionRequest(prompt=["How many clips"] * 3, n=2)
+    assert len({each.seed for each in asked.generation_requests("default", 64)}) == 6
+    seeded = CompletionRequest(prompt=["How many clips"] * 3, n=2, seed=5)
+    assert [each.seed for each in seeded.generation_requests("default", 64)] == [5, choice_seed(5, 1)] * 3
+
+
+def test_equal_prompts_without_a_seed_get_texts_of_their_own(client: TestClient) -> None:
+    """Two of these texts of ten tokens, drawn apart, are equal with a probability below 1e-4."""
+    same = {"prompt": ["How many clips"] * 3, "max_tokens": 10, "temperature": 1.5}
+    assert len(set(texts(client, same))) == 3
+
+
 def test_derived_seeds_are_seeds_that_can_be_asked_for() -> None:
     seeds = {choice_seed(seed, choice) for seed in (-(2**63), -1, 0, 1, 2**63 - 1) for choice in range(100)}
     assert len(seeds) == 500

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from omnidraft.decode.engine import Engine
-from omnidraft.errors import ContractError
+from omnidraft.errors import ContractError, RequestError
 from tests.tiny_engine import broken_target
 
 SCHEMA = {
@@ -177,8 +177,14 @@ def test_a_request_that_must_not_be_stored_is_no_trace(client: TestClient) -> No
     assert post(client, store=False)["status"] == "incomplete"
 
 
-def test_a_failure_within_a_stream_is_a_failed_response(engine: Engine, client: TestClient) -> None:
-    with broken_target(engine, ContractError("broken"), num_good=1):
+@pytest.mark.parametrize(
+    ("error", "code"), [(ContractError("broken"), "server_error"), (RequestError("broken"), "invalid_prompt")]
+)
+def test_a_failure_within_a_stream_is_a_failed_response(
+    engine: Engine, client: TestClient, error: Exception, code: str
+) -> None:
+    with broken_target(engine, error, num_good=1):
         last = events(client, speculation="off")[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+    assert last["response"]["error"]["code"] == code
     assert "broken" in last["response"]["error"]["message"]

@@ -180,6 +180,32 @@ def test_requests_are_decoded_side_by_side(many_engine: Engine, metrics: Countin
     assert max(ends, key=lambda number: ends[number]) == 0
 
 
+class MostRunning(CountingMetrics):
+    """Remembers the most requests that ran together."""
+
+    most = 0.0
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        super().set(name, value, **labels)
+        if name == "omnidraft_requests_running":
+            self.most = max(self.most, value)
+
+
+def test_requests_whose_prompts_are_scored_wait_like_all_others(engine: Engine) -> None:
+    metrics, proposer = MostRunning(), gated(engine)
+    requests = RequestQueue(metrics, max_waiting=3)
+    submitted = [requests.submit(queued(engine))]
+    assert proposer.is_reached.wait(PATIENCE_S)
+    scored = replace(GENERATION, num_prompt_log_probs=1)
+    submitted += [requests.submit(QueuedRequest(engine, [scored])) for _ in range(3)]
+    with pytest.raises(QueueFull):
+        requests.submit(QueuedRequest(engine, [scored]))
+    proposer.gate.set()
+    assert [num_tokens(each) for each in submitted] == [4] * 4
+    requests.close(PATIENCE_S)
+    assert metrics.most == 1
+
+
 def test_a_text_that_fails_ends_no_other_one(many_engine: Engine, metrics: CountingMetrics) -> None:
     requests = RequestQueue(metrics, max_waiting=8)
     good = QueuedRequest(many_engine, [replace(GENERATION, max_new_tokens=20)])

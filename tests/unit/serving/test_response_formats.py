@@ -32,7 +32,7 @@ def step(tokens: list[int], text: str, likeliest: tuple[tuple[int, float], ...] 
 
 
 def test_entries_go_out_with_the_text_that_their_tokens_are_in() -> None:
-    entries = LogprobCollector(VOCABULARY)
+    entries = LogprobCollector(VOCABULARY, {})
     assert [(each.token, each.offset) for each in entries.take(step([0, 1, 2], "abc"))] == [(0, 0), (1, 1)]
     assert entries.take(step([3], "")) == []
     assert [(each.token, each.offset) for each in entries.take(step([4], "\u20ac"))] == [(2, 3), (3, 3), (4, 3)]
@@ -42,9 +42,15 @@ def test_entries_go_out_with_the_text_that_their_tokens_are_in() -> None:
 
 
 def test_a_token_behind_a_broken_character_begins_behind_it() -> None:
-    entries = LogprobCollector(VOCABULARY)
+    entries = LogprobCollector(VOCABULARY, {})
     logprobs = entries.take(step([2, 0, 2, 3, 6, 1], "\ufffda\ufffd\ufffdbc"))
     assert [(each.token, each.offset) for each in logprobs] == [(2, 0), (0, 1), (2, 2), (3, 2), (6, 3), (1, 4)]
+
+
+def test_a_marker_whose_text_is_shown_has_its_length_and_the_stop_token_behind_it_no_entry() -> None:
+    entries = LogprobCollector(VOCABULARY, {5: b"<call>"})
+    assert [(each.token, each.offset) for each in entries.take(step([5, 0], "<call>a"))] == [(5, 0), (0, 6)]
+    assert [(each.token, each.offset) for each in entries.take(step([5, 1, 1], "<call>bc"))] == [(5, 7), (1, 13)]
 
 
 def test_tokens_are_spelled_so_that_no_two_look_alike() -> None:

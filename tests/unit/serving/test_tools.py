@@ -252,6 +252,23 @@ def test_a_marker_that_spells_nothing_opens_calls(special_models: tuple[Path, Pa
         assert parse(text, engine.pair.tool_format, ["weather", "stop"])
 
 
+def test_log_probabilities_count_a_marker_and_leave_the_stop_token_out(
+    special_models: tuple[Path, Path], omnidraft_home: Path
+) -> None:
+    engine = tiny_worker(special_models, omnidraft_home, CountingMetrics()).engine
+    requests = RequestQueue(CountingMetrics(), max_waiting=4)
+    app = application(requests, [ServedModel(engine, "print")], WorkerSettings(), lambda: b"")
+    body = WITH_TOOLS | {"tool_choice": "required", "logprobs": True, "logit_bias": {"0": 100, "2": 100}}
+    with TestClient(app) as client:
+        response = client.post("/v1/chat/completions", json=body).json()
+    requests.close(PATIENCE_S)
+    (choice,) = response["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    told = [each["token"] for each in choice["logprobs"]["content"]]
+    assert told[0] == "id:0"
+    assert len(told) == response["usage"]["completion_tokens"] - 1
+
+
 def test_settings_name_the_format_of_a_target(special_models: tuple[Path, Path], omnidraft_home: Path) -> None:
     settings = tiny_settings(special_models)
     named = settings.models.model_copy(update={"tool_formats": {str(special_models[0]): "llama3"}})

@@ -1,0 +1,22 @@
+"""The check that a text fits into the target's context, the same wherever it is made."""
+
+from collections.abc import Sequence
+
+from omnidraft.errors import RequestError
+
+
+def ids_needed(prompt_ids: Sequence[int], max_new_tokens: int, context_limit: int) -> int:
+    """Return the number of ids of prompt and answer together.
+
+    Raises:
+        RequestError: the prompt is empty, or they exceed the context.
+    """
+    if not prompt_ids:
+        raise RequestError("the prompt is empty; give at least one token")
+    needed = len(prompt_ids) + max_new_tokens
+    if needed > context_limit:
+        raise RequestError(
+            f"the prompt has {len(prompt_ids)} tokens and {max_new_tokens} more were asked for, but the target's "
+            f"context holds {context_limit}; shorten the prompt or ask for fewer (max_tokens)"
+        )
+    return needed

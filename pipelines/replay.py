@@ -14,11 +14,11 @@ from rich.table import Table
 
 from omnidraft import config, wiring
 from omnidraft.distill.evaluation import speedup_model
-from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.progress import bar
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import log_slice, report
+from pipelines.lib.choices import named_files
 from pipelines.lib.learning import Point, TrainingRun, learn, new_run, split_by_request, write_snapshot
 
 EXPERIMENT = "omnidraft.replay"
@@ -41,11 +41,9 @@ def main(
 ) -> None:
     """Compare ways to learn on one slice of traffic."""
     slice_filter = log_slice.parse_filter(from_time, to_time, filters or [])
-    paths = [*configs, *(more_configs or [])]
-    if len({path.stem for path in paths}) < len(paths):
-        raise RequestError("two configurations have the same file name; their runs are named by it")
+    named_configs = named_files([*configs, *(more_configs or [])])
     content: dict[str, Any] = {"log": log, "configs": {}}
-    for path in paths:
+    for name, path in named_configs.items():
         settings = config.load(path)
         tokenizers = wiring.vocabularies(settings)
         log_records = log_slice.read(
@@ -53,10 +51,10 @@ def main(
         )
         train, held_out = split_by_request(log_records.require(), held_out_every)
         with _TrackedRun(settings, path, speedup_model.fit(log_records.records)) as tracked:
-            run = _learn(settings, tokenizers, train, held_out, tracked, (path.stem, num_passes, measure_every))
+            run = _learn(settings, tokenizers, train, held_out, tracked, (name, num_passes, measure_every))
         if snapshots is not None:
-            write_snapshot(run, snapshots / path.stem, settings, tokenizers, num_held_out=len(held_out))
-        content["configs"][path.stem] = tracked.figures(run) | {
+            write_snapshot(run, snapshots / name, settings, tokenizers, num_held_out=len(held_out))
+        content["configs"][name] = tracked.figures(run) | {
             "records": len(train),
             "held_out_records": len(held_out),
             "passed_over": dict(log_records.skipped),

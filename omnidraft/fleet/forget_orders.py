@@ -10,7 +10,7 @@ from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.ports import Announcement, LogReader, LogWriter, Metrics, Offsets, Registry, SnapshotVersion
 from omnidraft.snapshots.bundle import parts_of
-from omnidraft.snapshots.memory_part import PRUNED_PARTS
+from omnidraft.snapshots.memory_part import ALL_PARTS, PRUNED_PARTS
 
 POLL_S = 0.5
 
@@ -78,7 +78,7 @@ def purge(registry: Registry, snapshots: AffectedSnapshots, newest: int) -> list
         if each.version == newest:
             continue
         is_champion = each.version == champion
-        registry.remove_files(each.version, PRUNED_PARTS if is_champion else ("serving", *PRUNED_PARTS))
+        registry.remove_files(each.version, PRUNED_PARTS if is_champion else ALL_PARTS)
         if not is_champion:
             purged.append(each.version)
     for each in snapshots.with_memory:

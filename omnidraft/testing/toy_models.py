@@ -14,6 +14,7 @@ import torch
 from omnidraft.errors import ContractError, RequestError, VocabularyError
 from omnidraft.models.serial_passes import forward_serially, require_new
 from omnidraft.ports import AcceptanceFn, DraftSession, DraftTree, Mode, TreeLimits
+from omnidraft.ports.context_limit import ids_needed
 from omnidraft.vocab.tokenizer import Vocabulary
 
 _FACTOR = 1_000_003
@@ -64,11 +65,7 @@ class ToyTarget:
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "ToyTargetSession":
         """See ports.Target."""
-        needed = len(prompt_ids) + max_new_tokens
-        if not prompt_ids or needed > self.context_limit:
-            raise RequestError(
-                f"{len(prompt_ids)} ids and {max_new_tokens} more, the context holds {self.context_limit}"
-            )
+        needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
         return ToyTargetSession(self, prompt_ids[:-1], needed)
 
     def forward(

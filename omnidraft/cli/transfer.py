@@ -33,6 +33,12 @@ def transfer(
     embedding_rate: Annotated[
         float, typer.Option(min=0, help="That of embeddings and head, as a multiple of the others'.")
     ] = 1.0,
+    hypernetwork_rate: Annotated[
+        float,
+        typer.Option(
+            min=0, help="That of the map that moves all embeddings, also those of tokens in no text; 0: without."
+        ),
+    ] = 1.0,
     loss: Annotated[str, typer.Option(help="A weighted sum of alm, alm_tv and nll.")] = "alm",
     hidden_weight: Annotated[float, typer.Option(min=0, help="Weight of the hidden states' loss; 0: without.")] = 1.0,
     grad_mag: Annotated[
@@ -67,7 +73,8 @@ def transfer(
     A token that both tokenizers have keeps its embedding. Any other begins with the mean of those of its old pieces
     (fvt), with the same sum of shared tokens that makes it in the embeddings of the model that the tokenizer comes from
     (omp: needs that model's weights), or with the mean of all embeddings (mean: for comparisons). Then the likelihoods
-    of the same bytes, and the hidden states behind them, learn to be what they were before.
+    of the same bytes, and the hidden states behind them, learn to be what they were before. Tokens that no text has
+    learn too, by a linear map of the old pieces' embeddings, a small hypernetwork.
 
     A line of the data has a prompt or question, and maybe answer, reference or answer_ids (ids of the new tokenizer).
 
@@ -87,6 +94,7 @@ def transfer(
         texts_per_step=texts_per_step,
         learning_rate=learning_rate,
         embedding_rate=embedding_rate,
+        hypernetwork_rate=hypernetwork_rate,
         loss=loss,
         hidden_weight=hidden_weight,
         grad_mag=grad_mag,

@@ -20,6 +20,8 @@ class TrainingSettings:
     """The highest; it rises over `warmup_steps` and falls to 0 at the last step, both linearly."""
     embedding_rate: float = 1.0
     """The learning rate of embeddings and head as a multiple of the others': a row learns only where its id occurs."""
+    hypernetwork_rate: float = 1.0
+    """The learning rate of the map that all rows share, as a multiple of the others'; 0 leaves it out."""
     warmup_steps: int = 5
     loss: str = "alm"
     """A weighted sum of LOSSES."""

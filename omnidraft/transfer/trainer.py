@@ -1,6 +1,6 @@
 """The training of a transferred model: steps of gradient descent, and the state to resume from.
 
-The texts of a step depend on the seed and the step's number alone, and nothing else is random, so weights, optimizer
+The texts of a step depend on the seed and the step's number alone, and nothing else is random, so weights, optimizers
 and that number are the whole state: a run that was resumed equals one that was never interrupted, bit for bit.
 """
 
@@ -18,7 +18,9 @@ from omnidraft.errors import ConfigError
 from omnidraft.ports import TrainableDrafter
 from omnidraft.transfer import hidden_loss
 from omnidraft.transfer.hidden_loss import HiddenLoss
+from omnidraft.transfer.hypernetwork import LinearHypernetwork
 from omnidraft.transfer.original_model import OriginalModel
+from omnidraft.transfer.row_optimizer import RowOptimizer
 from omnidraft.transfer.settings import TrainingSettings
 from omnidraft.transfer.texts import AlignedText
 
@@ -51,13 +53,22 @@ class Trainer:
         original: OriginalModel,
         texts: Sequence[AlignedText],
         settings: TrainingSettings,
+        hypernetworks: Sequence[LinearHypernetwork] = (),
     ) -> None:
+        """
+        Args:
+            hypernetworks: one for each matrix of rows, embeddings first; without any, all rows learn as other weights.
+        """
         self.num_steps = 0
         self._model, self._original, self._texts, self._settings = model, original, texts, settings
         self._terms = settings.terms()
-        rows = [weights for weights in model.trained().values() if len(weights) == model.vocab_size]
-        others = [weights for weights in model.trained().values() if len(weights) != model.vocab_size]
-        groups = [{"params": rows, _MULTIPLE: settings.embedding_rate}, {"params": others, _MULTIPLE: 1.0}]
+        rows = {name: each for name, each in model.trained().items() if len(each) == model.vocab_size}
+        self._rows = [RowOptimizer(*each) for each in zip(rows.values(), hypernetworks, strict=bool(hypernetworks))]
+        self._others = {name: each for name, each in model.trained().items() if not hypernetworks or name not in rows}
+        groups = [
+            {"params": [each for name, each in self._others.items() if (name in rows) == are_rows], _MULTIPLE: multiple}
+            for are_rows, multiple in ((True, settings.embedding_rate), (False, 1.0))
+        ]
         self._optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]], lr=settings.learning_rate, weight_decay=0.0, fused=True
         )
@@ -75,12 +86,14 @@ class Trainer:
         if not np.isfinite([norm, *losses.values()]).all():
             raise ConfigError(f"step {self.num_steps + 1} came to losses {losses}; try a lower learning rate")
         self._optimizer.step()
+        self._step_rows(examples, rate)
         self.num_steps += 1
         return StepResult(losses, norm, rate, sum(len(each.ids_T) - 1 for each in examples))
 
     def gradients(self, examples: Sequence[TrainingExample]) -> tuple[dict[str, float], float]:
         """Compute the gradients of these examples; return mean losses, and the gradients' norm before clipping."""
-        self._optimizer.zero_grad(set_to_none=True)
+        for weights in self._model.trained().values():
+            weights.grad = None
         self._hidden.begin(examples)
         nums = num_positions(examples, self._terms)
         on_hidden = self._hidden if self._settings.hidden_weight else None
@@ -93,13 +106,23 @@ class Trainer:
         """Return weights, optimizer and the number of steps. Write them before the next step: they are no copies."""
         return {
             _STEPS: plain_tensor(self.num_steps),
-            **adam_state(self._model.trained(), self._optimizer),
+            **adam_state(self._others, self._optimizer),
+            **{
+                name: each for number, rows in enumerate(self._rows) for name, each in rows.state(_rows(number)).items()
+            },
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from where `state` was taken. Raises ConfigError when it belongs to other weights."""
-        load_adam_state(self._model.trained(), self._optimizer, tensors)
+        load_adam_state(self._others, self._optimizer, tensors)
+        for number, rows in enumerate(self._rows):
+            rows.load_state(tensors, _rows(number))
         self.num_steps = from_plain_tensor(tensors[_STEPS])
+
+    def _step_rows(self, examples: Sequence[TrainingExample], rate: float) -> None:
+        ids = torch.from_numpy(np.unique(np.concatenate([each.ids_T for each in examples])))
+        for rows in self._rows:
+            rows.step(ids, rate * self._settings.embedding_rate, rate * self._settings.hypernetwork_rate)
 
     def _chosen(self, step: int) -> list[int]:
         """Return the texts of a step: each pass over all of them has an order of its own."""
@@ -120,3 +143,8 @@ class Trainer:
             self._cache[index] = example
             self._num_cached += num
         return example
+
+
+def _rows(number: int) -> str:
+    """Return what the names of a matrix's state begin with."""
+    return f"matrix.{number}."

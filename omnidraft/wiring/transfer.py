@@ -11,7 +11,7 @@ from omnidraft.errors import ConfigError, RequestError
 from omnidraft.progress import bar
 from omnidraft.snapshots.files import whole_folder
 from omnidraft.wiring.export import require_empty
-from omnidraft.wiring.transfer_models import TokenizerPair, frozen, initialise, load_model, load_pair
+from omnidraft.wiring.transfer_models import TokenizerPair, frozen, hypernetworks, initialise, load_model, load_pair
 
 if TYPE_CHECKING:
     import numpy as np
@@ -133,7 +133,9 @@ def _trained(
 
     settings, precision = request.settings, _precision(request)
     checkpoint = Checkpoint(parts / "checkpoint.safetensors", _identity(request, pair, learned, held_out, precision))
-    before = frozen(load_model(pair.old_folder, request.model), precision)
+    original_model = load_model(pair.old_folder, request.model)
+    networks = hypernetworks(original_model, pair) if settings.hypernetwork_rate else []
+    before = frozen(original_model, precision)
     if settings.max_tokens > before.context_limit:
         raise ConfigError(f"{request.model} reads {before.context_limit} tokens, texts may have {settings.max_tokens}")
     original_bits = bits(before, held_out, "old")
@@ -143,7 +145,7 @@ def _trained(
         model, train=settings.train, rank=settings.lora_rank, seed=settings.seed, precision=precision
     )
     original = OriginalModel(before, pair.old.vocabulary, pair.new.vocabulary, settings.alm)
-    trainer = Trainer(after, original, learned, settings)
+    trainer = Trainer(after, original, learned, settings, networks)
     curve = train(
         trainer,
         resume(trainer, checkpoint),

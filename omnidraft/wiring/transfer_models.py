@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.models.hf.trainable_drafter import TransformersTrainable
     from omnidraft.ports import Precision
+    from omnidraft.transfer.hypernetwork import LinearHypernetwork
     from omnidraft.transfer.initialisation import Method
     from omnidraft.transfer.texts import TextTokenizer
     from omnidraft.vocab.alignment import Alignment
@@ -87,6 +88,13 @@ def initialise(model: Any, method: "Method", pair: TokenizerPair) -> None:
         case "omp":
             made = _pursued(old, pair)
     replace_vocabulary(model, made[0], made[-1], pair.new.vocabulary)
+
+
+def hypernetworks(model: Any, pair: TokenizerPair) -> "list[LinearHypernetwork]":
+    """Return one for the embeddings of the model before, and one for its head where that is another matrix."""
+    from omnidraft.transfer.hypernetwork import LinearHypernetwork
+
+    return [LinearHypernetwork(old_DH, pair.alignment.drafts_of_target) for old_DH in _matrices(model)]
 
 
 def _byte_tokenizer(folder: Path, fingerprint: str) -> Path:

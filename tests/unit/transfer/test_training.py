@@ -51,9 +51,9 @@ def test_likelihoods_of_chunks_are_those_of_their_tokens_one_by_one(sharp: Pair,
         assert log_p == pytest.approx(expected, abs=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["full", "lora"])
-def test_a_resumed_run_equals_an_uninterrupted_one(sharp: Pair, tmp_path: Path, kind: str) -> None:
-    settings = with_loss("alm + 0.1 nll", train=kind)
+@pytest.mark.parametrize(("kind", "rate"), [("full", 1.0), ("full", 0.0), ("lora", 1.0)])
+def test_a_resumed_run_equals_an_uninterrupted_one(sharp: Pair, tmp_path: Path, kind: str, rate: float) -> None:
+    settings = with_loss("alm + 0.1 nll", train=kind, hypernetwork_rate=rate)
     whole, first, second = (Transfer(sharp.folder, sharp.draft, sharp.target, settings) for _ in range(3))
     checkpoint = Checkpoint(tmp_path / "parts" / "checkpoint", {"seed": 0})
     steps(whole, SETTINGS.num_steps)
@@ -124,7 +124,12 @@ def test_the_rate_rises_and_falls_to_nothing_after_the_last_step() -> None:
 
 
 def test_rows_of_tokens_learn_at_a_rate_of_their_own(sharp: Pair) -> None:
-    transfer = Transfer(sharp.folder, sharp.draft, sharp.target, with_loss("alm", embedding_rate=3.0, warmup_steps=0))
+    transfer = Transfer(
+        sharp.folder,
+        sharp.draft,
+        sharp.target,
+        with_loss("alm", embedding_rate=3.0, hypernetwork_rate=0.0, warmup_steps=0),
+    )
     before = {name: weights.detach().clone() for name, weights in transfer.after.trained().items()}
     rate = transfer.trainer.step().learning_rate
     moved = {

@@ -10,6 +10,7 @@ from omnidraft.models.hf.target_vocabulary import adopt_target_vocabulary
 from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.models.hf.trainable_drafter import TransformersTrainable, trainable_with_embeddings
 from omnidraft.transfer.bits_per_byte import bits_per_byte
+from omnidraft.transfer.hypernetwork import LinearHypernetwork
 from omnidraft.transfer.original_model import OriginalModel
 from omnidraft.transfer.settings import TrainingSettings
 from omnidraft.transfer.texts import AlignedText, TextTokenizer, align_text
@@ -30,10 +31,16 @@ class Transfer:
         self.before = TransformersTrainable(before, "full")
         self.original = OriginalModel(self.before, old.vocabulary, new.vocabulary, settings.alm)
         model = causal_lm(folder, dtype=torch.float32)
+        networks: list[LinearHypernetwork] = []
         if old.fingerprint != new.fingerprint:
-            adopt_target_vocabulary(model, align(old, new), new.vocabulary)
+            alignment = align(old, new)
+            matrices = {id(each): each for each in (model.get_input_embeddings().weight, model.lm_head.weight)}
+            networks = [LinearHypernetwork(each.clone(), alignment.drafts_of_target) for each in matrices.values()]
+            adopt_target_vocabulary(model, alignment, new.vocabulary)
         self.after = trainable_with_embeddings(model, train=settings.train, rank=4, seed=0, precision="float32")
-        self.trainer = Trainer(self.after, self.original, self.texts, settings)
+        self.trainer = Trainer(
+            self.after, self.original, self.texts, settings, networks if settings.hypernetwork_rate else []
+        )
 
     def bits(self) -> float:
         return bits_per_byte(self.after, [each.new_ids_T for each in self.texts], sum(t.num_bytes for t in self.texts))

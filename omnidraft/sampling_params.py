@@ -3,12 +3,13 @@
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.sampling.grammar import given_grammar
 from omnidraft.decode.sampling.noise import choice_seed
 from omnidraft.decode.sampling.validation import MAX_COUNT, effective_top_k, require_integer, unsigned_seed
+from omnidraft.errors import RequestError
 from omnidraft.ports import Mode, Sampling
 
 
@@ -49,7 +50,7 @@ class SamplingParams:
 
     def requests(self, prompt: Mapping[str, Any]) -> list[GenerationRequest]:
         """Return a request for each of the `n` texts. Raises RequestError."""
-        self._check_counts()
+        self._check()
         seed = secrets.randbits(63) if self.seed is None else unsigned_seed(self.seed)
         return [
             GenerationRequest(
@@ -67,13 +68,15 @@ class SamplingParams:
             for number in range(self.n)
         ]
 
-    def _check_counts(self) -> None:
-        """Raise RequestError for the first count that is no integer or out of its range."""
+    def _check(self) -> None:
+        """Raise RequestError for the first count that is no integer in its range, and for an unknown mode."""
         require_integer("n", self.n, at_least=1)
         if self.max_tokens is not None:
             require_integer("max_tokens", self.max_tokens, at_least=1)
         if self.logprobs is not None:
             require_integer("logprobs", self.logprobs, at_least=-1)
+        if self.mode not in (None, *get_args(Mode)):
+            raise RequestError(f"mode must be one of {', '.join(get_args(Mode))}, got {self.mode}")
 
     def _sampling(self) -> Sampling:
         return Sampling(

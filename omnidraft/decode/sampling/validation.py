@@ -4,9 +4,8 @@ Served settings can be recorded: no range here is wider than that of traces/sche
 have bounds of their own: see input_limits.py.
 """
 
-import math
 from collections.abc import Iterable, Mapping
-from numbers import Integral
+from numbers import Integral, Real
 
 from omnidraft.errors import RequestError
 from omnidraft.ports import Sampling
@@ -25,13 +24,15 @@ MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
-    """Raise RequestError for the first setting out of its range, NaN included."""
-    temperature = sampling.temperature
-    _require(0 <= temperature <= MAX_TEMPERATURE, "temperature", f"between 0 and {MAX_TEMPERATURE}", temperature)
+    """Raise RequestError for the first setting that is no number in its range, NaN included."""
+    _require_between("temperature", sampling.temperature, 0, MAX_TEMPERATURE)
     if sampling.top_k is not None:
         require_integer("top_k", sampling.top_k, at_least=1)
-    _require(sampling.top_p is None or 0 < sampling.top_p <= 1, "top_p", "above 0 and at most 1", sampling.top_p)
-    _require(sampling.min_p is None or 0 <= sampling.min_p <= 1, "min_p", "between 0 and 1", sampling.min_p)
+    if sampling.top_p is not None:
+        _require_between("top_p", sampling.top_p, 0, 1)
+        _require(sampling.top_p > 0, "top_p", "above 0 and at most 1", sampling.top_p)
+    if sampling.min_p is not None:
+        _require_between("min_p", sampling.min_p, 0, 1)
     _check_penalties(sampling)
     _check_bias(sampling, vocab_size)
 
@@ -48,9 +49,11 @@ def effective_top_k(top_k: int | None) -> int | None:
 
 
 def require_text(texts: Mapping[str, Iterable[str]]) -> None:
-    """Raise RequestError for half of a surrogate pair, which JSON can carry and no tokenizer or codec can encode."""
+    """Raise RequestError for what is no text, or has half of a surrogate pair, which nothing can encode."""
     for name, strings in texts.items():
         for text in strings:
+            if not isinstance(text, str):
+                raise RequestError(f"{name} must be text, got {text}")
             try:
                 text.encode()
             except UnicodeEncodeError as exc:
@@ -66,20 +69,23 @@ def unsigned_seed(seed: int) -> int:
 
 def _check_penalties(sampling: Sampling) -> None:
     for name in ("presence_penalty", "frequency_penalty"):
-        penalty = getattr(sampling, name)
-        _require(abs(penalty) <= MAX_PENALTY, name, f"between -{MAX_PENALTY} and {MAX_PENALTY}", penalty)
-    repetition, allowed = sampling.repetition_penalty, f"between {MIN_REPETITION_PENALTY} and {MAX_REPETITION_PENALTY}"
-    _require(MIN_REPETITION_PENALTY <= repetition <= MAX_REPETITION_PENALTY, "repetition_penalty", allowed, repetition)
+        _require_between(name, getattr(sampling, name), -MAX_PENALTY, MAX_PENALTY)
+    _require_between("repetition_penalty", sampling.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
 
 
 def _check_bias(sampling: Sampling, vocab_size: int) -> None:
+    _require(isinstance(sampling.logit_bias, Mapping), "logit_bias", "a bias for each of some ids", sampling.logit_bias)
     for token, bias in sampling.logit_bias.items():
         is_known = isinstance(token, Integral) and 0 <= token < vocab_size
         _require(is_known, "logit_bias", f"of ids from 0 to {vocab_size - 1}", token)
-        is_allowed = math.isfinite(bias) and abs(bias) <= MAX_BIAS
-        _require(is_allowed, f"logit_bias of {token}", f"between -{MAX_BIAS} and {MAX_BIAS}", bias)
+        _require_between(f"logit_bias of {token}", bias, -MAX_BIAS, MAX_BIAS)
 
 
-def _require(is_valid: bool, field: str, allowed: str, value: float | None) -> None:
+def _require_between(field: str, value: object, lowest: float, highest: float) -> None:
+    is_valid = isinstance(value, Real) and lowest <= float(value) <= highest
+    _require(is_valid, field, f"between {lowest} and {highest}", value)
+
+
+def _require(is_valid: bool, field: str, allowed: str, value: object) -> None:
     if not is_valid:
         raise RequestError(f"{field} must be {allowed}, got {value}")

@@ -139,6 +139,8 @@ class Controller:
         if self._traffic is None:
             return
         self._follow()
+        if self._recovery:
+            self._recovery.react()
         for request in self._traffic.new():
             if self._trial and not request.is_past:
                 self._trial.update(request)

@@ -9,8 +9,9 @@ handled before the restart is handled twice.
 """
 
 import logging
-from collections.abc import Sequence
-from functools import reduce
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, reduce
 from typing import Literal, get_args
 
 from omnidraft.config import ControllerSettings
@@ -58,17 +59,25 @@ class DriftRecovery:
         self._statements = statements
         self._registry, self._announcer, self._detector = registry, announcer, detector
         self._metrics, self._target, self._gate = metrics, target, gate or ControllerSettings()
+        self._reactions: deque[Callable[[], None]] = deque()
+        """What is still to be done, oldest first."""
 
     def update(self, request: RequestStats) -> None:
-        """Add one request and react to the change it reveals. Raises SnapshotError, BusError."""
+        """Add one request and react to the change it reveals, see `react`."""
         change = self._detector.update(request)
-        self._end_evicted()
-        if change is None or request.is_past:
-            return
-        self._announce(change.kind, change.tenant, change.work, change.level, str(change))
-        self._annotate(change)
-        if change.suspect is not None:
-            self._roll_back(change.suspect, change.tenant, str(change))
+        for tenant, work in self._detector.evict():
+            name = traffic_name(tenant, work)
+            reason = f"agreement of {name} is watched no more: {MOST_STREAMS} others had requests since"
+            self._reactions.append(partial(self._announce, "drift_over", tenant, work, None, reason))
+        if change is not None and not request.is_past:
+            self._reactions.extend(self._reactions_to(change))
+        self.react()
+
+    def react(self) -> None:
+        """Do what is to be done. What raises SnapshotError or BusError is done again by the next call."""
+        while self._reactions:
+            self._reactions[0]()
+            self._reactions.popleft()
 
     def resume(self, announcements: Sequence[Announcement]) -> None:
         """Go on with the drifts that are open by the control log. Called once, before the first request.
@@ -92,12 +101,12 @@ class DriftRecovery:
             reason = announcement.reason or "agrees best with the traffic that drifted"
             self._promote(version, tenant, reason, fence)
 
-    def _end_evicted(self) -> None:
-        """Announce the end of drifts that nobody watches any more."""
-        for tenant, work in self._detector.evict():
-            name = traffic_name(tenant, work)
-            reason = f"agreement of {name} is watched no more: {MOST_STREAMS} others had requests since"
-            self._announce("drift_over", tenant, work, None, reason)
+    def _reactions_to(self, change: DriftChange) -> Iterator[Callable[[], None]]:
+        tenant, reason = change.tenant, str(change)
+        yield partial(self._announce, change.kind, tenant, change.work, change.level, reason)
+        yield partial(self._annotate, change)
+        if change.suspect is not None:
+            yield partial(self._roll_back, change.suspect, tenant, reason)
 
     def _announce(
         self, kind: Literal["drift", "drift_over"], tenant: str, work: Work, level: float | None, reason: str

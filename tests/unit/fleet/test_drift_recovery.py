@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from omnidraft.config import DriftSettings
+from omnidraft.errors import BusError
 from omnidraft.fleet import control_log
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.drift import MOST_STREAMS, DriftDetector
@@ -110,3 +111,23 @@ def test_more_open_drifts_than_can_be_watched_end_oldest_first(pair):
     pair.everything.poll(0)
     told = pair.serve(pair.start(), 0.7, 1, tenant=f"t{MOST_STREAMS}")
     assert told == [("drift_over", "t0", "text"), ("drift_over", "t1", "text")]
+
+
+def test_what_a_failing_log_did_not_take_is_announced_by_the_next_call(pair, monkeypatch):
+    recovery = pair.start()
+    pair.serve(recovery, 0.75, 100)
+
+    def fail(*args, **fields):
+        raise BusError("no broker")
+
+    with monkeypatch.context() as down:
+        down.setattr(control_log.LogAnnouncer, "publish", fail)
+        with pytest.raises(BusError, match="no broker"):
+            pair.serve(recovery, 0.5, 40)
+        with pytest.raises(BusError, match="no broker"):
+            recovery.react()
+    assert pair.metrics.value("omnidraft_drift_alarms_total", target="big") == 0
+    assert pair.serve(recovery, 0.5, 1) == [("drift", "t", "text")]
+    recovery.react()
+    assert pair.serve(recovery, 0.5, 5) == []
+    assert pair.metrics.value("omnidraft_drift_alarms_total", target="big") == 1

@@ -17,7 +17,7 @@ from rich.table import Table
 from omnidraft.hosts import process
 from omnidraft.wiring.transfer import bits, split_texts
 from omnidraft.wiring.transfer_models import TokenizerPair, frozen, initialise, load_model, load_pair
-from pipelines.lib import report
+from pipelines.lib import rare_tokens, report
 from pipelines.lib.choices import chosen, named_files
 
 if TYPE_CHECKING:
@@ -38,21 +38,30 @@ def main(
     max_tokens: Annotated[int, typer.Option(min=2, help="The most tokens of a text.")] = 256,
     num_texts: Annotated[int | None, typer.Option(min=1, help="Rows from the beginning of each file.")] = None,
     held_out_every: Annotated[int, typer.Option(min=2, help="One row in so many is measured.")] = 16,
+    by_occurrence: Annotated[
+        bool,
+        typer.Option("--by-occurrence", help="Tell what tokens cost that training had seldom, for each --transferred."),
+    ] = False,
     json_path: Annotated[Path | None, typer.Option("--json", help="A file for the figures.")] = None,
 ) -> None:
     """Print bits per byte of each file's held-out texts."""
     methods = chosen(init, METHODS, "initialisation")
     pair = load_pair(model, tokenizer)
     options = {"max_tokens": max_tokens, "every": held_out_every, "num": num_texts}
-    files = {name: split_texts(path, pair, **options)[1] for name, path in named_files(data).items()}  # type: ignore[arg-type]
+    splits = {name: split_texts(path, pair, **options) for name, path in named_files(data).items()}  # type: ignore[arg-type]
+    files = {name: held_out for name, (_, held_out) in splits.items()}
     rows: dict[str, dict[str, float]] = {}
     for name, side, load in _models(model, pair, methods, transferred or []):
         rows[name] = _measured(load, side, files)
         Console(stderr=True).print(name, rows[name])
     _print(rows, files)
+    figures: dict[str, Any] = {"bits_per_byte": rows}
+    if by_occurrence:
+        learned = [text for texts, _ in splits.values() for text in texts]
+        figures["by_occurrence"] = _by_occurrence(model, pair, transferred or [], learned, files)
     if json_path is not None:
         num_bytes = {name: sum(text.num_bytes for text in texts) for name, texts in files.items()}
-        report.save({"bits_per_byte": rows, "held_out_bytes": num_bytes}, json_path)
+        report.save(figures | {"held_out_bytes": num_bytes}, json_path)
 
 
 def _models(
@@ -79,6 +88,36 @@ def _measured(load: Callable[[], Any], side: Side, files: "Mapping[str, list[Ali
     row = {name: bits(scorer, texts, side) for name, texts in files.items()}
     gc.collect()
     return row | {"load_s": round(seconds, 1)}
+
+
+def _by_occurrence(
+    model: str,
+    pair: TokenizerPair,
+    transferred: list[Path],
+    learned: "list[AlignedText]",
+    files: "Mapping[str, list[AlignedText]]",
+) -> dict[str, dict[str, list[dict[str, float]]]]:
+    """Return, and print, rows of nats for each transferred model and file."""
+    count_V = rare_tokens.occurrences(learned, len(pair.new.vocabulary))
+    before = frozen(load_model(pair.old_folder, model))
+    found: dict[str, dict[str, list[dict[str, float]]]] = {}
+    for folder in transferred:
+        after = frozen(load_model(folder, str(folder)))
+        found[folder.name] = {
+            name: rare_tokens.nats_by_occurrence(before, after, texts, count_V) for name, texts in files.items()
+        }
+        _print_by_occurrence(folder.name, found[folder.name])
+    return found
+
+
+def _print_by_occurrence(title: str, files: Mapping[str, list[dict[str, float]]]) -> None:
+    """Print what chunks of each class add to a file's bits, in percent of all bits of the original."""
+    table = Table("occurrences of the rarest token", *files, title=f"{title}: bits beside the original's, %")
+    sums = {name: sum(row["before"] for row in rows) for name, rows in files.items()}
+    for number, least in enumerate(rare_tokens.LEAST):
+        added = (100 * (rows[number]["after"] - rows[number]["before"]) / sums[name] for name, rows in files.items())
+        table.add_row(f"{least} and more", *(f"{percent:+.1f}" for percent in added))
+    Console().print(table)
 
 
 def _print(rows: Mapping[str, Mapping[str, float]], files: "Mapping[str, list[AlignedText]]") -> None:

@@ -24,15 +24,16 @@ def bits_per_byte(model: TrainableDrafter, texts: Iterable[np.ndarray], num_byte
     Args:
         texts: the ids of each, the first of which is context.
     """
-    return sum(nats(model, ids_T) for ids_T in texts) / math.log(2) / num_bytes
+    return math.fsum(nats for ids_T in texts for nats in token_nats(model, ids_T)) / math.log(2) / num_bytes
 
 
 @torch.no_grad()
-def nats(model: TrainableDrafter, ids_T: np.ndarray) -> float:
-    """Return the negative log-likelihood of all ids but the first."""
+def token_nats(model: TrainableDrafter, ids_T: np.ndarray) -> np.ndarray:
+    """Return the negative log-likelihood of each id but the first, float32 [T - 1]."""
     hidden_TH, next_T = hidden_states(model, ids_T)[:-1], torch.from_numpy(ids_T[1:])
     parts = zip(hidden_TH.split(_LOGIT_ROWS), next_T.split(_LOGIT_ROWS), strict=True)
-    return math.fsum(_nll(model.logits(hidden_NH), next_N) for hidden_NH, next_N in parts)
+    nats_T: np.ndarray = torch.cat([_nll(model.logits(hidden_NH), next_N) for hidden_NH, next_N in parts]).numpy()
+    return nats_T
 
 
 @torch.no_grad()
@@ -44,5 +45,5 @@ def hidden_states(model: TrainableDrafter, ids_T: np.ndarray) -> Tensor:
     )
 
 
-def _nll(logits_NV: Tensor, next_N: Tensor) -> float:
-    return torch.nn.functional.cross_entropy(logits_NV.float(), next_N, reduction="sum").item()
+def _nll(logits_NV: Tensor, next_N: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(logits_NV.float(), next_N, reduction="none")

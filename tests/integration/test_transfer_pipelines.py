@@ -1,6 +1,7 @@
 """The pipelines that measure transferred models and ensembles, on tiny models."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,13 @@ def test_initialisations_are_measured_beside_the_original(
     target, drafter = tiny_models
     out = tmp_path / "figures.json"
     asked = (drafter, "--tokenizer", target, "--data", data, "--held-out-every", 2, "--json", out)
-    run_pipeline(transfer.main, *asked, "--transferred", target)
+    run_pipeline(transfer.main, *asked, "--transferred", target, "--by-occurrence")
     figures = json.loads(out.read_text())
+    by_occurrence = figures["by_occurrence"]["target"]["texts"]
+    assert sum(row["chunks"] for row in by_occurrence) > 50
+    for side, name in (("before", "original"), ("after", "target")):
+        bits = sum(row[side] for row in by_occurrence) / math.log(2) / figures["held_out_bytes"]["texts"]
+        assert bits == pytest.approx(figures["bits_per_byte"][name]["texts"], rel=1e-5)
     assert list(figures["bits_per_byte"]) == ["original", "mean", "fvt", "omp", "target"]
     assert all(0 < row["texts"] < 20 for row in figures["bits_per_byte"].values())
     assert figures["held_out_bytes"]["texts"] > 100

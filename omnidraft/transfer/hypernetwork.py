@@ -50,7 +50,7 @@ def _mix(pieces: PackedLists, num_old: int) -> Tensor:
     """Return how much of each mapped old row, and of each number's row, is in each new one; sparse."""
     lengths_T = pieces.lengths
     owners, filled = np.repeat(np.arange(len(pieces)), lengths_T), np.flatnonzero(lengths_T)
-    firsts, lasts = pieces.ids[pieces.offsets[filled]], pieces.ids[pieces.offsets[filled + 1] - 1]
+    firsts, lasts = pieces.firsts(default=0)[filled], pieces.ids[pieces.offsets[filled + 1] - 1]
     columns = [
         pieces.ids,
         num_old + firsts,

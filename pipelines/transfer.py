@@ -16,7 +16,7 @@ from rich.table import Table
 
 from omnidraft.hosts import process
 from omnidraft.wiring.transfer import bits, split_texts
-from omnidraft.wiring.transfer_models import TokenizerPair, frozen, initialise, load_model, load_pair
+from omnidraft.wiring.transfer_models import TokenizerPair, frozen, initialised, load_model, load_pair
 from pipelines.lib import rare_tokens, report
 from pipelines.lib.choices import chosen, named_files
 
@@ -70,15 +70,9 @@ def _models(
     """Yield (name, tokenizer, how it is loaded) of each model to measure."""
     yield "original", "old", lambda: load_model(pair.old_folder, model)
     for method in methods:
-        yield method, "new", lambda method=method: _initialised(model, pair, method)  # type: ignore[misc]
+        yield method, "new", lambda method=method: initialised(model, method, pair)  # type: ignore[misc]
     for folder in transferred:
         yield folder.name, "new", lambda folder=folder: load_model(folder, str(folder))  # type: ignore[misc]
-
-
-def _initialised(model: str, pair: TokenizerPair, method: Any) -> Any:
-    made = load_model(pair.old_folder, model)
-    initialise(made, method, pair)
-    return made
 
 
 def _measured(load: Callable[[], Any], side: Side, files: "Mapping[str, list[AlignedText]]") -> dict[str, float]:

@@ -1,13 +1,14 @@
 """`omnidraft transfer`: a model with another tokenizer."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 import typer
 
 from omnidraft.cli.options import download_bars
 
 if TYPE_CHECKING:
+    from omnidraft.transfer.initialisation import Method
     from omnidraft.transfer.run import Point
 
 
@@ -24,7 +25,7 @@ def transfer(
         list[Path],
         typer.Option("--data", help="JSON lines to learn from; may be given again.", show_default=False),
     ],
-    init: Annotated[Literal["fvt", "omp", "mean"], typer.Option(help="How new tokens begin; see above.")] = "fvt",
+    init: Annotated[str, typer.Option(metavar="fvt|omp|mean|FOLDER", help="How new tokens begin; see above.")] = "fvt",
     num_steps: Annotated[int, typer.Option(min=0, help="Steps of training; 0 initialises only.")] = 400,
     texts_per_step: Annotated[int, typer.Option(min=1)] = 4,
     learning_rate: Annotated[
@@ -72,7 +73,9 @@ def transfer(
 
     A token that both tokenizers have keeps its embedding. Any other begins with the mean of those of its old pieces
     (fvt), with the same sum of shared tokens that makes it in the embeddings of the model that the tokenizer comes from
-    (omp: needs that model's weights), or with the mean of all embeddings (mean: for comparisons). Then the likelihoods
+    (omp: needs that model's weights), or with the mean of all embeddings (mean: for comparisons). With the FOLDER of
+    another transfer of this model, to any tokenizer, it begins with what that one learned: its hypernetwork makes all
+    embeddings, and the other weights are its own. Then the likelihoods
     of the same bytes, and the hidden states behind them, learn to be what they were before. Tokens that no text has
     learn too, by a linear map of the old pieces' embeddings, a small hypernetwork.
 
@@ -110,7 +113,7 @@ def transfer(
         tuple(data),
         out,
         settings,
-        init=init,
+        init=_init(init),
         num_texts=num_texts,
         held_out_every=held_out_every,
         measure_every=measure_every,
@@ -125,6 +128,18 @@ def transfer(
     for name, bits in report["bits_per_byte"].items():
         print(f"{name:10} {bits:.4f} bits per byte")
     print(f"wrote {out}")
+
+
+def _init(given: str) -> "Method | Path":
+    from omnidraft.transfer.initialisation import Method
+
+    if given in get_args(Method):
+        return cast(Method, given)
+    if not Path(given).is_dir():
+        raise typer.BadParameter(
+            f"{given} is none of {', '.join(get_args(Method))}, and no folder", param_hint="--init"
+        )
+    return Path(given)
 
 
 def _print_point(point: "Point") -> None:

@@ -1,16 +1,21 @@
 """Rows of embeddings and head from the old rows that spell them, by a linear map that learns: a small hypernetwork.
 
 A text teaches the rows of its own ids, and most ids of a large vocabulary occur in no text of a short training. But
-what the rows that do occur have to learn is much alike, so a map that all rows share learns it for the others too.
+what the rows that do occur have to learn is much alike, so a map that all rows share learns it for the others too, and
+for the rows of a third tokenizer, of which it has seen nothing.
 Shapes: D old ids, T new ids, H hidden size, F = 3 ways to choose old ids, L numbers of old ids, K = F x D + L.
 Source: docs/algorithms.md, section 14. Those of https://arxiv.org/abs/2405.07883 are transformers over the same old
 ids, trained on many tokenizers at once.
 """
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from omnidraft.errors import ConfigError
 from omnidraft.vocab.alignment import PackedLists
 
 MOST_PIECES = 4
@@ -39,11 +44,46 @@ class LinearHypernetwork(nn.Module):
         """Return what these weights add to the rows, [T, H]. It is linear in them."""
         return self._mix_TK @ torch.cat([*(self._old_DH @ map_HH for map_HH in maps_FHH), numbers_LH])
 
+    def added(self) -> Tensor:
+        """Return what it adds to the rows now, [T, H]."""
+        return self(*self.parameters()).detach()
+
     def backward(self, grad_TH: Tensor) -> None:
         """Set the gradients of the weights to those that follow from the rows'."""
         *grads_FDH, grad_LH = (self._mix_KT @ grad_TH).split([len(self._old_DH)] * _WAYS + [len(self.numbers_LH)])
         self.maps_FHH.grad = torch.stack([self._old_DH.T @ grad_DH for grad_DH in grads_FDH])
         self.numbers_LH.grad = grad_LH
+
+
+def save_hypernetworks(networks: Sequence[LinearHypernetwork], file: Path) -> None:
+    """Write the weights of a model's hypernetworks, embeddings first. Raises OSError, SafetensorError."""
+    from safetensors.torch import save_file
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_file(nn.ModuleList(networks).state_dict(), file)
+
+
+def load_hypernetworks(networks: Sequence[LinearHypernetwork], file: Path) -> None:
+    """Give hypernetworks, of any pieces, the weights that were saved.
+
+    Raises:
+        ConfigError: there is no such file, or it is of a model of another size.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    module = nn.ModuleList(networks)
+    try:
+        saved = load_file(file)
+    except (OSError, SafetensorError) as exc:
+        raise ConfigError(f"{file} has no hypernetwork of this model: {exc}") from exc
+    if (shapes := _shapes(saved)) != (needed := _shapes(module.state_dict())):
+        raise ConfigError(f"{file} has no hypernetwork of this model, which needs {needed}; it has {shapes}")
+    module.load_state_dict(saved)
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in sorted(tensors.items())}
 
 
 def _mix(pieces: PackedLists, num_old: int) -> Tensor:

@@ -11,13 +11,22 @@ from omnidraft.errors import ConfigError, RequestError
 from omnidraft.progress import bar
 from omnidraft.snapshots.files import whole_folder
 from omnidraft.wiring.export import require_empty
-from omnidraft.wiring.transfer_models import TokenizerPair, frozen, hypernetworks, initialise, load_model, load_pair
+from omnidraft.wiring.transfer_models import (
+    HYPERNETWORK_FILE,
+    TokenizerPair,
+    frozen,
+    hypernetworks,
+    initialised,
+    load_model,
+    load_pair,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
     from omnidraft.models.hf.trainable_drafter import TransformersTrainable
     from omnidraft.ports import Precision
+    from omnidraft.transfer.hypernetwork import LinearHypernetwork
     from omnidraft.transfer.initialisation import Method
     from omnidraft.transfer.run import Point
     from omnidraft.transfer.settings import TrainingSettings
@@ -33,7 +42,8 @@ class TransferRequest:
     data: tuple[Path, ...]
     out: Path
     settings: "TrainingSettings"
-    init: "Method" = "fvt"
+    init: "Method | Path" = "fvt"
+    """How new rows begin, or the folder of another transfer of the model to begin with its hypernetwork and weights."""
     num_texts: int | None = None
     """The most texts of each file."""
     held_out_every: int = 16
@@ -52,7 +62,7 @@ def transfer(request: TransferRequest, on_point: "Callable[[Point], None]") -> d
 
     Raises:
         RequestError: the folder has something in it, or the texts cannot be used.
-        ConfigError: settings contradict each other, or a checkpoint is of another run.
+        ConfigError: settings contradict each other, a checkpoint is of another run, or a folder has no hypernetwork.
         ModelError: a model or tokenizer cannot be had or used.
         VocabularyError: a tokenizer cannot spell a text.
         StorageError: the disk is full, or cannot be written for another reason.
@@ -67,9 +77,11 @@ def transfer(request: TransferRequest, on_point: "Callable[[Point], None]") -> d
     ]
     learned, held_out = ([text for part in parts for text in part] for parts in zip(*files, strict=True))
     parts = request.out.absolute().with_name(f"{request.out.absolute().name}.parts")
-    model, report = _trained(request, pair, learned, held_out, parts, on_point)
+    model, networks, report = _trained(request, pair, learned, held_out, parts, on_point)
     with whole_folder(request.out.absolute(), str(request.out)) as partial:
-        _write(model, pair, partial, report, gguf_files, request.out.absolute().name)
+        _write(model, networks, pair, partial, report)
+        if gguf_files is not None:
+            _write_gguf(model, gguf_files, partial / f"{request.out.absolute().name}.gguf")
     shutil.rmtree(parts, ignore_errors=True)
     return report
 
@@ -123,8 +135,8 @@ def _trained(
     held_out: "list[AlignedText]",
     parts: Path,
     on_point: "Callable[[Point], None]",
-) -> tuple[Any, dict[str, Any]]:
-    """Return the trained model in the format of the original's weights, and the report."""
+) -> "tuple[Any, list[LinearHypernetwork], dict[str, Any]]":
+    """Return the trained model in the format of the original's weights, its hypernetworks, and the report."""
     from omnidraft.models.hf.trainable_drafter import trainable_with_embeddings
     from omnidraft.transfer.checkpoint import Checkpoint
     from omnidraft.transfer.original_model import OriginalModel
@@ -134,13 +146,14 @@ def _trained(
     settings, precision = request.settings, _precision(request)
     checkpoint = Checkpoint(parts / "checkpoint.safetensors", _identity(request, pair, learned, held_out, precision))
     original_model = load_model(pair.old_folder, request.model)
-    networks = hypernetworks(original_model, pair) if settings.hypernetwork_rate else []
+    folder = request.init if isinstance(request.init, Path) else None
+    networks = hypernetworks(original_model, pair, folder) if settings.hypernetwork_rate else []
     before = frozen(original_model, precision)
     if settings.max_tokens > before.context_limit:
         raise ConfigError(f"{request.model} reads {before.context_limit} tokens, texts may have {settings.max_tokens}")
     original_bits = bits(before, held_out, "old")
-    model = load_model(pair.old_folder, request.model)
-    initialise(model, "fvt" if checkpoint.file.exists() else request.init, pair)  # a checkpoint has its own rows
+    init = folder or ("fvt" if checkpoint.file.exists() else request.init)  # a checkpoint has its own rows
+    model = initialised(request.model, init, pair)
     after = trainable_with_embeddings(
         model, train=settings.train, rank=settings.lora_rank, seed=settings.seed, precision=precision
     )
@@ -159,34 +172,36 @@ def _trained(
     for parameter in saved.parameters():  # not the frequencies of rotary embeddings, which no folder has
         parameter.data = parameter.data.to(dtype).float()
     trained_bits = bits(frozen(saved, precision), held_out, "new")
-    return saved.to(dtype), {  # type: ignore[arg-type]
+    name = "hypernetwork" if folder else str(request.init)
+    report = {
         "run": checkpoint.run,
-        "bits_per_byte": {"original": original_bits, request.init: curve[0].bits_per_byte, "trained": trained_bits},
+        "bits_per_byte": {"original": original_bits, name: curve[0].bits_per_byte, "trained": trained_bits},
         "num_texts": len(learned),
         "num_held_out": len(held_out),
         "held_out_bytes": sum(text.num_bytes for text in held_out),
         "curve": [asdict(point) for point in curve],
     }
+    return saved.to(dtype), networks, report  # type: ignore[arg-type]
 
 
 def _write(
-    model: Any,
-    pair: TokenizerPair,
-    partial: Path,
-    report: dict[str, Any],
-    gguf_files: tuple[Path, Path] | None,
-    stem: str,
+    model: Any, networks: "Sequence[LinearHypernetwork]", pair: TokenizerPair, partial: Path, report: dict[str, Any]
 ) -> None:
     from omnidraft.models.hf.model_folder import write_folder
+    from omnidraft.transfer.hypernetwork import save_hypernetworks
     from omnidraft.transfer.report import write_report
 
     write_folder(model, pair.new_folder, partial)
     write_report(report, partial)
-    if gguf_files is not None:
-        from omnidraft.models.llamacpp.gguf_export import write_gguf
+    if networks:
+        save_hypernetworks(networks, partial / HYPERNETWORK_FILE)
 
-        base, spelling = gguf_files
-        write_gguf(model, base, partial / f"{stem}.gguf", tokenizer=spelling)
+
+def _write_gguf(model: Any, files: tuple[Path, Path], file: Path) -> None:
+    from omnidraft.models.llamacpp.gguf_export import write_gguf
+
+    base, spelling = files
+    write_gguf(model, base, file, tokenizer=spelling)
 
 
 def _gguf_files(request: TransferRequest) -> tuple[Path, Path]:
@@ -228,8 +243,17 @@ def _identity(
         "alignment": pair.alignment.fingerprint,
         "texts": digest.hexdigest(),
         "held_out_every": request.held_out_every,
-        "init": request.init,
+        "init": request.init if isinstance(request.init, str) else _digest(request.init / HYPERNETWORK_FILE),
         "precision": precision,
         **asdict(request.settings),
         "alm": request.settings.alm.model_dump(),
     }
+
+
+def _digest(file: Path) -> str:
+    """Return the SHA-256 of a file. Raises ConfigError where it cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as exc:
+        raise ConfigError(f"{file.parent.parent} has no hypernetwork of a transfer: {exc}") from exc

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 BYTES = "bytes"
 """Names the tokenizer whose tokens are single bytes."""
+HYPERNETWORK_FILE = Path("hypernetwork", "weights.safetensors")
+"""In the folder of a transferred model. Engines take each weights file at the top of a folder for one of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +76,59 @@ def frozen(model: Any, precision: "Precision" = "float32") -> "TransformersTrain
     return TransformersTrainable(model.requires_grad_(False), "full", precision)
 
 
-def initialise(model: Any, method: "Method", pair: TokenizerPair) -> None:
-    """Give a model the new vocabulary in place; tied matrices stay tied. Raises ModelError."""
+def initialised(model: str, init: "Method | Path", pair: TokenizerPair) -> Any:
+    """Load a model and give it the new vocabulary; tied matrices stay tied.
+
+    Args:
+        init: how new rows are made, or the folder of another transfer of this model, with any tokenizer: then its
+            hypernetwork makes them, and all other weights are those of the folder.
+
+    Raises:
+        ModelError: a model cannot be had or used.
+        ConfigError: the folder has no hypernetwork of this model.
+    """
     from omnidraft.models.hf.target_vocabulary import replace_vocabulary
     from omnidraft.transfer.initialisation import average_rows, fvt_rows
 
-    old = _matrices(model)
-    match method:
+    made = load_model(pair.old_folder, model)
+    old = matrices(made)
+    match init:
         case "fvt":
-            made = [fvt_rows(old_DH, pair.alignment) for old_DH in old]
+            rows = [fvt_rows(old_DH, pair.alignment) for old_DH in old]
         case "mean":
-            made = [average_rows(old_DH, pair.alignment) for old_DH in old]
+            rows = [average_rows(old_DH, pair.alignment) for old_DH in old]
         case "omp":
-            made = _pursued(old, pair)
-    replace_vocabulary(model, made[0], made[-1], pair.new.vocabulary)
+            rows = _pursued(old, pair)
+        case folder:
+            networks = hypernetworks(made, pair, folder)
+            rows = [fvt_rows(old_DH, pair.alignment) + net.added() for old_DH, net in zip(old, networks, strict=True)]
+            made = load_model(folder, str(folder))
+    replace_vocabulary(made, rows[0], rows[-1], pair.new.vocabulary)
+    return made
 
 
-def hypernetworks(model: Any, pair: TokenizerPair) -> "list[LinearHypernetwork]":
-    """Return one for the embeddings of the model before, and one for its head where that is another matrix."""
-    from omnidraft.transfer.hypernetwork import LinearHypernetwork
+def hypernetworks(model: Any, pair: TokenizerPair, folder: Path | None = None) -> "list[LinearHypernetwork]":
+    """Return one for the embeddings of the model before, and one for its head where that is another matrix.
 
-    return [LinearHypernetwork(old_DH, pair.alignment.drafts_of_target) for old_DH in _matrices(model)]
+    Args:
+        folder: of the transfer that their weights are from; None: they add nothing.
+
+    Raises:
+        ConfigError: the folder has none of this model.
+    """
+    from omnidraft.transfer.hypernetwork import LinearHypernetwork, load_hypernetworks
+
+    networks = [LinearHypernetwork(old_DH, pair.alignment.drafts_of_target) for old_DH in matrices(model)]
+    if folder is not None:
+        load_hypernetworks(networks, folder / HYPERNETWORK_FILE)
+    return networks
+
+
+def matrices(model: Any) -> "list[Tensor]":
+    """Return the embeddings, and the head where it is another matrix."""
+    embedding: Any = model.get_input_embeddings()
+    head: Any = model.get_output_embeddings()
+    return [embedding.weight] if head.weight is embedding.weight else [embedding.weight, head.weight]
 
 
 def _byte_tokenizer(folder: Path, fingerprint: str) -> Path:
@@ -128,18 +162,11 @@ def _tokenizer(folder: Path) -> "HfTokenizer":
     return load_tokenizer(folder, cache)
 
 
-def _matrices(model: Any) -> "list[Tensor]":
-    """Return the embeddings, and the head where it is another matrix."""
-    embedding: Any = model.get_input_embeddings()
-    head: Any = model.get_output_embeddings()
-    return [embedding.weight] if head.weight is embedding.weight else [embedding.weight, head.weight]
-
-
 def _pursued(old: "Sequence[Tensor]", pair: TokenizerPair) -> "list[Tensor]":
     """Make both matrices by matching pursuit, each in the same matrix of the model that the tokenizer comes from."""
     from omnidraft.transfer.initialisation import omp_rows
 
-    donor = _matrices(load_model(pair.new_folder, f"{pair.new_folder}, whose embeddings omp needs,"))
+    donor = matrices(load_model(pair.new_folder, f"{pair.new_folder}, whose embeddings omp needs,"))
     if len(donor[0]) < pair.alignment.num_target:
         raise ModelError(f"{pair.new_folder} has {len(donor[0])} embeddings for {pair.alignment.num_target} ids")
     num_made = len(old) * int((pair.alignment.drafts_of_target.lengths > 1).sum())

@@ -47,6 +47,11 @@ def load(folder: Path, **options: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
 
 
+def embeddings(folder: Path) -> torch.Tensor:
+    weight: torch.Tensor = load(folder).get_input_embeddings().weight.detach()
+    return weight
+
+
 @torch.inference_mode()
 def logits_of(model: Any, ids: list[int]) -> torch.Tensor:
     logits: torch.Tensor = model(input_ids=torch.tensor([ids])).logits[0]
@@ -118,6 +123,28 @@ def test_a_model_reads_bytes(transfer: Run, tiny_models: tuple[Path, Path], tmp_
     assert load(out).config.vocab_size == 256 + 3
 
 
+def test_a_transfer_begins_with_the_hypernetwork_of_another(
+    transfer: Run, tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    target, drafter = tiny_models
+    first, again, third = tmp_path / "first", tmp_path / "again", tmp_path / "third"
+    assert transfer(drafter, target, first, "--learning-rate", 1e-2).returncode == 0
+    done = transfer(drafter, target, again, "--init", first, "--num-steps", 0)
+    assert done.returncode == 0, done.stderr
+    assert transfer(drafter, target, tmp_path / "fvt", "--num-steps", 0).returncode == 0
+    learned_TH, spelled_TH, fvt_TH = (embeddings(each) for each in (first, again, tmp_path / "fvt"))
+    away_T = (learned_TH - spelled_TH).norm(dim=1) / (learned_TH - fvt_TH).norm(dim=1)
+    assert (away_T < 0.05).float().mean() > 0.5  # the format rounds; the others occurred, and learned alone too
+    layer = "model.layers.0.self_attn.q_proj.weight"
+    assert torch.equal(load(first).state_dict()[layer], load(again).state_dict()[layer])
+    done = transfer(drafter, "bytes", third, "--init", first, "--hypernetwork-rate", 0)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((third / "transfer.json").read_text())
+    assert set(report["bits_per_byte"]) == {"original", "hypernetwork", "trained"}
+    assert_refused(transfer(drafter, target, tmp_path / "none", "--init", third), "no hypernetwork")
+    assert_refused(transfer(target, "bytes", tmp_path / "none", "--init", first), "no hypernetwork of this model")
+
+
 def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_weights(
     pair: Pair, data: Path, tmp_path: Path, omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +206,7 @@ def test_what_cannot_be_transferred_is_refused_in_one_line(
     assert_refused(transfer(empty, target, out), "no model")
     assert_refused(transfer(drafter, "no-such-model", out), "no-such-model")
     assert_refused(transfer(drafter, target, out, "--loss", "dm"), "needs a trace")
+    assert "fvd is none of fvt, omp, mean" in transfer(drafter, target, out, "--init", "fvd").stderr
     assert_refused(transfer(drafter, target, out, "--held-out-every", 100), "too few")
     assert_refused(transfer(drafter, target, out, "--max-tokens", 5000), "reads 1024 tokens")
     assert_refused(transfer(drafter, target, out, texts=tmp_path / "none.jsonl"), "cannot read")

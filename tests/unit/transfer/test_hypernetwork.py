@@ -1,11 +1,14 @@
 """The map of all rows, beside its formula, and what it teaches rows that no text has."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from omnidraft.transfer.hypernetwork import MOST_PIECES, LinearHypernetwork
+from omnidraft.errors import ConfigError
+from omnidraft.transfer.hypernetwork import MOST_PIECES, LinearHypernetwork, load_hypernetworks, save_hypernetworks
 from omnidraft.transfer.row_optimizer import RowOptimizer
 from omnidraft.vocab.alignment import PackedLists
 
@@ -76,3 +79,27 @@ def test_rows_that_no_text_has_learn_by_the_map_alone(with_map: bool) -> None:
         optimizer.step(occurring, rate=1e-4, map_rate=0.03 if with_map else 0.0)
     error = ((rows - right_TH)[100:].norm() / right_TH[100:].norm()).item()
     assert error < 0.1 if with_map else error == 1.0
+
+
+def test_saved_weights_make_the_rows_of_any_pieces(tmp_path: Path) -> None:
+    saved, other = make_network(), make_network([(4,), (1, 3)])
+    with torch.no_grad():
+        saved.maps_FHH.normal_()
+        saved.numbers_LH.normal_()
+    save_hypernetworks([saved], tmp_path / "below" / "weights.safetensors")
+    load_hypernetworks([other], tmp_path / "below" / "weights.safetensors")
+    expected_TH = [by_formula(saved._old_DH, *saved.parameters(), each) for each in ((4,), (1, 3))]
+    torch.testing.assert_close(other.added(), torch.stack(expected_TH).detach())
+
+
+@pytest.mark.parametrize("damage", ["absent", "no tensors", "another number", "another size"])
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path, damage: str) -> None:
+    file, network = tmp_path / "weights.safetensors", make_network()
+    if damage == "no tensors":
+        file.write_text("nothing")
+    if damage == "another number":
+        save_hypernetworks([network, make_network()], file)
+    if damage == "another size":
+        save_hypernetworks([LinearHypernetwork(torch.randn(5, SIZE + 1), PackedLists.of(PIECES))], file)
+    with pytest.raises(ConfigError, match="no hypernetwork of this model"):
+        load_hypernetworks([network], file)

@@ -16,6 +16,7 @@ from omnidraft.transfer.settings import TrainingSettings
 from omnidraft.transfer.texts import AlignedText, TextTokenizer, align_text
 from omnidraft.transfer.trainer import Trainer
 from omnidraft.vocab.alignment import align
+from omnidraft.wiring.transfer_models import matrices
 from tests.tiny_pair import TEXTS
 
 SETTINGS = TrainingSettings(num_steps=6, texts_per_step=2, learning_rate=3e-3, warmup_steps=2)
@@ -34,8 +35,7 @@ class Transfer:
         networks: list[LinearHypernetwork] = []
         if old.fingerprint != new.fingerprint:
             alignment = align(old, new)
-            matrices = {id(each): each for each in (model.get_input_embeddings().weight, model.lm_head.weight)}
-            networks = [LinearHypernetwork(each.clone(), alignment.drafts_of_target) for each in matrices.values()]
+            networks = [LinearHypernetwork(each.clone(), alignment.drafts_of_target) for each in matrices(model)]
             adopt_target_vocabulary(model, alignment, new.vocabulary)
         self.after = trainable_with_embeddings(model, train=settings.train, rank=4, seed=0, precision="float32")
         self.trainer = Trainer(

@@ -5,7 +5,6 @@ that `omnidraft transfer` holds out with the same options, so nothing is measure
 """
 
 import gc
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,16 +14,22 @@ from rich.console import Console
 from rich.table import Table
 
 from omnidraft.hosts import process
-from omnidraft.wiring.transfer import bits, split_texts
+from omnidraft.transfer.bits_per_byte import bits_per_byte
+from omnidraft.wiring.transfer import split_texts, text_nats
 from omnidraft.wiring.transfer_models import TokenizerPair, frozen, initialised, load_model, load_pair
 from pipelines.lib import rare_tokens, report
 from pipelines.lib.choices import chosen, named_files
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from omnidraft.transfer.texts import AlignedText
 
 METHODS = ("mean", "fvt", "omp")
+ORIGINAL = "original"
 Side = Literal["old", "new"]
+Nats = dict[str, "list[np.ndarray]"]
+"""Of each file, those of each text's tokens."""
 
 
 def main(
@@ -50,57 +55,52 @@ def main(
     options = {"max_tokens": max_tokens, "every": held_out_every, "num": num_texts}
     splits = {name: split_texts(path, pair, **options) for name, path in named_files(data).items()}  # type: ignore[arg-type]
     files = {name: held_out for name, (_, held_out) in splits.items()}
+    num_bytes = {name: sum(text.num_bytes for text in texts) for name, texts in files.items()}
+    nats: dict[str, Nats] = {}
     rows: dict[str, dict[str, float]] = {}
     for name, side, load in _models(model, pair, methods, transferred or []):
-        rows[name] = _measured(load, side, files)
+        nats[name] = _nats(load, side, files)
+        rows[name] = {file: bits_per_byte(texts, num_bytes[file]) for file, texts in nats[name].items()}
         Console(stderr=True).print(name, rows[name])
     _print(rows, files)
-    figures: dict[str, Any] = {"bits_per_byte": rows}
+    figures: dict[str, Any] = {"bits_per_byte": rows, "held_out_bytes": num_bytes}
     if by_occurrence:
-        learned = [text for texts, _ in splits.values() for text in texts]
-        figures["by_occurrence"] = _by_occurrence(model, pair, transferred or [], learned, files)
+        count_V = rare_tokens.occurrences(
+            (text for texts, _ in splits.values() for text in texts), len(pair.new.vocabulary)
+        )
+        names = [folder.name for folder in transferred or []]
+        figures["by_occurrence"] = {name: _by_occurrence(name, nats, files, count_V) for name in names}
     if json_path is not None:
-        num_bytes = {name: sum(text.num_bytes for text in texts) for name, texts in files.items()}
-        report.save(figures | {"held_out_bytes": num_bytes}, json_path)
+        report.save(figures, json_path)
 
 
 def _models(
     model: str, pair: TokenizerPair, methods: list[str], transferred: list[Path]
 ) -> Iterator[tuple[str, Side, Callable[[], Any]]]:
     """Yield (name, tokenizer, how it is loaded) of each model to measure."""
-    yield "original", "old", lambda: load_model(pair.old_folder, model)
+    yield ORIGINAL, "old", lambda: load_model(pair.old_folder, model)
     for method in methods:
         yield method, "new", lambda method=method: initialised(model, method, pair)  # type: ignore[misc]
     for folder in transferred:
         yield folder.name, "new", lambda folder=folder: load_model(folder, str(folder))  # type: ignore[misc]
 
 
-def _measured(load: Callable[[], Any], side: Side, files: "Mapping[str, list[AlignedText]]") -> dict[str, float]:
-    started_s = time.monotonic()
+def _nats(load: Callable[[], Any], side: Side, files: "Mapping[str, list[AlignedText]]") -> Nats:
     scorer = frozen(load())
-    seconds = time.monotonic() - started_s
-    row = {name: bits(scorer, texts, side) for name, texts in files.items()}
+    nats = {name: list(text_nats(scorer, texts, side)) for name, texts in files.items()}
     gc.collect()
-    return row | {"load_s": round(seconds, 1)}
+    return nats
 
 
 def _by_occurrence(
-    model: str,
-    pair: TokenizerPair,
-    transferred: list[Path],
-    learned: "list[AlignedText]",
-    files: "Mapping[str, list[AlignedText]]",
-) -> dict[str, dict[str, list[dict[str, float]]]]:
-    """Return, and print, rows of nats for each transferred model and file."""
-    count_V = rare_tokens.occurrences(learned, len(pair.new.vocabulary))
-    before = frozen(load_model(pair.old_folder, model))
-    found: dict[str, dict[str, list[dict[str, float]]]] = {}
-    for folder in transferred:
-        after = frozen(load_model(folder, str(folder)))
-        found[folder.name] = {
-            name: rare_tokens.nats_by_occurrence(before, after, texts, count_V) for name, texts in files.items()
-        }
-        _print_by_occurrence(folder.name, found[folder.name])
+    name: str, nats: Mapping[str, Nats], files: "Mapping[str, list[AlignedText]]", count_V: "np.ndarray"
+) -> dict[str, list[dict[str, float]]]:
+    """Return, and print, rows of nats for each file of a transferred model."""
+    found = {
+        file: rare_tokens.nats_by_occurrence(nats[ORIGINAL][file], nats[name][file], texts, count_V)
+        for file, texts in files.items()
+    }
+    _print_by_occurrence(name, found)
     return found
 
 

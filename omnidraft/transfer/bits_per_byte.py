@@ -18,13 +18,13 @@ _LOGIT_ROWS = 256
 """Rows of logits that exist at a time."""
 
 
-def bits_per_byte(model: TrainableDrafter, texts: Iterable[np.ndarray], num_bytes: int) -> float:
-    """Return the bits that these texts cost, over the number of their bytes.
+def bits_per_byte(texts: Iterable[np.ndarray], num_bytes: int) -> float:
+    """Return the bits that texts cost, over the number of their bytes.
 
     Args:
-        texts: the ids of each, the first of which is context.
+        texts: the negative log-likelihoods of each.
     """
-    return math.fsum(nats for ids_T in texts for nats in token_nats(model, ids_T)) / math.log(2) / num_bytes
+    return math.fsum(nats for nats_T in texts for nats in nats_T) / math.log(2) / num_bytes
 
 
 @torch.no_grad()

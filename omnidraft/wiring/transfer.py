@@ -118,14 +118,19 @@ def bits(model: "TransformersTrainable", texts: "Sequence[AlignedText]", side: L
     """Return the bits per byte of texts under a model of the old tokenizer or of the new one."""
     from omnidraft.transfer.bits_per_byte import bits_per_byte
 
+    return bits_per_byte(text_nats(model, texts, side), sum(text.num_bytes for text in texts))
+
+
+def text_nats(
+    model: "TransformersTrainable", texts: "Sequence[AlignedText]", side: Literal["old", "new"]
+) -> "Iterator[np.ndarray]":
+    """Yield the negative log-likelihood of each token of each text but its first, and show progress."""
+    from omnidraft.transfer.bits_per_byte import token_nats
+
     with bar("measuring bits per byte", len(texts), transient=True) as advance:
-
-        def measured_texts() -> "Iterator[np.ndarray]":
-            for text in texts:
-                yield text.old_ids_O if side == "old" else text.new_ids_T
-                advance()
-
-        return bits_per_byte(model, measured_texts(), sum(text.num_bytes for text in texts))
+        for text in texts:
+            yield token_nats(model, text.old_ids_O if side == "old" else text.new_ids_T)
+            advance()
 
 
 def _trained(

@@ -2,16 +2,13 @@
 
 Both models are compared on chunks, the bytes between two points where their tokenisations meet. A chunk counts as often
 as the rarest of its new tokens occurred in the texts that were learned from.
-Shapes: V new ids, T new ids of a text, P points, C chunks.
+Shapes: V new ids, T new ids and O old ids of a text, P points, C chunks.
 """
 
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from omnidraft.ports import TrainableDrafter
-from omnidraft.progress import bar
-from omnidraft.transfer.bits_per_byte import token_nats
 from omnidraft.transfer.texts import AlignedText
 
 LEAST = (0, 1, 4, 16, 64, 512)
@@ -27,19 +24,22 @@ def occurrences(texts: Iterable[AlignedText], vocab_size: int) -> np.ndarray:
 
 
 def nats_by_occurrence(
-    before: TrainableDrafter, after: TrainableDrafter, texts: Sequence[AlignedText], count_V: np.ndarray
+    before: Iterable[np.ndarray], after: Iterable[np.ndarray], texts: Sequence[AlignedText], count_V: np.ndarray
 ) -> list[dict[str, float]]:
-    """Return a row for each class: its chunks, and what they cost each model in nats."""
+    """Return a row for each class: its chunks, and what they cost each model in nats.
+
+    Args:
+        before: the nats of each text's old ids but the first, under the original.
+        after: those of its new ids, under the transferred model.
+    """
     rows = [{"at_least": float(least), "chunks": 0.0, "before": 0.0, "after": 0.0} for least in LEAST]
-    with bar("comparing chunks", len(texts), transient=True) as advance:
-        for text in texts:
-            before_C = np.add.reduceat(token_nats(before, text.old_ids_O), text.old_at_P[:-1])
-            after_C = np.add.reduceat(token_nats(after, text.new_ids_T), text.new_at_P[:-1])
-            rarest_C = np.minimum.reduceat(count_V[text.new_ids_T[1:]], text.new_at_P[:-1])
-            class_C = np.searchsorted(LEAST, rarest_C, side="right") - 1
-            for number, row in enumerate(rows):
-                row["chunks"] += float((class_C == number).sum())
-                row["before"] += float(before_C[class_C == number].sum())
-                row["after"] += float(after_C[class_C == number].sum())
-            advance()
+    for text, before_O, after_T in zip(texts, before, after, strict=True):
+        before_C = np.add.reduceat(before_O, text.old_at_P[:-1])
+        after_C = np.add.reduceat(after_T, text.new_at_P[:-1])
+        rarest_C = np.minimum.reduceat(count_V[text.new_ids_T[1:]], text.new_at_P[:-1])
+        class_C = np.searchsorted(LEAST, rarest_C, side="right") - 1
+        for number, row in enumerate(rows):
+            row["chunks"] += float((class_C == number).sum())
+            row["before"] += float(before_C[class_C == number].sum())
+            row["after"] += float(after_C[class_C == number].sum())
     return rows

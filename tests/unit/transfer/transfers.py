@@ -9,7 +9,7 @@ from omnidraft.models.hf.pretrained import causal_lm
 from omnidraft.models.hf.target_vocabulary import adopt_target_vocabulary
 from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.models.hf.trainable_drafter import TransformersTrainable, trainable_with_embeddings
-from omnidraft.transfer.bits_per_byte import bits_per_byte
+from omnidraft.transfer.bits_per_byte import bits_per_byte, token_nats
 from omnidraft.transfer.hypernetwork import LinearHypernetwork
 from omnidraft.transfer.original_model import OriginalModel
 from omnidraft.transfer.settings import TrainingSettings
@@ -43,7 +43,8 @@ class Transfer:
         )
 
     def bits(self) -> float:
-        return bits_per_byte(self.after, [each.new_ids_T for each in self.texts], sum(t.num_bytes for t in self.texts))
+        nats = (token_nats(self.after, each.new_ids_T) for each in self.texts)
+        return bits_per_byte(nats, sum(each.num_bytes for each in self.texts))
 
 
 def steps(transfer: Transfer, num: int) -> None:

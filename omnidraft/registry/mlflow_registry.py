@@ -1,7 +1,8 @@
 """Versions and aliases in MLflow: one registered model and one experiment per (drafter, target), one run per version.
 
-Order of a publish: files into a fresh run, then the version, then the tag `ready`, then the alias. Only a ready version
-is visible; a publish that fails before that deletes its version and run. MLflow numbers versions atomically and never
+Order of a publish: files into a fresh run, then the version, then the tag `ready`, then the run's end, then the alias.
+Only a ready version is visible; a publish that fails before that deletes its version and run, and what a killed one
+left is deleted a day later. MLflow numbers versions atomically and never
 twice, so among publishers with one parent the lowest number wins; the others delete theirs. A version that stays
 unready for ABANDONED_MS belongs to a publisher that died.
 An alias cannot be moved on a condition. So an operator sets a tag before moving it, and an automatic promotion checks
@@ -75,6 +76,7 @@ class MlflowRegistry:
                 version = self._add(bundle, manifest, parent)
             self._client.set_registered_model_alias(self._name, "challenger", str(version))
             self._prune()
+            self._clear_up()
         return self.resolve(str(version))
 
     def versions(self) -> tuple[SnapshotVersion, ...]:
@@ -176,6 +178,7 @@ class MlflowRegistry:
             self._check_won(created, parent or 0)
             self._mark_ready(number)
             self._client.update_run(run_id, name=f"v{number} {manifest.snapshot_id}")
+            self._runs.finish(run_id)
         return number
 
     def _check_won(self, created: "ModelVersion", parent: int) -> None:
@@ -200,10 +203,10 @@ class MlflowRegistry:
             raise SnapshotStale(f"publishing version {version} took too long, another publisher went ahead") from exc
 
     def _withdraw(self, run_id: str) -> None:
-        """Delete a run and its version, unless that is visible already: then publishing again finds it."""
+        """Delete a run and its version, unless that is visible already: then publishing again finds it, finished."""
         versions = [each for each in self._all_versions() if each.run_id == run_id]
         if any(READY_TAG in each.tags for each in versions):
-            return
+            return self._runs.finish(run_id)
         for each in versions:
             with suppress(SnapshotNotFound), self._translate_errors(f"withdrawing version {each.version}"):
                 self._client.delete_model_version(self._name, str(each.version))
@@ -225,6 +228,11 @@ class MlflowRegistry:
             registered = self._get(old.version)
             if self._snapshot_version(registered, self._aliases()).aliases == old.aliases:  # nobody chose it meanwhile
                 self._remove(registered, parts)
+
+    def _clear_up(self) -> None:
+        """Withdraw what publishers that died have left."""
+        for run_id in self._runs.abandoned():
+            self._withdraw(run_id)
 
     def _remove(self, registered: "ModelVersion", parts: Sequence[str]) -> None:
         """Remove those of these parts that are still there."""

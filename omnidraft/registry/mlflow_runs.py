@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
 
+ABANDONED_MS = 24 * 3_600_000
+"""A publisher whose run is older and not finished died; an upload takes minutes."""
+
+
 class Runs:
     """The runs behind one pair's versions. Raises MLflow's errors; the registry translates them."""
 
@@ -35,8 +39,8 @@ class Runs:
         self._artifacts = artifacts
 
     def upload(self, folder: Path, manifest: Manifest) -> tuple[str, str]:
-        """Make a finished run with the snapshot's files, parameters and metrics; return its id and artifact URI. A run
-        that cannot be finished is discarded."""
+        """Make a run with the snapshot's files, parameters and metrics; return its id and artifact URI. A run that
+        cannot be made whole is discarded."""
         run = self._client.create_run(
             experiment_id(self._client, self._url, self._name, self._artifacts),
             run_name=manifest.snapshot_id,
@@ -46,8 +50,18 @@ class Runs:
         with undo_on_failure(partial(self.discard, run_id)):
             self._log(run_id, manifest)
             self._put_files(run_id, run.info.artifact_uri, folder, manifest)
-            self._client.set_terminated(run_id)
         return run_id, run.info.artifact_uri
+
+    def finish(self, run_id: str) -> None:
+        """Mark a run as finished, since its version is ready."""
+        self._client.set_terminated(run_id)
+
+    def abandoned(self) -> list[str]:
+        """Return the runs that were started ABANDONED_MS ago, or earlier, and never finished."""
+        experiment = experiment_id(self._client, self._url, self._name, self._artifacts)
+        earliest_ms = int(time.time() * 1000) - ABANDONED_MS
+        old = f"attributes.status = 'RUNNING' and attributes.start_time < {earliest_ms}"
+        return [run.info.run_id for run in self._client.search_runs([experiment], filter_string=old)]
 
     def download(self, version: int, run_id: str, part: str, destination: Path) -> None:
         """Put the folder of a version's part into `destination`. Raises SnapshotNotFound when the part was removed."""

@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing
 import os
+import signal
 import socket
 import stat
 from functools import partial
@@ -14,6 +15,7 @@ from mlflow.entities import ViewType
 from omnidraft.config import LearnerSettings
 from omnidraft.distill.publisher import Identity, Publisher
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
+from omnidraft.registry import mlflow_runs
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.registry.manifest_export import pair_name
 from omnidraft.registry.manifest_tags import MANIFEST_TAG, MAX_TAG_CHARACTERS
@@ -502,7 +504,7 @@ def test_a_publication_that_fails_in_mlflow_leaves_no_files_and_succeeds_when_it
     folder, failing = bundle_of("s1"), unwilling(open_registry(), name, also_done=also_done)
     with pytest.raises(RegistryError, match=f"no answer to {name}"):
         failing.publish(folder, None)
-    is_ready = (name, also_done) == ("set_model_version_tag", True)
+    is_ready = name == "set_terminated" or (name, also_done) == ("set_model_version_tag", True)
     assert remains(failing) == ((1, ["manifest.json", "resume", "serving"]) if is_ready else (0, []))
     again = open_registry().publish(folder, None)
     assert (again.aliases, len(open_registry().versions())) == (("challenger",), 1)
@@ -511,11 +513,40 @@ def test_a_publication_that_fails_in_mlflow_leaves_no_files_and_succeeds_when_it
 
 def test_a_clean_up_that_fails_too_does_not_hide_why_the_publication_failed(opened_mlflow, caplog):
     open_registry, bundle_of = opened_mlflow
-    failing = unwilling(open_registry(), "set_terminated", "delete_run")
-    with pytest.raises(RegistryError, match="no answer to set_terminated"):
+    failing = unwilling(open_registry(), "create_model_version", "delete_run")
+    with pytest.raises(RegistryError, match="no answer to create_model_version"):
         failing.publish(bundle_of("s1"), None)
     assert "no answer to delete_run" in caplog.text
     assert remains(failing) == (1, [])  # the files, which are large, went first
+
+
+@pytest.mark.parametrize("name", ["log_text", "create_model_version", "set_model_version_tag", "set_terminated"])
+def test_what_a_killed_publisher_left_in_mlflow_is_deleted_a_day_later(opened_mlflow, monkeypatch, name):
+    """It dies at this call. A version that was ready stays, and its run is finished."""
+    open_registry, bundle_of = opened_mlflow
+    open_registry().publish(bundle_of("s1"), None)
+    killed, folder = open_registry(), bundle_of("s2")
+    publisher = multiprocessing.get_context("fork").Process(target=publish_until, args=(killed, folder, name))
+    publisher.start()
+    publisher.join(60)
+    assert publisher.exitcode == -signal.SIGKILL
+    assert remains(killed)[0] == 2
+    num_ready = 2 if name == "set_terminated" else 1
+    successor = open_registry()
+    successor._abandoned_ms = 0
+    assert len(successor.versions()) == num_ready
+    successor.publish(bundle_of("s3"), num_ready)
+    assert remains(killed)[0] == 3  # the publisher may be alive
+    monkeypatch.setattr(mlflow_runs, "ABANDONED_MS", -1000)
+    successor.publish(bundle_of("s4"), successor.versions()[-1].version)
+    assert remains(killed)[0] == num_ready + 2
+    assert not successor._runs.abandoned()
+
+
+def publish_until(registry, folder, name):
+    """Publish, and die of SIGKILL at the call of this name."""
+    setattr(registry._client, name, lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL))
+    registry.publish(folder, 1)
 
 
 def test_a_manifest_that_is_longer_than_one_tag_of_mlflow_is_published_and_read_back_whole(opened, tmp_path):

@@ -1,7 +1,8 @@
 """Write passwords and keys for a deployment: `python deploy/new_secrets.py [FILE]`, by default `.env` beside
-docker-compose.yml. `--kubernetes` writes a manifest of Secrets instead, for `kubectl apply -f`.
+docker-compose.yml. `--kubernetes` writes a manifest of Secrets instead, for `kubectl apply -f`, and beside it
+FILE.operator-key: the private key of whoever commands the fleet, which no Secret has.
 
-The file is its owner's alone (0600) and is never overwritten: running services know the values in it.
+The files are their owner's alone (0600) and are never overwritten: running services know the values in them.
 """
 
 import argparse
@@ -50,12 +51,15 @@ def env_file() -> str:
     return "".join(f"{name}={value}\n" for name, value in values.items())
 
 
-def kubernetes_secrets() -> str:
-    """Return a list of Secrets as JSON. Kafka's passwords are not among them: Strimzi makes those."""
+def kubernetes_secrets() -> tuple[str, str]:
+    """Return a list of Secrets as JSON, and the operator's key. Kafka's passwords are not among them: Strimzi makes
+    those."""
+    keys = signing_keys()
+    operator_key = keys.pop("operator")
     wanted = {
         "mlflow-postgres": {"host": "postgres", "database": "mlflow", "username": "mlflow", "password": new_secret()},
         "mlflow-login": {"username": "omnidraft", "password": new_secret(), "secret-key": new_secret()},
-        "signing-keys": signing_keys(),
+        "signing-keys": keys,
     }
     items = [
         {
@@ -67,17 +71,24 @@ def kubernetes_secrets() -> str:
         }
         for name, values in wanted.items()
     ]
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=2) + "\n"
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=2) + "\n", operator_key + "\n"
 
 
 def main() -> int:
-    """Write the file, or say why not."""
+    """Write the files, or say why not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, nargs="?", help="default: .env, or secrets.json with --kubernetes")
     parser.add_argument("--kubernetes", action="store_true")
     options = parser.parse_args()
     file = options.file or (ENV_FILE.with_name("secrets.json") if options.kubernetes else ENV_FILE)
-    text = kubernetes_secrets() if options.kubernetes else env_file()
+    if not options.kubernetes:
+        return write(file, env_file())
+    manifest, operator_key = kubernetes_secrets()
+    return write(file.with_name(f"{file.name}.operator-key"), operator_key) or write(file, manifest)
+
+
+def write(file: Path, text: str) -> int:
+    """Write a file that is not there yet, or say why not; return the exit code."""
     try:
         with open(file, "x", encoding="utf-8", opener=private_opener) as stream:
             stream.write(text)

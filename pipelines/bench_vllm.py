@@ -22,6 +22,7 @@ import typer
 
 from omnidraft import config, prompts
 from omnidraft.decode.step_stats import DecodeStats
+from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.errors import ModelError, RequestError
 from omnidraft.hosts import process
 from omnidraft.models.catalog import store
@@ -79,7 +80,10 @@ class VllmSetup:
 
 
 def main(
-    prompts_paths: Annotated[list[Path], typer.Option("--prompts", help="JSON lines with prompt or question.")],
+    prompts_paths: Annotated[
+        list[Path] | None,
+        typer.Option("--prompts", help="JSON lines with prompt or question; without it those of the demo."),
+    ] = None,
     venv: Annotated[Path, typer.Option(help="The virtual environment of vLLM and omnidraft.")] = Path(".venv-vllm"),
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of each file, test split first.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=2)] = 128,
@@ -96,7 +100,7 @@ def main(
     """Compare decoding inside vLLM."""
     names = _names(methods)
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
-    files = named_files(prompts_paths)
+    files = named_files(prompts_paths or [QUESTIONS])
     tasks = {task: prompts.read(path, num_prompts, split="test") for task, path in files.items()}
     arguments = ("--dtype", dtype, "--max-model-len", "2048", "--max-num-seqs", "8", "--seed", "0")
     about = {

@@ -70,7 +70,7 @@ def templates(resource: Resource) -> list[Resource]:
 
 def _templates(part: Any) -> Iterator[Resource]:
     if isinstance(part, dict):
-        if "template" in part:
+        if "spec" in part.get("template", {}):  # Strimzi's have none
             yield part["template"]
         for each in part.values():
             yield from _templates(each)

@@ -39,7 +39,7 @@ def main(
         float,
         typer.Option(min=0.1, help="Seconds to the next kill on average, once the fleet is back."),
     ] = 5.0,
-    fuzzed: Annotated[int, typer.Option(min=1, help="Hostile records; a million take some 5 minutes.")] = 1_000_000,
+    fuzzed: Annotated[int, typer.Option(min=1, help="Hostile records; a million take some 14 minutes.")] = 1_000_000,
     outage_s: Annotated[
         float, typer.Option(min=1, help="Seconds without broker, twice; without registry for half as long.")
     ] = 60.0,

@@ -10,6 +10,7 @@ import yaml
 
 from omnidraft.telemetry.metric_definitions import DEFINITIONS
 from tests.dashboards import ALERTS, BOARDS, DEPLOY, alerts, board, metric_names, queries
+from tests.page_anchors import anchors
 
 ROOT = DEPLOY.parent
 LABELS_OF_PROMETHEUS = {"job", "instance", "le"}
@@ -81,8 +82,7 @@ def test_an_alert_says_what_to_do_and_where_to_read_on(name: str) -> None:
     assert set(notes) == {"summary", "description", "runbook"}
     assert len(notes["description"]) > 60
     file, _, anchor = notes["runbook"].partition("#")
-    headings = re.findall(r"^#+ (.+)$", (ROOT / file).read_text(), re.MULTILINE)
-    assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert anchor in anchors(ROOT / file)
 
 
 def test_the_page_has_the_table_of_metrics() -> None:

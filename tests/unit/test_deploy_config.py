@@ -245,4 +245,15 @@ def test_the_script_makes_every_secret_that_compose_asks_for_once_and_for_its_ow
     again = run_script(file)
     assert (again.returncode, "stays" in again.stderr) == (1, True)
     assert variables_in(file) == made
-    assert {".env", "secrets.json"} <= set((ROOT / ".gitignore").read_text().splitlines())
+    assert {".env", "secrets.json", "*.operator-key"} <= set((ROOT / ".gitignore").read_text().splitlines())
+
+
+def test_no_secret_of_kubernetes_has_the_operators_key(tmp_path):
+    assert run_script("--kubernetes", tmp_path / "secrets.json").returncode == 0
+    key = tmp_path / "secrets.json.operator-key"
+    text = (tmp_path / "secrets.json").read_text()
+    public = PrivateKey(key.read_text().strip()).public_text("operator")
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert public in text
+    assert key.read_text().strip() not in text
+    assert text.count("ed25519-private:") == 2  # the distiller's and the controller's

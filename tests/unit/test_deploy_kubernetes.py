@@ -86,6 +86,19 @@ def test_every_container_says_what_it_needs_and_is_not_root(overlay: str) -> Non
             assert security["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
+def test_kafkas_containers_keep_to_the_standard_of_the_namespace(overlay: str) -> None:
+    for kafka in of_kind(overlay, "Kafka"):
+        templates = kafka["spec"]["kafka"]["template"], kafka["spec"]["entityOperator"]["template"]
+        assert [len(each) for each in templates] == [1, 2]
+        for template in (container for each in templates for container in each.values()):
+            assert template["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+                "runAsNonRoot": True,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            }
+
+
 def test_every_container_is_probed(overlay: str) -> None:
     for resource, container in containers(overlay):
         if resource["kind"] not in RAY_PROBED:

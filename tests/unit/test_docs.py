@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.page_anchors import anchors
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#([^)\s]+))?\)")
@@ -20,8 +22,10 @@ def code_of(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
-    links = [name for name, _ in LINK.findall(page.read_text()) if "://" not in name]
-    assert [name for name in links if not (page.parent / name).exists()] == []
+    links = [(name, anchor) for name, anchor in LINK.findall(page.read_text()) if "://" not in name]
+    assert [name for name, _ in links if not (page.parent / name).exists()] == []
+    of_pages = [(page.parent / name, anchor) for name, anchor in links if anchor and name.endswith(".md")]
+    assert [(path.name, anchor) for path, anchor in of_pages if anchor not in anchors(path.resolve())] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

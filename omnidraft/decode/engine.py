@@ -1,5 +1,4 @@
-"""The engine takes a request in text to steps: templates, checks, one snapshot to the last token, traces and
-metrics."""
+"""The engine takes a request in text to steps: templates, checks, one snapshot to the end, traces and metrics."""
 
 import secrets
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -9,6 +8,7 @@ from threading import Event
 
 from omnidraft.config import DecodeSettings, RecorderSettings
 from omnidraft.decode.decoder import Decoder
+from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest, GenerationStream
 from omnidraft.decode.prompt_logprobs import PromptToken, score_prompt
 from omnidraft.decode.prompting import Pair, client_texts, prompt_ids, with_tool_grammar
@@ -42,10 +42,11 @@ class Engine:
         has_pass_spans: bool = True,
         has_prefix_caching: bool = True,
         recent: RecentTexts | None = None,
+        drafter_memory: DrafterMemory | None = None,
     ) -> None:
         """Serve one pair. With `has_pass_spans` every pass is a span of its own, where `tracing` is on. Without
         `has_prefix_caching` no text reuses another one's keys. Texts that end are remembered in `recent`, which the
-        draft sources of the slot's snapshots read."""
+        draft sources of the slot's snapshots read; their drafters keep keys in `drafter_memory`."""
         self.drift_throttle = DriftThrottle(decode.drifted_draft_tokens)
         self.pair = pair
         self.slot = slot
@@ -58,8 +59,9 @@ class Engine:
         self._has_pass_spans = has_pass_spans
         self._has_prefix_caching = has_prefix_caching
         self.recent = recent
+        self._drafter_memory = drafter_memory or DrafterMemory(0)
         self._num_preemptions = 0
-        self._must_forget_prefixes = Event()
+        self._must_forget = Event()
         self._generations: dict[SequenceState, Generation] = {}
         self._shown_ids = {token: text.encode() for text, token in pair.marker_ids.items()}
 
@@ -84,18 +86,19 @@ class Engine:
         decode_request = replace(self.decode_request(request), cache_scope=cache_scope)
         scope = cache_scope if self._has_prefix_caching else None
         sequence = self.decoder.add(decode_request, snapshot.proposer, client=client, cache_scope=scope)
-        observers = self._observers(request, decode_request, snapshot)
+        try:
+            observers = self._observers(request, decode_request, snapshot)
+        except BaseException:
+            self.decoder.abort(sequence)
+            raise
         generation = Generation(snapshot, sequence, request.request_id, observers)
         self._generations[sequence] = generation
         return generation
 
     def step(self) -> list[GenerationOutput]:
         """Run one round over all texts; return the steps of those that drew tokens, and the errors that ended texts."""
-        if self._must_forget_prefixes.is_set():
-            self._must_forget_prefixes.clear()
-            self.decoder.scheduler.prefixes.clear()
-            if self.recent is not None:
-                self.recent.clear()
+        if self._must_forget.is_set():
+            self._forget()
         outputs = []
         for output in self.decoder.step():
             generation = self._generations[output.sequence]
@@ -143,9 +146,19 @@ class Engine:
         these clients that are added later."""
         return self.decoder.scheduler.has_room(client, reserved)
 
-    def forget_prefixes(self) -> None:
-        """Drop the keys and the memory of all finished texts, before the next round. Any thread may call this."""
-        self._must_forget_prefixes.set()
+    def forget_texts(self) -> None:
+        """Drop the keys and the memory of all finished texts, before the next round; running ones will leave none.
+        Any thread may call this."""
+        self._must_forget.set()
+
+    def _forget(self) -> None:
+        self._must_forget.clear()
+        self.decoder.scheduler.prefixes.clear()
+        for sequence in self._generations:
+            sequence.cache_scope = None
+        self._drafter_memory.forget()
+        if self.recent is not None:
+            self.recent.clear()
 
     @property
     def has_work(self) -> bool:
@@ -224,8 +237,9 @@ class Engine:
         num_draft = default if request.num_draft_tokens is None else request.num_draft_tokens
         require_integer("num_draft_tokens", num_draft, at_least=0)
         target_ids = prompt_ids(request, self.pair.target_tokenizer, self.pair.tool_format)
-        max_new_tokens = self._max_new_tokens(request, len(target_ids))
-        ids_needed(target_ids, max_new_tokens, self.decoder.target.context_limit)
+        context_limit = self.decoder.target.context_limit
+        max_new_tokens = request.max_new_tokens_after(len(target_ids), context_limit)
+        ids_needed(target_ids, max_new_tokens, context_limit)
         return Request(
             prompt_ids=tuple(target_ids),
             drafter_prompt_ids=tuple(self._drafter_prompt_ids(request)),
@@ -247,17 +261,8 @@ class Engine:
         """Return the ids that spell nothing and whose text the answer shows nevertheless: markers of tool calls."""
         return self._shown_ids if request.tools is not None else {}
 
-    def _max_new_tokens(self, request: GenerationRequest, num_prompt_tokens: int) -> int:
-        """Return how many tokens the answer may have, at least one. Raises RequestError."""
-        require_integer("max_new_tokens", request.max_new_tokens, at_least=1)
-        if not request.clamps_to_context:
-            return request.max_new_tokens
-        num_left = self.decoder.target.context_limit - num_prompt_tokens
-        return max(min(request.max_new_tokens, num_left), 1)
-
     def _drafter_prompt_ids(self, request: GenerationRequest) -> list[int]:
-        """Return the drafter's prompt ids; none where it has no template, or one that refuses these messages: it then
-        reads the answer only. None without a drafter either."""
+        """Return the drafter's prompt ids; none without a drafter, or where its template is missing or refuses them."""
         if self.pair.drafter_tokenizer is None:
             return []
         try:

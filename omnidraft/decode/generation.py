@@ -5,6 +5,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from omnidraft.decode.sampling.validation import require_integer
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.decode.step_telemetry import StepObserver
@@ -42,6 +43,13 @@ class GenerationRequest:
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     traceparent: str | None = None
     """The caller's W3C trace context."""
+
+    def max_new_tokens_after(self, num_prompt_tokens: int, context_limit: int) -> int:
+        """Return how many tokens the answer may have, at least one. Raises RequestError."""
+        require_integer("max_new_tokens", self.max_new_tokens, at_least=1)
+        if not self.clamps_to_context:
+            return self.max_new_tokens
+        return max(min(self.max_new_tokens, context_limit - num_prompt_tokens), 1)
 
 
 @dataclass(frozen=True, slots=True)

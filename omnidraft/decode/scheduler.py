@@ -178,7 +178,10 @@ class Scheduler:
         """Let the newest sequence of the client with most of them wait, if a client with fewer waits for it."""
         if not self._waiting or len(self._admitted) < self._settings.max_num_seqs:
             return
-        sequence = self._fairest(self._waiting)
+        candidates = [each for each in self._waiting if not self._waits_for_prefix(each)]
+        if not candidates:
+            return
+        sequence = self._fairest(candidates)
         if _is_unfair_to(sequence.client, _clients(self._admitted)):
             running = Counter(_clients(self._admitted))
             most = max(running, key=lambda client: running[client])
@@ -191,10 +194,13 @@ class Scheduler:
             self.preempt(self._admitted[-1])
 
     def _has_memory_for(self, sequence: SequenceState) -> bool:
+        """Return whether the sequence fits beside the admitted ones; prefixes give way where that is enough."""
         needed = self._bytes_of(sequence)
-        while self._used_bytes() + needed > self._settings.kv_cache_gib * 2**30 and len(self.prefixes):
+        if sum(map(self._bytes_of, self._admitted)) + needed > self._settings.kv_cache_gib * 2**30:
+            return False
+        while self._used_bytes() + needed > self._settings.kv_cache_gib * 2**30:
             self.prefixes.evict()
-        return self._used_bytes() + needed <= self._settings.kv_cache_gib * 2**30
+        return True
 
     def _used_bytes(self) -> float:
         cached = sum(map(self._target.kv_bytes, self.prefixes.num_ids))

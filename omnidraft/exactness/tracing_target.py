@@ -43,6 +43,7 @@ def trace_tokens(
     sequence = tracing.add(request, proposer, cache_scope=scope)
     try:
         while not sequence.is_finished:
+            target.logits.clear()
             for output in tracing.step():
                 if output.sequence is sequence:
                     yield from _traced(output, target, stats)
@@ -67,11 +68,11 @@ def _traced(output: SequenceOutput, target: "TracingTarget", stats: DecodeStats 
 
 
 class TracingTarget:
-    """Implements ports.Target over another target, and records the last pass."""
+    """Implements ports.Target over another target, and records its passes."""
 
     def __init__(self, target: Target) -> None:
         self.logits: dict[int, torch.Tensor] = {}
-        """The logits [N, V] of each tree of the last pass, by the tree's identity."""
+        """The logits [N, V] of each tree of the last round, by the tree's identity."""
         self._target = target
         self.vocab_size = target.vocab_size
         self.context_limit = target.context_limit
@@ -94,7 +95,7 @@ class TracingTarget:
             [(session.traced, tree) for session, tree in trees],
             [(session.traced, num_ids) for session, num_ids in prompts],
         )
-        self.logits = {id(tree): each for (_, tree), each in zip(trees, logits, strict=True)}
+        self.logits |= {id(tree): each for (_, tree), each in zip(trees, logits, strict=True)}
         return logits
 
     def reuse(self, session: Any, source: Any, num_ids: int) -> int:
@@ -123,7 +124,7 @@ class _TracingSession:
 
     def score(self, tree: DraftTree) -> torch.Tensor:
         logits_NV = self.traced.score(tree)
-        self._target.logits = {id(tree): logits_NV}
+        self._target.logits[id(tree)] = logits_NV
         return logits_NV
 
     def keep(self, nodes: Sequence[int]) -> None:

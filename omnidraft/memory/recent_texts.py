@@ -9,6 +9,9 @@ from omnidraft.memory.match import SEPARATOR
 
 _SCOPE_SHARE = 8
 """A scope holds at most this part of all ids."""
+_IDS_PER_SCOPE, _MIN_SCOPES = 256, 64
+"""A scope takes several kilobytes however short its texts are, so there is at most one for so many ids that may be
+remembered, or the second number of them."""
 
 
 class RecentTexts:
@@ -17,12 +20,12 @@ class RecentTexts:
     def __init__(self, max_ids: int) -> None:
         """Remember at most `max_ids` ids of all scopes together; 0 remembers none."""
         self._max_ids = max_ids
+        self._max_scopes = max(max_ids // _IDS_PER_SCOPE, _MIN_SCOPES)
         self._scopes: OrderedDict[Hashable, _ScopeTexts] = OrderedDict()
-
-    @property
-    def num_ids(self) -> int:
+        self.num_ids = 0
         """The number of ids that are remembered, one separator a text included."""
-        return sum(len(texts) for texts in self._scopes.values())
+        self.num_clears = 0
+        """How often all texts were forgotten."""
 
     def add(self, scope: Hashable, text: Sequence[int]) -> None:
         """Remember a text that has ended; of a very long one its end."""
@@ -30,10 +33,13 @@ class RecentTexts:
         kept = text[-max(half - 1, 0) :] if half > 1 else ()
         if not kept:
             return
-        self._scopes.setdefault(scope, _ScopeTexts()).add(kept, half)
+        texts = self._scopes.setdefault(scope, _ScopeTexts())
         self._scopes.move_to_end(scope)
-        while self.num_ids > self._max_ids:
-            self._scopes.popitem(last=False)
+        self.num_ids -= len(texts)
+        texts.add(kept, half)
+        self.num_ids += len(texts)
+        while self.num_ids > self._max_ids or len(self._scopes) > self._max_scopes:
+            self.num_ids -= len(self._scopes.popitem(last=False)[1])
 
     def of(self, scope: Hashable) -> Sequence[GrowingIndex]:
         """Return the indexes over the texts of a scope, which counts as used; newest first."""
@@ -45,6 +51,8 @@ class RecentTexts:
     def clear(self) -> None:
         """Forget all texts."""
         self._scopes.clear()
+        self.num_ids = 0
+        self.num_clears += 1
 
 
 class _ScopeTexts:

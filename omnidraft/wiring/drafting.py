@@ -41,18 +41,25 @@ def shared_drafting(
     settings: DecodeSettings,
     costs: "MeasuredCosts",
     recent: "RecentTexts | None" = None,
+    memory: "DrafterMemory | None" = None,
     *,
     has_drafter: bool = True,
 ) -> SharedDrafting:
     """Return policies, costs and memory for our own engine. A mode is measured when the policy first needs it."""
-    from omnidraft.decode.drafting.session_pool import DrafterMemory
 
     @cache
     def policy_for(mode: Mode) -> Policy:
         step_s = costs.step_s if has_drafter else _no_step_s
         return policy(settings, lambda rows: costs.passes(mode)(rows), step_s)
 
-    return SharedDrafting(policy_for, costs.step_s, DrafterMemory(_DRAFTER_IDS), recent)
+    return SharedDrafting(policy_for, costs.step_s, memory or drafter_memory(), recent)
+
+
+def drafter_memory(*, keeps_ended: bool = True) -> "DrafterMemory":
+    """Return the memory for the keys of one target's drafters; with `keeps_ended` those of ended texts stay."""
+    from omnidraft.decode.drafting.session_pool import DrafterMemory
+
+    return DrafterMemory(_DRAFTER_IDS, keeps_ended=keeps_ended)
 
 
 def _no_step_s(rows: int) -> float:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from omnidraft.decode.drafting.loaded_factors import LoadedFactors
+    from omnidraft.decode.drafting.session_pool import DrafterMemory
     from omnidraft.decode.policy.cost_model import MeasuredCosts
     from omnidraft.decode.snapshot.factor_switch import FactorSwitch
     from omnidraft.decode.snapshot.fleet_memory import MemoryLoader, SnapshotMemory
@@ -194,6 +195,7 @@ def snapshot_loader(
     recent: "RecentTexts | None" = None,
     memories: "MemoryLoader | None" = None,
     switch: "FactorSwitch | None" = None,
+    drafter_memory: "DrafterMemory | None" = None,
 ) -> SnapshotLoader:
     """Return a loader of snapshots for our own engine; see snapshot_loader_with. Without a drafter it uses none of
     theirs.
@@ -203,8 +205,10 @@ def snapshot_loader(
         recent: what the worker said lately; None remembers nothing.
         memories: loads the fleet's memory; None: there is none.
         switch: turns tenants' factors off; None loads no factors.
+        drafter_memory: holds the drafters' keys; None gives this loader its own.
     """
-    shared = shared_drafting(settings.decode, costs, recent, has_drafter=settings.models.has_drafter)
+    has_drafter = settings.models.has_drafter
+    shared = shared_drafting(settings.decode, costs, recent, drafter_memory, has_drafter=has_drafter)
     if not isinstance(tokenizers, Vocabularies):
         return _loader_without_drafter(
             lambda memory: memory_proposer(settings.decode, tokenizers, shared, memory), memories

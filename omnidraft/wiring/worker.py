@@ -11,6 +11,7 @@ from omnidraft.config import NO_DRAFTER, Settings
 from omnidraft.ports import Announcement, AnnouncementKind, Metrics, NoopTracing, SnapshotReader, Target, Tracing
 from omnidraft.wiring.controller import control_follower
 from omnidraft.wiring.costs import measured_costs
+from omnidraft.wiring.drafting import drafter_memory
 from omnidraft.wiring.logs import snapshot_reader
 from omnidraft.wiring.memory import memory_loader
 from omnidraft.wiring.models import (
@@ -29,6 +30,7 @@ from omnidraft.wiring.signing import champion_statements
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from omnidraft.decode.drafting.session_pool import DrafterMemory
     from omnidraft.decode.engine import Engine
     from omnidraft.decode.policy.cost_model import MeasuredCosts
     from omnidraft.decode.recording.trace_producer import TraceProducer
@@ -90,9 +92,10 @@ def engine(
     loaded_target = target(settings, tokenizers)
     costs = measured_costs(settings, loaded_target)
     recent, memories = RecentTexts(settings.decode.recent_tokens), memory_loader(settings, metrics)
-    load = snapshot_loader(settings, tokenizers, costs, recent=recent, memories=memories, switch=FactorSwitch())
+    keys = drafter_memory(keeps_ended=settings.scheduler.prefix_caching)
+    load = snapshot_loader(settings, tokenizers, costs, None, recent, memories, FactorSwitch(), keys)
     slot = SnapshotSlot(named_or_base(settings, load, snapshot))
-    made = _engine(settings, tokenizers, loaded_target, costs, metrics, None, slot, recent)
+    made = _engine(settings, tokenizers, loaded_target, costs, metrics, None, slot, recent, keys)
     return Worker((ServedTarget(made, loaded_target, None),), None)
 
 
@@ -155,13 +158,13 @@ def served_target(
     costs.passes(settings.decode.mode)  # whatever the policy: metrics compare with plain decoding
     logger.info("measured its passes")
     recent, memories = RecentTexts(settings.decode.recent_tokens), memory_loader(settings, metrics)
-    switch = FactorSwitch()
-    load = snapshot_loader(settings, tokenizers, costs, drafter, recent, memories, switch)
+    switch, keys = FactorSwitch(), drafter_memory(keeps_ended=settings.scheduler.prefix_caching)
+    load = snapshot_loader(settings, tokenizers, costs, drafter, recent, memories, switch, keys)
     pinned = settings.worker.snapshot
     first = champion_or_base(settings, load) if begins_with_champion else named_or_base(settings, load, pinned)
     slot = SnapshotSlot(first, switch)
     logger.info("loaded what drafts for it")
-    made = _engine(settings, tokenizers, loaded_target, costs, metrics, producer, slot, recent, tracing)
+    made = _engine(settings, tokenizers, loaded_target, costs, metrics, producer, slot, recent, keys, tracing)
     made.decoder.grammars.prepare()
     tokenizers.target.prepare_chats()
     logger.info("prepared grammars and chats")
@@ -180,6 +183,7 @@ def _engine(
     producer: "TraceProducer | None",
     slot: "SnapshotSlot",
     recent: "RecentTexts",
+    keys: "DrafterMemory",
     tracing: Tracing | None = None,
 ) -> "Engine":
     from omnidraft.decode.decoder import Decoder
@@ -224,6 +228,7 @@ def _engine(
         has_pass_spans=settings.tracing.passes,
         has_prefix_caching=settings.scheduler.prefix_caching,
         recent=recent if settings.decode.suffix_memory else None,
+        drafter_memory=keys,
     )
 
 
@@ -264,7 +269,7 @@ def _updater(
 
     def forget(order: Announcement) -> None:
         memories.forget(order)
-        made.forget_prefixes()
+        made.forget_texts()
         remove_abandoned()
 
     kinds: tuple[AnnouncementKind, ...] = ("champion", "canary", "drift", "drift_over", *FOR_ALL_PAIRS)

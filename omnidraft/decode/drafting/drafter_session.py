@@ -54,6 +54,7 @@ class DrafterSession:
         self._keys_scope: Hashable = None
         """The scope of the texts that may reuse the keys in the model's session."""
         self._may_resume = True
+        self._num_forgotten = drafter.pool.memory.num_forgotten
         self._read_to = 0
         """Ids of the target's text that the drafter has read."""
 
@@ -74,7 +75,7 @@ class DrafterSession:
         model, fed = self.model, self.fed
         self.reset()
         self._may_resume = True
-        if model is not None:
+        if model is not None and self._num_forgotten == self.drafter.pool.memory.num_forgotten:
             self.drafter.pool.put(self._keys_scope, model, fed)
 
     def ids_to_read(self, draft: TextDraft, plan: RoundPlan) -> list[int] | None:

@@ -22,8 +22,12 @@ class KvHolder(Protocol):
 class DrafterMemory:
     """The limit of the ids whose keys all drafters of one host hold together, for running and for ended texts."""
 
-    def __init__(self, max_ids: int) -> None:
+    def __init__(self, max_ids: int, *, keeps_ended: bool = True) -> None:
+        """With `keeps_ended` the keys of an ended text stay for the next one of its scope."""
         self._max_ids = max_ids
+        self.keeps_ended = keeps_ended
+        self.num_forgotten = 0
+        """How often what texts had left was forgotten."""
         self._running: WeakSet[KvHolder] = WeakSet()
         self._pools: WeakSet[SessionPool] = WeakSet()
         self.stamps = count()
@@ -46,6 +50,11 @@ class DrafterMemory:
         """Free the keys of all ended texts."""
         for pool in self._pools:
             pool.ended = []
+
+    def forget(self) -> None:
+        """Free the keys of all ended texts; running ones leave none behind."""
+        self.num_forgotten += 1
+        self.evict_all()
 
     def reserve(self, num_ids: int) -> bool:
         """Return whether keys of so many more ids fit; those of ended texts give way, the least recently used first."""
@@ -79,7 +88,9 @@ class SessionPool:
         return sum(len(each.fed) for each in self.ended)
 
     def put(self, scope: Hashable, session: DraftSession, fed: list[int]) -> None:
-        """Hold the KV cache of a text that ended."""
+        """Hold the KV cache of a text that ended, if any is kept."""
+        if not self.memory.keeps_ended:
+            return
         self.ended.append(EndedText(scope, session, fed, next(self.memory.stamps)))
         if len(self.ended) > _MAX_ENDED:
             self.evict()

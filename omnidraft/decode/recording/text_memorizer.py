@@ -6,12 +6,14 @@ from omnidraft.ports import Request, Step
 
 
 class TextMemorizer:
-    """Implements step_telemetry.StepObserver: remembers the answer to one request when it ends, also early."""
+    """Implements step_telemetry.StepObserver: remembers the answer to one request when it ends, also early, unless all
+    texts were forgotten meanwhile."""
 
     def __init__(self, recent: RecentTexts, request: Request) -> None:
         self._recent = recent
         self._scope = scope_of(request)
         self._emitted: list[int] = []
+        self._num_clears = recent.num_clears
 
     def take(self, step: Step) -> None:
         """See StepObserver."""
@@ -22,5 +24,6 @@ class TextMemorizer:
 
     def end(self, error: Exception | None) -> None:
         """See StepObserver."""
-        self._recent.add(self._scope, self._emitted)
+        if self._recent.num_clears == self._num_clears:
+            self._recent.add(self._scope, self._emitted)
         self._emitted = []

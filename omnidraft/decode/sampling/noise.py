@@ -16,11 +16,12 @@ from omnidraft.errors import ContractError
 _UNIT = 2.0**-52
 _ONE = np.float64(1).view(np.uint64)
 _CACHED_POSITIONS = 32
+"""The most that are cached, for drafts far ahead of the text."""
 _ROUNDING_MARGIN = 1 + 2.0**-50
 
 
 class SeededNoise:
-    """Implements ports.Noise. Words of recent positions are cached: proposer and target read the same ones."""
+    """Implements ports.Noise. Words of positions still to be drawn are cached: proposer and target read the same."""
 
     def __init__(self, seed: int, choice: int, vocab_size: int) -> None:
         self._key = np.array([seed % 2**64, choice], dtype=np.uint64)
@@ -35,6 +36,8 @@ class SeededNoise:
         """
         if len(ids_M) == 1:
             return int(ids_M[0])
+        for past in [each for each in self._uniforms if each < position]:
+            del self._uniforms[past]  # a text never goes back, and each has V numbers
         u_M = self._uniforms_at(position)[ids_M]
         best = int(np.argmax(p_M))
         bound = -np.log1p(-u_M[best]) / p_M[best]

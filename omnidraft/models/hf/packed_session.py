@@ -15,6 +15,9 @@ from omnidraft.models.hf.packed_pass import TextRows, forward_packed
 from omnidraft.models.hf.tree_layout import chain_visibility, tree_visibility
 from omnidraft.ports import DraftTree, TreeLimits
 
+_MORE_SLOTS = 512
+"""Slots that are allocated beyond those that a pass needs."""
+
 
 class PackedSession:
     """Implements ports.TargetSession."""
@@ -58,6 +61,8 @@ class PackedSession:
         self, ids: Sequence[int], positions_R: torch.Tensor, sees_RC: torch.Tensor, *, num_logits: int
     ) -> TextRows:
         device, start = self._model.device, self.num_kept
+        if start + len(ids) > self.slots.capacity:
+            self.slots = self.slots.enlarged(start + len(ids) + _MORE_SLOTS)
         positions_R = positions_R.to(device)
         masks = self._attention.masks(sees_RC.to(device), positions_R, start)
         return TextRows(self.slots, start, ids, positions_R, masks, num_logits)

@@ -69,12 +69,12 @@ class TransformersTarget:
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TargetSession:
         """See ports.Target. Raises ConfigError when reproducible mode does not hold on this machine."""
         needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
-        capacity = self._capacity(needed)
-        if mode == "reproducible" and capacity not in self._verified_capacities:
-            self._verify_determinism(capacity)
         if mode == "reproducible":
+            capacity = self._capacity(needed)
+            if capacity not in self._verified_capacities:
+                self._verify_determinism(capacity)
             return self._padded_session(capacity, prompt_ids[:-1])
-        slots = KvSlots(self._num_layers, capacity)
+        slots = KvSlots(self._num_layers, self._capacity(len(prompt_ids)))
         return PackedSession(self._model, self._attention, self.limits(mode), slots, prompt_ids[:-1])
 
     def _padded_session(self, capacity: int, prompt_ids: Sequence[int] = ()) -> PaddedSession:

@@ -50,11 +50,11 @@ class LlamaTarget:
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_Session":
         """See ports.Target. Raises ConfigError when reproducible mode does not hold on this machine."""
-        needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
+        ids_needed(prompt_ids, max_new_tokens, self.context_limit)
         if mode == "reproducible" and not self._is_verified:
             self.self_test()
             self._is_verified = True
-        return _Session(self._model, needed, prompt_ids[:-1])
+        return _Session(self._model, len(prompt_ids), prompt_ids[:-1])
 
     def forward(
         self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
@@ -93,6 +93,7 @@ class _Session:
     """Implements ports.TargetSession."""
 
     def __init__(self, model: NativeLlama, capacity: int, prompt_ids: Sequence[int] = ()) -> None:
+        """Begin with `capacity` slots; more come with the text, since memory is counted by ids that are there."""
         self._model = model
         self._backend = NativeKvBackend(model, capacity)
         self._prompt_ids = tuple(prompt_ids)

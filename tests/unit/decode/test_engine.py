@@ -306,5 +306,53 @@ def test_a_text_after_an_order_to_forget_reuses_no_keys(engine: Engine) -> None:
 
     num_cached()
     assert num_cached() > 0
-    engine.forget_prefixes()
+    engine.forget_texts()
     assert num_cached() == 0
+
+
+def test_a_text_that_runs_when_all_is_forgotten_leaves_nothing_behind(
+    tiny_models: tuple[Path, Path], omnidraft_home: Path
+) -> None:
+    engine = tiny_worker(tiny_models, omnidraft_home, CountingMetrics()).engine
+    assert engine.recent is not None
+    finish(engine, make_request(seed=1))
+    memory = engine._drafter_memory
+    assert (engine.recent.num_ids, len(engine.decoder.scheduler.prefixes), memory.num_ids) > (0, 0, 0)
+    engine.add_request(make_request(seed=2), cache_scope="tenant/")
+    for _ in range(3):
+        engine.step()
+    engine.forget_texts()
+    finish(engine)
+    assert (engine.recent.num_ids, len(engine.decoder.scheduler.prefixes), memory.num_ids) == (0, 0, 0)
+    finish(engine, make_request(seed=3))
+    assert (engine.recent.num_ids, len(engine.decoder.scheduler.prefixes), memory.num_ids) > (0, 0, 0)
+
+
+def test_without_prefix_caching_the_drafter_keeps_no_keys_either(
+    tiny_models: tuple[Path, Path], omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+    engine = wiring.engine(tiny_settings(tiny_models, scheduler={"prefix_caching": False}), CountingMetrics()).engine
+    finish(engine, make_request())
+    assert engine._drafter_memory.num_ids == 0
+    assert len(engine.decoder.scheduler.prefixes) == 0
+
+
+def finish(engine: Engine, request: GenerationRequest | None = None) -> None:
+    """Run rounds until nothing is left, of this request too."""
+    if request is not None:
+        engine.add_request(request, cache_scope="tenant/")
+    while engine.has_work:
+        engine.step()
+
+
+def test_a_text_that_cannot_be_observed_is_not_begun(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise ValueError("no span")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_begin_span", broken)
+        with pytest.raises(ValueError, match="no span"):
+            engine.add_request(make_request())
+    assert engine.step() == []
+    assert engine.decoder.scheduler.sequences == []

@@ -183,3 +183,36 @@ def test_a_text_that_the_target_refuses_ends_alone():
     outputs = together.step() + together.step()
     assert [type(each.error) for each in outputs if each.sequence is bad] == [RequestError]
     assert emitted([each.step for each in outputs if each.sequence is good]) == slow_decode(TABLE, good.request)[:1]
+
+
+def test_a_text_that_waits_for_memory_leaves_the_keys_of_ended_ones_alone_that_would_not_be_enough():
+    together = decoder(kv_cache_gib=300 / 2**30)
+    together.add(replace(make_request(), prompt_ids=PROMPT * 2), None, cache_scope="me")
+    finish(together)
+    together.add(replace(make_request(max_new_tokens=40), prompt_ids=PROMPT * 14), None)
+    together.step()
+    waiting = together.add(replace(make_request(), prompt_ids=PROMPT * 30), None)
+    for _ in range(5):
+        together.step()
+    assert waiting.session is None
+    assert len(together.scheduler.prefixes) == 1
+    finish(together)
+    assert waiting.is_finished
+
+
+def test_nobody_makes_way_for_a_text_that_waits_for_a_prompt_which_is_being_read():
+    together = decoder(max_num_seqs=3)
+    long_prompt = PROMPT * 60
+    running = [
+        together.add(
+            replace(make_request(max_new_tokens=60), prompt_ids=long_prompt), None, client="many", cache_scope="us"
+        )
+    ]
+    running += [together.add(make_request(max_new_tokens=60, seed=seed), None, client="many") for seed in range(2)]
+    together.step()
+    other = together.add(replace(make_request(), prompt_ids=long_prompt), None, client="other", cache_scope="us")
+    while running[0].num_unread:
+        together.step()
+        assert together.scheduler.num_preemptions == 0
+    finish(together)
+    assert other.num_reused == len(long_prompt) - 1

@@ -91,7 +91,7 @@ def test_a_text_beside_others_is_remembered_for_its_own_scope(engine: Engine) ->
 def test_an_order_to_forget_drops_all_that_was_said(engine: Engine) -> None:
     first = steps(engine)
     assert len(steps(engine)) < len(first)
-    engine.forget_prefixes()
+    engine.forget_texts()
     engine.step()
     assert len(steps(engine)) == len(first)
 

@@ -132,3 +132,12 @@ def test_neighbouring_positions_choices_and_seeds_are_independent():
     ]
     assert np.abs(np.corrcoef(rows) - np.eye(5)).max() < 0.04
     assert np.mean(rows) == pytest.approx(1.0, abs=0.02)
+
+
+def test_what_was_drawn_is_not_kept():
+    """A text of 16 beside others may have a vocabulary of a quarter of a million, and goes on for thousands."""
+    noise, ids = SeededNoise(3, 0, 50), np.arange(50)
+    for position in range(20, 40):
+        noise.exponentials(position, ids)
+    noise.draw(ids, np.full(50, 0.02), 35)
+    assert sorted(noise._uniforms) == [35, 36, 37, 38, 39]

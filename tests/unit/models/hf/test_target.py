@@ -203,3 +203,16 @@ def test_the_fingerprint_names_what_a_text_depends_on():
         tiny_target("qwen2"),
     ]
     assert len({tiny_target("llama").fingerprint, *(other.fingerprint for other in others)}) == 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_in_fast_mode_comes_with_the_ids(name):
+    target, ids = tiny_target(name), text(150)
+    session = target.open(ids[:10], 200, "fast")
+    session.score(DraftTree.empty(ids[9]))
+    assert sum(layer.keys.nbytes + layer.values.nbytes for layer in session.slots.layers) <= target.kv_bytes(10)
+    session.keep((0,))
+    for token in ids[10:]:
+        row_V = session.score(DraftTree.empty(token))[0]
+        session.keep((0,))
+    torch.testing.assert_close(row_V, whole_pass(tiny_model(name), ids)[-1], **CLOSE)

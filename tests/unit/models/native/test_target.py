@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from omnidraft.errors import ConfigError
 from omnidraft.models.hf.target import load_target
+from omnidraft.models.native import model as native_model
 from omnidraft.models.native.model import NativeLlama
 from omnidraft.models.native.target import LlamaTarget
 from omnidraft.ports import DraftTree
@@ -124,3 +125,14 @@ def test_a_model_folder_is_run_by_what_can_run_it(tmp_path, name, kind):
     copy.deepcopy(exact(name)).to(torch.bfloat16).save_pretrained(tmp_path)
     loaded = load_target(tmp_path, SETTINGS, name=name, precision="packed16")
     assert type(loaded).__name__ == kind
+
+
+def test_memory_comes_with_the_ids_and_changes_no_bit(monkeypatch):
+    ids = text(90)
+    expected = one_by_one("llama", "packed16", ids)
+    monkeypatch.setattr(native_model, "_CAPACITY_STEP", 16)
+    session = target("llama").open(ids[:1], 150, "reproducible")
+    for number, token in enumerate(ids):
+        assert session._backend.kv.nbytes <= target("llama").kv_bytes(number + 1)
+        assert torch.equal(session.score(DraftTree.empty(token))[0], expected[number])
+        session.keep((0,))

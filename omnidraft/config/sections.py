@@ -154,8 +154,8 @@ class DecodeSettings(Section):
     long matches are worth long chains. Only the `cost` policy goes beyond `num_draft_tokens`, as far as it pays."""
     recent_tokens: int = Field(524_288, ge=0)
     """Tokens of recent answers that a worker remembers for the suffix memory, an eighth of them for one tenant at most;
-    each takes 28 to 52 bytes. 0 remembers none. Requests with `store: false` and tenants of `recorder.opted_out` are
-    never remembered."""
+    each takes 28 to 52 bytes. One tenant, or one of its `user`s or cache salts, is remembered for every 256. 0
+    remembers none. Requests with `store: false` and tenants of `recorder.opted_out` are never remembered."""
     lookup: bool = True
     """Without `suffix_memory`, which includes it, and inside vLLM: also draft by prompt lookup, the tokens that
     followed the same tokens earlier in the request."""

@@ -217,7 +217,7 @@ class Distiller:
         return max(1, self._steps_per_snapshot // haste)
 
     def _next_batch(self, stop: Stop) -> Batch | None:
-        """Return a full batch; None after a poll that did not complete one."""
+        """Return the next batch; None after a poll that did not complete one."""
         try:
             return self._reader.next_batch(lambda poll: self._retry(poll, stop))
         except LogReplaced:
@@ -229,11 +229,15 @@ class Distiller:
         return None
 
     def _learn(self, batch: Batch, stop: Stop) -> None:
+        """Count what the batch skips, and make a step of its records, if it has any."""
         if batch.poison:
             self._retry(lambda: self._consumer.dead_letter(batch.poison), stop)
             logger.warning("%d records are dead letters: the process crashed on them", len(batch.poison))
         self._metrics.add(SKIPPED, batch.num_over_share, reason=OVER_SHARE)
         self._learner.count_skipped(batch.skipped())
+        self._learning.prepare(batch)
+        if not batch.records:
+            return
         span = self._spans.step(batch, self._learner.counters.num_steps)
         report = self._learning.step(batch)
         span.end(tokens=report.num_tokens, **{f"loss.{name}": loss for name, loss in report.losses.items()})

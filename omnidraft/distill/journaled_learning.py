@@ -30,8 +30,8 @@ class JournaledLearning:
         self._unmeasured: list[PartitionOffset] = []
         """Positions of records that were held out since the last measurement."""
 
-    def step(self, batch: Batch) -> StepReport:
-        """Learn from the batch; a suspect is tried alone before."""
+    def prepare(self, batch: Batch) -> None:
+        """Try each suspect of the batch alone, and note what is held out. Called before `step`."""
         held_out = {(partition, offset): record for partition, offset, record in batch.held_out}
         records = dict(zip(batch.positions, batch.records, strict=True)) | held_out
         for position in self._journal.suspects(records):
@@ -39,6 +39,9 @@ class JournaledLearning:
             self._learner.dry_run(records[position])
             self._journal.finish()
         self._unmeasured += held_out
+
+    def step(self, batch: Batch) -> StepReport:
+        """Learn from the batch."""
         self._journal.start(batch.positions)
         report = self._learner.step(batch.records)
         self._journal.finish()

@@ -62,7 +62,7 @@ class BatchReader:
         self._catch_up.published()
 
     def next_batch(self, with_retries: RetriedPoll) -> Batch | None:
-        """Return a full batch; None after a poll that did not complete one.
+        """Return the next batch; None after a poll that did not complete one.
 
         Raises:
             LogReplaced: an operator has to say where to go on. Whatever `with_retries` raises, too.

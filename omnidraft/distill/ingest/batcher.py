@@ -8,7 +8,8 @@ learned once does not. Each tenant has its share of a batch (tenant_shares.py).
 A partition that is added to the topic while this runs is buffered from its first message on, and takes its turns from
 the next snapshot on (`admit_partitions`). A run that resumes from the snapshot before does the same, so both make the
 same batches. It does not wait for a snapshot where the others are idle or a buffer is full.
-A batch is taken whole or not at all, so the records not learned yet are exactly those in the buffers.
+A batch is taken whole or not at all, so the records not learned yet are exactly those in the buffers. It ends at the
+latest after LOOKAHEAD records, which a buffer holds: where the log repeats itself, it has few records to learn or none.
 """
 
 from collections import Counter, defaultdict, deque
@@ -34,14 +35,14 @@ from omnidraft.ports import OVER_SHARE, POISON, Offsets
 from omnidraft.traces.record import TraceRecord
 
 LOOKAHEAD = 1024
-"""Maximal number of records buffered per partition, about 25 kB each."""
+"""Maximal number of records buffered per partition, about 25 kB each, and of those that a batch goes through."""
 
 _SEEN, _TURN, _ORDER, _RECENT, _HELD_OUT = "seen", "turn", "partitions", "recent_tenants", "held_out."
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The records of one step."""
+    """The records of one step, which has fewer of them, or none, where LOOKAHEAD records held no more to learn."""
 
     records: tuple[TraceRecord, ...]
     positions: tuple[tuple[int, int], ...]
@@ -65,7 +66,7 @@ class Batch:
 
 @dataclass(slots=True)
 class _PartialBatch:
-    """A batch that is being filled; it has no effect before it is full."""
+    """A batch that is being filled; it has no effect before it ends."""
 
     turn: int
     share: StepShare
@@ -127,7 +128,7 @@ class Batcher:
         self._next_offsets |= polled.next_offsets
 
     def take(self, *, is_drained: bool) -> Batch | None:
-        """Return a full batch, or None until more is polled.
+        """Return the next batch, or None until more is polled.
 
         Args:
             is_drained: the last poll returned nothing, so no partition is waited for.
@@ -136,11 +137,13 @@ class Batcher:
         if may_pass_over:
             self.admit_partitions()
         partial = _PartialBatch(turn=self._turn, share=self._shares.begin())
-        while len(partial.records) < self._records_per_step:
+        for _ in range(LOOKAHEAD):
             partition = self._next_partition(partial, may_pass_over)
             if partition is None:
                 return None
             self._consider(partial, partition)
+            if len(partial.records) == self._records_per_step:
+                break
         return self._commit(partial)
 
     def admit_partitions(self) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from omnidraft.distill.control import TrainingControl
+from omnidraft.distill.ingest import batcher
 from omnidraft.errors import BusError, ConfigError, RegistryError, SnapshotStale
 from omnidraft.ports import Announcement, Outgoing, PollResult
 from omnidraft.snapshots import bundle
@@ -247,6 +248,58 @@ def test_duplicates_are_dropped_and_counted_also_across_a_restart(setting) -> No
     run_until_idle(again)
     assert learned(journal, after) == names(8)
     assert setting.manifest().counts["duplicate"] == 8
+
+
+@pytest.fixture
+def small_buffers(monkeypatch) -> None:
+    monkeypatch.setattr(batcher, "LOOKAHEAD", 24)
+
+
+def emit_repeatedly(setting) -> None:
+    """Ten records as a producer writes them that gets no answer and sends them again and again; then 20 others."""
+    for _ in range(12):
+        setting.emit(*names(10))
+    setting.emit(*names(20, start=10))
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_more_duplicates_than_a_buffer_holds_stop_no_learner(pair, tmp_path, small_buffers, partitions) -> None:
+    setting = Setting(pair, tmp_path, partitions=partitions)
+    emit_repeatedly(setting)
+    distillation, journal = setting.distiller(held_out_every=4, limits={"records_per_step": 3})
+    run_until_idle(distillation, 60)
+    manifest = setting.manifest()
+    assert len(learned(journal)) == len(set(learned(journal))) == manifest.num_records == 18  # two wait for a third
+    skipped = manifest.counts["held_out"] + manifest.counts["duplicate"]
+    assert manifest.num_records + skipped == sum(manifest.offsets.values()) > 120
+
+
+@pytest.mark.parametrize("die_after", [0, 2, 5])
+def test_a_killed_and_resumed_run_goes_through_the_same_duplicates(pair, tmp_path, small_buffers, die_after) -> None:
+    whole, broken = (Setting(pair, tmp_path / name) for name in ("whole", "broken"))
+    options = {"held_out_every": 4, "limits": {"records_per_step": 3}}
+    for setting in (whole, broken):
+        emit_repeatedly(setting)
+    one, _ = whole.distiller(**options)
+    run_until_idle(one, 60)
+    dying, _ = broken.distiller(die_after=die_after, **options)
+    with pytest.raises(Killed):
+        run_until_idle(dying, 60)
+    resumed, _ = broken.distiller(reader=SlowReader(broken.log, "t", 2), **options)
+    run_until_idle(resumed, 60)
+    left, right = whole.masters(), broken.masters()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    same = ("offsets", "num_records", "num_steps", "counts", "agreement_after", "held_out_records")
+    assert [getattr(whole.manifest(), name) for name in same] == [getattr(broken.manifest(), name) for name in same]
+
+
+def test_records_that_are_all_held_out_make_no_step(setting, small_buffers) -> None:
+    setting.emit(*names(60))
+    distillation, journal = setting.distiller(held_out_every=1)
+    run_until_idle(distillation, 60)
+    status = distillation.status()
+    assert (journal.batches, status.num_steps, len(distillation._batcher.held_out)) == ([], 0, 4)
+    assert distillation._batcher.offsets() == {0: 48}
 
 
 def test_an_idle_partition_holds_nobody_up(pair, tmp_path) -> None:

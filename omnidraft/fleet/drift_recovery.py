@@ -15,7 +15,7 @@ from functools import partial, reduce
 from typing import Literal, get_args
 
 from omnidraft.config import ControllerSettings
-from omnidraft.errors import SnapshotNotFound, SnapshotStale
+from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, SnapshotStale
 from omnidraft.fleet.drift import MOST_STREAMS, DriftChange, DriftDetector, traffic_name
 from omnidraft.fleet.promotion import signed_versions
 from omnidraft.fleet.request_stats import RequestStats
@@ -74,9 +74,13 @@ class DriftRecovery:
         self.react()
 
     def react(self) -> None:
-        """Do what is to be done. What raises SnapshotError or BusError is done again by the next call."""
+        """Do what is to be done. What raises RegistryError or BusError is done again by the next call; what cannot be
+        done, since a snapshot is gone or damaged, is left out."""
         while self._reactions:
-            self._reactions[0]()
+            try:
+                self._reactions[0]()
+            except (SnapshotNotFound, SnapshotCorrupt) as exc:
+                logger.warning("%s: a reaction to a drift is left out: %s", self._target, exc)
             self._reactions.popleft()
 
     def resume(self, announcements: Sequence[Announcement]) -> None:
@@ -92,14 +96,9 @@ class DriftRecovery:
                     self._detector.resume_drift(each.tenant, work, each.level)
 
     def on_announcement(self, announcement: Announcement) -> None:
-        """Promote the version announced as `best` by the distiller, unless the drift is over. Raises SnapshotError."""
-        version, tenant = announcement.version, announcement.tenant or ""
-        if announcement.kind != "best" or version is None or not self._detector.is_drifting(tenant):
-            return
-        fence = announcement.fence or self._registry.fence()
-        if self._registry.resolve("champion").version != version:
-            reason = announcement.reason or "agrees best with the traffic that drifted"
-            self._promote(version, tenant, reason, fence)
+        """Let `react` promote the version announced as `best` by the distiller, unless the drift is over by then."""
+        if announcement.kind == "best" and announcement.version is not None:
+            self._reactions.append(partial(self._promote_best, announcement.version, announcement))
 
     def _reactions_to(self, change: DriftChange) -> Iterator[Callable[[], None]]:
         tenant, reason = change.tenant, str(change)
@@ -134,6 +133,15 @@ class DriftRecovery:
             return
         if self._registry.resolve("champion").version == suspect:
             self._promote(previous, tenant, reason, fence)
+
+    def _promote_best(self, version: int, announcement: Announcement) -> None:
+        tenant = announcement.tenant or ""
+        if not self._detector.is_drifting(tenant):
+            return
+        fence = announcement.fence or self._registry.fence()
+        if self._registry.resolve("champion").version != version:
+            reason = announcement.reason or "agrees best with the traffic that drifted"
+            self._promote(version, tenant, reason, fence)
 
     def _promote(self, version: int, tenant: str, reason: str, fence: str) -> None:
         """Make it the champion unless other tenants lose by it; the controller announces every champion."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from omnidraft.config import DriftSettings
-from omnidraft.errors import BusError
+from omnidraft.errors import BusError, RegistryError
 from omnidraft.fleet import control_log
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.drift import MOST_STREAMS, DriftDetector
@@ -14,6 +14,7 @@ from omnidraft.fleet.drift_recovery import FOLLOWED_KINDS, DriftRecovery
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from tests.snapshot_folders import make_bundle
 from tests.unit.fleet.served import requests
 
 SETTINGS = DriftSettings()
@@ -38,9 +39,19 @@ class Pair:
         recovery.resume(self.follower().poll(0))
         return recovery
 
-    def announce(self, kind, tenant="t", **fields):
-        control_log.publish_announcement(self.writer, kind, tenant=tenant, **fields)
-        self.everything.poll(0)
+    def announce(self, kind, version=None, tenant="t", **fields):
+        control_log.publish_announcement(self.writer, kind, version, tenant=tenant, **fields)
+        return self.everything.poll(0)
+
+    def publish(self, folder, number):
+        """So many snapshots, the newest of which is the champion."""
+        for version in range(1, number + 1):
+            parent_id = f"s{version - 1}" if version > 1 else None
+            self.registry.publish(make_bundle(folder, f"s{version}", parent_id=parent_id), version - 1 or None)
+            self.registry.promote(version)
+
+    def champion(self):
+        return self.registry.resolve("champion").version
 
     def serve(self, recovery, agreement, number, *, work="text", is_past=False, **told):
         for request in requests(self.dice, agreement, number, **told):
@@ -131,3 +142,35 @@ def test_what_a_failing_log_did_not_take_is_announced_by_the_next_call(pair, mon
     recovery.react()
     assert pair.serve(recovery, 0.5, 5) == []
     assert pair.metrics.value("omnidraft_drift_alarms_total", target="big") == 1
+
+
+def fail(*args, **fields):
+    raise RegistryError("no registry")
+
+
+def best_of_a_drift(pair, folder, version):
+    """A recovery with two snapshots and a drift, to which the distiller announced this version as the best."""
+    pair.publish(folder, 2)
+    recovery = pair.start()
+    pair.serve(recovery, 0.75, 100)
+    pair.serve(recovery, 0.5, 40)
+    for announcement in pair.announce("best", version, reason="0.6 on 16 records"):
+        recovery.on_announcement(announcement)
+    return recovery
+
+
+@pytest.mark.parametrize("failing", ["fence", "resolve", "versions", "promote_unless_changed"])
+def test_the_best_snapshot_is_taken_once_the_registry_is_back(pair, tmp_path, monkeypatch, failing):
+    recovery = best_of_a_drift(pair, tmp_path, 1)
+    with monkeypatch.context() as down:
+        down.setattr(pair.registry, failing, fail)
+        with pytest.raises(RegistryError, match="no registry"):
+            recovery.react()
+    recovery.react()
+    assert pair.champion() == 1
+
+
+def test_a_best_snapshot_that_is_gone_holds_nothing_up(pair, tmp_path):
+    recovery = best_of_a_drift(pair, tmp_path, 9)
+    assert pair.serve(recovery, 0.75, 20) == [("drift_over", "t", "text")]
+    assert pair.champion() == 2

@@ -7,7 +7,7 @@ a new level. The test is Page's (Biometrika 41, 1954) with Hinkley's running mea
 values for the same fall. See docs/algorithms.md, section 9.
 
 A drift that was announced before this process started goes on (drift_recovery.py); for the other streams the newest
-traffic, which is read again after a start, restores the levels.
+traffic, which is read again after a start, restores the levels and shows the falls since.
 """
 
 from collections import OrderedDict, deque

@@ -4,8 +4,8 @@ The cheapest measure comes first: the announcement alone makes workers draft les
 with the first requests of a snapshot rolls back to the one before; otherwise the distiller announces which earlier
 snapshot agrees best with the new traffic, and publishes more often until the drift is over. No snapshot returns by
 which other tenants lose (return_check.py). Every step is recorded on the control log, as an annotation of the champion,
-and in the process's log. The control log says after a restart which drifts are open: these go on, and no drift that was
-handled before the restart is handled twice.
+and in the process's log. The control log says after a restart which drifts are open: these go on, and none of them is
+handled twice. A fall that happened while no controller ran, and is not over, is handled with the first request after.
 """
 
 import logging
@@ -61,16 +61,22 @@ class DriftRecovery:
         self._metrics, self._target, self._gate = metrics, target, gate or ControllerSettings()
         self._reactions: deque[Callable[[], None]] = deque()
         """What is still to be done, oldest first."""
+        self._past_falls: dict[tuple[str, Work], DriftChange] = {}
+        """Falls in past requests that are not over, until their streams have requests again."""
 
     def update(self, request: RequestStats) -> None:
         """Add one request and react to the change it reveals, see `react`."""
+        stream = (request.tenant, request.work)
+        if not request.is_past and (fall := self._past_falls.pop(stream, None)) is not None:
+            self._reactions.extend(self._reactions_to(fall))
         change = self._detector.update(request)
-        for tenant, work in self._detector.evict():
-            name = traffic_name(tenant, work)
-            reason = f"agreement of {name} is watched no more: {MOST_STREAMS} others had requests since"
-            self._reactions.append(partial(self._announce, "drift_over", tenant, work, None, reason))
+        self._end_evicted()
         if change is not None and not request.is_past:
             self._reactions.extend(self._reactions_to(change))
+        elif change is not None and change.kind == "drift":
+            self._past_falls[stream] = change
+        elif change is not None:
+            self._past_falls.pop(stream, None)
         self.react()
 
     def react(self) -> None:
@@ -99,6 +105,14 @@ class DriftRecovery:
         """Let `react` promote the version announced as `best` by the distiller, unless the drift is over by then."""
         if announcement.kind == "best" and announcement.version is not None:
             self._reactions.append(partial(self._promote_best, announcement.version, announcement))
+
+    def _end_evicted(self) -> None:
+        for tenant, work in self._detector.evict():
+            if self._past_falls.pop((tenant, work), None) is not None:
+                continue  # it was not announced
+            name = traffic_name(tenant, work)
+            reason = f"agreement of {name} is watched no more: {MOST_STREAMS} others had requests since"
+            self._reactions.append(partial(self._announce, "drift_over", tenant, work, None, reason))
 
     def _reactions_to(self, change: DriftChange) -> Iterator[Callable[[], None]]:
         tenant, reason = change.tenant, str(change)

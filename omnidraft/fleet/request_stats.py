@@ -37,8 +37,8 @@ class RequestStats:
     work: Work = "text"
     """The kind of the request; calls of tools count with other text under a grammar."""
     is_past: bool = False
-    """Whether it was in the log before this reader started: it only sets the normal level. Judged by its offset, since
-    the clocks of workers may be wrong."""
+    """Whether it was in the log before this reader started: nothing is announced because of it alone. Judged by its
+    offset, since the clocks of workers may be wrong."""
 
 
 def request_stats(record: TraceRecord) -> RequestStats:

@@ -100,6 +100,44 @@ def test_a_drift_of_every_kind_is_over_with_the_first_kind_that_recovers(pair):
     assert pair.serve(pair.start(), 0.75, SETTINGS.settled_values + 20, work="text") == []
 
 
+def test_a_fall_while_no_controller_ran_is_announced_with_the_first_request_after(pair):
+    after = pair.start()
+    assert pair.serve(after, 0.75, 100, is_past=True) == []
+    assert pair.serve(after, 0.5, 40, is_past=True) == []
+    assert pair.serve(after, 0.75, 5, tenant="another") == []
+    assert pair.serve(after, 0.5, 1) == [("drift", "t", "text")]
+    assert pair.serve(after, 0.5, 20) == []
+    assert pair.serve(after, 0.75, 20) == [("drift_over", "t", "text")]
+    assert pair.serve(after, 0.2, 40) == [("drift", "t", "text")]
+
+
+def test_a_snapshot_that_was_bad_from_its_first_requests_on_is_rolled_back_by_the_next_controller(pair, tmp_path):
+    pair.publish(tmp_path, 2)
+    after = pair.start()
+    pair.serve(after, 0.75, 100, is_past=True, version=1)
+    pair.serve(after, 0.5, 30, is_past=True, version=2)
+    assert pair.champion() == 2
+    assert pair.serve(after, 0.5, 1, version=2) == [("drift", "t", "text")]
+    assert pair.champion() == 1
+
+
+def test_a_fall_that_was_over_before_the_start_is_not_announced(pair):
+    after = pair.start()
+    for agreement, number in ((0.75, 100), (0.5, 40), (0.75, 40)):
+        pair.serve(after, agreement, number, is_past=True)
+    assert pair.serve(after, 0.75, 100) == []
+
+
+def test_a_fall_before_the_start_is_forgotten_with_its_stream(pair):
+    after = pair.start()
+    pair.serve(after, 0.75, 100, is_past=True)
+    pair.serve(after, 0.5, 40, is_past=True)
+    for number in range(MOST_STREAMS):
+        for request in requests(pair.dice, 0.7, 1, tenant=f"t{number}"):
+            after.update(request)
+    assert pair.everything.poll(0) == ()
+
+
 def test_a_drift_that_is_over_is_not_resumed(pair):
     pair.announce("drift", work="text", level=0.75)
     pair.announce("drift_over", work="text", level=0.75)

@@ -71,7 +71,7 @@ class Controller:
         self._refused_version: int | None = None
         self._trial: CanaryTrial | None = None
         self._has_resumed = False
-        self._num_worse = 0
+        self._worse: frozenset[int] = frozenset()
         """Challengers in a row that were worse than the champion, since this process started."""
 
     def run(self, stop: threading.Event) -> None:
@@ -175,20 +175,26 @@ class Controller:
                 logger.warning("%s: a decision is void: %s", self._target, exc)
                 return
         self._maybe_rewind(version, decision)
-        self._registry.log_metrics(version, {"promoted": float(decision.promote)}, version)
+        self._log_verdict(version, decision)
         self._metrics.add("omnidraft_promotions_total" if decision.promote else "omnidraft_refusals_total")
         logger.info("%s version %d for %s: %s", verdict, version, self._target, decision.reason)
 
+    def _log_verdict(self, version: int, decision: Decision) -> None:
+        try:
+            self._registry.log_metrics(version, {"promoted": float(decision.promote)}, version)
+        except SnapshotError as exc:  # a curve is not worth a second judgement
+            logger.warning("%s: the verdict on version %d is in no curve: %s", self._target, version, exc)
+
     def _maybe_rewind(self, version: int, decision: Decision) -> None:
         """Order learning back to the champion after `refusals_before_rewind` challengers in a row that were worse."""
-        self._num_worse = self._num_worse + 1 if decision.is_worse else 0
+        self._worse = self._worse | {version} if decision.is_worse else frozenset()  # one judged again counts once
         limit = self._settings.refusals_before_rewind
-        if not limit or self._num_worse < limit or (champion := self._find("champion")) is None:
+        if not limit or len(self._worse) < limit or (champion := self._find("champion")) is None:
             return
         refused = self._registry.resolve(str(version)).manifest.snapshot_id
-        reason = f"{self._num_worse} challengers in a row were worse than champion {champion.version}"
+        reason = f"{len(self._worse)} challengers in a row were worse than champion {champion.version}"
         self._announcer.publish("rewind", champion.version, restart_id=refused, reason=reason)
-        self._num_worse = 0
+        self._worse = frozenset()
         logger.warning("%s: learning goes back to champion %d: %s", self._target, champion.version, reason)
 
     def _announce_champion(self) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from omnidraft.config import ControllerSettings, DriftSettings
-from omnidraft.errors import BusError
+from omnidraft.errors import BusError, RegistryError
 from omnidraft.fleet import control_log
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.controller import Controller
@@ -472,3 +472,59 @@ def test_a_promotion_starts_the_count_anew(fleet):
     assert rewinds(fleet) == []
     judge_all(fleet, controller, 0.69, first=13)
     assert rewinds(fleet) == [(7, "s13")]
+
+
+def no_curves(*args):
+    raise RegistryError("the run is deleted")
+
+
+def test_a_challenger_without_curves_is_judged_and_counted_once(fleet, monkeypatch):
+    monkeypatch.setattr(fleet.registry, "log_metrics", no_curves)
+    controller = fleet.controller()
+    fleet.publish("s1", None)
+    controller.step()
+    judge_all(fleet, controller, 0.69)
+    for _ in range(8):
+        controller.step()
+    assert rewinds(fleet) == []
+    assert fleet.metrics.value("omnidraft_refusals_total") == 1
+
+
+def test_a_canary_without_curves_becomes_champion_and_its_judgement_stands(canaries, monkeypatch):
+    monkeypatch.setattr(canaries.registry, "log_metrics", no_curves)
+    controller = two_snapshots(canaries)
+    for version in (1, 2):
+        serve(canaries.traces, version, 30, seconds=0.1)
+    for _ in range(2):
+        controller.step()
+    assert (canaries.champion(), canaries.told()) == (2, [("champion", 2)])
+    assert "promoted: canary" in canaries.judgement(2)
+
+
+class WithoutRewinds(MemoryWriter):
+    """A log that refuses the first orders to rewind."""
+
+    num_left = 3
+
+    def append(self, messages):
+        if b'"rewind"' in messages[0].value and self.num_left:
+            self.num_left -= 1
+            raise BusError("down")
+        super().append(messages)
+
+
+def test_a_challenger_that_is_judged_again_while_the_log_is_down_counts_once(fleet):
+    controller = fleet.controller(WithoutRewinds(fleet.log, "control"))
+    fleet.publish("s1", None)
+    controller.step()
+    judge_all(fleet, controller, *[0.69] * 5)
+    fleet.publish("s7", 6, 0.7, 0.69)
+    for _ in range(WithoutRewinds.num_left):
+        with pytest.raises(BusError):
+            controller.step()
+    controller.step()
+    follower = LogControlFollower(MemoryReader(fleet.log, "control"), fleet.metrics, kinds=("rewind",))
+    (order,) = follower.poll(0)
+    assert (order.restart_id, order.reason) == ("s7", "6 challengers in a row were worse than champion 1")
+    judge_all(fleet, controller, *[0.69] * 5, first=8)
+    assert rewinds(fleet) == [(1, "s7")]

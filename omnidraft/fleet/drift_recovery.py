@@ -15,7 +15,7 @@ from functools import partial, reduce
 from typing import Literal, get_args
 
 from omnidraft.config import ControllerSettings
-from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, SnapshotStale
+from omnidraft.errors import SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.fleet.drift import MOST_STREAMS, DriftChange, DriftDetector, traffic_name
 from omnidraft.fleet.promotion import signed_versions
 from omnidraft.fleet.request_stats import RequestStats
@@ -130,13 +130,14 @@ class DriftRecovery:
         self._metrics.add(counter, target=self._target)  # tenants are too many to be labels
 
     def _annotate(self, change: DriftChange) -> None:
+        """Annotate the champion, at best: what a registry refuses, as for a deleted run, holds nothing else up."""
+        name = "drift_alarm" if change.kind == "drift" else "drift_over"
         try:
             champion = self._registry.resolve("champion").version
-        except SnapshotNotFound:
-            return
-        self._registry.annotate(champion, {change.kind: str(change)})
-        name = "drift_alarm" if change.kind == "drift" else "drift_over"
-        self._registry.log_metrics(champion, {name: 1.0, "agreement_served": change.recent}, champion)
+            self._registry.annotate(champion, {change.kind: str(change)})
+            self._registry.log_metrics(champion, {name: 1.0, "agreement_served": change.recent}, champion)
+        except SnapshotError as exc:
+            logger.warning("%s: %s is not noted at the champion: %s", self._target, change.kind, exc)
 
     def _roll_back(self, suspect: int, tenant: str, reason: str) -> None:
         """Roll back from a champion that was bad from its first requests on to the one before."""
@@ -169,5 +170,8 @@ class DriftRecovery:
         except SnapshotStale as exc:
             logger.warning("%s: not back to snapshot %d: %s", self._target, version, exc)
             return
-        self._registry.annotate(version, {JUDGEMENT: f"promoted again: {reason}"})
+        try:
+            self._registry.annotate(version, {JUDGEMENT: f"promoted again: {reason}"})
+        except SnapshotError as exc:
+            logger.warning("%s: the promotion of snapshot %d is not noted: %s", self._target, version, exc)
         logger.warning("%s: back to snapshot %d: %s", self._target, version, reason)

@@ -212,3 +212,14 @@ def test_a_best_snapshot_that_is_gone_holds_nothing_up(pair, tmp_path):
     recovery = best_of_a_drift(pair, tmp_path, 9)
     assert pair.serve(recovery, 0.75, 20) == [("drift_over", "t", "text")]
     assert pair.champion() == 2
+
+
+@pytest.mark.parametrize("failing", ["annotate", "log_metrics"])
+def test_a_champion_whose_run_is_deleted_holds_no_reaction_up(pair, tmp_path, monkeypatch, failing):
+    pair.publish(tmp_path, 2)
+    recovery = pair.start()
+    pair.serve(recovery, 0.75, 100, version=1)
+    monkeypatch.setattr(pair.registry, failing, fail)
+    assert pair.serve(recovery, 0.5, 30, version=2) == [("drift", "t", "text")]
+    assert pair.champion() == 1
+    assert pair.serve(recovery, 0.75, 20, version=1) == [("drift_over", "t", "text")]

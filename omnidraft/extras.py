@@ -1,9 +1,14 @@
 """The parts of an installation that pip adds by name, `pip install 'omnidraft[kafka]'`, and what to do without one."""
 
+import os
 from contextlib import suppress
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from omnidraft.errors import ExtraMissing
+
+if TYPE_CHECKING:
+    from omnidraft.config import Settings
 
 MODULES = {
     "serve": ("fastapi", "uvicorn"),
@@ -33,6 +38,11 @@ def require(extra: str, needed_by: str) -> None:
     """
     if not is_installed(extra):
         raise ExtraMissing(f"{needed_by} needs an optional part of omnidraft: pip install 'omnidraft[{extra}]'")
+
+
+def distiller_needs_ray(settings: "Settings") -> bool:
+    """Return whether learning takes Ray: it is for several targets, or RAY_ADDRESS names a cluster."""
+    return len(settings.models.targets) > 1 or "RAY_ADDRESS" in os.environ
 
 
 def _is_there(module: str) -> bool:

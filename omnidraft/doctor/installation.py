@@ -3,13 +3,15 @@
 import os
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 from omnidraft.config import Settings
 from omnidraft.doctor.finding import Finding, ok, problem, warning
+from omnidraft.doctor.registry import is_absent
+from omnidraft.extras import distiller_needs_ray
 
 PACKAGE = "omnidraft"
 
@@ -32,13 +34,33 @@ def libraries(settings: Settings | None) -> Finding:
     package = _metadata()
     if package is None:
         return warning("libraries", "not compared: no package metadata", "`make setup`, or pip install")
-    extras = extras_needed(settings) if settings else ()
-    requirements = package.get_all("Requires-Dist") or []
-    unmet = unmet_requirements(requirements, extras)
-    if not unmet:
-        return ok("libraries", f"all {len(requirements)} requirements looked at")
+    needed = extras_needed(settings) if settings else ()
+    further = extras_of_services(settings) if settings else {}
+    return libraries_finding(package.get_all("Requires-Dist") or [], needed, further)
+
+
+def libraries_finding(requirements: Sequence[str], needed: Sequence[str], further: Mapping[str, str]) -> Finding:
+    """Return the finding about the package's requirements.
+
+    Args:
+        needed: the extras without which nothing starts.
+        further: other extras, each with the services that need it; without them there is a warning.
+    """
+    unmet = unmet_requirements(requirements, needed)
+    missing = {
+        extra: services
+        for extra, services in further.items()
+        if set(unmet_requirements(requirements, [extra])) - set(unmet)
+    }
+    extras = [*needed, *missing]
     names = f"{PACKAGE}[{','.join(extras)}]" if extras else PACKAGE
-    return problem("libraries", "; ".join(unmet), f"`make setup`, or pip install --upgrade '{names}'")
+    advice = f"`make setup`, or pip install --upgrade '{names}'"
+    if unmet:
+        return problem("libraries", "; ".join(unmet), advice)
+    if missing:
+        lines = unmet_requirements(requirements, extras)
+        return warning("libraries", f"{'; '.join(lines)}: no {', no '.join(missing.values())} can start", advice)
+    return ok("libraries", f"all {len(requirements)} requirements looked at")
 
 
 def bytecode(library: str = "torch") -> Finding:
@@ -70,9 +92,35 @@ def missing_libraries() -> list[str]:
 
 
 def extras_needed(settings: Settings) -> tuple[str, ...]:
-    """Return the extras of the package that these settings need."""
-    needs = {"kafka": settings.log.url.startswith("kafka:"), "llamacpp": settings.models.engine == "llamacpp"}
+    """Return the extras of the package that whatever runs with these settings needs."""
+    needs = {
+        "kafka": settings.log.url.startswith("kafka:"),
+        "llamacpp": settings.models.engine == "llamacpp",
+        "mlflow": _is_in_mlflow(settings) and not is_absent(settings),
+        "otel": settings.tracing.endpoint is not None,
+        "postgres": _is_in_postgresql(settings),
+    }
     return tuple(name for name, is_needed in needs.items() if is_needed)
+
+
+def extras_of_services(settings: Settings) -> dict[str, str]:
+    """Return the extras that only some services need with these settings, each with the services."""
+    needs = {
+        "serve": ("worker", True),
+        "mlflow": ("distiller, no controller", _is_in_mlflow(settings) and is_absent(settings)),
+        "ray": ("distiller of these targets", distiller_needs_ray(settings)),
+    }
+    return {extra: services for extra, (services, is_needed) in needs.items() if is_needed}
+
+
+def _is_in_mlflow(settings: Settings) -> bool:
+    return not settings.registry.url.startswith("directory:")
+
+
+def _is_in_postgresql(settings: Settings) -> bool:
+    """Return whether the key store or the registry is a database that psycopg speaks to."""
+    key_store, scheme = settings.log.key_store_url or "", settings.registry.url.partition(":")[0]
+    return key_store.startswith("postgresql") or scheme in ("postgresql", "postgresql+psycopg")
 
 
 def unmet_requirements(requirements: Iterable[str], extras: Iterable[str]) -> list[str]:

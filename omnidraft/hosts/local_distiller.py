@@ -1,7 +1,6 @@
 """The distiller without Ray: one target's learner in this process, whose crash is its supervisor's to repair."""
 
 import logging
-import os
 from contextlib import closing
 
 from prometheus_client import CollectorRegistry
@@ -23,7 +22,7 @@ def main(settings: Settings) -> int:
         ExtraMissing: there are several targets, or RAY_ADDRESS names a cluster.
         OmnidraftError: log, registry or drafter cannot be used, or another distiller took over.
     """
-    if len(settings.models.targets) > 1 or "RAY_ADDRESS" in os.environ:
+    if extras.distiller_needs_ray(settings):
         extras.require("ray", "learning for several targets or on a cluster")
     logger.info("learning in this process, without Ray (pip install 'omnidraft[ray]')")
     learner = DistillerActor(settings, str(own_folder()))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.fernet import Fernet
 from fastapi import FastAPI
 
 from omnidraft import config, wiring
@@ -24,6 +25,7 @@ from tests.http_server import served
 from tests.snapshot_folders import make_bundle
 from tests.tiny_engine import tiny_settings
 
+KEY = Fernet.generate_key().decode()
 Make = Callable[..., config.Settings]
 
 
@@ -68,10 +70,48 @@ def test_missing_and_outdated_libraries_are_named_and_those_of_unused_extras_are
     assert "nor-this is missing, wanted >=1" in installation.unmet_requirements(wanted, ["kafka"])
 
 
-def test_settings_say_which_extras_are_needed(settings: config.Settings) -> None:
-    assert installation.extras_needed(settings) == ()
-    broker = config.load(None, {"OMNIDRAFT_LOG": "kafka://h:1", "OMNIDRAFT_MODELS__ENGINE": "llamacpp"})
-    assert installation.extras_needed(broker) == ("kafka", "llamacpp")
+@pytest.mark.parametrize(
+    ("sections", "extras"),
+    [
+        ({}, ()),
+        ({"log": {"url": "kafka://h:1"}, "models": {"engine": "llamacpp"}}, ("kafka", "llamacpp")),
+        ({"tracing": {"endpoint": "http://h:4318"}}, ("otel",)),
+        ({"registry": {"url": "http://h:5000"}}, ("mlflow",)),
+        ({"registry": {"url": "postgresql://h/mlflow"}}, ("mlflow", "postgres")),
+        ({"log": {"key_store": "postgresql://h/k"}}, ()),
+        ({"log": {"key_store": "postgresql://h/k", "encryption_keys": [KEY]}}, ("postgres",)),
+    ],
+)
+def test_settings_say_which_extras_are_needed(
+    sections: dict[str, Any], extras: tuple[str, ...], tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the default registry is not there
+    assert installation.extras_needed(config.load(None, {}, **sections)) == extras
+
+
+def test_extras_of_single_services_are_known(settings: config.Settings, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert list(installation.extras_of_services(settings)) == ["serve"]
+    defaults = config.load(None, {})
+    assert list(installation.extras_of_services(defaults)) == ["serve", "mlflow"]
+    several = config.load(None, {}, models={"more_targets": ["gemma3-270m"]}, registry={"url": "http://h:5000"})
+    assert list(installation.extras_of_services(several)) == ["serve", "ray"]
+    Path(defaults.registry.url.removeprefix("sqlite:///")).parent.mkdir(parents=True)
+    Path(defaults.registry.url.removeprefix("sqlite:///")).touch()  # a worker reads it
+    assert installation.extras_needed(defaults) == ("mlflow",)
+    assert list(installation.extras_of_services(defaults)) == ["serve"]
+
+
+def test_an_extra_that_single_services_lack_is_a_warning() -> None:
+    wanted = ["rich>=1", 'no-such-library>=1; extra == "serve"', 'nor-this>=1; extra == "otel"']
+    assert_found(installation.libraries_finding(wanted, [], {}), Verdict.OK)
+    found = installation.libraries_finding(wanted, [], {"serve": "worker"})
+    assert_found(found, Verdict.WARNING, "no-such-library is missing", "no worker can start", "'omnidraft[serve]'")
+    found = installation.libraries_finding(wanted, ["otel"], {"serve": "worker"})
+    assert_found(found, Verdict.PROBLEM, "nor-this is missing", "'omnidraft[otel,serve]'")
+    found = installation.libraries_finding(["rich>=99", *wanted[:1]], [], {"serve": "worker"})
+    assert_found(found, Verdict.PROBLEM, "rich is", "pip install --upgrade 'omnidraft'")
 
 
 def test_this_environment_is_what_the_package_asks_for(settings: config.Settings) -> None:

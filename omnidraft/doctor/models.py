@@ -1,10 +1,12 @@
 """Checks of the models: installation, intact files, and the alignment of the two vocabularies."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.doctor.finding import Finding, ok, problem, warning
+from omnidraft.errors import ModelUnknown
 
 if TYPE_CHECKING:
     from omnidraft.models.catalog.install import Origin
@@ -16,6 +18,18 @@ def folder_of(name: str) -> Path | None:
 
     local = Path(name).expanduser()
     return local if local.is_dir() else store.installed(name.lower()) or store.installed(name)
+
+
+def gguf_of(name: str) -> Path | None:
+    """Return the GGUF file that llama.cpp would run; None where it is not on this machine. No network access."""
+    from omnidraft.models.catalog import known_models, store
+
+    if name.lower() in known_models.names():
+        file = store.default_home() / "models" / f"{name.lower()}.gguf"
+        return file if file.is_file() else None
+    with suppress(ModelUnknown):
+        return store.gguf_path(name)
+    return None
 
 
 def weights_bytes(folder: Path) -> int:
@@ -57,12 +71,12 @@ def gguf(name: str) -> Finding:
     check = f"GGUF file of {name}"
     if name.lower() not in known_models.names():
         return ok(check, str(store.gguf_path(name)))
-    file = store.default_home() / "models" / f"{name.lower()}.gguf"
-    if not file.exists():
-        return warning(check, "not on this machine; the first start fetches it", f"omnidraft models pull {name}")
+    if (file := gguf_of(name)) is None:
+        return warning(check, "not on this machine; the first start fetches it", f"omnidraft models pull {name} --gguf")
     actual, expected = sha256_of(file), known_models.find(name).sha256
     if actual != expected:
-        return problem(check, f"{file} has sha256 {actual}, the catalog names {expected}", f"remove {file}, pull again")
+        advice = f"remove {file} and run `omnidraft models pull {name} --gguf`"
+        return problem(check, f"{file} has sha256 {actual}, the catalog names {expected}", advice)
     return ok(check, f"{file} is the catalog's")
 
 

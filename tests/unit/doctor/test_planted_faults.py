@@ -186,6 +186,31 @@ def test_too_little_memory_for_the_models(settings: config.Settings) -> None:
     assert_found(machine.memory(settings, lambda: 2 * needed), Verdict.OK)
 
 
+def test_llama_cpp_needs_memory_for_its_gguf_file(tiny_models, tmp_path: Path) -> None:
+    file, drafter = tmp_path / "mine.gguf", models.weights_bytes(tiny_models[1])
+    file.write_bytes(bytes(1000))
+    for target in (file, tmp_path / "mine"):  # the file, and the folder beside it
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        section = config.ModelSettings(target=str(target), drafter=str(tiny_models[1]), engine="llamacpp")
+        settings = of(tiny_models, tmp_path).model_copy(update={"models": section})
+        found = machine.memory(settings, lambda: 1000 + drafter - 1)
+        assert_found(found, Verdict.PROBLEM, "2 models", "a GGUF file of fewer bits")
+        assert "int8" not in str(found.advice)
+        assert_found(machine.memory(settings, lambda: 1000 + drafter), Verdict.WARNING)
+    file.unlink()
+    assert_found(machine.memory(settings, lambda: drafter), Verdict.WARNING, "1 models")
+
+
+def test_an_ensemble_needs_memory_for_all_its_members(settings: config.Settings, tiny_models) -> None:
+    target, drafter = map(models.weights_bytes, tiny_models)
+    section = settings.models.model_copy(
+        update={"engine": "ensemble", "members": (str(tiny_models[0]),), "precision": "bfloat16"}
+    )
+    several, needed = settings.model_copy(update={"models": section}), 2 * target + 2 * drafter
+    assert_found(machine.memory(several, lambda: needed - 1), Verdict.PROBLEM, "3 models", "fewer members", "int4")
+    assert_found(machine.memory(several, lambda: needed), Verdict.WARNING)
+
+
 def test_a_port_that_is_taken_by_something_else_or_not_ours(tiny_models, tmp_path: Path) -> None:
     with served(FastAPI()) as url:
         taken = of(tiny_models, tmp_path, worker={"port": int(url.rsplit(":", 1)[1])})
@@ -217,10 +242,10 @@ def test_a_model_that_is_not_installed_unknown_or_broken(tiny_models, tmp_path: 
 
 def test_a_gguf_file_that_is_not_the_catalogs(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path))
-    assert_found(models.gguf("gemma3-270m"), Verdict.WARNING, "pull gemma3-270m")
+    assert_found(models.gguf("gemma3-270m"), Verdict.WARNING, "pull gemma3-270m --gguf")
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "gemma3-270m.gguf").write_bytes(b"something else")
-    assert_found(models.gguf("gemma3-270m"), Verdict.PROBLEM, "sha256", "a5fd3b62230aa5ec")
+    assert_found(models.gguf("gemma3-270m"), Verdict.PROBLEM, "a5fd3b62230aa5ec", "remove", "--gguf")
     found = run_check("GGUF file", lambda: models.gguf(str(tmp_path)))
     assert_found(found, Verdict.PROBLEM, "llama.cpp needs a GGUF file")
 

@@ -1,0 +1,20 @@
+"""`omnidraft models pull` prints the path of what it fetched."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli_runs import run_cli
+
+
+@pytest.mark.parametrize(("options", "name"), [([], "gemma3-270m"), (["--gguf"], "gemma3-270m.gguf")])
+def test_a_pull_prints_the_folder_or_the_gguf_file(
+    options: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "models" / "gemma3-270m"
+    folder.mkdir(parents=True)
+    (folder / "omnidraft.json").touch()
+    (tmp_path / "models" / "gemma3-270m.gguf").touch()
+    done = run_cli(("models", "pull", "gemma3-270m", *options), monkeypatch, capsys, {"OMNIDRAFT_HOME": str(tmp_path)})
+    assert done.returncode == 0
+    assert done.stdout.strip() == str(tmp_path / "models" / name)

@@ -137,6 +137,9 @@ def stream_error(exc: Exception) -> dict[str, object]:
 
 def _invalid(exc: RequestValidationError) -> dict[str, object]:
     problem = exc.errors()[0]
+    if problem["type"] == "json_invalid":  # its location is a position in the body
+        message = f"body: no JSON: {problem['ctx']['error']} at character {problem['loc'][-1]}"
+        return error(message, "invalid_request_error")
     path = ".".join(str(part) for part in problem["loc"] if part != "body")
     field = path.encode("utf-8", "backslashreplace").decode() or None
     return error(f"{field or 'body'}: {problem['msg']}", "invalid_request_error", field)

@@ -9,7 +9,17 @@ import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.sampling.noise import choice_seed
@@ -26,49 +36,16 @@ from omnidraft.decode.sampling.validation import (
 )
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar, Mode, Sampling
-from omnidraft.serving.strict_model import MAPPING_LIMITS, StrictModel, TextMapping
+from omnidraft.serving.chat_messages import RequestMessage
+from omnidraft.serving.strict_model import MAPPING_LIMITS, TEXT_OR_LIST, StrictModel, Text, TextMapping
 from omnidraft.serving.structured_output import ResponseFormat, StructuredOutputs
-from omnidraft.serving.tool_schemas import Deprecated, ToolCall, ToolChoice, Tools, tool_use
+from omnidraft.serving.tool_schemas import Deprecated, ToolChoice, Tools, tool_use
 
 DEFAULT_MAX_TOKENS = 256
 """The limit of an answer whose client gives none, where the deployment and the context allow as many."""
 MAX_STOPS = 16
 MAX_USER_CHARACTERS = 256
 MAX_PROMPT_LOGPROBS = 20
-
-
-class TextPart(StrictModel):
-    type: Literal["text"]
-    text: str
-
-
-class RequestMessage(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, use_attribute_docstrings=True)
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = None
-    """Only an assistant that called tools may have said nothing."""
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
-    """What the assistant called."""
-    tool_call_id: str | None = None
-    """The call whose result a message of role `tool` is."""
-
-    @model_validator(mode="after")
-    def _fits_its_role(self) -> "RequestMessage":
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError(f"tool_calls: only an assistant calls tools, not {self.role!r}")
-        if self.content is None and not self.tool_calls:
-            raise ValueError("content: only an assistant with tool_calls may leave it out")
-        if (self.tool_call_id is not None) != (self.role == "tool"):
-            raise ValueError("tool_call_id: a message of role 'tool' has one, and no other")
-        return self
-
-    def plain(self) -> dict[str, Any]:
-        """Return the message for a chat template; the role `developer` becomes `system`, as at OpenAI."""
-        role = "system" if self.role == "developer" else self.role
-        text = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
-        called = {"tool_calls": [call.model_dump() for call in self.tool_calls]} if self.tool_calls else {}
-        answered = {} if self.tool_call_id is None else {"tool_call_id": self.tool_call_id}
-        return {"role": role, "content": text or "", **called, **answered}
 
 
 class StreamOptions(BaseModel):
@@ -126,6 +103,13 @@ class _GenerationParams(StrictModel):
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs: not in a stream")
         return self
+
+    @field_validator("stream_options")
+    @classmethod
+    def _are_for_a_stream(cls, options: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if options is not None and not info.data.get("stream"):
+            raise ValueError("they need stream: true")
+        return options
 
     @property
     def wants_usage(self) -> bool:
@@ -216,8 +200,19 @@ class _GenerationParams(StrictModel):
         return grammars[0] if grammars else None
 
 
+def _refuse_token_ids(value: Any) -> Any:
+    first = value[0] if isinstance(value, list) and value else None
+    if isinstance(first, int | list):
+        raise ValueError("no token ids are taken: send their text, which /detokenize returns")
+    return value
+
+
 class CompletionRequest(_GenerationParams):
-    prompt: str | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+    prompt: Annotated[
+        Text | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("list")],
+        TEXT_OR_LIST,
+        BeforeValidator(_refuse_token_ids),
+    ]
     """Of several, each has `n` choices."""
     max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     """256 when it is not given, or what the context holds after the prompt, if that is less."""

@@ -36,10 +36,30 @@ MAPPING_LIMITS = (BeforeValidator(_check_num_entries), Field(max_length=MAX_ENTR
 TextMapping = Annotated[dict[str, str], *MAPPING_LIMITS]
 
 
-def _is_text(value: Any) -> str:
-    return "text" if isinstance(value, str) else "list"
+def refuse_kinds(*kinds: str) -> BeforeValidator:
+    """Return an annotation that refuses objects whose `type` is one of these, which are no text, by that name."""
+
+    def check(value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind in kinds:
+            raise ValueError(f"the models here read text only, no {kind!r}")
+        return value
+
+    return BeforeValidator(check)
 
 
-TEXT_OR_LIST = Discriminator(_is_text)
+def _form(value: Any) -> str | None:
+    match value:
+        case str():
+            return "text"
+        case list():
+            return "list"
+        case _:
+            return None
+
+
+TEXT_OR_LIST = Discriminator(
+    _form, custom_error_type="text_or_list", custom_error_message="Input should be a text or a list"
+)
 """Tells a union of a text (tag `text`) and a list (tag `list`) apart, so that what is wrong in a list is named."""
 Text = Annotated[str, Tag("text")]

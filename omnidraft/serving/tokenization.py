@@ -14,9 +14,10 @@ from omnidraft.decode.prompting import client_texts, prompt_ids
 from omnidraft.decode.sampling.validation import MAX_COUNT, require_text
 from omnidraft.errors import RequestError
 from omnidraft.serving.answer import Body, ServedModel
+from omnidraft.serving.chat_messages import RequestMessage
 from omnidraft.serving.documented_responses import error_responses
 from omnidraft.serving.fair_turns import FairTurns
-from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest, RequestMessage
+from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
 from omnidraft.serving.response_formats import token_text
 from omnidraft.serving.responses import Responder
 from omnidraft.serving.strict_model import StrictModel

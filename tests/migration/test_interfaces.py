@@ -87,12 +87,21 @@ def document(deployment: config.Settings) -> Iterator[dict[str, Any]]:
 
 
 def resolved(node: Any, document: dict[str, Any]) -> Any:
-    """Return the schema with its references followed."""
+    """Return the schema with its references followed, and its alternatives in one form."""
     if isinstance(node, dict) and "$ref" in node:
         return resolved(document["components"]["schemas"][node["$ref"].rsplit("/", 1)[1]], document)
     if isinstance(node, dict):
-        return {name: resolved(value, document) for name, value in node.items()}
+        return with_flat_alternatives({name: resolved(value, document) for name, value in node.items()})
     return [resolved(value, document) for value in node] if isinstance(node, list) else node
+
+
+def with_flat_alternatives(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema with `anyOf` for `oneOf`: ours exclude each other. Nested ones are flat."""
+    ways = schema.get("anyOf") or schema.get("oneOf")
+    if not isinstance(ways, list):
+        return schema
+    flat = [inner for way in ways for inner in (way["anyOf"] if set(way) == {"anyOf"} else [way])]
+    return {name: value for name, value in schema.items() if name not in ("anyOf", "oneOf")} | {"anyOf": flat}
 
 
 def is_held(now: Any, then: Any, where: str) -> bool:

@@ -3,11 +3,9 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from omnidraft.serving.strict_model import TEXT_OR_LIST, StrictModel, Text
-
-_NO_TEXT = {"image", "document", "search_result", "container_upload"}
+from omnidraft.serving.strict_model import TEXT_OR_LIST, StrictModel, Text, refuse_kinds
 
 
 class CacheControl(StrictModel):
@@ -38,14 +36,7 @@ class ToolUseBlock(StrictModel):
         return {"id": self.id, "type": "function", "function": function}
 
 
-def _refuse_media(value: Any) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind in _NO_TEXT:
-        raise ValueError(f"the models here read text only, no {kind!r}")
-    return value
-
-
-TextOnly = Annotated[TextBlock, BeforeValidator(_refuse_media)]
+TextOnly = Annotated[TextBlock, refuse_kinds("image", "document", "search_result", "container_upload")]
 Texts = Annotated[Text | Annotated[list[TextOnly], Field(fail_fast=True), Tag("list")], TEXT_OR_LIST]
 
 

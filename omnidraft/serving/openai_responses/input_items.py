@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from omnidraft.serving.strict_model import TEXT_OR_LIST, StrictModel, Text
+from omnidraft.serving.strict_model import TEXT_OR_LIST, StrictModel, Text, refuse_kinds
 
 _ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -18,14 +18,7 @@ class InputText(StrictModel):
     logprobs: list[Any] | None = None
 
 
-def _refuse_media(value: Any) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind in ("input_image", "input_file", "input_audio"):
-        raise ValueError(f"the models here read text only, no {kind!r}")
-    return value
-
-
-TextOnly = Annotated[InputText, BeforeValidator(_refuse_media)]
+TextOnly = Annotated[InputText, refuse_kinds("input_image", "input_file", "input_audio")]
 Texts = Annotated[Text | Annotated[list[TextOnly], Field(fail_fast=True), Tag("list")], TEXT_OR_LIST]
 
 

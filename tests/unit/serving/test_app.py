@@ -151,9 +151,11 @@ def test_health_models_and_metrics_answer(client: TestClient) -> None:
     ("fields", "message_part"),
     [
         ({"prompt": ""}, "prompt is empty"),
-        ({"prompt": 5}, "prompt."),
+        ({"prompt": 5}, "prompt: Input should be a text or a list"),
         ({"prompt": []}, "prompt."),
-        ({"prompt": [5, 6]}, "prompt."),
+        ({"prompt": [5, 6]}, "no token ids are taken"),
+        ({"prompt": [[5, 6], [7]]}, "no token ids are taken"),
+        ({"prompt": ["a", 6]}, "prompt.list.1: Input should be a valid string"),
         ({"max_tokens": -1}, "max_tokens: "),
         ({"max_tokens": 65}, "max_tokens may be 64 at most, got 65"),
         ({"max_tokens": "many"}, "max_tokens: "),
@@ -199,6 +201,45 @@ def test_a_bad_request_is_refused_by_name(
     message = refusal(client.post("/v1/completions", content=body, headers=JSON), 400)
     assert message_part in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("content", "message_part"),
+    [
+        (
+            [{"type": "image_url", "image_url": {"url": "x"}}],
+            "0: Value error, the models here read text only, no 'image",
+        ),
+        ([{"type": "text", "text": "a"}, {"type": "input_audio"}], "read text only, no 'input_audio'"),
+        ([{"type": "text", "text": "a"}, {"type": "text"}], "list.1.text: Field required"),
+        (5, "content: Input should be a text or a list"),
+        ([], "content.list: "),
+    ],
+)
+def test_a_message_that_is_no_text_is_refused_by_what_is_wrong_in_it(
+    client: TestClient, content: object, message_part: str
+) -> None:
+    message = refusal(
+        client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]}), 400
+    )
+    assert message.startswith("messages.0.content")
+    assert message_part in message
+
+
+def test_a_body_that_is_cut_off_is_refused_with_the_place(client: TestClient) -> None:
+    response = client.post("/v1/completions", content=b'{"prompt": "a"', headers=JSON)
+    assert refusal(response, 400) == "body: no JSON: Expecting ',' delimiter at character 14"
+    assert response.json()["error"]["param"] is None
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_options_of_a_stream_need_one(client: TestClient, path: str) -> None:
+    body = (BODY if path == "/v1/completions" else CHAT) | {"stream_options": {"include_usage": True}}
+    response = client.post(path, json=body)
+    assert "stream: true" in refusal(response, 400)
+    assert response.json()["error"]["param"] == "stream_options"
+    assert client.post(path, json=body | {"stream": True}).status_code == 200
+    assert client.post(path, json=body | {"stream_options": None}).status_code == 200
 
 
 @pytest.mark.parametrize(

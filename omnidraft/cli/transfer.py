@@ -121,9 +121,9 @@ def transfer(
         with_gguf=gguf,
     )
     with download_bars() as progress:
-        for name in (model, tokenizer):
+        for name, resolve in ((model, store.resolve), (tokenizer, store.resolve_tokenizer)):
             if name != BYTES and not Path(name).is_dir():
-                store.resolve(name, progress=progress)
+                resolve(name, progress=progress)
     report = run_transfer(request, _print_point)
     for name, bits in report["bits_per_byte"].items():
         print(f"{name:10} {bits:.4f} bits per byte")

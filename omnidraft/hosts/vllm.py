@@ -182,7 +182,7 @@ def _have_same_tokens(name: str, other: str) -> bool:
     from omnidraft.models.catalog import store
     from omnidraft.models.hf.tokenizer import load_tokenizer
 
-    folders = {store.resolve(name), store.resolve(other)}
+    folders = {store.resolve_tokenizer(name), store.resolve_tokenizer(other)}
     return len({load_tokenizer(folder).vocabulary.token_bytes for folder in folders}) == 1
 
 

@@ -58,26 +58,32 @@ def served_vocabularies(settings: Settings, progress: "Progress | None" = None) 
     from omnidraft.models.catalog import store
     from omnidraft.models.hf.tokenizer import load_tokenizer
 
-    if settings.models.has_drafter:
-        return vocabularies(settings, progress)
     folder = store.resolve(settings.models.target, progress=progress)
+    if settings.models.has_drafter:
+        return _pair(settings, folder, progress)
     return TargetVocabulary(folder, load_tokenizer(folder, store.default_home() / "tokenizers"))
 
 
 def vocabularies(settings: Settings, progress: "Progress | None" = None) -> Vocabularies:
-    """Load the tokenizers of the pair, fetching models that are not installed.
+    """Load the tokenizers of the pair, fetching models that are not installed. Another engine may run the target, so a
+    repository with its tokenizer alone will do.
 
     Raises:
         ConfigError: there is no drafter, and what was started works on one.
         ModelError: a model cannot be had.
     """
     from omnidraft.models.catalog import store
-    from omnidraft.models.hf.tokenizer import load_tokenizer
-    from omnidraft.vocab.alignment import align_cached
 
     if not settings.models.has_drafter:
         raise ConfigError("this needs a drafter, and models.drafter is 'none': only workers go without one")
-    target_folder = store.resolve(settings.models.target, progress=progress)
+    return _pair(settings, store.resolve_tokenizer(settings.models.target, progress=progress), progress)
+
+
+def _pair(settings: Settings, target_folder: Path, progress: "Progress | None") -> Vocabularies:
+    from omnidraft.models.catalog import store
+    from omnidraft.models.hf.tokenizer import load_tokenizer
+    from omnidraft.vocab.alignment import align_cached
+
     drafter_folder = store.resolve(settings.models.drafter, progress=progress)
     home = store.default_home()
     target, drafter = (load_tokenizer(folder, home / "tokenizers") for folder in (target_folder, drafter_folder))

@@ -148,7 +148,7 @@ def _tokenizer_folder(name: str) -> Path:
     from omnidraft.models.catalog import store
 
     local = Path(name).expanduser()
-    return local if (local / "tokenizer.json").is_file() else store.resolve(name)
+    return local if (local / "tokenizer.json").is_file() else store.resolve_tokenizer(name)
 
 
 def _tokenizer(folder: Path) -> "HfTokenizer":

@@ -4,8 +4,9 @@ import contextlib
 import queue
 import shutil
 import threading
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from omnidraft.errors import ModelDownloadError, ModelUnknown
@@ -14,6 +15,19 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]  # never pickles
+MODEL_PARTS = ("config.json", "*.safetensors")
+"""What has to be in a folder that a model is loaded from."""
+WEIGHTS_SUFFIXES = {".safetensors", ".gguf", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ckpt"}
+NAMED_FILES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A repository of the hub, as it was fetched."""
+
+    revision: str
+    files: tuple[str, ...]
+    """The names of all files that it has, of which FILES are fetched."""
 
 
 def is_reachable(hub_id: str, *, timeout_s: float = 3.0) -> bool:
@@ -31,8 +45,8 @@ def is_reachable(hub_id: str, *, timeout_s: float = 3.0) -> bool:
         return False
 
 
-def fetch_repository(hub_id: str, folder: Path) -> str:
-    """Put the repository's weights, configuration and tokenizer into `folder`; returns the revision.
+def fetch_repository(hub_id: str, folder: Path) -> Repository:
+    """Put those of the repository's weights, configuration and tokenizer that it has into `folder`.
 
     Files that are there already are not fetched again.
 
@@ -46,14 +60,28 @@ def fetch_repository(hub_id: str, folder: Path) -> str:
 
     try:
         with _translate_gated(hub_id):
-            revision = HfApi().model_info(hub_id).sha
-            snapshot_download(hub_id, revision=revision, local_dir=folder, allow_patterns=FILES)
+            info = HfApi().model_info(hub_id)
+            snapshot_download(hub_id, revision=info.sha, local_dir=folder, allow_patterns=FILES)
     except (RepositoryNotFoundError, HFValidationError) as exc:
         raise ModelUnknown(f"the hub has no repository {hub_id!r}") from exc
     except (HTTPError, OSError) as exc:
         raise ModelDownloadError(f"{hub_id}: the hub cannot be reached: {_first_line(exc)}") from exc
     shutil.rmtree(folder / ".cache", ignore_errors=True)
-    return str(revision)
+    return Repository(str(info.sha), tuple(each.rfilename for each in info.siblings or ()))
+
+
+def absent_parts(folder: Path) -> list[str]:
+    """Return those of MODEL_PARTS that a folder does not have."""
+    return [pattern for pattern in MODEL_PARTS if not any(folder.glob(pattern))]
+
+
+def no_model_message(hub_id: str, absent: Iterable[str], files: Iterable[str]) -> str:
+    """Return the error message for a repository without these parts, with the weights that it has instead."""
+    weights = [name for name in files if PurePath(name).suffix in WEIGHTS_SUFFIXES]
+    more = f" and {len(weights) - NAMED_FILES} more" if len(weights) > NAMED_FILES else ""
+    instead = f"; it has {', '.join(weights[:NAMED_FILES])}{more}" if weights else ""
+    hint = "; download a GGUF file and give its path" if any(name.endswith(".gguf") for name in weights) else ""
+    return f"{hub_id} holds no model that can be loaded: no {', no '.join(absent)}{instead}{hint}"
 
 
 @contextlib.contextmanager

@@ -38,19 +38,21 @@ def read_origin(folder: Path) -> Origin | None:
     return Origin(**json.loads((folder / MARKER).read_text(encoding="utf-8")))
 
 
-def install_once(folder: Path, source: str, make: Callable[[Path], Origin]) -> Path:
-    """Return the folder; a missing one is made aside, marked and renamed. An unfinished one is resumed."""
+def install_once(
+    folder: Path, source: str, make: Callable[[Path], Origin], is_usable: Callable[[Path], bool] = is_complete
+) -> Path:
+    """Return the folder; one that is not usable is made aside, marked and renamed. An unfinished one is resumed."""
     from filelock import FileLock
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):
-        if is_complete(folder):
+        if is_usable(folder):
             return folder
         partial = folder.with_name(f".{folder.name}.{source}.partial")
         partial.mkdir(exist_ok=True)
         origin = make(partial)
         (partial / MARKER).write_text(json.dumps(asdict(origin), indent=2) + "\n", encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)  # unmarked, so not ours or incomplete
+        shutil.rmtree(folder, ignore_errors=True)  # not ours, or incomplete
         partial.rename(folder)
     return folder
 

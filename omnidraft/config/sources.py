@@ -31,6 +31,7 @@ _SHORT_NAMES = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "tracing__endpoint",
 }
 """Variables for the addresses of external services."""
+_PREFIX = "OMNIDRAFT_"
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
@@ -57,11 +58,21 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None, **o
         raise ConfigError(f'{exc}: lists and tables are given as JSON, for example \'["a", "b"]\'') from None
 
 
+def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are neither settings nor addresses of external services: with them alone, a process
+    does what its file says."""
+    return {name: value for name, value in environ.items() if not _is_setting(name)}
+
+
+def _is_setting(name: str) -> bool:
+    return name in _SHORT_NAMES or name == "RAY_ADDRESS" or ("__" in name and name.upper().startswith(_PREFIX))
+
+
 def _sources(path: Path | None, environ: Mapping[str, str]) -> Callable[..., BaseSettings]:
     """Return the class that builds the settings from this file and this environment."""
 
     class Loaded(Settings, BaseSettings):
-        model_config = SettingsConfigDict(env_prefix="OMNIDRAFT_", env_nested_delimiter="__")
+        model_config = SettingsConfigDict(env_prefix=_PREFIX, env_nested_delimiter="__")
 
         @classmethod
         def settings_customise_sources(

@@ -38,12 +38,12 @@ class LocalCluster(AbstractContextManager["LocalCluster"]):
 
     Args:
         logs: the folder of the log files, made if it is missing.
-        environ: environment variables of all processes, added to this one's.
+        environ: the environment of all processes; without it this one's.
     """
 
     def __init__(self, logs: Path, environ: Mapping[str, str] | None = None) -> None:
         self._logs = logs
-        self._environ = {**os.environ, **(environ or {})}
+        self._environ = dict(os.environ if environ is None else environ)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, command: Sequence[str]) -> int:

@@ -62,9 +62,14 @@ def run_demo(plan: DemoPlan, log: str | None, target: str | None, drafter: str |
     settings = config.load(config_path, {})
     _introduce(plan, settings)
     started = time.monotonic()
-    with LocalCluster(plan.out / "logs") as cluster:
+    with local_cluster(plan) as cluster:
         rows, extra = _run(plan, settings, cluster)
     _finish(plan, settings, rows, extra | {"seconds": round(time.monotonic() - started, 1)})
+
+
+def local_cluster(plan: DemoPlan) -> LocalCluster:
+    """Return the cluster of a run: a user's environment may name a registry and a log that are in use elsewhere."""
+    return LocalCluster(plan.out / "logs", config.without_settings(os.environ))
 
 
 def _run(
@@ -203,15 +208,12 @@ def _learn(plan: DemoPlan, settings: config.Settings, cluster: LocalCluster, reg
 
 def _wait_for_version(cluster: LocalCluster, client: ChatClient, registry: Registry, number: int, prompt: str) -> int:
     """Wait until the controller has judged this version and the worker serves the champion; return the champion."""
+    deadline = time.monotonic() + 20.0
 
     def is_judged() -> bool:
         aliases = {alias: each.version for each in registry.versions() for alias in each.aliases}
-        return aliases.get("champion") == number or (number > 1 and "champion" in aliases and is_late())
-
-    deadline = time.monotonic() + 20.0
-
-    def is_late() -> bool:
-        return time.monotonic() > deadline
+        is_late = time.monotonic() > deadline
+        return aliases.get("champion") == number or (number > 1 and "champion" in aliases and is_late)
 
     with spinner(f"waiting until the worker serves version {number}"):
         cluster.wait_for(is_judged, f"judged version {number}", 120.0)

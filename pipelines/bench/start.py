@@ -8,6 +8,7 @@ processor_s    what the server and its children computed until then, user and sy
 first_chat_s   a chat of one token right after that; next_chat_s: the same again with another prompt
 """
 
+import os
 import re
 import sys
 import tempfile
@@ -74,7 +75,7 @@ def _start(folder: Path, options: Sequence[str], registry: str | None) -> Start:
     environ["MLFLOW_TRACKING_URI"] = registry or f"sqlite:///{folder}/mlflow.db"
     command = [sys.executable, "-m", "omnidraft.cli", "serve", "--port", str(port), *options]
     logs, url = Path(tempfile.mkdtemp(dir=folder)), f"http://127.0.0.1:{port}"
-    cluster = LocalCluster(logs, environ)
+    cluster = LocalCluster(logs, os.environ | environ)
     with cluster, httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
         began = time.time()
         cluster.start("serve", command)

@@ -58,7 +58,7 @@ def serving(plan: ServeBenchPlan, part: str, more: str = "") -> Iterator[Server]
     )
     settings = config.load(path, {})
     url = f"http://127.0.0.1:{port}"
-    with LocalCluster(folder) as cluster:
+    with LocalCluster(folder, config.without_settings(os.environ)) as cluster:
         cluster.start(NAME, [sys.executable, "-m", "omnidraft.cli", "serve", "--config", str(path)])
         cluster.wait_for(lambda: is_serving(url), "serving worker", START_TIMEOUT_S)
         yield Server(url, cluster.pid(NAME), settings, folder)

@@ -1,6 +1,7 @@
 """A whole fleet on this machine: a Kafka broker, an MLflow server, and our services in front of tiny or real models."""
 
 import importlib.util
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -59,7 +60,9 @@ class Cluster(AbstractContextManager["Cluster"]):
         )
         self.settings = config.load(self.config_path, {})
         self.url = f"http://127.0.0.1:{worker_port}"
-        self.processes = LocalCluster(self.folder / "logs", ENVIRON | bytecode_environment())
+        self.processes = LocalCluster(
+            self.folder / "logs", config.without_settings(os.environ) | ENVIRON | bytecode_environment()
+        )
         self.on_end: Callable[[str], None] = lambda name: None
         """Called with the name of a process that ended by itself, before it is started again."""
         self._stack = ExitStack()

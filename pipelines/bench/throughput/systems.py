@@ -1,5 +1,6 @@
 """The servers that are compared, each a process of its own that ends with the measurement, however that ends."""
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -133,7 +134,7 @@ def _http_server(
 ) -> Iterator[str]:
     """Run a command that serves on this port; yield the URL once its probe says that it is ready."""
     url = f"http://127.0.0.1:{port}"
-    with LocalCluster(folder, environ) as cluster:
+    with LocalCluster(folder, os.environ | environ) as cluster:
         cluster.start(name, command)
         cluster.wait_for(lambda: is_serving(url, probe), f"serving {name}", _READY_S)
         yield url

@@ -95,6 +95,20 @@ def test_variables_that_are_no_settings_are_left_alone():
     assert config.load(environ=environ) == config.Settings()
 
 
+def test_without_its_settings_an_environment_changes_nothing():
+    others = {"OMNIDRAFT_HOME": "/models", "OMNIDRAFT_LOG_FORMAT": "json", "__CF": "x", "PATH": "/bin"}
+    settings = {
+        "OMNIDRAFT_LOG": "memory://",
+        "MLFLOW_TRACKING_URI": "http://mlflow:5000",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318",
+        "RAY_ADDRESS": "ray-head:6379",
+        "OMNIDRAFT_WORKER__PORT": "8123",
+        "omnidraft_learner__seed": "8",
+        "OMNIDRAFT_LERNER__SEED": "8",
+    }
+    assert config.without_settings(others | settings) == others
+
+
 @pytest.mark.parametrize(
     ("environ", "name"),
     [({"OMNIDRAFT_LEARNER__SEEED": "8"}, "learner.seeed"), ({"OMNIDRAFT_LERNER__SEED": "8"}, "lerner")],

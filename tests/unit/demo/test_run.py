@@ -1,0 +1,31 @@
+"""A run of the demo has a log, a registry and a port of its own, whatever the user's environment names."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from omnidraft.demo.run import DemoPlan, local_cluster
+
+SERVICE = """
+import os, signal
+from omnidraft import config
+print(config.load() == config.Settings(), os.environ["OMNIDRAFT_HOME"], flush=True)
+signal.pause()
+"""
+
+
+def test_services_take_no_settings_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/in-use.db",
+        "MLFLOW_TRACKING_URI": "http://mlflow:5000",
+        "OMNIDRAFT_WORKER__PORT": "8123",
+        "OMNIDRAFT_HOME": "/models",
+    }.items():
+        monkeypatch.setenv(name, value)
+    plan = DemoPlan(tmp_path, num_questions=1, max_tokens=8, num_recorded=0, num_live=0, num_snapshots=1)
+    output = tmp_path / "logs" / "service.log"
+    with local_cluster(plan) as cluster:
+        cluster.start("service", [sys.executable, "-c", SERVICE])
+        cluster.wait_for(lambda: bool(output.read_text()), "settings", 60.0)
+    assert output.read_text() == "True /models\n"

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,10 @@ HostMain = Callable[["config.Settings"], int]
 
 EXIT_REFUSED = 2
 """The exit code of a service that cannot run with its settings, models, log or registry."""
+
+SAME_REQUEST_S = 1.0
+"""Signals that come within this time ask for the same stop: one sent to a whole process group reaches a service
+directly, and again from the process that supervises it (cli/supervised.py)."""
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
@@ -159,7 +164,8 @@ def freeze_loaded_objects() -> None:
 
 
 def stop_on_signals(stop: threading.Event | None = None) -> threading.Event:
-    """Return the event that SIGTERM or SIGINT sets, a new one if none is given; a second signal kills the process.
+    """Return the event that SIGTERM or SIGINT sets, a new one if none is given; the same signal kills the process
+    when it comes again later than SAME_REQUEST_S.
 
     Call it from the main thread, and after `ray.init`, which installs a SIGTERM handler of its own.
     """
@@ -168,11 +174,17 @@ def stop_on_signals(stop: threading.Event | None = None) -> threading.Event:
     def on_signal(number: int, _frame: object) -> None:
         logger.info("stopping on %s", signal.Signals(number).name)
         stop.set()
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, partial(_on_repeated_signal, time.monotonic()))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     return stop
+
+
+def _on_repeated_signal(first_s: float, number: int, _frame: object) -> None:
+    if time.monotonic() - first_s > SAME_REQUEST_S:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
 
 
 def entry(name: str, command: Callable[..., None]) -> None:

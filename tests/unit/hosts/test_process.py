@@ -5,6 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -50,12 +53,57 @@ def test_a_bug_is_not_hidden():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 @pytest.mark.usefixtures("restored_signals")
-def test_a_signal_sets_the_stop_event_and_the_next_one_ends_the_process(number):
+def test_a_signal_sets_the_stop_event(number):
     stop = process.stop_on_signals()
     assert not stop.is_set()
     os.kill(os.getpid(), number)
     assert stop.wait(timeout=5)
-    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+DRAINS = """
+import time
+from omnidraft.cli.supervised import run_supervised
+from omnidraft.hosts import process
+
+def drain():
+    stop = process.stop_on_signals()
+    print("serves", flush=True)
+    stop.wait()
+    print("drains", flush=True)
+    time.sleep(process.SAME_REQUEST_S / 2)
+    print("drained", flush=True)
+    time.sleep(60 * {is_slow})
+
+run_supervised(drain)
+"""
+
+
+@contextmanager
+def draining(*, is_slow: bool) -> Iterator[subprocess.Popen[str]]:
+    """A supervised service in a process group of its own that drains when it is stopped; a slow one does not end."""
+    command = [sys.executable, "-c", DRAINS.format(is_slow=is_slow)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as service:
+        assert service.stdout is not None
+        assert service.stdout.readline() == "serves\n"
+        yield service
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_to_the_whole_process_group_leaves_the_service_its_drain(number):
+    """It reaches the service twice, the second time from its supervisor."""
+    with draining(is_slow=False) as service:
+        os.killpg(service.pid, number)
+        assert service.stdout.read() == "drains\ndrained\n"
+    assert service.returncode == 0
+
+
+def test_a_later_signal_ends_the_service_at_once():
+    with draining(is_slow=True) as service:
+        service.terminate()
+        assert service.stdout.readline() == "drains\n"
+        time.sleep(process.SAME_REQUEST_S)
+        service.terminate()
+    assert service.returncode == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("service", ["decode_worker", "distiller", "controller"])

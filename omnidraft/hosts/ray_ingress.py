@@ -36,6 +36,7 @@ BROADCAST_TIMEOUT_S = 2.0
 """The time for all replicas to answer a broadcast."""
 RETRY_AFTER_S = "5"
 EVENT_STREAM = "text/event-stream"
+MODELS_PATH = "/v1/models"
 OPERATOR_PATHS = ("/metrics", "/replicas")
 NOT_FORWARDED = (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host")
 """Hop-by-hop headers and `host`, which are not forwarded."""
@@ -48,8 +49,8 @@ class ReplicasDied(Exception):
 
 
 class Ingress:
-    """Forwards requests by `model`. One without a model, or with an unknown one, goes to the first target's replicas,
-    which answer or refuse it."""
+    """Forwards requests by the model in their body or path. One without a model, or with an unknown one, goes to the
+    first target's replicas, which answer or refuse it."""
 
     def __init__(
         self, max_body_bytes: int, replicas: Mapping[str, DeploymentHandle], metrics_key: SecretStr | None = None
@@ -86,7 +87,7 @@ class Ingress:
             BODY_LIMITS.check(call.body, "body")
         except RequestError as exc:
             return error_response(path, 400, error(str(exc), "invalid_request_error"))
-        if call.path == "/v1/models":
+        if call.path == MODELS_PATH:
             return await self._models(call)
         return await self._forward(self._replicas[self._target_of(call)], call)
 
@@ -103,13 +104,8 @@ class Ingress:
         return HttpCall(request.method, path, headers, bytes(body), query, client)
 
     def _target_of(self, call: HttpCall) -> str:
-        default = next(iter(self._replicas))
-        try:
-            request = json.loads(call.body)
-        except ValueError:
-            return default
-        name = request.get("model") if isinstance(request, dict) else None
-        return name if isinstance(name, str) and name in self._replicas else default
+        name = _model_of(call)
+        return next(iter(self._replicas)) if name is None or name not in self._replicas else name
 
     async def _forward(self, replicas: DeploymentHandle, call: HttpCall) -> Response:
         try:
@@ -150,6 +146,18 @@ class Ingress:
         request = (_broadcast_to(replicas, method) for replicas in self._replicas.values())
         answers = await asyncio.gather(*request, return_exceptions=True)
         return [each for replies in answers if not isinstance(replies, BaseException) for each in replies]
+
+
+def _model_of(call: HttpCall) -> str | None:
+    """Return the model that a request names, in its path or its body; None for none."""
+    if call.path.startswith(f"{MODELS_PATH}/"):
+        return call.path.removeprefix(f"{MODELS_PATH}/")
+    try:
+        request = json.loads(call.body)
+    except ValueError:
+        return None
+    name = request.get("model") if isinstance(request, dict) else None
+    return name if isinstance(name, str) else None
 
 
 async def _broadcast_to(replicas: DeploymentHandle, method: str) -> list[Any]:

@@ -137,6 +137,13 @@ def test_the_model_chooses_and_the_first_target_refuses_what_nobody_serves(body:
     assert {name for name, each in replicas.items() if each.calls} == {target}
 
 
+@pytest.mark.parametrize(("name", "target"), [("b/b", "b/b"), ("b%2Fb", "b/b"), ("a", "a"), ("c", "a"), ("", "a")])
+def test_a_model_is_described_by_its_own_replicas(name: str, target: str) -> None:
+    replicas = {each: Replicas([Answer([JSON, b"{}"])]) for each in ("a", "b/b")}
+    ask(replicas, f"/v1/models/{name}")
+    assert {each for each, asked in replicas.items() if asked.calls} == {target}
+
+
 def test_a_body_that_is_too_deep_to_be_parsed_reaches_no_replica() -> None:
     replicas = Replicas([])
     answer = ask({"t": replicas}, body=b"[" * 500)

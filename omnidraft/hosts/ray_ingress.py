@@ -2,8 +2,8 @@
 
 Serve's proxy routes by URL prefix only, and once a replica has accepted a request Serve never retries it: when the
 replica dies, its own ingress answers 500 or cuts the stream off (Ray 2.60). Here a request that a replica had accepted
-is retried on another one as long as its client has received nothing; a stream in progress ends with an error in
-OpenAI's shape. Requests wait here for a free replica, so a waiting one cannot be lost with a replica.
+is retried on another one as long as its client has received nothing; a stream in progress ends with the error
+event of its API. Requests wait here for a free replica, so a waiting one cannot be lost with a replica.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
 from omnidraft.hosts.ray_router import conversation_of
 from omnidraft.serving.auth import METRICS_REFUSAL, OwnKey, unauthorized
 from omnidraft.serving.error_handlers import error_response
+from omnidraft.serving.interrupted_streams import StreamFollower
 from omnidraft.serving.response_schemas import error
 from omnidraft.telemetry.exposition import merge_scrapes
 
@@ -193,7 +194,7 @@ class _ForwardedCall:
             if headers.get("content-type", "").startswith(EVENT_STREAM):
                 first = await anext(frames, None)
                 cleanup.pop_all()
-                return StreamingResponse(_stream(first, frames), head.status, headers)
+                return StreamingResponse(_stream(self._call.path, first, frames), head.status, headers)
             body = b"".join([piece async for piece in frames if isinstance(piece, bytes)])
             return Response(body, head.status, headers)
 
@@ -212,17 +213,17 @@ async def _frames(replicas: DeploymentHandle, call: HttpCall) -> AsyncGenerator[
 
 
 async def _stream(
-    first: ResponseStart | bytes | None, frames: AsyncGenerator[ResponseStart | bytes, None]
+    path: str, first: ResponseStart | bytes | None, frames: AsyncGenerator[ResponseStart | bytes, None]
 ) -> AsyncIterator[bytes]:
-    """Yield the body; when the replica dies in between, end the stream with an error event."""
+    """Yield the body; when the replica dies in between, end the stream with the error event of its API."""
+    follower = StreamFollower(path)
     async with aclosing(frames):
         try:
             if isinstance(first, bytes):
-                yield first
+                yield follower.take(first)
             async for piece in frames:
                 if isinstance(piece, bytes):
-                    yield piece
+                    yield follower.take(piece)
         except RayActorError:
             logger.warning("a replica died under a stream")
-            event: Mapping[str, object] = error("the replica that wrote this text died; ask again", "server_error")
-            yield f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode()
+            yield follower.error_events(error("the replica that wrote this text died; ask again", "server_error"))

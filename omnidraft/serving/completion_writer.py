@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.error_handlers import stream_error
 from omnidraft.serving.response_formats import CHAT, CHAT_CHUNK, COMPLETION, ChoicePart, ResponseKind, for_prompt
-
-DONE = b"data: [DONE]\n\n"
+from omnidraft.serving.server_sent_events import DONE, last_error_events, unnamed_event
 
 
 class CompletionWriter:
@@ -42,16 +41,16 @@ class CompletionWriter:
         usage = ',"usage":null' if self._body.wants_usage else ""
         if self._body.wants_continuous_usage:
             usage = f',"usage":{self._answer.usage().model_dump_json()}'
-        return _event(f"{self._frame()}[{self._choice(part)}]{usage}}}")
+        return unnamed_event(f"{self._frame()}[{self._choice(part)}]{usage}}}")
 
     def last_events(self) -> bytes:
         if not (self._body.wants_usage or self._body.figures):
             return DONE
         tail = (self._usage() if self._body.wants_usage else {}) | self._answer.figures()
-        return _event(f"{self._frame()}[],{json.dumps(tail)[1:]}") + DONE
+        return unnamed_event(f"{self._frame()}[],{json.dumps(tail)[1:]}") + DONE
 
     def error_events(self, exc: Exception) -> bytes:
-        return _event(json.dumps(stream_error(exc))) + DONE
+        return last_error_events(stream_error(exc))
 
     def _add_prompts(self, choices: Sequence[ChoicePart]) -> None:
         """Give each choice the scores of its prompt, which the first choice of the prompt has."""
@@ -87,7 +86,3 @@ class CompletionWriter:
         metrics = self._answer.metrics()
         shown: dict[str, object] = {} if metrics is None else {"metrics": metrics.model_dump()}
         return {"usage": self._answer.usage().model_dump(), **shown}
-
-
-def _event(data: str) -> bytes:
-    return f"data: {data}\n\n".encode()

@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from omnidraft.serving.server_sent_events import event
+
 PATH = "/v1/messages"
 
 _TYPES: Mapping[int, str] = {
@@ -39,3 +41,8 @@ def anthropic_error(status: int, content: Mapping[str, Any]) -> dict[str, object
     """Return an error of OpenAI's shape in Anthropic's."""
     detail = AnthropicErrorDetail(type=_TYPES.get(status, "invalid_request_error"), message=content["error"]["message"])
     return AnthropicError(error=detail).model_dump()
+
+
+def anthropic_error_event(status: int, content: Mapping[str, Any]) -> bytes:
+    """Return the event that ends a stream with an error of OpenAI's shape."""
+    return event("error", anthropic_error(status, content))

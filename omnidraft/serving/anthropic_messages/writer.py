@@ -11,7 +11,7 @@ from typing import Any
 from omnidraft.errors import RequestError
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.answer_blocks import Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
-from omnidraft.serving.anthropic_messages.errors import anthropic_error
+from omnidraft.serving.anthropic_messages.errors import anthropic_error_event
 from omnidraft.serving.anthropic_messages.response_schemas import (
     Message,
     MessageUsage,
@@ -54,7 +54,7 @@ class MessageWriter:
 
     def error_events(self, exc: Exception) -> bytes:
         status = 400 if isinstance(exc, RequestError) else 500
-        return _written([("error", anthropic_error(status, stream_error(exc)))])
+        return anthropic_error_event(status, stream_error(exc))
 
     def _message(
         self, content: list[TextContent | ToolUseContent], stop_reason: StopReason | None, stop_sequence: str | None

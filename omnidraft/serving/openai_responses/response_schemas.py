@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
+ErrorCode = Literal["server_error", "invalid_prompt"]
 
 
 class OutputText(BaseModel):
@@ -58,7 +59,7 @@ class IncompleteDetails(BaseModel):
 
 
 class ResponseError(BaseModel):
-    code: Literal["server_error", "invalid_prompt"]
+    code: ErrorCode
     """invalid_prompt: the request asks for what cannot be served."""
     message: str
 

@@ -12,8 +12,10 @@ from omnidraft.errors import RequestError
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.answer_blocks import Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
 from omnidraft.serving.error_handlers import stream_error
+from omnidraft.serving.openai_responses.events import failed_event, response_event
 from omnidraft.serving.openai_responses.request_schemas import ResponsesRequest
 from omnidraft.serving.openai_responses.response_schemas import (
+    ErrorCode,
     IncompleteDetails,
     InputTokensDetails,
     OutputCall,
@@ -25,7 +27,6 @@ from omnidraft.serving.openai_responses.response_schemas import (
     Status,
 )
 from omnidraft.serving.response_formats import ChoicePart
-from omnidraft.serving.server_sent_events import event
 
 Event = tuple[str, Mapping[str, Any]]
 
@@ -61,12 +62,9 @@ class ResponsesWriter:
 
     def error_events(self, exc: Exception) -> bytes:
         content: Any = stream_error(exc)["error"]
-        failed = self._response("failed", self._items("incomplete", self._blocks.blocks))
-        is_refusal = isinstance(exc, RequestError)
-        failed.error = ResponseError(
-            code="invalid_prompt" if is_refusal else "server_error", message=content["message"]
-        )
-        return self._written([("response.failed", {"response": failed})])
+        code: ErrorCode = "invalid_prompt" if isinstance(exc, RequestError) else "server_error"
+        response = self._response("failed", self._items("incomplete", self._blocks.blocks))
+        return failed_event(response, ResponseError(code=code, message=content["message"]), self._num_events)
 
     def _ended(self, last: ChoicePart, blocks: Sequence[Block]) -> ResponseBody:
         status = _status(last)
@@ -147,9 +145,8 @@ class ResponsesWriter:
 
     def _numbered(self, made: Event) -> bytes:
         name, content = made
-        data = {"type": name, "sequence_number": self._num_events, **content}
-        self._num_events += 1
-        return event(name, data)
+        number, self._num_events = self._num_events, self._num_events + 1
+        return response_event(name, number, content)
 
 
 def _status(last: ChoicePart) -> Status:

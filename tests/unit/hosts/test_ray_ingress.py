@@ -16,10 +16,30 @@ from starlette.requests import Request
 from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
 from omnidraft.hosts.ray_ingress import MAX_ATTEMPTS, Ingress
 from omnidraft.hosts.ray_worker import ReplicaStatus
+from omnidraft.serving.openai_responses.events import response_event
+from omnidraft.serving.openai_responses.response_schemas import ResponseBody
+from omnidraft.serving.server_sent_events import event
 
 JSON = ResponseStart(200, ((b"content-type", b"application/json"), (b"x-told", b"yes")))
 EVENTS = ResponseStart(200, ((b"content-type", b"text/event-stream; charset=utf-8"),))
 DIED = ActorDiedError()
+TEXT_DELTA = {"type": "text_delta", "text": "clips"}
+CREATED = ResponseBody(
+    id="resp_1",
+    created_at=1,
+    status="in_progress",
+    model="t",
+    output=[],
+    instructions=None,
+    max_output_tokens=None,
+    metadata={"a": "b"},
+    parallel_tool_calls=True,
+    temperature=1.0,
+    top_p=1.0,
+    text={"format": {"type": "text"}},
+    tool_choice="auto",
+    tools=[],
+)
 
 Frame = ResponseStart | bytes | Exception
 
@@ -106,6 +126,36 @@ def test_a_stream_that_was_seen_ends_with_an_error_and_is_not_asked_again() -> N
     assert (first, done) == ("data: 1", "data: [DONE]")
     assert "ask again" in json.loads(told.removeprefix("data: "))["error"]["message"]
     assert answer.headers["content-type"].startswith("text/event-stream")
+
+
+def test_a_message_whose_replica_dies_ends_with_the_error_that_anthropics_client_raises() -> None:
+    piece = event("content_block_delta", {"type": "content_block_delta", "index": 0, "delta": TEXT_DELTA})
+    answer = ask({"t": Replicas([Answer([EVENTS, piece, DIED])])}, "/v1/messages", {"messages": [], "stream": True})
+    name, data = answer.text.removeprefix(piece.decode()).strip().split("\n")
+    assert name == "event: error"
+    last = json.loads(data.removeprefix("data: "))
+    assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+    assert "ask again" in last["error"]["message"]
+
+
+def test_a_response_whose_replica_dies_has_failed() -> None:
+    pieces = [
+        response_event("response.created", 0, {"response": CREATED}) + response_event("response.in_progress", 1, {}),
+        response_event("response.output_text.delta", 2, {"delta": "one\n\ntwo"}),
+    ]
+    answer = ask({"t": Replicas([Answer([EVENTS, *pieces, DIED])])}, "/v1/responses", {"input": "x", "stream": True})
+    name, data = answer.text.removeprefix(b"".join(pieces).decode()).strip().split("\n")
+    assert name == "event: response.failed"
+    last = json.loads(data.removeprefix("data: "))
+    assert (last["type"], last["sequence_number"]) == ("response.failed", 3)
+    error = {"code": "server_error", "message": "the replica that wrote this text died; ask again"}
+    assert last["response"] == CREATED.model_dump() | {"status": "failed", "error": error}
+
+
+def test_the_page_reads_that_the_replica_died() -> None:
+    replicas = Replicas([Answer([EVENTS, event("queued", {"target": "t"}), DIED])])
+    last = ask({"t": replicas}, "/page/passes", {"messages": []}).text.split("\n\n")[1]
+    assert last.startswith('event: error\ndata: {"error": ')
 
 
 def test_it_is_given_up_when_replica_after_replica_dies() -> None:

@@ -1,5 +1,6 @@
 """The `omnidraft` command, one file per group. Heavy imports stay inside the commands, so that --help is quick."""
 
+import io
 import sys
 
 from omnidraft import __version__
@@ -48,8 +49,16 @@ def entry() -> None:
 
 def main() -> None:
     """Run the command line: what it refuses is one line on stderr and exit code 2."""
+    _replace_unencodable()
     try:
         app()
     except OmnidraftError as exc:
         print(f"omnidraft: {exc}", file=sys.stderr)
         sys.exit(2)
+
+
+def _replace_unencodable() -> None:
+    """Print a question mark for each character that the encoding of the output lacks: a model may write any."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

@@ -42,7 +42,7 @@ def chat(
     sampling = {"temperature": temperature, "seed": seed, "max_new_tokens": max_new_tokens}
     if url is not None:
         local = {"--drafter": drafter, "--engine": engine, "--snapshot": snapshot, "--quantize": quantize}
-        if given := [name for name, value in local.items() if value is not None]:
+        if given := [name for name, value in {**local, "--config": config_path}.items() if value is not None]:
             raise RequestError(f"{', '.join(given)}: what answers at --url has its own")
         _talk(_server(url, target, sampling), system)
         return
@@ -70,7 +70,11 @@ def _local(
 
 
 def _talk(partner: "Partner", system: str | None) -> None:
-    """Answer one message after another, until there are no more."""
+    """Answer one message after another, until there are no more. Only a person goes on after an answer that failed.
+
+    Raises:
+        OmnidraftError: an answer failed, and the messages come from a file or a pipe.
+    """
     screen = ChatScreen(sys.stdout)
     screen.show_beginning(partner.name)
     messages = [] if system is None else [{"role": "system", "content": system}]
@@ -99,7 +103,11 @@ def _messages(ask: Callable[[], str]) -> Iterator[str]:
 
 
 def _answer(partner: "Partner", messages: list[dict[str, str]], screen: ChatScreen) -> str | None:
-    """Show an answer while it is written and return it, also when Ctrl-C cut it off; None when there is none."""
+    """Show an answer while it is written and return it, also when Ctrl-C cut it off; None when there is none.
+
+    Raises:
+        OmnidraftError: it failed, and nobody is at the keyboard.
+    """
     shown: list[str] = []
     try:
         with closing(partner.answer(messages)) as spans:
@@ -110,6 +118,8 @@ def _answer(partner: "Partner", messages: list[dict[str, str]], screen: ChatScre
         screen.end("stopped")
     except OmnidraftError as exc:
         screen.end(None)
+        if not sys.stdin.isatty():
+            raise
         print(f"omnidraft: {exc}", file=sys.stderr)
     else:
         screen.end(partner.summary)

@@ -141,11 +141,11 @@ def test_every_source_has_a_colour_and_a_name_and_what_nobody_drafted_has_none(m
 
 
 class Scripted:
-    """Answers with its words; one of them may be an interrupt."""
+    """Answers with its words; one of them may be an interrupt, or an error."""
 
     name, summary = "scripted", "done"
 
-    def __init__(self, *words: str | None) -> None:
+    def __init__(self, *words: str | Exception | None) -> None:
         self._words = words
         self.heard: list[list[Message]] = []
 
@@ -154,6 +154,8 @@ class Scripted:
         for word in self._words:
             if word is None:
                 raise KeyboardInterrupt
+            if isinstance(word, Exception):
+                raise word
             yield word, None
 
     def close(self) -> None:
@@ -176,6 +178,34 @@ def test_ctrl_c_keeps_what_was_said_and_ctrl_d_ends(
     assert partner.heard[1][2]["content"] == "half"
 
 
+class Keyboard(io.StringIO):
+    """A person's."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_person_goes_on_after_an_answer_that_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from omnidraft.cli.chat import _talk
+
+    monkeypatch.setattr(sys, "stdin", Keyboard("one\ntwo\n"))
+    partner = Scripted("half", ServerError("the server has gone"))
+    _talk(partner, None)
+    assert len(partner.heard) == 2
+    assert capsys.readouterr().err == "omnidraft: the server has gone\n" * 2
+
+
+def test_a_failed_answer_to_a_pipe_is_the_commands_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
+    failed = run_cli(["chat", "--url", "http://127.0.0.1:9", "--target", "x"], monkeypatch, capsys)
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("omnidraft: http://127.0.0.1:9")
+
+
 def test_the_command_prints_plain_answers_where_there_is_no_terminal(
     url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +215,20 @@ def test_the_command_prints_plain_answers_where_there_is_no_terminal(
     done = run_cli(arguments, monkeypatch, capsys, {"OMNIDRAFT_API_KEY": KEY})
     assert (done.returncode, done.stdout) == (0, f"{answer}\n")
     assert "\x1b" not in done.stderr
-    refused = run_cli(["chat", "--url", url, "--drafter", "none"], monkeypatch, capsys)
+    refused = run_cli(["chat", "--url", url, "--drafter", "none", "--config", "x.toml"], monkeypatch, capsys)
     assert refused.returncode == 2
-    assert "--drafter: what answers at --url has its own" in refused.stderr
+    assert "--drafter, --config: what answers at --url has its own" in refused.stderr
+
+
+def test_what_the_encoding_of_the_output_lacks_is_a_question_mark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        streams = [io.TextIOWrapper(io.BytesIO(), encoding="latin-1") for _ in range(2)]
+        for name, stream in zip(("stdout", "stderr"), streams, strict=True):
+            patch.setattr(sys, name, stream)
+        run_cli(["version"], patch, capsys)
+    for stream in streams:
+        stream.write("\u00e9 \u2192")
+        stream.flush()
+        assert stream.buffer.getvalue().endswith(b"\xe9 ?")

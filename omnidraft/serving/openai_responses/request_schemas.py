@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, Tag
 
-from omnidraft.decode.sampling.validation import MAX_COUNT, MAX_SEED, MAX_TEMPERATURE, MIN_SEED
+from omnidraft.decode.sampling.validation import MAX_COUNT, MAX_SEED, MAX_TEMPERATURE, MIN_SEED, require_text
 from omnidraft.serving.openai_responses.input_items import InputItem, chat_messages
 from omnidraft.serving.request_schemas import MAX_USER_CHARACTERS, ChatRequest
 from omnidraft.serving.strict_model import TEXT_OR_LIST, StrictModel, Text, TextMapping
 from omnidraft.serving.translation import chat_request
+from omnidraft.tools.messages import strings_of
 from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN
 
 
@@ -84,6 +85,9 @@ def _refuse_background(value: Any) -> Any:
     return value
 
 
+ECHOED = {"instructions", "metadata", "text", "tool_choice", "tools"}
+"""Fields that the response tells back, so that their strings must be text."""
+
 State = Annotated[None, BeforeValidator(_refuse_state)]
 
 
@@ -132,6 +136,7 @@ class ResponsesRequest(StrictModel):
 
     def chat_request(self) -> ChatRequest:
         """Return the same as a chat request. Raises RequestError."""
+        require_text({name: strings_of(value) for name, value in self.model_dump(include=ECHOED).items()})
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else chat_messages(self.input)
         if self.instructions:
             items.insert(0, {"role": "system", "content": self.instructions})

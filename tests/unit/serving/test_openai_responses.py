@@ -162,6 +162,25 @@ def test_a_bad_request_is_refused_by_name(client: TestClient, fields: dict[str, 
     assert named in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("metadata", {"a": "\ud800"}),
+        ("metadata", {"\ud800": "a"}),
+        ("text", {"format": {"type": "text", "name": "\ud800"}}),
+        ("text", {"format": {"type": "json_object", "description": "\ud800"}}),
+        ("tools", [{**WEATHER, "description": "\ud800"}]),
+        ("tool_choice", {**NAMED, "name": "\ud800"}),
+        ("instructions", "\ud800"),
+    ],
+)
+def test_half_a_surrogate_pair_that_would_be_told_back_is_refused(client: TestClient, field: str, value: Any) -> None:
+    body = json.dumps(BODY | {field: value})
+    response = client.post("/v1/responses", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == f"{field}: character 0 is half of a surrogate pair, not text"
+
+
 def test_what_would_be_kept_elsewhere_is_a_404_that_says_so(client: TestClient) -> None:
     for method, path, named in (
         ("GET", "/v1/responses/resp_1", "stateless"),

@@ -160,7 +160,7 @@ class MlflowRegistry:
 
     def log_file(self, version: int, path: Path) -> None:
         with self._translate_errors(f"logging a file of version {version}"):
-            self._client.log_artifact(_run_id(self._get(version)), str(path), "reports")
+            self._runs.log_file(_run_id(self._get(version)), path)
 
     def _add(self, folder: Path, manifest: Manifest, parent: int | None) -> int:
         self._create_model()

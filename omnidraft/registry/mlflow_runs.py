@@ -14,6 +14,7 @@ from omnidraft.registry.mlflow_store import (
     experiment_id,
     local_folder,
     open_client,
+    translate_artifact_errors,
     translate_errors,
     undo_on_failure,
 )
@@ -30,7 +31,8 @@ ABANDONED_MS = 24 * 3_600_000
 
 
 class Runs:
-    """The runs behind one pair's versions. Raises MLflow's errors; the registry translates them."""
+    """The runs behind one pair's versions. Raises MLflow's errors, which the registry translates, and RegistryError for
+    those of an artifact store's own library."""
 
     def __init__(self, client: "MlflowClient", url: str, name: str, artifacts: str | None) -> None:
         self._client = client
@@ -49,7 +51,8 @@ class Runs:
         run_id = run.info.run_id
         with undo_on_failure(partial(self.discard, run_id)):
             self._log(run_id, manifest)
-            self._put_files(run_id, run.info.artifact_uri, folder, manifest)
+            with translate_artifact_errors(self._url):
+                self._put_files(run_id, run.info.artifact_uri, folder, manifest)
         return run_id, run.info.artifact_uri
 
     def finish(self, run_id: str) -> None:
@@ -66,28 +69,36 @@ class Runs:
     def download(self, version: int, run_id: str, part: str, destination: Path) -> None:
         """Put the folder of a version's part into `destination`. Raises SnapshotNotFound when the part was removed."""
         folder = local_folder(self._client.get_run(run_id).info.artifact_uri)
-        is_present = (folder / part).is_dir() if folder else bool(self._client.list_artifacts(run_id, part))
-        if not is_present:
-            raise staging.missing_part(version, part)
-        if folder:
-            files.link_folder(folder / part, destination / part)
-        else:
-            self._client.download_artifacts(run_id, part, str(destination))
+        with translate_artifact_errors(self._url):
+            is_present = (folder / part).is_dir() if folder else bool(self._client.list_artifacts(run_id, part))
+            if not is_present:
+                raise staging.missing_part(version, part)
+            if folder:
+                files.link_folder(folder / part, destination / part)
+            else:
+                self._client.download_artifacts(run_id, part, str(destination))
 
     def remove(self, run_id: str, part: str) -> None:
         """Delete a part's files; the run stays."""
-        self._files_of(run_id).delete_artifacts(part)
+        with translate_artifact_errors(self._url):
+            self._files_of(run_id).delete_artifacts(part)
 
     def discard(self, run_id: str) -> None:
         """Delete a run that became no version, with its files."""
         try:
-            self._files_of(run_id).delete_artifacts()
+            with translate_artifact_errors(self._url):
+                self._files_of(run_id).delete_artifacts()
         finally:
             self._client.delete_run(run_id)
 
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
         """Log one point of each curve."""
         _log_metrics(self._client, run_id, metrics, step)
+
+    def log_file(self, run_id: str, path: Path) -> None:
+        """Keep a report with the run."""
+        with translate_artifact_errors(self._url):
+            self._client.log_artifact(run_id, str(path), "reports")
 
     def _files_of(self, run_id: str) -> "ArtifactRepository":
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
@@ -140,7 +151,7 @@ class Experiment:
 
     def log_file(self, run_id: str, path: Path) -> None:
         """Attach a picture or report to the run."""
-        with translate_errors(self._url, "logging a file"):
+        with translate_errors(self._url, "logging a file"), translate_artifact_errors(self._url):
             self._client.log_artifact(run_id, str(path))
 
     def end(self, run_id: str, *, has_failed: bool = False) -> None:

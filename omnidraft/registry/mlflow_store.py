@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock
 
 from omnidraft.config import masked
-from omnidraft.errors import RegistryError, SnapshotNotFound
+from omnidraft.errors import OmnidraftError, RegistryError, SnapshotNotFound
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -95,6 +95,21 @@ def translate_errors(url: str, action: str) -> Iterator[None]:
         if getattr(exc, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
             raise SnapshotNotFound(masked(f"{action} at {url}: {exc}")) from exc
         raise RegistryError(masked(f"{action} at {url}: {str(exc).splitlines()[0]}; {_advice(url)}")) from exc
+
+
+@contextmanager
+def translate_artifact_errors(url: str) -> Iterator[None]:
+    """Translate what only an artifact store raises: MLflow passes on the errors of boto3 and its like, which may be any
+    Exception. All others are left to `translate_errors`."""
+    try:
+        yield
+    except (OmnidraftError, OSError):
+        raise
+    except _store_errors():
+        raise
+    except Exception as exc:  # artifact stores raise errors of their own libraries
+        advice = "check that this process reaches it and has its credentials, then try again"
+        raise RegistryError(masked(f"the artifact store of {url}: {type(exc).__name__}: {exc}; {advice}")) from exc
 
 
 @contextmanager

@@ -7,10 +7,13 @@ import signal
 import socket
 import stat
 from functools import partial
+from urllib.parse import urlsplit
 
 import pytest
 import torch
 from mlflow.entities import ViewType
+from mlflow.store.artifact import artifact_repository_registry
+from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
 from omnidraft.config import LearnerSettings
 from omnidraft.distill.publisher import Identity, Publisher
@@ -482,6 +485,81 @@ def unwilling(registry, *names, also_done=False):
     """The same registry, whose client fails."""
     registry._client = registry._runs._client = Unwilling(registry._client, *names, also_done=also_done)
     return registry
+
+
+class BucketError(Exception):
+    """An error of the library of an artifact store, as boto3's are: of no kind that anybody else knows."""
+
+
+class Bucket(LocalArtifactRepository):
+    """The artifact store of bucket://name/folder, whose calls in `denied` fail."""
+
+    denied: tuple[str, ...] = ()
+
+    def __init__(self, artifact_uri, *args, **options):
+        super().__init__(urlsplit(artifact_uri).path)
+
+    def log_artifacts(self, *args, **options):
+        self._call("log_artifacts", *args, **options)
+
+    def log_artifact(self, *args, **options):
+        self._call("log_artifact", *args, **options)
+
+    def list_artifacts(self, *args, **options):
+        return self._call("list_artifacts", *args, **options)
+
+    def delete_artifacts(self, *args, **options):
+        self._call("delete_artifacts", *args, **options)
+
+    def _call(self, name, *args, **options):
+        if name in self.denied:
+            raise BucketError(f"{name}: AccessDenied")
+        return getattr(super(), name)(*args, **options)
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """What `--no-serve-artifacts --default-artifact-root s3://` does: every process reaches the store itself."""
+    registered = artifact_repository_registry._artifact_repository_registry._registry
+    monkeypatch.setitem(registered, "bucket", Bucket)
+    monkeypatch.setattr(Bucket, "denied", ())
+    return Bucket
+
+
+def open_with_bucket(mlflow_url, target, tmp_path, keep_resume=2):
+    return MlflowRegistry(
+        mlflow_url, "org/small", target, artifacts=f"bucket://name{tmp_path}/bucket", keep_resume=keep_resume
+    )
+
+
+@pytest.mark.parametrize("name", ["log_artifacts", "log_artifact"])
+def test_an_artifact_store_that_refuses_an_upload_is_a_registry_error_and_the_next_try_succeeds(
+    mlflow_url, targets, tmp_path, bucket, name
+):
+    registry = open_with_bucket(mlflow_url, target := next(targets), tmp_path)
+    folder = make_bundle(tmp_path, "s1", target=target)
+    bucket.denied = (name,)
+    with pytest.raises(RegistryError, match=f"BucketError: {name}: AccessDenied"):
+        registry.publish(folder, None)
+    bucket.denied = ()
+    assert open_with_bucket(mlflow_url, target, tmp_path).publish(folder, None).version == 1
+
+
+def test_an_artifact_store_that_refuses_anything_else_is_a_registry_error(mlflow_url, targets, tmp_path, bucket):
+    registry = open_with_bucket(mlflow_url, target := next(targets), tmp_path)
+    registry.publish(make_bundle(tmp_path, "s1", target=target), None)
+    bundle.verify(registry.fetch(1, tmp_path / "cache"), ["serving"])
+    registry.remove_files(1, ("resume",))
+    with pytest.raises(SnapshotNotFound, match="keep_resume"):
+        registry.fetch(1, tmp_path / "cache", ("resume",))
+    bucket.denied = ("list_artifacts", "log_artifact", "delete_artifacts")
+    for use in (
+        lambda: registry.fetch(1, tmp_path / "other"),
+        lambda: registry.remove_files(1, ("serving",)),
+        lambda: registry.log_file(1, tmp_path / "s1/manifest.json"),
+    ):
+        with pytest.raises(RegistryError, match="BucketError"):
+            use()
 
 
 def remains(registry):

@@ -50,8 +50,8 @@ class Registry(SnapshotReader, Protocol):
 
     def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
         """Add a snapshot folder as the next version, point `challenger` at it, and delete the parts of old versions
-        that are kept no longer (`registry.keep_resume`, `registry.keep_serving`). `parent` is the newest version that
-        the publisher knows.
+        that are kept no longer (`registry.keep_resume`, `registry.keep_serving`); those that cannot be deleted are
+        logged, and tried again by the next publication. `parent` is the newest version that the publisher knows.
 
         Raises:
             SnapshotStale: another process has published since.

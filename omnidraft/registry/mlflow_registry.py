@@ -2,17 +2,17 @@
 
 Order of a publish: files into a fresh run, then the version, then the tag `ready`, then the run's end, then the alias.
 Only a ready version is visible; a publish that fails before that deletes its version and run, and what a killed one
-left is deleted a day later. MLflow numbers versions atomically and never
-twice, so among publishers with one parent the lowest number wins; the others delete theirs. A version that stays
-unready for ABANDONED_MS belongs to a publisher that died.
+left is deleted a day later. A publish does not fail because of old files that cannot be deleted.
+MLflow numbers versions atomically and never twice, so among publishers with one parent the lowest number wins; the
+others delete theirs. A version that stays unready for ABANDONED_MS belongs to a publisher that died.
 An alias cannot be moved on a condition. So an operator sets a tag before moving it, and an automatic promotion checks
 that tag before and after, and gives way to the operator.
 Files of a local store are hard-linked in and out; through a server they travel over HTTP.
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,13 @@ from omnidraft.ports import CHAMPION_STATEMENT, JUDGEMENT, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
 from omnidraft.registry.manifest_tags import from_tags, to_tags
 from omnidraft.registry.mlflow_runs import Runs
-from omnidraft.registry.mlflow_store import open_client, translate_errors, undo_on_failure
+from omnidraft.registry.mlflow_store import (
+    all_versions,
+    create_model,
+    open_client,
+    translate_errors,
+    undo_on_failure,
+)
 from omnidraft.registry.retention import Retention
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
@@ -75,6 +81,7 @@ class MlflowRegistry:
                 staging.check_parent(newest, parent)
                 version = self._add(bundle, manifest, parent)
             self._client.set_registered_model_alias(self._name, "challenger", str(version))
+        with self._housekeeping("what is kept no longer"):
             self._prune()
             self._clear_up()
         return self.resolve(str(version))
@@ -163,7 +170,9 @@ class MlflowRegistry:
             self._runs.log_file(_run_id(self._get(version)), path)
 
     def _add(self, folder: Path, manifest: Manifest, parent: int | None) -> int:
-        self._create_model()
+        drafter, target = self._pair
+        text = f"Snapshots of {drafter} drafting for {target}. `champion` serves, `challenger` waits for judgement."
+        create_model(self._client, self._name, text)
         run_id, artifact_uri = self._runs.upload(folder, manifest)
         with undo_on_failure(partial(self._withdraw, run_id)):
             created = self._client.create_model_version(
@@ -212,27 +221,23 @@ class MlflowRegistry:
                 self._client.delete_model_version(self._name, str(each.version))
         self._runs.discard(run_id)
 
-    def _create_model(self) -> None:
-        from mlflow.exceptions import MlflowException
-
-        drafter, target = self._pair
-        text = f"Snapshots of {drafter} drafting for {target}. `champion` serves, `challenger` waits for judgement."
-        try:
-            self._client.create_registered_model(self._name, description=text)
-        except MlflowException as exc:
-            if exc.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-
     def _prune(self) -> None:
         for old, parts in self._retention.removable(self.versions()):
-            registered = self._get(old.version)
-            if self._snapshot_version(registered, self._aliases()).aliases == old.aliases:  # nobody chose it meanwhile
-                self._remove(registered, parts)
+            with self._housekeeping(f"{' and '.join(parts)} of version {old.version}"):
+                registered = self._get(old.version)
+                if self._snapshot_version(registered, self._aliases()).aliases == old.aliases:  # nobody chose it since
+                    self._remove(registered, parts)
 
     def _clear_up(self) -> None:
         """Withdraw what publishers that died have left."""
         for run_id in self._runs.abandoned():
-            self._withdraw(run_id)
+            with self._housekeeping(f"the abandoned run {run_id}"):
+                self._withdraw(run_id)
+
+    @contextmanager
+    def _housekeeping(self, what: str) -> Iterator[None]:
+        with staging.housekeeping(what), self._translate_errors("deleting"):
+            yield
 
     def _remove(self, registered: "ModelVersion", parts: Sequence[str]) -> None:
         """Remove those of these parts that are still there."""
@@ -266,14 +271,7 @@ class MlflowRegistry:
 
     def _all_versions(self) -> "list[ModelVersion]":
         """Return all versions, unready ones too, oldest first."""
-        versions: list[ModelVersion] = []
-        token = None
-        while True:
-            page = self._client.search_model_versions(f"name='{self._name}'", page_token=token)
-            versions.extend(page)
-            token = page.token
-            if not token:
-                return sorted(versions, key=lambda version: int(version.version))
+        return all_versions(self._client, self._name)
 
     def _aliases(self) -> dict[str, int]:
         with suppress(SnapshotNotFound), self._translate_errors("reading aliases"):

@@ -84,12 +84,10 @@ class Runs:
             self._files_of(run_id).delete_artifacts(part)
 
     def discard(self, run_id: str) -> None:
-        """Delete a run that became no version, with its files."""
-        try:
-            with translate_artifact_errors(self._url):
-                self._files_of(run_id).delete_artifacts()
-        finally:
-            self._client.delete_run(run_id)
+        """Delete a run that became no version, its files first: while any of them stay, the run can be found."""
+        with translate_artifact_errors(self._url):
+            self._files_of(run_id).delete_artifacts()
+        self._client.delete_run(run_id)
 
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
         """Log one point of each curve."""

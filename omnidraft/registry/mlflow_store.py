@@ -19,6 +19,7 @@ from omnidraft.errors import OmnidraftError, RegistryError, SnapshotNotFound
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
 
 logger = logging.getLogger(__name__)
 
@@ -182,6 +183,29 @@ def experiment_id(client: "MlflowClient", url: str, name: str, artifacts: str | 
         if exc.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     return experiment_id(client, url, name, artifacts)
+
+
+def create_model(client: "MlflowClient", name: str, description: str) -> None:
+    """Create the registered model of this name, unless there is one."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name, description=description)
+    except MlflowException as exc:
+        if exc.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def all_versions(client: "MlflowClient", name: str) -> "list[ModelVersion]":
+    """Return all versions of a registered model, oldest first."""
+    versions: list[ModelVersion] = []
+    token = None
+    while True:
+        page = client.search_model_versions(f"name='{name}'", page_token=token)
+        versions.extend(page)
+        token = page.token
+        if not token:
+            return sorted(versions, key=lambda version: int(version.version))
 
 
 def _artifact_location(url: str, name: str, artifacts: str | None) -> str | None:

@@ -3,7 +3,8 @@
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock
@@ -73,6 +74,15 @@ def check_removable(version: int, champion: int | None, parts: Sequence[str]) ->
     """Raise SnapshotError when these parts of a version must stay."""
     if version == champion and "serving" in parts:
         raise SnapshotError(f"version {version} is the champion, whose weights serve; promote another one first")
+
+
+@contextmanager
+def housekeeping(what: str) -> Iterator[None]:
+    """Log that something could not be deleted, instead of raising SnapshotError: what was published before is."""
+    try:
+        yield
+    except SnapshotError as exc:
+        logger.warning("%s could not be deleted; the next publication tries again: %s", what, exc)
 
 
 def missing_part(version: int, part: str) -> SnapshotNotFound:

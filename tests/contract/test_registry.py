@@ -562,6 +562,33 @@ def test_an_artifact_store_that_refuses_anything_else_is_a_registry_error(mlflow
             use()
 
 
+def test_a_snapshot_is_published_although_what_is_kept_no_longer_cannot_be_deleted(
+    mlflow_url, targets, tmp_path, bucket, monkeypatch, caplog
+):
+    """And the next publication deletes it: the parts of an old version, and what a killed publisher left."""
+    registry = open_with_bucket(mlflow_url, target := next(targets), tmp_path, keep_resume=1)
+    registry.publish(make_bundle(tmp_path, "s1", target=target), None)
+    registry._runs.upload(make_bundle(tmp_path, "left", target=target), bundle.read_manifest(tmp_path / "left"))
+    monkeypatch.setattr(mlflow_runs, "ABANDONED_MS", -1000)
+    bucket.denied = ("delete_artifacts",)
+    assert registry.publish(make_bundle(tmp_path, "s2", target=target), 1).aliases == ("challenger",)
+    (abandoned,) = registry._runs.abandoned()
+    for what in ("resume of version 1", f"the abandoned run {abandoned}"):
+        assert f"{what} could not be deleted; the next publication tries again" in caplog.text
+    assert "AccessDenied" in caplog.text
+    bucket.denied = ()
+    registry.publish(make_bundle(tmp_path, "s3", target=target), 2)
+    assert not registry._runs.abandoned()
+    assert [each.removed_parts for each in registry.versions()] == [("resume",), ("resume",), ()]
+
+
+def test_a_snapshot_is_published_although_mlflow_fails_in_housekeeping(mlflow_url, targets, tmp_path, caplog):
+    registry = open_mlflow(mlflow_url, target := next(targets))
+    unwilling(registry, "search_runs").publish(make_bundle(tmp_path, "s1", target=target), None)
+    assert "what is kept no longer could not be deleted" in caplog.text
+    assert [each.aliases for each in registry.versions()] == [("challenger",)]
+
+
 def remains(registry):
     """Return how many runs of the pair's experiment are not deleted, and the files of all."""
     client = open_client(registry._url)

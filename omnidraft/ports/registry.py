@@ -94,6 +94,7 @@ class Registry(SnapshotReader, Protocol):
 
         Raises:
             SnapshotError: it is the champion, whose serving part stays.
+            RegistryError: files of these parts could not be deleted; deleting again goes on.
         """
 
     def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:

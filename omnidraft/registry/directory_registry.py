@@ -10,7 +10,7 @@ complete and an alias names an existing one, also after a power failure.
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -176,12 +176,18 @@ class DirectoryRegistry:
         files.put_in_place(partial, self._folder(version))
 
     def _prune(self) -> None:
-        for version, parts in self._retention.removable(self.versions()):
-            self._delete(version.version, parts)
+        for old, parts in self._retention.removable(self.versions()):
+            with (
+                staging.housekeeping(f"{' and '.join(parts)} of version {old.version}"),
+                _translate_errors(self._root),
+            ):
+                self._delete(old.version, parts)
 
     def _delete(self, version: int, parts: Sequence[str]) -> None:
+        """Delete those of these parts that are there. Raises OSError when files of one stay."""
         for part in parts:
-            shutil.rmtree(self._folder(version) / "snapshot" / part, ignore_errors=True)
+            with suppress(FileNotFoundError):
+                shutil.rmtree(self._folder(version) / "snapshot" / part)
 
     def _aliases(self) -> dict[str, int]:
         return {name: version for name, version in self._state().items() if name != PROMOTIONS}

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from omnidraft.errors import RegistryError
 from omnidraft.registry import manifest_export, staging
 from omnidraft.registry.mlflow_store import (
     experiment_id,
@@ -80,13 +81,11 @@ class Runs:
 
     def remove(self, run_id: str, part: str) -> None:
         """Delete a part's files; the run stays."""
-        with translate_artifact_errors(self._url):
-            self._files_of(run_id).delete_artifacts(part)
+        self._delete_files(run_id, part)
 
     def discard(self, run_id: str) -> None:
         """Delete a run that became no version, its files first: while any of them stay, the run can be found."""
-        with translate_artifact_errors(self._url):
-            self._files_of(run_id).delete_artifacts()
+        self._delete_files(run_id)
         self._client.delete_run(run_id)
 
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
@@ -97,6 +96,14 @@ class Runs:
         """Keep a report with the run."""
         with translate_artifact_errors(self._url):
             self._client.log_artifact(run_id, str(path), "reports")
+
+    def _delete_files(self, run_id: str, part: str | None = None) -> None:
+        """Delete the files of a part, or all; look whether they are gone, as MLflow ignores that S3 refuses some."""
+        with translate_artifact_errors(self._url):
+            store = self._files_of(run_id)
+            store.delete_artifacts(part)
+            if store.list_artifacts(part):
+                raise RegistryError(f"the artifact store of run {run_id} keeps files; may this process delete there?")
 
     def _files_of(self, run_id: str) -> "ArtifactRepository":
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository

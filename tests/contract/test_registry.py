@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import stat
+from contextlib import contextmanager
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -492,9 +493,10 @@ class BucketError(Exception):
 
 
 class Bucket(LocalArtifactRepository):
-    """The artifact store of bucket://name/folder, whose calls in `denied` fail."""
+    """The artifact store of bucket://name/folder, whose calls in `denied` fail, and in `ignored` do nothing."""
 
     denied: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
     def __init__(self, artifact_uri, *args, **options):
         super().__init__(urlsplit(artifact_uri).path)
@@ -514,7 +516,7 @@ class Bucket(LocalArtifactRepository):
     def _call(self, name, *args, **options):
         if name in self.denied:
             raise BucketError(f"{name}: AccessDenied")
-        return getattr(super(), name)(*args, **options)
+        return None if name in self.ignored else getattr(super(), name)(*args, **options)
 
 
 @pytest.fixture
@@ -522,7 +524,8 @@ def bucket(monkeypatch):
     """What `--no-serve-artifacts --default-artifact-root s3://` does: every process reaches the store itself."""
     registered = artifact_repository_registry._artifact_repository_registry._registry
     monkeypatch.setitem(registered, "bucket", Bucket)
-    monkeypatch.setattr(Bucket, "denied", ())
+    for names in ("denied", "ignored"):
+        monkeypatch.setattr(Bucket, names, ())
     return Bucket
 
 
@@ -587,6 +590,53 @@ def test_a_snapshot_is_published_although_mlflow_fails_in_housekeeping(mlflow_ur
     unwilling(registry, "search_runs").publish(make_bundle(tmp_path, "s1", target=target), None)
     assert "what is kept no longer could not be deleted" in caplog.text
     assert [each.aliases for each in registry.versions()] == [("challenger",)]
+
+
+def test_a_snapshot_is_published_although_files_of_an_old_one_stay_on_the_disk(tmp_path, caplog):
+    registry = DirectoryRegistry(tmp_path / "registry", "org/small", "big", keep_resume=1)
+    registry.publish(make_bundle(tmp_path, "s1"), None)
+    with undeletable(registry, 1):
+        assert registry.publish(make_bundle(tmp_path, "s2"), 1).aliases == ("challenger",)
+        assert "resume of version 1 could not be deleted; the next publication tries again" in caplog.text
+    registry.publish(make_bundle(tmp_path, "s3"), 2)
+    assert [each.removed_parts for each in registry.versions()] == [("resume",), ("resume",), ()]
+
+
+def test_parts_whose_files_stay_are_not_said_to_be_deleted(tmp_path):
+    registry = DirectoryRegistry(tmp_path / "registry", "org/small", "big", keep_resume=9)
+    registry.publish(make_bundle(tmp_path, "s1"), None)
+    with undeletable(registry, 1), pytest.raises(RegistryError, match="link"):
+        registry.remove_files(1, ("serving", "resume"))
+    registry.remove_files(1, ("serving", "resume"))
+    assert set(registry.resolve("1").removed_parts) == {"serving", "resume"}
+
+
+def test_parts_that_an_artifact_store_keeps_without_an_error_are_not_said_to_be_deleted(
+    mlflow_url, targets, tmp_path, bucket
+):
+    registry = open_with_bucket(mlflow_url, target := next(targets), tmp_path)
+    registry.publish(make_bundle(tmp_path, "s1", target=target), None)
+    bucket.ignored = ("delete_artifacts",)
+    with pytest.raises(RegistryError, match="keeps files"):
+        registry.remove_files(1, ("resume",))
+    assert registry.resolve("1").removed_parts == ()
+    bucket.ignored = ()
+    registry.remove_files(1, ("resume",))
+    assert registry.resolve("1").removed_parts == ("resume",)
+
+
+@contextmanager
+def undeletable(registry, version):
+    """Stands for a disk that does not let go of files, also of root's: the resume part of a version of a registry of
+    folders is a link to a folder, which `rmtree` refuses."""
+    part = registry._folder(version) / "snapshot" / "resume"
+    elsewhere = part.rename(registry._root / "elsewhere")
+    part.symlink_to(elsewhere)
+    try:
+        yield
+    finally:
+        part.unlink()
+        elsewhere.rename(part)
 
 
 def remains(registry):

@@ -137,6 +137,7 @@ class Setting:
             new_cache=self.pair.cache,
             learned_records=RecentRecords(self._reader, lambda reader: self._consumer(reader, names), 16).before,
             memory=texts,
+            cipher=cipher,
         )
         options = {
             "load_cache": self.pair.load_cache,

@@ -1,7 +1,8 @@
 """Data keys of tenants: made, wrapped and opened with the master keys, and found by the opaque ids in messages.
 
 A wrapped key names its id and its tenant, so that rows of the store cannot be exchanged unnoticed.
-Keys are looked up again after CACHE_S: that is how long a process may go on using one that was destroyed.
+Keys are looked up again after CACHE_S: that is how long a process may go on using one that was destroyed, unless it
+clears the cache.
 """
 
 import json
@@ -89,6 +90,11 @@ class TenantKeys:
             return self.cipher(key_id).decrypt(token)
         except InvalidToken as exc:
             raise UnknownKey(f"key {key_id} does not open it: it was changed, or encrypted with another key") from exc
+
+    def clear_cache(self) -> None:
+        """See ports.RecordCipher."""
+        self._id_of.clear()
+        self._found.clear()
 
     def count(self) -> tuple[int, int, int]:
         """Return the numbers of keys that open, that no master key opens, and that are destroyed. Raises

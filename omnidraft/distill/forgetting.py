@@ -14,7 +14,7 @@ from typing import Any, Literal
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.memory.text_memory import Dated, TextMemory
 from omnidraft.distill.training.learner import Learner
-from omnidraft.ports import FORGOTTEN, Announcement, Metrics
+from omnidraft.ports import FORGOTTEN, Announcement, Metrics, RecordCipher
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.ngram_cache import NgramCache
@@ -64,16 +64,18 @@ class Forgetting:
         new_cache: Callable[[], NgramCache],
         learned_records: Callable[[Mapping[int, int]], Iterable[TraceRecord]] = lambda offsets: (),
         memory: TextMemory | None = None,
+        cipher: RecordCipher | None = None,
     ) -> None:
         """
         Args:
             new_cache: makes an n-gram cache as a new learner has it.
             learned_records: returns the newest records in the log before these offsets; raises BusError.
             memory: the learner's; None: it has none.
+            cipher: of the snapshots' files, the memory's too; None: they are not encrypted.
         """
         self._retention, self._batcher, self._learner, self._metrics = retention, batcher, learner, metrics
         self._new_cache, self._learned_records = new_cache, learned_records
-        self._memory = memory
+        self._memory, self._cipher = memory, cipher
         self._done: tuple[str, ...] = ()
 
     def resume(self, manifest: Manifest, num_forgotten: int) -> None:
@@ -115,7 +117,10 @@ class Forgetting:
             self._rebuild_cache()
 
     def carry_out(self, orders: Sequence[Announcement]) -> None:
-        """Rebuild the n-gram cache without the tenants of these orders. Raises BusError; then it may be repeated."""
+        """Rebuild the n-gram cache without the tenants of these orders, whose keys are destroyed. Raises BusError; then
+        it may be repeated."""
+        if self._cipher is not None:
+            self._cipher.clear_cache()
         num_records = self._rebuild_cache()
         for order in orders:
             if self._memory is not None and order.tenant is not None:

@@ -173,3 +173,6 @@ class RecordCipher(Protocol):
             UnknownKey: the key is not known, or does not open it.
             KeyStoreError: the key store does not answer; trying again may succeed.
         """
+
+    def clear_cache(self) -> None:
+        """Look every key up again, since one was destroyed: `encrypt` uses none that was destroyed before this call."""

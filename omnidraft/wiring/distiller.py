@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from omnidraft.config import Settings
 from omnidraft.ports import Metrics, NoopTracing, Tracing
 from omnidraft.wiring.controller import base_serving_tensors, control_follower, recent_records, snapshot_comparison
-from omnidraft.wiring.logs import log_reader, log_writer, registry, tenant_keys, trace_source
+from omnidraft.wiring.logs import log_reader, log_writer, registry, trace_source
 from omnidraft.wiring.memory import memory_files
 from omnidraft.wiring.models import Vocabularies, ngram_cache, vocabularies
 from omnidraft.wiring.signing import require_signer
@@ -85,7 +85,7 @@ def distillation(
         trace_source(settings, alignment, reader, dead_letters, metrics, retention.is_forgotten),
         batcher,
         learning,
-        Publisher(registry(settings), identity(settings, tokenizers), staging, tenant_keys(settings), files),
+        Publisher(registry(settings), identity(settings, tokenizers), staging, files.cipher, files),
         load_cache=lambda arrays: ngram_cache(settings, tokenizers, arrays),
         load_base=lambda: base_serving_tensors(settings, tokenizers),
         held_out=HeldOut(learning, groups=groups, pinned=pinned),
@@ -102,6 +102,7 @@ def distillation(
             new_cache=lambda: ngram_cache(settings, tokenizers, None),
             learned_records=recent_records(settings, alignment).before,
             memory=files.memory,
+            cipher=files.cipher,
         ),
         memory=files.memory,
         metrics=metrics,

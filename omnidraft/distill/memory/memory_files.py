@@ -33,8 +33,8 @@ class MemoryFiles:
 
     def __init__(self, memory: TextMemory, folder: Path, metrics: Metrics, cipher: RecordCipher | None = None) -> None:
         """`folder` belongs to this learner alone. `cipher` encrypts the files; None leaves them plain."""
-        self.memory = memory
-        self._folder, self._metrics, self._cipher = folder, metrics, cipher
+        self.memory, self.cipher = memory, cipher
+        self._folder, self._metrics = folder, metrics
         self._written: dict[Owner, Path] = {}
 
     def stage(self) -> dict[str, Path]:
@@ -67,7 +67,7 @@ class MemoryFiles:
         read = {file.owner: (path, file) for path in paths if (file := self._read(path)) is not None}
         self.memory.restore({owner: file.texts() for owner, (_, file) in read.items()})
         for owner, (path, _) in read.items():
-            if (key_id_of(path.name) is None) is (self._cipher is None):
+            if (key_id_of(path.name) is None) is (self.cipher is None):
                 self._take_over(owner, path)
             else:
                 self.memory.mark_changed(owner)  # encryption was turned on or off since
@@ -88,9 +88,9 @@ class MemoryFiles:
         return None
 
     def _decrypt(self, key_id: str, content: bytes) -> bytes:
-        if self._cipher is None:
+        if self.cipher is None:
             raise UnknownKey("there is no key store")
-        return self._cipher.decrypt(key_id, content)
+        return self.cipher.decrypt(key_id, content)
 
     def _count_dropped(self, reason: UnreadableReason) -> None:
         self._metrics.add(FILES_DROPPED, reason=reason)
@@ -113,9 +113,9 @@ class MemoryFiles:
 
     def _encrypt(self, owner: Owner, plain: bytes) -> tuple[str, bytes]:
         """Return name and content of a file. Raises KeyStoreError."""
-        if self._cipher is None:
+        if self.cipher is None:
             return plain_name(owner.kind, owner.name), plain
-        key_id, token = self._cipher.encrypt(owner.key_name, plain)
+        key_id, token = self.cipher.encrypt(owner.key_name, plain)
         return encrypted_name(owner.kind, key_id), token
 
     def _put(self, name: str, content: bytes) -> Path:

@@ -254,6 +254,17 @@ def test_a_group_whose_key_was_destroyed_for_one_of_its_tenants_gets_a_new_file_
     assert with_both["g"] > 0
 
 
+def test_a_groups_new_file_opens_although_its_key_was_destroyed_a_moment_after_it_was_used(setting, store):
+    options = {"memory": MemorySettings(groups={"a": "g", "b": "g"})}
+    cipher = TenantKeys(store, [MASTER], clock=lambda: 0.0)  # keeps what it looked up
+    emit(setting, "a", "b")
+    run(setting, cipher=cipher, **options)
+    assert store.destroy("memory group g") == 1
+    forget(setting, "a")
+    run(setting, cipher=cipher, control=control(setting), **options)
+    assert tenants(setting, keys(store)).keys() == {"g"}
+
+
 def test_a_snapshot_from_before_there_was_a_memory_is_gone_on_from(setting):
     emit(setting, "a")
     run(setting, memory=MemorySettings(tokens_per_tenant=0))

@@ -21,10 +21,17 @@ def last_order(reader: LogReader, metrics: Metrics, tenant: str) -> Announcement
     return next((order for order in reversed(orders) if order.tenant == tenant), None)
 
 
-def order_forgetting(writer: LogWriter, tenant: str) -> str:
-    """Order every distiller and worker to forget what it has of this tenant; return the order's name. Raises
-    BusError."""
-    forget_id, until_ms = uuid.uuid4().hex[:12], time.time_ns() // 1_000_000
+def order_forgetting(writer: LogWriter, tenant: str, newest_ms: int) -> str:
+    """Order every distiller and worker to forget what it has of this tenant; return the order's name.
+
+    Args:
+        newest_ms: the time of the tenant's newest record. The order reaches up to it, even if the clock of the worker
+            that made it was ahead of ours.
+
+    Raises:
+        BusError: the log cannot be written.
+    """
+    forget_id, until_ms = uuid.uuid4().hex[:12], max(time.time_ns() // 1_000_000, newest_ms)
     publish_announcement(writer, "forget", tenant=tenant, forget_id=forget_id, until_ms=until_ms)
     return forget_id
 

@@ -47,7 +47,8 @@ class Announcement:
     forget_id: str | None = None
     """Names one order to forget a tenant, so that manifests can say that it was carried out."""
     until_ms: int | None = None
-    """The time of that order, Unix milliseconds: it concerns the tenant's records up to then."""
+    """Unix milliseconds: the order concerns the tenant's records up to then, the newest that there was when it was
+    given."""
     fence: str | None = None
     """The registry's fence from before the version was chosen; see Registry.fence."""
     digest: str | None = None

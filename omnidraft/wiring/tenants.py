@@ -205,4 +205,4 @@ def _order(settings: Settings, tenant: str, data: TenantData, *, is_needed: bool
     if not is_needed and last is not None and last.forget_id is not None and newest_ms <= (last.until_ms or 0):
         return last.forget_id
     with closing(log_writer(settings, topic)) as writer:
-        return order_forgetting(writer, tenant)
+        return order_forgetting(writer, tenant, newest_ms)

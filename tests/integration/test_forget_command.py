@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import closing
@@ -26,6 +27,7 @@ from omnidraft.distill.retrying import retry
 from omnidraft.doctor import keys
 from omnidraft.doctor.finding import Verdict
 from omnidraft.errors import RecordForgotten
+from omnidraft.fleet.forget_orders import last_order
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.cli_runs import run_cli
 from tests.postgres_fixture import Postgres
@@ -66,12 +68,12 @@ def environ(settings: config.Settings) -> dict[str, str]:
     return given
 
 
-def record(settings: config.Settings, *names: str) -> None:
+def record(settings: config.Settings, *names: str, **fields: Any) -> None:
     """As a worker does; a name is tenant/request."""
     topic = settings.log.traces_topic
     producer = TraceProducer(lambda: wiring.log_writer(settings, topic), RecorderSettings(), CountingMetrics())
     for name in names:
-        producer.emit(make_record(name, tenant=name.partition("/")[0]))
+        producer.emit(make_record(name, tenant=name.partition("/")[0], **fields))
     assert producer.close(20.0) == 0
 
 
@@ -143,6 +145,21 @@ def test_forgetting_again_orders_nothing_new(sqlite: config.Settings, run: Run) 
     record(sqlite, "a/1")
     assert [run(sqlite, "forget", "a", "--yes").returncode for _ in range(3)] == [0, 0, 0]
     assert orders(sqlite) == 1
+
+
+def test_an_order_reaches_up_to_the_newest_record_of_a_worker_whose_clock_is_ahead(
+    sqlite: config.Settings, run: Run
+) -> None:
+    ahead_ms = time.time_ns() // 1_000_000 + 3_600_000
+    for number in (1, 2):
+        record(sqlite, f"a/{number}", time_ms=ahead_ms + number)
+        assert run(sqlite, "forget", "a", "--yes").returncode == 0
+        with closing(wiring.log_reader(sqlite, sqlite.log.control_topic)) as reader:
+            last = last_order(reader, CountingMetrics(), "a")
+        assert last is not None
+        assert last.until_ms == ahead_ms + number
+    assert run(sqlite, "forget", "a", "--yes").returncode == 0
+    assert orders(sqlite) == 2
 
 
 def test_nothing_is_done_without_a_yes_or_without_the_key_store(sqlite: config.Settings, tmp_path: Path) -> None:

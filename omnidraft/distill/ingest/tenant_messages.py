@@ -8,6 +8,7 @@ from omnidraft.distill.ingest.dead_letters import ORIGINAL
 from omnidraft.errors import WireError
 from omnidraft.ports import Message
 from omnidraft.traces import codec
+from omnidraft.traces.record import TraceRecord
 from omnidraft.traces.schema import ENCRYPTION, FORGOTTEN, KEY_ID
 
 
@@ -22,6 +23,8 @@ class TenantMessages:
     num_with_master_key: int = 0
     """Of these, those that no key of the tenant protects: plain, or encrypted with a master key."""
     newest_ms: int = 0
+    """The time of the newest, Unix milliseconds: by the log's clock or, if that is later, by its worker's, as far as
+    records can be read."""
 
     @property
     def first_offsets(self) -> dict[int, int]:
@@ -49,23 +52,31 @@ class TenantMatcher:
         """Return the tenant's among these messages. Raises whatever reading them raises."""
         found = TenantMessages()
         for message in messages:
-            if not self._is_of_tenant(message):
+            record = _record(message)
+            if not self._is_of_tenant(message, record):
                 continue
             found.positions.append((message.partition, message.offset))
-            found.newest_ms = max(found.newest_ms, message.timestamp_ms)
+            found.newest_ms = max(found.newest_ms, message.timestamp_ms, record.time_ms if record else 0)
             if FORGOTTEN not in message.headers and ENCRYPTION not in message.headers:
                 found.num_readable += 1
                 found.num_with_master_key += message.headers.get(KEY_ID) not in self._key_ids
         return found
 
-    def _is_of_tenant(self, message: Message) -> bool:
+    def _is_of_tenant(self, message: Message, record: TraceRecord | None) -> bool:
         if message.headers.get(FORGOTTEN) == self._mark or message.headers.get(KEY_ID) in self._key_ids:
             return True
-        headers = {name.removeprefix(ORIGINAL): value for name, value in message.headers.items()}
-        try:
-            return codec.decode(message.value, headers).tenant == self._tenant
-        except WireError:
+        if record is None:
             return self._avro_text in message.value  # damaged: take what names the tenant as a record does
+        return record.tenant == self._tenant
+
+
+def _record(message: Message) -> TraceRecord | None:
+    """Return the record in a message or dead letter, None when it cannot be read."""
+    headers = {name.removeprefix(ORIGINAL): value for name, value in message.headers.items()}
+    try:
+        return codec.decode(message.value, headers)
+    except WireError:
+        return None
 
 
 def _avro_length(length: int) -> bytes:

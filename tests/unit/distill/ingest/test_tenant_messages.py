@@ -1,5 +1,7 @@
 """Which messages of a topic are a tenant's: readable, damaged, without content, or of its keys."""
 
+from dataclasses import replace
+
 import pytest
 
 from omnidraft.distill.ingest.tenant_messages import TenantMatcher, mark
@@ -8,6 +10,7 @@ from omnidraft.traces import codec
 from tests.trace_records import make_record
 
 MINE, YOURS = make_record("a", tenant="team-a"), make_record("b", tenant="team-ab")
+YOURS_LATER = replace(YOURS, time_ms=YOURS.time_ms + 1)
 
 
 def message(offset: int, value: bytes, headers: dict[str, bytes], partition: int = 0) -> Message:
@@ -48,7 +51,7 @@ def test_a_message_is_the_tenants_or_not(value, headers, is_mine):
 
 def test_it_is_told_what_no_key_protects_and_where_the_first_one_is():
     messages = [
-        message(0, *of(YOURS)),
+        message(0, *of(YOURS_LATER)),
         message(1, *of(MINE, encryption_key_id=b"id-1")),
         message(2, *of(MINE)),
         message(7, *of(MINE, encryption_key_id=b"id-of-nobody"), partition=1),
@@ -56,4 +59,20 @@ def test_it_is_told_what_no_key_protects_and_where_the_first_one_is():
     ]
     found = TenantMatcher("team-a", ["id-1"]).find(messages)
     assert found.first_offsets == {0: 1, 1: 7}
-    assert (found.num_readable, found.num_with_master_key, found.newest_ms) == (3, 2, 1007)
+    assert (found.num_readable, found.num_with_master_key) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "headers", "newest_ms"),
+    [
+        (*of(MINE), MINE.time_ms),
+        (*of(MINE, encryption_key_id=b"id-1"), MINE.time_ms),
+        (*dead(MINE), MINE.time_ms),
+        (*of(replace(MINE, time_ms=5)), 1007),
+        (b"", {"forgotten": mark("team-a")}, 1007),
+        (codec.encode(MINE)[:60], {}, 1007),
+    ],
+)
+def test_the_newest_is_as_new_as_the_clock_of_its_worker_or_of_the_log_says(value, headers, newest_ms):
+    messages = [message(7, value, headers), message(8, *of(YOURS_LATER))]
+    assert TenantMatcher("team-a", ["id-1"]).find(messages).newest_ms == newest_ms

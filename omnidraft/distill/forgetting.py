@@ -20,8 +20,10 @@ from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.ngram_cache import NgramCache
 
 DROPPED = "omnidraft_kept_records_dropped_total"
-MAX_NOTED = 256
-"""Orders of which a manifest notes that they were carried out. An older one would be carried out once more."""
+MAX_NOTED = 4096
+"""Orders of which a manifest notes that they were carried out, at 15 bytes each. An older one is carried out once more
+whenever a learner starts. They are noted by name, not by time or place in the control log: clocks differ, and a log
+that was made anew, or lost its end, has other orders at the same places."""
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +102,8 @@ class Forgetting:
             if order.tenant is not None and order.until_ms is not None:
                 self._retention.forget(order.tenant, order.until_ms)
         self._drop_forgotten()
-        return [order for order in orders if order.forget_id not in self._done]
+        done = set(self._done)
+        return [order for order in orders if order.forget_id not in done]
 
     def mark_done(self, orders: Sequence[Announcement]) -> None:
         """Note that these orders were carried out, or that there was nothing to do."""

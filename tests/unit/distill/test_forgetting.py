@@ -11,17 +11,21 @@ from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.tenant_keys import TenantKeys
 from omnidraft.distill.control import TrainingControl
-from omnidraft.distill.forgetting import Retention
+from omnidraft.distill.forgetting import MAX_NOTED, Forgetting, Retention
+from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.publisher import BATCHER, LEARNER
 from omnidraft.distill.resume_encryption import decrypt_records, encrypt_records
 from omnidraft.distill.resume_tensors import records_from_tensors, records_to_tensors, tensor_to_bytes
 from omnidraft.errors import ConfigError, KeyStoreError
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import publish_announcement
+from omnidraft.ports import Announcement
+from omnidraft.registry.manifest_tags import MAX_TAG_CHARACTERS
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
 from tests.distiller_runs import Killed, Setting, learned, names, run_until_idle, until_idle
+from tests.snapshot_folders import manifest
 from tests.trace_records import make_record
 
 MASTER = new_key()
@@ -170,6 +174,31 @@ def test_an_order_is_carried_out_once_and_by_whoever_starts_later(setting):
     run(setting, control=control(setting))
     assert setting.manifest().forgets == ("order", "another")
     assert kept(setting) == {"held_out.": [], "replay.": []}
+
+
+def test_hundreds_of_orders_are_carried_out_together_and_never_again(setting):
+    emit_both(setting, 6)
+    orders = [f"{number:012x}" for number in range(300)]
+    for order in orders:
+        forget(setting, f"tenant-{order}", until_ms=NOW_MS, forget_id=order)
+    run(setting)
+    for _ in range(3):
+        run(setting, control=control(setting))
+    *before, newest = setting.registry.versions()
+    assert newest.manifest.forgets == tuple(orders)
+    assert all(each.manifest.forgets == () for each in before)
+
+
+def test_the_orders_that_a_manifest_notes_are_bounded(setting):
+    """And fit into one tag of MLflow, with much else. The newest stay."""
+    batcher = Batcher([0], records_per_step=2, held_out_every=0, held_out_records=0)
+    learner, new_cache = setting.pair.learner(), setting.pair.cache
+    forgetting = Forgetting(Retention(), batcher, learner, CountingMetrics(), new_cache=new_cache)
+    orders = [Announcement(0, "forget", forget_id=f"{number:012x}") for number in range(MAX_NOTED + 1)]
+    forgetting.mark_done(orders)
+    noted = manifest("s1", **forgetting.manifest_fields())
+    assert noted.forgets == tuple(order.forget_id for order in orders[1:])
+    assert len(noted.model_dump_json()) < 0.7 * MAX_TAG_CHARACTERS
 
 
 def test_a_learner_that_goes_back_to_a_champion_from_before_the_order_forgets_again(setting):

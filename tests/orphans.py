@@ -1,6 +1,8 @@
-"""Processes that a test run must not leave behind, however its test processes ended."""
+"""Processes that a test run must not leave behind, however it and its test processes ended."""
 
 import os
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -10,18 +12,26 @@ import pytest
 _VARIABLE = "OMNIDRAFT_TEST_RUN"
 """Every process that is started below a test run inherits its name."""
 _PATIENCE_S = 10.0
+_watchers: list["subprocess.Popen[bytes]"] = []
+"""Their standard input ends with this process."""
 
 
 def name_run(config: pytest.Config) -> None:
-    """Called before anything is started."""
+    """Called before anything is started. A process that watches ends the others when this one is killed."""
     if not _is_test_process(config):
         os.environ[_VARIABLE] = uuid.uuid4().hex
+        watching = [sys.executable, __file__]
+        _watchers.append(subprocess.Popen(watching, stdin=subprocess.PIPE, start_new_session=True))
 
 
 def end_orphans(config: pytest.Config) -> None:
+    """Called when all tests have ended."""
+    if not _is_test_process(config):
+        _end_others()
+
+
+def _end_others() -> None:
     """End every other process of this run: politely, then by force."""
-    if _is_test_process(config):
-        return
     left = list(_of_this_run())
     for process in left:
         _signal(process.terminate)
@@ -49,3 +59,8 @@ def _signal(send: Callable[[], None]) -> None:
         send()
     except psutil.NoSuchProcess:
         return
+
+
+if __name__ == "__main__":
+    sys.stdin.read()  # until the one who started this is gone
+    _end_others()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _CAPACITY_STEP = 512
+"""Slots are allocated in multiples of it; it is one of 16, since kernels write the scores of so many slots at once."""
 MAX_ROWS = 64
 """Maximum number of rows of a pass, enough to make reading the weights cheap beside computing with them."""
 

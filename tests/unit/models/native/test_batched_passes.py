@@ -77,7 +77,7 @@ def test_a_prompt_read_in_chunks(precision, chunk, has_others):
 @pytest.mark.parametrize("num_shared", [1, 7, 8, 9, 64, 79])
 def test_reused_keys(monkeypatch, precision, num_shared):
     """The source goes on with another text, of which nothing may be seen, and has fewer slots."""
-    monkeypatch.setattr(native_model, "_CAPACITY_STEP", 8)
+    monkeypatch.setattr(native_model, "_CAPACITY_STEP", 16)
     prefix = PROMPT[:num_shared]
     source = target(precision).open([*prefix, *text(40, seed=5)], 9, "fast")
     source.score(DraftTree.empty(3))

@@ -6,6 +6,7 @@ the learned texts as the fleet's memory of their tenant.
 """
 
 import shutil
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,7 @@ from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import report
 from pipelines.lib.learning import Point, TrainingRun, learn, new_run, split_by_request, write_snapshot
+from pipelines.lib.other_drafters import for_drafter
 from pipelines.lib.recording import Recording, RecordingLimits
 
 
@@ -58,7 +60,7 @@ def main(
         raise RequestError(f"{out} exists; a snapshot is written once")
     tokenizers = wiring.vocabularies(settings)
     limits = RecordingLimits(max_new_tokens, tenant or answers.stem)
-    records = _records(answers, settings, out, num_answers, limits)
+    records = _records(answers, settings, tokenizers, out, num_answers, limits)
     train_records, held_out = split_by_request(records, held_out_every)
     run = new_run(settings, tokenizers)
     with bar("learning", num_passes * len(train_records)) as advance:
@@ -69,11 +71,17 @@ def main(
 
 
 def _records(
-    answers: Path, settings: config.Settings, out: Path, num_answers: int | None, limits: RecordingLimits
+    answers: Path,
+    settings: config.Settings,
+    tokenizers: wiring.Vocabularies,
+    out: Path,
+    num_answers: int | None,
+    limits: RecordingLimits,
 ) -> list[TraceRecord]:
     """Return an archive's records, with the tenants that they name; score other answers."""
     if archive.is_archive(answers):
-        return list(archive.read(answers))[:num_answers]
+        recorded = islice(archive.read(answers), num_answers)
+        return for_drafter(recorded, settings.models.target, settings.models.drafter, tokenizers)
     prompt_rows = prompts.read(answers, num_answers)
     parts = out.with_name(f"{out.name}.parts")
     recording = Recording(settings, parts, limits, is_given=True)

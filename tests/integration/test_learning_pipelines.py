@@ -21,6 +21,7 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
 from pipelines import evaluate, learn, record, replay
 from pipelines.bench import __main__ as bench
+from pipelines.lib.other_drafters import for_drafter
 from tests.cli_runs import run_cli
 from tests.cli_runs import run_pipeline as run
 from tests.tiny_fleet import memory_in, memory_of
@@ -206,6 +207,25 @@ def test_learning_straight_from_answers_equals_learning_from_their_records(
     assert first == second  # a memory's file has the times of its records too
     assert manifests[0].sha256.keys() == manifests[1].sha256.keys()
     assert not list(tmp_path.glob("*.parts"))
+
+
+def test_another_drafter_learns_from_an_archive_with_prompts_in_its_own_ids(
+    recorded: Path, tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The target drafts for itself here: its prompts are its own again, to the last id."""
+    name = str(tiny_models[0])
+    tokenizers = wiring.vocabularies(config.load(None, models={"drafter": name}))
+    records = list(archive.read(recorded))
+    adopted = for_drafter(records, name, name, tokenizers)
+    for before, after in zip(records, adopted, strict=True):
+        assert before.drafter_prompt_ids.tolist() != before.prompt_ids.tolist()
+        assert after.drafter_prompt_ids.tolist() == after.prompt_ids.tolist()
+        assert (after.drafter, after.alignment) == (name, tokenizers.alignment.fingerprint)
+    assert for_drafter(adopted, name, name, tokenizers) == adopted
+    with pytest.raises(RequestError, match=f"has answers of {name}, not of another"):
+        for_drafter(records, "another", name, tokenizers)
+    run(learn.main, "--answers", recorded, "--drafter", name, "--out", tmp_path / "snapshot")
+    assert bundle.read_manifest(tmp_path / "snapshot").drafter == name
 
 
 def test_a_snapshot_folder_is_never_written_over(recorded: Path, tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""Recorded answers that another drafter's worker recorded, for this drafter: the target's part stays as it is.
+
+A record has the prompt in its drafter's own ids, which mean other text to a drafter with another vocabulary.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from omnidraft.errors import RequestError
+from omnidraft.traces.codec import ROUND_COLUMNS
+from omnidraft.traces.record import Rounds, TraceRecord
+from omnidraft.vocab.retokenise import retokenise
+from omnidraft.wiring.drafter_prompt import drafter_prompt
+
+if TYPE_CHECKING:
+    from omnidraft.wiring.models import Vocabularies
+
+_ANY_LENGTH = 2**31
+"""A learner cuts a prompt to its drafter's context itself."""
+
+
+def for_drafter(
+    records: Iterable[TraceRecord], target: str, drafter: str, tokenizers: "Vocabularies"
+) -> list[TraceRecord]:
+    """Return the records as this drafter's worker would have recorded them, without what the other one drafted.
+
+    Raises:
+        RequestError: they are another target's answers.
+    """
+    alignment = tokenizers.alignment.fingerprint
+    return [
+        record if record.alignment == alignment else _adopted(record, target, drafter, tokenizers) for record in records
+    ]
+
+
+def _adopted(record: TraceRecord, target: str, drafter: str, tokenizers: "Vocabularies") -> TraceRecord:
+    if record.target != target:
+        raise RequestError(f"the archive has answers of {record.target}, not of {target}; name it with --target")
+    ids, rest = drafter_prompt(record.prompt_ids.tolist(), tokenizers, _ANY_LENGTH)
+    tail = retokenise(rest, tokenizers.target.vocabulary, tokenizers.drafter, tokenizers.alignment)
+    return replace(
+        record,
+        drafter=drafter,
+        alignment=tokenizers.alignment.fingerprint,
+        snapshot_version=None,
+        drafter_prompt_ids=np.array([*ids, *tail], np.uint32),
+        rounds=Rounds(**{name: np.zeros(0, kind) for name, kind in ROUND_COLUMNS.items()}),
+        noise_weight=None,
+    )

@@ -224,7 +224,8 @@ def test_another_drafter_learns_from_an_archive_with_prompts_in_its_own_ids(
     assert for_drafter(adopted, name, name, tokenizers) == adopted
     with pytest.raises(RequestError, match=f"has answers of {name}, not of another"):
         for_drafter(records, "another", name, tokenizers)
-    run(learn.main, "--answers", recorded, "--drafter", name, "--out", tmp_path / "snapshot")
+    out = ("--out", tmp_path / "snapshot", "--held-out-every", 2)
+    run(learn.main, "--answers", recorded, "--drafter", name, *out)
     assert bundle.read_manifest(tmp_path / "snapshot").drafter == name
 
 

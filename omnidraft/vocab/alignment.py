@@ -4,8 +4,9 @@ Shapes: D draft ids, T target ids.
 Direct: one draft token is one target token. Split: one draft token is several target tokens. Several draft tokens
 for one target token are learned while serving: ngram_cache.py.
 Source: docs/algorithms.md section 1.
-Tokens match by bytes, not by strings: two ids with the same bytes are one token, the lower id stands for it and the
-other is masked. Special tokens match by role only, each at most once; a control token without a partner is unmapped.
+Tokens match by bytes, not by strings: two ids with the same bytes are one token, the one that the tokenizer uses stands
+for it (see ByteTable) and the other is masked. Special tokens match by role only, each at most once; a control token
+without a partner is unmapped.
 """
 
 import hashlib
@@ -177,13 +178,15 @@ def align_cached(draft: Tokenizer, target: Tokenizer, folder: Path) -> Alignment
 
 
 def pair_fingerprint(draft: Vocabulary, target: Vocabulary) -> str:
-    """Return the sha256 over bytes, roles and special ids of both, in this order."""
+    """Return the sha256 over bytes, roles, special ids and ids of byte fallback of both, in this order."""
     digest = hashlib.sha256()
     for vocabulary in (draft, target):
         digest.update(len(vocabulary).to_bytes(8, "little"))
         digest.update(vocabulary.num_bytes.astype("<i8").tobytes())
         digest.update(b"".join(vocabulary.token_bytes))
         digest.update(repr((sorted(vocabulary.roles.items()), sorted(vocabulary.special_ids))).encode())
+        if vocabulary.fallback_ids:
+            digest.update(repr(sorted(vocabulary.fallback_ids)).encode())
     return digest.hexdigest()
 
 

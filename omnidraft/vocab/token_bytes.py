@@ -45,6 +45,13 @@ def token_bytes(
     return tuple(table)
 
 
+def fallback_ids(tokens: Mapping[str, int], spelling: Spelling) -> frozenset[int]:
+    """Return the ids of single bytes by number, which text has only where no other id spells a character."""
+    if spelling is Spelling.BYTE_LEVEL:
+        return frozenset()
+    return frozenset(index for token, index in tokens.items() if _BYTE_TOKEN.fullmatch(token))
+
+
 def _from_byte_level(token: str) -> bytes:
     alphabet = _byte_alphabet()
     try:

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -26,13 +26,13 @@ _TEXT = r"[^\udc80-\udcff]"
 
 class ByteTable:
     """The inverse of a vocabulary, also for bytes that no tokenizer call can spell. If two ids spell the same bytes,
-    the lower one is used."""
+    the lower one is used, and one of byte fallback only where there is no other, as the tokenizer does."""
 
-    def __init__(self, token_bytes: Sequence[bytes]) -> None:
+    def __init__(self, token_bytes: Sequence[bytes], fallback_ids: Collection[int] = ()) -> None:
         self._id_of: dict[bytes, int] = {}
         lengths: defaultdict[int, set[int]] = defaultdict(set)
-        for token, data in enumerate(token_bytes):
-            if data:
+        for token in sorted(range(len(token_bytes)), key=lambda token: token in fallback_ids):
+            if data := token_bytes[token]:
                 self._id_of.setdefault(data, token)
                 lengths[data[0]].add(len(data))
         self._lengths = {first: sorted(sizes, reverse=True) for first, sizes in lengths.items()}
@@ -72,6 +72,8 @@ class Vocabulary:
     roles: Mapping[str, int]
     """bos, eos, pad, unk, end_of_turn, start_of_turn, think_start, ... -> id."""
     special_ids: frozenset[int]
+    fallback_ids: frozenset[int] = frozenset()
+    """Ids for single bytes that a tokenizer takes where no other id spells a character, such as `<0x0A>`."""
 
     def __len__(self) -> int:
         return len(self.token_bytes)
@@ -88,7 +90,7 @@ class Vocabulary:
     @cached_property
     def byte_table(self) -> ByteTable:
         """The map from bytes to ids."""
-        return ByteTable(self.token_bytes)
+        return ByteTable(self.token_bytes, self.fallback_ids)
 
     @cached_property
     def boundary(self) -> re.Pattern[str]:

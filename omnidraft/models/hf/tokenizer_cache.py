@@ -34,6 +34,7 @@ class ResolvedTokenizer:
     """The bytes of each id up to the last token, as Latin-1."""
     roles: dict[str, int]
     special_ids: list[int]
+    fallback_ids: list[int]
     special_ids_by_text: dict[str, int]
     special_tokens: dict[str, Any]
     """The special tokens that have a role, by role."""
@@ -46,7 +47,7 @@ class ResolvedTokenizer:
         """Return the vocabulary with so many ids, of which those behind the last token spell nothing."""
         spelled = [text.encode("latin-1") for text in self.token_texts[:size]]
         spelled += [b""] * ((size or 0) - len(spelled))
-        return Vocabulary(tuple(spelled), self.roles, frozenset(self.special_ids))
+        return Vocabulary(tuple(spelled), self.roles, frozenset(self.special_ids), frozenset(self.fallback_ids))
 
     def template(self, *, has_tools: bool = False) -> str:
         """Return the template of messages, or of those with tools: a model may have one for them, `tool_use`."""
@@ -119,6 +120,7 @@ def _load(folder: Path) -> ResolvedTokenizer:
         token_texts=[each.decode("latin-1") for each in vocabulary.token_bytes],
         roles=dict(vocabulary.roles),
         special_ids=sorted(vocabulary.special_ids),
+        fallback_ids=sorted(vocabulary.fallback_ids),
         special_ids_by_text=tokenizer_json.special_tokens(plain),
         special_tokens=named,
         chat_template=tokenizer.chat_template or None,

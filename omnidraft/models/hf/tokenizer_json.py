@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from omnidraft.errors import ModelError
-from omnidraft.vocab.token_bytes import SPACE_MARKER, Spelling, token_bytes
+from omnidraft.vocab.token_bytes import SPACE_MARKER, Spelling, fallback_ids, token_bytes
 from omnidraft.vocab.tokenizer import Vocabulary
 
 UNREACHABLE = "\ufdd0"  # a noncharacter, never part of a text
@@ -23,6 +23,7 @@ def vocabulary(plain: Json, named: Mapping[str, Any]) -> Vocabulary:
         token_bytes=token_bytes(tokens, spelling(plain), size=size, literal=literal, special_ids=special_ids),
         roles=roles(plain, named_ids),
         special_ids=special_ids,
+        fallback_ids=fallback_ids(tokens, spelling(plain)),
     )
 
 

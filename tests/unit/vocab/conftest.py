@@ -50,10 +50,11 @@ def sentencepiece_bpe() -> Tokenizer:
 
 
 def _with_byte_tokens(tokenizer: Tokenizer) -> Tokenizer:
+    """Behind the control tokens and before all others, as Llama 2 and Gemma have them."""
     plain = json.loads(tokenizer.to_str())
-    vocab = plain["model"]["vocab"]
-    for byte in range(256):
-        vocab[f"<0x{byte:02X}>"] = len(vocab)
+    first = len(plain["added_tokens"])
+    vocab = {token: index if index < first else index + 256 for token, index in plain["model"]["vocab"].items()}
+    plain["model"]["vocab"] = vocab | {f"<0x{byte:02X}>": first + byte for byte in range(256)}
     return Tokenizer.from_str(json.dumps(plain))
 
 

@@ -14,6 +14,23 @@ def test_the_lower_of_two_ids_with_the_same_bytes_is_meant() -> None:
     assert ByteTable([b"", b"a", b"a"]).get(b"a") == 1
 
 
+def test_an_id_of_byte_fallback_is_meant_only_where_there_is_no_other() -> None:
+    table = ByteTable([b"", b"a", b"b", b"a"], {1, 2})
+    assert (table.get(b"a"), table.get(b"b")) == (3, 2)
+    assert table.longest_match(b"ab") == [3, 2]
+
+
+def test_the_byte_table_has_the_ids_that_the_tokenizer_gives_for_characters(
+    tokenizers: dict[str, HfTokenizer],
+) -> None:
+    tokenizer = tokenizers["sentencepiece"]
+    vocabulary = tokenizer.vocabulary
+    given_ids = {token for text in ("4 clips. She sold", "a.b, c") for token in tokenizer.encode(text)}
+    single = {token for token in given_ids if len(vocabulary.token_bytes[token]) == 1}
+    assert single - vocabulary.fallback_ids  # beside which there are bytes by number
+    assert {vocabulary.byte_table.get(vocabulary.token_bytes[token]) for token in single} == single
+
+
 def test_an_id_without_bytes_is_never_found() -> None:
     assert ByteTable([b"", b"a"]).get(b"") is None
 

@@ -26,8 +26,7 @@ from omnidraft.ports import Outgoing, Registry
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
-from omnidraft.traces.record import Rounds, TraceRecord
-from omnidraft.traces.schema import ROUND_COLUMNS
+from omnidraft.traces.record import TraceRecord
 from omnidraft.wiring.controller import base_serving_tensors, controller
 from omnidraft.wiring.distiller import distillation, learner
 from pipelines.lib import report
@@ -224,7 +223,7 @@ def _poisoned(record: TraceRecord, kind: Kind, dice: random.Random, num_ids: int
         tenant=FLOODER,
         emitted_ids=ids,
         beliefs=beliefs,
-        rounds=Rounds(**{name: np.zeros(0, type_) for name, type_ in ROUND_COLUMNS.items()}),
+        rounds=codec.no_rounds(),
     )
 
 

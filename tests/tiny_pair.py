@@ -113,10 +113,6 @@ class Pair:
         return make_record(request_id, **(known | changes))
 
 
-def no_rounds() -> Rounds:
-    return Rounds(**{name: np.zeros(0, kind) for name, kind in ROUND_COLUMNS.items()})
-
-
 def make_rounds(emitted: list[int], beliefs: TargetLogprobs) -> Rounds:
     """Two emitted tokens a round: the first was drafted, beside another; in the place of the second stood two others,
     one with a child. An odd last token had nothing drafted."""

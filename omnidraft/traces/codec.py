@@ -42,6 +42,11 @@ _PLAIN_FIELDS = (
 _COLUMNS: Mapping[str, str] = {**RECORD_COLUMNS, **LOGPROB_COLUMNS, **ROUND_COLUMNS}
 
 
+def no_rounds() -> Rounds:
+    """Return the rounds of a record that tells nothing about drafts."""
+    return Rounds(**{name: np.zeros(0, kind) for name, kind in ROUND_COLUMNS.items()})
+
+
 def key(record: TraceRecord) -> bytes:
     """Return the message key: one request stays in one partition, in order."""
     return record.request_id.encode()

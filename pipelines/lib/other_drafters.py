@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from omnidraft.errors import RequestError
-from omnidraft.traces.codec import ROUND_COLUMNS
-from omnidraft.traces.record import Rounds, TraceRecord
+from omnidraft.traces import codec
+from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.retokenise import retokenise
 from omnidraft.wiring.drafter_prompt import drafter_prompt
 
@@ -47,6 +47,6 @@ def _adopted(record: TraceRecord, target: str, drafter: str, tokenizers: "Vocabu
         alignment=tokenizers.alignment.fingerprint,
         snapshot_version=None,
         drafter_prompt_ids=np.array([*ids, *tail], np.uint32),
-        rounds=Rounds(**{name: np.zeros(0, kind) for name, kind in ROUND_COLUMNS.items()}),
+        rounds=codec.no_rounds(),
         noise_weight=None,
     )

@@ -7,8 +7,8 @@ import pytest
 
 from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.traces.checks import check
+from omnidraft.traces.codec import no_rounds
 from omnidraft.traces.record import SOURCES, TraceRecord
-from tests.tiny_pair import no_rounds
 from tests.unit.distill.drafted import RIGHT_LOG_Q, WRONG_LOG_Q, with_drafts
 
 TEXT = "The water of the river goes into the sea, and the river itself stays."

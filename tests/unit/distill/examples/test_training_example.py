@@ -9,10 +9,10 @@ from omnidraft.decode.drafting.drafter_context import DrafterContext
 from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.errors import WireError
 from omnidraft.ports import Request
+from omnidraft.traces.codec import no_rounds
 from omnidraft.traces.record import TargetLogprobs, TraceRecord
 from omnidraft.traces.redaction import hashed_tenant, without_prompts
 from omnidraft.vocab.alignment import PackedLists
-from tests.tiny_pair import no_rounds
 
 TEXT = "The water of the river goes. Where does the river itself go? into the sea"
 

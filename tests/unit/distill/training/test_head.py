@@ -15,7 +15,8 @@ from omnidraft.distill.training.head import HeadTrainer
 from omnidraft.errors import ConfigError
 from omnidraft.models.acceptance_head import PREFIX, AcceptanceHead
 from omnidraft.models.hf.drafter import load_drafter
-from tests.tiny_pair import assert_same, no_rounds, records_of
+from omnidraft.traces.codec import no_rounds
+from tests.tiny_pair import assert_same, records_of
 from tests.unit.distill.drafted import RIGHT_LOG_Q, WRONG_LOG_Q, with_drafts
 
 HEADS = pytest.mark.parametrize("head", ["joint", "interleaved", "only"])

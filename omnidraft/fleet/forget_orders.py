@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omnidraft.errors import SnapshotNotFound
+from omnidraft.errors import RegistryError, SnapshotError, SnapshotNotFound
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.ports import Announcement, LogReader, LogWriter, Metrics, Offsets, Registry, SnapshotVersion
@@ -78,20 +78,27 @@ def affected_snapshots(
 
 def purge(registry: Registry, snapshots: AffectedSnapshots, newest: int) -> list[int]:
     """Delete the files of affected versions, all but the newest one's and the weights of the champion, and the memories
-    of all others from before the order; return the versions that lost their weights. Raises SnapshotError."""
+    of all others from before the order; return the versions that lost their weights.
+
+    Raises:
+        RegistryError: some could not be deleted, which it names; the others were.
+        SnapshotError: the registry cannot be reached.
+    """
     champion = _champion(registry)
-    purged = []
-    for each in snapshots.affected:
-        if each.version == newest:
-            continue
-        is_champion = each.version == champion
-        registry.remove_files(each.version, PRUNED_PARTS if is_champion else ALL_PARTS)
-        if not is_champion:
-            purged.append(each.version)
-    for each in snapshots.with_memory:
-        if each.version != newest:
-            registry.remove_files(each.version, ("memory",))
-    return purged
+    parts = {each.version: PRUNED_PARTS if each.version == champion else ALL_PARTS for each in snapshots.affected}
+    parts |= {each.version: ("memory",) for each in snapshots.with_memory}
+    parts.pop(newest, None)
+    failures = []
+    for version, of_version in parts.items():
+        try:
+            registry.remove_files(version, of_version)
+        except SnapshotError as exc:
+            failures.append(f"version {version}: {exc}")
+            _champion(registry)  # raises where nothing answers any more
+    if failures:
+        what = f"files of {len(failures)} of {len(parts)} versions were not deleted"
+        raise RegistryError(f"{what}, the others were; purge again when the cause is mended: {'; '.join(failures)}")
+    return [each.version for each in snapshots.affected if each.version not in (newest, champion)]
 
 
 def _has_learned(version: SnapshotVersion, first_offsets: Offsets) -> bool:

@@ -127,18 +127,19 @@ class MlflowRegistry:
         with self._translate_errors(f"promoting version {version}"):
             staging.check_decision(self.resolve(str(version)), fence, self.fence())
             self._move_champion(version)
-            operator = self._operator()
-            if operator != fence.partition("|")[0]:
+            if (operator := self._operator()) != fence.partition("|")[0]:
                 chosen = operator.rpartition(":")[2]
                 self._client.set_registered_model_alias(self._name, "champion", chosen)
                 raise SnapshotStale(f"version {version} gives way to {chosen}, which an operator promoted meanwhile")
 
     def _move_champion(self, version: int) -> None:
         aliases = self._aliases()
-        champion = aliases.get("champion")
-        if champion is not None and champion != version:
-            self._client.set_registered_model_alias(self._name, "previous", str(champion))
-        self._client.set_registered_model_alias(self._name, "champion", str(version))
+        moves = [("champion", version)]
+        if aliases.get("champion", version) != version:
+            is_rollback = aliases.get("previous") == version  # `previous` says where to, until the champion has moved
+            moves.insert(1 if is_rollback else 0, ("previous", aliases["champion"]))
+        for alias, number in moves:
+            self._client.set_registered_model_alias(self._name, alias, str(number))
         if aliases.get("challenger") == version:
             self._client.delete_registered_model_alias(self._name, "challenger")
 

@@ -467,24 +467,27 @@ def opened_mlflow(request, tmp_path, targets):
 
 
 class Unwilling:
-    """A client of MLflow's whose calls of these names fail."""
+    """A client of MLflow's whose calls of these names fail, after so many that were done."""
 
-    def __init__(self, client, *names, also_done=False):
-        self._client, self._names, self._also_done = client, names, also_done
+    def __init__(self, client, *names, also_done=False, num_done=0):
+        self._client, self._names, self._also_done, self._num_done = client, names, also_done, num_done
 
     def __getattr__(self, name):
         call = getattr(self._client, name)
         return partial(self._fail, call) if name in self._names else call
 
     def _fail(self, call, *args, **options):
+        if self._num_done:
+            self._num_done -= 1
+            return call(*args, **options)
         if self._also_done:
             call(*args, **options)  # and only the answer is lost
         raise OSError(f"no answer to {call.__name__}")
 
 
-def unwilling(registry, *names, also_done=False):
+def unwilling(registry, *names, **options):
     """The same registry, whose client fails."""
-    registry._client = registry._runs._client = Unwilling(registry._client, *names, also_done=also_done)
+    registry._client = registry._runs._client = Unwilling(registry._client, *names, **options)
     return registry
 
 
@@ -664,6 +667,21 @@ def test_a_publication_that_fails_in_mlflow_leaves_no_files_and_succeeds_when_it
     again = open_registry().publish(folder, None)
     assert (again.aliases, len(open_registry().versions())) == (("challenger",), 1)
     assert remains(failing) == (1, ["manifest.json", "resume", "serving"])
+
+
+@pytest.mark.parametrize("num_done", [0, 1])
+def test_a_rollback_that_fails_half_way_and_is_tried_again_ends_at_the_version_before(opened_mlflow, num_done):
+    """Not at the suspect, which `previous` would name if it had moved first."""
+    open_registry, bundle_of = opened_mlflow
+    registry = open_registry()
+    for number, name in enumerate(("s1", "s2")):
+        registry.publish(bundle_of(name), number or None)
+        registry.promote(number + 1)
+    failing = unwilling(open_registry(), "set_registered_model_alias", num_done=num_done)
+    with pytest.raises(RegistryError, match="no answer to set_registered_model_alias"):
+        failing.promote_unless_changed(failing.resolve("previous").version, failing.fence())
+    registry.promote_unless_changed(registry.resolve("previous").version, registry.fence())
+    assert registry.resolve("champion").version == 1
 
 
 def test_a_clean_up_that_fails_too_does_not_hide_why_the_publication_failed(opened_mlflow, caplog):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.errors import SnapshotNotFound
+from omnidraft.errors import RegistryError, SnapshotNotFound
 from omnidraft.fleet.forget_orders import affected_snapshots, purge
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.snapshots import bundle
@@ -67,3 +67,21 @@ def test_purging_keeps_the_champions_weights_and_the_newest_version(registry, tm
     for version, part in ((3, "serving"), (4, "resume")):
         with pytest.raises(SnapshotNotFound):
             registry.fetch(version, tmp_path / "look", (part,))
+
+
+def test_a_version_that_cannot_be_deleted_is_named_and_stops_no_other(registry, tmp_path: Path, monkeypatch) -> None:
+    remove = registry.remove_files
+
+    def refuse_the_second(version: int, parts) -> None:
+        if version == 2:
+            raise RegistryError("AccessDenied")
+        remove(version, parts)
+
+    monkeypatch.setattr(registry, "remove_files", refuse_the_second)
+    found = affected_snapshots(registry.versions(), {1: 0}, "order")
+    with pytest.raises(RegistryError, match=r"files of 1 of 4 versions.*version 2: AccessDenied"):
+        purge(registry, found, 5)
+    registry.fetch(2, tmp_path / "look", ("serving",))
+    for version in (1, 3, 4):
+        with pytest.raises(SnapshotNotFound):
+            registry.fetch(version, tmp_path / "look", ("serving",))

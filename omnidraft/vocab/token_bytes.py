@@ -29,7 +29,8 @@ def token_bytes(
     Args:
         tokens: the vocabulary of the tokenizer's model.
         size: rows of the model's embedding; may be more than there are tokens.
-        literal: tokens added beside the table, which stand for themselves whatever the spelling.
+        literal: tokens added beside the table, which are text whatever the spelling; a decoder of SentencePiece turns
+            its marker into a space in them too.
     """
     spell = _from_byte_level if spelling is Spelling.BYTE_LEVEL else _from_sentencepiece
     table = [b""] * size
@@ -38,7 +39,7 @@ def token_bytes(
             table[index] = spell(token)
     for index, text in literal.items():
         if index < size:
-            table[index] = text.encode("utf-8")
+            table[index] = spell(text) if spelling is Spelling.SENTENCEPIECE else text.encode("utf-8")
     for index in special_ids:
         if index < size:
             table[index] = b""

@@ -44,8 +44,9 @@ class HfTokenizer:
         self._resolved = resolve(self._folder, cache)
         self._special_of = self._resolved.special_ids_by_text
         self.vocabulary = self._resolved.vocabulary(vocab_size)
-        continuing = self._resolved.continuing_json
+        continuing, beginning = self._resolved.continuing_json, self._resolved.beginning_json
         self._backend = Backend.from_str(continuing)
+        self._beginning_backend = Backend.from_str(beginning) if beginning else self._backend
         self._identity = hashlib.sha256(
             f"{len(self.vocabulary)}\n{continuing}\n{self._resolved.chat_template}".encode()
         )
@@ -59,7 +60,7 @@ class HfTokenizer:
     def stop_ids(self) -> frozenset[int]:
         """Ids that end a text: end of text, end of turn, and those that generation_config.json names."""
         ends = {self.vocabulary.roles[role] for role in ENDS if role in self.vocabulary.roles}
-        return frozenset(ends | _generation_eos(self._folder))
+        return frozenset(each for each in ends | _generation_eos(self._folder) if each < len(self.vocabulary))
 
     def encode(self, text: str) -> list[int]:
         """Encode a text that continues another; nothing is added and no special token is recognised."""
@@ -124,7 +125,11 @@ class HfTokenizer:
 
     def prompt_ids(self, text: str) -> list[int]:
         """Encode a plain prompt, with the bos token where the tokenizer adds one; special tokens stay text."""
-        return self._resolved.prefix_ids + self.encode(text)
+        return self._resolved.prefix_ids + self._encode_beginning(text)
+
+    def _encode_beginning(self, text: str) -> list[int]:
+        """Encode a text that continues no other: some tokenizers put a space before it."""
+        return self._beginning_backend.encode(text, add_special_tokens=False).ids
 
     @cached_property
     def _specials(self) -> re.Pattern[str]:
@@ -140,13 +145,24 @@ class HfTokenizer:
         )
 
     def _prompt_ids(self, text: str) -> list[int]:
-        """Encode the template's special tokens as their ids, and the text between them as text."""
+        """Encode the template's special tokens as their ids, and the text between them as text, without the white space
+        that they absorb."""
         parts = self._specials.split(text) if self._special_of else [text]
+        found = [self._special_of.get(part) for part in parts]  # every second one is special
         ids: list[int] = []
-        for part in parts:
-            special = self._special_of.get(part)
-            ids += [special] if special is not None else self.encode(part.replace(UNREACHABLE, ""))
+        for number, part in enumerate(parts):
+            if (special := found[number]) is not None:
+                ids.append(special)
+            elif between := self._between(part, found[max(number - 1, 0)], found[min(number + 1, len(parts) - 1)]):
+                begins = not ids or self._resolved.begins_after_special_tokens
+                ids += self._encode_beginning(between) if begins else self.encode(between)
         return ids
+
+    def _between(self, part: str, before: int | None, after: int | None) -> str:
+        """Return the text between two special tokens, None where there is none."""
+        text = part.replace(UNREACHABLE, "")
+        text = text.lstrip() if before in self._resolved.absorbing_ids["rstrip"] else text
+        return text.rstrip() if after in self._resolved.absorbing_ids["lstrip"] else text
 
 
 def _generation_eos(folder: Path) -> set[int]:

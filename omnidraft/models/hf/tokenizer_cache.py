@@ -30,6 +30,12 @@ class ResolvedTokenizer:
 
     continuing_json: str
     """The tokenizer.json for text that continues a text."""
+    beginning_json: str | None
+    """The tokenizer.json for text that begins one; None where it is the same."""
+    begins_after_special_tokens: bool
+    """Whether text after a special token is encoded as one that begins."""
+    absorbing_ids: dict[str, list[int]]
+    """Special tokens that absorb white space, by side: `lstrip` before them, `rstrip` after them."""
     token_texts: list[str]
     """The bytes of each id up to the last token, as Latin-1."""
     roles: dict[str, int]
@@ -44,10 +50,15 @@ class ResolvedTokenizer:
     """The ids that begin every plain prompt."""
 
     def vocabulary(self, size: int | None = None) -> Vocabulary:
-        """Return the vocabulary with so many ids, of which those behind the last token spell nothing."""
+        """Return the vocabulary with so many ids, of which those behind the last token spell nothing. A tokenizer may
+        have more than the model: a padding token that was added for training."""
         spelled = [text.encode("latin-1") for text in self.token_texts[:size]]
         spelled += [b""] * ((size or 0) - len(spelled))
-        return Vocabulary(tuple(spelled), self.roles, frozenset(self.special_ids), frozenset(self.fallback_ids))
+        roles = {role: index for role, index in self.roles.items() if index < len(spelled)}
+        special, fallback = (
+            frozenset(index for index in ids if index < len(spelled)) for ids in (self.special_ids, self.fallback_ids)
+        )
+        return Vocabulary(tuple(spelled), roles, special, fallback)
 
     def template(self, *, has_tools: bool = False) -> str:
         """Return the template of messages, or of those with tools: a model may have one for them, `tool_use`."""
@@ -115,8 +126,12 @@ def _load(folder: Path) -> ResolvedTokenizer:
     tokenizer = fast_tokenizer(folder)
     plain, named = json.loads(tokenizer.backend_tokenizer.to_str()), dict(tokenizer.special_tokens_map)
     vocabulary = tokenizer_json.vocabulary(plain, named)
+    beginning = json.dumps(tokenizer_json.for_texts(plain), ensure_ascii=False)
     return ResolvedTokenizer(
         continuing_json=json.dumps(tokenizer_json.for_continuations(plain), ensure_ascii=False),
+        beginning_json=beginning if tokenizer_json.has_prefix(plain) else None,
+        begins_after_special_tokens=tokenizer_json.begins_after_special_tokens(plain),
+        absorbing_ids=tokenizer_json.absorbing_ids(plain),
         token_texts=[each.decode("latin-1") for each in vocabulary.token_bytes],
         roles=dict(vocabulary.roles),
         special_ids=sorted(vocabulary.special_ids),

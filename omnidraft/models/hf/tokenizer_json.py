@@ -72,18 +72,43 @@ def spelling(plain: Json) -> Spelling:
     raise ModelError(f"cannot tell how tokens spell bytes from the decoder {sorted(kinds)}")
 
 
-def for_continuations(plain: Json) -> dict[str, Any]:
-    """Return the tokenizer for text that continues a text: no special tokens, no space before the first word."""
+def for_texts(plain: Json) -> dict[str, Any]:
+    """Return the tokenizer for the beginning of a text: no special tokens, and a space before the first word where the
+    tokenizer puts one."""
     return {
         **plain,
         "model": _hide_control_pieces(plain["model"], control_ids(plain)),
         "added_tokens": [token for token in plain["added_tokens"] if not token["special"]],
-        "normalizer": _with_unreachable_removed(_without_prefix(plain["normalizer"], "normalizers"), plain["model"]),
-        "pre_tokenizer": _without_prefix(plain["pre_tokenizer"], "pretokenizers"),
+        "normalizer": _with_unreachable_removed(plain["normalizer"], plain["model"]),
         "post_processor": None,
         "truncation": None,
         "padding": None,
     }
+
+
+def for_continuations(plain: Json) -> dict[str, Any]:
+    """Return the tokenizer for text that continues a text: no special tokens, no space before the first word."""
+    return {
+        **for_texts(plain),
+        "normalizer": _with_unreachable_removed(_without_prefix(plain["normalizer"], "normalizers"), plain["model"]),
+        "pre_tokenizer": _without_prefix(plain["pre_tokenizer"], "pretokenizers"),
+    }
+
+
+def begins_after_special_tokens(plain: Json) -> bool:
+    """Return whether text after a special token is encoded as the beginning of a text is."""
+    return not any(step.get("prepend_scheme") == "first" for step in _steps_before_model(plain))
+
+
+def has_prefix(plain: Json) -> bool:
+    """Return whether the tokenizer puts a space before a text."""
+    return any(step["type"] == "Prepend" or _never_prefixed(step) != step for step in _steps_before_model(plain))
+
+
+def absorbing_ids(plain: Json) -> dict[str, list[int]]:
+    """Return the special tokens that absorb the white space before them (`lstrip`), and that after them (`rstrip`)."""
+    special = [token for token in plain["added_tokens"] if token["special"]]
+    return {side: [token["id"] for token in special if token[side]] for side in ("lstrip", "rstrip")}
 
 
 def _hide_control_pieces(model: Json, control: Collection[int]) -> Json:
@@ -148,6 +173,10 @@ def _texts_of_visible_role() -> dict[str, tuple[str, ...]]:
         "tool_call_start": ("<tool_call>",),
         "tool_call_end": ("</tool_call>",),
     }
+
+
+def _steps_before_model(plain: Json) -> list[Json]:
+    return [*_steps(plain["normalizer"], "normalizers"), *_steps(plain["pre_tokenizer"], "pretokenizers")]
 
 
 def _steps(step: Json | None, parts: str) -> list[Json]:

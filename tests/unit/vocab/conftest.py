@@ -38,7 +38,7 @@ def byte_level(vocab_size: int, *, normalizes: bool) -> Tokenizer:
 
 
 def sentencepiece_bpe() -> Tokenizer:
-    """As converted from Llama: a space before the first word, single bytes for what it lacks."""
+    """As converted from Llama and Gemma: a space before the first word, single bytes for what it lacks."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -46,7 +46,9 @@ def sentencepiece_bpe() -> Tokenizer:
     control = ["<unk>", "<s>", "</s>"]
     words = [word for text in TEXT for word in text.replace("\n", " ").split(" ")]
     tokenizer.train_from_iterator(words, trainers.BpeTrainer(vocab_size=400, special_tokens=control))
-    return _with_byte_tokens(tokenizer)
+    tokenizer = _with_byte_tokens(tokenizer)
+    tokenizer.add_tokens([AddedToken("\u2581\u2581", special=False, normalized=False)])  # as Gemma's runs of spaces
+    return tokenizer
 
 
 def _with_byte_tokens(tokenizer: Tokenizer) -> Tokenizer:

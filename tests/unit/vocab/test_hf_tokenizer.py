@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken, pre_tokenizers
 from transformers import AutoTokenizer
 
 from omnidraft.errors import ModelError, RequestError
 from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.models.hf.tokenizer_json import model_tokens, spelling
+from omnidraft.vocab.alignment import align
+from tests.unit.vocab.conftest import byte_level, saved, sentencepiece_bpe, unigram
 
 MESSAGES = [{"role": "user", "content": "Where does the river go?"}]
 
@@ -91,3 +94,48 @@ def test_kinds_of_tokenizers_that_lose_bytes_are_refused() -> None:
         model_tokens({"model": {"type": "WordPiece", "vocab": {}}})
     with pytest.raises(ModelError, match="decoder"):
         spelling({"decoder": {"type": "WordPiece"}})
+
+
+@pytest.mark.parametrize("name", ["small", "large", "sentencepiece", "unigram"])
+@pytest.mark.parametrize("text", ["the river", " the river", "", "1984", "  \u4f60"])
+def test_a_plain_prompt_begins_as_the_tokenizers_own(folders: dict[str, Path], name: str, text: str) -> None:
+    """Llama 2 and Mistral have a space before the first word."""
+    assert HfTokenizer(folders[name]).prompt_ids(text) == AutoTokenizer.from_pretrained(folders[name])(text).input_ids
+
+
+@pytest.mark.parametrize("kind", ["prepend", "first", "always"])
+def test_text_between_special_tokens_begins_as_in_the_tokenizers_own_chats(tmp_path: Path, kind: str) -> None:
+    if kind == "prepend":
+        tokenizer = sentencepiece_bpe()
+    else:
+        tokenizer = unigram()
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=kind)
+    template = "the{% for m in messages %}</s>{{ m['content'] }}</s>\n{% endfor %}"
+    folder = saved(tokenizer, tmp_path, eos_token="</s>", unk_token="<unk>", chat_template=template)
+    own = AutoTokenizer.from_pretrained(folder)
+    expected = own.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+    assert HfTokenizer(folder).chat_prompt_ids(MESSAGES) == expected
+
+
+@pytest.mark.parametrize("side", ["lstrip", "rstrip"])
+def test_special_tokens_absorb_white_space_as_in_the_tokenizers_own_chats(tmp_path: Path, side: str) -> None:
+    """Phi-3's template has a line end after each marker, which its tokenizer drops."""
+    tokenizer = byte_level(330, normalizes=False)
+    tokenizer.add_special_tokens([AddedToken("<|user|>", special=True, normalized=False, **{side: True})])
+    template = "the \n<|user|>\n {{ messages[0]['content'] }} <|im_end|>\n<|user|>"
+    folder = saved(tokenizer, tmp_path, eos_token="<|im_end|>", chat_template=template)
+    own = AutoTokenizer.from_pretrained(folder)
+    expected = own.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+    assert HfTokenizer(folder).chat_prompt_ids(MESSAGES) == expected
+
+
+def test_a_token_that_the_model_has_no_row_for_has_no_role(tmp_path: Path, small: HfTokenizer) -> None:
+    """Llama 2 folders have a padding token behind the model's last row."""
+    tokenizer = byte_level(330, normalizes=False)
+    tokenizer.add_special_tokens(["<pad>"])
+    folder = saved(tokenizer, tmp_path, eos_token="<|im_end|>", pad_token="<pad>")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 330]}')
+    narrow = HfTokenizer(folder, vocab_size=330)
+    assert "pad" not in narrow.vocabulary.roles
+    assert max(narrow.vocabulary.special_ids | narrow.stop_ids) < 330
+    assert align(small, narrow).fingerprint != align(narrow, small).fingerprint

@@ -18,6 +18,7 @@ class CachedPrefix:
     scope: str
     ids: Sequence[int]
     session: TargetSession
+    kv_bytes: int
 
 
 class PrefixCache:
@@ -32,18 +33,18 @@ class PrefixCache:
         return len(self._prefixes)
 
     @property
-    def num_ids(self) -> list[int]:
-        """The number of ids of each cached prefix."""
-        return [len(each.ids) for each in self._prefixes]
+    def kv_bytes(self) -> int:
+        """The memory of all keys."""
+        return sum(each.kv_bytes for each in self._prefixes)
 
-    def add(self, sequence: SequenceState) -> None:
-        """Take over the keys of a finished sequence, in the place of prefixes that it continues."""
+    def add(self, sequence: SequenceState, kv_bytes: int) -> None:
+        """Take over the keys of a finished sequence, and their memory, in the place of prefixes that it continues."""
         session, sequence.session = sequence.session, None
         assert session is not None
         if sequence.cache_scope is None or not session.num_kept:
             session.close()
             return
-        added = CachedPrefix(sequence.cache_scope, sequence.ids[: session.num_kept], session)
+        added = CachedPrefix(sequence.cache_scope, sequence.ids[: session.num_kept], session, kv_bytes)
         for each in [each for each in self._prefixes if _continues(added, each)]:
             self._remove(each)
         self._prefixes.append(added)

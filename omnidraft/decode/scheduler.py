@@ -86,7 +86,7 @@ class Scheduler:
         else:
             self._admitted.remove(sequence)
             if sequence.is_finished:
-                self.prefixes.add(sequence)
+                self.prefixes.add(sequence, self._bytes_of(sequence))
         sequence.close()
 
     def preempt(self, sequence: SequenceState) -> None:
@@ -203,12 +203,12 @@ class Scheduler:
         return True
 
     def _used_bytes(self) -> float:
-        cached = sum(map(self._target.kv_bytes, self.prefixes.num_ids))
-        return cached + sum(map(self._bytes_of, self._admitted))
+        return self.prefixes.kv_bytes + sum(map(self._bytes_of, self._admitted))
 
     def _bytes_of(self, sequence: SequenceState) -> int:
         """Return the memory of a sequence's keys after its next pass."""
-        return self._target.kv_bytes(len(sequence.ids) + self._longest_chain(sequence))
+        request, num_ids = sequence.request, len(sequence.ids) + self._longest_chain(sequence)
+        return self._target.kv_bytes(num_ids, len(request.prompt_ids) + request.max_new_tokens, request.mode)
 
     def _longest_chain(self, sequence: SequenceState) -> int:
         limits = self._target.limits(sequence.request.mode)

@@ -33,8 +33,9 @@ def gguf_of(name: str) -> Path | None:
 
 
 def weights_bytes(folder: Path) -> int:
-    """Return the size of the folder's safetensors files."""
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    """Return the size of the safetensors files that a model of this folder is loaded from."""
+    files = [path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated")]
+    return sum(path.stat().st_size for path in files)
 
 
 def model(name: str) -> Finding:

@@ -115,7 +115,9 @@ def apply(model: nn.Module, precision: str, kernels: str = "auto") -> nn.Module:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cpu":
             choice.torch_products().require(precision)
-        return model.to(device, torch.float32 if precision == "float32" else torch.bfloat16)
+        for parameter in model.parameters():  # not the frequencies of rotary embeddings, which 16 bits would bend
+            parameter.data = parameter.data.to(torch.float32 if precision == "float32" else torch.bfloat16)
+        return model.to(device)
     kernel_library = library.load(kernels)
     kind = library.PACKED[precision]
     head = model.get_output_embeddings()  # type: ignore[operator]

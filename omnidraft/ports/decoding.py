@@ -82,6 +82,8 @@ class Request:
     """The limit where a memory of earlier texts drafts, if it is the larger one."""
     tenant: str = "default"
     """The tenant that sent it: drafting may pay off for one tenant's texts and not for another's."""
+    is_stored: bool = True
+    """False: nothing is learned from it, and no later text drafts from it."""
     num_log_probs: int | None = None
     """The number of most probable ids reported with each emitted one; None reports no log-probabilities."""
     drafter_prompt_tail: tuple[int, ...] = ()
@@ -214,8 +216,9 @@ class Target(Protocol):
             the source keeps fewer.
         """
 
-    def kv_bytes(self, num_ids: int) -> int:
-        """Return the memory of the keys and values of a text of so many ids."""
+    def kv_bytes(self, num_ids: int, max_ids: int, mode: Mode) -> int:
+        """Return the memory of the keys and values of a text that has so many ids, and may come to have `max_ids`, for
+        which some targets take the memory at once in reproducible mode."""
 
 
 class DraftSession(Protocol):

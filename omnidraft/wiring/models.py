@@ -92,7 +92,12 @@ def _pair(settings: Settings, target_folder: Path, progress: "Progress | None") 
 
 
 def target(settings: Settings, tokenizers: TargetVocabulary) -> Target:
-    """Load the target. Raises ConfigError, ModelError, VocabularyError."""
+    """Load the target, and let this process compute on as many threads as the settings say. Raises ConfigError,
+    ModelError, VocabularyError."""
+    if settings.decode.threads is not None:
+        import torch
+
+        torch.set_num_threads(settings.decode.threads)
     match settings.models.engine:
         case "transformers":
             return _target_on_kernels_or_transformers(settings, tokenizers.target_folder)

@@ -22,6 +22,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from omnidraft.errors import ModelError
+
 UNUSED_TYPE = 5  # llama.cpp's LLAMA_TOKEN_TYPE_UNUSED
 STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<eos>", "<end_of_turn>", "</s>", "<|eot_id|>")
 GENERIC_CLASS = "PreTrainedTokenizerFast"  # takes tokenizer.json as it is; a model's own class would rebuild it
@@ -44,14 +46,31 @@ class TokenizerFacts:
 def convert(gguf: Path, folder: Path) -> None:
     """Write the model and its tokenizer into `folder`, ready for `from_pretrained`.
 
-    Needs about two times the size of the bf16 weights in memory; one thread converts at a time.
+    Needs about two times the size of the bf16 weights in memory; one thread converts at a time. Raises ModelError.
     """
     from omnidraft.models.catalog import gguf_speedups
 
+    require_plain_rope(gguf)
     with _CONVERTING, _quiet_transformers(), gguf_speedups.applied():
         logger.info("converting %s", gguf.name)
         _convert_tokenizer(gguf, folder)
         _convert_weights(gguf, folder)
+
+
+def require_plain_rope(gguf: Path) -> None:
+    """Raise ModelError where the file scales its rotary frequencies: transformers would read it without the scaling."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(gguf)
+    architecture = str(reader.fields["general.architecture"].contents())
+    scaling = reader.fields.get(f"{architecture}.rope.scaling.type")
+    kind = "none" if scaling is None else str(scaling.contents())
+    tensors = [each.name for each in reader.tensors if each.name.startswith("rope_")]
+    if architecture != "gpt-oss" and (kind != "none" or tensors):  # its scaling is read
+        raise ModelError(
+            f"{gguf.name} scales its rotary frequencies ({', '.join(tensors) or kind}), which no conversion of GGUF "
+            "files takes over; give the hub id or folder of the same model, or set models.engine = 'llamacpp'"
+        )
 
 
 def read_tokenizer_facts(gguf: Path) -> TokenizerFacts:

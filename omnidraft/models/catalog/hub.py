@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]  # never pickles
+NOT_FETCHED = ["consolidated*.safetensors"]
+"""The same weights once more, in the form of their authors (Mistral's)."""
 MODEL_PARTS = ("config.json", "*.safetensors")
 """What has to be in a folder that a model is loaded from."""
 WEIGHTS_SUFFIXES = {".safetensors", ".gguf", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ckpt"}
@@ -61,7 +63,9 @@ def fetch_repository(hub_id: str, folder: Path) -> Repository:
     try:
         with _translate_gated(hub_id):
             info = HfApi().model_info(hub_id)
-            snapshot_download(hub_id, revision=info.sha, local_dir=folder, allow_patterns=FILES)
+            snapshot_download(
+                hub_id, revision=info.sha, local_dir=folder, allow_patterns=FILES, ignore_patterns=NOT_FETCHED
+            )
     except (RepositoryNotFoundError, HFValidationError) as exc:
         raise ModelUnknown(f"the hub has no repository {hub_id!r}") from exc
     except (HTTPError, OSError) as exc:

@@ -44,6 +44,8 @@ def install_once(
     """Return the folder; one that is not usable is made aside, marked and renamed. An unfinished one is resumed."""
     from filelock import FileLock
 
+    if is_usable(folder):  # perhaps where nothing can be written
+        return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):
         if is_usable(folder):

@@ -134,13 +134,14 @@ def load_drafter(
         ModelError: the folder holds no model, or the precision cannot be computed here.
         SnapshotCorrupt: the tensors do not fit the model.
     """
+    packed_as = AUTOMATIC if precision == "auto" else precision
+    state = cache.state(folder, packed_as) if cache else None
     model, head = load_learned(folder, tensors, train)
     if is_supported(model):
-        packed_as = AUTOMATIC if precision == "auto" else precision
         try:
             packed: PreTrainedModel | PackedLlama = model
             if cache is not None and tensors is None:
-                packed = cache.packed(folder, model, packed_as, native.load(kernels))
+                packed = cache.packed(folder, state, model, packed_as, native.load(kernels))
             return LlamaDrafter(packed, packed_as, kernels, head=head)
         except KernelsUnavailable as exc:
             if kernels in VARIANTS:

@@ -50,7 +50,7 @@ class TransformersTarget:
         self.vocab_size: int = config.vocab_size
         self.context_limit: int = config.max_position_embeddings
         self._num_layers: int = config.num_hidden_layers
-        self._bytes_of_slot = settings.chains * kv_bytes_of_slot(config, model.dtype)
+        self._bytes_of_slot = kv_bytes_of_slot(config, torch.float32 if precision in native.PACKED else model.dtype)
         self._has_length_dependent_rope = attention.has_length_dependent_rope(config)
         self.fingerprint = (
             f"{name}-{precision}-b{settings.chains}-w{settings.width}-p{settings.prefill_rows}-c{settings.capacity_step}"
@@ -113,8 +113,10 @@ class TransformersTarget:
             session.copy_keys(source.slots, num_same)
         return num_same
 
-    def kv_bytes(self, num_ids: int) -> int:
+    def kv_bytes(self, num_ids: int, max_ids: int, mode: Mode) -> int:
         """See ports.Target."""
+        if mode == "reproducible":
+            return self._capacity(max_ids) * self._settings.chains * self._bytes_of_slot
         return self._capacity(num_ids) * self._bytes_of_slot
 
     def _verify_determinism(self, capacity: int) -> None:
@@ -183,12 +185,11 @@ def load_target(
     Raises:
         ModelError: it is not one transformers can run as a causal language model, or there is no compiler for `int8`.
     """
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
     chosen = precisions.automatic(kernels) if precision == "auto" else precision
+    state = cache.state(folder, chosen) if cache else None
     model = load_model(folder)
     if chosen in native.PACKED and is_supported(model):
-        packed = cache.packed(folder, model, chosen, native.load(kernels)) if cache else model
+        packed = cache.packed(folder, state, model, chosen, native.load(kernels)) if cache else model
         return LlamaTarget(packed, name=name, precision=chosen, kernels=kernels)
     changed = precisions.apply(model, chosen, kernels)
     return TransformersTarget(changed, settings, name=name, precision=chosen)  # type: ignore[arg-type]

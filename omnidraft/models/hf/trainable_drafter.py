@@ -38,6 +38,9 @@ class TransformersTrainable:
         Args:
             model: a causal language model, or that model inside a peft wrapper when `train` is lora; in float32.
             precision: the format of its passes; weights are learned in float32.
+
+        Raises:
+            ConfigError: the model computes its logits in a way that is not known here.
         """
         self._train = train
         self._model = model
@@ -48,6 +51,8 @@ class TransformersTrainable:
         is_sliding = "sliding_attention" in (getattr(causal.config, "layer_types", None) or ())
         self._window: int | None = causal.config.sliding_window if is_sliding else None
         self._softcap: float | None = getattr(causal.config, "final_logit_softcapping", None)
+        self._scale = getattr(causal.config, "logit_scale", None) or 1 / getattr(causal.config, "logits_scaling", 1.0)
+        self._require_own_logits(causal)
         self.vocab_size: int = self._head.weight.shape[0]
         self.context_limit: int = causal.config.get_text_config().max_position_embeddings
         self.hidden_size: int = self._head.weight.shape[1]
@@ -142,9 +147,18 @@ class TransformersTrainable:
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         logits_NV: Tensor = self._head(hidden_NH)
+        if self._scale != 1.0:
+            logits_NV = logits_NV * self._scale
         if self._softcap is None:
             return logits_NV
         return torch.tanh(logits_NV.float() / self._softcap) * self._softcap
+
+    @torch.no_grad()
+    def _require_own_logits(self, causal: Any) -> None:
+        ids = torch.arange(min(4, causal.get_input_embeddings().num_embeddings))[None]
+        logits_NV = self.logits(self._decoder(input_ids=ids).last_hidden_state[0])
+        if not torch.allclose(logits_NV, causal(input_ids=ids).logits[0].float(), rtol=1e-3, atol=1e-3):
+            raise ConfigError(f"{type(causal).__name__} does more between its head and its logits than can be learned")
 
     def serving_tensors(self) -> dict[str, Tensor]:
         dtype = torch.bfloat16 if self._train == "full" else torch.float32

@@ -61,10 +61,17 @@ class LlamaModel:
         self._vocabulary = lib.llama_model_get_vocab(self.pointer)
         self.vocab_size: int = lib.llama_vocab_n_tokens(self._vocabulary)
         self.context_limit: int = lib.llama_model_n_ctx_train(self.pointer)
-        head_size = lib.llama_model_n_embd(self.pointer) // lib.llama_model_n_head(self.pointer)
+        key_length = self._metadata(f"{self._metadata('general.architecture')}.attention.key_length")
+        head_size = int(key_length or lib.llama_model_n_embd(self.pointer) // lib.llama_model_n_head(self.pointer))
         num_key_heads = lib.llama_model_n_head_kv(self.pointer)
         self.num_key_numbers: int = lib.llama_model_n_layer(self.pointer) * num_key_heads * head_size
         """The size of the keys of one id."""
+
+    def _metadata(self, key: str) -> str:
+        """Return a value of the file's metadata, empty where it has none."""
+        buffer = ctypes.create_string_buffer(128)
+        length = self.lib.llama_model_meta_val_str(self.pointer, key.encode(), buffer, len(buffer))
+        return buffer.value.decode() if length > 0 else ""
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of an id; special tokens have none."""

@@ -49,7 +49,8 @@ class PaddedSession:
     def copy_keys(self, source: "PaddedSession", num_ids: int) -> int:
         """Begin with the whole chunks that the source has read of these first ids; return the number of ids."""
         num_same = min(num_ids, source._num_prefilled, self.num_unread) // PREFILL_ROWS * PREFILL_ROWS
-        if num_same and source._context.is_whole(0):
+        is_small_enough = source._context.length(0) <= self._context.num_cells  # it is copied whole, then cut
+        if num_same and is_small_enough and source._context.is_whole(0):
             self._context.load(0, source._context.save(0))
             self.rewind(num_same)
             self._num_prefilled = num_same

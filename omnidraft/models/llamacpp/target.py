@@ -89,9 +89,10 @@ class LlamaCppTarget:
         require_new(session)
         return session.copy_keys(source, num_ids) if type(session) is type(source) else 0
 
-    def kv_bytes(self, num_ids: int) -> int:
+    def kv_bytes(self, num_ids: int, max_ids: int, mode: Mode) -> int:
         """See ports.Target."""
-        return self._num_cells(num_ids) * self._model.num_key_numbers * 2 * self._bits // 8
+        num_cells = self._num_cells(max_ids if mode == "reproducible" else num_ids)
+        return num_cells * self._model.num_key_numbers * 2 * self._bits // 8
 
     def _num_cells(self, num_ids: int) -> int:
         return -(-(num_ids + _MAX_NODES + self._rows) // CELL_STEP) * CELL_STEP

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SUFFIX = ".safetensors"
+FolderState = dict[str, Any]
+"""Everything that the packed bytes of a model folder depend on."""
 _REPORT_S = 3.0
 """Time between two reports of a first packing."""
 
@@ -45,7 +47,7 @@ class PackedCache:
         try:
             require_unshared_folder(self.folder)
             file = PackedFile(path)
-            is_current = file.description["key"] == _key(source, precision)
+            is_current = file.description["key"] == _state(source, precision)
         except FileNotFoundError:
             return None
         except (OSError, ModelCorrupt) as exc:
@@ -56,10 +58,21 @@ class PackedCache:
         _mark_used(path)
         return _mapped(file)
 
-    def packed(self, source: Path, model: "PreTrainedModel", precision: str, library: ctypes.CDLL) -> PackedLlama:
+    def state(self, source: Path, precision: str) -> FolderState | None:
+        """Return the state that a model folder has now, None if it cannot be read."""
+        with contextlib.suppress(OSError):
+            return _state(source, precision)
+        return None
+
+    def packed(
+        self, source: Path, state: FolderState | None, model: "PreTrainedModel", precision: str, library: ctypes.CDLL
+    ) -> PackedLlama:
         """Return the weights of a model that is not packed yet, or that another process is packing.
 
         They are mapped from their new file; where no file can be written they are in memory.
+
+        Args:
+            state: of the folder, from before the model was loaded: it may have changed since.
         """
         from filelock import FileLock
 
@@ -75,7 +88,9 @@ class PackedCache:
                     return found
                 parts = weights.LlamaParts(model, precision, library).parts
                 self._make_space(sum(part.padded_bytes for part in parts))
-                return _mapped(_write(path, source, precision, weights.llama_sizes(model), parts))
+                if state is None:
+                    raise OSError("the folder cannot be read")
+                return _mapped(_write(path, state, source.name, weights.llama_sizes(model), parts))
         except (OSError, ModelCorrupt) as exc:
             logger.warning("the next start has to pack %s again: %s", source.name, exc)
         return weights.packed_in_memory(model, precision, library)
@@ -106,8 +121,8 @@ class PackedCache:
         return self.folder / f"{resolved.name}-{precision}-{digest}{SUFFIX}"
 
 
-def _key(source: Path, precision: str) -> dict[str, Any]:
-    """Return everything that the packed bytes depend on. Raises OSError."""
+def _state(source: Path, precision: str) -> FolderState:
+    """Return the state that a folder has now. Raises OSError."""
     read = [source / "config.json", *sorted(source.glob("*.safetensors"))]
     facts = [(path, path.stat()) for path in read]
     files = [[path.name, status.st_size, status.st_mtime_ns] for path, status in facts]
@@ -119,11 +134,10 @@ def _mapped(file: PackedFile) -> PackedLlama:
     return PackedLlama(sizes, file.description["key"]["precision"], file.addresses, file)
 
 
-def _write(path: Path, source: Path, precision: str, sizes: LlamaSizes, parts: Sequence[Part]) -> PackedFile:
-    logger.info("packing %s as %s, once", source.name, precision)
+def _write(path: Path, state: FolderState, name: str, sizes: LlamaSizes, parts: Sequence[Part]) -> PackedFile:
+    logger.info("packing %s as %s, once", name, state["precision"])
     started = time.perf_counter()
-    description = {"key": _key(source, precision), "sizes": asdict(sizes)}
-    file = write(path, description, parts, _reporter(source.name))
+    file = write(path, {"key": state, "sizes": asdict(sizes)}, parts, _reporter(name))
     logger.info("packed %s in %.1f s", path, time.perf_counter() - started)
     return file
 

@@ -364,3 +364,10 @@ def test_a_champion_whose_file_changed(settings: config.Settings, tmp_path: Path
     weights.unlink()
     weights.write_bytes(content)
     assert_found(registry.files(settings), Verdict.PROBLEM, "version 1 (champion", "drafter.safetensors", "intact")
+
+
+def test_weights_that_a_repository_has_twice_are_counted_once(tmp_path: Path) -> None:
+    """Mistral's have the same again in its authors' form."""
+    for name in ("model-00001-of-00001.safetensors", "consolidated.safetensors"):
+        (tmp_path / name).write_bytes(b"x" * 10)
+    assert models.weights_bytes(tmp_path) == 10

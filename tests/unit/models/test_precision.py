@@ -6,6 +6,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from omnidraft.models import precision as precisions
 from omnidraft.models.hf.target import TransformersTarget
@@ -120,3 +121,15 @@ def test_automatic_is_a_format_this_machine_computes():
     chosen = precisions.automatic()
     logits = whole_pass(tiny_model("llama", chosen), text(4))
     assert torch.isfinite(logits).all()
+
+
+def test_16_bits_leave_the_frequencies_of_positions_as_transformers_loads_them(tmp_path):
+    """Rounded to bfloat16 they are off by whole turns a few hundred ids later."""
+    exact = copy.deepcopy(tiny_model("llama")).to(torch.float32)
+    exact.save_pretrained(tmp_path)
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    served = precisions.apply(exact, "bfloat16")
+    assert served.model.rotary_emb.inv_freq.dtype == torch.float32
+    ids_1S = torch.tensor([text(250)])
+    with torch.no_grad():
+        assert torch.equal(served(ids_1S).logits, expected(ids_1S).logits)

@@ -1,6 +1,9 @@
 """A snapshot by name: a folder, a version or an alias, verified and of this pair."""
 
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -146,3 +149,27 @@ def test_a_swap_keeps_the_policys_statistics_and_the_limit_of_the_drafters_memor
     assert all(isinstance(each, Drafter) for each in drafters)
     assert drafters[0].pool.memory is drafters[1].pool.memory  # type: ignore[attr-defined]
     assert drafters[0].pool is not drafters[1].pool  # type: ignore[attr-defined]
+
+
+def test_a_target_that_is_packed_already_computes_on_as_many_threads_as_the_settings_say(
+    tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Its first start loads it through transformers, the second maps a file."""
+    names = {"target": tiny_models[0], "drafter": tiny_models[1], "precision": "int8"}
+    models = "".join(f"{name} = '{value}'\n" for name, value in names.items())
+    (tmp_path / "one.toml").write_text(f"[models]\n{models}[decode]\nthreads = 1\n")
+    program = (
+        "import sys, torch\n"
+        "from pathlib import Path\n"
+        "from omnidraft import config, wiring\n"
+        "settings = config.load(Path(sys.argv[1]))\n"
+        "torch.set_num_threads(2)\n"
+        "wiring.target(settings, wiring.vocabularies(settings))\n"
+        "print(torch.get_num_threads())\n"
+    )
+    environment = os.environ | {"OMNIDRAFT_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", program, str(tmp_path / "one.toml")]
+    for _ in range(2):
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert ran.stdout.split()[-1] == "1"
+    assert list((tmp_path / "packed").glob("*.safetensors"))

@@ -1,12 +1,16 @@
 """The repair of a converted tokenizer adds the missing parts and changes nothing else."""
 
 import json
+from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from omnidraft.models.catalog.gguf_conversion import repair_config, repair_tokenizer
+from omnidraft.errors import ModelError
+from omnidraft.models.catalog.gguf_conversion import repair_config, repair_tokenizer, require_plain_rope
 
 SPACE = "\u2581"
 
@@ -77,3 +81,24 @@ def test_an_unknown_flavour_changes_nothing_else() -> None:
 def test_the_configuration_forgets_how_the_file_was_found_and_keeps_the_rest() -> None:
     config = repair_config({"is_local": True, "local_files_only": False, "eos_token": "<e>", "tokenizer_class": "X"})
     assert config == {"eos_token": "<e>", "tokenizer_class": "PreTrainedTokenizerFast"}
+
+
+@pytest.mark.parametrize("scaled", ["type", "tensor"])
+def test_a_file_that_scales_its_rotary_frequencies_is_refused(tmp_path: Path, scaled: str) -> None:
+    """transformers reads Llama 3.2's and DeepSeek's files without the scaling, and computes other numbers."""
+    for name in ("plain", "scaled"):
+        writer = gguf.GGUFWriter(tmp_path / f"{name}.gguf", "llama")
+        writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
+        if name == "scaled" and scaled == "type":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        elif name == "scaled":
+            writer.add_tensor("rope_freqs.weight", np.full(2, 8, np.float32))
+        else:
+            writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    require_plain_rope(tmp_path / "plain.gguf")
+    with pytest.raises(ModelError, match=r"scaled\.gguf scales its rotary frequencies .* models\.engine = 'llamacpp'"):
+        require_plain_rope(tmp_path / "scaled.gguf")

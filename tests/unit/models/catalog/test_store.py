@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 
+import filelock
 import pytest
 
 from omnidraft.errors import ModelDownloadError, ModelUnknown
@@ -83,6 +84,16 @@ def test_a_hub_id_is_fetched_once_and_marked(home: Path) -> None:
     assert resolve("owner/model", home=home, sources=sources(hub)) == first == installed("owner/model", home=home)
     assert hub.requests == ["owner/model"]
     assert read_origin(first) == Origin("hub", "revision-1")
+
+
+def test_what_is_installed_is_used_where_nothing_can_be_written(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = resolve("owner/model", home=home, sources=sources(FakeHub()))
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(f"read-only: {path}")
+
+    monkeypatch.setattr(filelock, "FileLock", refuse)
+    assert resolve("owner/model", home=home, sources=sources(FakeHub())) == first
 
 
 def test_a_hub_id_does_not_come_as_wheels(home: Path) -> None:

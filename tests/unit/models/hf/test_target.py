@@ -205,12 +205,25 @@ def test_the_fingerprint_names_what_a_text_depends_on():
     assert len({tiny_target("llama").fingerprint, *(other.fingerprint for other in others)}) == 4
 
 
+def held_bytes(session):
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in session.slots.layers)
+
+
+@pytest.mark.parametrize("mode", ["fast", "reproducible"])
+@pytest.mark.parametrize("precision", ["float32", "packed16"])
+def test_memory_is_counted_as_it_is_taken(precision, mode):
+    target, ids = tiny_target("llama", precision), text(10)
+    session = target.open(ids, 200, mode)
+    session.score(DraftTree.empty(ids[9]))
+    assert 0 < held_bytes(session) <= target.kv_bytes(10, 210, mode)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_in_fast_mode_comes_with_the_ids(name):
     target, ids = tiny_target(name), text(150)
     session = target.open(ids[:10], 200, "fast")
     session.score(DraftTree.empty(ids[9]))
-    assert sum(layer.keys.nbytes + layer.values.nbytes for layer in session.slots.layers) <= target.kv_bytes(10)
+    assert held_bytes(session) <= target.kv_bytes(10, 210, "fast") < target.kv_bytes(210, 210, "fast")
     session.keep((0,))
     for token in ids[10:]:
         row_V = session.score(DraftTree.empty(token))[0]

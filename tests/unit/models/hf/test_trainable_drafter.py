@@ -1,12 +1,26 @@
 """Texts that share a pass do not see each other, and what is context has no gradient."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 from omnidraft import throttle
+from omnidraft.errors import ConfigError
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.ports import PackedTexts
 
@@ -91,3 +105,36 @@ def test_context_is_read_and_has_no_gradient(folder: Path) -> None:
     assert (after[0] - after[1]).abs().max() > 1e-3
     assert not embedding.grad[[5, 6, 7]].any()
     assert embedding.grad[[8, 9]].any(dim=1).all()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: GraniteForCausalLM(GraniteConfig(**SIZES, **HEADS, logits_scaling=8.0)),
+        lambda: CohereForCausalLM(CohereConfig(**SIZES, **HEADS, logit_scale=0.25)),
+    ],
+    ids=["granite", "cohere"],
+)
+def test_models_that_scale_their_logits_learn_them_scaled(tmp_path: Path, model: Callable[[], PreTrainedModel]) -> None:
+    torch.manual_seed(3)
+    model().save_pretrained(tmp_path)
+    trainable, text = load_trainable(tmp_path, train="full", rank=1, seed=0), torch.randint(4, 97, (9,))
+    with torch.no_grad():
+        own = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)(text[None]).logits[0]
+        learned = trainable.logits(trainable.hidden(packed([text], [0])))
+    torch.testing.assert_close(learned, own, atol=1e-4, rtol=1e-4)
+
+
+def test_a_model_whose_logits_are_not_known_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS)).save_pretrained(tmp_path)
+    forward = LlamaForCausalLM.forward
+
+    def shifted(self: LlamaForCausalLM, *args: Any, **options: Any) -> Any:
+        output = forward(self, *args, **options)
+        output.logits = output.logits * 3
+        return output
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", shifted)
+    with pytest.raises(ConfigError, match="LlamaForCausalLM does more between its head and its logits"):
+        load_trainable(tmp_path, train="full", rank=1, seed=0)

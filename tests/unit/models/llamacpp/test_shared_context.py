@@ -80,6 +80,19 @@ def test_reproducible_mode_reuses_whole_chunks_with_the_same_bits():
     assert torch.equal(session.score(DraftTree.empty(3)), alone)
 
 
+def test_reproducible_mode_reuses_nothing_of_a_text_that_its_context_cannot_hold():
+    roomy = tiny_llamacpp_target()
+    roomy.context_limit = 1024
+    first = text(700)
+    source = roomy.open(first, 9, "reproducible")
+    source.score(DraftTree.empty(first[-1]))
+    prompt = [*first[:130], 7, 9]
+    session = roomy.open(prompt, 9, "reproducible")
+    assert roomy.reuse(session, source, 130) == 0
+    alone = roomy.open(prompt, 9, "reproducible").score(DraftTree.empty(3))
+    assert torch.equal(session.score(DraftTree.empty(3)), alone)
+
+
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_texts_that_push_each_other_out_are_scored_as_alone(data):

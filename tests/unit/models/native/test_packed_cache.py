@@ -364,3 +364,14 @@ def test_what_somebody_else_may_write_is_not_mapped(source, cache, what, caplog)
     assert (find(source, cache) is not None) == (what == "file")  # packed anew, or in memory
     if what == "file":
         assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_that_changed_while_its_model_was_loaded_is_packed_anew(source: Path, cache: PackedCache) -> None:
+    state, model = cache.state(source, "int8"), load_model(source)
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        changed.get_input_embeddings().weight.mul_(2)
+    changed.save_pretrained(source)
+    cache.packed(source, state, model, "int8", native.load("auto"))
+    assert cache.find(source, "int8") is None
+    assert torch.equal(logits(load(source, cache)), logits(load(source, None)))

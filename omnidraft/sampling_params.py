@@ -1,6 +1,7 @@
 """The settings of one request of the Python API, with vLLM's names and meanings."""
 
 import secrets
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -11,6 +12,7 @@ from omnidraft.decode.sampling.noise import choice_seed
 from omnidraft.decode.sampling.validation import MAX_COUNT, effective_top_k, require_integer, unsigned_seed
 from omnidraft.errors import RequestError
 from omnidraft.ports import Mode, Sampling
+from omnidraft.traces.request_ids import answer_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,7 @@ class SamplingParams:
         """Return a request for each of the `n` texts. Raises RequestError."""
         self._check()
         seed = secrets.randbits(63) if self.seed is None else unsigned_seed(self.seed)
+        request_id = uuid.uuid4().hex
         return [
             GenerationRequest(
                 **prompt,
@@ -64,6 +67,7 @@ class SamplingParams:
                 num_draft_tokens=self.num_draft_tokens,
                 num_log_probs=MAX_COUNT if self.logprobs == -1 else self.logprobs,
                 is_stored=self.store,
+                request_id=answer_id(request_id, number) if number else request_id,
             )
             for number in range(self.n)
         ]

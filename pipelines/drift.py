@@ -23,6 +23,7 @@ from omnidraft.hosts import process
 from omnidraft.progress import bar
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import report
+from pipelines.lib.choices import chosen
 from pipelines.paper_table.parts import TablePlan, prompts_of, records, settings_for
 
 WITHOUT_CACHE, WITH_REPLAY, FROZEN = "without n-gram cache", "with replay", "frozen at the change"
@@ -35,11 +36,15 @@ WINDOW = 3
 class Phase:
     """Traffic of one task and one target."""
 
+    number: int
+    """1 for the first."""
     target: str
     task: str
+    skip: int
+    """Rows of the task that earlier phases ask."""
 
     def __str__(self) -> str:
-        return f"{self.task}, {self.target}"
+        return f"{self.number}. {self.task}, {self.target}"
 
 
 def main(
@@ -60,14 +65,14 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="A file for all figures.")] = None,
 ) -> None:
     """Watch agreement through drift."""
-    phases = [Phase(target.strip(), task.strip()) for target in targets.split(",") for task in tasks.split(",")]
+    phases = phases_of(chosen(targets), chosen(tasks), num_answers)
     if len(phases) < 2:
         raise RequestError("nothing drifts: name two targets or two tasks")
     plan = TablePlan(data, work, num_answers, num_test, max_new_tokens, drafter)
     for phase in phases:
-        prompts_of(phase.task, "train", plan)
+        prompts_of(phase.task, "train", plan, phase.skip)
     prompts_of(phases[0].task, "test", plan)
-    traffic = [(phase, records(settings_for(phase.target, plan), phase.task, "train", plan)) for phase in phases]
+    traffic = [(each, records(settings_for(each.target, plan), each.task, "train", plan, each.skip)) for each in phases]
     first_test = records(settings_for(phases[0].target, plan), phases[0].task, "test", plan)
     content: dict[str, Any] = {"phases": [str(phase) for phase in phases], "arms": {}, "kept": {}}
     for arm in ARMS:
@@ -76,12 +81,22 @@ def main(
         content["kept"][arm] = drift_arm.first_phase_agreements
         if json_path is not None:
             report.save(content, json_path)
-    names = [Path(target.strip()).name for target in targets.split(",")] + [task.strip() for task in tasks.split(",")]
+    names = [Path(each.target).name for each in phases] + [each.task for each in phases]
     picture = out / f"drift-{'-'.join(dict.fromkeys(names))}.png"
     out.mkdir(parents=True, exist_ok=True)
     _plot(content, picture)
     Console().print(str(picture))
     _print_summary(content)
+
+
+def phases_of(targets: Sequence[str], tasks: Sequence[str], num_answers: int) -> list[Phase]:
+    """Return the phases in order: each asks what no earlier one has asked."""
+    phases: list[Phase] = []
+    for target in targets:
+        for task in tasks:
+            skip = num_answers * sum(each.task == task for each in phases)
+            phases.append(Phase(len(phases) + 1, target, task, skip))
+    return phases
 
 
 class DriftArm:

@@ -66,7 +66,7 @@ def main(
     with bar("learning", num_passes * len(train_records)) as advance:
         options = {"num_passes": num_passes, "measure_every": measure_every}
         learn(run, train_records, held_out, settings, on_point=_print_point, advance=advance, **options)  # type: ignore[arg-type]
-    write_snapshot(run, out, settings, tokenizers, num_held_out=len(held_out), remembered=train_records)
+    write_snapshot(run, out, settings, tokenizers, remembered=train_records)
     _finish(run, out, json_path)
 
 

@@ -53,7 +53,7 @@ def main(
         with _TrackedRun(settings, path, speedup_model.fit(log_records.records)) as tracked:
             run = _learn(settings, tokenizers, train, held_out, tracked, (name, num_passes, measure_every))
         if snapshots is not None:
-            write_snapshot(run, snapshots / name, settings, tokenizers, num_held_out=len(held_out))
+            write_snapshot(run, snapshots / name, settings, tokenizers)
         content["configs"][name] = tracked.figures(run) | {
             "records": len(train),
             "held_out_records": len(held_out),

@@ -5,6 +5,7 @@ that `omnidraft transfer` holds out with the same options, so nothing is measure
 """
 
 import gc
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,8 +14,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.transfer.bits_per_byte import bits_per_byte
+from omnidraft.transfer.report import JSON_FILE
 from omnidraft.wiring.transfer import split_texts, text_nats
 from omnidraft.wiring.transfer_models import TokenizerPair, frozen, initialised, load_model, load_pair
 from pipelines.lib import rare_tokens, report
@@ -42,6 +45,7 @@ def main(
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="The most tokens of a text.")] = 256,
     num_texts: Annotated[int | None, typer.Option(min=1, help="Rows from the beginning of each file.")] = None,
+    split: Annotated[str | None, typer.Option(help="Only rows of this split, where a file names splits.")] = None,
     held_out_every: Annotated[int, typer.Option(min=2, help="One row in so many is measured.")] = 16,
     by_occurrence: Annotated[
         bool,
@@ -50,15 +54,19 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="A file for the figures.")] = None,
 ) -> None:
     """Print bits per byte of each file's held-out texts."""
-    methods = chosen(init, METHODS, "initialisation")
+    methods, folders = chosen(init, METHODS, "initialisation"), named_files(transferred or [])
+    for name, folder in folders.items():
+        if name in (ORIGINAL, *METHODS):
+            raise RequestError(f"{folder} is named as a row of the table; rename it")
+        _require_held_out_alike(folder, held_out_every, split)
     pair = load_pair(model, tokenizer)
-    options = {"max_tokens": max_tokens, "every": held_out_every, "num": num_texts}
+    options = {"max_tokens": max_tokens, "every": held_out_every, "num": num_texts, "split": split}
     splits = {name: split_texts(path, pair, **options) for name, path in named_files(data).items()}  # type: ignore[arg-type]
     files = {name: held_out for name, (_, held_out) in splits.items()}
     num_bytes = {name: sum(text.num_bytes for text in texts) for name, texts in files.items()}
     nats: dict[str, Nats] = {}
     rows: dict[str, dict[str, float]] = {}
-    for name, side, load in _models(model, pair, methods, transferred or []):
+    for name, side, load in _models(model, pair, methods, folders):
         nats[name] = _nats(load, side, files)
         rows[name] = {file: bits_per_byte(texts, num_bytes[file]) for file, texts in nats[name].items()}
         Console(stderr=True).print(name, rows[name])
@@ -68,21 +76,32 @@ def main(
         count_V = rare_tokens.occurrences(
             (text for texts, _ in splits.values() for text in texts), len(pair.new.vocabulary)
         )
-        names = [folder.name for folder in transferred or []]
-        figures["by_occurrence"] = {name: _by_occurrence(name, nats, files, count_V) for name in names}
+        figures["by_occurrence"] = {name: _by_occurrence(name, nats, files, count_V) for name in folders}
     if json_path is not None:
         report.save(figures, json_path)
 
 
+def _require_held_out_alike(folder: Path, every: int, split: str | None) -> None:
+    """Raise RequestError where the transfer held out other rows: some of those measured would be learned ones."""
+    try:
+        run = json.loads((folder / JSON_FILE).read_text())["run"]
+        made = run["held_out_every"], run.get("split")
+    except (OSError, ValueError, KeyError) as exc:
+        raise RequestError(f"{folder} is no folder that omnidraft transfer wrote: {exc!r}") from exc
+    if made != (every, split):
+        option = f" --split {made[1]}" if made[1] else ""
+        raise RequestError(f"{folder} was made with --held-out-every {made[0]}{option}; measure it with the same")
+
+
 def _models(
-    model: str, pair: TokenizerPair, methods: list[str], transferred: list[Path]
+    model: str, pair: TokenizerPair, methods: list[str], folders: Mapping[str, Path]
 ) -> Iterator[tuple[str, Side, Callable[[], Any]]]:
     """Yield (name, tokenizer, how it is loaded) of each model to measure."""
     yield ORIGINAL, "old", lambda: load_model(pair.old_folder, model)
     for method in methods:
         yield method, "new", lambda method=method: initialised(model, method, pair)  # type: ignore[misc]
-    for folder in transferred:
-        yield folder.name, "new", lambda folder=folder: load_model(folder, str(folder))  # type: ignore[misc]
+    for name, folder in folders.items():
+        yield name, "new", lambda folder=folder: load_model(folder, str(folder))  # type: ignore[misc]
 
 
 def _nats(load: Callable[[], Any], side: Side, files: "Mapping[str, list[AlignedText]]") -> Nats:

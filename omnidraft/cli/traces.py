@@ -90,11 +90,15 @@ def export(
     tenants: Annotated[
         list[str] | None, typer.Option("--tenant", help="Only of this tenant; may be given several times.")
     ] = None,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Only those that the learner holds out: for learner.pinned_held_out.")
+    ] = False,
     target: Target = None,
     config_path: Config = None,
 ) -> None:
     """Write the newest records of a target into an archive, for pipelines or as learner.pinned_held_out."""
     from omnidraft import wiring
+    from omnidraft.distill.ingest.record_disposition import is_held_out
     from omnidraft.traces import archive
 
     require_folder_of(path)
@@ -104,6 +108,8 @@ def export(
     pair = (settings.models.target, settings.models.drafter)
     ours = [each for each in readable if (each.target, each.drafter) == pair]
     chosen = [each for each in ours if not tenants or each.tenant in tenants]
+    if held_out:
+        chosen = [each for each in chosen if is_held_out(each, settings.learner.held_out_every)]
     if not chosen:
         raise ConfigError(
             f"none of the newest {num} messages is a record of {pair[0]} that was asked for; ask for more"

@@ -55,6 +55,9 @@ def transfer(
     lora_rank: Annotated[int, typer.Option(min=1)] = 32,
     max_tokens: Annotated[int, typer.Option(min=2, help="The most tokens of a text; the rest is left out.")] = 256,
     num_texts: Annotated[int | None, typer.Option(min=1, help="Rows from the beginning of each file.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Learn rows of this split alone, where a file names splits; others may judge.")
+    ] = None,
     held_out_every: Annotated[int, typer.Option(min=2, help="One text in so many measures, and is not learned.")] = 16,
     measure_every: Annotated[
         int, typer.Option(min=1, help="Steps between points of the curve, each of which is a checkpoint.")
@@ -115,6 +118,7 @@ def transfer(
         settings,
         init=_init(init),
         num_texts=num_texts,
+        split=split,
         held_out_every=held_out_every,
         measure_every=measure_every,
         precision=precision,

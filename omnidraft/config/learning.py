@@ -92,9 +92,10 @@ class LearnerSettings(Section):
     held_out_records: int = Field(24, ge=1)
     """The number of held-out records kept, the newest ones of each tenant."""
     pinned_held_out: Path | None = None
-    """A trace archive (`omnidraft traces export`) of up to 256 records that judges every snapshot too: one that agrees
-    less with it than the champion is not promoted. Writers of the log cannot change it. Each record is measured for
-    every snapshot and takes 25 kB."""
+    """A trace archive (`omnidraft traces export --held-out`) of up to 256 records that judges every snapshot too: one
+    that agrees less with it than the champion is not promoted. Writers of the log cannot change it. Records of this log
+    have to be held-out ones, or they judge what was learned from them. Each record is measured for every snapshot and
+    takes 25 kB."""
     tenants: tuple[str, ...] = ()
     """Tenants with a share of their own; all others have one together. Name them where requests can name any tenant
     (API keys without one, or no keys): else a sender with many names has many shares. Empty: every name has a share."""

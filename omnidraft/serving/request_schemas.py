@@ -40,6 +40,7 @@ from omnidraft.serving.chat_messages import RequestMessage
 from omnidraft.serving.strict_model import MAPPING_LIMITS, TEXT_OR_LIST, StrictModel, Text, TextMapping
 from omnidraft.serving.structured_output import ResponseFormat, StructuredOutputs
 from omnidraft.serving.tool_schemas import Deprecated, ToolChoice, Tools, tool_use
+from omnidraft.traces.request_ids import answer_id
 
 DEFAULT_MAX_TOKENS = 256
 """The limit of an answer whose client gives none, where the deployment and the context allow as many."""
@@ -168,7 +169,7 @@ class _GenerationParams(StrictModel):
                 **prompt,
                 **shared,
                 seed=choice_seed(seed, index if self.seed is None else number),
-                request_id=_choice_request_id(request_id, index),
+                request_id=answer_id(request_id, index) if index else request_id,
                 num_prompt_log_probs=None if number else self.prompt_logprobs,
             )
             for index, (prompt, number) in enumerate(choices)
@@ -283,8 +284,3 @@ class ChatRequest(_GenerationParams):
     def prompts(self) -> Sequence[dict[str, Any]]:
         tools = tool_use(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
         return [{"messages": [message.plain() for message in self.messages], "tools": tools}]
-
-
-def _choice_request_id(request_id: str, index: int) -> str:
-    """Return the id of a choice: the request's own for the first; ids of trace records must differ."""
-    return request_id if index == 0 else f"{request_id}-{index}"

@@ -11,6 +11,8 @@ from enum import StrEnum
 
 import numpy as np
 
+from omnidraft.traces.request_ids import request_of
+
 
 class Source(StrEnum):
     """The way in which a node got into the draft tree."""
@@ -122,6 +124,11 @@ class TraceRecord:
     has_settings: bool = True
     """False: the engine did not report the settings of the request; mode, temperature, seed and the other settings here
     are placeholders."""
+
+    @property
+    def request(self) -> str:
+        """The id of its request, which several answers may have in common."""
+        return request_of(self.request_id)
 
     @property
     def is_drawn_from_logprobs(self) -> bool:

@@ -46,6 +46,8 @@ class TransferRequest:
     """How new rows begin, or the folder of another transfer of the model to begin with its hypernetwork and weights."""
     num_texts: int | None = None
     """The most texts of each file."""
+    split: str | None = None
+    """Rows of this split alone, where a file names splits."""
     held_out_every: int = 16
     """One row in so many of each file is measured by, and never learned."""
     measure_every: int = 50
@@ -72,9 +74,8 @@ def transfer(request: TransferRequest, on_point: "Callable[[Point], None]") -> d
     gguf_files = _gguf_files(request) if request.with_gguf else None
     pair = load_pair(request.model, request.tokenizer)
     max_tokens, every = request.settings.max_tokens, request.held_out_every
-    files = [
-        split_texts(path, pair, max_tokens=max_tokens, every=every, num=request.num_texts) for path in request.data
-    ]
+    options = {"max_tokens": max_tokens, "every": every, "num": request.num_texts, "split": request.split}
+    files = [split_texts(path, pair, **options) for path in request.data]  # type: ignore[arg-type]
     learned, held_out = ([text for part in parts for text in part] for parts in zip(*files, strict=True))
     parts = request.out.absolute().with_name(f"{request.out.absolute().name}.parts")
     model, networks, report = _trained(request, pair, learned, held_out, parts, on_point)
@@ -87,12 +88,19 @@ def transfer(request: TransferRequest, on_point: "Callable[[Point], None]") -> d
 
 
 def split_texts(
-    path: Path, pair: TokenizerPair, *, max_tokens: int, every: int, num: int | None = None
+    path: Path,
+    pair: TokenizerPair,
+    *,
+    max_tokens: int,
+    every: int,
+    num: int | None = None,
+    split: str | None = None,
 ) -> "tuple[list[AlignedText], list[AlignedText]]":
     """Return the texts of a file to learn from, and one in `every` of its rows to measure by.
 
     Args:
         num: the most rows.
+        split: skip the rows of other splits.
 
     Raises:
         RequestError: the file cannot be read, or one of the two has no text.
@@ -100,7 +108,7 @@ def split_texts(
     """
     from omnidraft.transfer.texts import align_text, read_texts
 
-    texts = read_texts(path, pair.new.vocabulary, num)
+    texts = read_texts(path, pair.new.vocabulary, num, split)
     learned: list[AlignedText] = []
     held_out: list[AlignedText] = []
     with bar(f"tokenising {path.name}", len(texts), transient=True) as advance:
@@ -247,6 +255,7 @@ def _identity(
         "tokenizer": request.tokenizer,
         "alignment": pair.alignment.fingerprint,
         "texts": digest.hexdigest(),
+        "split": request.split,
         "held_out_every": request.held_out_every,
         "init": request.init if isinstance(request.init, str) else _digest(request.init / HYPERNETWORK_FILE),
         "precision": precision,

@@ -18,6 +18,7 @@ from omnidraft.ports import DraftTree, FinishReason, Request, Step, Timings
 from omnidraft.serving.chat_messages import RequestMessage
 from omnidraft.tools.tool_use import tool_use
 from omnidraft.traces.record import TraceRecord
+from omnidraft.traces.request_ids import answer_id
 from pipelines.lib.api_answers import ApiChoice, ApiExchange, ApiRequest
 from pipelines.lib.api_tokens import NO_LOGPROBS, AnswerRefused, ApiTokenMapper
 
@@ -75,9 +76,9 @@ class ApiRecording:
         return records
 
     def _context(self, asked: ApiRequest, choice: ApiChoice, index: int) -> RecordContext:
-        content = f"{index}\n{asked.model_dump_json()}\n{choice.model_dump_json()}"
+        request, answer = asked.model_dump_json(), f"{index}\n{choice.model_dump_json()}"
         return RecordContext(
-            request_id=f"api-{hashlib.sha256(content.encode()).hexdigest()[:24]}",
+            request_id=answer_id(f"api-{_digest(request)}", _digest(answer)),
             tenant=self._tenant,
             worker=WORKER,
             target=self._settings.models.target,
@@ -135,3 +136,7 @@ def _is_spelled(content: str, text: str) -> bool:
     """Return whether the tokens spell this text; the last ones may go on, behind the beginning of a stop string, and a
     character that is cut off at the end may be missing on either side."""
     return text.startswith(content.rstrip("\ufffd"))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]

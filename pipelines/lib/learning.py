@@ -15,7 +15,10 @@ import torch
 
 from omnidraft import config, wiring
 from omnidraft.distill.evaluation.agreement import block_efficiency, share
+from omnidraft.distill.evaluation.paired_error import paired_standard_error
+from omnidraft.distill.evaluation.tenant_agreement import ScoredRecord, by_tenant
 from omnidraft.distill.ingest.record_disposition import hash_64
+from omnidraft.distill.ingest.tenant_shares import TenantGroups
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import RequestError
 from omnidraft.snapshots import bundle
@@ -50,6 +53,8 @@ class TrainingRun:
 
     learner: Learner
     curve: list[Point] = field(default_factory=list)
+    scored: list[ScoredRecord] = field(default_factory=list)
+    """The held-out records before and after, as the fleet judges them: without the n-gram cache."""
     seconds: float = 0.0
     """Seconds spent in learning steps alone."""
 
@@ -67,7 +72,7 @@ def split_by_request(records: Sequence[TraceRecord], every: int) -> tuple[list[T
     Raises:
         RequestError: one of the two would be empty.
     """
-    is_held_out = [hash_64(record.request_id) % every == 0 for record in records]
+    is_held_out = [hash_64(record.request) % every == 0 for record in records]
     train = [record for record, out in zip(records, is_held_out, strict=True) if not out]
     held_out = [record for record, out in zip(records, is_held_out, strict=True) if out]
     if not train or not held_out:
@@ -113,6 +118,7 @@ def learn(
         run.curve.append(measure(run.learner, held_out, losses))
         on_point(run.curve[-1])
 
+    before = run.learner.hits(held_out)
     point({})
     for number, batch in enumerate(batches, 1):
         started = time.perf_counter()
@@ -121,6 +127,11 @@ def learn(
         advance(len(batch))
         if number == len(batches) or (measure_every and number % measure_every == 0):
             point(dict(report.losses))
+    groups, after = TenantGroups(settings.learner.tenants), run.learner.hits(held_out)
+    run.scored = [
+        ScoredRecord(groups.of(record), record.request, before_P, after_P)
+        for record, before_P, after_P in zip(held_out, before, after, strict=True)
+    ]
     return run
 
 
@@ -136,25 +147,25 @@ def write_snapshot(
     settings: config.Settings,
     tokenizers: wiring.Vocabularies,
     *,
-    num_held_out: int,
     remembered: Sequence[TraceRecord] = (),
 ) -> None:
     """Write a snapshot folder for workers, `check` and the benchmark. Raises SnapshotError when it exists.
 
     Args:
-        num_held_out: records that the run's agreement was measured on.
         remembered: their texts become the fleet's memory of their tenants, as far as section `memory` lets them.
     """
-    learner, counters = run.learner, run.learner.counters
+    learner, counters, scored = run.learner, run.learner.counters, run.scored
     manifest = wiring.identity(settings, tokenizers).manifest(
         None,
         num_records=counters.num_records,
         num_tokens=counters.num_tokens,
         num_steps=counters.num_steps,
         losses=run.curve[-1].losses,
-        held_out_records=num_held_out,
-        agreement_before=run.curve[0].agreement,
-        agreement_after=run.curve[-1].agreement,
+        held_out_records=len(scored),
+        agreement_before=share(each.before_P for each in scored),
+        agreement_after=share(each.after_P for each in scored),
+        agreement_change_error=paired_standard_error((each.request, each.before_P, each.after_P) for each in scored),
+        tenants=by_tenant(scored),
         counts=counters.skipped,
     )
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -30,15 +30,15 @@ def for_drafter(
     Raises:
         RequestError: they are another target's answers.
     """
-    alignment = tokenizers.alignment.fingerprint
-    return [
-        record if record.alignment == alignment else _adopted(record, target, drafter, tokenizers) for record in records
-    ]
+    alignment, own = tokenizers.alignment.fingerprint, []
+    for record in records:
+        if record.target != target:
+            raise RequestError(f"the archive has answers of {record.target}, not of {target}; name it with --target")
+        own.append(record if record.alignment == alignment else _adopted(record, drafter, tokenizers))
+    return own
 
 
-def _adopted(record: TraceRecord, target: str, drafter: str, tokenizers: "Vocabularies") -> TraceRecord:
-    if record.target != target:
-        raise RequestError(f"the archive has answers of {record.target}, not of {target}; name it with --target")
+def _adopted(record: TraceRecord, drafter: str, tokenizers: "Vocabularies") -> TraceRecord:
     ids, rest = drafter_prompt(record.prompt_ids.tolist(), tokenizers, _ANY_LENGTH)
     tail = retokenise(rest, tokenizers.target.vocabulary, tokenizers.drafter, tokenizers.alignment)
     return replace(

@@ -61,8 +61,8 @@ class Recording:
 
     def _name(self, number: int, prompt: Prompt) -> str:
         """Return a hash of everything that the records of a prompt depend on; it names them and their request."""
-        models = self._settings.models
-        dependencies = (models.target, models.precision, models.drafter, self._is_given, self._limits, number, prompt)
+        settings = (self._settings.models, self._settings.recorder, self._settings.decode.mode)
+        dependencies = (*settings, self._is_given, self._limits, number, prompt)
         return hashlib.sha256(repr(dependencies).encode()).hexdigest()[:24]
 
     def _record(self, name: str, prompt: Prompt) -> list[TraceRecord]:

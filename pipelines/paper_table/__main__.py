@@ -5,6 +5,7 @@ and method, with standard errors; LoRA ranks, losses, n-gram caches, adaptive dr
 each decoded prompt is one: an interrupted run goes on. Tables and plots go into `--out`.
 """
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -13,12 +14,11 @@ import typer
 from rich.console import Console
 
 from omnidraft.hosts import process
-from omnidraft.snapshots import bundle
 from pipelines.bench.methods import HUGGINGFACE
 from pipelines.lib.choices import chosen
 from pipelines.paper_table import report
 from pipelines.paper_table.decoding import PLAIN, Way, decode_all, huggingface_ways
-from pipelines.paper_table.methods import METHODS
+from pipelines.paper_table.methods import METHODS, agreement_file
 from pipelines.paper_table.parts import TablePlan, prompts_of, settings_for
 from pipelines.paper_table.result_cache import ResultCache
 from pipelines.paper_table.sweeps import DISTILLED, SWEEPS, Sweep, ways_of
@@ -87,10 +87,10 @@ def _offline(target: str, task: str, names: list[str], plan: TablePlan) -> dict[
     for name in names:
         folder = METHODS[name].snapshot(target, task, plan) if name in METHODS else None
         if folder is not None:
-            manifest = bundle.read_manifest(folder)
+            figures = json.loads(agreement_file(folder).read_text())
             if METHODS[name].loss is not None:
-                agreement.setdefault("untrained", manifest.agreement_before)
-            agreement[name] = manifest.agreement_after
+                agreement.setdefault("untrained", figures["untrained"])
+            agreement[name] = figures["trained"]
     return agreement
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from omnidraft import config, wiring
 from omnidraft.progress import bar
+from pipelines.lib import report
 from pipelines.lib.learning import learn, new_run, write_snapshot
 from pipelines.paper_table.parts import TablePlan, records, settings_for
 from pipelines.paper_table.result_cache import name_of
@@ -85,5 +86,12 @@ def snapshot(settings: config.Settings, task: str, plan: TablePlan, *, is_traine
         train = []
     with bar(f"{target}: {task} learning {section.loss if is_trained else 'n-grams alone'}", len(train)) as advance:
         learn(run, train, test, settings, advance=advance)
-    write_snapshot(run, folder, settings, tokenizers, num_held_out=len(test))
+    figures = {"untrained": run.curve[0].agreement, "trained": run.curve[-1].agreement}
+    report.save(figures, agreement_file(folder))  # with the n-gram cache, which the manifest's are without
+    write_snapshot(run, folder, settings, tokenizers)
     return folder
+
+
+def agreement_file(folder: Path) -> Path:
+    """Return the file of a snapshot's agreement on the test answers, before and after learning."""
+    return folder.with_name(f"{folder.name}.json")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft import config, prompts, wiring
+from omnidraft.errors import RequestError
 from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from omnidraft.traces.record import TraceRecord
@@ -36,17 +37,24 @@ def settings_for(target: str, plan: TablePlan, **sections: dict[str, Any]) -> co
     return config.load(None, models={"target": target, "drafter": plan.drafter}, **sections)
 
 
-def prompts_of(task: str, split: str, plan: TablePlan) -> list[Prompt]:
-    """Return the prompts of one task. Raises RequestError when the file is missing or too short."""
-    number = plan.num_train if split == "train" else plan.num_test
-    return prompts.read(plan.data / f"{task}.jsonl", number, split=split)
+def prompts_of(task: str, split: str, plan: TablePlan, skip: int = 0) -> list[Prompt]:
+    """Return the prompts of one task, after the first `skip` of this split.
+
+    Raises:
+        RequestError: the file is missing or too short, or does not say which rows are to be learned.
+    """
+    path = plan.data / f"{task}.jsonl"
+    read = prompts.read(path, plan.num_train if split == "train" else plan.num_test, skip=skip, split=split)
+    if any(each.split is None for each in read):
+        raise RequestError(f"{path} has rows without `split`, train or test: what is learned must not judge")
+    return read
 
 
-def records(settings: config.Settings, task: str, split: str, plan: TablePlan) -> list[TraceRecord]:
-    """Return records of the target's own answers to a task's prompts, at temperature 0."""
+def records(settings: config.Settings, task: str, split: str, plan: TablePlan, skip: int = 0) -> list[TraceRecord]:
+    """Return records of the target's own answers to a task's prompts, at temperature 0; `skip` as in `prompts_of`."""
     recording = Recording(settings, plan.work / "records", RecordingLimits(plan.max_new_tokens, task), is_given=False)
     answers: list[TraceRecord] = []
-    task_prompts = prompts_of(task, split, plan)
+    task_prompts = prompts_of(task, split, plan, skip)
     with bar(f"{settings.models.target}: {task} {split} answers", len(task_prompts)) as advance:
         for of_prompt in recording.records_of(task_prompts):
             answers += of_prompt

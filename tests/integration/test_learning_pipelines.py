@@ -12,8 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from omnidraft import config, wiring
+from omnidraft.config import ControllerSettings
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.errors import RequestError
+from omnidraft.fleet.promotion import decide
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.memory_part import MEMORY
@@ -124,7 +126,12 @@ def test_learning_writes_a_snapshot_that_check_takes_and_that_agrees_more(
     assert points[-1]["agreement"] > points[0]["agreement"]
     assert points[-1]["tokens_per_pass"]["4"] > points[0]["tokens_per_pass"]["4"]
     manifest = bundle.verify(out, ("serving",))
-    assert manifest.agreement_after == points[-1]["agreement"]
+    before, after, error = manifest.agreement_before, manifest.agreement_after, manifest.agreement_change_error
+    assert after > before
+    assert error > 0
+    assert manifest.held_out_records >= sum(each.num_requests for each in manifest.tenants) > 1
+    base = manifest.model_copy(update={"train": "base", "tenants": (), "agreement_after": None})
+    assert decide(manifest, base, ControllerSettings(confidence=0.6)).promote
     checked = run_cli(
         (
             "check",
@@ -222,8 +229,9 @@ def test_another_drafter_learns_from_an_archive_with_prompts_in_its_own_ids(
         assert after.drafter_prompt_ids.tolist() == after.prompt_ids.tolist()
         assert (after.drafter, after.alignment) == (name, tokenizers.alignment.fingerprint)
     assert for_drafter(adopted, name, name, tokenizers) == adopted
-    with pytest.raises(RequestError, match=f"has answers of {name}, not of another"):
-        for_drafter(records, "another", name, tokenizers)
+    for each in (records, adopted):
+        with pytest.raises(RequestError, match=f"has answers of {name}, not of another"):
+            for_drafter(each, "another", name, tokenizers)
     out = ("--out", tmp_path / "snapshot", "--held-out-every", 2)
     run(learn.main, "--answers", recorded, "--drafter", name, *out)
     assert bundle.read_manifest(tmp_path / "snapshot").drafter == name

@@ -2,13 +2,15 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from omnidraft.errors import VocabularyError
+from omnidraft.errors import RequestError, VocabularyError
 from omnidraft.testing.tiny_models import TEXT, make_target
+from omnidraft.transfer.report import JSON_FILE
 from pipelines import ensemble, transfer
 from tests.cli_runs import run_pipeline
 
@@ -29,16 +31,23 @@ def test_initialisations_are_measured_beside_the_original(
     tiny_models: tuple[Path, Path], data: Path, tmp_path: Path
 ) -> None:
     target, drafter = tiny_models
-    out = tmp_path / "figures.json"
-    asked = (drafter, "--tokenizer", target, "--data", data, "--held-out-every", 2, "--json", out)
-    run_pipeline(transfer.main, *asked, "--transferred", target, "--by-occurrence")
+    out, made = tmp_path / "figures.json", tmp_path / "made"
+    asked = (drafter, "--tokenizer", target, "--data", data, "--json", out)
+    shutil.copytree(target, made)
+    with pytest.raises(RequestError, match="no folder that omnidraft transfer wrote"):
+        run_pipeline(transfer.main, *asked, "--transferred", made)
+    (made / JSON_FILE).write_text('{"run": {"held_out_every": 2}}')
+    for other in (("--held-out-every", 4), ("--held-out-every", 2, "--split", "train")):
+        with pytest.raises(RequestError, match="was made with --held-out-every 2; measure it with the same"):
+            run_pipeline(transfer.main, *asked, "--transferred", made, *other)
+    run_pipeline(transfer.main, *asked, "--held-out-every", 2, "--transferred", made, "--by-occurrence")
     figures = json.loads(out.read_text())
-    by_occurrence = figures["by_occurrence"]["target"]["texts"]
+    by_occurrence = figures["by_occurrence"]["made"]["texts"]
     assert sum(row["chunks"] for row in by_occurrence) > 50
-    for side, name in (("before", "original"), ("after", "target")):
+    for side, name in (("before", "original"), ("after", "made")):
         bits = sum(row[side] for row in by_occurrence) / math.log(2) / figures["held_out_bytes"]["texts"]
         assert bits == pytest.approx(figures["bits_per_byte"][name]["texts"], rel=1e-5)
-    assert list(figures["bits_per_byte"]) == ["original", "mean", "fvt", "omp", "target"]
+    assert list(figures["bits_per_byte"]) == ["original", "mean", "fvt", "omp", "made"]
     assert all(0 < row["texts"] < 20 for row in figures["bits_per_byte"].values())
     assert figures["held_out_bytes"]["texts"] > 100
 

@@ -82,7 +82,7 @@ class HeldOut:
         missing = {key: record for key, record in by_key.items() if key not in self._parent_hits}
         before = {**self._parent_hits, **self._hits(missing, self._parent_serving)}
         after = self._hits(by_key, serving)
-        error = paired_standard_error((key[0], before[key], after[key]) for key in by_key)
+        error = paired_standard_error((each.request, before[key], after[key]) for key, each in by_key.items())
         parent_hits = [before[key] for key in by_key]
         costs = speedup_model.fit(by_key.values())
         return HeldOutMeasurement(
@@ -93,7 +93,7 @@ class HeldOut:
             change_error=error,
             tenants=by_tenant(
                 [
-                    ScoredRecord(self._groups.of(record), record.request_id, before[key], after[key])
+                    ScoredRecord(self._groups.of(record), record.request, before[key], after[key])
                     for key, record in by_key.items()
                 ]
             ),

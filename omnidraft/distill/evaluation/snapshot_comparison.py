@@ -112,6 +112,6 @@ def candidates(versions: Sequence[SnapshotVersion]) -> list[SnapshotVersion]:
 
 
 def _is_surely_better(best: _Measurement, champion: _Measurement, records: Sequence[TraceRecord]) -> bool:
-    request_ids = [record.request_id for record in records]
-    error = paired_standard_error(zip(request_ids, champion.hits, best.hits, strict=True))
+    requests = [record.request for record in records]
+    error = paired_standard_error(zip(requests, champion.hits, best.hits, strict=True))
     return error is not None and best.agreement - champion.agreement > _SURELY * error

@@ -1,6 +1,6 @@
 """The speed-up that a drafter would give on a machine, from its tokens per pass and the times in the traces.
 
-Times come from the records' own rounds: seconds of a target pass by its rows, and of a draft by its depth.
+Times come from the records' own rounds: seconds of a target pass by its rows, and of a draft by the drafter's steps.
 Source: docs/algorithms.md, sections 10 and 11.
 """
 
@@ -11,9 +11,10 @@ from statistics import median
 
 import numpy as np
 
-from omnidraft.traces.record import Rounds, TraceRecord
+from omnidraft.traces.record import DRAFTER_SOURCES, SOURCES, Rounds, TraceRecord
 
 MIN_ROUNDS = 20
+_DRAFTER = [SOURCES.index(source) for source in DRAFTER_SOURCES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def fit(records: Iterable[TraceRecord]) -> SpeedupModel | None:
     for record in records:
         for rows, target_s, depth, draft_s in _rounds(record.rounds):
             pass_s[rows].append(target_s)
-            if depth:
+            if depth and draft_s:
                 step_s.append(draft_s / depth)
     if len(step_s) < MIN_ROUNDS:
         return None
@@ -61,18 +62,21 @@ def _line(seconds_by_rows: Mapping[int, float]) -> tuple[float, float]:
 
 
 def _rounds(rounds: Rounds) -> Iterable[tuple[int, float, int, float]]:
-    """Yield rows, seconds of the pass, depth of the tree and seconds of the draft of rounds that drew their tokens."""
+    """Yield rows, seconds of the pass, drafter steps and their seconds of rounds that drew their tokens. What memory
+    and lookup draft takes no step of the drafter."""
     ends = np.cumsum(rounds.num_nodes_R, dtype=np.int64)
     for number, end in enumerate(ends.tolist()):
         num_nodes = int(rounds.num_nodes_R[number])
         if rounds.num_emitted_R[number] > rounds.num_accepted_R[number] + 1:
             continue  # a given text, scored many ids at a time
-        depth = _depth(rounds.parents_M[end - num_nodes : end].tolist())
-        yield 1 + num_nodes, float(rounds.target_s_R[number]), depth, float(rounds.draft_s_R[number])
+        nodes = slice(end - num_nodes, end)
+        num_steps = _num_steps(rounds.parents_M[nodes].tolist(), np.isin(rounds.sources_M[nodes], _DRAFTER).tolist())
+        yield 1 + num_nodes, float(rounds.target_s_R[number]), num_steps, float(rounds.draft_s_R[number])
 
 
-def _depth(parents: Sequence[int]) -> int:
-    depths = [0]
-    for parent in parents:
-        depths.append(depths[parent] + 1)
-    return max(depths)
+def _num_steps(parents: Sequence[int], is_drafters: Sequence[bool]) -> int:
+    """Return the most nodes of the drafter on a path."""
+    steps = [0]
+    for parent, is_step in zip(parents, is_drafters, strict=True):
+        steps.append(steps[parent] + is_step)
+    return max(steps)

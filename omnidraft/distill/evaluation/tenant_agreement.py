@@ -25,7 +25,7 @@ class ScoredRecord:
     """One held-out record of a group of tenants."""
 
     group: str
-    request_id: str
+    request: str
     before_P: np.ndarray
     """Whether each position agrees with the parent, bool."""
     after_P: np.ndarray
@@ -51,12 +51,12 @@ def _agreement(name: str | None, records: Sequence[ScoredRecord]) -> TenantAgree
         num_requests=_num_requests(records),
         before=share(record.before_P for record in records) or 0.0,
         after=share(record.after_P for record in records) or 0.0,
-        change_error=paired_standard_error((each.request_id, each.before_P, each.after_P) for each in records),
+        change_error=paired_standard_error((each.request, each.before_P, each.after_P) for each in records),
     )
 
 
 def _num_requests(records: Sequence[ScoredRecord]) -> int:
-    return len({record.request_id for record in records})
+    return len({record.request for record in records})
 
 
 def _bounded(name: str) -> str:

@@ -85,7 +85,7 @@ class FactorJudge:
         measurable = [
             tenant
             for tenant, records in records_of.items()
-            if kept.get(tenant, 0) and len({each.request_id for each in records}) >= LEAST_TENANT_REQUESTS
+            if kept.get(tenant, 0) and len({each.request for each in records}) >= LEAST_TENANT_REQUESTS
         ]
         chosen = sorted(measurable, key=lambda tenant: (-kept[tenant], tenant))[: self._settings.most_tenants]
         return {tenant: records_of[tenant] for tenant in sorted(chosen)}
@@ -102,7 +102,7 @@ class FactorJudge:
         without = [hits[record.request_id, record.segment] for record in records]
         with self._learner.model.factored(factors):
             own = self._learner.hits(records)
-        names = [record.request_id for record in records]
+        names = [record.request for record in records]
         error = paired_standard_error(zip(names, without, own, strict=True))
         before, after, num_requests = share(without) or 0.0, share(own) or 0.0, _num_scored(names, own)
         chance = 1.0 if error is None else p_value(after - before, error, num_requests - 1)

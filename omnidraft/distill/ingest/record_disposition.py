@@ -29,7 +29,7 @@ def record_key(record: TraceRecord) -> int:
 
 def is_held_out(record: TraceRecord, held_out_every: int) -> bool:
     """Return whether the record's request is held out: one in `held_out_every`, by a hash; 0 holds none out."""
-    return held_out_every > 0 and hash_63(record.request_id) % held_out_every == 0
+    return held_out_every > 0 and hash_63(record.request) % held_out_every == 0
 
 
 def is_sampled_out(record: TraceRecord, share: float) -> bool:
@@ -37,7 +37,7 @@ def is_sampled_out(record: TraceRecord, share: float) -> bool:
 
     Independent of `is_held_out`; a larger share contains every smaller one.
     """
-    return hash_63(f"catch-up\n{record.request_id}") >= share * (1 << 63)
+    return hash_63(f"catch-up\n{record.request}") >= share * (1 << 63)
 
 
 def disposition(key: int, held_out: bool, *seen: Container[int]) -> Disposition:

@@ -1,14 +1,21 @@
 """The paper's table: what its rows draft with, and figures that follow from the answers, errors over questions."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from omnidraft import config
+from omnidraft.errors import RequestError
+from omnidraft.prompts import Prompt
+from pipelines.drift import phases_of
+from pipelines.lib.recording import Recording, RecordingLimits
 from pipelines.paper_table import report
 from pipelines.paper_table.figures import rows
 from pipelines.paper_table.methods import CHAIN, METHODS
-from pipelines.paper_table.parts import TablePlan
+from pipelines.paper_table.parts import TablePlan, prompts_of
 
 PLAN = TablePlan(Path(), Path(), 2, 1, 8, None, num_chain_tokens=3, dm="dm_paper")
 
@@ -88,3 +95,43 @@ def test_the_page_shows_errors_hits_and_why_a_method_failed(tmp_path: Path) -> N
     )
     assert "- hf-tli failed: no bfloat16 here" in page
     assert (tmp_path / report.PICTURE).read_bytes().startswith(b"\x89PNG")
+
+
+def written(folder: Path, splits: list[str | None]) -> TablePlan:
+    rows_of = [{"prompt": f"question {n}"} | ({"split": each} if each else {}) for n, each in enumerate(splits)]
+    (folder / "task.jsonl").write_text("\n".join(map(json.dumps, rows_of)))
+    return replace(PLAN, data=folder)
+
+
+def test_rows_that_do_not_say_whether_they_are_learned_are_refused(tmp_path: Path) -> None:
+    """Else the same rows would be learned and judge."""
+    assert len(prompts_of("task", "train", written(tmp_path, ["train", "test", "train"]))) == 2
+    with pytest.raises(RequestError, match=r"task\.jsonl has rows without `split`"):
+        prompts_of("task", "test", written(tmp_path, ["train", None]))
+
+
+def test_no_phase_of_a_drift_asks_what_an_earlier_one_asked() -> None:
+    phases = phases_of(["a", "b"], ["gsm8k", "code"], num_answers=5)
+    assert [(each.number, each.target, each.task, each.skip) for each in phases] == [
+        (1, "a", "gsm8k", 0),
+        (2, "a", "code", 0),
+        (3, "b", "gsm8k", 5),
+        (4, "b", "code", 5),
+    ]
+    assert len({str(each) for each in phases}) == 4
+
+
+@pytest.mark.parametrize(
+    "changed", [{"recorder": {"top_k": 3}}, {"models": {"engine": "llamacpp"}}, {"decode": {"mode": "reproducible"}}]
+)
+def test_answers_that_were_recorded_under_other_settings_are_not_taken(
+    changed: dict[str, Any], tiny_models: tuple[Path, Path], omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+    pair = {"target": str(tiny_models[0]), "drafter": str(tiny_models[1])}
+    names = set()
+    for more in ({}, changed):
+        settings = config.load(None, **(more | {"models": pair | more.get("models", {})}))
+        recording = Recording(settings, Path(), RecordingLimits(8, "team"), is_given=False)
+        names.add(recording._name(0, Prompt("question")))
+    assert len(names) == 2

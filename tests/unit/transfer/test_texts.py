@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from omnidraft.errors import ModelError, RequestError
 from omnidraft.transfer.texts import TextTokenizer, align_text, read_texts
+from omnidraft.vocab.tokenizer import Vocabulary
 from tests.tiny_pair import Pair
 
 
@@ -62,3 +63,11 @@ def test_a_tokenizer_without_any_start_is_refused(pair: Pair) -> None:
 
     with pytest.raises(ModelError, match="start"):
         TextTokenizer.of(Bare(), [], "bare")  # type: ignore[arg-type]
+
+
+def test_rows_of_other_splits_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"prompt": "a", "split": "train"}\n{"prompt": "b", "split": "test"}\n{"prompt": "c"}\n')
+    vocabulary = Vocabulary((b"a",), {}, frozenset())
+    assert read_texts(path, vocabulary, split="train") == ["a", "c"]
+    assert read_texts(path, vocabulary) == ["a", "b", "c"]

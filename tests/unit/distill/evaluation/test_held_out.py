@@ -35,13 +35,13 @@ def test_each_tenant_is_told_with_its_paired_error_and_small_ones_together() -> 
         (0.5, 0.3),
         (0.4, pytest.approx(14 / 30)),
     ]
-    expected = paired_standard_error((each.request_id, each.before_P, each.after_P) for each in acme)
+    expected = paired_standard_error((each.request, each.before_P, each.after_P) for each in acme)
     assert told[0].change_error == expected
     assert told[1].change_error == 0
 
 
 def test_segments_of_one_request_are_one_request_and_records_without_positions_none() -> None:
-    segments = [replace(scored("acme", 0, 5, 6), request_id="one") for _ in range(5)]
+    segments = [replace(scored("acme", 0, 5, 6), request="one") for _ in range(5)]
     assert [(each.tenant, each.num_requests) for each in by_tenant(segments)] == [(None, 1)]
     assert by_tenant([scored("acme", number, 0, 0, num=0) for number in range(5)]) == ()
 

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 from omnidraft.distill.evaluation.paired_error import paired_standard_error
+from omnidraft.distill.ingest.record_disposition import is_held_out, is_sampled_out
+from omnidraft.traces.request_ids import answer_id
+from tests.trace_records import make_record
 
 Pairs = list[tuple[str, np.ndarray, np.ndarray]]
 
@@ -50,3 +53,14 @@ def test_segments_of_one_request_are_one_draw() -> None:
 def test_one_request_says_nothing_of_the_spread() -> None:
     assert paired_standard_error([("a", hits(1, 9), hits(3, 9)), ("a", hits(1, 9), hits(3, 9))]) is None
     assert paired_standard_error([("a", hits(1, 9), hits(3, 9)), ("b", hits(0, 0), hits(0, 0))]) is None
+
+
+def test_several_answers_of_one_request_are_one_draw_and_on_one_side() -> None:
+    """Four answers at temperature 0 are one text four times."""
+    for number in range(200):
+        first = make_record(f"request{number}")
+        answers = [first, *(make_record(answer_id(first.request_id, choice)) for choice in range(1, 4))]
+        assert len({is_held_out(each, 4) for each in answers}) == 1
+        assert len({is_sampled_out(each, 0.5) for each in answers}) == 1
+    assert len({each.request_id for each in answers}) == 4
+    assert paired_standard_error([(each.request, hits(1, 9), hits(3, 9)) for each in answers]) is None

@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 comma := ,
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-recording demo-kafka test test-llamacpp test-vllm test-long test-real lint format bench bench-vllm bench-throughput soak kafka docs docs-test dashboards lock audit wheel sbom pin-images clean
+.PHONY: help setup demo demo-recording demo-kafka test test-services test-llamacpp test-vllm test-long test-real lint format bench bench-vllm bench-throughput soak kafka docs docs-test dashboards lock audit wheel sbom pin-images clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -33,6 +33,7 @@ TEST_LIMIT_S ?= 2400
 TEST_LIMIT := timeout --foreground --signal=INT --kill-after=60 $(TEST_LIMIT_S)
 # One numeric thread per test process; what measures speed sets its own.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false RAY_USAGE_STATS_ENABLED=0 MLFLOW_DISABLE_TELEMETRY=true
+PYTEST := $(TEST_ENV) $(TEST_LIMIT) $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Python keeps bytecode in our own folders, even on a machine that says otherwise: else every process compiles torch and
 # transformers anew, which takes it ten seconds.
@@ -78,8 +79,11 @@ demo-kafka: setup ## The same over a Kafka broker that is started for it
 	@trap 'kill $$(cat $(KAFKA_DATA)/broker.pid)' EXIT; set -x; \
 	$(VENV)/bin/omnidraft demo --log kafka://127.0.0.1:$(KAFKA_PORT) $(DEMO_ARGS)
 
-test: setup ## Unit, contract, integration and end-to-end tests on tiny models
-	$(TEST_ENV) $(TEST_LIMIT) $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+test: setup ## Unit, contract and migration tests on tiny models, under ten minutes on two cores
+	$(PYTEST) tests/contract tests/migration tests/unit $(PYTEST_ARGS)
+
+test-services: setup ## Services as processes on tiny models: integration, attacks, outages, end to end
+	$(PYTEST) tests/e2e tests/attack tests/integration $(PYTEST_ARGS)
 
 test-llamacpp: setup ## The tests that need llama.cpp, which is built into the user's cache the first time (minutes)
 	bindings=$$($(PYTHON) -m pipelines.lib.llama_bindings) && \

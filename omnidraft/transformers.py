@@ -145,8 +145,9 @@ class Drafter:
         return result  # type: ignore[no-any-return]
 
     def forget(self) -> None:
-        """Drop the memory of earlier texts."""
+        """Drop the memory of earlier texts, and the drafter's keys of them."""
         self._loaded.recent.clear()
+        self._loaded.drafter_memory.forget()
 
     def _decode(
         self,

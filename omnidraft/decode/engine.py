@@ -119,7 +119,7 @@ class Engine:
     def _follow_slot(self, generation: Generation) -> None:
         """Move a long text to the snapshot that serves now, so that old ones can be freed."""
         snapshot = self.slot.snapshot_for(generation.request_id)
-        if snapshot is not generation.snapshot:
+        if snapshot.proposer is not generation.snapshot.proposer:
             self.decoder.move(generation.sequence, snapshot.proposer)
             generation.move(snapshot)
 
@@ -202,7 +202,7 @@ class Engine:
         """Return what follows the steps of a text: its trace record, its spans and the metrics."""
         span = self._begin_span(request, decode_request, snapshot)
         observers: list[StepObserver] = []
-        if request.is_stored and request.tenant not in self._recording.opted_out:
+        if decode_request.is_stored:
             if self._producer is not None:
                 observers.append(self._record_builder(request, decode_request, snapshot, span.context))
             if self.recent is not None:
@@ -220,8 +220,7 @@ class Engine:
             RequestError: the grammar cannot be compiled.
         """
         request = with_tool_grammar(request, self.pair)
-        grammar = request.sampling.grammar
-        if grammar is None:
+        if (grammar := request.sampling.grammar) is None:
             return request
         compiled = self.decoder.grammars.compile(grammar)
         return replace(request, sampling=replace(request.sampling, grammar=compiled))
@@ -252,6 +251,7 @@ class Engine:
             num_draft_tokens=num_draft,
             num_memory_tokens=self._decode.num_memory_tokens if is_default else 0,
             tenant=request.tenant,
+            is_stored=request.is_stored and request.tenant not in self._recording.opted_out,
             num_log_probs=request.num_log_probs,
             has_tools=request.tools is not None and bool(request.tools.callable_tools),
             shown_ids=self.shown_ids(request),

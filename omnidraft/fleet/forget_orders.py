@@ -85,6 +85,7 @@ def purge(registry: Registry, snapshots: AffectedSnapshots, newest: int) -> list
         SnapshotError: the registry cannot be reached.
     """
     champion = _champion(registry)
+    parts: dict[int, tuple[str, ...]]
     parts = {each.version: PRUNED_PARTS if each.version == champion else ALL_PARTS for each in snapshots.affected}
     parts |= {each.version: ("memory",) for each in snapshots.with_memory}
     parts.pop(newest, None)

@@ -8,12 +8,14 @@ from omnidraft.config import Settings
 from omnidraft.ports import Metrics
 from omnidraft.wiring.costs import measured_costs
 from omnidraft.wiring.drafter_prompt import drafter_prompt
+from omnidraft.wiring.drafting import drafter_memory
 from omnidraft.wiring.memory import memory_loader
 from omnidraft.wiring.models import TargetVocabulary, Vocabularies, snapshot_loader
 from omnidraft.wiring.named_snapshots import named_or_base
 
 if TYPE_CHECKING:
     from omnidraft.decode.decoder import Decoder
+    from omnidraft.decode.drafting.session_pool import DrafterMemory
     from omnidraft.memory.recent_texts import RecentTexts
     from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.ports import Proposer
@@ -27,6 +29,8 @@ class LoadedModel:
     proposer: "Proposer"
     recent: "RecentTexts"
     """What was generated lately, for the suffix memory."""
+    drafter_memory: "DrafterMemory"
+    """The drafter's keys, those of earlier texts too."""
     tokenizers: TargetVocabulary
     settings: Settings
 
@@ -64,7 +68,8 @@ def loaded_model(
     tokenizers = _tokenizers(settings, loaded_tokenizer(tokenizer, model.config.get_text_config().vocab_size))
     costs = measured_costs(settings, target)
     recent = RecentTexts(settings.decode.recent_tokens if settings.decode.suffix_memory else 0)
-    load = snapshot_loader(settings, tokenizers, costs, recent=recent, memories=memory_loader(settings, metrics))
+    memories, keys = memory_loader(settings, metrics), drafter_memory()
+    load = snapshot_loader(settings, tokenizers, costs, recent=recent, memories=memories, drafter_memory=keys)
     drafting = named_or_base(settings, load, snapshot)
     decoder = Decoder(
         target,
@@ -73,7 +78,7 @@ def loaded_model(
         failures=DraftingFailures(metrics, settings.models.target),
         scheduling=settings.scheduler,
     )
-    return LoadedModel(decoder, drafting.proposer, recent, tokenizers, settings)
+    return LoadedModel(decoder, drafting.proposer, recent, keys, tokenizers, settings)
 
 
 def _tokenizers(settings: Settings, target: "HfTokenizer") -> TargetVocabulary:

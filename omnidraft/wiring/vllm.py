@@ -172,9 +172,10 @@ class SequenceOpener:
         snapshot = self._slot.snapshot_for(request_id)
         drafter = drafter_of(snapshot.proposer)
         tenant = options.tenant or self._settings.worker.tenant
-        request = self._request(prompt_ids.tolist(), drafter.model.context_limit, tenant)
-        builder, is_recorded = None, options.is_stored and tenant not in self._settings.recorder.opted_out
-        if self._producer is not None and is_recorded:
+        is_stored = options.is_stored and tenant not in self._settings.recorder.opted_out
+        request = self._request(prompt_ids.tolist(), drafter.model.context_limit, tenant, is_stored=is_stored)
+        builder = None
+        if self._producer is not None and is_stored:
             drafter_ids = tuple(drafter.context(request).ids or request.drafter_prompt_ids)
             builder = self._builder(request_id, replace(request, drafter_prompt_ids=drafter_ids), snapshot)
         return ExternalSequence(
@@ -185,7 +186,7 @@ class SequenceOpener:
             options=options,
         )
 
-    def _request(self, prompt_ids: Sequence[int], context_limit: int, tenant: str) -> Request:
+    def _request(self, prompt_ids: Sequence[int], context_limit: int, tenant: str, *, is_stored: bool) -> Request:
         """Return the sequence as a request of unknown length, in whose prompt text between special tokens is read by
         the drafter like the answer."""
         drafter_ids, rest_ids = drafter_prompt(prompt_ids, self._tokenizers, context_limit)
@@ -196,6 +197,7 @@ class SequenceOpener:
             stop_ids=self._tokenizers.target.stop_ids,
             mode="fast",
             tenant=tenant,
+            is_stored=is_stored,
             drafter_prompt_tail=rest_ids,
         )
 

@@ -39,6 +39,7 @@ class DrafterContext:
         self._target = target
         self._alignment = alignment
         self._cache = cache
+        self._is_stored = request.is_stored
         self._unlearned: list[int] = []
         self._learned_to: int | None = len(self._tail.ids)
         self._unread = list(request.drafter_prompt_tail)
@@ -96,7 +97,7 @@ class DrafterContext:
         self._learned_to = len(self._tail.ids)
 
     def _learn(self, end: int) -> None:
-        if self._learned_to is not None:
+        if self._learned_to is not None and self._is_stored:
             self._cache.learn(self._tail.ids[self._learned_to : end], self._unlearned)
         self._learned_to, self._unlearned = end, []
 

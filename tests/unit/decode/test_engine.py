@@ -228,6 +228,21 @@ def test_a_long_text_moves_to_a_new_snapshot_between_two_records(
     assert [token for record in records for token in record.emitted_ids.tolist()] == alone
 
 
+def test_a_long_text_stays_where_it_is_while_the_same_snapshot_is_announced_again(
+    worker: wiring.Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that polls sets the sequence of what it serves every two seconds."""
+    engine, sequence, moved = worker.engine, 0, list[object]()
+    monkeypatch.setattr(engine.decoder, "move", lambda text, proposer: moved.append(text))
+    generation = engine.add_request(make_request(max_new_tokens=30))
+    while engine.has_work:
+        engine.step()
+        sequence += 1
+        engine.slot.swap(replace(engine.slot.current, sequence=sequence))
+    assert generation.num_emitted > 8
+    assert not moved
+
+
 def _records(models: tuple[Path, Path], root: Path) -> list[TraceRecord]:
     settings = _recording(models, root)
     reader = wiring.log_reader(settings, settings.log.traces_topic)

@@ -199,6 +199,14 @@ def test_merges_are_learned_from_what_the_target_emits_and_used_afterwards():
     assert session.propose(11, chain(2), NOISE).tokens[1:] == (T[b"he"], T[b"g"])
 
 
+def test_a_text_that_is_not_stored_teaches_the_cache_nothing():
+    cache = make_cache()
+    session = make_drafter(cache=cache).open(make_request(Sampling(0.0), is_stored=False))
+    observe(session, [b"he", b"."])
+    observe(session, [b"\n"])
+    assert len(cache) == 0
+
+
 def test_a_euro_sign_of_three_target_tokens_teaches_nothing_wrong():
     cache = make_cache()
     session = make_drafter(cache=cache).open(make_request(Sampling(0.0)))

@@ -1,13 +1,17 @@
 """One pass of the target over the rows of several sequences."""
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.ports import DraftTree, Target
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -39,8 +43,15 @@ def run_pass(
             ]
             result.logits = {sequence: logits for each in alone for sequence, logits in each.logits.items()}
             result.errors = {sequence: error for each in alone for sequence, error in each.errors.items()}
+            if not result.errors:
+                _warn_once(f"{type(exc).__name__}: {exc}")
     result.seconds = time.perf_counter() - started_s
     return result
+
+
+@cache
+def _warn_once(error: str) -> None:
+    logger.warning("texts are computed one by one, as the target cannot compute several in a pass: %s", error)
 
 
 def _forward(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from omnidraft import throttle
-from omnidraft.errors import ConfigError, SnapshotCorrupt
+from omnidraft.errors import ConfigError, ContractError, SnapshotCorrupt
 from omnidraft.models.hf import training_precision
 from omnidraft.models.hf.trained_weights import TrainedWeights
 from omnidraft.models.hf.training_attention import PackedTextCache, take_texts_apart
@@ -58,6 +58,7 @@ class TransformersTrainable:
         self.hidden_size: int = self._head.weight.shape[1]
         self._num_layers: int = causal.config.get_text_config().num_hidden_layers
         self._takes_texts_apart = take_texts_apart(causal)
+        self._take_texts_together_where_needed(causal)
         for module in causal.modules():
             if isinstance(module, nn.Linear):
                 module.register_forward_hook(_rest)
@@ -152,6 +153,19 @@ class TransformersTrainable:
         if self._softcap is None:
             return logits_NV
         return torch.tanh(logits_NV.float() / self._softcap) * self._softcap
+
+    @torch.no_grad()
+    def _take_texts_together_where_needed(self, causal: Any) -> None:
+        """Let a model that computes with its keys before it attends to them (DeepSeek's) see all texts of a pass."""
+        if self._takes_texts_apart:
+            zero_R = torch.zeros(2, dtype=torch.long)
+            try:
+                self._rows(
+                    PackedTexts(zero_R, torch.arange(2), zero_R, 0), slice(0, 2), PackedTextCache(self._num_layers)
+                )
+            except ContractError:
+                causal.set_attn_implementation("sdpa")
+                self._takes_texts_apart = False
 
     @torch.no_grad()
     def _require_own_logits(self, causal: Any) -> None:

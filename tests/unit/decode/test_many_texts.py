@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from omnidraft.config import SchedulerSettings
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.sequence import SequenceState
-from omnidraft.errors import RequestError
+from omnidraft.errors import ContractError, RequestError
 from omnidraft.ports import Request, Sampling
 from omnidraft.testing.toy_models import ToyTarget
 from tests.unit.decode.toys import (
@@ -183,6 +183,23 @@ def test_a_text_that_the_target_refuses_ends_alone():
     outputs = together.step() + together.step()
     assert [type(each.error) for each in outputs if each.sequence is bad] == [RequestError]
     assert emitted([each.step for each in outputs if each.sequence is good]) == slow_decode(TABLE, good.request)[:1]
+
+
+def test_a_target_that_cannot_compute_several_texts_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    together, forward = decoder(), ToyTarget.forward
+
+    def only_one(target, trees, prompts=()):
+        if len(trees) + len(prompts) > 1:
+            raise ContractError("the keys of one text, not those of several")
+        return forward(target, trees, prompts)
+
+    monkeypatch.setattr(ToyTarget, "forward", only_one)
+    texts = [together.add(each, None) for each in requests(3)]
+    found = finish(together)
+    assert [found[each] for each in texts] == [slow_decode(TABLE, each.request) for each in texts]
+    assert caplog.text.count("one by one, as the target cannot compute several in a pass: ContractError") == 1
 
 
 def test_a_text_that_waits_for_memory_leaves_the_keys_of_ended_ones_alone_that_would_not_be_enough():

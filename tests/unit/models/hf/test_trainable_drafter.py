@@ -10,6 +10,8 @@ from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
     CohereForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GraniteConfig,
@@ -138,3 +140,16 @@ def test_a_model_whose_logits_are_not_known_is_refused(tmp_path: Path, monkeypat
     monkeypatch.setattr(LlamaForCausalLM, "forward", shifted)
     with pytest.raises(ConfigError, match="LlamaForCausalLM does more between its head and its logits"):
         load_trainable(tmp_path, train="full", rank=1, seed=0)
+
+
+def test_a_model_that_computes_with_its_keys_learns_texts_together(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    ranks = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    heads = HEADS | {"num_key_value_heads": 2, "first_k_dense_replace": 4}
+    DeepseekV2ForCausalLM(DeepseekV2Config(**SIZES, **heads, **ranks)).save_pretrained(tmp_path)
+    model = load_trainable(tmp_path, train="full", rank=1, seed=0)
+    texts = [torch.randint(0, 97, (length,)) for length in (7, 4)]
+    with torch.no_grad():
+        together = model.hidden(packed(texts, [2, 0]))
+        alone = [model._decoder(input_ids=text[None], use_cache=False).last_hidden_state[0] for text in texts]
+    torch.testing.assert_close(together, torch.cat([alone[0][2:], alone[1]]), atol=2e-5, rtol=1e-4)

@@ -139,20 +139,22 @@ class LLM:
             self.learning.close()
 
     def generate(
-        self, prompts: str | Sequence[str], params: SamplingParams | None = None, *, use_tqdm: bool = True
+        self, prompts: str | Sequence[str], sampling_params: SamplingParams | None = None, *, use_tqdm: bool = True
     ) -> list[RequestOutput]:
         """Continue one or several texts, together; return an output for each, in order.
 
         Raises:
             RequestError: a prompt or a parameter is not possible; no text is generated.
         """
+        if isinstance(prompts, Mapping):
+            raise RequestError("a prompt is a text, or several in a list; dicts as vLLM has them are not taken")
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        return self._run([(text, {"prompt": text}) for text in texts], params or SamplingParams(), use_tqdm)
+        return self._run([(text, {"prompt": text}) for text in texts], sampling_params or SamplingParams(), use_tqdm)
 
     def chat(
         self,
-        conversations: Conversation | Sequence[Conversation],
-        params: SamplingParams | None = None,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | None = None,
         *,
         use_tqdm: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -165,15 +167,15 @@ class LLM:
             tool_choice: `auto`, `none`, `required` or a named function, as at OpenAI.
         """
         use = tool_use(tools, tool_choice) if tools else None
-        chats = [(chat, {"messages": _messages(chat), "tools": use}) for chat in _conversations(conversations)]
-        results = self._run(chats, params or SamplingParams(), use_tqdm)
+        chats = [(chat, {"messages": _messages(chat), "tools": use}) for chat in _conversations(messages)]
+        results = self._run(chats, sampling_params or SamplingParams(), use_tqdm)
         if use is not None:
             names = [tool.name for tool in use.callable_tools]
             for output in (output for result in results for output in result.outputs):
                 output.tool_calls = parse(output.text, self._engine.pair.tool_format, names)
         return results
 
-    def stream(self, conversation: Conversation, params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(self, conversation: Conversation, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Answer one conversation; yield its text piece by piece, as it is generated.
 
         Several streams may be open at once, beside `generate` and `chat`. Closing one early ends its text.
@@ -181,7 +183,7 @@ class LLM:
         Raises:
             RequestError: the conversation or a parameter is not possible.
         """
-        chosen = params or SamplingParams()
+        chosen = sampling_params or SamplingParams()
         if chosen.n != 1:
             raise RequestError(f"stream gives one text, got n = {chosen.n}")
         (request,) = chosen.requests({"messages": _messages(conversation)})
@@ -256,7 +258,9 @@ class LLM:
 
 
 def _conversations(given: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    """Return a list of conversations, of which one may be given alone."""
+    """Return a list of conversations, of which one may be given alone. Raises RequestError."""
+    if isinstance(given, Mapping):
+        raise RequestError("a conversation is a text or a list of messages, not a message alone")
     if isinstance(given, str) or (given and isinstance(given[0], Mapping)):
         return [cast(Conversation, given)]
     return list(cast(Sequence[Conversation], given))

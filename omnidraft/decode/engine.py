@@ -245,7 +245,7 @@ class Engine:
             max_new_tokens=max_new_tokens,
             sampling=request.sampling,
             seed=secrets.randbits(64) if request.seed is None else unsigned_seed(request.seed),
-            stop_ids=self.pair.target_tokenizer.stop_ids,
+            stop_ids=frozenset() if request.ignores_eos else self.pair.target_tokenizer.stop_ids,
             stop_strings=tuple(stop.encode() for stop in request.stop_strings if stop),
             mode=request.mode or self._decode.mode,
             num_draft_tokens=num_draft,

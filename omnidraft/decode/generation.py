@@ -37,6 +37,8 @@ class GenerationRequest:
     """Number of most probable ids to return with each token; None returns no log-probabilities."""
     num_prompt_log_probs: int | None = None
     """The same for the tokens of the prompt, where they are scored before decoding; see Engine.score_prompt."""
+    ignores_eos: bool = False
+    """Whether it goes on behind ids that end a text, up to `max_new_tokens`."""
     is_stored: bool = True
     """Whether it may be recorded for training."""
     tenant: str = "default"

@@ -71,7 +71,7 @@ class Ingress:
         if path in OPERATOR_PATHS and not self._metrics_key.admits(request.headers.get("authorization", "")):
             return unauthorized(METRICS_REFUSAL)
         match path:
-            case "/healthz":
+            case "/healthz" | "/health":
                 return JSONResponse({"status": "ok"})
             case "/readyz":
                 return await self._readiness()

@@ -84,7 +84,7 @@ def _add_completions(app: FastAPI, respond: Responder) -> None:
 
     @app.post(
         "/v1/chat/completions",
-        responses=generation_responses(response_schemas.ChatCompletion, "ChatChunk, then [DONE]"),
+        responses=generation_responses(response_schemas.ChatCompletion, "chat.completion.chunk objects, then [DONE]"),
     )
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer messages, in the target's own chat template."""
@@ -116,6 +116,8 @@ def _add_health(
     async def healthy() -> Response:
         """Whether the process does its work; one that does not is to be restarted."""
         return _health(first_problem((requests, *vital)))
+
+    app.get("/health", response_model=response_schemas.Health, responses=unhealthy, include_in_schema=False)(healthy)
 
     @app.get("/readyz", response_model=response_schemas.Health, responses=unhealthy)
     async def ready() -> Response:

@@ -21,7 +21,7 @@ from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.serving.error_handlers import TenantTaken, error, error_response
 from omnidraft.serving.page.files import FILES_PATH, FLEET_PATH, PAGE_PATH
 
-PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json", "/docs", "/redoc", PAGE_PATH})
+PUBLIC_PATHS = frozenset({"/healthz", "/health", "/readyz", "/openapi.json", "/docs", "/redoc", PAGE_PATH})
 """Paths that need no key: for probes and readers of the document, and the page, which asks for one. Its files need none
 either."""
 METRICS_PATH = "/metrics"

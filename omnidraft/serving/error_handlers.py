@@ -12,12 +12,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import OmnidraftError, RequestError
-from omnidraft.serving.anthropic_messages.errors import anthropic_error, is_anthropic
+from omnidraft.serving.anthropic_messages.errors import THREAD_REFUSED, anthropic_error, is_anthropic
 from omnidraft.serving.request_queue import Abandoned, QueueFull, Stopping
 from omnidraft.serving.response_schemas import error
 
 STOPPING_RETRY_S = "1"
 """Clients may retry at once: another worker takes the request."""
+REQUEST_ID_HEADERS = ("x-request-id", "request-id")
+"""The headers in which OpenAI's and Anthropic's clients look for the id of a request."""
+REQUEST_ID = "omnidraft_request_id"
+"""Of a request's state."""
 CLIENT_CLOSED_REQUEST = 499
 """The status that nginx logs for a client that closed its connection."""
 
@@ -28,6 +32,10 @@ class ModelNotServed(RequestError):
 
 class TenantTaken(RequestError):
     """A key without a tenant named the tenant of another key (HTTP 403)."""
+
+
+class ThreadRefused(RequestError):
+    """The request goes on with a conversation that it wants kept here (HTTP 400)."""
 
 
 class BodyLimit:
@@ -100,7 +108,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 async def _on_error(request: Request, exc: Exception) -> Response:
-    refuse = partial(error_response, request.url.path)
+    refuse = partial(error_response, request.url.path, request_id=getattr(request.state, REQUEST_ID, None))
     match exc:
         case RequestValidationError():
             return refuse(400, _invalid(exc))
@@ -110,6 +118,8 @@ async def _on_error(request: Request, exc: Exception) -> Response:
             return refuse(404, error(str(exc), "invalid_request_error", "model", "model_not_found"))
         case TenantTaken():
             return refuse(403, error(str(exc), "invalid_request_error", "user", "tenant_taken"))
+        case ThreadRefused():
+            return refuse(400, error(str(exc), "invalid_request_error", "thread", THREAD_REFUSED))
         case RequestError():
             return refuse(400, error(str(exc), "invalid_request_error"))
         case QueueFull():
@@ -146,8 +156,14 @@ def _invalid(exc: RequestValidationError) -> dict[str, object]:
 
 
 def error_response(
-    path: str, status: int, content: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    path: str,
+    status: int,
+    content: Mapping[str, Any],
+    headers: Mapping[str, str] | None = None,
+    request_id: str | None = None,
 ) -> JSONResponse:
-    """Return the response of an error to a request for this path, in the shape of the path's protocol."""
+    """Return the response of an error to a request for this path, in the shape of the path's protocol; in its headers
+    the id under which the log tells of it, if it has one."""
     shown = anthropic_error(status, content) if is_anthropic(path) else content
-    return JSONResponse(shown, status_code=status, headers=headers)
+    ids = dict.fromkeys(REQUEST_ID_HEADERS, request_id) if request_id else {}
+    return JSONResponse(shown, status_code=status, headers={**ids, **(headers or {})})

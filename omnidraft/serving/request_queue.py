@@ -15,6 +15,8 @@ from omnidraft.supervised_thread import SupervisedThread
 
 logger = logging.getLogger(__name__)
 
+START_S = 0.1
+"""Seconds in which requests are started before the others' next round; one always is."""
 LAST_STEP_S = 2.0
 """The time that `close` waits for the current pass after the deadline."""
 
@@ -130,7 +132,7 @@ class RequestQueue:
         while self._has_work():
             for engine, queue in self._engines():
                 self._start_waiting(engine, queue)
-                self._end_aborted(engine, queue)
+                self._end_aborted(queue)
                 if queue.scoring:
                     self._score(queue)
                 if queue.texts:
@@ -151,8 +153,10 @@ class RequestQueue:
             return list(self._queues.items())
 
     def _start_waiting(self, engine: Engine, queue: EngineQueue) -> None:
-        """Start waiting requests, as many as the engine has room for."""
-        while True:
+        """Start waiting requests, as many as the engine has room for, for START_S: prompts are tokenised here, and
+        those that are refused take no room."""
+        until_s = time.monotonic() + START_S
+        while time.monotonic() < until_s:
             with self._changed:
                 if not len(queue.waiting) or not engine.has_room(queue.waiting.peek().client, queue.scoring.clients):
                     return
@@ -178,10 +182,13 @@ class RequestQueue:
             self._try_to_start(request, queue)
 
     def _try_to_start(self, request: QueuedRequest, queue: EngineQueue) -> None:
+        began_s = time.monotonic()
         try:
             self._start(request, queue)
         except Exception as exc:  # one request's failure must not end the thread that serves all others
             self._finish(request, queue, exc)
+        with self._changed:
+            queue.waiting.charge(request.client, time.monotonic() - began_s)
 
     def _start(self, request: QueuedRequest, queue: EngineQueue) -> None:
         """Add all texts of a request to the next rounds, with one snapshot."""
@@ -216,7 +223,7 @@ class RequestQueue:
             if all(other is not request for other, _ in queue.texts.values()):
                 self._finish(request, queue, None)
 
-    def _end_aborted(self, engine: Engine, queue: EngineQueue) -> None:
+    def _end_aborted(self, queue: EngineQueue) -> None:
         """End the requests whose clients went away, and all of them after the deadline."""
         for request in list(queue.running):
             if request.is_abandoned:

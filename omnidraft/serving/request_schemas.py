@@ -46,6 +46,8 @@ DEFAULT_MAX_TOKENS = 256
 """The limit of an answer whose client gives none, where the deployment and the context allow as many."""
 MAX_STOPS = 16
 MAX_USER_CHARACTERS = 256
+NO_ZERO_BYTE = r"^[^\x00]*$"
+"""Databases of tenants' keys cannot hold one."""
 MAX_PROMPT_LOGPROBS = 20
 
 
@@ -68,7 +70,7 @@ class _GenerationParams(StrictModel):
     top_k: int | None = Field(None, ge=-1, le=MAX_COUNT)
     """0 and -1 draw from all tokens, as in vLLM."""
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)
+    repetition_penalty: float | None = Field(1.0, ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)
     presence_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
     frequency_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
     logit_bias: Annotated[dict[Annotated[int, Strict(False)], float], *MAPPING_LIMITS] | None = None
@@ -83,7 +85,9 @@ class _GenerationParams(StrictModel):
     n: int | None = Field(None, ge=1, le=MAX_COUNT)
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_PROMPT_LOGPROBS)
     """Tell the log-probability of each token of the prompt and of so many likeliest ones, as vLLM; not in a stream."""
-    user: str | None = Field(None, max_length=MAX_USER_CHARACTERS)
+    ignore_eos: bool | None = None
+    """True goes on behind the tokens that end a text, up to `max_tokens`, as in vLLM; for benchmarks."""
+    user: str | None = Field(None, max_length=MAX_USER_CHARACTERS, pattern=NO_ZERO_BYTE)
     """Whose the request is, unless the API key says it."""
     store: bool | None = None
     """False keeps the request out of the traces the drafter learns from."""
@@ -160,19 +164,22 @@ class _GenerationParams(StrictModel):
             "mode": self.mode,
             "num_draft_tokens": self._num_draft_tokens(),
             "num_log_probs": self.num_log_probs,
+            "ignores_eos": bool(self.ignore_eos),
             "is_stored": self.store is not False,
             "tenant": tenant,
         }
-        choices = [(prompt, number) for prompt in self.prompts() for number in range(self.n or 1)]
+        prompts, num = self.prompts(), self.n or 1
+        own_ids = [f"{request_id}-{place}" if place else request_id for place in range(len(prompts))]
         return [
             GenerationRequest(
                 **prompt,
                 **shared,
-                seed=choice_seed(seed, index if self.seed is None else number),
-                request_id=answer_id(request_id, index) if index else request_id,
+                seed=choice_seed(seed, place * num + number if self.seed is None else number),
+                request_id=answer_id(own_ids[place], number) if number else own_ids[place],
                 num_prompt_log_probs=None if number else self.prompt_logprobs,
             )
-            for index, (prompt, number) in enumerate(choices)
+            for place, prompt in enumerate(prompts)
+            for number in range(num)
         ]
 
     def _num_draft_tokens(self) -> int | None:
@@ -186,7 +193,7 @@ class _GenerationParams(StrictModel):
             effective_top_k(self.top_k),
             self.top_p,
             self.min_p,
-            self.repetition_penalty,
+            1.0 if self.repetition_penalty is None else self.repetition_penalty,
             self.presence_penalty or 0.0,
             self.frequency_penalty or 0.0,
             self.logit_bias or {},
@@ -254,6 +261,12 @@ class ChatRequest(_GenerationParams):
     """False: one call at most."""
     functions: Deprecated = None
     function_call: Deprecated = None
+    reasoning_effort: None = None
+    verbosity: None = None
+    prediction: None = None
+    audio: None = None
+    web_search_options: None = None
+    prompt_cache_retention: None = None
     modalities: list[Literal["text"]] | None = None
 
     @model_validator(mode="after")

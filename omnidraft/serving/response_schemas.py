@@ -164,11 +164,6 @@ class ChatCompletion(_Response):
     """It is there if `prompt_logprobs` is set."""
 
 
-class ChatChunk(_Response):
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    choices: list[ChatChunkChoice]
-
-
 class Model(BaseModel):
     id: str
     object: Literal["model"] = "model"

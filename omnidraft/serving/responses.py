@@ -13,7 +13,7 @@ from omnidraft.config import WorkerSettings
 from omnidraft.errors import RequestError
 from omnidraft.serving import auth
 from omnidraft.serving.answer import Answer, Body, ServedModel
-from omnidraft.serving.error_handlers import ModelNotServed
+from omnidraft.serving.error_handlers import REQUEST_ID, REQUEST_ID_HEADERS, ModelNotServed
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.response_formats import ChoicePart
@@ -21,9 +21,6 @@ from omnidraft.serving.structured_output import GrammarScheduler
 from omnidraft.traces.trace_context import valid_traceparent
 
 __all__ = ["Responder", "ResponseWriter", "ServedModel", "waker"]
-
-REQUEST_ID_HEADERS = ("x-request-id", "request-id")
-"""The headers in which OpenAI's and Anthropic's clients look for the id of a request."""
 
 
 class ResponseWriter(Protocol):
@@ -104,6 +101,7 @@ class Responder:
         scope = auth.cache_scope(auth.authenticated_client(request), _address(request), body.cache_salt)
         tenant = self.tenant_of(request, body)
         first, *others = body.generation_requests(tenant, self._settings.max_new_tokens)
+        setattr(request.state, REQUEST_ID, first.request_id)  # also of an error's answer
         sampling = (await self._grammars.prepare(client, model.engine, first)).sampling
         traceparent = valid_traceparent(request.headers.get("traceparent"))
         generations = [replace(each, sampling=sampling, traceparent=traceparent) for each in (first, *others)]

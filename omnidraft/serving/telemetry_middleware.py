@@ -14,7 +14,7 @@ from omnidraft.ports import Metrics, NoopSpan, Span, Tracing
 from omnidraft.telemetry.metric_definitions import GENERATION_PATHS, TOKENIZATION_PATHS
 from omnidraft.traces.trace_context import valid_traceparent
 
-KNOWN_PATHS = (*GENERATION_PATHS, *TOKENIZATION_PATHS, "/v1/models", "/healthz", "/readyz", "/metrics")
+KNOWN_PATHS = (*GENERATION_PATHS, *TOKENIZATION_PATHS, "/v1/models", "/healthz", "/health", "/readyz", "/metrics")
 OTHER_PATH = "other"
 CLIENT_CLOSED_REQUEST = "499"
 """The code of a request whose client went away before the first byte, as in nginx."""

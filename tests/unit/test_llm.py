@@ -56,6 +56,17 @@ def test_n_texts_share_a_prompt_and_can_be_had_again_by_their_seeds(llm: LLM) ->
         assert all(token in row for token, row in zip(output.token_ids, output.logprobs, strict=True))
 
 
+def test_arguments_have_vllms_names_and_its_dicts_are_refused(llm: LLM) -> None:
+    (said,) = llm.generate(prompts="How many clips", sampling_params=GREEDY, use_tqdm=False)
+    assert said.outputs[0].text == text_of(llm, "How many clips", GREEDY)
+    messages = [{"role": "user", "content": "How many clips"}]
+    assert llm.chat(messages=messages, sampling_params=GREEDY, use_tqdm=False)[0].outputs[0].text
+    with pytest.raises(RequestError, match="dicts as vLLM has them"):
+        llm.generate({"prompt": "def f"})  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="list of messages"):
+        llm.chat({"role": "user", "content": "Hi"})  # type: ignore[arg-type]
+
+
 def test_a_chat_may_call_tools(llm: LLM) -> None:
     number = {"type": "object", "properties": {"n": {"enum": [7]}}, "required": ["n"], "additionalProperties": False}
     tool = {"type": "function", "function": {"name": "count", "parameters": number, "strict": True}}

@@ -20,9 +20,15 @@ _TYPES: Mapping[int, str] = {
 }
 
 
+THREAD_REFUSED = "thread_unsupported_request"
+"""The code by which Anthropic's client knows that it has to send conversations whole."""
+
+
 class AnthropicErrorDetail(BaseModel):
     type: str
     message: str
+    details: dict[str, Any] | None = None
+    """Of a refused thread: `error_code` and `unsupported`, as Anthropic's client reads them."""
 
 
 class AnthropicError(BaseModel):
@@ -40,7 +46,9 @@ def is_anthropic(path: str) -> bool:
 def anthropic_error(status: int, content: Mapping[str, Any]) -> dict[str, object]:
     """Return an error of OpenAI's shape in Anthropic's."""
     detail = AnthropicErrorDetail(type=_TYPES.get(status, "invalid_request_error"), message=content["error"]["message"])
-    return AnthropicError(error=detail).model_dump()
+    if content["error"].get("code") == THREAD_REFUSED:
+        detail.details = {"error_code": THREAD_REFUSED, "unsupported": ["thread"]}
+    return AnthropicError(error=detail).model_dump(exclude_none=True)
 
 
 def anthropic_error_event(status: int, content: Mapping[str, Any]) -> bytes:

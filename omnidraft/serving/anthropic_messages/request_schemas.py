@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from omnidraft.decode.sampling.validation import MAX_COUNT, MAX_SEED, MAX_TEMPERATURE, MIN_SEED
 from omnidraft.serving.anthropic_messages.content import CacheControl, InputMessage, Texts, plain_text
-from omnidraft.serving.request_schemas import MAX_STOPS, MAX_USER_CHARACTERS, ChatRequest
+from omnidraft.serving.request_schemas import MAX_STOPS, MAX_USER_CHARACTERS, NO_ZERO_BYTE, ChatRequest
 from omnidraft.serving.strict_model import StrictModel
 from omnidraft.serving.translation import chat_request
 from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN
@@ -68,7 +68,7 @@ class OutputConfig(StrictModel):
 
 
 class Metadata(StrictModel):
-    user_id: str | None = Field(None, max_length=MAX_USER_CHARACTERS)
+    user_id: str | None = Field(None, max_length=MAX_USER_CHARACTERS, pattern=NO_ZERO_BYTE)
     """Whose the request is, unless the API key says it: `user` of a chat request."""
 
 
@@ -140,6 +140,8 @@ class MessagesRequest(CountTokensRequest):
     """Ours: the same seed gives the same text, whatever drafts."""
     speculation: Literal["auto", "off"] | Annotated[int, Field(ge=0, le=MAX_COUNT)] = "auto"
     """Ours: off, or the number of tokens drafted per pass."""
+    thread: Any = None
+    """Conversations are not kept here: a thread is refused in the way that lets Anthropic's client send them whole."""
     store: bool | None = None
     """Ours: false keeps the request out of the traces the drafter learns from."""
 

@@ -8,6 +8,7 @@ from omnidraft.serving.anthropic_messages.request_schemas import CountTokensRequ
 from omnidraft.serving.anthropic_messages.response_schemas import Message, TokenCount
 from omnidraft.serving.anthropic_messages.writer import MessageWriter
 from omnidraft.serving.documented_responses import error_responses, generation_responses
+from omnidraft.serving.error_handlers import ThreadRefused
 from omnidraft.serving.responses import Responder
 from omnidraft.serving.tokenization import Tokenization
 
@@ -18,6 +19,8 @@ def add_messages(app: FastAPI, respond: Responder, tokenization: Tokenization) -
     @app.post(PATH, responses=generation_responses(Message, "message_start to message_stop", AnthropicError))
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer messages in Anthropic's shape; see /v1/chat/completions for what stands behind it."""
+        if body.thread is not None:
+            raise ThreadRefused("thread: conversations are not kept here; send the whole of it")
         return await respond(request, body.chat_request(), MessageWriter)
 
     @app.post(f"{PATH}/count_tokens", responses=error_responses(400, 404, 413, 500, error=AnthropicError))

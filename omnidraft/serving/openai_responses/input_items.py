@@ -16,6 +16,8 @@ class InputText(StrictModel):
     annotations: list[Any] | None = None
     """Of an `output_text` that an earlier response wrote; there are none here."""
     logprobs: list[Any] | None = None
+    parsed: Any = None
+    """What `responses.parse` and `responses.stream` of OpenAI's client add to an answer."""
 
 
 TextOnly = Annotated[InputText, refuse_kinds("input_image", "input_file", "input_audio")]
@@ -40,6 +42,8 @@ class FunctionCallItem(StrictModel):
     call_id: str
     name: str
     arguments: str
+    parsed_arguments: Any = None
+    """Likewise."""
     id: str | None = None
     status: _ItemStatus | None = None
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, Tag
 
 from omnidraft.decode.sampling.validation import MAX_COUNT, MAX_SEED, MAX_TEMPERATURE, MIN_SEED, require_text
 from omnidraft.serving.openai_responses.input_items import InputItem, chat_messages
-from omnidraft.serving.request_schemas import MAX_USER_CHARACTERS, ChatRequest
+from omnidraft.serving.request_schemas import MAX_USER_CHARACTERS, NO_ZERO_BYTE, ChatRequest
 from omnidraft.serving.strict_model import TEXT_OR_LIST, StrictModel, Text, TextMapping
 from omnidraft.serving.translation import chat_request
 from omnidraft.tools.messages import strings_of
@@ -115,7 +115,7 @@ class ResponsesRequest(StrictModel):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     metadata: TextMapping | None = None
-    user: str | None = Field(None, max_length=MAX_USER_CHARACTERS)
+    user: str | None = Field(None, max_length=MAX_USER_CHARACTERS, pattern=NO_ZERO_BYTE)
     """Whose the request is, unless the API key says it."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

@@ -93,6 +93,19 @@ def test_a_tool_is_used_and_its_result_is_read(tool_url: str, tool_engine: Engin
     assert [block.type for block in last.content] == ["text"]
 
 
+def test_the_tool_runner_sends_the_whole_conversation_after_its_thread_was_refused(
+    tool_url: str, tool_engine: Engine, client: TestClient
+) -> None:
+    refused = client.post("/v1/messages", json=BODY | {"thread": {"type": "create"}})
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert (refused.status_code, refused.json()["error"]["details"]) == (400, details)
+    with client_of(tool_url) as runner_client:
+        runner = runner_client.beta.messages.tool_runner(
+            model=tool_engine.pair.target, max_tokens=8, messages=ASKED, tools=[]
+        )
+        assert runner.until_done().content
+
+
 def test_the_answer_says_which_stop_sequence_ended_it(client: TestClient) -> None:
     text = post(client, max_tokens=40)["content"][0]["text"]
     stop = re.findall(r"[a-z]{3}", text)[-1]

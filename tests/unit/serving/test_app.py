@@ -140,7 +140,26 @@ def test_a_schema_or_pattern_of_the_openai_client_is_kept_to_whoever_drafts(url:
         assert client.chat.completions.create(model=name, **body).choices[0].message.content.lstrip().startswith("{")
 
 
+def test_a_text_goes_on_behind_its_end_for_a_benchmark_that_asks(client: TestClient, engine: Engine) -> None:
+    ends = {str(token): 100.0 for token in engine.pair.target_tokenizer.stop_ids}
+    asked = {"prompt": "How many clips", "max_tokens": 8, "logit_bias": ends, "repetition_penalty": None}
+    stopped, went_on = (client.post("/v1/completions", json=asked | {"ignore_eos": each}) for each in (None, True))
+    assert stopped.json()["usage"]["completion_tokens"] == 1
+    assert went_on.json()["usage"]["completion_tokens"] == 8
+
+
+NULLS = ("reasoning_effort", "verbosity", "prediction", "audio", "web_search_options", "prompt_cache_retention")
+
+
+def test_fields_of_openais_that_we_do_not_have_may_be_null(client: TestClient) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    assert client.post("/v1/chat/completions", json=chat | dict.fromkeys(NULLS)).status_code == 200
+    for name in NULLS:
+        assert name in refusal(client.post("/v1/chat/completions", json=chat | {name: "high"}), 400)
+
+
 def test_health_models_and_metrics_answer(client: TestClient) -> None:
+    assert client.get("/health").json() == client.get("/healthz").json()
     assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
     assert client.get("/v1/models").json()["data"][0]["object"] == "model"
     assert client.get("/metrics").text == "# metrics\n"
@@ -345,7 +364,9 @@ def test_a_decoding_failure_is_a_500_and_the_next_request_is_served(
     """Only our own errors are told: any other may be about a text beside this one."""
     told = str(error) if isinstance(error, ContractError) else f"decoding failed: {type(error).__name__}"
     with broken_target(engine, error, num_good=2):
-        assert told in refusal(client.post("/v1/completions", json=BODY), 500)
+        failed = client.post("/v1/completions", json=BODY)
+        assert told in refusal(failed, 500)
+        assert len(failed.headers["x-request-id"]) == len(failed.headers["request-id"]) == 32  # as the log names it
         streamed = events(client.post("/v1/completions", json=BODY | {"stream": True}))
     assert [set(event) == {"error"} for event in streamed] == [*[False] * (len(streamed) - 1), True]
     assert len(streamed) > 1

@@ -105,16 +105,25 @@ def test_a_function_is_called_and_its_output_is_read(tool_url: str, tool_engine:
         jsonschema.validate(json.loads(call.arguments), SCHEMA)
         assert [(each.name, each.arguments) for each in streamed.output] == [(call.name, call.arguments)]
         output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
-        last = client.responses.create(
-            input=[question, *first.output, output], tool_choice="none", max_output_tokens=8, **asked
+        last, from_stream = (
+            client.responses.create(
+                input=[question, *calls, output | {"call_id": calls[0].call_id}],
+                tool_choice="none",
+                max_output_tokens=8,
+                **asked,
+            )
+            for calls in (first.output, streamed.output)
         )
+        parsed = {"type": "output_text", "text": "48", "annotations": [], "parsed": None}  # as `responses.parse` has it
+        said = {"type": "message", "role": "assistant", "content": [parsed], "id": "msg_1", "status": "completed"}
+        client.responses.create(input=[question, said, question], max_output_tokens=8, **asked)
         again = client.responses.create(
             input=[question, *first.output, output, *last.output, question],
             tool_choice="none",
             max_output_tokens=8,
             **asked,
         )
-    assert [item.type for item in last.output] == ["message"]
+    assert [item.type for item in last.output] == [item.type for item in from_stream.output] == ["message"]
     assert again.usage.input_tokens > last.usage.input_tokens > first.usage.input_tokens
 
 

@@ -234,3 +234,39 @@ def test_what_is_not_finished_by_the_deadline_ends_with_an_error(engine: Engine,
         with pytest.raises(Stopping, match="ask another one"):
             list(unfinished)
     assert metrics.value("omnidraft_requests_total", status="Stopping") == 2
+
+
+def test_requests_that_are_refused_after_work_hold_up_no_running_text(
+    engine: Engine, requests: RequestQueue, metrics: CountingMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts that are too long are tokenised before they are refused: in turns with the others' rounds."""
+    add, rounds, refused = engine.add_request, [], []
+
+    def refuse_the_long(request: GenerationRequest, *args, **options):
+        if request.prompt == "long":
+            time.sleep(0.1)
+            refused.append(len(rounds))
+            raise RequestError("the prompt is too long")
+        return add(request, *args, **options)
+
+    def slow_step():
+        rounds.append(None)
+        time.sleep(0.01)
+        return step()
+
+    step = engine.step
+    monkeypatch.setattr(engine, "step", slow_step)
+    monkeypatch.setattr(engine, "has_room", lambda *clients: True)
+    monkeypatch.setattr(engine, "add_request", refuse_the_long)
+    good = QueuedRequest(engine, [replace(GENERATION, max_new_tokens=40, num_draft_tokens=0)], client="good")
+    requests.submit(good)
+    while not rounds:
+        time.sleep(0.001)
+    long = [QueuedRequest(engine, [replace(GENERATION, prompt="long")], client="bad") for _ in range(2)]
+    for each in long:
+        requests.submit(each)
+    assert num_tokens(good) == 40
+    for each in long:
+        with pytest.raises(RequestError, match="too long"):
+            list(each.steps())
+    assert refused[1] > refused[0]  # a round of the other text came between them

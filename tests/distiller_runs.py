@@ -1,5 +1,6 @@
 """Distillers that come and go over a log in memory and a registry of folders."""
 
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
+from omnidraft.traces.record import TraceRecord
 
 TEXTS = ("The river goes into the sea. ", "Where does the water go?", "def add(first, second): return first")
 
@@ -82,9 +84,14 @@ class Setting:
         self.log = MemoryLog(partitions)
         self.registry = DirectoryRegistry(folder / "registry", "drafter", "target", keep_resume=2)
 
+    def record(self, name: str, **changes) -> TraceRecord:
+        """A record whose text and beliefs depend on its name, so that weights tell which records were learned."""
+        number = zlib.crc32(name.encode())
+        return self.pair.record(name, TEXTS[number % 3], **{"seed": number} | changes)
+
     def emit(self, *names: str, **changes) -> None:
         for name in names:
-            record = self.pair.record(name, TEXTS[len(name) % 3], **changes)
+            record = self.record(name, **changes)
             MemoryWriter(self.log, "t").append(
                 [Outgoing(codec.key(record), codec.encode(record), codec.headers(record))]
             )

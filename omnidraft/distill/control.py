@@ -27,12 +27,13 @@ class TrainingControl:
         self._forgets: list[Announcement] = []
         self._drifting, self._new_drifts = DriftingTraffic(), list[str]()
 
-    def poll(self) -> None:
-        """Take in new announcements, without waiting for any."""
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Take in new announcements, without waiting for any. At a start wait: Kafka's first answer takes a while, and
+        what was ordered before has to be known before anything is learned."""
         if self._follower is None:
             return
         with suppress(BusError):
-            for announcement in self._follower.poll(0.0):
+            for announcement in self._follower.poll(timeout_s):
                 self._apply(announcement)
 
     @property

@@ -31,6 +31,8 @@ from omnidraft.errors import BusError, LogReplaced
 from omnidraft.ports import OVER_SHARE, Announcement, Metrics, NoopTracing
 from omnidraft.snapshots import bundle
 
+CONTROL_TIMEOUT_S = 2.0
+"""The wait for the control log at a start."""
 PAUSED_S = 0.2
 WAITING_S = 2.0
 """Seconds between two checks whether a log that was replaced is back, or a restart was ordered."""
@@ -130,12 +132,12 @@ class Distiller:
             self._publish(stop)
 
     def _start(self, stop: Stop) -> None:
+        self._control.poll(CONTROL_TIMEOUT_S)
         restored = self._retry(self._publisher.restore, stop)
         if restored:
             self._resume(restored)
         self._held_out.set_parent(self._learner.serving_tensors())
         if restored is None:
-            self._control.poll()
             self._reader.position.mark_done(self._control.restart)  # it was meant for those who had learned something
             self._forgetting.mark_done(self._forgetting.note(self._control.new_forgets()))
             self._publish_base(stop)

@@ -93,13 +93,16 @@ class DriftRecovery:
         """Go on with the drifts that are open by the control log. Called once, before the first request.
 
         Args:
-            announcements: all that are in force, in their order. A `best` among them was handled before.
+            announcements: all that are in force, in their order. A `best` among them that was handled before has a
+                fence that has passed.
         """
         traffic = reduce(DriftingTraffic.after, announcements, DriftingTraffic())
         for each in announcements:
             if each.kind == "drift" and each.tenant is not None and (each.tenant, each.work) in traffic.streams:
                 for work in get_args(Work) if each.work is None else (each.work,):
                     self._detector.resume_drift(each.tenant, work, each.level)
+            elif each.fence is not None:
+                self.on_announcement(each)
 
     def on_announcement(self, announcement: Announcement) -> None:
         """Let `react` promote the version announced as `best` by the distiller, unless the drift is over by then."""

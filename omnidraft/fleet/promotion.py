@@ -265,8 +265,8 @@ class CanaryTrial:
         self._arms = {version: _Arm(), champion: _Arm()}
 
     def update(self, request: RequestStats) -> None:
-        """Count one request; requests of other snapshots are ignored."""
-        if request.version in self._arms:
+        """Count one request; those of other snapshots, and those without times, are ignored."""
+        if request.version in self._arms and request.seconds > 0:
             self._arms[request.version].update(request)
 
     def verdict(self, now_s: float) -> Decision | None:

@@ -68,6 +68,7 @@ class MlflowRegistry:
         self._signing = signing
         self._abandoned_ms = abandoned_ms
         self._damaged = staging.DamagedVersions()
+        self._own_runs = set[str]()  # of which some may have failed, without being withdrawn
         self._client = open_client(url)
         self._runs = Runs(self._client, url, self._name, artifacts)
 
@@ -171,10 +172,10 @@ class MlflowRegistry:
             self._runs.log_file(_run_id(self._get(version)), path)
 
     def _add(self, folder: Path, manifest: Manifest, parent: int | None) -> int:
-        drafter, target = self._pair
-        text = f"Snapshots of {drafter} drafting for {target}. `champion` serves, `challenger` waits for judgement."
+        text = f"Snapshots of {' drafting for '.join(self._pair)}. `champion` serves, `challenger` waits for judgement."
         create_model(self._client, self._name, text)
         run_id, artifact_uri = self._runs.upload(folder, manifest)
+        self._own_runs.add(run_id)
         with undo_on_failure(partial(self._withdraw, run_id)):
             created = self._client.create_model_version(
                 self._name,
@@ -200,7 +201,7 @@ class MlflowRegistry:
             if READY_TAG in rival.tags and not self._is_readable(rival):
                 continue  # damaged since then; the publisher continued from an earlier one
             age_ms = abs(created.creation_timestamp - rival.creation_timestamp)  # clocks may go back
-            if READY_TAG in rival.tags or age_ms < self._abandoned_ms:
+            if READY_TAG in rival.tags or (age_ms < self._abandoned_ms and rival.run_id not in self._own_runs):
                 raise SnapshotStale(f"version {rival.version} was published since {parent}; resume from it")
             self._client.delete_model_version(self._name, str(rival.version))
 
@@ -248,8 +249,7 @@ class MlflowRegistry:
                 self._client.set_model_version_tag(self._name, str(registered.version), part, REMOVED)
 
     def _newest(self) -> SnapshotVersion | None:
-        versions = self.versions()
-        return versions[-1] if versions else None
+        return next(reversed(self.versions()), None)
 
     def _get(self, version: int) -> "ModelVersion":
         """Return a ready version. Raises SnapshotNotFound."""

@@ -25,7 +25,7 @@ def republish(registry: Registry, name: str, edit: Edit | None = None) -> Snapsh
         SnapshotStale: a distiller published meanwhile; try again.
         SnapshotError: it cannot be read or written.
     """
-    newest = registry.resolve("latest").version
+    latest = registry.resolve("latest")
     chosen = registry.resolve(name)
     with tempfile.TemporaryDirectory(prefix="omnidraft-republish-") as temporary:
         folder, parts = _fetch(registry, chosen, Path(temporary))
@@ -34,6 +34,7 @@ def republish(registry: Registry, name: str, edit: Edit | None = None) -> Snapsh
             "parent_id": chosen.manifest.snapshot_id,
             "created_ms": time.time_ns() // 1_000_000,
             "continues_id": None,
+            "restarts": latest.manifest.restarts,  # those were carried out; this is another one
             "signature": None,
             "signatures": {},
         }
@@ -41,7 +42,7 @@ def republish(registry: Registry, name: str, edit: Edit | None = None) -> Snapsh
         fields, others = edit(folder, chosen.manifest) if edit else ({}, {})
         copy = Path(temporary) / "copy"
         bundle.write(copy, chosen.manifest.model_copy(update={**own, **fields}), {**files, **others})
-        return registry.publish(copy, newest)
+        return registry.publish(copy, latest.version)
 
 
 def _fetch(registry: Registry, chosen: SnapshotVersion, into: Path) -> tuple[Path, tuple[str, ...]]:

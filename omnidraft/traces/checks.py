@@ -13,6 +13,7 @@ from omnidraft.errors import WireError
 from omnidraft.traces.record import SOURCES, FinishReason, Rounds, TargetLogprobs, TraceRecord
 from omnidraft.traces.schema import MAX_EMITTED, MAX_ID, MAX_TOP_K
 
+MAX_TENANT_BYTES = 1024
 LOG_P_ROUNDING = 1e-2
 """float16 log-probabilities may lie this far above 0."""
 
@@ -41,6 +42,9 @@ def _require(is_valid: bool, field: str, problem: str) -> None:
 def _check_settings(record: TraceRecord) -> None:
     for name in ("request_id", "target", "drafter", "alignment"):
         _require(bool(getattr(record, name)), name, "is empty")
+    size = len(record.tenant.encode("utf-8", "surrogatepass"))
+    _require(size <= MAX_TENANT_BYTES, "tenant", f"has {size} bytes, allowed are {MAX_TENANT_BYTES}")
+    _require("\0" not in record.tenant, "tenant", "has a zero byte, which no database of keys can hold")
     _require(record.segment >= 0, "segment", f"{record.segment} is negative")
     _require(record.time_ms >= 0, "time_ms", f"{record.time_ms} is negative")
     version = record.snapshot_version

@@ -129,6 +129,15 @@ def test_an_earlier_version_is_published_again_as_the_newest(opened, tmp_path):
     assert bundle.parts_of(republish(open_registry(), "latest").manifest) == ("serving",)
 
 
+def test_an_earlier_version_that_is_published_again_has_the_orders_of_the_newest_behind_it(opened):
+    """Else a distiller would carry out a restart once more that came after that version."""
+    open_registry, bundle_of = opened
+    registry = open_registry()
+    registry.publish(bundle_of("s1", restarts=("first",)), None)
+    registry.publish(bundle_of("s2", restarts=("first", "second")), 1)
+    assert republish(registry, "1").manifest.restarts == ("first", "second")
+
+
 def test_an_empty_registry_has_nothing(opened, tmp_path):
     registry = opened[0]()
     assert registry.versions() == ()
@@ -403,7 +412,7 @@ def test_notes_curves_and_reports_are_taken(opened, tmp_path):
     registry.annotate(1, {"judgement": "promoted"})
     registry.log_metrics(1, {"loss/dm": 0.4}, step=2)
     registry.log_file(1, report)
-    assert registry.resolve("1").version == 1
+    assert open_registry().resolve("1").judgement == "promoted"
 
 
 def test_a_version_that_is_not_ready_is_invisible_and_an_abandoned_one_gives_way(mlflow_url, targets, tmp_path):
@@ -682,6 +691,19 @@ def test_a_rollback_that_fails_half_way_and_is_tried_again_ends_at_the_version_b
         failing.promote_unless_changed(failing.resolve("previous").version, failing.fence())
     registry.promote_unless_changed(registry.resolve("previous").version, registry.fence())
     assert registry.resolve("champion").version == 1
+
+
+def test_what_a_publisher_could_not_withdraw_is_no_rival_of_its_own_when_it_tries_again(opened_mlflow):
+    open_registry, bundle_of = opened_mlflow
+    folder, registry = bundle_of("s1"), open_registry()
+    client = registry._client
+    lost = Unwilling(client, "create_model_version", also_done=True)
+    registry._client = registry._runs._client = Unwilling(lost, "delete_model_version", "delete_run")
+    with pytest.raises(RegistryError, match="no answer to create_model_version"):
+        registry.publish(folder, None)
+    registry._client = registry._runs._client = client
+    assert registry.publish(folder, None).aliases == ("challenger",)
+    assert len(open_registry().versions()) == 1
 
 
 def test_a_clean_up_that_fails_too_does_not_hide_why_the_publication_failed(opened_mlflow, caplog):

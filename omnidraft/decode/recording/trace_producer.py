@@ -8,8 +8,10 @@ operator's redactor changes or drops a record before it is written.
 import logging
 import queue
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from threading import Event, Lock
 
 from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_type, wait_exponential_jitter
@@ -58,6 +60,8 @@ class TraceProducer:
         self._writer: LogWriter | None = None
         self._lock = Lock()  # over _num_waiting and _is_closed
         self._num_waiting = 0
+        self._num_appended = BATCH_RECORDS
+        """Records of the next append."""
         self._is_closed = False
         self._closing = Event()
         self._deadline_s = float("inf")
@@ -107,17 +111,25 @@ class TraceProducer:
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            encoded = [(message, each.span) for each in batch if (message := self._encode(each)) is not None]
-            if not encoded:
-                continue
+            unwritten = deque((message, each.span) for each in batch if (message := self._encode(each)) is not None)
             try:
-                self._retrying()(self._append, [message for message, _ in encoded])
+                self._retrying()(self._append_all, unwritten)
             except RetryError:
                 break  # past the deadline; close() counts the rest
-            self._settle(len(encoded), ACKNOWLEDGED)
-            for message, span in encoded:
-                span.end(size_bytes=len(message.value))
         self._close_writer()
+
+    def _append_all(self, unwritten: "deque[tuple[Outgoing, Span]]") -> None:
+        """Append records, slice by slice; those that the log acknowledged leave the queue. A log that is slow after an
+        outage takes a few in its time where it would not take all. Raises BusError."""
+        while unwritten:
+            part = list(islice(unwritten, self._num_appended))
+            self._num_appended = max(1, self._num_appended // 2)  # unless the log takes them
+            self._append([message for message, _ in part])
+            self._num_appended = min(4 * self._num_appended, BATCH_RECORDS)
+            self._settle(len(part), ACKNOWLEDGED)
+            for message, span in part:
+                unwritten.popleft()
+                span.end(size_bytes=len(message.value))
 
     def _begin_span(self, record: TraceRecord) -> "_QueuedRecord":
         if not self._tracing.is_on:

@@ -102,13 +102,14 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(pair, tmp_path, pa
     for setting in (whole, broken):
         setting.emit(*names(17))
         setting.emit("request-003", "request-016")  # repeated by the recorder
-    one, _ = whole.distiller(held_out_every=4)
+    one, journal = whole.distiller(held_out_every=4)
     run_until_idle(one)
     dying, _ = broken.distiller(held_out_every=4, die_after=die_after)
     with pytest.raises(Killed):
         run_until_idle(dying)
-    resumed, _ = broken.distiller(held_out_every=4)
+    resumed, again = broken.distiller(held_out_every=4)
     run_until_idle(resumed)
+    assert again.batches == journal.batches[-len(again.batches) :] != []
     left, right = whole.masters(), broken.masters()
     assert left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in left)
@@ -280,13 +281,14 @@ def test_a_killed_and_resumed_run_goes_through_the_same_duplicates(pair, tmp_pat
     options = {"held_out_every": 4, "limits": {"records_per_step": 3}}
     for setting in (whole, broken):
         emit_repeatedly(setting)
-    one, _ = whole.distiller(**options)
+    one, journal = whole.distiller(**options)
     run_until_idle(one, 60)
     dying, _ = broken.distiller(die_after=die_after, **options)
     with pytest.raises(Killed):
         run_until_idle(dying, 60)
-    resumed, _ = broken.distiller(reader=SlowReader(broken.log, "t", 2), **options)
+    resumed, again = broken.distiller(reader=SlowReader(broken.log, "t", 2), **options)
     run_until_idle(resumed, 60)
+    assert again.batches == journal.batches[-len(again.batches) :] != []
     left, right = whole.masters(), broken.masters()
     assert all(torch.equal(left[name], right[name]) for name in left)
     same = ("offsets", "num_records", "num_steps", "counts", "agreement_after", "held_out_records")

@@ -223,3 +223,16 @@ def test_a_champion_whose_run_is_deleted_holds_no_reaction_up(pair, tmp_path, mo
     assert pair.serve(recovery, 0.5, 30, version=2) == [("drift", "t", "text")]
     assert pair.champion() == 1
     assert pair.serve(recovery, 0.75, 20, version=1) == [("drift_over", "t", "text")]
+
+
+def test_a_best_snapshot_that_was_announced_while_no_controller_ran_is_taken_unless_it_was(pair, tmp_path):
+    pair.publish(tmp_path, 2)
+    pair.serve(pair.start(), 0.75, 100)
+    pair.announce("drift", work="text", level=0.7)
+    fence = pair.registry.fence()
+    pair.announce("best", 1, reason="0.6 on 16 records", fence=fence)
+    pair.start().react()
+    assert pair.champion() == 1
+    pair.registry.promote(2)  # an operator's
+    pair.start().react()
+    assert pair.champion() == 2

@@ -1,6 +1,7 @@
 """A challenger is promoted when held-out records and its canary show that it is not worse, as surely as is asked."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -178,4 +179,13 @@ def test_requests_of_other_snapshots_count_for_nobody():
     trial = CanaryTrial(2, 1, ControllerSettings(canary_requests=2), 0.0, "fence")
     for request in requests(random.Random(1), 0.7, 10, version=3):
         trial.update(request)
+    assert trial.verdict(1.0) is None
+
+
+def test_requests_without_times_end_no_trial():
+    """Anybody who may write traces can send them."""
+    trial = CanaryTrial(2, 1, ControllerSettings(canary_requests=50), 0.0, "fence")
+    for version in (1, 2):
+        for request in requests(random.Random(1), 0.7, 60, version=version):
+            trial.update(replace(request, seconds=0.0))
     assert trial.verdict(1.0) is None

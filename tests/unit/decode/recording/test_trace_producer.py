@@ -272,3 +272,43 @@ def test_decoding_does_not_wait_for_the_redactor():
     may_go_on.set()
     recorder.close(5.0)
     assert threading.current_thread() not in threads
+
+
+class SlowWriter(MemoryWriter):
+    """After an outage it takes sixteen records in its time, and loses those behind them."""
+
+    def append(self, messages: Sequence[Outgoing]) -> None:
+        super().append(messages[:16])
+        if len(messages) > 16:
+            raise BusError("the deadline of the append has passed")
+
+
+def test_a_log_that_takes_a_few_records_at_a_time_gets_all_of_them(metrics: CountingMetrics) -> None:
+    log, gate = MemoryLog(), Event()
+
+    def connect() -> SlowWriter:
+        gate.wait(PATIENCE_S)
+        return SlowWriter(log, "t")
+
+    producer = TraceProducer(connect, RecorderSettings(), metrics)
+    names = [f"r{number:03d}" for number in range(200)]
+    for name in names:
+        producer.emit(make_record(name))
+    gate.set()
+    assert producer.close(PATIENCE_S * 4) == 0
+    assert set(ids_in(log)) == set(names)
+    assert len(ids_in(log)) < 3 * len(names)
+    assert counts(metrics) == (200, 200, 0)
+
+
+@pytest.mark.parametrize("tenant", ["\x00", "t" * 1025])
+def test_a_tenant_that_no_key_store_can_hold_is_dropped_and_holds_up_no_other(
+    metrics: CountingMetrics, tenant: str
+) -> None:
+    log = MemoryLog()
+    producer = TraceProducer(lambda: MemoryWriter(log, "t"), RecorderSettings(), metrics)
+    producer.emit(make_record("bad", tenant=tenant))
+    producer.emit(make_record("good", tenant="t" * 1024))
+    assert producer.close(PATIENCE_S) == 0
+    assert ids_in(log) == ["good"]
+    assert metrics.value(DROPPED, reason="invalid") == 1

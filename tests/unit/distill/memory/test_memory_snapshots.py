@@ -91,11 +91,11 @@ def forget(setting: Setting, tenant: str, forget_id: str = "order") -> None:
 
 
 def test_a_snapshot_has_one_file_for_each_tenant_that_was_learned_from(setting):
-    emit(setting, "a", "b", num=6)
+    emit(setting, "alice", "bob", num=6)
     metrics = run(setting, held_out_every=3)
     held = tenants(setting)
-    assert held.keys() == {"a", "b"}
-    assert not any(name in ("a", "b") for name in contents(setting))
+    assert held.keys() == {"alice", "bob"}
+    assert not any(owner in name for name in contents(setting) for owner in held)
     assert metrics.value("omnidraft_memory_tokens") == sum(held.values())
     assert metrics.value("omnidraft_memory_tenants") == 2
     assert set(contents(setting)) == {name.removeprefix(MEMORY) for name in setting.manifest().sha256 if MEMORY in name}

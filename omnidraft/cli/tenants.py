@@ -51,7 +51,7 @@ def forget(
     _print(f"forgotten, as order {forget_id}: keys destroyed, content deleted, distillers and workers told")
     if data.num_unprotected and settings.log.url.startswith("kafka"):
         _print(f"left until Kafka's retention deletes them: {data.num_unprotected} messages that are readable")
-    is_done = _purge(settings, tenant, data, forget_id, wait_s) if purge_snapshots else True
+    is_done = _purge(settings, data, forget_id, wait_s) if purge_snapshots else True
     for target, snapshots in tenants.affected(settings, data, forget_id).items():
         _print_left(target, snapshots)
     if not is_done:
@@ -80,7 +80,7 @@ def _found(tenant: str, data: "TenantData") -> str:
     )
 
 
-def _purge(settings: "config.Settings", tenant: str, data: "TenantData", forget_id: str, wait_s: float) -> bool:
+def _purge(settings: "config.Settings", data: "TenantData", forget_id: str, wait_s: float) -> bool:
     """Return whether the snapshots of all targets were purged."""
     from omnidraft.wiring import tenants
 

@@ -37,8 +37,6 @@ class StepResult:
 
     losses: dict[str, float]
     """The mean of each loss over its positions."""
-    grad_norm: float
-    """Before clipping."""
     learning_rate: float
     num_tokens: int
     """New ids that were learned from."""
@@ -88,7 +86,7 @@ class Trainer:
         self._optimizer.step()
         self._step_rows(examples, rate)
         self.num_steps += 1
-        return StepResult(losses, norm, rate, sum(len(each.ids_T) - 1 for each in examples))
+        return StepResult(losses, rate, sum(len(each.ids_T) - 1 for each in examples))
 
     def gradients(self, examples: Sequence[TrainingExample]) -> tuple[dict[str, float], float]:
         """Compute the gradients of these examples; return mean losses, and the gradients' norm before clipping."""

@@ -175,6 +175,7 @@ def attacked(fleet: FloodedFleet, kind: str, name: Callable[[int], str], num: in
         "rewinds": fleet.rewinds(),
         "newest": fleet.agreement(fleet.setting.registry.resolve("latest").version),
     }
+    assert figures["snapshots"] > 0  # the flood was learned from, and the gate asked
     print(kind, {name: round(value, 3) for name, value in figures.items()})
     return figures
 
@@ -219,6 +220,7 @@ def test_a_pinned_file_judges_where_nothing_tells_tenants_apart(pair: Pair, tmp_
     assert figures["worst"] > figures["before"] - MARGIN
     manifests = [each.manifest for each in fleet.setting.registry.versions() if each.version in fleet.champions[1:]]
     told = [each.pinned.after for each in manifests if each.pinned]
+    assert told
     assert told == sorted(told)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
 
 from omnidraft import config, wiring
 from omnidraft.bus.encryption import new_key
@@ -251,13 +252,23 @@ def test_keys_in_postgresql_outlive_restarts_and_are_destroyed_for_good(
     assert store.destroy("a") == 0  # before there is a table
     sealed = {tenant: TenantKeys(store, [MASTER]).encrypt(tenant, b"text") for tenant in ("a", "b")}
     (row,) = store.of_tenant("a")
+    assert row.wrapped is not None
+    assert _is_on_disk(postgres, row.wrapped)
     assert store.destroy("a") == 1
+    assert not _is_on_disk(postgres, row.wrapped)
     again = TenantKeys(KeyStore(postgres.url), [MASTER])
     assert again.decrypt(*sealed["b"]) == b"text"
     with pytest.raises(RecordForgotten):
         again.decrypt(*sealed["a"])
     assert again.rewrap() == (1, 0)
     assert TenantKeys(store, [MASTER]).decrypt(*sealed["b"]) == b"text"
-    assert row.wrapped is not None
+
+
+def _is_on_disk(postgres: Postgres, value: bytes) -> bool:
+    """Whether a file of the database has these bytes, after all that is only in memory was written."""
+    engine = sqlalchemy.create_engine(postgres.url, isolation_level="AUTOCOMMIT")
+    with closing(engine.connect()) as connection:
+        connection.execute(sqlalchemy.text("CHECKPOINT"))
+    engine.dispose()
     held = [path for path in (postgres.folder / "data" / "base").rglob("*") if path.is_file()]
-    assert not any(row.wrapped in path.read_bytes() for path in held)
+    return any(value in path.read_bytes() for path in held)

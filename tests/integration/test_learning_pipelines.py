@@ -63,10 +63,20 @@ def answers(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def archives() -> dict[str, bytes]:
+    """What was recorded once, for all tests."""
+    return {}
+
+
 @pytest.fixture
-def recorded(answers: Path, tmp_path: Path) -> Path:
-    run(record.main, "--answers", answers, "--out", tmp_path / "traces.avro", "--tenant", "clips")
-    return tmp_path / "traces.avro"
+def recorded(answers: Path, tmp_path: Path, archives: dict[str, bytes]) -> Path:
+    path = tmp_path / "traces.avro"
+    if "recorded" not in archives:
+        run(record.main, "--answers", answers, "--out", path, "--tenant", "clips")
+        archives["recorded"] = path.read_bytes()
+    path.write_bytes(archives["recorded"])
+    return path
 
 
 def load(path: Path) -> dict[str, Any]:

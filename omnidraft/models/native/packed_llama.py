@@ -3,7 +3,7 @@
 This module does not know transformers, whose import takes seconds.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -48,12 +48,6 @@ class LlamaSizes:
     scaling: float
     has_bias: bool
     """Whether queries, keys and values have biases."""
-
-    def part_names(self) -> Iterator[str]:
-        """Yield the names of all parts of the packed weights, in their order."""
-        for layer in range(self.num_layers):
-            yield from (layer_part(layer, name) for name in LAYER_PARTS if self.has_bias or name != "bias")
-        yield from MODEL_PARTS
 
 
 def layer_part(layer: int, name: str) -> str:

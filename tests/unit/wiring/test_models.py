@@ -20,6 +20,7 @@ from omnidraft.snapshots import bundle
 from omnidraft.snapshots.signing import SnapshotSigning
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.wiring.models import snapshot_loader
+from tests.homes import make_home
 from tests.snapshot_folders import manifest
 from tests.tiny_engine import tiny_settings
 
@@ -167,9 +168,10 @@ def test_a_target_that_is_packed_already_computes_on_as_many_threads_as_the_sett
         "wiring.target(settings, wiring.vocabularies(settings))\n"
         "print(torch.get_num_threads())\n"
     )
-    environment = os.environ | {"OMNIDRAFT_HOME": str(tmp_path)}
+    home = make_home(tmp_path)
+    environment = os.environ | {"OMNIDRAFT_HOME": str(home)}
     command = [sys.executable, "-c", program, str(tmp_path / "one.toml")]
     for _ in range(2):
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         assert ran.stdout.split()[-1] == "1"
-    assert list((tmp_path / "packed").glob("*.safetensors"))
+    assert list((home / "packed").glob("*.safetensors"))

@@ -78,6 +78,10 @@ def test_a_text_that_kills_every_round_loses_its_drafts_and_the_others_keep_thei
         assert all(not text.tree.tokens[1:] for text in poisoned)
     assert all(each.emitted == plain(TABLE, each) for each in requests)
     assert 0 < metrics.value(FAILURES) <= 2 * len(requests)
+    texts = [b"".join(TARGET_PIECES[token] for token in each.ids) for each in requests]
+    harmless = [each for each, text in zip(requests, texts, strict=True) if "\u20ac".encode() not in text]
+    assert len(harmless) > 1
+    assert all(each.num_drafted for each in harmless)
 
 
 @pytest.mark.parametrize("broken", ["find", "append", "set_active"])

@@ -23,12 +23,14 @@ TABLE = ToyTable.random(len(TARGET_PIECES), seed=7)
 
 
 @pytest.mark.parametrize("trouble", [0.0, 0.1])
-def test_texts_are_those_of_plain_decoding(trouble):
+def test_every_text_is_drafted_for_whatever_happens_to_the_others(trouble):
     rounds, _, _ = make_rounds()
     engine = BatchingEngine(rounds, TABLE, trouble=trouble)
     requests = [engine.ask(prompt, 20) for prompt in prompts(40)]
     engine.run()
-    assert all(each.emitted == plain(TABLE, each) for each in requests)
+    assert all(each.emitted == plain(TABLE, each)[: len(each.emitted)] for each in requests)
+    assert engine.num_rows > 2 * engine.num_passes
+    assert all(each.num_drafted for each in requests if len(each.emitted) > 8)
 
 
 def test_a_text_goes_on_where_it_was_after_preemption_in_any_row():
@@ -48,13 +50,13 @@ def test_a_text_goes_on_where_it_was_after_preemption_in_any_row():
     assert len(tracker) <= len(requests)
 
 
-def test_ten_thousand_requests_leave_nothing_behind():
+def test_two_thousand_requests_leave_nothing_behind():
     """Ended, aborted and preempted ones, short and long; memory is bounded while they come and free afterwards."""
     clock = Clock()
     rounds, _, tracker = make_rounds(clock=clock, keep_left_s=50.0, max_inactive=20, policy=ThresholdPolicy(0.3))
     engine = BatchingEngine(rounds, TABLE, clock=clock, trouble=0.02, max_seqs=8)
     most = 0
-    for batch in range(100):
+    for batch in range(20):
         for number, prompt in enumerate(prompts(100, seed=batch)):
             engine.ask(prompt, 1 + number % 7)
         engine.run()

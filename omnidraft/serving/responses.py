@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from fastapi import Request
@@ -64,9 +65,12 @@ class Responder:
         headers = dict.fromkeys(REQUEST_ID_HEADERS, queued.request_id)
         try:
             if not body.stream:
-                return Response(
-                    writer.whole([part async for part in parts]), media_type="application/json", headers=headers
-                )
+                whole = partial(writer.whole, [part async for part in parts])
+                is_long = (
+                    body.prompt_logprobs is not None or body.num_log_probs is not None
+                )  # seconds, not milliseconds
+                content = await asyncio.to_thread(whole) if is_long else whole()
+                return Response(content, media_type="application/json", headers=headers)
             first = await anext(parts)  # so that a bad request is still a 4xx
         finally:
             disconnect.cancel()

@@ -87,7 +87,7 @@ class Setting:
     def record(self, name: str, **changes) -> TraceRecord:
         """A record whose text and beliefs depend on its name, so that weights tell which records were learned."""
         number = zlib.crc32(name.encode())
-        return self.pair.record(name, TEXTS[number % 3], **{"seed": number} | changes)
+        return self.pair.record(name, **{"text": TEXTS[number % 3], "seed": number} | changes)
 
     def emit(self, *names: str, **changes) -> None:
         for name in names:

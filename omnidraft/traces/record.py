@@ -68,6 +68,12 @@ class Rounds:
     target_s_R: np.ndarray  # float32, seconds
 
     @property
+    def drafted_by_model(self) -> np.ndarray:
+        """bool [M]; whether a drafter model chose the node."""
+        is_model_M: np.ndarray = np.isin(self.sources_M, [SOURCES.index(each) for each in DRAFTER_SOURCES])
+        return is_model_M
+
+    @property
     def first_agreed(self) -> np.ndarray:
         """bool, one for each round that drafted: whether the target drew the first-ranked candidate at the round's
         first position. The rule is that of ports.DraftTree.scored_positions: a round's first node is that candidate."""

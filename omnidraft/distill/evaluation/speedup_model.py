@@ -11,10 +11,9 @@ from statistics import median
 
 import numpy as np
 
-from omnidraft.traces.record import DRAFTER_SOURCES, SOURCES, Rounds, TraceRecord
+from omnidraft.traces.record import Rounds, TraceRecord
 
 MIN_ROUNDS = 20
-_DRAFTER = [SOURCES.index(source) for source in DRAFTER_SOURCES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +63,13 @@ def _line(seconds_by_rows: Mapping[int, float]) -> tuple[float, float]:
 def _rounds(rounds: Rounds) -> Iterable[tuple[int, float, int, float]]:
     """Yield rows, seconds of the pass, drafter steps and their seconds of rounds that drew their tokens. What memory
     and lookup draft takes no step of the drafter."""
-    ends = np.cumsum(rounds.num_nodes_R, dtype=np.int64)
+    ends, is_step_M = np.cumsum(rounds.num_nodes_R, dtype=np.int64), rounds.drafted_by_model
     for number, end in enumerate(ends.tolist()):
         num_nodes = int(rounds.num_nodes_R[number])
         if rounds.num_emitted_R[number] > rounds.num_accepted_R[number] + 1:
             continue  # a given text, scored many ids at a time
         nodes = slice(end - num_nodes, end)
-        num_steps = _num_steps(rounds.parents_M[nodes].tolist(), np.isin(rounds.sources_M[nodes], _DRAFTER).tolist())
+        num_steps = _num_steps(rounds.parents_M[nodes].tolist(), is_step_M[nodes].tolist())
         yield 1 + num_nodes, float(rounds.target_s_R[number]), num_steps, float(rounds.draft_s_R[number])
 
 

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from omnidraft.distill.examples.targets import AcceptanceTargets, Positions
-from omnidraft.traces.record import DRAFTER_SOURCES, SOURCES, Rounds, Source, TargetLogprobs, TraceRecord
+from omnidraft.traces.record import SOURCES, Rounds, Source, TargetLogprobs, TraceRecord
 
 _DIRECT, _SPLIT = (SOURCES.index(source) for source in (Source.DIRECT, Source.SPLIT))
-_DRAFTERS = tuple(SOURCES.index(source) for source in DRAFTER_SOURCES)
 
 
 def acceptance_targets(
@@ -190,5 +189,5 @@ def _is_drafters_M(rounds: Rounds) -> np.ndarray:
     parent_M = np.repeat(np.cumsum(num_nodes_R) - num_nodes_R, num_nodes_R) + parents_M - 1
     is_split_M = rounds.sources_M == _SPLIT
     is_later_M = is_split_M & (parents_M > 0) & is_split_M[parent_M]
-    chosen_M: np.ndarray = np.isin(rounds.sources_M, _DRAFTERS) & ~is_later_M
+    chosen_M: np.ndarray = rounds.drafted_by_model & ~is_later_M
     return chosen_M

@@ -119,6 +119,7 @@ def test_no_phase_of_a_drift_asks_what_an_earlier_one_asked() -> None:
         (4, "b", "code", 5),
     ]
     assert len({str(each) for each in phases}) == 4
+    assert [(each.task, each.skip) for each in phases_of(["a"], ["x", " y", "x"], 5)] == [("x", 0), ("y", 0), ("x", 5)]
 
 
 @pytest.mark.parametrize(

@@ -165,8 +165,8 @@ class AttestedRegistry(Registry):
     def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
         return self._registry.publish(bundle, parent)
 
-    def versions(self) -> tuple[SnapshotVersion, ...]:
-        return self._registry.versions()
+    def versions(self, newest: int | None = None) -> tuple[SnapshotVersion, ...]:
+        return self._registry.versions(newest)
 
     def fence(self) -> str:
         return self._registry.fence()

@@ -25,6 +25,8 @@ from omnidraft.snapshots.manifest import digest
 
 CONTROL_TIMEOUT_S = 2.0
 """How long the first step waits for the control log, whose open drifts must be known before traffic is read."""
+VERSIONS_OF_HISTORY = 10 * MOST_HISTORY
+"""The number of versions up to the champion among which its ancestors are looked for; most were not refused."""
 logger = logging.getLogger(__name__)
 
 
@@ -121,7 +123,8 @@ class Controller:
     def _decide(self, challenger: SnapshotVersion, champion: SnapshotVersion | None) -> Decision:
         if champion is None:
             return decide(challenger.manifest, None, self._settings)
-        versions = signed_versions(self._registry, self._statements)
+        newest = challenger.version - champion.version + VERSIONS_OF_HISTORY
+        versions = signed_versions(self._registry, self._statements, newest)
         between = lineage_between(versions, challenger.manifest, champion.manifest)
         history = lineage_to(versions, champion.manifest, MOST_HISTORY)
         return decide(challenger.manifest, champion.manifest, self._settings, between=between, history=history)

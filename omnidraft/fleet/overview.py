@@ -15,7 +15,7 @@ from omnidraft.errors import OmnidraftError
 from omnidraft.fleet.control_follower import Authenticator
 from omnidraft.fleet.control_history import ControlEvent
 from omnidraft.fleet.control_state import CanaryState, ControlState, DriftingTenant, read_control_state
-from omnidraft.fleet.learned_versions import LearnedVersion, learned_versions
+from omnidraft.fleet.learned_versions import MOST_VERSIONS, LearnedVersion, learned_versions
 from omnidraft.fleet.workers import WorkerStatus
 from omnidraft.ports import (
     LogReader,
@@ -179,7 +179,7 @@ def _pair(target: str, sources: OverviewSources, problems: _ProblemList, log: _L
         state = (control.is_learning_paused, control.canary, control.drifting)
     versions: Sequence[SnapshotVersion] | None = None
     with problems.noted(f"registry of {target}"):
-        versions = sources.registry(target).versions()
+        versions = sources.registry(target).versions(MOST_VERSIONS)
     if versions is None:
         return TargetOverview(target, None, None, *state, events=events)
     learned = versions[-1].manifest.offsets if versions else {}

@@ -221,9 +221,12 @@ def lineage_between(versions: Sequence[SnapshotVersion], challenger: Manifest, c
     return between
 
 
-def signed_versions(registry: Registry, statements: ChampionStatements | None) -> list[SnapshotVersion]:
-    """Return the versions whose measurements may be believed: all, where nothing is signed. Raises RegistryError."""
-    versions = registry.versions()
+def signed_versions(
+    registry: Registry, statements: ChampionStatements | None, newest: int | None = None
+) -> list[SnapshotVersion]:
+    """Return the versions whose measurements may be believed: all, where nothing is signed; of these many newest ones
+    if a number is given. Raises RegistryError."""
+    versions = registry.versions(newest)
     return [each for each in versions if statements is None or statements.is_signed(each)]
 
 

@@ -59,8 +59,9 @@ class Registry(SnapshotReader, Protocol):
             RegistryError: refused or cannot be reached.
         """
 
-    def versions(self) -> tuple[SnapshotVersion, ...]:
-        """Return all versions, oldest first."""
+    def versions(self, newest: int | None = None) -> tuple[SnapshotVersion, ...]:
+        """Return all versions, oldest first; or this many newest ones and those with an alias, which costs the same
+        after years of learning."""
 
     def promote(self, version: int) -> None:
         """Move `champion` to this version, and `previous` to the last champion. A challenger that becomes champion is

@@ -11,12 +11,14 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound
+from omnidraft.errors import RegistryError, SnapshotNotFound
 from omnidraft.ports import CHAMPION_STATEMENT, JUDGEMENT, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
 from omnidraft.registry.retention import Retention
@@ -46,6 +48,7 @@ class DirectoryRegistry:
         self._root = root / manifest_export.pair_name(drafter, target)
         self._pair = (drafter, target)
         self._retention = Retention(keep_resume, keep_serving)
+        self._num_pruned = 0
         self._signing = signing
         self._damaged = staging.DamagedVersions()
 
@@ -63,19 +66,25 @@ class DirectoryRegistry:
             self._prune()
         return self.resolve(str(version))
 
-    def versions(self) -> tuple[SnapshotVersion, ...]:
+    def versions(self, newest: int | None = None) -> tuple[SnapshotVersion, ...]:
         with _translate_errors(self._root):
-            aliases, versions = self._aliases(), []
-            for folder in self._folders():
-                try:
-                    versions.append(self._read(folder, aliases))
-                except SnapshotCorrupt as exc:
-                    self._damaged.report(_number(folder), exc)
-            return tuple(versions)
+            aliases = self._aliases()
+            found = {each.version: each for each in islice(self._newest_first(aliases), newest)}
+            named = [self._find(self._folder(number), aliases) for number in aliases.values() if number not in found]
+            found |= {each.version: each for each in named if each}
+            return tuple(each for _, each in sorted(found.items()))
+
+    def _newest_first(self, aliases: Mapping[str, int]) -> Iterator[SnapshotVersion]:
+        for folder in reversed(self._folders()):
+            if (version := self._find(folder, aliases)) is not None:
+                yield version
+
+    def _find(self, folder: Path, aliases: Mapping[str, int]) -> SnapshotVersion | None:
+        return self._damaged.read(_number(folder), partial(self._read, folder, aliases))
 
     def resolve(self, name: str) -> SnapshotVersion:
         if name == "latest":
-            return staging.pick(self.versions(), name)
+            return staging.latest(self.versions(1))
         with _translate_errors(self._root):
             aliases = self._aliases()
             number = aliases.get(name, int(name) if name.isdecimal() else None)
@@ -153,8 +162,7 @@ class DirectoryRegistry:
         return sorted(self._root.glob("v*[0-9]"), key=_number)
 
     def _newest(self) -> SnapshotVersion | None:
-        versions = self.versions()
-        return versions[-1] if versions else None
+        return next(reversed(self.versions(1)), None)
 
     def _read(self, folder: Path, aliases: Mapping[str, int]) -> SnapshotVersion:
         manifest = bundle.read_manifest(folder / "snapshot")
@@ -176,7 +184,9 @@ class DirectoryRegistry:
         files.put_in_place(partial, self._folder(version))
 
     def _prune(self) -> None:
-        for old, parts in self._retention.removable(self.versions()):
+        versions = self.versions(self._retention.num_examined(self._num_pruned))
+        self._num_pruned += 1
+        for old, parts in self._retention.removable(versions):
             with (
                 staging.housekeeping(f"{' and '.join(parts)} of version {old.version}"),
                 _translate_errors(self._root),

@@ -14,20 +14,22 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, SnapshotStale
+from omnidraft.errors import SnapshotNotFound, SnapshotStale
 from omnidraft.ports import CHAMPION_STATEMENT, JUDGEMENT, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
 from omnidraft.registry.manifest_tags import from_tags, to_tags
 from omnidraft.registry.mlflow_runs import Runs
 from omnidraft.registry.mlflow_store import (
-    all_versions,
     create_model,
+    newest_first,
     open_client,
     translate_errors,
     undo_on_failure,
+    versions_of_run,
 )
 from omnidraft.registry.retention import Retention
 from omnidraft.snapshots import bundle
@@ -65,6 +67,7 @@ class MlflowRegistry:
         self._pair = (drafter, target)
         self._name = manifest_export.pair_name(drafter, target)
         self._retention = Retention(keep_resume, keep_serving)
+        self._num_pruned = 0
         self._signing = signing
         self._abandoned_ms = abandoned_ms
         self._damaged = staging.DamagedVersions()
@@ -75,7 +78,7 @@ class MlflowRegistry:
     def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
         manifest = staging.check_incoming(bundle, *self._pair, self._signing)
         with self._translate_errors("publishing a snapshot"):
-            newest = self._newest()
+            newest = next(reversed(self.versions(1)), None)
             if newest is not None and staging.is_published(newest, manifest):
                 version = newest.version  # published before; the publisher never got the answer
             else:
@@ -87,15 +90,17 @@ class MlflowRegistry:
             self._clear_up()
         return self.resolve(str(version))
 
-    def versions(self) -> tuple[SnapshotVersion, ...]:
+    def versions(self, newest: int | None = None) -> tuple[SnapshotVersion, ...]:
         with self._translate_errors("listing snapshots"):
-            ready = self._readable_versions()
-            aliases = self._aliases() if ready else {}
-            return tuple(self._snapshot_version(version, aliases) for version in ready)
+            ready = filter(self._is_ready, newest_first(self._client, self._name))
+            found = {int(each.version): each for each in islice(ready, newest)}
+            aliases = self._aliases() if found else {}
+            found |= {number: each for number in set(aliases.values()) - set(found) if (each := self._find(number))}
+            return tuple(self._snapshot_version(found[number], aliases) for number in sorted(found))
 
     def resolve(self, name: str) -> SnapshotVersion:
         if name == "latest":
-            return staging.pick(self.versions(), name)
+            return staging.latest(self.versions(1))
         with self._translate_errors(f"resolving {name}"):
             aliases = self._aliases()
             number = aliases.get(name, int(name) if name.isdecimal() else None)
@@ -194,11 +199,11 @@ class MlflowRegistry:
 
     def _check_won(self, created: "ModelVersion", parent: int) -> None:
         """Raise SnapshotStale when another publisher's version lies between the parent and ours."""
-        for rival in self._all_versions():
-            is_between = parent < int(rival.version) < int(created.version)
-            if not is_between or rival.run_id == created.run_id:  # ours: a retried request created it twice
-                continue
-            if READY_TAG in rival.tags and not self._is_readable(rival):
+        versions = newest_first(self._client, self._name)
+        for rival in list(takewhile(lambda each: int(each.version) > parent, versions)):
+            if int(rival.version) > int(created.version) or rival.run_id == created.run_id:
+                continue  # younger, or ours: a retried request created it twice
+            if READY_TAG in rival.tags and not self._is_ready(rival):
                 continue  # damaged since then; the publisher continued from an earlier one
             age_ms = abs(created.creation_timestamp - rival.creation_timestamp)  # clocks may go back
             if READY_TAG in rival.tags or (age_ms < self._abandoned_ms and rival.run_id not in self._own_runs):
@@ -215,7 +220,7 @@ class MlflowRegistry:
 
     def _withdraw(self, run_id: str) -> None:
         """Delete a run and its version, unless that is visible already: then publishing again finds it, finished."""
-        versions = [each for each in self._all_versions() if each.run_id == run_id]
+        versions = versions_of_run(self._client, self._name, run_id)
         if any(READY_TAG in each.tags for each in versions):
             return self._runs.finish(run_id)
         for each in versions:
@@ -224,7 +229,9 @@ class MlflowRegistry:
         self._runs.discard(run_id)
 
     def _prune(self) -> None:
-        for old, parts in self._retention.removable(self.versions()):
+        versions = self.versions(self._retention.num_examined(self._num_pruned))
+        self._num_pruned += 1
+        for old, parts in self._retention.removable(versions):
             with self._housekeeping(f"{' and '.join(parts)} of version {old.version}"):
                 registered = self._get(old.version)
                 if self._snapshot_version(registered, self._aliases()).aliases == old.aliases:  # nobody chose it since
@@ -248,9 +255,6 @@ class MlflowRegistry:
                 self._runs.remove(_run_id(registered), part)
                 self._client.set_model_version_tag(self._name, str(registered.version), part, REMOVED)
 
-    def _newest(self) -> SnapshotVersion | None:
-        return next(reversed(self.versions()), None)
-
     def _get(self, version: int) -> "ModelVersion":
         """Return a ready version. Raises SnapshotNotFound."""
         registered = self._client.get_model_version(self._name, str(version))
@@ -258,21 +262,17 @@ class MlflowRegistry:
             raise SnapshotNotFound(f"version {version} of {self._name} is still being published")
         return registered
 
-    def _readable_versions(self) -> "list[ModelVersion]":
-        """Return the ready versions with a readable manifest, oldest first."""
-        return [each for each in self._all_versions() if READY_TAG in each.tags and self._is_readable(each)]
+    def _find(self, version: int) -> "ModelVersion | None":
+        """Return a ready version with a readable manifest, if it is one."""
+        with suppress(SnapshotNotFound), self._translate_errors(f"reading version {version}"):
+            if self._is_ready(registered := self._get(version)):
+                return registered
+        return None
 
-    def _is_readable(self, version: "ModelVersion") -> bool:
-        try:
-            _manifest_of(version)
-        except SnapshotCorrupt as exc:
-            self._damaged.report(int(version.version), exc)
-            return False
-        return True
-
-    def _all_versions(self) -> "list[ModelVersion]":
-        """Return all versions, unready ones too, oldest first."""
-        return all_versions(self._client, self._name)
+    def _is_ready(self, version: "ModelVersion") -> bool:
+        """Return whether it is ready and its manifest readable."""
+        is_shown = READY_TAG in version.tags
+        return is_shown and self._damaged.read(int(version.version), partial(_manifest_of, version)) is not None
 
     def _aliases(self) -> dict[str, int]:
         with suppress(SnapshotNotFound), self._translate_errors("reading aliases"):

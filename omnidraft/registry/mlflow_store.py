@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
+PAGE_SIZE = 100
+"""Versions in one answer of the store; each has thirty tags."""
 SQLITE = "sqlite:///"
 MLFLOW_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -196,16 +199,23 @@ def create_model(client: "MlflowClient", name: str, description: str) -> None:
             raise
 
 
-def all_versions(client: "MlflowClient", name: str) -> "list[ModelVersion]":
-    """Return all versions of a registered model, oldest first."""
-    versions: list[ModelVersion] = []
-    token = None
+def newest_first(client: "MlflowClient", name: str) -> "Iterator[ModelVersion]":
+    """Yield the versions of a registered model, from the newest on, a page at a time."""
+    order, token, last = ["version_number DESC"], None, inf
     while True:
-        page = client.search_model_versions(f"name='{name}'", page_token=token)
-        versions.extend(page)
+        page = client.search_model_versions(f"name='{name}'", PAGE_SIZE, order, page_token=token)
+        for each in page:
+            if int(each.version) < last:  # else a version made meanwhile moved it to this page
+                yield each
+        last = min([last, *(int(each.version) for each in page)])
         token = page.token
         if not token:
-            return sorted(versions, key=lambda version: int(version.version))
+            return
+
+
+def versions_of_run(client: "MlflowClient", name: str, run_id: str) -> "list[ModelVersion]":
+    """Return the versions of a registered model that this run made."""
+    return [each for each in client.search_model_versions(f"run_id='{run_id}'") if each.name == name]
 
 
 def _artifact_location(url: str, name: str, artifacts: str | None) -> str | None:

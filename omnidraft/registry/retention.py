@@ -11,6 +11,9 @@ from omnidraft.ports import SnapshotVersion
 from omnidraft.snapshots.bundle import parts_of
 from omnidraft.snapshots.memory_part import ALL_PARTS, PRUNED_PARTS
 
+ALL_EVERY = 200
+"""In one of so many publications all versions are looked at, not the newest alone."""
+
 
 def superseded(versions: Sequence[SnapshotVersion], keep: int) -> list[SnapshotVersion]:
     """Return the versions, oldest first, that no alias names and that are older than the `keep` newest."""
@@ -25,6 +28,11 @@ class Retention:
     """Versions that keep their resume part and memory; so does the champion."""
     keep_serving: int | None = None
     """Versions that keep their weights, at least `keep_resume`; so do those with an alias. None: all keep them."""
+
+    def num_examined(self, publication: int) -> int | None:
+        """Return the number of newest versions to look at after a process's publication of this number, None for all:
+        first, since settings may have changed, and now and then, since an old version may have lost its alias."""
+        return max(self.keep_resume, self.keep_serving or 0) + ALL_EVERY if publication % ALL_EVERY else None
 
     def removable(self, versions: Sequence[SnapshotVersion]) -> Iterator[tuple[SnapshotVersion, tuple[str, ...]]]:
         """Yield the versions, oldest first, with those of their parts that are to be deleted and still there."""

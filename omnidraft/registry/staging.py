@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from filelock import FileLock
 
@@ -20,6 +21,7 @@ from omnidraft.snapshots.signing import SnapshotSigning
 CHAMPION_CHANGED = "an operator promoted, or the champion became another, since that was decided"
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class DamagedVersions:
@@ -28,10 +30,15 @@ class DamagedVersions:
     def __init__(self) -> None:
         self._reported: set[int] = set()
 
-    def report(self, version: int, exc: SnapshotCorrupt) -> None:
-        if version not in self._reported:
-            logger.error("version %d is damaged and left out: %s", version, exc)
-            self._reported.add(version)
+    def read(self, version: int, read: Callable[[], _T]) -> _T | None:
+        """Return what `read` does, None where the version is damaged."""
+        try:
+            return read()
+        except SnapshotCorrupt as exc:
+            if version not in self._reported:
+                logger.error("version %d is damaged and left out: %s", version, exc)
+                self._reported.add(version)
+            return None
 
 
 def check_incoming(folder: Path, drafter: str, target: str, signing: SnapshotSigning) -> Manifest:
@@ -104,14 +111,11 @@ def check_decision(version: SnapshotVersion, fence: str, current_fence: str) -> 
         raise SnapshotStale(f"not promoted: {missing_part(version.version, 'serving')}")
 
 
-def pick(versions: Sequence[SnapshotVersion], name: str) -> SnapshotVersion:
-    """Return the version of this alias or number, or the `latest`. Raises SnapshotNotFound."""
-    if name == "latest" and versions:
-        return versions[-1]
-    for version in versions:
-        if name in version.aliases or name == str(version.version):
-            return version
-    raise SnapshotNotFound(f"no snapshot is called {name!r}; there are {len(versions)} versions")
+def latest(versions: Sequence[SnapshotVersion]) -> SnapshotVersion:
+    """Return the last of these versions. Raises SnapshotNotFound when there is none."""
+    if not versions:
+        raise SnapshotNotFound("no snapshot is called 'latest': there are no versions yet")
+    return versions[-1]
 
 
 def stage(

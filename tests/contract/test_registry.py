@@ -19,7 +19,7 @@ from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from omnidraft.config import LearnerSettings
 from omnidraft.distill.publisher import Identity, Publisher
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
-from omnidraft.registry import mlflow_runs
+from omnidraft.registry import mlflow_runs, mlflow_store, retention
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.registry.manifest_export import pair_name
 from omnidraft.registry.manifest_tags import MANIFEST_TAG, MAX_TAG_CHARACTERS
@@ -340,6 +340,37 @@ def test_old_resume_parts_are_removed_and_serving_parts_stay(opened, tmp_path):
         registry.fetch(1, tmp_path / "cache", ("resume",))
     bundle.verify(registry.fetch(1, tmp_path / "cache"), ["serving"])
     bundle.verify(registry.fetch(2, tmp_path / "cache", ("resume",)), ["resume"])
+
+
+def test_of_many_versions_the_newest_and_those_with_an_alias_are_listed(opened, monkeypatch):
+    monkeypatch.setattr(mlflow_store, "PAGE_SIZE", 2)
+    open_registry, bundle_of = opened
+    registry = open_registry(keep_resume=9)
+    for number in range(1, 6):
+        registry.publish(bundle_of(f"s{number}"), number - 1 or None)
+    registry.promote(2)
+    assert [each.version for each in registry.versions()] == [1, 2, 3, 4, 5]
+    assert [each.version for each in registry.versions(1)] == [2, 5]
+    assert [each.version for each in registry.versions(2)] == [2, 4, 5]
+    assert [each.aliases for each in registry.versions(1)] == [("champion",), ("challenger",)]
+    with pytest.raises(SnapshotStale, match="newest version is 5"):
+        open_registry().publish(bundle_of("late"), 3)
+
+
+def test_an_old_version_that_lost_its_alias_loses_its_weights_when_all_versions_are_looked_at(opened, monkeypatch):
+    monkeypatch.setattr(retention, "ALL_EVERY", 4)
+    open_registry, bundle_of = opened
+    registry = open_registry(keep_resume=1, keep_serving=2)
+    registry.publish(bundle_of("s1"), None)
+    registry.promote(1)
+    for number in range(2, 8):
+        registry.publish(bundle_of(f"s{number}"), number - 1)
+    registry.promote(6)
+    registry.promote(7)  # 6 is previous, 1 nothing
+    registry.publish(bundle_of("s8"), 7)
+    assert registry.resolve("1").is_servable
+    registry.publish(bundle_of("s9"), 8)  # the ninth looks at all
+    assert not registry.resolve("1").is_servable
 
 
 def has_weights(registry, version, cache):

@@ -33,6 +33,7 @@ from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.bench.runs import BenchRun, Method, run_of_generate, run_of_steps
 from pipelines.lib.own_snapshot import own_snapshot
+from pipelines.lib.prompt_requests import fields_of, ids_of
 
 TRACED = "omnidraft+traces"
 OURS: Mapping[str, tuple[Mode | None, int | None]] = {
@@ -124,7 +125,7 @@ def _method(
     def run(prompt: Prompt, max_new_tokens: int) -> BenchRun:
         grammar = None if prompt.schema is None else Grammar("json_schema", prompt.schema)
         request = GenerationRequest(
-            messages=[{"role": "user", "content": prompt.text}],
+            **fields_of(prompt, engine.pair.target_tokenizer),
             max_new_tokens=max_new_tokens,
             sampling=Sampling(setup.temperature, grammar=grammar),
             seed=0,
@@ -180,7 +181,7 @@ def huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:
 
     def method(model: HfGenerate | HfAssisted) -> Method:
         def run(prompt: Prompt, max_new_tokens: int) -> BenchRun:
-            prompt_ids = tokenizers.target.chat_prompt_ids([{"role": "user", "content": prompt.text}])
+            prompt_ids = ids_of(prompt, tokenizers.target)
             return run_of_generate(
                 model.generate(prompt_ids, max_new_tokens, stop_ids=stop_ids, temperature=setup.temperature)
             )

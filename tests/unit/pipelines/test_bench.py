@@ -2,6 +2,7 @@
 measured runs."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -72,15 +73,30 @@ def run_bench(
         path.write_text("\n".join(json.dumps({"prompt": text, "split": "test"}) for text in texts))
         target, drafter = map(str, tiny_models)
         __main__.main(
-            **{"prompts_paths": [path], "max_new_tokens": NUM_TOKENS, "json_path": tmp_path / "bench.json"} | options,
-            target=target,
-            drafter=drafter,
+            **{"prompts_paths": [path], "max_new_tokens": NUM_TOKENS, "json_path": tmp_path / "bench.json"}
+            | {"target": target, "drafter": drafter}
+            | options,
             config_path=settings,
         )
         report: dict[str, Any] = json.loads((tmp_path / "bench.json").read_text())
         return report
 
     return run
+
+
+def test_a_base_model_is_asked_the_plain_text_by_every_method(
+    run_bench: Bench, tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(tiny_models[0], base)
+    for path in base.glob("*.jinja"):
+        path.unlink()
+    settings = json.loads((base / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (base / "tokenizer_config.json").write_text(json.dumps(settings))
+    report = run_bench(QUESTIONS, methods="plain,omnidraft,hf-generate,hf-uad", target=str(base))
+    assert [row["failed_prompts"] for row in report["rows"]] == [0, 0, 0, 0]
+    assert [row["share_identical_to_plain"] for row in report["rows"]] == [1.0, 1.0, 1.0, 1.0]
 
 
 def run_of(

@@ -136,3 +136,7 @@ class StorageError(SnapshotError):
 
 class RegistryError(SnapshotError):
     """The registry refused or cannot be reached."""
+
+
+class StoreLibraryMissing(RegistryError, ConfigError):
+    """The library of an artifact store is not installed in this process, which waiting does not change."""

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_chain, wait_fixed
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_chain, wait_fixed
 
-from omnidraft.errors import BusError, RegistryError, StorageError
+from omnidraft.errors import BusError, ConfigError, RegistryError, StorageError
 
 WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds before the next attempt; the last one repeats."""
@@ -39,9 +39,10 @@ def retry(
 
     Raises:
         BusError, RegistryError, StorageError: it failed, and `stop` holds.
+        StoreLibraryMissing: it failed for want of a library.
     """
     retrying = Retrying(
-        retry=retry_if_exception_type((BusError, RegistryError, StorageError)),
+        retry=retry_if_exception(_may_pass),
         wait=wait_chain(*map(wait_fixed, WAITS_S)),
         stop=lambda state: stop(),
         sleep=lambda seconds: wait(seconds, stop),
@@ -50,6 +51,10 @@ def retry(
         reraise=True,
     )
     return retrying(action)
+
+
+def _may_pass(exc: BaseException) -> bool:
+    return isinstance(exc, BusError | RegistryError | StorageError) and not isinstance(exc, ConfigError)
 
 
 def _log_failure(state: RetryCallState) -> None:

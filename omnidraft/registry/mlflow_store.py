@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock
 
 from omnidraft.config import masked
-from omnidraft.errors import OmnidraftError, RegistryError, SnapshotNotFound
+from omnidraft.errors import OmnidraftError, RegistryError, SnapshotNotFound, StoreLibraryMissing
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -111,6 +111,9 @@ def translate_artifact_errors(url: str) -> Iterator[None]:
         raise
     except _store_errors():
         raise
+    except ImportError as exc:
+        advice = "install it wherever snapshots are published or fetched: boto3 for s3://, see docs/scaling.md"
+        raise StoreLibraryMissing(masked(f"the artifact store of {url} needs a library: {exc}; {advice}")) from exc
     except Exception as exc:  # artifact stores raise errors of their own libraries
         advice = "check that this process reaches it and has its credentials, then try again"
         raise RegistryError(masked(f"the artifact store of {url}: {type(exc).__name__}: {exc}; {advice}")) from exc

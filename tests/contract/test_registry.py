@@ -8,6 +8,7 @@ import socket
 import stat
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,7 +19,15 @@ from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
 from omnidraft.config import LearnerSettings
 from omnidraft.distill.publisher import Identity, Publisher
-from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
+from omnidraft.distill.retrying import retry
+from omnidraft.errors import (
+    RegistryError,
+    SnapshotCorrupt,
+    SnapshotError,
+    SnapshotNotFound,
+    SnapshotStale,
+    StoreLibraryMissing,
+)
 from omnidraft.registry import mlflow_runs, mlflow_store, retention
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.registry.manifest_export import pair_name
@@ -589,6 +598,16 @@ def test_an_artifact_store_that_refuses_an_upload_is_a_registry_error_and_the_ne
         registry.publish(folder, None)
     bucket.denied = ()
     assert open_with_bucket(mlflow_url, target, tmp_path).publish(folder, None).version == 1
+
+
+@pytest.mark.skipif(find_spec("boto3") is not None, reason="boto3 is installed here")
+def test_a_store_whose_library_is_missing_is_said_at_once_and_not_waited_for(mlflow_url, targets, tmp_path):
+    target = next(targets)
+    registry = MlflowRegistry(mlflow_url, "org/small", target, artifacts="s3://bucket/folder", keep_resume=2)
+    folder, attempts = make_bundle(tmp_path, "s1", target=target), []
+    with pytest.raises(StoreLibraryMissing, match="No module named 'boto3'; install it"):
+        retry(lambda: registry.publish(folder, None), lambda: False, lambda: attempts.append(1))
+    assert (attempts, registry.versions()) == ([], ())
 
 
 def test_an_artifact_store_that_refuses_anything_else_is_a_registry_error(mlflow_url, targets, tmp_path, bucket):

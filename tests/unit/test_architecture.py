@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("omnidraft", "services", "pipelines")
 
 LEVELS = (  # lowest first
-    {"errors", "exit_status", "config", "throttle", "private_files", "progress", "supervised_thread"},
+    {"errors", "exit_status", "config", "throttle", "private_files", "cache_files", "progress", "supervised_thread"},
     {"vocab", "traces", "snapshots", "prompts", "memory", "tools", "extras"},
     {"ports"},
     {"bus", "registry", "models", "telemetry", "decode", "distill", "fleet"},

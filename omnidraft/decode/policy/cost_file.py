@@ -2,9 +2,10 @@
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
+
+from omnidraft.cache_files import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +28,7 @@ class CostFile:
     def write(self, name: str, seconds_by_rows: Mapping[int, float]) -> None:
         """Replace the seconds of this name; where nothing can be written the next start measures again."""
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            partial = self._path.with_suffix(f".{os.getpid()}")
-            partial.write_text(json.dumps(self._others(name) | {name: dict(seconds_by_rows)}))
-            partial.rename(self._path)
+            replace_file(self._path, json.dumps(self._others(name) | {name: dict(seconds_by_rows)}).encode())
         except OSError as exc:
             logger.warning("the next start has to measure again: %s", exc)
 

@@ -8,7 +8,6 @@ code; any other, and any that is damaged, is replaced.
 import hashlib
 import json
 import logging
-import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from omnidraft.cache_files import replace_file
 from omnidraft.errors import ModelError
 from omnidraft.models.hf import tokenizer_json
 from omnidraft.vocab import token_bytes
@@ -167,9 +167,6 @@ def _write(file: Path, key: Mapping[str, Any], resolved: ResolvedTokenizer) -> N
     try:
         body = json.dumps(asdict(resolved)).encode()
         header = json.dumps({"key": key, "checksum": zlib.crc32(body)}).encode()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(header + b"\n" + body)
-        partial.rename(file)
+        replace_file(file, header + b"\n" + body)
     except (OSError, TypeError) as exc:  # TypeError: a special token that is no text
         logger.warning("the next start has to convert the tokenizer of %s again: %s", file.stem, exc)

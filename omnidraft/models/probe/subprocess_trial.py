@@ -20,6 +20,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from omnidraft.cache_files import replace_file
 from omnidraft.errors import ModelError
 from omnidraft.exit_status import CRASHES, describe_exit
 
@@ -156,8 +157,6 @@ def _load_cached(cache_file: Path) -> Outcome | None:
 
 def _save(cache_file: Path, outcome: Outcome) -> None:
     try:
-        partial = cache_file.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(asdict(outcome)))
-        partial.rename(cache_file)
+        replace_file(cache_file, json.dumps(asdict(outcome)).encode())
     except OSError as exc:
         logger.warning("the next start has to try again, since %s cannot be written: %s", cache_file.parent, exc)

@@ -33,6 +33,15 @@ WARM = (
 )
 
 
+ADAPTIVE = (
+    "Chains of the drafter model with splits and merges, without trees and memory, so that only their lengths differ. "
+    "`static`: four tokens, untrained. `adapt only`: the acceptance head learns, the drafter is frozen. "
+    "`distill only`: four tokens after `dm + 0.2 ngram`, or as many as a policy without a head says. `joint` and "
+    "`interleaved`: drafter and head learn in the same steps or in turn, and a chain ends where a rejection in it is "
+    "likelier than gamma."
+)
+
+
 def write(content: Mapping[str, Any], out: Path) -> None:
     """Write Markdown and PNG files into `out`."""
     out.mkdir(parents=True, exist_ok=True)
@@ -48,7 +57,7 @@ def write(content: Mapping[str, Any], out: Path) -> None:
     if "cache" in cells:
         lines += ["", "## The n-gram cache", "", *_caches(cells["cache"])]
     lines += _decoded_section("Warm caches", WARM, "cache", _decoded_cells(cells, "warm-cache"))
-    lines += _decoded_section("Adaptive drafting", "", "policy", _decoded_cells(cells, "adaptive"))
+    lines += _decoded_section("Adaptive drafting", ADAPTIVE, "policy", _decoded_cells(cells, "adaptive"))
     for name, questions in _decoded_cells(cells, "temperature/").items():
         lines += _decoded_section(f"Temperature {name}", "", "method", {name: questions})
     (out / PAGE).write_text("\n".join([*lines, ""]))

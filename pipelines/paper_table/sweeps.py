@@ -1,8 +1,10 @@
-"""The paper's smaller tables, for one target and task: LoRA ranks, losses, n-gram caches, policies, temperatures."""
+"""The paper's smaller tables, for one target and task: LoRA ranks, losses, n-gram caches, adaptive drafting,
+temperatures."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from omnidraft import config, wiring
@@ -17,11 +19,33 @@ LAMBDAS = (0.1, 0.2, 0.5, 1.0)
 DISTILLED = ("dm_paper", "dm", "nll")
 """Reverse KL on directly mapped tokens, forward KL, and the likelihood of the emitted text."""
 TEMPERATURES = (0.01, 1.0)
-POLICIES: dict[str, dict[str, Any]] = {
-    "fixed, 4 tokens": {"policy": "fixed", "num_draft_tokens": 4},
-    "threshold": {"policy": "threshold"},
-    "acceptance head": {"policy": "acceptance"},
-    "cost": {"policy": "cost"},
+GAMMAS = (0.5, 0.7, 0.9)
+"""Probabilities of a rejection in the chain at which it ends."""
+CHAINS: Mapping[str, Any] = {"suffix_memory": False, "lookup": False, "trees": False}
+"""Section `decode` of adaptive drafting: a model's chains alone, so that only their lengths differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveMethod:
+    """A row of the paper's Table 2: what has learned, and what ends a chain."""
+
+    head: str | None
+    """`learner.head`; None: nothing learns."""
+    decode: Mapping[str, Any]
+
+
+ADAPTIVE: Mapping[str, AdaptiveMethod] = {
+    "static": AdaptiveMethod(None, {"policy": "fixed", "num_draft_tokens": 4}),
+    "untrained, cost": AdaptiveMethod(None, {"policy": "cost"}),
+    "adapt only": AdaptiveMethod("only", {"policy": "acceptance"}),
+    "distill only": AdaptiveMethod("off", {"policy": "fixed", "num_draft_tokens": 4}),
+    "distill only, threshold": AdaptiveMethod("off", {"policy": "threshold"}),
+    "distill only, cost": AdaptiveMethod("off", {"policy": "cost"}),
+    **{
+        f"{head}, gamma {gamma:g}": AdaptiveMethod(head, {"policy": "acceptance", "max_rejection": gamma})
+        for head in ("joint", "interleaved")
+        for gamma in GAMMAS
+    },
 }
 
 
@@ -55,8 +79,8 @@ class Sweep:
         self._decode("warm-cache", self._warm_caches)
 
     def adaptive(self) -> None:
-        """Decode with one drafter under every policy."""
-        self._decode("adaptive", self._policies)
+        """Decode with chains of a fixed length and of lengths by policies, before and after learning."""
+        self._decode("adaptive", self._adaptive_ways)
 
     def temperature(self) -> None:
         """Decode with the paper's method and ours at other temperatures."""
@@ -87,15 +111,21 @@ class Sweep:
         ways = {name: decoding.drafting(folder, _with_cache(settings, section)) for name, section in bounds.items()}
         return {PLAIN: decoding.plain(), **ways}
 
-    def _policies(self) -> dict[str, Way]:
-        settings = METHODS["ours"].settings(self.target, self.plan, head="joint")
-        folder = snapshot(settings, self.task, self.plan)
-        decoding = Decoding(settings, self.plan.max_new_tokens)
+    def _adaptive_ways(self) -> dict[str, Way]:
+        heads = dict.fromkeys(method.head for method in ADAPTIVE.values())
+        drafters = {head: self._learned_with(head) for head in heads}  # before the target takes its memory
+        decoding = Decoding(settings_for(self.target, self.plan), self.plan.max_new_tokens)
         ways = {PLAIN: decoding.plain()}
-        for name, section in POLICIES.items():
-            decode = settings.decode.model_copy(update=section)
+        for name, method in ADAPTIVE.items():
+            settings, folder = drafters[method.head]
+            decode = settings.decode.model_copy(update={**CHAINS, **method.decode})
             ways[name] = decoding.drafting(folder, settings.model_copy(update={"decode": decode}))
         return ways
+
+    def _learned_with(self, head: str | None) -> tuple[config.Settings, Path | None]:
+        """Return settings, and the snapshot folder of what learned with this `learner.head`; None: nothing did."""
+        settings = METHODS["ours"].settings(self.target, self.plan, head=head or "off")
+        return settings, None if head is None else snapshot(settings, self.task, self.plan)
 
     def _methods_at(self, temperature: float) -> dict[str, Way]:
         return ways_of(self.target, self.task, ("spd-dm", "dm+ngram", "ours"), self.plan, temperature)

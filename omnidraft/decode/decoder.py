@@ -204,7 +204,10 @@ class Decoder:
         result = run_pass(self.target, [*replays, *drafts], scheduled.prompts)
         for sequence, tree in replays:
             if sequence in result.logits:
-                sequence.keep_all(tree)
+                try:
+                    sequence.keep_all(tree)
+                except Exception as exc:  # one text's failure must not end the others
+                    result.errors[sequence] = exc
         steps = self._draw_all(drafts, result)
         errors = {**dict(scheduled.failed), **result.errors}
         self._update_costs(scheduled, drafts, result.seconds)

@@ -104,14 +104,27 @@ class Scheduler:
         self._preempt_for_memory()
         scheduled.running = [each for each in self._admitted if not each.num_unread and not each.num_unreplayed]
         rows = self._chunk(scheduled.running, pass_s_of)
-        for sequence in self._admitted:
-            if rows > 0 and (num_replayed := min(sequence.num_unreplayed, rows, self._longest_chain(sequence))):
-                scheduled.replays.append((sequence, num_replayed))
-                rows -= num_replayed
-            elif rows > 0 and (num_read := min(sequence.num_unread, rows)):
-                scheduled.prompts.append((sequence, num_read))
-                rows -= num_read
+        for sequence, num_ids in self._shares(rows).items():
+            (scheduled.replays if sequence.num_unreplayed else scheduled.prompts).append((sequence, num_ids))
         return scheduled
+
+    def _shares(self, num_rows: int) -> dict[SequenceState, int]:
+        """Return how many ids each sequence reads or replays: every client has an equal share of the rows for its first
+        ones, and what is left goes to those that were admitted first."""
+        wanted = {each: self._num_wanted(each) for each in self._admitted}
+        clients = Counter(each.client for each, num in wanted.items() if num)
+        budgets = dict.fromkeys(clients, num_rows // max(len(clients), 1))
+        shares = dict.fromkeys((each for each, num in wanted.items() if num), 0)
+        for is_share in (True, False):
+            for each in shares:
+                free = num_rows - sum(shares.values())
+                num_ids = min(wanted[each] - shares[each], budgets[each.client] if is_share else free)
+                budgets[each.client] -= num_ids
+                shares[each] += num_ids
+        return {each: num for each, num in shares.items() if num}
+
+    def _num_wanted(self, sequence: SequenceState) -> int:
+        return min(sequence.num_unreplayed, self._longest_chain(sequence)) or sequence.num_unread
 
     def _admit(self, scheduled: ScheduledRound) -> None:
         held_back: list[SequenceState] = []
@@ -175,17 +188,25 @@ class Scheduler:
         return min(sequences, key=lambda each: running[each.client])  # the first of equals
 
     def _preempt_for_fairness(self) -> None:
-        """Let the newest sequence of the client with most of them wait, if a client with fewer waits for it."""
-        if not self._waiting or len(self._admitted) < self._settings.max_num_seqs:
-            return
+        """Let the newest sequences of the client with most of them wait, if a client with fewer waits for a place or
+        for memory, and that is enough for it."""
         candidates = [each for each in self._waiting if not self._waits_for_prefix(each)]
         if not candidates:
             return
-        sequence = self._fairest(candidates)
-        if _is_unfair_to(sequence.client, _clients(self._admitted)):
-            running = Counter(_clients(self._admitted))
+        sequence, admitted = self._fairest(candidates), list(self._admitted)
+        while not self._has_place_for(sequence, admitted):
+            if not _is_unfair_to(sequence.client, _clients(admitted)):
+                return
+            running = Counter(_clients(admitted))
             most = max(running, key=lambda client: running[client])
-            self.preempt(next(each for each in reversed(self._admitted) if each.client == most))
+            admitted.remove(next(each for each in reversed(admitted) if each.client == most))
+        for each in reversed([each for each in self._admitted if each not in admitted]):
+            self.preempt(each)
+
+    def _has_place_for(self, sequence: SequenceState, admitted: Sequence[SequenceState]) -> bool:
+        num_bytes = sum(map(self._bytes_of, (*admitted, sequence)))
+        is_small_enough = num_bytes <= self._settings.kv_cache_gib * 2**30
+        return not admitted or (len(admitted) < self._settings.max_num_seqs and is_small_enough)
 
     def _preempt_for_memory(self) -> None:
         while self._used_bytes() > self._settings.kv_cache_gib * 2**30 and len(self.prefixes):
@@ -195,9 +216,9 @@ class Scheduler:
 
     def _has_memory_for(self, sequence: SequenceState) -> bool:
         """Return whether the sequence fits beside the admitted ones; prefixes give way where that is enough."""
-        needed = self._bytes_of(sequence)
-        if sum(map(self._bytes_of, self._admitted)) + needed > self._settings.kv_cache_gib * 2**30:
+        if not self._has_place_for(sequence, self._admitted):
             return False
+        needed = self._bytes_of(sequence)
         while self._used_bytes() + needed > self._settings.kv_cache_gib * 2**30:
             self.prefixes.evict()
         return True

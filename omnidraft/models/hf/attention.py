@@ -6,6 +6,7 @@ processor; torch's kernel reads each key head in place, for all the query heads 
 Shapes: S rows of a pass, C slots.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ Masks = torch.Tensor | Mapping[str, torch.Tensor]
 _SHARED_HEADS = "sdpa_with_shared_heads"
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+logger = logging.getLogger(__name__)
 
 
 class PackedKeys(torch.Tensor):
@@ -68,13 +70,25 @@ class AttentionMasks:
 
 def has_length_dependent_rope(config: PreTrainedConfig) -> bool:
     """Return whether the rotation of a key depends on the final length of the text; then passes do not agree on it."""
-    return any(kind in _LENGTH_DEPENDENT_ROPE for kind in _rope_types(getattr(config, "rope_parameters", None) or {}))
+    return any(rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE for rope in _ropes(config))
 
 
-def _rope_types(parameters: Mapping[str, Any]) -> list[str]:
-    """Return the rope type of the model, or of each layer type."""
-    each = [value for value in parameters.values() if isinstance(value, Mapping)] or [parameters]
-    return [str(rope.get("rope_type")) for rope in each]
+def context_limit(config: PreTrainedConfig) -> int:
+    """Return the number of positions whose keys are rotated alike in texts of all lengths. A `longrope` model rotates
+    all keys of a text anew when it grows past the context of its first training; those that are cached would stay."""
+    limit: int = config.max_position_embeddings
+    longrope = [rope for rope in _ropes(config) if rope.get("rope_type") == "longrope"]
+    shortest = min([limit, *(rope.get("original_max_position_embeddings", limit) for rope in longrope)])
+    if shortest < limit:
+        text = "%s: contexts of %d tokens instead of %d, since longer ones would rotate cached keys anew"
+        logger.warning(text, config.model_type, shortest, limit)
+    return shortest
+
+
+def _ropes(config: PreTrainedConfig) -> list[Mapping[str, Any]]:
+    """Return the rope parameters of the model, or of each layer type."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    return [value for value in parameters.values() if isinstance(value, Mapping)] or [parameters]
 
 
 def share_key_heads(model: PreTrainedModel) -> None:

@@ -45,13 +45,13 @@ class PaddedSession:
 
     def read(self, num_ids: int) -> None:
         """Count so many unread prompt ids as kept; compute the padded chunks, from position 0, that hold them."""
-        self.num_kept += num_ids
-        rows = self._settings.prefill_rows
-        while self._num_prefilled < self.num_kept:
+        end, rows = self.num_kept + num_ids, self._settings.prefill_rows
+        while self._num_prefilled < end:
             start = self._num_prefilled
             chunk = self._prompt_ids[start : start + rows]
             self._pass(start, [pad(chunk, rows)], num_logits=0)
             self._num_prefilled += len(chunk)
+        self.num_kept = end  # an error leaves them unread
 
     def reusable(self, source: "PaddedSession", num_ids: int) -> int:
         """Return the number of first ids, at most `num_ids`, whose keys the source computed as this session would: in

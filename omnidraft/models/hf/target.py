@@ -48,7 +48,7 @@ class TransformersTarget:
         self._attention = attention.AttentionMasks(model)
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
-        self.context_limit: int = config.max_position_embeddings
+        self.context_limit = attention.context_limit(config)
         self._num_layers: int = config.num_hidden_layers
         self._bytes_of_slot = kv_bytes_of_slot(config, torch.float32 if precision in native.PACKED else model.dtype)
         self._has_length_dependent_rope = attention.has_length_dependent_rope(config)

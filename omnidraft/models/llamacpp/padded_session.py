@@ -39,12 +39,13 @@ class PaddedSession:
 
     def read(self, num_ids: int) -> None:
         """Count so many unread prompt ids as kept; compute the chunks that hold them."""
-        self.num_kept += num_ids
-        while self._num_prefilled < self.num_kept:
+        end = self.num_kept + num_ids
+        while self._num_prefilled < end:
             start = self._num_prefilled
             chunk = self._prompt_ids[start : start + PREFILL_ROWS]
             self._context.decode([BatchEntry(token, start + row, (0,), False) for row, token in enumerate(chunk)])
             self._num_prefilled += len(chunk)
+        self.num_kept = end  # an error leaves them unread
 
     def copy_keys(self, source: "PaddedSession", num_ids: int) -> int:
         """Begin with the whole chunks that the source has read of these first ids; return the number of ids."""

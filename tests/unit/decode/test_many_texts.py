@@ -233,3 +233,44 @@ def test_nobody_makes_way_for_a_text_that_waits_for_a_prompt_which_is_being_read
         assert together.scheduler.num_preemptions == 0
     finish(together)
     assert other.num_reused == len(long_prompt) - 1
+
+
+def test_a_short_prompt_is_not_read_behind_the_long_ones_of_another_client():
+    together = decoder(max_num_seqs=8)
+    many = [
+        together.add(replace(make_request(seed=seed), prompt_ids=PROMPT * 100), None, client="many")
+        for seed in range(4)
+    ]
+    other = together.add(make_request(max_new_tokens=3), None, client="other")
+    for _ in range(4):
+        together.step()
+    assert other.is_finished
+    assert all(each.num_unread for each in many)
+    finish(together)
+
+
+def test_a_client_with_many_texts_makes_way_for_another_that_waits_for_memory():
+    together = decoder(max_num_seqs=8, kv_cache_gib=500 / 2**30)
+    many = [together.add(each, None, client="many") for each in requests(7, max_new_tokens=40)]
+    for _ in range(8):
+        together.step()
+    assert sum(each.session is not None for each in many) >= 3
+    other = together.add(replace(make_request(max_new_tokens=3), prompt_ids=PROMPT * 8), None, client="other")
+    for _ in range(8):
+        together.step()
+    assert other.is_finished
+    assert together.scheduler.num_preemptions >= 1
+    assert not any(each.is_finished for each in many)
+    finish(together)
+
+
+def test_nobody_makes_way_where_that_is_not_enough():
+    together = decoder(max_num_seqs=8, kv_cache_gib=300 / 2**30)
+    many = [together.add(each, None, client="many") for each in requests(4, max_new_tokens=30)]
+    together.step()
+    together.add(replace(make_request(), prompt_ids=PROMPT * 45), None, client="other")  # fits alone
+    for _ in range(5):
+        together.step()
+    assert together.scheduler.num_preemptions == 0
+    finish(together)
+    assert all(each.is_finished for each in many)

@@ -92,6 +92,18 @@ def test_reproducible_mode_takes_only_chains_of_its_width():
         session.score(drafted([1, 2, 3], [0, 0, 0]))
 
 
+def test_a_prompt_whose_pass_failed_is_still_unread(monkeypatch):
+    target, prompt = tiny_target("llama"), text(19)
+    expected = target.open(prompt, 5, "reproducible").score(DraftTree.empty(prompt[-1]))
+    session = target.open(prompt, 5, "reproducible")
+    with monkeypatch.context() as patched:
+        patched.setattr(session, "_compute", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            session.read(7)
+    assert (session.num_kept, session.num_unread) == (0, 18)
+    assert torch.equal(session.score(DraftTree.empty(prompt[-1])), expected)
+
+
 class LooksAtPadding(TransformersTarget):
     """Planted: a model whose logits depend a little on what else is in the pass."""
 
@@ -160,6 +172,16 @@ def test_a_rope_that_moves_with_the_text_is_refused_in_reproducible_mode():
     with pytest.raises(ConfigError, match="rope"):
         target.open([1, 2], 5, "reproducible")
     target.open([1, 2], 5, "fast")
+
+
+def test_a_model_that_rotates_long_texts_otherwise_takes_short_ones_alone():
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 4.0}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64, **factors}
+    config = LlamaConfig(**{**SHAPE, "head_dim": 16, "max_position_embeddings": 256}, rope_parameters=rope)
+    target = TransformersTarget(AutoModelForCausalLM.from_config(config), SETTINGS, name="x", precision="float32")
+    assert target.context_limit == 64
+    with pytest.raises(RequestError):
+        target.open(text(60), 5, "fast")
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,11 @@ class FloatEmbedding(nn.Module):
         return rows if self._scale is None else rows * self._scale.float()
 
 
+def _is_plain_or_scaled(embedding: nn.Embedding) -> bool:
+    """Return whether it is what FloatEmbedding computes; other kinds, as of OPT's positions, stay as they are."""
+    return type(embedding) is nn.Embedding or isinstance(getattr(embedding, "embed_scale", None), torch.Tensor)
+
+
 def apply(model: nn.Module, precision: str, kernels: str = "auto") -> nn.Module:
     """Change the model in place to compute in `precision`, on an accelerator if there is one and the format allows it.
 
@@ -126,7 +131,7 @@ def apply(model: nn.Module, precision: str, kernels: str = "auto") -> nn.Module:
             if isinstance(child, nn.Linear):
                 layer_kind = library.HEADS.get(kind, kind) if child is head else kind
                 setattr(parent, name, PackedLinear(child, layer_kind, kernel_library))
-            elif isinstance(child, nn.Embedding):
+            elif isinstance(child, nn.Embedding) and _is_plain_or_scaled(child):
                 setattr(parent, name, FloatEmbedding(child))
     for name, parameter in model.named_parameters():
         if "embed" not in name:

@@ -32,16 +32,16 @@ class HiddenLoss:
             grad_mag: the weight counts in norms of the other losses' gradient, instead of as it is.
         """
         self._weight, self._grad_mag = weight, grad_mag
-        self._num, self._sum = 0, 0.0
+        self._num, self._num_seen, self._sum = 0, 0, 0.0
 
     def begin(self, examples: Sequence[TrainingExample]) -> None:
         """Start a step over these examples."""
-        self._num, self._sum = sum(len(each.targets[LOSS]) for each in examples), 0.0
+        self._num, self._num_seen, self._sum = sum(len(each.targets[LOSS]) for each in examples), 0, 0.0
 
     @property
     def mean(self) -> float:
-        """The loss of the step so far."""
-        return self._sum / max(self._num, 1)
+        """The loss of the step so far, over the points of its passes: those behind a text's last chunk are in none."""
+        return self._sum / max(self._num_seen, 1)
 
     def backward(self, batch: PackedBatch, row_N: Tensor, hidden_NH: Tensor) -> None:
         known: HiddenTargets[Tensor] = join(batch, [each.targets[LOSS] for each in batch.examples])
@@ -50,6 +50,7 @@ class HiddenLoss:
         q_NH = hidden_NH.detach()[at_N].float().requires_grad_()
         loss = relative_distances(known.hidden_NH[is_here_N], q_NH).sum()
         (grad_NH,) = torch.autograd.grad(loss / self._num, q_NH)
+        self._num_seen += len(at_N)
         self._sum += loss.item()
         assert hidden_NH.grad is not None
         weight = self._weight * (_ratio(hidden_NH.grad, grad_NH) if self._grad_mag else 1.0)

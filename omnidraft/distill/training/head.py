@@ -39,6 +39,7 @@ class HeadTrainer:
     def __init__(self, head: TrainableHead, settings: LearnerSettings) -> None:
         self._head, self._settings = head, settings
         self._trained = head.trained()
+        self._new = self.serving_tensors()
         self.optimizer = torch.optim.AdamW(
             self._trained.values(), lr=settings.head_learning_rate, weight_decay=0.0, fused=True
         )
@@ -89,9 +90,9 @@ class HeadTrainer:
         return {name: parameter.detach().clone() for name, parameter in self._trained.items()}
 
     def start_from(self, serving: Mapping[str, Tensor]) -> None:
-        """Take the head of a snapshot that has one. Raises ConfigError when it is of another shape."""
-        if not serving.keys().isdisjoint(self._trained):
-            copy_into(self._trained, serving)
+        """Take the head of a snapshot; that of one without a head is new. Raises ConfigError when it is of another
+        shape."""
+        copy_into(self._trained, self._new if serving.keys().isdisjoint(self._trained) else serving)
 
     def state(self) -> dict[str, Tensor]:
         """Return the weights and the optimizer's state; see Learner.state."""
@@ -103,6 +104,8 @@ class HeadTrainer:
             load_adam_state(self._trained, self.optimizer, tensors, _PREFIX)
         else:
             logger.info("the snapshot has no acceptance head; one begins to learn")
+            copy_into(self._trained, self._new)
+            self.optimizer.state.clear()
 
     def _labels(self, drafted: AcceptanceTargets[Array]) -> Array:
         return drafted.soft_N if self._settings.head_labels == "soft" else drafted.right_N

@@ -16,8 +16,8 @@ from omnidraft.models.hf.attention import share_key_heads
 from omnidraft.models.hf.kv_slots import KvSlots
 from omnidraft.models.hf.packed_pass import TextRows, forward_packed
 from omnidraft.models.hf.row_factors import RowFactors, TextFactors
+from omnidraft.models.hf.serving_tensors import apply_serving_tensors
 from omnidraft.models.hf.target import load_model
-from omnidraft.models.hf.trainable_drafter import apply_serving_tensors
 from omnidraft.models.hf.tree_layout import chain_visibility, tree_visibility
 from omnidraft.models.kv_session import BatchingDrafter, BranchingSession, ForwardRequest
 from omnidraft.models.native import library as native
@@ -43,7 +43,7 @@ class TorchDrafter(BatchingDrafter):
         self.has_head = head is not None
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
-        self.context_limit: int = config.max_position_embeddings
+        self.context_limit = attention.context_limit(config)
         self.num_layers: int = config.num_hidden_layers
         self._attention = attention.AttentionMasks(model)
         self._row_factors = RowFactors(model)

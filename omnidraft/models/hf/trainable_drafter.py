@@ -17,17 +17,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from omnidraft import throttle
-from omnidraft.errors import ConfigError, ContractError, SnapshotCorrupt
+from omnidraft.errors import ConfigError, ContractError
 from omnidraft.models.hf import training_precision
+from omnidraft.models.hf.attention import context_limit
+from omnidraft.models.hf.serving_tensors import Train
 from omnidraft.models.hf.trained_weights import TrainedWeights
-from omnidraft.models.hf.training_attention import PackedTextCache, take_texts_apart
+from omnidraft.models.hf.training_attention import PackedTextCache, mask_form, take_texts_apart
 from omnidraft.models.probe import choice
 from omnidraft.ports import PackedTexts, Precision
 from omnidraft.snapshots.low_rank import SCALE, A, B, factored_modules
-
-Train = Literal["full", "lora"]
 
 
 class TransformersTrainable:
@@ -54,10 +55,11 @@ class TransformersTrainable:
         self._scale = getattr(causal.config, "logit_scale", None) or 1 / getattr(causal.config, "logits_scaling", 1.0)
         self._require_own_logits(causal)
         self.vocab_size: int = self._head.weight.shape[0]
-        self.context_limit: int = causal.config.get_text_config().max_position_embeddings
+        self.context_limit = context_limit(causal.config.get_text_config())
         self.hidden_size: int = self._head.weight.shape[1]
         self._num_layers: int = causal.config.get_text_config().num_hidden_layers
         self._takes_texts_apart = take_texts_apart(causal)
+        self._mask_form = mask_form(causal)
         self._take_texts_together_where_needed(causal)
         for module in causal.modules():
             if isinstance(module, nn.Linear):
@@ -116,9 +118,9 @@ class TransformersTrainable:
             distance_RK = position_R[:, None] - texts.position_R[None, : rows.stop]
             sees_RK = (texts.text_R[rows, None] == texts.text_R[None, : rows.stop]) & (distance_RK >= 0)
         if self._window is None:
-            return sees_RK[None, None]
+            return self._mask_form(sees_RK)
         near_RK = sees_RK & (distance_RK < self._window)
-        return {"full_attention": sees_RK[None, None], "sliding_attention": near_RK[None, None]}
+        return {"full_attention": self._mask_form(sees_RK), "sliding_attention": self._mask_form(near_RK)}
 
     def linear_shapes(self) -> Mapping[str, tuple[int, int]]:
         return {name: (layer.out_features, layer.in_features) for name, layer in self._linear_layers().items()}
@@ -219,35 +221,6 @@ def trainable_with_embeddings(
     return TransformersTrainable(learned, train, precision)
 
 
-def apply_serving_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, train: Train) -> None:
-    """Put a snapshot's weights into a base model, in place; LoRA factors are merged: W += (alpha / r) B A.
-
-    Everything is checked before the first weight changes. LoRA needs the untouched base weights.
-
-    Args:
-        model: the drafter with the module names that transformers gives it, in any floating type.
-
-    Raises:
-        SnapshotCorrupt: names or shapes are not those of this model.
-    """
-    parameters = dict(model.named_parameters())
-    if train == "full":
-        _check_full(parameters, tensors)
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                parameters[name].copy_(tensor)
-                throttle.rest()
-        return
-    shapes = {name.removesuffix(".weight"): tuple(parameter.shape) for name, parameter in parameters.items()}
-    modules = factored_modules(shapes, tensors)
-    with torch.no_grad():
-        for module in modules:
-            weight = parameters[f"{module}.weight"]
-            delta = tensors[module + B].float() @ tensors[module + A].float()
-            weight.copy_(weight.float() + SCALE * delta)
-            throttle.rest()
-
-
 def _adder(a_RK: Tensor, b_NR: Tensor) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
     """Return a hook that adds factors to the output of a linear layer, in the format of the pass."""
 
@@ -279,18 +252,11 @@ def _with_lora(model: nn.Module, rank: int, seed: int) -> nn.Module:
 
     from omnidraft.models.hf.pretrained import default_dtype_lock
 
+    if any(isinstance(module, Conv1D) for module in model.modules()):  # whose weights are the other way round
+        raise ConfigError(f"{type(model).__name__} learns no LoRA factors: set learner.train = 'full'")
     config = LoraConfig(
         r=rank, lora_alpha=int(SCALE * rank), target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"
     )
     with default_dtype_lock, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return get_peft_model(model, config).eval()
-
-
-def _check_full(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
-    if tensors.keys() != parameters.keys():
-        differing = sorted(tensors.keys() ^ parameters.keys())
-        raise SnapshotCorrupt(f"snapshot and base drafter differ in {len(differing)} weights, first {differing[0]}")
-    for name, tensor in tensors.items():
-        if tensor.shape != parameters[name].shape:
-            raise SnapshotCorrupt(f"{name}: have {tuple(parameters[name].shape)}, was offered {tuple(tensor.shape)}")

@@ -26,6 +26,8 @@ class TrainedWeights:
         """
         self._model = model
         self._copies: dict[str, nn.Parameter] = {}
+        self._unrounded: dict[int, nn.Parameter] = {}
+        """Frozen weights as they were, by the id of what is in their place."""
         self.masters: Mapping[str, nn.Parameter] = {
             name_of(name): each for name, each in model.named_parameters() if each.requires_grad
         }
@@ -40,12 +42,20 @@ class TrainedWeights:
             return
         if precision == "float32":
             masters = {id(copy): self.masters[name] for name, copy in self._copies.items()}
-            self._replace(lambda old: masters[id(old)] if id(old) in masters else _frozen(old, torch.float32))
-            self._copies = {}
+            known = {**masters, **self._unrounded}
+            self._replace(lambda old: known[id(old)] if id(old) in known else _frozen(old, torch.float32))
+            self._copies, self._unrounded = {}, {}
             return
         self._copies = {name: _copy_of(master) for name, master in self.masters.items()}
         copies = {id(master): self._copies[name] for name, master in self.masters.items()}
-        self._replace(lambda old: copies[id(old)] if old.requires_grad else _frozen(old, torch.bfloat16))
+        self._replace(lambda old: copies[id(old)] if old.requires_grad else self._rounded(old))
+
+    def _rounded(self, old: nn.Parameter) -> nn.Parameter:
+        """Return a frozen weight in bfloat16; the old one is kept where that loses bits."""
+        new = _frozen(old, torch.bfloat16)
+        if not torch.equal(new.to(old.dtype), old):
+            self._unrounded[id(new)] = old
+        return new
 
     @torch.no_grad()
     def refresh(self) -> None:

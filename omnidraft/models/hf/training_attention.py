@@ -5,7 +5,7 @@ Shapes: R rows of one text in a pass, K keys that they read, G key heads, M rows
 size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,21 @@ def take_texts_apart(model: PreTrainedModel) -> bool:
     AttentionMaskInterface.register(_NAME, sdpa_mask)
     model.set_attn_implementation(_NAME)
     return True
+
+
+def mask_form(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+    """Return what makes a mask [1, 1, rows, keys] for this model's attention of which keys a row sees."""
+    return _added if model.config._attn_implementation == "eager" else _seen
+
+
+def _seen(sees_RK: Tensor) -> Tensor:
+    return sees_RK[None, None]
+
+
+def _added(sees_RK: Tensor) -> Tensor:
+    """Return what transformers' own attention adds to the scores, where torch's takes a boolean mask."""
+    lowest = torch.finfo(torch.float32).min
+    return torch.zeros(sees_RK.shape).masked_fill_(~sees_RK, lowest)[None, None]
 
 
 class _TextsLayer(CacheLayerMixin):

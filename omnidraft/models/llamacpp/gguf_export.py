@@ -122,14 +122,15 @@ def _named_weights(model: PreTrainedModel, architecture: str) -> dict[str, np.nd
         if known is None:
             raise ModelError(f"llama.cpp has no tensor for {name} in models of {architecture}")
         weight = parameter.detach().float().numpy()
-        if architecture == "llama" and known.endswith((".attn_q.weight", ".attn_k.weight")):
-            is_query = known.endswith(".attn_q.weight")
+        is_query = ".attn_q." in known
+        if architecture == "llama" and (is_query or ".attn_k." in known):
             weight = _interleaved(weight, config.num_attention_heads if is_query else config.num_key_value_heads)
         weights[known] = weight
     return weights
 
 
-def _interleaved(weight_NK: np.ndarray, num_heads: int) -> np.ndarray:
-    """Return the rows of each head in llama.cpp's order: the pairs that a rotary embedding turns side by side."""
-    halves = weight_NK.reshape(num_heads, 2, -1, weight_NK.shape[-1])
-    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight_NK.shape))
+def _interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """Return the rows of a matrix, or the numbers of a bias, of each head in llama.cpp's order: the pairs that a rotary
+    embedding turns side by side."""
+    halves = weight.reshape(num_heads, 2, -1, *weight.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))

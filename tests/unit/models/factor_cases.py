@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from omnidraft.models.hf.trainable_drafter import apply_serving_tensors
+from omnidraft.models.hf.serving_tensors import apply_serving_tensors
 from omnidraft.snapshots.low_rank import A, B
 
 

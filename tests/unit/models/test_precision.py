@@ -133,3 +133,13 @@ def test_16_bits_leave_the_frequencies_of_positions_as_transformers_loads_them(t
     ids_1S = torch.tensor([text(250)])
     with torch.no_grad():
         assert torch.equal(served(ids_1S).logits, expected(ids_1S).logits)
+
+
+def test_embeddings_that_compute_more_than_a_look_up_stay_as_they_are():
+    class Positions(nn.Embedding):
+        def forward(self, ids, offset=2):
+            return super().forward(ids + offset)
+
+    model = copy.deepcopy(tiny_model("llama"))
+    model.model.extra = Positions(9, 4)
+    assert isinstance(precisions.apply(model, "int8").model.extra, Positions)

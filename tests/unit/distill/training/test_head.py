@@ -172,8 +172,10 @@ def test_a_head_begins_where_a_snapshot_had_none_and_goes_on_where_it_had(pair) 
     fresh = pair.learner(head="joint")
     fresh.start_from(new.serving_tensors())
     assert_same(of_head(fresh), of_head(new))
-    fresh.start_from(old.serving_tensors())
-    assert_same(of_head(fresh), of_head(new))
+    fresh.start_from(old.serving_tensors())  # whoever goes back to before the head learns it anew
+    assert_same(of_head(fresh), of_head(pair.learner(head="joint")))
+    new.load_state({name: tensor.clone() for name, tensor in old.state().items()})
+    assert_same(of_head(new), of_head(fresh))
     with pytest.raises(ConfigError, match="head"):
         pair.learner(head="joint", head_blocks=2).load_state(new.state())
 

@@ -17,7 +17,8 @@ from omnidraft.distill.training import gradients
 from omnidraft.distill.training.losses import LOSSES
 from omnidraft.errors import ConfigError, SnapshotCorrupt
 from omnidraft.models.hf import training_precision
-from omnidraft.models.hf.trainable_drafter import apply_serving_tensors, load_trainable
+from omnidraft.models.hf.serving_tensors import apply_serving_tensors
+from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.ports import PackedTexts
 from tests.tiny_pair import assert_same, records_of
 

@@ -12,8 +12,12 @@ from transformers import (
     CohereForCausalLM,
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
@@ -30,11 +34,13 @@ SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128}
 
 
-@pytest.fixture(params=["llama", "gemma3"])
+@pytest.fixture(params=["llama", "gemma2", "gemma3"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     torch.manual_seed(3)
     if request.param == "llama":
         model = LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS))
+    elif request.param == "gemma2":  # which transformers computes with masks that are added
+        model = Gemma2ForCausalLM(Gemma2Config(**SIZES, **HEADS, head_dim=16, sliding_window=5))
     else:
         kinds = ["sliding_attention", "full_attention"] * 2
         model = Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, **HEADS, head_dim=16, sliding_window=5, layer_types=kinds))
@@ -153,3 +159,10 @@ def test_a_model_that_computes_with_its_keys_learns_texts_together(tmp_path: Pat
         together = model.hidden(packed(texts, [2, 0]))
         alone = [model._decoder(input_ids=text[None], use_cache=False).last_hidden_state[0] for text in texts]
     torch.testing.assert_close(together, torch.cat([alone[0][2:], alone[1]]), atol=2e-5, rtol=1e-4)
+
+
+def test_a_model_whose_weights_are_the_other_way_round_learns_no_factors(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(vocab_size=97, n_positions=64, n_embd=32, n_layer=2, n_head=2)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"learner.train = 'full'"):
+        load_trainable(tmp_path, train="lora", rank=2, seed=0)
+    assert load_trainable(tmp_path, train="full", rank=2, seed=0).trained()

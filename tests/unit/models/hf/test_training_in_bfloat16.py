@@ -8,6 +8,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, Llama
 
 from omnidraft.models.hf import training_attention, training_precision
 from omnidraft.models.hf.trainable_drafter import TransformersTrainable, load_trainable
+from omnidraft.models.hf.trained_weights import TrainedWeights
 from omnidraft.models.probe.choice import TorchProducts
 from omnidraft.models.probe.subprocess_trial import Outcome
 from tests.unit.models.hf.test_trainable_drafter import packed
@@ -118,3 +119,15 @@ def test_the_choice_comes_of_a_trial_of_whole_steps_in_every_format_that_is_mult
     seconds = training_precision.choice.training_seconds()
     assert seconds.keys() == training_precision.choice.torch_products().outcome.seconds.keys()
     assert all(each > 0 for each in seconds.values())
+
+
+def test_frozen_weights_come_back_from_bfloat16_as_they_were() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    model[0].requires_grad_(False)
+    before = model[0].weight.clone()
+    weights = TrainedWeights(model, str)
+    weights.compute_in("bfloat16")
+    assert model[0].weight.dtype == torch.bfloat16
+    weights.compute_in("float32")
+    assert torch.equal(model[0].weight, before)

@@ -80,6 +80,11 @@ class NgramCache:
         online. A cache that is off knows none."""
         return self._use(draft_ids, _key(draft_ids))
 
+    def peek(self, draft_ids: Sequence[int]) -> int | None:
+        """Return what `lookup` would, without a use: what is measured leaves no trace in what stays."""
+        target_id = None if self.mode == "off" else self._table.find(_key(draft_ids))
+        return target_id if target_id is not None and self._spells(draft_ids, target_id) else None
+
     def learn(self, draft_ids: Sequence[int], target_ids: Sequence[int]) -> int:
         """Insert every merge of two tokenisations of the same bytes, one of which may end earlier; return the number of
         new ones.

@@ -8,6 +8,7 @@ from pipelines.lib import machine
 from pipelines.paper_table import figures, pictures
 from pipelines.paper_table.figures import Row
 from pipelines.paper_table.methods import METHODS
+from pipelines.paper_table.sweeps import PREFIX, SEPARATOR
 
 PAGE, PICTURE = "paper_table.md", "speedup.png"
 
@@ -52,15 +53,32 @@ def write(content: Mapping[str, Any], out: Path) -> None:
     lines = ["# The paper's tables", "", f"Options: `{content['options']}`.", ""]
     lines += [f"- {name}: {value}" for name, value in machine.describe().items()]
     lines += [*_methods(table), *_offline(_under(cells, "offline/"))]
-    lines += _learned("LoRA rank", "rank", _under(cells, "lora/"))
-    lines += _learned("Losses", "loss", _under(cells, "loss/"))
-    if "cache" in cells:
-        lines += ["", "## The n-gram cache", "", *_caches(cells["cache"])]
-    lines += _decoded_section("Warm caches", WARM, "cache", _decoded_cells(cells, "warm-cache"))
-    lines += _decoded_section("Adaptive drafting", ADAPTIVE, "policy", _decoded_cells(cells, "adaptive"))
-    for name, questions in _decoded_cells(cells, "temperature/").items():
-        lines += _decoded_section(f"Temperature {name}", "", "method", {name: questions})
+    for pair, of_pair in _sweeps(cells).items():
+        lines += _sweep(pair, of_pair)
     (out / PAGE).write_text("\n".join([*lines, ""]))
+
+
+def _sweeps(cells: Cells) -> dict[str, dict[str, Any]]:
+    """Return the cells of each target and task that were swept, by their names in the sweep."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, cell in _under(cells, PREFIX).items():
+        pair, _, name = key.rpartition(SEPARATOR)
+        found.setdefault(pair, {})[name] = cell
+    return found
+
+
+def _sweep(pair: str, cells: Cells) -> Iterable[str]:
+    """Yield the smaller tables of one target and task."""
+    target, _, task = pair.rpartition("/")
+    yield from ("", f"# Sweeps: {task}, {target}")
+    yield from _learned("LoRA rank", "rank", _under(cells, "lora/"))
+    yield from _learned("Losses", "loss", _under(cells, "loss/"))
+    if "cache" in cells:
+        yield from ("", "## The n-gram cache", "", *_caches(cells["cache"]))
+    yield from _decoded_section("Warm caches", WARM, "cache", _decoded_cells(cells, "warm-cache"))
+    yield from _decoded_section("Adaptive drafting", ADAPTIVE, "policy", _decoded_cells(cells, "adaptive"))
+    for name, questions in _decoded_cells(cells, "temperature/").items():
+        yield from _decoded_section(f"Temperature {name}", "", "method", {name: questions})
 
 
 def _under(cells: Cells, prefix: str) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from pipelines.paper_table.methods import METHODS, snapshot
 from pipelines.paper_table.parts import TablePlan, learn_and_measure, prompts_of, records, settings_for
 from pipelines.paper_table.result_cache import ResultCache
 
+PREFIX, SEPARATOR = "sweep/", "//"
+"""A sweep's cells are sweep/TARGET/TASK//NAME; the target may be a path."""
 LORA_RANKS = (8, 16, 32, 64, 128)
 LAMBDAS = (0.1, 0.2, 0.5, 1.0)
 DISTILLED = ("dm_paper", "dm", "nll")
@@ -30,7 +32,7 @@ class AdaptiveMethod:
     """A row of the paper's Table 2: what has learned, and what ends a chain."""
 
     head: str | None
-    """`learner.head`; None: nothing learns."""
+    """`learner.head`; None: the drafter stays as it comes."""
     decode: Mapping[str, Any]
 
 
@@ -75,7 +77,7 @@ class Sweep:
     def cache(self) -> None:
         """Measure bounded caches on records, and decode from warm ones."""
         settings = settings_for(self.target, self.plan)
-        self.cells.get("cache", partial(self._compare_caches, settings))
+        self.cells.get(self._key("cache"), partial(self._compare_caches, settings))
         self._decode("warm-cache", self._warm_caches)
 
     def adaptive(self) -> None:
@@ -89,11 +91,14 @@ class Sweep:
 
     def _learn(self, key: str, learner: Mapping[str, Any]) -> None:
         settings = settings_for(self.target, self.plan, learner=dict(learner))
-        self.cells.get(key, partial(learn_and_measure, settings, self.task, self.plan))
+        self.cells.get(self._key(key), partial(learn_and_measure, settings, self.task, self.plan))
 
     def _decode(self, key: str, load: Callable[[], Mapping[str, Way]]) -> None:
         texts = prompts_of(self.task, "test", self.plan)[: self.num_decoded]
-        decode_all(self.cells, key, texts, load)
+        decode_all(self.cells, self._key(key), texts, load)
+
+    def _key(self, name: str) -> str:
+        return f"{PREFIX}{self.target}/{self.task}{SEPARATOR}{name}"
 
     def _compare_caches(self, settings: config.Settings) -> dict[str, Any]:
         train, test = (records(settings, self.task, split, self.plan) for split in ("train", "test"))
@@ -122,10 +127,11 @@ class Sweep:
             ways[name] = decoding.drafting(folder, settings.model_copy(update={"decode": decode}))
         return ways
 
-    def _learned_with(self, head: str | None) -> tuple[config.Settings, Path | None]:
-        """Return settings, and the snapshot folder of what learned with this `learner.head`; None: nothing did."""
+    def _learned_with(self, head: str | None) -> tuple[config.Settings, Path]:
+        """Return settings, and the snapshot folder of what learned with this `learner.head`; None: the n-gram cache
+        alone did, as it does in every row."""
         settings = METHODS["ours"].settings(self.target, self.plan, head=head or "off")
-        return settings, None if head is None else snapshot(settings, self.task, self.plan)
+        return settings, snapshot(settings, self.task, self.plan, is_trained=head is not None)
 
     def _methods_at(self, temperature: float) -> dict[str, Way]:
         return ways_of(self.target, self.task, ("spd-dm", "dm+ngram", "ours"), self.plan, temperature)

@@ -75,7 +75,7 @@ def _spelled(example: TrainingExample, greedy_M: np.ndarray, cache: NgramCache |
     if cache is not None:
         for row in np.flatnonzero(spelled_P):
             pieces = example.piece_ids_M[example.piece_row_M == row].tolist()
-            spelled_P[row] = cache.lookup(pieces) == example.emitted_P[row]
+            spelled_P[row] = cache.peek(pieces) == example.emitted_P[row]
     return spelled_P
 
 

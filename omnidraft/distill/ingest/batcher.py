@@ -266,7 +266,9 @@ class Batcher:
         )
 
     def _hold_out(self, records: Iterable[TraceRecord]) -> None:
-        self.held_out.extend(records)
+        by_key = {record_key(record): record for record in records}
+        self.drop_held_out(lambda record: record_key(record) in by_key)  # of before a restart
+        self.held_out.extend(by_key.values())
         keep_newest_of_each(self.held_out, self._held_out_records, self._groups)
 
 

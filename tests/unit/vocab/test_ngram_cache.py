@@ -153,3 +153,14 @@ def test_a_cache_that_is_not_online_never_changes(mode: CacheMode, found: int | 
 
 def test_an_entry_takes_at_most_24_bytes() -> None:
     assert cache().bytes_per_entry <= 24
+
+
+def test_a_look_that_only_measures_is_no_use() -> None:
+    ngrams = cache(capacity=2, eviction="lru")
+    ngrams.insert([1, 5], 0)
+    ngrams.insert([1, 2], 1)
+    before = {name: array.tolist() for name, array in ngrams.to_arrays().items()}
+    assert (ngrams.peek([1, 5]), ngrams.peek([4, 3])) == (0, None)
+    assert {name: array.tolist() for name, array in ngrams.to_arrays().items()} == before
+    assert ngrams.lookup([1, 5]) == 0
+    assert {name: array.tolist() for name, array in ngrams.to_arrays().items()} != before

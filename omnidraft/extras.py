@@ -21,6 +21,9 @@ MODULES = {
 }
 """What is imported of each extra that this process can miss."""
 
+DEFAULT_DRIVERS = {"postgresql": "psycopg", "mysql": "MySQLdb"}
+"""Those of SQLAlchemy 2.1 for URLs that name none."""
+
 
 def is_installed(extra: str) -> bool:
     """Return whether the modules of this extra are there; none is imported."""
@@ -38,6 +41,22 @@ def require(extra: str, needed_by: str) -> None:
     """
     if not is_installed(extra):
         raise ExtraMissing(f"{needed_by} needs an optional part of omnidraft: pip install 'omnidraft[{extra}]'")
+
+
+def require_driver(url: str, needed_by: str) -> None:
+    """Check that the driver of a database URL is installed, as SQLAlchemy chooses it; other URLs need none.
+
+    Raises:
+        ExtraMissing: it is not.
+    """
+    kind, _, named = url.partition("://")[0].partition("+")
+    if kind not in DEFAULT_DRIVERS:
+        return
+    driver = named or DEFAULT_DRIVERS[kind]
+    if driver in MODULES["postgres"]:
+        require("postgres", needed_by)
+    elif not _is_there(driver):
+        raise ExtraMissing(f"{needed_by} needs the Python package {driver}, which is not installed")
 
 
 def distiller_needs_ray(settings: "Settings") -> bool:

@@ -141,20 +141,38 @@ def topic_id(servers: str, topic: str, access: KafkaSettings, timeout_s: float) 
     return str(descriptions[0]["topic_id"])
 
 
-def describe(servers: str, topics: Sequence[str], access: KafkaSettings, timeout_s: float) -> dict[str, TopicFacts]:
-    """Describe these topics, as far as they exist; none is created. Raises BusError when no broker answers in time."""
-    with translate_errors(f"describing {', '.join(topics)}", servers):
+@contextmanager
+def _admin(servers: str, access: KafkaSettings, timeout_s: float, action: str) -> Iterator[KafkaAdminClient]:
+    with translate_errors(action, servers):
         with connection(servers, timeout_s, access) as settings:
             admin = KafkaAdminClient(**settings, request_timeout_ms=int(timeout_s * 1000))
         try:
-            known = sorted(set(topics) & set(admin.list_topics()))
-            if not known:
-                return {}
-            resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in known]
-            configs = admin.describe_configs(resources, config_filter=ConfigFilterType.ALL)["topic"]
-            sizes = {each["name"]: len(each["partitions"]) for each in admin.describe_topics(known)}
+            yield admin
         finally:
             admin.close()
+
+
+def list_topics(servers: str, access: KafkaSettings, timeout_s: float) -> set[str]:
+    """Return the topics that this login may read or write. Raises BusError when no broker answers in time."""
+    with _admin(servers, access, timeout_s, "listing topics") as admin:
+        return set(admin.list_topics())
+
+
+def describe(servers: str, topics: Sequence[str], access: KafkaSettings, timeout_s: float) -> dict[str, TopicFacts]:
+    """Describe these topics, as far as they exist; none is created.
+
+    Raises:
+        BusError: no broker answers in time, or this login may not read the settings of a topic.
+    """
+    with _admin(servers, access, timeout_s, f"describing {', '.join(topics)}") as admin:
+        known = sorted(set(topics) & set(admin.list_topics()))
+        if not known:
+            return {}
+        resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in known]
+        configs = admin.describe_configs(resources, config_filter=ConfigFilterType.ALL)["topic"]
+        sizes = {each["name"]: len(each["partitions"]) for each in admin.describe_topics(known)}
+    if denied := [topic for topic in known if not configs[topic]]:  # as Kafka answers for want of DescribeConfigs
+        raise BusError(f"this login may not read the settings of {', '.join(denied)}: use that of omnidraft-operator")
     return {topic: _facts(sizes[topic], configs[topic]) for topic in known}
 
 

@@ -139,14 +139,19 @@ class KafkaReader:
         with translate_errors(f"opening {topic}", servers):
             ensure_topic(servers, topic, partitions, request_timeout_s, self._access, keep_s)
             self._consumer = self._connect()
-            names = self._consumer.partitions_for_topic(topic)
-            if not names:
-                raise KafkaTimeoutError(f"topic {topic} has no partition with a leader")
-        self._assign(names)
         self._active_partitions: set[int] = set()
         """Partitions that returned records since the last check for gaps."""
         self._checked_s = time.monotonic()
-        self.seek({})
+        try:
+            with translate_errors(f"opening {topic}", servers):
+                names = self._consumer.partitions_for_topic(topic)
+                if not names:
+                    raise KafkaTimeoutError(f"topic {topic} has no partition with a leader")
+            self._assign(names)
+            self.seek({})
+        except BaseException:
+            self.close()  # its thread and connections, which nobody else can reach
+            raise
 
     def partitions(self) -> tuple[int, ...]:
         return tuple(self._partitions)

@@ -64,6 +64,7 @@ class SqliteTopic:
         if _file_identity(self.path) != self._file:
             self.connection.close()
             self._open()
+            self.partitions = tuple(self.next_offsets())
             self.was_replaced = True
 
     def next_offsets(self) -> dict[int, int]:

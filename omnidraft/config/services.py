@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, field_validator, model_validator
 
@@ -36,6 +37,12 @@ class KafkaSettings(Section):
     def _is_complete(self) -> "KafkaSettings":
         if self.security.startswith("sasl") and (self.username is None or self.password is None):
             raise ValueError(f"log.kafka.security = '{self.security}' needs log.kafka.username and log.kafka.password")
+        if self.username is not None and not self.security.startswith("sasl"):
+            raise ValueError(
+                f"log.kafka.username is not used with log.kafka.security = '{self.security}': take a sasl one"
+            )
+        if (self.ca_file or self.cert_file) and not self.security.endswith("ssl"):
+            raise ValueError(f"certificates are not used with log.kafka.security = '{self.security}': take an ssl one")
         if (self.cert_file is None) != (self.key_file is None):
             raise ValueError("log.kafka.cert_file and log.kafka.key_file belong together")
         return self
@@ -88,6 +95,12 @@ class LogSettings(Section):
             return url
         raise ValueError("not a key store: use sqlite:///path or postgresql://user@host/database")
 
+    @model_validator(mode="after")
+    def _encrypts_with_its_keys(self) -> "LogSettings":
+        if self.key_store is not None and not self.encryption_keys:
+            raise ValueError("log.key_store is of no use without log.encryption_keys: nothing would be encrypted")
+        return self
+
     @property
     def key_store_url(self) -> str | None:
         """The URL of the key store in use; None: there is none."""
@@ -97,6 +110,10 @@ class LogSettings(Section):
             return self.key_store.get_secret_value()
         path = self.url.removeprefix("sqlite:///")
         return None if path == self.url else f"sqlite:///{Path(path).parent / 'keys.db'}"
+
+    @property
+    def topics(self) -> tuple[str, str, str]:
+        return self.traces_topic, self.dead_letters_topic, self.control_topic
 
     @property
     def traces_topic(self) -> str:
@@ -174,6 +191,7 @@ class RegistrySettings(Section):
     @classmethod
     def _names_a_registry(cls, url: str) -> str:
         if re.fullmatch(r"(sqlite|directory):///.+|(https?|(postgresql|mysql)(\+\w+)?)://[^/]+.*", url):
+            _ = urlsplit(url).port  # raises ValueError for one that is no number up to 65535
             return url
         raise ValueError("not a registry: use sqlite:///path, http://host:port, postgresql://... or directory:///path")
 

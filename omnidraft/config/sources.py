@@ -42,6 +42,10 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None, **o
     Raises:
         ConfigError: the file is missing or not TOML, or a setting is unknown or out of range.
     """
+    for section, fields in overrides.items():
+        if not isinstance(fields, Mapping):
+            example = 'a section is a dict, for example decode={"mode": "reproducible"}'
+            raise ConfigError(f"{section} = {fields!r} is no section of settings: {example}")
     given = {section: {k: v for k, v in fields.items() if v is not None} for section, fields in overrides.items()}
     loaded = _sources(path, os.environ if environ is None else environ)
     try:

@@ -12,7 +12,7 @@ class ApiKey(Section):
 
     key: SecretStr
     """Printable ASCII without spaces; `omnidraft traces new-key` makes one."""
-    tenant: str | None = Field(None, min_length=1)
+    tenant: str | None = Field(None, min_length=1, max_length=256)
     """The tenant of its requests, whatever their `user` says; no other key may name it. None: their `user`, unless
     another key has that tenant, else `worker.tenant`."""
 
@@ -79,7 +79,7 @@ class WorkerSettings(Section):
     has to wait longer than this and `recorder.drain_timeout_s` together."""
     poll_s: float = Field(2.0, gt=0)
     """The interval at which the registry is read for the champion, in case an announcement was missed."""
-    tenant: str = "default"
+    tenant: str = Field("default", min_length=1, max_length=256)
     """The tenant of requests that name none."""
     snapshot: str | None = None
     """Serve `models.target` with this folder, version or alias permanently. None: the base drafter, then the

@@ -51,11 +51,13 @@ def problem(check: str, message: str, advice: str) -> Finding:
 
 
 def run_check(check: str, look: Callable[[], Finding]) -> Finding:
-    """Return the finding of `look`; an OmnidraftError becomes a problem of this check, so that the others still run."""
+    """Return the finding of `look`; an error becomes a problem of this check, so that the others still run."""
     try:
         return look()
     except OmnidraftError as exc:
         return problem(check, str(exc), _advice(exc))
+    except Exception as exc:  # of a library below, which should have been ours
+        return problem(check, f"{type(exc).__name__}: {exc}", "please report this: a check should say what is wrong")
 
 
 def is_fatal(findings: Iterable[Finding]) -> bool:

@@ -24,7 +24,7 @@ def connection(settings: Settings) -> Finding:
     if _is_absent(settings):
         advice = "start a worker or a distiller, or correct log.url (OMNIDRAFT_LOG) if there should be one"
         return warning("log", f"nothing at {settings.log.url} yet", advice)
-    topics = wiring.topics(settings)
+    topics = wiring.topic_names(settings)
     return ok("log", f"{settings.log.url} answers and has {len(topics)} of 3 topics")
 
 
@@ -75,7 +75,7 @@ def position(settings: Settings) -> Finding:
     check = f"position of {settings.models.target}"
     versions = wiring.existing_registry(settings).versions()
     name = settings.log.traces_topic
-    if not versions or _is_absent(settings) or name not in wiring.topics(settings):
+    if not versions or _is_absent(settings) or name not in wiring.topic_names(settings):
         return ok(check, "nothing is learned yet")
     newest, manifest = versions[-1].version, versions[-1].manifest
     with closing(wiring.log_reader(settings, name)) as reader:

@@ -11,6 +11,7 @@ from omnidraft.wiring.logs import (
     log_reader,
     log_writer,
     registry,
+    topic_names,
     topics,
     trace_source,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "snapshot_loader",
     "snapshot_signing",
     "target",
+    "topic_names",
     "topics",
     "trace_source",
     "tracing",

@@ -14,7 +14,7 @@ from omnidraft.wiring.logs import (
     log_reader,
     log_writer,
     registry,
-    topics,
+    topic_names,
     trace_source,
 )
 from omnidraft.wiring.models import Vocabularies
@@ -152,7 +152,7 @@ def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":
 
     sources = OverviewSources(
         registry=lambda target: existing_registry(settings.for_target(target)),
-        topics=lambda: topics(settings),
+        topics=lambda: topic_names(settings),
         reader=lambda topic: log_reader(settings, topic),
         worker=partial(worker_status, metrics_key=settings.worker.metrics_key),
         authenticator=lambda target: authenticator(settings.for_target(target), is_remembering=False),

@@ -67,8 +67,7 @@ def key_store(settings: Settings) -> "KeyStore | None":
     url = settings.log.key_store_url
     if url is None:
         return None
-    if url.startswith("postgresql"):
-        extras.require("postgres", "log.key_store")
+    extras.require_driver(url, "log.key_store")
     from omnidraft.bus.key_store import KeyStore
 
     return KeyStore(url, settings.log.request_timeout_s)
@@ -169,22 +168,34 @@ def trace_source(
     )
 
 
+def topic_names(settings: Settings) -> set[str]:
+    """Return those of the fleet's three topics that exist and may be used, without creating any. Raises BusError when
+    the log cannot be reached."""
+    where = urlsplit(settings.log.url)
+    if where.scheme != "kafka":
+        return set(topics(settings))
+    extras.require("kafka", f"log.url = {settings.log.url!r}")
+    from omnidraft.bus import kafka_client
+
+    existing = kafka_client.list_topics(where.netloc, settings.log.kafka, settings.log.request_timeout_s)
+    return existing.intersection(settings.log.topics)
+
+
 def topics(settings: Settings) -> dict[str, TopicFacts]:
     """Describe those of the fleet's three topics that exist, without creating any. Raises BusError when the log cannot
-    be reached."""
+    be reached, or this login may not read the settings of topics."""
     log, where = settings.log, urlsplit(settings.log.url)
-    names = (log.traces_topic, log.dead_letters_topic, log.control_topic)
     match where.scheme:
         case "sqlite":
             from omnidraft.bus import sqlite_topic
 
             existing = sqlite_topic.describe(_path(log.url), log.request_timeout_s)
-            return {name: _with_retention(existing[name], settings, name) for name in names if name in existing}
+            return {name: _with_retention(existing[name], settings, name) for name in log.topics if name in existing}
         case "kafka":
             extras.require("kafka", f"log.url = {log.url!r}")
             from omnidraft.bus import kafka_client
 
-            return kafka_client.describe(where.netloc, names, log.kafka, log.request_timeout_s)
+            return kafka_client.describe(where.netloc, log.topics, log.kafka, log.request_timeout_s)
     raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
 
 
@@ -271,6 +282,7 @@ def experiment(settings: Settings, name: str) -> "Experiment | None":
 
 def _require_mlflow(settings: Settings) -> None:
     extras.require("mlflow", f"registry.url = {masked(settings.registry.url)!r} (directory:///path does without)")
+    extras.require_driver(settings.registry.url, "registry.url")
 
 
 def log_path(settings: Settings) -> Path | None:

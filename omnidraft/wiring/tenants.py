@@ -22,8 +22,9 @@ from omnidraft.wiring.logs import (
     log_reader,
     log_writer,
     tenant_keys,
-    topics,
+    topic_names,
 )
+from omnidraft.wiring.signing import authenticator
 
 if TYPE_CHECKING:
     from omnidraft.bus.tenant_keys import TenantKeys
@@ -168,7 +169,7 @@ def _destroy_keys(settings: Settings, tenant: str) -> int:
 def _find(settings: Settings, topic: str, tenant: str, key_ids: list[str], on_message: OnMessage) -> "TenantMessages":
     from omnidraft.distill.ingest.tenant_messages import TenantMatcher, TenantMessages
 
-    if topic not in topics(settings):
+    if topic not in topic_names(settings):
         return TenantMessages()
     with closing(log_reader(settings, topic)) as reader:
         return TenantMatcher(tenant, key_ids).find(_messages(reader, on_message))
@@ -200,7 +201,7 @@ def _order(settings: Settings, tenant: str, data: TenantData, *, is_needed: bool
 
     topic = settings.log.control_topic
     with closing(log_reader(settings, topic)) as reader:
-        last = last_order(reader, CountingMetrics(), tenant)
+        last = last_order(reader, CountingMetrics(), tenant, authenticator(settings, is_remembering=False))
     newest_ms = max(data.traces.newest_ms, data.dead_letters.newest_ms)
     if not is_needed and last is not None and last.forget_id is not None and newest_ms <= (last.until_ms or 0):
         return last.forget_id

@@ -1,12 +1,17 @@
 """A broker that dies and comes back: both ends go on, and nothing acknowledged is lost."""
 
+import threading
 import time
+import uuid
 
 import pytest
+from kafka import KafkaConsumer
+from kafka.errors import KafkaTimeoutError
 
+from omnidraft.bus.kafka_log import KafkaReader, KafkaWriter
 from omnidraft.errors import BusError
 from omnidraft.ports import Outgoing
-from tests.kafka_fixture import load_local_broker, skip_without_kafka
+from tests.kafka_fixture import kafka_bootstrap, load_local_broker, skip_without_kafka  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.kafka
 
@@ -40,8 +45,6 @@ def poll_ten_times(reader) -> None:
 
 
 def test_both_ends_go_on_after_the_broker_was_killed_and_started_again(tmp_path):
-    from omnidraft.bus.kafka_log import KafkaReader, KafkaWriter
-
     local_broker = load_local_broker()
     try:
         broker = local_broker.start(0, tmp_path)
@@ -66,3 +69,23 @@ def test_both_ends_go_on_after_the_broker_was_killed_and_started_again(tmp_path)
         reader.close()
     finally:
         broker.kill()
+
+
+def test_a_reader_that_cannot_be_opened_leaves_no_thread_behind(
+    kafka_bootstrap: str,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A leader that is away is asked again and again, for as long as it is."""
+
+    def leaderless(*args: object, **options: object) -> None:
+        raise KafkaTimeoutError("no leader")
+
+    KafkaWriter(kafka_bootstrap, topic := f"t-{uuid.uuid4().hex}").close()
+    before = threading.active_count()
+    with monkeypatch.context() as patched:
+        patched.setattr(KafkaConsumer, "beginning_offsets", leaderless)
+        for _ in range(3):
+            with pytest.raises(BusError, match="no leader"):
+                KafkaReader(kafka_bootstrap, topic)
+    assert threading.active_count() <= before
+    KafkaReader(kafka_bootstrap, topic).close()

@@ -108,6 +108,11 @@ def test_each_service_does_its_work_with_its_rights_alone(fleet: Mapping[str, co
     for role in (worker, distiller, controller, operator):
         assert read(role, "control")
     assert set(wiring.topics(operator)) == {topic_of(operator, name) for name in ("traces", "dead letters", "control")}
+    assert topic_of(worker, "dead letters") not in wiring.topic_names(worker)
+    for role in (worker, distiller, controller):
+        assert topic_of(role, "traces") in wiring.topic_names(role)
+        with pytest.raises(BusError, match=r"may not read the settings of .*: use that of omnidraft-operator"):
+            wiring.topics(role)
     (paused,) = control_follower(worker, CountingMetrics(), ("pause",)).poll(10.0)
     assert paused.kind == "pause"
     producer = trace_producer(worker, CountingMetrics())

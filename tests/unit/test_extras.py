@@ -80,3 +80,10 @@ def test_a_worker_does_not_ignore_a_registry_that_it_cannot_read(without, tmp_pa
     (tmp_path / "mlflow.db").touch()
     with pytest.raises(ExtraMissing, match="mlflow"):
         snapshot_reader(config.load(None, {}, registry={"url": f"sqlite:///{tmp_path}/mlflow.db"}))
+
+
+@pytest.mark.parametrize("url", ["mysql+no_driver://db/x", "postgresql+no_driver://db/x"])
+def test_a_registry_whose_driver_is_not_installed_is_refused_before_it_is_read(url):
+    settings = config.load(None, {}, registry={"url": url, "artifacts": "/tmp/artifacts"})
+    with pytest.raises(ExtraMissing, match=r"^registry\.url needs the Python package no_driver"):
+        snapshot_reader(settings)

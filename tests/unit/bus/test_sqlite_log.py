@@ -12,7 +12,7 @@ import pytest
 
 from omnidraft.bus.sqlite_expiry import MAX_EXPIRED
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
-from omnidraft.errors import BusError
+from omnidraft.errors import BusError, OffsetOutOfRange
 from omnidraft.ports import Outgoing
 
 
@@ -210,3 +210,18 @@ def test_a_reader_is_told_that_what_it_reads_next_expired_and_never_passes_over_
     assert [m.value for m in late.poll(10, timeout_s=0).messages] == [b"3"]
     reader.close()
     late.close()
+
+
+def test_a_log_that_is_replaced_by_one_with_other_partitions_is_read_in_all_of_them(tmp_path):
+    path = tmp_path / "log.db"
+    SqliteWriter(path, "t", partitions=1).close()
+    with closing(SqliteReader(path, "t")) as reader:
+        assert reader.partitions() == (0,)
+        path.unlink()
+        with closing(SqliteWriter(path, "t", partitions=3)) as writer:
+            writer.append([Outgoing(f"key {number}".encode(), b"value") for number in range(30)])
+        with pytest.raises(OffsetOutOfRange):
+            reader.poll(100, 0.0)
+        reader.seek({})
+        messages = [message for _ in range(3) for message in reader.poll(100, 0.0).messages]
+    assert (len(messages), {message.partition for message in messages}) == (30, {0, 1, 2})

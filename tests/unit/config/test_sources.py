@@ -1,6 +1,7 @@
 """config.load: what wins over what, and that every mistake is one clear line."""
 
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,21 @@ def test_settings_survive_pickling_and_json():
     assert type(settings) is config.Settings
     assert pickle.loads(pickle.dumps(settings)) == settings
     assert config.Settings.model_validate_json(settings.model_dump_json()) == settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"log": {"key_store": "postgresql://u@db/x"}}, "log.key_store is of no use without log.encryption_keys"),
+        ({"log": {"kafka": {"username": "me", "password": "p"}}}, "log.kafka.username is not used with"),
+        ({"log": {"kafka": {"ca_file": "/ca.pem"}}}, "certificates are not used with"),
+        ({"registry": {"url": "http://mlflow:PORT"}}, "registry.url"),
+        ({"registry": {"url": "http://mlflow:99999"}}, "registry.url"),
+        ({"worker": {"tenant": ""}}, "worker.tenant"),
+        ({"model": "qwen2.5-coder-0.5b"}, "is no section of settings"),
+        ({"gpu_memory_utilization": 0.9}, "is no section of settings"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(settings, told):
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        config.load(environ={}, **settings)

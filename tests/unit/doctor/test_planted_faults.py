@@ -78,7 +78,6 @@ def test_missing_and_outdated_libraries_are_named_and_those_of_unused_extras_are
         ({"tracing": {"endpoint": "http://h:4318"}}, ("otel",)),
         ({"registry": {"url": "http://h:5000"}}, ("mlflow",)),
         ({"registry": {"url": "postgresql://h/mlflow"}}, ("mlflow", "postgres")),
-        ({"log": {"key_store": "postgresql://h/k"}}, ()),
         ({"log": {"key_store": "postgresql://h/k", "encryption_keys": [KEY]}}, ("postgres",)),
     ],
 )

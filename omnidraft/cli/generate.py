@@ -46,13 +46,14 @@ def generate(
     """Answer a prompt with speculative decoding, and print what it gained."""
     from omnidraft import wiring
     from omnidraft.decode.generation import GenerationRequest
+    from omnidraft.decode.sampling.validation import MAX_COUNT, check_sampling, effective_top_k
     from omnidraft.decode.step_stats import DecodeStats
     from omnidraft.ports import Sampling
     from omnidraft.telemetry.metrics import CountingMetrics
 
     sampling = Sampling(
         temperature,
-        top_k,
+        effective_top_k(top_k),
         top_p,
         min_p,
         repetition_penalty,
@@ -61,6 +62,7 @@ def generate(
         dict(_bias(text) for text in logit_bias or ()),
         _grammar(json_schema, regex),
     )
+    check_sampling(sampling, MAX_COUNT)  # before gigabytes are loaded
     models = {"target": target, "drafter": drafter, "engine": engine, "precision": quantize}
     settings = config.load(config_path, models=models, decode={"mode": mode})
     text = _prompt(prompt, file)

@@ -123,7 +123,7 @@ class Controller:
     def _decide(self, challenger: SnapshotVersion, champion: SnapshotVersion | None) -> Decision:
         if champion is None:
             return decide(challenger.manifest, None, self._settings)
-        newest = challenger.version - champion.version + VERSIONS_OF_HISTORY
+        newest = max(challenger.version - champion.version, 0) + VERSIONS_OF_HISTORY
         versions = signed_versions(self._registry, self._statements, newest)
         between = lineage_between(versions, challenger.manifest, champion.manifest)
         history = lineage_to(versions, champion.manifest, MOST_HISTORY)

@@ -99,13 +99,19 @@ class DriftRecovery:
         traffic = reduce(DriftingTraffic.after, announcements, DriftingTraffic())
         for each in announcements:
             if each.kind == "drift" and each.tenant is not None and (each.tenant, each.work) in traffic.streams:
-                for work in get_args(Work) if each.work is None else (each.work,):
-                    self._detector.resume_drift(each.tenant, work, each.level)
+                self._resume(each)
             elif each.fence is not None:
                 self.on_announcement(each)
 
+    def _resume(self, drift: Announcement) -> None:
+        for work in get_args(Work) if drift.work is None else (drift.work,):
+            self._detector.resume_drift(drift.tenant or "", work, drift.level)
+
     def on_announcement(self, announcement: Announcement) -> None:
-        """Let `react` promote the version announced as `best` by the distiller, unless the drift is over by then."""
+        """Let `react` promote the version announced as `best` by the distiller, unless the drift is over by then. A
+        drift of a stream without requests was announced before this process began, and read late."""
+        if announcement.kind == "drift" and announcement.tenant is not None:
+            self._resume(announcement)
         if announcement.kind == "best" and announcement.version is not None:
             self._reactions.append(partial(self._promote_best, announcement.version, announcement))
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omnidraft.errors import RegistryError, SnapshotError, SnapshotNotFound
+from omnidraft.fleet.authentication import Authenticator
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.ports import Announcement, LogReader, LogWriter, Metrics, Offsets, Registry, SnapshotVersion
@@ -15,9 +16,11 @@ from omnidraft.snapshots.memory_part import ALL_PARTS, PRUNED_PARTS
 POLL_S = 0.5
 
 
-def last_order(reader: LogReader, metrics: Metrics, tenant: str) -> Announcement | None:
-    """Return the newest order to forget this tenant. Raises BusError."""
-    orders = LogControlFollower(reader, metrics, kinds=("forget",)).poll(POLL_S)
+def last_order(
+    reader: LogReader, metrics: Metrics, tenant: str, authenticator: Authenticator | None = None
+) -> Announcement | None:
+    """Return the newest genuine order to forget this tenant. Raises BusError."""
+    orders = LogControlFollower(reader, metrics, kinds=("forget",), authenticator=authenticator).poll(POLL_S)
     return next((order for order in reversed(orders) if order.tenant == tenant), None)
 
 

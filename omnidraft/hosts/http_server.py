@@ -42,6 +42,7 @@ class _Config(uvicorn.Config):
             app,
             http=BoundedProtocol,
             ws="none",
+            proxy_headers=False,  # or a client behind a proxy that lets them through chooses who it is
             log_level="warning",
             log_config=None,
             timeout_keep_alive=limits.idle_timeout_s,

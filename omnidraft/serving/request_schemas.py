@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -51,9 +50,9 @@ NO_ZERO_BYTE = r"^[^\x00]*$"
 MAX_PROMPT_LOGPROBS = 20
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True)
+class StreamOptions(StrictModel):
     include_usage: bool = False
+    include_obfuscation: bool | None = None
     continuous_usage_stats: bool = False
     """Every chunk has the usage so far, as in vLLM."""
 
@@ -267,7 +266,7 @@ class ChatRequest(_GenerationParams):
     audio: None = None
     web_search_options: None = None
     prompt_cache_retention: None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _has_logprobs(self) -> "ChatRequest":

@@ -61,7 +61,7 @@ class TokenizeResponse(BaseModel):
 
 class DetokenizeRequest(StrictModel):
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, le=MAX_COUNT)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0, le=MAX_COUNT)]], Field(fail_fast=True)]
 
 
 class DetokenizeResponse(BaseModel):

@@ -81,6 +81,20 @@ def test_challengers_are_judged_one_after_the_other_and_announced_once(fleet):
     assert "refused: held-out agreement 0.6000" in notes
 
 
+def test_an_old_version_that_somebody_names_challenger_is_judged(fleet, monkeypatch):
+    monkeypatch.setattr("omnidraft.fleet.controller.VERSIONS_OF_HISTORY", 1)
+    fleet.publish("s1", None)
+    fleet.controller().step()
+    for number in range(2, 5):
+        fleet.publish(f"s{number}", number - 1, 0.7, 0.8)
+        fleet.controller().step()
+    assert fleet.champion() == 4
+    aliases = version_folder(fleet.folder / "registry", 2).parent / "aliases.json"
+    aliases.write_text(json.dumps(json.loads(aliases.read_text()) | {"challenger": 2}))
+    fleet.controller().step()
+    assert "judgement" in (version_folder(fleet.folder / "registry", 2) / "notes.json").read_text()
+
+
 class DeadWriter:
     """A log that is down."""
 

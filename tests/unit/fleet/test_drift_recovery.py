@@ -77,6 +77,14 @@ def test_a_drift_goes_on_after_a_restart_and_its_recovery_is_announced(pair):
     assert pair.serve(pair.start(), 0.75, 200) == []
 
 
+def test_a_drift_that_is_read_after_the_start_goes_on_too(pair):
+    recovery = pair.start()
+    for announcement in pair.announce("drift", work="text", level=0.75):
+        recovery.on_announcement(announcement)
+    assert pair.serve(recovery, 0.5, 60) == []
+    assert pair.serve(recovery, 0.75, 20) == [("drift_over", "t", "text")]
+
+
 def test_a_resumed_drift_that_settles_low_is_announced_over(pair):
     pair.announce("drift", work="text", level=0.75)
     after = pair.start()

@@ -259,6 +259,8 @@ def test_options_of_a_stream_need_one(client: TestClient, path: str) -> None:
     assert response.json()["error"]["param"] == "stream_options"
     assert client.post(path, json=body | {"stream": True}).status_code == 200
     assert client.post(path, json=body | {"stream_options": None}).status_code == 200
+    misspelt = client.post(path, json=body | {"stream": True, "stream_options": {"include_useage": True}})
+    assert "include_useage" in refusal(misspelt, 400)
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,14 @@ class KafkaSettings(Section):
     def _is_complete(self) -> "KafkaSettings":
         if self.security.startswith("sasl") and (self.username is None or self.password is None):
             raise ValueError(f"log.kafka.security = '{self.security}' needs log.kafka.username and log.kafka.password")
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("log.kafka.cert_file and log.kafka.key_file belong together")
         if self.username is not None and not self.security.startswith("sasl"):
             raise ValueError(
                 f"log.kafka.username is not used with log.kafka.security = '{self.security}': take a sasl one"
             )
         if (self.ca_file or self.cert_file) and not self.security.endswith("ssl"):
             raise ValueError(f"certificates are not used with log.kafka.security = '{self.security}': take an ssl one")
-        if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("log.kafka.cert_file and log.kafka.key_file belong together")
         return self
 
 

@@ -8,6 +8,7 @@ from functools import cache
 
 import torch
 
+from omnidraft.decode.device_wait import wait_for
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.ports import DraftTree, Target
 
@@ -65,4 +66,5 @@ def _forward(
     scored = [(sequence.open_session, tree) for sequence, tree in trees]
     read = [(each.open_session, min(num_ids, each.num_unread)) for each, num_ids in prompts if each.num_unread]
     logits = target.forward(scored, read)
+    wait_for(logits)
     result.logits = {sequence: each for (sequence, _), each in zip(trees, logits, strict=True)}

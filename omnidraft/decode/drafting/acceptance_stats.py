@@ -38,6 +38,11 @@ class MatchBin(NamedTuple):
     """The bin of the number of occurrences."""
 
 
+def temperature_bin(temperature: float) -> float:
+    """Return the temperatures that are counted together: to one decimal, and all above 2, however many clients name."""
+    return min(round(temperature, 1), 2.0)
+
+
 class CandidateKind(NamedTuple):
     """Draft tokens that are counted together, besides their bin of q."""
 
@@ -45,7 +50,7 @@ class CandidateKind(NamedTuple):
     rank: int
     """0 is the source's first choice."""
     style: tuple[float, float] = (0.0, 0.0)
-    """Temperature, and the weight of the noise in the ranking."""
+    """The bin of the temperature, and the weight of the noise in the ranking."""
     match: MatchBin | None = None
     """None where no memory drafted it."""
 

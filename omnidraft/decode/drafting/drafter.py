@@ -11,6 +11,7 @@ from itertools import chain
 
 import torch
 
+from omnidraft.decode.device_wait import wait_for
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, NoiseCoupling
 from omnidraft.decode.drafting.draft_tree_builder import TextDraft
 from omnidraft.decode.drafting.drafter_context import DrafterContext
@@ -126,6 +127,7 @@ class _Steps:
         """Time a step over so many rows of each text, by its index."""
         started = time.perf_counter()
         result = compute()
+        wait_for(result)
         spent = time.perf_counter() - started
         row_s = spent / sum(num_rows.values())
         for draft in self._drafts:

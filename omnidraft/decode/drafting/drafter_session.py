@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from omnidraft.decode.common_prefix import common_prefix
-from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
+from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, temperature_bin
 from omnidraft.decode.drafting.draft_tree_builder import TextDraft
 from omnidraft.decode.drafting.forced_prefixes import ForcedPrefixes
 from omnidraft.decode.drafting.forced_tokens import ForcedRuns
@@ -222,7 +222,7 @@ class Extension:
         tree.noise_weight = weight if session.temperature else 0.0
         if session.temperature:
             session.first_ids[end] = ranker.first_ids(coupling.weights, noise, at)
-        style = (round(session.temperature, 1), tree.noise_weight)
+        style = (temperature_bin(session.temperature), tree.noise_weight)
         for rank, each in enumerate(ranker.best(self.num_candidates, weight, noise, at)):
             candidate = each if constraints is None else ranker.continued(each, constraints, path)
             next_prefix = session.mapper.add(tree, prefix, candidate, rank, style)

@@ -6,7 +6,7 @@ spell them in several ways; the longest tokens are drafted, with measured accept
 
 from collections.abc import Sequence
 
-from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, CandidateKind
+from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, CandidateKind, temperature_bin
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
 from omnidraft.ports import Request, Source
 
@@ -21,7 +21,7 @@ class ForcedRuns:
 
     def __init__(self, request: Request, calibrator: AcceptanceCalibrator) -> None:
         self._calibrator = calibrator
-        self._style = (round(request.sampling.temperature, 1), 0.0)
+        self._style = (temperature_bin(request.sampling.temperature), 0.0)
 
     def extend_leaves(self, tree: DraftTreeBuilder) -> None:
         """Add what is forced after the most probable leaves, whoever drafted them."""

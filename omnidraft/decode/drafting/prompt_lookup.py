@@ -12,6 +12,8 @@ from omnidraft.ports import Request, RoundPlan, Source
 _LONGEST, _SHORTEST = 4, 2
 """Tokens that must match, at most and at least."""
 _MOST_COPIED = 10
+_MOST_INDEXED = 16_384
+"""Ids of a prompt, its last ones, that are indexed: tens of milliseconds, a few MB."""
 _PRIOR = 0.3
 
 
@@ -37,7 +39,7 @@ class PromptLookupSession:
         self._calibrator = calibrator
         self._ids: list[int] = []
         self._next_index: dict[tuple[int, ...], int] = {}
-        self._add(prompt_ids)
+        self._add(prompt_ids[-_MOST_INDEXED:])
 
     def extend(self, tree: DraftTreeBuilder) -> None:
         """Copy what followed the longest match of the text's end."""

@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, CandidateKind, MatchBin, Memory
+from omnidraft.decode.drafting.acceptance_stats import (
+    AcceptanceCalibrator,
+    CandidateKind,
+    MatchBin,
+    Memory,
+    temperature_bin,
+)
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder, TextDraft
 from omnidraft.memory.growing_index import GrowingIndex
 from omnidraft.memory.local_alignment import LocalAlignment
@@ -78,7 +84,7 @@ class SuffixSession:
         self._scope = scope_of(request)
         self._fleet = source.fleet(request.tenant)
         self._stop_ids = request.stop_ids
-        self._style = (round(request.sampling.temperature, 1), 0.0)
+        self._style = (temperature_bin(request.sampling.temperature), 0.0)
         self._calibrator = calibrator
         self._text = GrowingIndex()
         self._alignment = LocalAlignment()

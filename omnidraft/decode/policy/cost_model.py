@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from omnidraft.decode.device_wait import wait_for
 from omnidraft.decode.policy.cost_file import CostFile
 from omnidraft.ports import DraftModel, DraftSession, DraftTree, Mode, Source, Target, TargetSession
 
@@ -177,7 +178,7 @@ def _text_size(drafter: DraftModel, num_context: int = _CONTEXT) -> int:
 def _pass_s(session: TargetSession, rows: int) -> float:
     tree = DraftTree.chain(0, [0] * (rows - 1), [Source.DIRECT] * (rows - 1), [0.0] * (rows - 1))
     started = time.perf_counter()
-    session.score(tree)
+    wait_for([session.score(tree)])
     spent = time.perf_counter() - started
     session.keep((0,))
     return spent
@@ -185,14 +186,14 @@ def _pass_s(session: TargetSession, rows: int) -> float:
 
 def _read_s(session: DraftSession, text: Sequence[int]) -> float:
     started = time.perf_counter()
-    session.prefill_or_extend(0, text)
+    wait_for([session.prefill_or_extend(0, text)])
     return time.perf_counter() - started
 
 
 def _step_s(session: DraftSession, num_ids: int, rows: int) -> float:
     session.prefill_or_extend(num_ids - 1, [0])
     started = time.perf_counter()
-    session.branch(list(range(rows)), [-1] * rows)
+    wait_for([session.branch(list(range(rows)), [-1] * rows)])
     return time.perf_counter() - started
 
 

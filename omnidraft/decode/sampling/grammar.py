@@ -65,7 +65,9 @@ class Grammars:
             RequestError: the grammar cannot be compiled, or the target has no stop id that could end its texts.
         """
         if not stop_ids:
-            raise RequestError("a grammar needs a target with an end-of-text token, and this one has none")
+            raise RequestError(
+                "a grammar needs an end-of-text token: this target has none, or the request ignores it (ignore_eos)"
+            )
         compiled = self.compile(grammar).compiled
         assert isinstance(compiled, CompiledGrammar)
         return Matcher(compiled.copy(), stop_ids)

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from kafka import KafkaAdminClient
@@ -87,6 +87,16 @@ def _hide_credentials_from_client_logs() -> None:
         client.setLevel(logging.INFO)
 
 
+@contextmanager
+def _admin(servers: str, access: KafkaSettings, timeout_s: float) -> Iterator[KafkaAdminClient]:
+    with connection(servers, timeout_s, access) as settings:
+        admin = KafkaAdminClient(**settings, request_timeout_ms=int(timeout_s * 1000))
+    try:
+        yield admin
+    finally:
+        admin.close()
+
+
 def ensure_topic(
     servers: str, topic: str, partitions: int, timeout_s: float, access: KafkaSettings, keep_s: float | None
 ) -> None:
@@ -95,18 +105,10 @@ def ensure_topic(
     Args:
         keep_s: retention in seconds, inf for unlimited; None: the broker's default.
     """
-    timeout_ms = int(timeout_s * 1000)
-    with connection(servers, timeout_s, access) as settings:
-        admin = KafkaAdminClient(**settings, request_timeout_ms=timeout_ms)
-    try:
-        if topic in admin.list_topics():
-            return
-        new_topic = {"num_partitions": partitions, "configs": _configs(keep_s)}
-        admin.create_topics({topic: new_topic}, timeout_ms=timeout_ms, wait_for_metadata=True)
-    except TopicAlreadyExistsError:
-        return
-    finally:
-        admin.close()
+    with suppress(TopicAlreadyExistsError), _admin(servers, access, timeout_s) as admin:
+        if topic not in admin.list_topics():
+            new_topic = {"num_partitions": partitions, "configs": _configs(keep_s)}
+            admin.create_topics({topic: new_topic}, timeout_ms=int(timeout_s * 1000), wait_for_metadata=True)
 
 
 def _configs(keep_s: float | None) -> dict[str, str]:
@@ -129,32 +131,16 @@ def _configs(keep_s: float | None) -> dict[str, str]:
 
 def topic_id(servers: str, topic: str, access: KafkaSettings, timeout_s: float) -> str:
     """Return the topic id that the cluster assigned. Raises BusError when it does not answer or has none."""
-    with translate_errors(f"asking for the identity of {topic}", servers):
-        with connection(servers, timeout_s, access) as settings:
-            admin = KafkaAdminClient(**settings, request_timeout_ms=int(timeout_s * 1000))
-        try:
-            descriptions = admin.describe_topics([topic])
-        finally:
-            admin.close()
+    with translate_errors(f"asking for the identity of {topic}", servers), _admin(servers, access, timeout_s) as admin:
+        descriptions = admin.describe_topics([topic])
     if not descriptions or not descriptions[0].get("topic_id"):
         raise BusError(f"{topic} has no identity; is it there, and is the broker Kafka 2.8 or newer?")
     return str(descriptions[0]["topic_id"])
 
 
-@contextmanager
-def _admin(servers: str, access: KafkaSettings, timeout_s: float, action: str) -> Iterator[KafkaAdminClient]:
-    with translate_errors(action, servers):
-        with connection(servers, timeout_s, access) as settings:
-            admin = KafkaAdminClient(**settings, request_timeout_ms=int(timeout_s * 1000))
-        try:
-            yield admin
-        finally:
-            admin.close()
-
-
 def list_topics(servers: str, access: KafkaSettings, timeout_s: float) -> set[str]:
     """Return the topics that this login may read or write. Raises BusError when no broker answers in time."""
-    with _admin(servers, access, timeout_s, "listing topics") as admin:
+    with translate_errors("listing topics", servers), _admin(servers, access, timeout_s) as admin:
         return set(admin.list_topics())
 
 
@@ -164,7 +150,8 @@ def describe(servers: str, topics: Sequence[str], access: KafkaSettings, timeout
     Raises:
         BusError: no broker answers in time, or this login may not read the settings of a topic.
     """
-    with _admin(servers, access, timeout_s, f"describing {', '.join(topics)}") as admin:
+    action = f"describing {', '.join(topics)}"
+    with translate_errors(action, servers), _admin(servers, access, timeout_s) as admin:
         known = sorted(set(topics) & set(admin.list_topics()))
         if not known:
             return {}

@@ -114,13 +114,14 @@ class Scheduler:
         wanted = {each: self._num_wanted(each) for each in self._admitted}
         clients = Counter(each.client for each, num in wanted.items() if num)
         budgets = dict.fromkeys(clients, num_rows // max(len(clients), 1))
-        shares = dict.fromkeys((each for each, num in wanted.items() if num), 0)
-        for is_share in (True, False):
-            for each in shares:
-                free = num_rows - sum(shares.values())
-                num_ids = min(wanted[each] - shares[each], budgets[each.client] if is_share else free)
-                budgets[each.client] -= num_ids
-                shares[each] += num_ids
+        shares, left = dict[SequenceState, int](), num_rows
+        for each in filter(wanted.get, wanted):
+            shares[each] = min(wanted[each], budgets[each.client])
+            budgets[each.client] -= shares[each]
+            left -= shares[each]
+        for each, share in shares.items():
+            shares[each] += min(wanted[each] - share, left)
+            left -= shares[each] - share
         return {each: num for each, num in shares.items() if num}
 
     def _num_wanted(self, sequence: SequenceState) -> int:

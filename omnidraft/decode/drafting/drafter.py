@@ -79,6 +79,7 @@ class _Steps:
         self._drafter = drafter
         self._drafts = drafts
         self._plan = plan
+        self._step_started = time.perf_counter()
 
     def run(self, extensions: Sequence[Extension]) -> None:
         """Step until no further step pays."""
@@ -111,20 +112,22 @@ class _Steps:
         """Read the texts to their ends and add the first candidates."""
         requests = [each.session.begin(each.ids, each.draft.position) for each in readers]
         num_rows = {each.draft.index: len(ids) for each, (*_, ids) in zip(readers, requests, strict=True)}
-        logits = self._timed(num_rows, lambda: self._drafter.model.prefill_or_extend_all(requests))
+        logits = self._computed(num_rows, lambda: self._drafter.model.prefill_or_extend_all(requests))
         for each, logits_D in zip(readers, logits, strict=True):
             each.expand_all([each.start], logits_D[None], self._plan)
+        self._end_step(num_rows)
 
     def _branch(self, selected: Mapping[Extension, Sequence[DraftPrefix]]) -> None:
         """Extend these prefixes."""
         requests = [each.branch(prefixes) for each, prefixes in selected.items()]
         num_rows = {each.draft.index: len(ids) for each, (_, ids, _) in zip(selected, requests, strict=True)}
-        logits = self._timed(num_rows, lambda: self._drafter.model.branch_all(requests))
+        logits = self._computed(num_rows, lambda: self._drafter.model.branch_all(requests))
         for (each, prefixes), logits_RD in zip(selected.items(), logits, strict=True):
             each.expand_all(prefixes, logits_RD, self._plan)
+        self._end_step(num_rows)
 
-    def _timed(self, num_rows: Mapping[int, int], compute: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """Time a step over so many rows of each text, by its index."""
+    def _computed(self, num_rows: Mapping[int, int], compute: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Return what the drafter computes over so many rows of each text, by its index; its seconds count for them."""
         started = time.perf_counter()
         result = compute()
         wait_for(result)
@@ -133,6 +136,10 @@ class _Steps:
         for draft in self._drafts:
             draft.tree.step_rows.append(num_rows.get(draft.index, 0))
             draft.tree.draft_s += row_s * num_rows.get(draft.index, 0)
-        if self._drafter.step_s is not None and max(num_rows.values()) <= MAX_ROWS:
-            self._drafter.step_s.update(sum(num_rows.values()), spent)
         return result
+
+    def _end_step(self, num_rows: Mapping[int, int]) -> None:
+        """Measure a step, from the end of the one before, with what choosing and adding its candidates takes."""
+        started, self._step_started = self._step_started, time.perf_counter()
+        if self._drafter.step_s is not None and max(num_rows.values()) <= MAX_ROWS:
+            self._drafter.step_s.update(sum(num_rows.values()), self._step_started - started)

@@ -37,7 +37,7 @@ def test_candidates_are_ranked_and_weighed_as_defined(seed, temperature, weight,
     best = CandidateRanker(torch.tensor(logits), ALIGNMENT, Sampling(temperature)).best(5, weight, NOISE, position)
     assert [each.target_id for each in best] == order[:5]
     for each in best:
-        assert each.q == pytest.approx(q[each.target_id])
+        assert each.q == pytest.approx(q[each.target_id], rel=1e-5)  # sums of float32
         assert ALIGNMENT.pieces(each.draft_id)[0] == each.target_id
         rivals = [token for token in range(len(DRAFT_PIECES)) if ALIGNMENT.pieces(token)[:1] == (each.target_id,)]
         assert each.draft_id == max(rivals, key=lambda token: logits[token])

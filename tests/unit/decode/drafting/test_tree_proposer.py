@@ -167,3 +167,20 @@ def test_drafting_stops_for_the_tenant_whose_texts_it_loses_on_and_goes_on_for_t
             session.observe([T[b"g"]] * (sized[-1] + 1) if tenant == "agrees" else [T[b"a"]])
     assert sum(sizes["differs"][-20:]) <= 5  # one trial
     assert min(sizes["agrees"][-20:]) >= 1
+
+
+def test_what_fails_in_one_text_is_doubted_there_at_once_and_believed_in_the_next():
+    """Fifty texts agree with every guess, one with none."""
+    proposer = make_drafter(table_of(len(DRAFT_PIECES), {}, D[b"g"]), policy=Wide(1, 1, 1))
+    for _ in range(50):
+        session = proposer.open(make_request(Sampling(0.0)))
+        for position in range(4):
+            session.observe([T[b"g"]] * len(session.propose(8 + position, TreeLimits(1), NOISE)))
+    doubted = []
+    session = proposer.open(make_request(Sampling(0.0)))
+    for position in range(10):
+        doubted.append(session.propose(8 + position, TreeLimits(1), NOISE).acceptance[1])
+        session.observe([T[b"a"]])
+    assert doubted[0] > 0.9
+    assert doubted[-1] < 0.4
+    assert grow(proposer).acceptance[1] > 0.85

@@ -96,13 +96,17 @@ def _shrunk(counts: Sequence[float], prior: float) -> float:
 
 
 class Calibrators:
-    """The calibrators of one snapshot: one for each tenant and kind of work, over one for all tenants, so that what is
-    drafted badly for one tenant is not given up for another."""
+    """The calibrators of one snapshot: one for each text, over one for each tenant and kind of work, over one for all
+    tenants, so that what is drafted badly in one text, or for one tenant, is not given up for others."""
 
     def __init__(self) -> None:
         """Begin without counts."""
         self._for_all = lru_cache(None)(lambda work: AcceptanceCalibrator())
         self._of = lru_cache(_MAX_STREAMS)(lambda tenant, work: AcceptanceCalibrator(self._for_all(work)))
+
+    def of_new_text(self, tenant: str, work: Work) -> AcceptanceCalibrator:
+        """Return the calibrator of a text of this tenant and kind."""
+        return AcceptanceCalibrator(self.of(tenant, work))
 
     def of(self, tenant: str, work: Work) -> AcceptanceCalibrator:
         """Return the calibrator of a tenant's requests of this kind."""

@@ -128,7 +128,7 @@ class TreeSession:
 
     def __init__(self, proposer: TreeProposer, request: Request) -> None:
         self.request = request
-        self.calibrator = AcceptanceCalibrator(proposer.calibrators.of(request.tenant, request.work))
+        self.calibrator = proposer.calibrators.of_new_text(request.tenant, request.work)
         self.sources = tuple(each.open(request, self.calibrator) for each in proposer.sources)
         self._constraints = DraftConstraints(request) if DraftConstraints.are_needed(request) else None
         self._forced = ForcedRuns(request, self.calibrator)

@@ -67,7 +67,7 @@ def with_unmeasured_acceptance(proposer: TreeProposer) -> TreeProposer:
     """The same proposer, whose estimates stay those of the drafter's own probabilities."""
     unmeasured = AcceptanceCalibrator()
     unmeasured.update = lambda *args, **options: None  # type: ignore[method-assign]
-    proposer.calibrators.of = lambda tenant, work: unmeasured  # type: ignore[method-assign]
+    proposer.calibrators.of_new_text = lambda tenant, work: unmeasured  # type: ignore[method-assign]
     return proposer
 
 

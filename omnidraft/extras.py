@@ -49,14 +49,17 @@ def require_driver(url: str, needed_by: str) -> None:
     Raises:
         ExtraMissing: it is not.
     """
-    kind, _, named = url.partition("://")[0].partition("+")
-    if kind not in DEFAULT_DRIVERS:
-        return
-    driver = named or DEFAULT_DRIVERS[kind]
+    driver = driver_of(url)
     if driver in MODULES["postgres"]:
         require("postgres", needed_by)
-    elif not _is_there(driver):
+    elif driver is not None and not _is_there(driver):
         raise ExtraMissing(f"{needed_by} needs the Python package {driver}, which is not installed")
+
+
+def driver_of(url: str) -> str | None:
+    """Return the module by which SQLAlchemy speaks to the database of a URL; None where it needs none."""
+    kind, _, named = url.partition("://")[0].partition("+")
+    return (named or DEFAULT_DRIVERS[kind]) if kind in DEFAULT_DRIVERS else None
 
 
 def distiller_needs_ray(settings: "Settings") -> bool:

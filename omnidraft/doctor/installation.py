@@ -11,7 +11,7 @@ from pathlib import Path
 from omnidraft.config import Settings
 from omnidraft.doctor.finding import Finding, ok, problem, warning
 from omnidraft.doctor.registry import is_absent
-from omnidraft.extras import distiller_needs_ray
+from omnidraft.extras import MODULES, distiller_needs_ray, driver_of
 
 PACKAGE = "omnidraft"
 
@@ -118,9 +118,9 @@ def _is_in_mlflow(settings: Settings) -> bool:
 
 
 def _is_in_postgresql(settings: Settings) -> bool:
-    """Return whether the key store or the registry is a database that psycopg speaks to."""
-    key_store, scheme = settings.log.key_store_url or "", settings.registry.url.partition(":")[0]
-    return key_store.startswith("postgresql") or scheme in ("postgresql", "postgresql+psycopg")
+    """Return whether the key store or the registry is a database that needs the extra."""
+    urls = (settings.log.key_store_url or "", settings.registry.url)
+    return any(driver_of(url) in MODULES["postgres"] for url in urls)
 
 
 def unmet_requirements(requirements: Iterable[str], extras: Iterable[str]) -> list[str]:

@@ -5,7 +5,6 @@ and method, with standard errors; LoRA ranks, losses, n-gram caches, adaptive dr
 each decoded prompt is one: an interrupted run goes on. Tables and plots go into `--out`.
 """
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +12,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from omnidraft.distill.training.losses import parse
 from omnidraft.hosts import process
 from pipelines.bench.methods import HUGGINGFACE
 from pipelines.lib.choices import chosen
 from pipelines.paper_table import report
+from pipelines.paper_table.agreement import agreement
 from pipelines.paper_table.decoding import PLAIN, Way, decode_all, huggingface_ways
-from pipelines.paper_table.methods import METHODS, agreement_file
-from pipelines.paper_table.parts import TablePlan, prompts_of, settings_for
+from pipelines.paper_table.methods import METHODS
+from pipelines.paper_table.parts import DEPENDS_ON, TablePlan, fingerprint, prompts_of, settings_for
 from pipelines.paper_table.result_cache import ResultCache
 from pipelines.paper_table.sweeps import DISTILLED, SWEEPS, Sweep, ways_of
 
@@ -57,17 +58,21 @@ def main(
     """Reproduce the paper's tables in shape."""
     names = [name for name in chosen(methods, NAMES, "method") if name != PLAIN]
     sweep_names = chosen(sweeps, SWEEPS, "sweep")
+    parse(dm)  # fails before hours of work, not after
     plan = TablePlan(data, work, num_train, num_test, max_new_tokens, drafter, num_chain_tokens, dm)
     pairs = [(target, task) for target in chosen(targets) for task in chosen(tasks)]
     for _, task in pairs:
         for split in ("train", "test"):
-            prompts_of(task, split, plan)  # fails before hours of work, not after
+            prompts_of(task, split, plan)  # so does this
     sizes = {"num_decoded": num_decoded, "num_slow": num_slow}
     cells = ResultCache(json_path, {"plan": str(plan), "methods": [PLAIN, *names], **sizes})
     for target, task in pairs:
+        cells.require(f"rows of {task}", fingerprint(task, plan))
+        cells.require(f"settings of {target}", settings_for(target, plan).model_dump(mode="json", include=DEPENDS_ON))
+    for target, task in pairs:
         texts = prompts_of(task, "test", plan)[:num_decoded]
         decode_all(cells, f"table/{target}/{task}", texts, partial(_ways, target, task, names, plan), num_slow=num_slow)
-        cells.get(f"offline/{target}/{task}", partial(_offline, target, task, names, plan))
+        cells.get(f"offline/{target}/{task}", partial(agreement, target, task, names, plan))
         report.write(cells.content, out)
     for name in sweep_names:
         SWEEPS[name](Sweep(*pairs[0], plan, num_decoded, cells))
@@ -79,19 +84,6 @@ def _ways(target: str, task: str, names: list[str], plan: TablePlan) -> dict[str
     ours = tuple(name for name in names if name in METHODS)
     theirs = [name for name in names if name in HUGGINGFACE]
     return ways_of(target, task, ours, plan) | huggingface_ways(settings_for(target, plan), theirs, plan.max_new_tokens)
-
-
-def _offline(target: str, task: str, names: list[str], plan: TablePlan) -> dict[str, float | None]:
-    """Return agreement on the test answers, of each method's snapshot and of the untrained drafter."""
-    agreement = dict[str, float | None]()
-    for name in names:
-        folder = METHODS[name].snapshot(target, task, plan) if name in METHODS else None
-        if folder is not None:
-            figures = json.loads(agreement_file(folder).read_text())
-            if METHODS[name].loss is not None:
-                agreement.setdefault("untrained", figures["untrained"])
-            agreement[name] = figures["trained"]
-    return agreement
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ A figure is a ratio of two sums over questions, so that long answers count as mu
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -15,7 +15,9 @@ from pipelines.paper_table.decoding import PLAIN, Run
 Answers = Mapping[str, Run]
 """Way -> its answer to one question."""
 Row = dict[str, Any]
-FIGURES = ("acceptance", "agreement", "tokens_per_pass", "speedup", "own_speedup")
+Timed = Callable[[Run], tuple[float, int]]
+"""Returns seconds of an answer, and the tokens that they gave."""
+FIGURES = ("acceptance", "agreement", "tokens_per_pass", "speedup", "later_speedup", "own_speedup")
 """The fields of a row that have an error, in a field of the same name with `_error`."""
 
 
@@ -32,8 +34,9 @@ def _row(name: str, questions: Sequence[Answers]) -> Row:
         "acceptance": [(sum(accepted.values()), sum(drafted.values())) for accepted, drafted in map(_counts, runs)],
         "agreement": [(run["num_agreed"], run["num_scored"]) for run in runs],
         "tokens_per_pass": [(run["num_tokens"], run["num_passes"]) for run in runs],
-        "speedup": _seconds(name, PLAIN, done),
-        "own_speedup": _seconds(name, BASELINES[name], done) if name in BASELINES else [],
+        "speedup": _seconds(name, PLAIN, done, _whole),
+        "later_speedup": _seconds(name, PLAIN, done, _behind_first_pass),
+        "own_speedup": _seconds(name, BASELINES[name], done, _whole) if name in BASELINES else [],
     }
     return {
         **{key: value for field, pairs in ratios.items() for key, value in _figure(field, pairs).items()},
@@ -54,14 +57,26 @@ def _figure(field: str, pairs: Sequence[tuple[float, float]]) -> Row:
     return {field: ratio.estimate if ratio.x else None, f"{field}_error": error if isfinite(error) else None}
 
 
-def _seconds(name: str, base: str, questions: Sequence[Answers]) -> list[tuple[float, float]]:
+def _seconds(name: str, base: str, questions: Sequence[Answers], timed: Timed) -> list[tuple[float, float]]:
     """Return for each question the seconds that the other way takes for as many tokens, and those of this one."""
-    both = [(each[name], each[base]) for each in questions if base in each and "failure" not in each[base]]
-    return [
-        (theirs["decode_s"] / theirs["num_later_tokens"] * mine["num_later_tokens"], mine["decode_s"])
-        for mine, theirs in both
-        if theirs["num_later_tokens"] and mine["decode_s"]
+    both = [
+        (*timed(each[name]), *timed(each[base])) for each in questions if base in each and "failure" not in each[base]
     ]
+    return [
+        (their_s / their_tokens * num_tokens, seconds)
+        for seconds, num_tokens, their_s, their_tokens in both
+        if their_tokens and seconds
+    ]
+
+
+def _whole(run: Run) -> tuple[float, int]:
+    """Return the seconds and tokens of an answer, with the reading of its prompt by target and drafter."""
+    return run["first_token_s"] + run["decode_s"], run["num_tokens"]
+
+
+def _behind_first_pass(run: Run) -> tuple[float, int]:
+    """Return those after the first pass; a drafter may have read the prompt in it, or reads it later."""
+    return run["decode_s"], run["num_later_tokens"]
 
 
 def _counts(run: Run) -> tuple[Mapping[str, int], Mapping[str, int]]:

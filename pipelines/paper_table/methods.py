@@ -1,15 +1,17 @@
 """The rows of the paper's Table 1, and ours: what each learns, and what it drafts with."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omnidraft import config, wiring
+from omnidraft.errors import ConfigError
 from omnidraft.progress import bar
 from pipelines.lib import report
 from pipelines.lib.learning import learn, new_run, write_snapshot
-from pipelines.paper_table.parts import TablePlan, records, settings_for
+from pipelines.paper_table.parts import TablePlan, fingerprint, records, settings_for
 from pipelines.paper_table.result_cache import name_of
 
 CHAIN: Mapping[str, Any] = {
@@ -73,10 +75,16 @@ def snapshot(settings: config.Settings, task: str, plan: TablePlan, *, is_traine
 
     Args:
         is_trained: otherwise the n-gram cache alone learns.
+
+    Raises:
+        ConfigError: it was made from other rows.
     """
     section, target = settings.learner, settings.models.target
     folder = plan.work / "snapshots" / name_of(settings.models, section, settings.cache, task, plan, is_trained)
+    about = folder.with_name(f"{folder.name}.json")
     if folder.exists():
+        if json.loads(about.read_text())["rows"] != fingerprint(task, plan):
+            raise ConfigError(f"{folder} learned other rows of {task}; remove it, or name another --work")
         return folder
     tokenizers = wiring.vocabularies(settings)
     train, test = (records(settings_for(target, plan), task, split, plan) for split in ("train", "test"))
@@ -86,12 +94,6 @@ def snapshot(settings: config.Settings, task: str, plan: TablePlan, *, is_traine
         train = []
     with bar(f"{target}: {task} learning {section.loss if is_trained else 'n-grams alone'}", len(train)) as advance:
         learn(run, train, test, settings, advance=advance)
-    figures = {"untrained": run.curve[0].agreement, "trained": run.curve[-1].agreement}
-    report.save(figures, agreement_file(folder))  # with the n-gram cache, which the manifest's are without
+    report.save({"rows": fingerprint(task, plan)}, about)
     write_snapshot(run, folder, settings, tokenizers)
     return folder
-
-
-def agreement_file(folder: Path) -> Path:
-    """Return the file of a snapshot's agreement on the test answers, before and after learning."""
-    return folder.with_name(f"{folder.name}.json")

@@ -3,6 +3,7 @@
 Everything large lies in one working folder, where an interrupted run finds it again.
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ class TablePlan:
     """The loss that is L_DM in the paper's rows."""
 
 
+DEPENDS_ON = {"models", "decode", "cache", "learner", "recorder"}
+"""Sections of the settings that figures depend on."""
+
+
 def settings_for(target: str, plan: TablePlan, **sections: dict[str, Any]) -> config.Settings:
     """Return the settings of one target."""
     return config.load(None, models={"target": target, "drafter": plan.drafter}, **sections)
@@ -48,6 +53,11 @@ def prompts_of(task: str, split: str, plan: TablePlan, skip: int = 0) -> list[Pr
     if any(each.split is None for each in read):
         raise RequestError(f"{path} has rows without `split`, train or test: what is learned must not judge")
     return read
+
+
+def fingerprint(task: str, plan: TablePlan) -> str:
+    """Return a hash of what is learned and what is judged."""
+    return hashlib.sha256(repr([prompts_of(task, split, plan) for split in ("train", "test")]).encode()).hexdigest()
 
 
 def records(settings: config.Settings, task: str, split: str, plan: TablePlan, skip: int = 0) -> list[TraceRecord]:

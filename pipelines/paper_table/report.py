@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.lib import machine
 from pipelines.paper_table import figures, pictures
 from pipelines.paper_table.figures import Row
 from pipelines.paper_table.methods import METHODS
@@ -17,14 +16,16 @@ Cells = Mapping[str, Any]
 LEGEND = (
     "After `+-` stands the standard error over questions. Acceptance: accepted share of all drafted tokens, siblings "
     "included (trees draft more than they hope to keep). Agreement: share of scored positions whose first candidate "
-    "the target drew. Speed-up: seconds of plain decoding of our engine for as many tokens, over those of the method; "
-    "own engine: the same over plain decoding of the method's engine. Merges: drafted from the n-gram cache, which are "
+    "the target drew. Speed-up: seconds of plain decoding of our engine for as many tokens, over those of the method, "
+    "the prompt's reading by target and drafter included; behind the first pass: the same without that pass; own "
+    "engine: the speed-up over plain decoding of the method's engine. Merges: drafted from the n-gram cache, which are "
     "its hits, and accepted. Drafted: tokens by the way in which they were drafted."
 )
 
 OFFLINE = (
     "Share of the positions of the target's own answers to the test prompts where the drafter's first candidate is the "
-    "emitted token, before and after learning; nothing is decoded, so it has no noise of the clock. Merges count where "
+    "emitted token, by the weights that serve; then the gain over the untrained drafter with its standard error, an "
+    "answer being one draw. Nothing is decoded, so there is no noise of the clock. Merges count where "
     "the method's cache knows them, and the first pieces of splits in every row."
 )
 
@@ -51,7 +52,8 @@ def write(content: Mapping[str, Any], out: Path) -> None:
     if table:
         pictures.draw(table, out / PICTURE)
     lines = ["# The paper's tables", "", f"Options: `{content['options']}`.", ""]
-    lines += [f"- {name}: {value}" for name, value in machine.describe().items()]
+    for made_by in content["made_by"]:
+        lines += ["; ".join(f"{name} {value}" for name, value in made_by.items()), ""]
     lines += [*_methods(table), *_offline(_under(cells, "offline/"))]
     for pair, of_pair in _sweeps(cells).items():
         lines += _sweep(pair, of_pair)
@@ -109,11 +111,18 @@ def _methods(table: Mapping[str, Mapping[str, Row]]) -> list[str]:
     return lines
 
 
-def _offline(rows: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+def _offline(rows: Mapping[str, Mapping[str, Row]]) -> list[str]:
     methods = list(dict.fromkeys(name for row in rows.values() for name in row))
-    cells = [(name, *(_number(row.get(method), digits=3) for method in methods)) for name, row in rows.items()]
+    cells = [(name, *(_agreement(row.get(method)) for method in methods)) for name, row in rows.items()]
     head = ["## Agreement on the test answers", "", OFFLINE, ""]
     return [*head, *_markdown(("target and task", *methods), cells)] if methods else []
+
+
+def _agreement(measured: Row | None) -> str:
+    if measured is None:
+        return "-"
+    gain, error = measured["gain"], measured["gain_error"]
+    return f"{measured['agreement']:.3f}" + (f" ({gain:+.3f} +- {error:.3f})" if error is not None else "")
 
 
 def _decoded_section(
@@ -124,7 +133,16 @@ def _decoded_section(
 
 
 def _decoded(rows: Mapping[str, Row], first: str) -> list[str]:
-    headings = ("acceptance", "agreement", "tokens per pass", "speed-up", "own engine", "merges", "drafted")
+    headings = (
+        "acceptance",
+        "agreement",
+        "tokens per pass",
+        "speed-up",
+        "behind the first pass",
+        "own engine",
+        "merges",
+        "drafted",
+    )
     table = _markdown(
         (first, *headings, "texts as plain"),
         [

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft.errors import ConfigError
-from pipelines.lib import report
+from pipelines.lib import machine, report
 
 
 class ResultCache:
@@ -22,7 +22,7 @@ class ResultCache:
             ConfigError: the file is of another experiment, or none.
         """
         self._path = path
-        self.content: dict[str, Any] = {"options": options, "cells": {}}
+        self.content: dict[str, Any] = {"options": options, "inputs": {}, "made_by": [], "cells": {}}
         if not path.exists():
             return
         try:
@@ -39,8 +39,15 @@ class ResultCache:
         cells = self.content["cells"]
         if key not in cells:
             cells[key] = compute()
+            if (made_by := machine.describe()) not in self.content["made_by"]:
+                self.content["made_by"].append(made_by)
             report.save(self.content, self._path)
         return cells[key]
+
+    def require(self, name: str, value: Any) -> None:
+        """Check that an input of some cells is what it was when they were computed. Raises ConfigError."""
+        if self.content["inputs"].setdefault(name, value) != value:
+            raise ConfigError(f"{self._path} was made with another {name}; name another file, or remove it")
 
 
 def name_of(*parts: object) -> str:

@@ -127,6 +127,34 @@ def test_cells_of_other_options_are_never_mixed(tmp_path: Path) -> None:
         ResultCache(tmp_path / "b.json", {})
 
 
+def test_cells_of_other_rows_or_settings_are_never_mixed(tmp_path: Path) -> None:
+    cells = ResultCache(tmp_path / "a.json", {})
+    cells.require("rows of gsm8k", "1f")
+    cells.get("x", lambda: 1)
+    again = ResultCache(tmp_path / "a.json", {})
+    again.require("rows of gsm8k", "1f")
+    again.require("rows of code", "2e")
+    with pytest.raises(ConfigError, match="was made with another rows of gsm8k"):
+        again.require("rows of gsm8k", "3d")
+    assert len(again.content["made_by"]) == 1
+
+
+def test_a_snapshot_that_learned_other_rows_is_not_taken(
+    data: Path, tmp_path: Path, tiny_models: tuple[Path, Path]
+) -> None:
+    arguments = [*table_arguments(data, tmp_path, tiny_models), "--sweeps", "", "--methods", "plain,ngram-pp"]
+    run(__main__.main, *arguments)
+    agreement = json.loads((tmp_path / "table.json").read_text())["cells"][f"offline/{tiny_models[0]}/numbers"]
+    assert set(agreement) == {"untrained", "ngram-pp"}
+    assert agreement["ngram-pp"]["gain_error"] >= 0
+    assert agreement["untrained"]["gain_error"] is None
+    rows = [json.loads(line) for line in (data / "numbers.jsonl").read_text().splitlines()]
+    (data / "numbers.jsonl").write_text("\n".join(json.dumps(row | {"prompt": row["prompt"] + "!"}) for row in rows))
+    (tmp_path / "table.json").unlink()
+    with pytest.raises(ConfigError, match="learned other rows of numbers"):
+        run(__main__.main, *arguments)
+
+
 def test_drift_follows_traffic_from_task_to_task(data: Path, tmp_path: Path, tiny_models: tuple[Path, Path]) -> None:
     target, drafter = tiny_models
     places = ("--work", tmp_path / "work", "--out", tmp_path / "results", "--json", tmp_path / "drift.json")
@@ -152,6 +180,7 @@ def test_drift_follows_traffic_from_task_to_task(data: Path, tmp_path: Path, tin
     [
         (__main__.main, ("--methods", "plain,magic"), "magic"),
         (__main__.main, ("--sweeps", "all"), "no sweep"),
+        (__main__.main, ("--dm", "magic"), "magic"),
         (__main__.main, ("--tasks", "nothing"), "nothing.jsonl"),
         (drift.main, ("--tasks", "numbers"), "nothing drifts"),
     ],
@@ -160,5 +189,5 @@ def test_what_an_experiment_cannot_do_is_said_before_it_starts(
     data: Path, tmp_path: Path, command: Callable[..., None], arguments: tuple[str, ...], words: str
 ) -> None:
     places = ("--data", data, "--work", tmp_path / "work", "--out", tmp_path / "results")
-    with pytest.raises(RequestError, match=words):
+    with pytest.raises((RequestError, ConfigError), match=words):
         run(command, *places, *arguments)

@@ -25,6 +25,7 @@ def answer(
     decode_s: float,
     drafted: dict[str, int] | None = None,
     accepted: dict[str, int] | None = None,
+    first_token_s: float = 1.0,
 ) -> dict[str, Any]:
     return {
         "ids": list(range(num_later_tokens + 1)),
@@ -33,6 +34,7 @@ def answer(
         "num_later_tokens": num_later_tokens,
         "num_scored": 0,
         "num_agreed": 0,
+        "first_token_s": first_token_s,
         "decode_s": decode_s,
         "accepted_by_source": accepted or {},
     } | ({} if drafted is None else {"drafted_by_source": drafted})
@@ -40,22 +42,35 @@ def answer(
 
 def test_a_figure_is_a_ratio_of_sums_with_its_error_over_the_questions() -> None:
     questions = [
-        {"plain": answer(10, 10.0), "dm": answer(10, 5.0, {"direct": 6, "merge": 2}, {"direct": 4})},
-        {"plain": answer(20, 20.0), "dm": answer(20, 5.0, {"direct": 8}, {"direct": 4})},
+        {"plain": answer(10, 10.0), "dm": answer(10, 5.0, {"direct": 6, "merge": 2}, {"direct": 4}, 3.0)},
+        {"plain": answer(20, 20.0), "dm": answer(20, 5.0, {"direct": 8}, {"direct": 4}, 3.0)},
     ]
     row = rows(questions, ["plain", "dm"])["dm"]
     assert row["acceptance"] == pytest.approx(8 / 16)
     assert row["acceptance_error"] == pytest.approx(0.0)
-    assert row["speedup"] == pytest.approx(30 / 10)
-    assert row["speedup_error"] == pytest.approx((2 * (5**2 + 5**2)) ** 0.5 / 10)
+    assert row["later_speedup"] == pytest.approx(30 / 10)
+    assert row["later_speedup_error"] == pytest.approx((2 * (5**2 + 5**2)) ** 0.5 / 10)
+    assert row["speedup"] == pytest.approx((11 + 21) / (8 + 8))
     assert (row["drafted_by_source"], row["same_texts"]) == ({"direct": 14, "merge": 2}, 2)
     assert (row["agreement"], row["own_speedup"]) == (None, None)
     assert rows(questions[:1], ["dm"])["dm"]["speedup_error"] is None
 
 
+def test_an_answer_of_one_pass_counts_in_the_speed_up_of_whole_answers() -> None:
+    one_pass = {"plain": answer(0, 0.0), "ours": answer(0, 0.0, first_token_s=2.0)}
+    more = {"plain": answer(10, 10.0), "ours": answer(10, 4.0, first_token_s=2.0)}
+    row = rows([one_pass, more], ["ours"])["ours"]
+    assert row["speedup"] == pytest.approx((1 + 11) / (2 + 6))
+    assert row["later_speedup"] == pytest.approx(10 / 4)
+
+
 def test_a_failure_is_no_answer_and_another_engine_is_compared_with_its_own() -> None:
     questions = [
-        {"plain": answer(10, 10.0), "hf-generate": answer(10, 40.0), "hf-uad": answer(10, 20.0)},
+        {
+            "plain": answer(10, 10.0, first_token_s=0.0),
+            "hf-generate": answer(10, 40.0, first_token_s=0.0),
+            "hf-uad": answer(10, 20.0, first_token_s=0.0),
+        },
         {"plain": answer(10, 10.0), "hf-generate": answer(10, 40.0), "hf-uad": {"failure": "IndexError: no"}},
         {"plain": answer(10, 10.0)},
     ]
@@ -83,17 +98,24 @@ def test_the_papers_rows_draft_as_the_paper_does_and_ours_with_everything() -> N
 def test_the_page_shows_errors_hits_and_why_a_method_failed(tmp_path: Path) -> None:
     asked = {
         "plain": answer(10, 10.0, {}),
-        "ngram-pp": answer(10, 5.0, {"direct": 6, "merge": 2}, {"merge": 1}),
+        "ngram-pp": answer(10, 5.0, {"direct": 6, "merge": 2}, {"merge": 1}, 0.5),
         "hf-tli": {"failure": "no bfloat16 here"},
     }
     cells = {f"table/t/gsm8k/{number}": asked for number in range(2)}
-    report.write({"options": {"plan": "small"}, "cells": cells}, tmp_path)
+    offline = {
+        "untrained": {"agreement": 0.7, "gain": 0.0, "gain_error": None},
+        "dm": {"agreement": 0.8, "gain": 0.1, "gain_error": 0.02},
+    }
+    made_by = [{"processor": "one", "commit": "abc"}, {"processor": "one", "commit": "def"}]
+    content = {"options": {"plan": "small"}, "made_by": made_by, "cells": cells | {"offline/t/gsm8k": offline}}
+    report.write(content, tmp_path)
     page = (tmp_path / report.PAGE).read_text()
-    assert (
-        "| ngram-pp | 0.12 +- 0.00 | - | 2.20 +- 0.00 | 2.00x +- 0.00 | - | 4, 2 accepted | 12 direct, 4 merge |"
-        in page
-    )
+    measured = "0.12 +- 0.00 | - | 2.20 +- 0.00 | 2.00x +- 0.00 | 2.00x +- 0.00 | -"
+    assert f"| ngram-pp | {measured} | 4, 2 accepted | 12 direct, 4 merge |" in page
     assert "- hf-tli failed: no bfloat16 here" in page
+    assert "| t/gsm8k | 0.700 | 0.800 (+0.100 +- 0.020) |" in page
+    assert "commit abc" in page
+    assert "commit def" in page
     assert (tmp_path / report.PICTURE).read_bytes().startswith(b"\x89PNG")
 
 

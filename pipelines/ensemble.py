@@ -1,7 +1,8 @@
 """Bits per byte of models that share a tokenizer, alone and together, with equal weights and with fitted ones.
 
 `python -m pipelines.ensemble MODEL MODEL --data FILE`. Weights are fitted on the rows of all files that are not held
-out, by expectation maximisation for a mean of probabilities, whose likelihood has no other maximum.
+out, by expectation maximisation for a mean of probabilities, whose likelihood has no other maximum. Models that
+`omnidraft transfer` made are measured on rows that it held out, or not at all.
 Shapes: M models, N tokens, T ids of a text, V vocabulary.
 """
 
@@ -21,10 +22,12 @@ from omnidraft.hosts import process
 from omnidraft.models.ensemble import Mean, mean_logits
 from omnidraft.progress import bar
 from omnidraft.transfer.bits_per_byte import hidden_states
+from omnidraft.transfer.report import JSON_FILE
 from omnidraft.wiring.transfer import split_texts
 from omnidraft.wiring.transfer_models import frozen, load_model, load_pair
 from pipelines.lib import report
 from pipelines.lib.choices import named_files
+from pipelines.lib.held_out_rows import require_held_out_alike
 
 if TYPE_CHECKING:
     from omnidraft.models.hf.trainable_drafter import TransformersTrainable
@@ -38,6 +41,7 @@ def main(
     data: Annotated[list[Path], typer.Option(help="JSON lines with texts; may be given again.")],
     max_tokens: Annotated[int, typer.Option(min=2, help="The most tokens of a text.")] = 256,
     num_texts: Annotated[int | None, typer.Option(min=2, help="Rows from the beginning of each file.")] = None,
+    split: Annotated[str | None, typer.Option(help="Only rows of this split, where a file names splits.")] = None,
     num_fitted: Annotated[int, typer.Option(min=1, help="Rows of each file that weights are fitted on.")] = 8,
     held_out_every: Annotated[int, typer.Option(min=2, help="One row in so many is measured.")] = 16,
     json_path: Annotated[Path | None, typer.Option("--json", help="A file for the figures.")] = None,
@@ -46,7 +50,10 @@ def main(
     pairs = [load_pair(models[0], name) for name in models]
     if any(pair.new.vocabulary.token_bytes != pairs[0].old.vocabulary.token_bytes for pair in pairs):
         raise VocabularyError(f"{', '.join(models)} have several tokenizers; omnidraft transfer gives them one")
-    options = {"max_tokens": max_tokens, "every": held_out_every, "num": num_texts}
+    for pair in pairs:
+        if (pair.new_folder / JSON_FILE).exists():
+            require_held_out_alike(pair.new_folder, held_out_every, split)
+    options = {"max_tokens": max_tokens, "every": held_out_every, "num": num_texts, "split": split}
     files = {name: split_texts(path, pairs[0], **options) for name, path in named_files(data).items()}  # type: ignore[arg-type]
     scorers = [frozen(load_model(pair.new_folder, name)) for pair, name in zip(pairs, models, strict=True)]
     fitted = fit_weights(_log_p(scorers, [text for learned, _ in files.values() for text in learned[:num_fitted]]))

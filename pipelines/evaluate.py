@@ -1,8 +1,13 @@
 """Agreement of a snapshot on a slice of a log, offline: no target is run, nothing is written but the report.
 
-`python -m pipelines.evaluate --log URL --snapshot base champion runs/mine --json OUT`.
+`python -m pipelines.evaluate --log URL --snapshot base champion runs/mine --json OUT`. A snapshot agrees better with
+records that it learned than with others: a warning says how many there are, and `--held-out` scores none of them.
 """
 
+import sys
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +18,14 @@ from rich.table import Table
 from omnidraft import config, wiring
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.distill.evaluation.agreement import share
+from omnidraft.distill.ingest import topic_scan
+from omnidraft.distill.ingest.record_disposition import is_held_out, record_key
 from omnidraft.distill.training.learner import Learner
+from omnidraft.errors import RequestError, WireError
 from omnidraft.hosts import process
 from omnidraft.progress import bar
+from omnidraft.snapshots.manifest import Manifest
+from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 from omnidraft.wiring.named_snapshots import named_folder
 from pipelines.lib import log_slice, report
@@ -35,39 +45,115 @@ def main(
     filters: Annotated[
         list[str] | None, typer.Option("--filter", help=f"name=value,...; names: {', '.join(log_slice.FILTERS)}")
     ] = None,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Score only those that the service holds out: learner.held_out_every.")
+    ] = False,
     target: Annotated[str | None, typer.Option()] = None,
     drafter: Annotated[str | None, typer.Option()] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="A file for all figures.")] = None,
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:
     """Measure snapshots on recorded traffic."""
-    settings = config.load(config_path, models={"target": target, "drafter": drafter})
+    log_url = log if "://" in log else None
+    settings = config.load(config_path, models={"target": target, "drafter": drafter}, log={"url": log_url})
     tokenizers = wiring.vocabularies(settings)
     slice_filter = log_slice.parse_filter(from_time, to_time, filters or [])
     log_records = log_slice.read(
         log, settings, slice_filter.of_pair(settings), alignment=tokenizers.alignment.fingerprint
     )
     records = log_records.require()
-    snapshot_names = [*(names or []), *(more_names or [])] or [BASE]
     costs = speedup_model.fit(records)
+    if held_out:
+        records = _require_held_out(records, settings.learner.held_out_every)
+    learned = LearnedRecords(settings, records, is_log=log_url is not None)
+    snapshot_names = [*(names or []), *(more_names or [])] or [BASE]
     rows = {}
     with bar("evaluating", len(snapshot_names)) as advance:
         for name in snapshot_names:
-            learner = _loaded(name, settings, tokenizers)
-            rows[name] = _row(learner, records, costs)
+            learner, manifest = _loaded(name, settings, tokenizers)
+            rows[name] = _row(learner, records, costs) | {"learned_records": learned.count(manifest)}
             advance()
     content = {"log": log, "records": len(records), "passed_over": dict(log_records.skipped), "snapshots": rows}
     if json_path is not None:
-        report.save(content, json_path)
+        report.save(content | {"held_out_only": held_out}, json_path)
     Console().print(_table(rows))
+    for name, row in rows.items():
+        _warn(name, row["learned_records"], len(records))
 
 
-def _loaded(name: str, settings: config.Settings, tokenizers: wiring.Vocabularies) -> Learner:
-    """Return a learner with the snapshot's weights and cache. Raises SnapshotError when the name is unknown."""
+class LearnedRecords:
+    """Counts those of the scored records that a snapshot learned.
+
+    The log is read once more for the records' offsets, if a snapshot has offsets to compare them with.
+    """
+
+    def __init__(self, settings: config.Settings, records: Sequence[TraceRecord], *, is_log: bool) -> None:
+        """
+        Args:
+            settings: with the URL of the log that the records are of.
+            is_log: False for the records of an archive, which has no offsets.
+        """
+        self._settings, self._records, self._is_log = settings, records, is_log
+
+    def count(self, manifest: Manifest | None) -> int | None:
+        """Return how many records lie before the snapshot's offsets and were not held out from it. Those that its
+        learner skipped are among them. None: that cannot be told.
+
+        Args:
+            manifest: None for the base drafter.
+        """
+        if manifest is None or not manifest.num_records:
+            return 0
+        every = int(manifest.settings.get("held_out_every", self._settings.learner.held_out_every))
+        learnable = [record_key(each) for each in self._records if not is_held_out(each, every)]
+        if not manifest.offsets:
+            return None
+        if not learnable:
+            return 0
+        if not self._is_log or manifest.log_id not in (None, self._log[0]):
+            return None
+        read = {key for key, (partition, offset) in self._log[1].items() if offset < manifest.offsets.get(partition, 0)}
+        return sum(key in read for key in learnable)
+
+    @cached_property
+    def _log(self) -> tuple[str, dict[int, tuple[int, int]]]:
+        """The identity of the log, and the partition and offset of each record, at its first copy, by its key."""
+        positions: dict[int, tuple[int, int]] = {}
+        with closing(wiring.log_reader(self._settings, self._settings.log.traces_topic)) as reader:
+            for message in topic_scan.messages(reader):
+                with suppress(WireError):  # log_slice counted it
+                    record = codec.decode(message.value, message.headers)
+                    positions.setdefault(record_key(record), (message.partition, message.offset))
+            return reader.identity(), positions
+
+
+def _require_held_out(records: Sequence[TraceRecord], every: int) -> list[TraceRecord]:
+    """Return the records that the service holds out. Raises RequestError when there are none."""
+    chosen = [each for each in records if is_held_out(each, every)]
+    if not chosen:
+        raise RequestError(f"none of {len(records)} records is held out, with learner.held_out_every = {every}")
+    return chosen
+
+
+def _warn(name: str, num_learned: int | None, num_records: int) -> None:
+    """Say on stderr what the snapshot learned of the records that it was scored on."""
+    if num_learned is None:
+        print(f"{name}: cannot tell what it learned of these {num_records} records", file=sys.stderr)
+    elif num_learned:
+        print(
+            f"{name} has learned up to {num_learned} of these {num_records} records, which flatters it; --held-out, "
+            "with the service's learner.held_out_every, scores none of them",
+            file=sys.stderr,
+        )
+
+
+def _loaded(name: str, settings: config.Settings, tokenizers: wiring.Vocabularies) -> tuple[Learner, Manifest | None]:
+    """Return a learner with the snapshot's weights and cache, and its manifest. Raises SnapshotError when the name is
+    unknown."""
     if name == BASE:
-        return wiring.learner(settings, tokenizers)
+        return wiring.learner(settings, tokenizers), None
     with named_folder(settings, name) as (version, folder):
-        return wiring.learner_from_snapshot(settings, tokenizers, version.manifest, folder)
+        return wiring.learner_from_snapshot(settings, tokenizers, version.manifest, folder), version.manifest
 
 
 def _row(learner: Learner, records: list[TraceRecord], costs: speedup_model.SpeedupModel | None) -> dict[str, Any]:

@@ -6,7 +6,8 @@ the learned texts as the fleet's memory of their tenant.
 """
 
 import shutil
-from itertools import islice
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -19,12 +20,15 @@ from omnidraft.distill.training.losses import parse
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.progress import bar
+from omnidraft.prompts import Prompt
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import report
 from pipelines.lib.learning import Point, TrainingRun, learn, new_run, split_by_request, write_snapshot
 from pipelines.lib.other_drafters import for_drafter
 from pipelines.lib.recording import Recording, RecordingLimits
+
+TRAIN_SPLIT = "train"
 
 
 def main(
@@ -39,7 +43,11 @@ def main(
     lora_rank: Annotated[int | None, typer.Option()] = None,
     learning_rate: Annotated[float | None, typer.Option()] = None,
     num_answers: Annotated[
-        int | None, typer.Option(min=2, help="Rows from the beginning of the file; all without it.")
+        int | None, typer.Option(min=2, help="Answers from the beginning of the file; all without it.")
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help=f"Only rows of this split, where a file names splits; {TRAIN_SPLIT} without it."),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The limit of each answer.")] = 400,
     tenant: Annotated[
@@ -59,38 +67,65 @@ def main(
     if out.exists():
         raise RequestError(f"{out} exists; a snapshot is written once")
     tokenizers = wiring.vocabularies(settings)
-    limits = RecordingLimits(max_new_tokens, tenant or answers.stem)
-    records = _records(answers, settings, tokenizers, out, num_answers, limits)
+    parts = out.with_name(f"{out.name}.parts")
+    if archive.is_archive(answers):
+        records = _archived(answers, settings, tokenizers, num_answers, split)
+    else:
+        recording = Recording(settings, parts, RecordingLimits(max_new_tokens, tenant or answers.stem), is_given=True)
+        records = _recorded(recording, _rows(answers, num_answers, split))
     train_records, held_out = split_by_request(records, held_out_every)
     run = new_run(settings, tokenizers)
     with bar("learning", num_passes * len(train_records)) as advance:
         options = {"num_passes": num_passes, "measure_every": measure_every}
         learn(run, train_records, held_out, settings, on_point=_print_point, advance=advance, **options)  # type: ignore[arg-type]
     write_snapshot(run, out, settings, tokenizers, remembered=train_records)
+    if parts.exists():
+        shutil.rmtree(parts)
     _finish(run, out, json_path)
 
 
-def _records(
-    answers: Path,
-    settings: config.Settings,
-    tokenizers: wiring.Vocabularies,
-    out: Path,
-    num_answers: int | None,
-    limits: RecordingLimits,
+def _archived(
+    path: Path, settings: config.Settings, tokenizers: wiring.Vocabularies, num_answers: int | None, split: str | None
 ) -> list[TraceRecord]:
-    """Return an archive's records, with the tenants that they name; score other answers."""
-    if archive.is_archive(answers):
-        recorded = islice(archive.read(answers), num_answers)
-        return for_drafter(recorded, settings.models.target, settings.models.drafter, tokenizers)
-    prompt_rows = prompts.read(answers, num_answers)
-    parts = out.with_name(f"{out.name}.parts")
-    recording = Recording(settings, parts, limits, is_given=True)
+    """Return an archive's records, with the tenants that they name. Raises RequestError."""
+    if split is not None:
+        raise RequestError("--split is for texts; the records of an archive name none")
+    recorded = _of_first_answers(archive.read(path), num_answers)
+    return for_drafter(recorded, settings.models.target, settings.models.drafter, tokenizers)
+
+
+def _of_first_answers(records: Iterable[TraceRecord], num: int | None) -> Iterator[TraceRecord]:
+    """Yield all records of the first `num` answers, which may be mixed with those of others."""
+    chosen: set[str] = set()
+    for record in records:
+        if num is None or len(chosen) < num:
+            chosen.add(record.request_id)
+        if record.request_id in chosen:
+            yield record
+
+
+def _rows(path: Path, num: int | None, split: str | None) -> list[Prompt]:
+    """Return up to `num` rows of the split, of `train` where the file names splits and none is given.
+
+    Raises:
+        RequestError: the file cannot be read, or has no such rows.
+    """
+    named = {row.split for row in prompts.read(path) if row.split}
+    if named and split is None:
+        print(f"{path} names splits: {TRAIN_SPLIT} alone is learned, or what --split names", file=sys.stderr)
+        split = TRAIN_SPLIT
+    if named and split not in named:
+        raise RequestError(f"{path} has no split {split!r}; --split is one of {', '.join(sorted(named))}")
+    return prompts.read(path, num, split=split)
+
+
+def _recorded(recording: Recording, rows: list[Prompt]) -> list[TraceRecord]:
+    """Score the answers of these rows. Raises RequestError where a row has none."""
     records: list[TraceRecord] = []
-    with bar("recording", len(prompt_rows)) as advance:
-        for of_answer in recording.records_of(prompt_rows):
+    with bar("recording", len(rows)) as advance:
+        for of_answer in recording.records_of(rows):
             records += of_answer
             advance()
-    shutil.rmtree(parts)
     return records
 
 

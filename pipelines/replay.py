@@ -1,10 +1,12 @@
 """Replay a trace topic into the learner under several configurations, side by side, without touching live offsets.
 
 `python -m pipelines.replay --log URL --config A.toml B.toml --json OUT`. Each configuration is an MLflow run with its
-curves; the same slice, configuration and seed give the same figures.
+curves; the same slice, configuration and seed give the same figures. All configurations are checked before the first
+learns, and OUT is written after each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +16,8 @@ from rich.table import Table
 
 from omnidraft import config, wiring
 from omnidraft.distill.evaluation import speedup_model
+from omnidraft.distill.training.losses import parse
+from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.progress import bar
 from omnidraft.traces.record import TraceRecord
@@ -42,18 +46,18 @@ def main(
     """Compare ways to learn on one slice of traffic."""
     slice_filter = log_slice.parse_filter(from_time, to_time, filters or [])
     named_configs = named_files([*configs, *(more_configs or [])])
+    if snapshots is not None:
+        _require_none_of(named_configs, snapshots)
+    checked = {name: _checked(path) for name, path in named_configs.items()}
     content: dict[str, Any] = {"log": log, "configs": {}}
-    for name, path in named_configs.items():
-        settings = config.load(path)
-        tokenizers = wiring.vocabularies(settings)
+    for name, each in checked.items():
+        settings, tokenizers = each.settings, each.tokenizers
         log_records = log_slice.read(
             log, settings, slice_filter.of_pair(settings), alignment=tokenizers.alignment.fingerprint
         )
         train, held_out = split_by_request(log_records.require(), held_out_every)
-        with _TrackedRun(settings, path, speedup_model.fit(log_records.records)) as tracked:
+        with _TrackedRun(settings, each.path, speedup_model.fit(log_records.records)) as tracked:
             run = _learn(settings, tokenizers, train, held_out, tracked, (name, num_passes, measure_every))
-        if snapshots is not None:
-            write_snapshot(run, snapshots / name, settings, tokenizers)
         content["configs"][name] = tracked.figures(run) | {
             "records": len(train),
             "held_out_records": len(held_out),
@@ -61,7 +65,32 @@ def main(
         }
         if json_path is not None:
             report.save(content, json_path)
+        if snapshots is not None:
+            write_snapshot(run, snapshots / name, settings, tokenizers)
     Console().print(_table(content["configs"]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Configuration:
+    """A settings file whose loss and models are known, with the tokenizers of its pair."""
+
+    path: Path
+    settings: config.Settings
+    tokenizers: wiring.Vocabularies
+
+
+def _checked(path: Path) -> _Configuration:
+    """Load a settings file. Raises ConfigError, or ModelError when a model cannot be had."""
+    settings = config.load(path)
+    parse(settings.learner.loss)
+    return _Configuration(path, settings, wiring.vocabularies(settings))
+
+
+def _require_none_of(names: Iterable[str], folder: Path) -> None:
+    """Raise RequestError where the folder has a snapshot of one of these names."""
+    for name in names:
+        if (folder / name).exists():
+            raise RequestError(f"{folder / name} exists; a snapshot is written once")
 
 
 class _TrackedRun:

@@ -5,7 +5,6 @@ that `omnidraft transfer` holds out with the same options, so nothing is measure
 """
 
 import gc
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,11 +16,11 @@ from rich.table import Table
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.transfer.bits_per_byte import bits_per_byte
-from omnidraft.transfer.report import JSON_FILE
 from omnidraft.wiring.transfer import split_texts, text_nats
 from omnidraft.wiring.transfer_models import TokenizerPair, frozen, initialised, load_model, load_pair
 from pipelines.lib import rare_tokens, report
 from pipelines.lib.choices import chosen, named_files
+from pipelines.lib.held_out_rows import require_held_out_alike
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +57,7 @@ def main(
     for name, folder in folders.items():
         if name in (ORIGINAL, *METHODS):
             raise RequestError(f"{folder} is named as a row of the table; rename it")
-        _require_held_out_alike(folder, held_out_every, split)
+        require_held_out_alike(folder, held_out_every, split)
     pair = load_pair(model, tokenizer)
     options = {"max_tokens": max_tokens, "every": held_out_every, "num": num_texts, "split": split}
     splits = {name: split_texts(path, pair, **options) for name, path in named_files(data).items()}  # type: ignore[arg-type]
@@ -79,18 +78,6 @@ def main(
         figures["by_occurrence"] = {name: _by_occurrence(name, nats, files, count_V) for name in folders}
     if json_path is not None:
         report.save(figures, json_path)
-
-
-def _require_held_out_alike(folder: Path, every: int, split: str | None) -> None:
-    """Raise RequestError where the transfer held out other rows: some of those measured would be learned ones."""
-    try:
-        run = json.loads((folder / JSON_FILE).read_text())["run"]
-        made = run["held_out_every"], run.get("split")
-    except (OSError, ValueError, KeyError) as exc:
-        raise RequestError(f"{folder} is no folder that omnidraft transfer wrote: {exc!r}") from exc
-    if made != (every, split):
-        option = f" --split {made[1]}" if made[1] else ""
-        raise RequestError(f"{folder} was made with --held-out-every {made[0]}{option}; measure it with the same")
 
 
 def _models(

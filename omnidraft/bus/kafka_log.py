@@ -8,11 +8,11 @@ BusError.
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError, KafkaTimeoutError
+from kafka.errors import KafkaError, KafkaTimeoutError, LeaderNotAvailableError
 
 from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES, connection, ensure_topic, topic_id, translate_errors
 from omnidraft.bus.kafka_fetcher import UNREADABLE_ERRORS, TolerantFetcher, first_readable_offset
@@ -194,9 +194,7 @@ class KafkaReader:
         return topic_id(self._servers, self._topic, self._access, self._timeout_s)
 
     def end_offsets(self) -> Offsets:
-        with translate_errors(f"asking for the end of {self._topic}", self._servers):
-            ends = self._consumer.end_offsets(list(self._partitions.values()))
-        return {name.partition: offset for name, offset in ends.items()}
+        return self._offsets("end", self._consumer.end_offsets, self._partitions)
 
     def close(self) -> None:
         with translate_errors(f"closing {self._topic}", self._servers):
@@ -252,9 +250,18 @@ class KafkaReader:
         self._consumer.assign(list(self._partitions.values()))
 
     def _first_offsets(self, partitions: Iterable[int]) -> Offsets:
-        with translate_errors(f"asking for the start of {self._topic}", self._servers):
-            firsts = self._consumer.beginning_offsets([TopicPartition(self._topic, each) for each in partitions])
-        return {name.partition: offset for name, offset in firsts.items()}
+        return self._offsets("start", self._consumer.beginning_offsets, partitions)
+
+    def _offsets(
+        self, what: str, ask: Callable[[list[TopicPartition]], dict[TopicPartition, int]], partitions: Iterable[int]
+    ) -> Offsets:
+        """Return what the client tells of these partitions. It leaves out those without a leader, and dies of that."""
+        with translate_errors(f"asking for the {what} of {self._topic}", self._servers):
+            try:
+                offsets = ask([TopicPartition(self._topic, each) for each in partitions])
+            except KeyError as exc:
+                raise LeaderNotAvailableError(f"partition {exc} has no leader, or is gone") from exc
+        return {name.partition: offset for name, offset in offsets.items()}
 
     def _connect(self) -> KafkaConsumer:
         with connection(self._servers, self._timeout_s, self._access) as settings:

@@ -58,6 +58,15 @@ class KeyStore:
         """Return a tenant's keys, oldest first, destroyed ones too; none before the first key is stored."""
         return [] if self._is_missing() else self._select(_TABLE.c.tenant == tenant)
 
+    def destroyed_ms(self, tenants: Collection[str]) -> dict[str, int]:
+        """Return when the last destroyed key of each of these tenants was destroyed; those without one are missing."""
+        if not tenants or self._is_missing():
+            return {}
+        last = sa.func.max(_TABLE.c.destroyed_ms)
+        query = sa.select(_TABLE.c.tenant, last).where(_TABLE.c.tenant.in_(tenants), _TABLE.c.wrapped.is_(None))
+        with self._translated("reading"), self._engine.connect() as connection:
+            return {tenant: ms for tenant, ms in connection.execute(query.group_by(_TABLE.c.tenant)) if ms is not None}
+
     def all_keys(self) -> list[StoredKey]:
         """Return every key, oldest first."""
         return [] if self._is_missing() else self._select(sa.true())

@@ -8,7 +8,7 @@ clears the cache.
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
 from cachetools import TTLCache
@@ -83,6 +83,10 @@ class TenantKeys:
         """See ports.RecordCipher."""
         key_id, cipher = self.current(tenant)
         return key_id, cipher.encrypt(plain)
+
+    def forgotten_ms(self, tenants: Collection[str]) -> dict[str, int]:
+        """See ports.RecordCipher."""
+        return self._store.destroyed_ms(tenants)
 
     def decrypt(self, key_id: str, token: bytes) -> bytes:
         """See ports.RecordCipher."""

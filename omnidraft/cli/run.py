@@ -36,7 +36,7 @@ def serve(
     ] = None,
     config_path: Config = None,
 ) -> None:
-    """Serve OpenAI's API (completions, chat completions, models) until SIGTERM.
+    """Serve OpenAI's API (chat, completions, Responses), Anthropic's Messages, /tokenize and a page until SIGTERM.
 
     Needs nothing beside it: traces go to an SQLite file in runs/omnidraft, and the drafter serves as it comes. Start
     `omnidraft run distiller` and `omnidraft run controller` in the same folder, and it learns.

@@ -146,8 +146,8 @@ def _without_keys(settings: "config.Settings") -> "config.Settings":
 def _promote(name: str, settings: "config.Settings") -> None:
     from omnidraft.fleet import orders
 
-    models, control = settings.models, _control(settings)
-    chosen = orders.promote(_registry(settings), control, name, target=models.target, drafter=models.drafter)
+    models, registry = settings.models, _registry(settings)
+    chosen = orders.promote(registry, lambda: _control(settings), name, target=models.target, drafter=models.drafter)
     print(f"champion is version {chosen.version}")
 
 
@@ -248,11 +248,23 @@ def _order_restart(start: str, target: str | None, settings: "config.Settings") 
     from omnidraft.fleet.control_log import publish_announcement
 
     offsets = " ".join(start.replace(",", " ").split())
+    if offsets == "latest":
+        offsets = _latest_offsets(settings)
     try:
         publish_announcement(_control(settings), "restart", target=target, start=offsets, restart_id=uuid.uuid4().hex)
     except ValueError as exc:
         raise typer.BadParameter(f"{start!r} is not earliest, latest or offsets such as '0:120 1:96'") from exc
     _print_order(f"restarts from {offsets}", target)
+
+
+def _latest_offsets(settings: "config.Settings") -> str:
+    """Return the ends of the trace log now: what comes later is learned, whenever a distiller hears of the order."""
+    from contextlib import closing
+
+    from omnidraft import wiring
+
+    with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
+        return " ".join(f"{partition}:{offset}" for partition, offset in sorted(reader.end_offsets().items()))
 
 
 def _print_order(what: str, target: str | None) -> None:

@@ -1,6 +1,5 @@
 """The engine takes a request in text to steps: templates, checks, one snapshot to the end, traces and metrics."""
 
-import secrets
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,7 @@ from omnidraft.decode.prompting import Pair, client_texts, prompt_ids, with_tool
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
 from omnidraft.decode.recording.trace_producer import TraceProducer
-from omnidraft.decode.sampling.validation import check_sampling, require_integer, require_text, unsigned_seed
+from omnidraft.decode.sampling.validation import check_sampling, require_integer, require_text
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
@@ -72,18 +71,20 @@ class Engine:
         *,
         client: str = "",
         cache_scope: str | None = None,
+        decoded: Request | None = None,
     ) -> Generation:
         """Add a text to the next rounds, with this snapshot or else with the one that the slot gives its id.
 
         Args:
             client: texts are admitted fairly over clients.
             cache_scope: texts of one scope may reuse each other's keys; None reuses nothing.
+            decoded: what `decode_request` returned for the request, where it was called before.
 
         Raises:
             RequestError: the request cannot be served.
         """
         snapshot = snapshot or self.slot.snapshot_for(request.request_id)
-        decode_request = replace(self.decode_request(request), cache_scope=cache_scope)
+        decode_request = replace(decoded or self.decode_request(request), cache_scope=cache_scope)
         scope = cache_scope if self._has_prefix_caching else None
         sequence = self.decoder.add(decode_request, snapshot.proposer, client=client, cache_scope=scope)
         try:
@@ -142,8 +143,7 @@ class Engine:
             generation.end(None)
 
     def has_room(self, client: str, reserved: Sequence[str] = ()) -> bool:
-        """Return whether a text of this client would begin at once, if there is memory for it, beside the texts of
-        these clients that are added later."""
+        """See Scheduler.has_room."""
         return self.decoder.scheduler.has_room(client, reserved)
 
     def forget_texts(self) -> None:
@@ -155,7 +155,7 @@ class Engine:
         self._must_forget.clear()
         self.decoder.scheduler.prefixes.clear()
         for sequence in self._generations:
-            sequence.cache_scope = None
+            sequence.forget()
         self._drafter_memory.forget()
         if self.recent is not None:
             self.recent.clear()
@@ -244,7 +244,7 @@ class Engine:
             drafter_prompt_ids=tuple(self._drafter_prompt_ids(request)),
             max_new_tokens=max_new_tokens,
             sampling=request.sampling,
-            seed=secrets.randbits(64) if request.seed is None else unsigned_seed(request.seed),
+            seed=request.noise_seed(),
             stop_ids=frozenset() if request.ignores_eos else self.pair.target_tokenizer.stop_ids,
             stop_strings=tuple(stop.encode() for stop in request.stop_strings if stop),
             mode=request.mode or self._decode.mode,

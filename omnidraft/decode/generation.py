@@ -1,11 +1,12 @@
 """What a client asks to be generated, in text, and what it gets round by round."""
 
+import secrets
 import uuid
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from omnidraft.decode.sampling.validation import require_integer
+from omnidraft.decode.sampling.validation import require_integer, unsigned_seed
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.decode.step_telemetry import StepObserver
@@ -45,6 +46,15 @@ class GenerationRequest:
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     traceparent: str | None = None
     """The caller's W3C trace context."""
+
+    def is_choice_beside(self, other: "GenerationRequest") -> bool:
+        """Return whether both are choices of one prompt, which differ by their seeds."""
+        own, others = (replace(each, seed=None, request_id="", num_prompt_log_probs=None) for each in (self, other))
+        return own == others
+
+    def noise_seed(self) -> int:
+        """Return the seed, as an unsigned one of 64 bits. Raises RequestError."""
+        return secrets.randbits(64) if self.seed is None else unsigned_seed(self.seed)
 
     def max_new_tokens_after(self, num_prompt_tokens: int, context_limit: int) -> int:
         """Return how many tokens the answer may have, at least one. Raises RequestError."""

@@ -1,4 +1,5 @@
-"""Keys of finished sequences, for the next ones that begin with the same ids: another turn, a common system prompt.
+"""Keys of sequences that ended or made way, for the next ones that begin with the same ids: another turn, a common
+system prompt.
 
 A sequence only finds what its own scope left behind, so that the time to its first token says nothing about others.
 """
@@ -22,7 +23,7 @@ class CachedPrefix:
 
 
 class PrefixCache:
-    """Sessions of finished sequences, the least recently used first."""
+    """Sessions of such sequences, the least recently used first."""
 
     def __init__(self, public: Sequence[Sequence[int]] = ()) -> None:
         """`public` prefixes are shared by all scopes."""
@@ -38,7 +39,7 @@ class PrefixCache:
         return sum(each.kv_bytes for each in self._prefixes)
 
     def add(self, sequence: SequenceState, kv_bytes: int) -> None:
-        """Take over the keys of a finished sequence, and their memory, in the place of prefixes that it continues."""
+        """Take over a sequence's keys, and their memory, in the place of prefixes that it continues."""
         session, sequence.session = sequence.session, None
         assert session is not None
         if sequence.cache_scope is None or not session.num_kept:

@@ -67,13 +67,26 @@ class Scheduler:
         return len(self._admitted)
 
     def has_room(self, client: str, reserved: Sequence[str] = ()) -> bool:
-        """Return whether a new sequence of this client would be admitted at once, if there is memory for it.
+        """Return whether a new sequence of this client would be admitted at once, if there is memory for it, behind the
+        waiting ones.
 
         Args:
             reserved: the client of each sequence that has been promised room and is added later.
         """
-        clients = [*_clients(self.sequences), *reserved]
-        return len(clients) < self._settings.max_num_seqs or _is_unfair_to(client, clients)
+        admitted = Counter(_clients(self._admitted))
+        for each in (*_clients(self._waiting), *reserved):
+            self._take_place(each, admitted)
+        return self._take_place(client, admitted)
+
+    def _take_place(self, client: str, admitted: Counter[str]) -> bool:
+        """Return whether a sequence of this client has a place, also one of a client that has more; count it if so."""
+        is_full = admitted.total() >= self._settings.max_num_seqs
+        if is_full and not _is_unfair_to(client, admitted):
+            return False
+        if is_full:
+            admitted[_most(admitted)] -= 1
+        admitted[client] += 1
+        return True
 
     def add(self, sequence: SequenceState) -> None:
         """Add a new sequence; it waits for its turn."""
@@ -90,7 +103,7 @@ class Scheduler:
         sequence.close()
 
     def preempt(self, sequence: SequenceState) -> None:
-        """Free the keys of a running sequence, which waits for its next turn before all that came later."""
+        """Let a running sequence wait for its next turn before all that came later, and free the keys that it has."""
         self._admitted.remove(sequence)
         sequence.release()
         self._waiting.insert(0, sequence)
@@ -190,24 +203,29 @@ class Scheduler:
 
     def _preempt_for_fairness(self) -> None:
         """Let the newest sequences of the client with most of them wait, if a client with fewer waits for a place or
-        for memory, and that is enough for it."""
+        for memory, and that is enough for it. Where only places are short, their keys stay as prefixes."""
         candidates = [each for each in self._waiting if not self._waits_for_prefix(each)]
         if not candidates:
             return
         sequence, admitted = self._fairest(candidates), list(self._admitted)
         while not self._has_place_for(sequence, admitted):
-            if not _is_unfair_to(sequence.client, _clients(admitted)):
-                return
             running = Counter(_clients(admitted))
-            most = max(running, key=lambda client: running[client])
+            if not _is_unfair_to(sequence.client, running):
+                return
+            most = _most(running)
             admitted.remove(next(each for each in reversed(admitted) if each.client == most))
+        keys_fit = self._fit(*self._admitted, sequence)
         for each in reversed([each for each in self._admitted if each not in admitted]):
+            if keys_fit:
+                self.prefixes.add(each, self._bytes_of(each))
             self.preempt(each)
 
     def _has_place_for(self, sequence: SequenceState, admitted: Sequence[SequenceState]) -> bool:
-        num_bytes = sum(map(self._bytes_of, (*admitted, sequence)))
-        is_small_enough = num_bytes <= self._settings.kv_cache_gib * 2**30
-        return not admitted or (len(admitted) < self._settings.max_num_seqs and is_small_enough)
+        return not admitted or (len(admitted) < self._settings.max_num_seqs and self._fit(*admitted, sequence))
+
+    def _fit(self, *sequences: SequenceState) -> bool:
+        """Return whether there is memory for the keys of these sequences together, without any prefixes."""
+        return sum(map(self._bytes_of, sequences)) <= self._settings.kv_cache_gib * 2**30
 
     def _preempt_for_memory(self) -> None:
         while self._used_bytes() > self._settings.kv_cache_gib * 2**30 and len(self.prefixes):
@@ -253,7 +271,11 @@ def _clients(sequences: Sequence[SequenceState]) -> list[str]:
     return [each.client for each in sequences]
 
 
-def _is_unfair_to(client: str, clients: Sequence[str]) -> bool:
-    """Return whether another client has at least two sequences more than this one, given the client of each."""
-    running = Counter(clients)
+def _is_unfair_to(client: str, running: Counter[str]) -> bool:
+    """Return whether another client has at least two sequences more than this one, given the number of each."""
     return max(running.values(), default=0) >= running[client] + 2
+
+
+def _most(running: Counter[str]) -> str:
+    """Return the client with most sequences."""
+    return max(running, key=lambda client: running[client])

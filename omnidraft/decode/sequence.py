@@ -97,11 +97,11 @@ class SequenceState:
 
     def draw(self, tree: DraftTree, logits_NV: torch.Tensor, trace_top_k: int | None) -> Step:
         """Let the target draw its path through the tree, and keep it. Raises RequestError, ContractError."""
-        rows_NV: np.ndarray = logits_NV.float().cpu().numpy()
         position = len(self.ids)
 
         def draw(node: int, index: int) -> int:
-            token = self.noise.draw(*self.pipeline.distribution(rows_NV[node]), position + index)
+            logits_V: np.ndarray = logits_NV[node].float().cpu().numpy()  # row by row: most branches are not taken
+            token = self.noise.draw(*self.pipeline.distribution(logits_V), position + index)
             self.pipeline.take(token)
             return token
 
@@ -116,6 +116,10 @@ class SequenceState:
         shown = None if num_log_probs is None else client_logprobs(logits_NV, nodes, path.emitted, num_log_probs)
         stop_string = self.stop_checker.stop_string
         return Step(tree, path.emitted, path.nodes, text, finish_reason, Timings(), traced, shown, stop_string)
+
+    def forget(self) -> None:
+        """Leave no keys behind, neither in the target nor in the drafter."""
+        self.cache_scope, self.request = None, replace(self.request, is_forgotten=True)
 
     def release(self) -> None:
         """Free the keys in the target and in the drafter; both are computed again when the sequence goes on."""

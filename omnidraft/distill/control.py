@@ -27,14 +27,17 @@ class TrainingControl:
         self._forgets: list[Announcement] = []
         self._drifting, self._new_drifts = DriftingTraffic(), list[str]()
 
-    def poll(self, timeout_s: float = 0.0) -> None:
-        """Take in new announcements, without waiting for any. At a start wait: Kafka's first answer takes a while, and
-        what was ordered before has to be known before anything is learned."""
-        if self._follower is None:
-            return
-        with suppress(BusError):
+    def start(self, timeout_s: float) -> None:
+        """Take in what was ordered before, which has to be known before anything is learned. Kafka's first answer takes
+        a while. Raises BusError; then it may be repeated."""
+        if self._follower is not None:
             for announcement in self._follower.poll(timeout_s):
                 self._apply(announcement)
+
+    def poll(self) -> None:
+        """Take in new announcements, without waiting for any."""
+        with suppress(BusError):
+            self.start(0.0)
 
     @property
     def is_drifting(self) -> bool:

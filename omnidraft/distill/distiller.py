@@ -132,7 +132,7 @@ class Distiller:
             self._publish(stop)
 
     def _start(self, stop: Stop) -> None:
-        self._control.poll(CONTROL_TIMEOUT_S)
+        self._retry(lambda: self._control.start(CONTROL_TIMEOUT_S), stop)
         restored = self._retry(self._publisher.restore, stop)
         if restored:
             self._resume(restored)

@@ -24,6 +24,8 @@ MAX_NOTED = 4096
 """Orders of which a manifest notes that they were carried out, at 15 bytes each. An older one is carried out once more
 whenever a learner starts. They are noted by name, not by time or place in the control log: clocks differ, and a log
 that was made anew, or lost its end, has other orders at the same places."""
+MAX_DOUBT_S = 3600.0
+"""Seconds for which a time of day is doubted that would have everything expired; the retention, if that is shorter."""
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +33,18 @@ logger = logging.getLogger(__name__)
 class Retention:
     """Decides which records may be kept. One thread."""
 
-    def __init__(self, keep_s: float | None = None, *, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        keep_s: float | None = None,
+        *,
+        now_s: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`keep_s` is the retention in seconds; None keeps records for ever."""
-        self._keep_s, self._now_s = keep_s, now_s
+        self._keep_s, self._now_s, self._clock = keep_s, now_s, clock
         self._forgotten_ms: dict[str, int] = {}
+        self._doubted_from_s: float | None = None
+        """Since when the time of day would have everything expired; None: it would not."""
 
     def forget(self, tenant: str, until_ms: int) -> None:
         """Keep no record of this tenant from before this time."""
@@ -47,6 +57,16 @@ class Retention:
     def is_forgotten_at(self, tenant: str, time_ms: int) -> bool:
         """Return whether this tenant was forgotten after this time, Unix milliseconds."""
         return time_ms <= self._forgotten_ms.get(tenant, -1)
+
+    def trusts_clock(self, records: Sequence[Dated]) -> bool:
+        """Return whether the time of day may decide what is expired. Where it would leave none of these records, either
+        nobody wrote for long or the clock is ahead: then it is not trusted until it has been so for a while."""
+        if self._keep_s is None or not records or not all(map(self.is_expired, records)):
+            self._doubted_from_s = None
+            return True
+        if self._doubted_from_s is None:
+            self._doubted_from_s = self._clock()
+        return self._clock() - self._doubted_from_s >= min(self._keep_s, MAX_DOUBT_S)
 
     def is_expired(self, record: Dated) -> bool:
         """Return whether it is older than the retention."""
@@ -92,7 +112,8 @@ class Forgetting:
 
     def drop_expired(self) -> None:
         """Drop the records that are older than the retention."""
-        self._drop(self._retention.is_expired, "expired")
+        if self._retention.trusts_clock(self._batcher.held_out):
+            self._drop(self._retention.is_expired, "expired")
 
     def note(self, orders: Sequence[Announcement]) -> list[Announcement]:
         """Skip the records of these tenants from now on, and return the orders that were not carried out yet."""

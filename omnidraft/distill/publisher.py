@@ -215,7 +215,8 @@ class Publisher:
         except OSError as exc:
             raise StorageError(f"no snapshot can be staged in {self._folder}: {exc}; free space there") from exc
         try:
-            bundle.write(folder / "bundle", manifest, {name: each for name, each in content.items() if each})
+            whole = {name: each for name, each in content.items() if each or name.startswith(FOLDER)}
+            bundle.write(folder / "bundle", manifest, whole)
         except StorageError:
             shutil.rmtree(folder, ignore_errors=True)
             raise

@@ -19,23 +19,35 @@ _ENCRYPTED = re.compile(rf"(?P<name>{RECORD_NAME}|{FACTORS_NAME})\.(?P<key_id>[0
 
 
 def encrypt_records(tensors: Mapping[str, Tensor], cipher: RecordCipher) -> dict[str, Tensor]:
-    """Return the tensors with their records and factors encrypted. Raises KeyStoreError."""
+    """Return the tensors with their records and factors encrypted, without those from before their tenant was
+    forgotten: the order may not have come yet, and a new key would open them for good. Raises KeyStoreError."""
     encrypted: dict[str, Tensor] = {}
+    origins: dict[str, tuple[str, int]] = {}
     for name, tensor in tensors.items():
-        tenant = _tenant_of(name, tensors)
-        if tenant is None:
+        origin = _origin_of(name, tensors)
+        if origin is None:
             encrypted[name] = tensor
             continue
-        key_id, token = cipher.encrypt(tenant, tensor_to_bytes(tensor))
+        key_id, token = cipher.encrypt(origin[0], tensor_to_bytes(tensor))
+        origins[f"{name}.{key_id}"] = origin
         encrypted[f"{name}.{key_id}"] = tensor_of_bytes(token)
+    forgotten_ms = cipher.forgotten_ms({tenant for tenant, _ in origins.values()})
+    for name, (tenant, time_ms) in origins.items():
+        if time_ms <= forgotten_ms.get(tenant, -1):
+            del encrypted[name]
     return encrypted
 
 
-def _tenant_of(name: str, tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the tenant whose record or whose factors this tensor is; None if it is nobody's."""
+def _origin_of(name: str, tensors: Mapping[str, Tensor]) -> tuple[str, int] | None:
+    """Return whose record or factors this tensor is, and the time of the record, or of the oldest that the factors
+    learned from; None if it is nobody's."""
     if re.fullmatch(FACTORS_NAME, name):
-        return from_tensor(tensors[name]).tenant
-    return record_of(tensors[name], tensors).tenant if re.fullmatch(RECORD_NAME, name) else None
+        factors = from_tensor(tensors[name])
+        return factors.tenant, factors.since_ms
+    if not re.fullmatch(RECORD_NAME, name):
+        return None
+    record = record_of(tensors[name], tensors)
+    return record.tenant, record.time_ms
 
 
 def decrypt_records(tensors: Mapping[str, Tensor], cipher: RecordCipher | None) -> tuple[dict[str, Tensor], int]:

@@ -25,6 +25,8 @@ from omnidraft.snapshots.manifest import digest
 
 CONTROL_TIMEOUT_S = 2.0
 """How long the first step waits for the control log, whose open drifts must be known before traffic is read."""
+VOID = "void"
+"""How the judgement of a challenger begins about which an operator decided otherwise."""
 VERSIONS_OF_HISTORY = 10 * MOST_HISTORY
 """The number of versions up to the champion among which its ancestors are looked for; most were not refused."""
 logger = logging.getLogger(__name__)
@@ -107,6 +109,9 @@ class Controller:
         challenger, champion = self._find("challenger"), self._find("champion")
         if challenger is None:
             return
+        if (challenger.judgement or "").startswith(VOID):
+            self._judged_version = challenger.version  # an operator decided, before this process began
+            return
         if champion is not None and not self._has_statement(champion):
             return  # its manifest is half of the comparison
         if champion is None or champion.version != challenger.version:
@@ -164,7 +169,12 @@ class Controller:
         trial = self._trial
         if trial is None or (decision := trial.verdict(self._clock())) is None:
             return
-        self._settle(trial.version, decision, trial.fence)
+        try:
+            self._registry.resolve(str(trial.version))
+        except SnapshotNotFound as exc:
+            logger.warning("%s: canary %d ends without a verdict: %s", self._target, trial.version, exc)
+        else:
+            self._settle(trial.version, decision, trial.fence)
         self._trial, self._announced_version = None, None
 
     def _settle(self, version: int, decision: Decision, fence: str) -> None:
@@ -174,7 +184,7 @@ class Controller:
             try:
                 self._registry.promote_unless_changed(version, fence)
             except (SnapshotStale, SnapshotCorrupt) as exc:
-                self._registry.annotate(version, {JUDGEMENT: f"void: {exc}"})
+                self._registry.annotate(version, {JUDGEMENT: f"{VOID}: {exc}"})
                 logger.warning("%s: a decision is void: %s", self._target, exc)
                 return
         self._maybe_rewind(version, decision)

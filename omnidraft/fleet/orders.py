@@ -1,20 +1,35 @@
 """An operator's orders: which version serves, and whether a pair learns."""
 
+from collections.abc import Callable
+from contextlib import closing
+
+from omnidraft.errors import BusError
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.ports import LogWriter, Registry, SnapshotVersion
 from omnidraft.snapshots.manifest import digest
 
 
-def promote(registry: Registry, control: LogWriter, name: str, *, target: str, drafter: str) -> SnapshotVersion:
+def promote(
+    registry: Registry, open_control: Callable[[], LogWriter], name: str, *, target: str, drafter: str
+) -> SnapshotVersion:
     """Make a version, by number or alias, the champion on every worker, and return it.
+
+    Args:
+        open_control: opens the control log, after the alias has moved: workers look at that too, so a promotion takes
+            place while the log is away, though later.
 
     Raises:
         SnapshotNotFound: there is none of this name.
-        RegistryError, BusError: registry or log do not answer.
+        RegistryError: the registry does not answer.
+        BusError: the version is the champion, and the log does not answer.
     """
     chosen = registry.resolve(name)
     registry.promote(chosen.version)
-    publish_announcement(
-        control, "champion", chosen.version, target=target, drafter=drafter, digest=digest(chosen.manifest)
-    )
+    try:
+        with closing(open_control()) as control:
+            publish_announcement(
+                control, "champion", chosen.version, target=target, drafter=drafter, digest=digest(chosen.manifest)
+            )
+    except BusError as exc:
+        raise BusError(f"version {chosen.version} is the champion, but it cannot be announced: {exc}") from exc
     return chosen

@@ -10,6 +10,7 @@ from omnidraft.config import Settings, masked
 from omnidraft.errors import RequestError
 from omnidraft.fleet import orders
 from omnidraft.fleet.control_log import publish_announcement
+from omnidraft.ports import LogWriter
 from omnidraft.serving.page.fleet_stream import FleetOrder
 from omnidraft.wiring.signing import require_signer
 
@@ -34,11 +35,14 @@ class SettingsFleet:
             raise RequestError(f"target: {order.target!r} is none of {', '.join(map(repr, targets))}")
         settings = self._settings.for_target(order.target)
         require_signer(settings, ("controller", "operator"))
-        with closing(wiring.log_writer(settings, settings.log.control_topic)) as control:
-            match order.kind:
-                case "pause" | "resume":
+        match order.kind:
+            case "pause" | "resume":
+                with closing(self._control(settings)) as control:
                     publish_announcement(control, order.kind, target=order.target)
-                case "promote" | "rollback":
-                    name = "previous" if order.version is None else str(order.version)
-                    registry, drafter = wiring.existing_registry(settings), settings.models.drafter
-                    orders.promote(registry, control, name, target=order.target, drafter=drafter)
+            case "promote" | "rollback":
+                name = "previous" if order.version is None else str(order.version)
+                registry, drafter = wiring.existing_registry(settings), settings.models.drafter
+                orders.promote(registry, lambda: self._control(settings), name, target=order.target, drafter=drafter)
+
+    def _control(self, settings: Settings) -> LogWriter:
+        return wiring.log_writer(settings, settings.log.control_topic)

@@ -91,6 +91,8 @@ class Request:
     prompt ids."""
     cache_scope: str | None = None
     """Texts of one scope may reuse each other's drafter keys; None: those of one tenant."""
+    is_forgotten: bool = False
+    """Whether all texts were to be forgotten while this one ran: it leaves no keys behind."""
     has_tools: bool = False
     """Whether the answer may call tools."""
     shown_ids: Mapping[int, bytes] = field(default_factory=dict)

@@ -5,7 +5,7 @@ The values of the reasons are stored: in the metric label `reason`, in manifests
 letters.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
@@ -164,6 +164,11 @@ class RecordCipher(Protocol):
 
     def encrypt(self, tenant: str, plain: bytes) -> tuple[str, bytes]:
         """Return the id of the tenant's key and the record encrypted with it. Raises KeyStoreError."""
+
+    def forgotten_ms(self, tenants: Collection[str]) -> dict[str, int]:
+        """Return when a key of these tenants was destroyed last, Unix milliseconds; those of whom none was are missing.
+        What was encrypted before this call, with a key of then or a new one, is theirs only if it is newer. Raises
+        KeyStoreError."""
 
     def decrypt(self, key_id: str, token: bytes) -> bytes:
         """Return the record.

@@ -37,12 +37,28 @@ def republish(registry: Registry, name: str, edit: Edit | None = None) -> Snapsh
             "restarts": latest.manifest.restarts,  # those were carried out; this is another one
             "signature": None,
             "signatures": {},
+            **_unchanged(chosen.manifest),
         }
         files = {each: folder / each for each in chosen.manifest.sha256 if each.partition("/")[0] in parts}
         fields, others = edit(folder, chosen.manifest) if edit else ({}, {})
         copy = Path(temporary) / "copy"
         bundle.write(copy, chosen.manifest.model_copy(update={**own, **fields}), {**files, **others})
         return registry.publish(copy, latest.version)
+
+
+def _unchanged(manifest: Manifest) -> dict[str, Any]:
+    """Return what was measured of a snapshot, as it is beside its parent when that is its copy: nothing changed. Else
+    the gate would count the change that led to the copied version once more."""
+    return {
+        "losses": {},
+        "agreement_before": manifest.agreement_after,
+        "agreement_change_error": None if manifest.agreement_after is None else 0.0,
+        "tenants": tuple(
+            each.model_copy(update={"before": each.after, "change_error": 0.0}) for each in manifest.tenants
+        ),
+        "pinned": manifest.pinned and manifest.pinned.model_copy(update={"before": manifest.pinned.after}),
+        "speedup_before": manifest.speedup_after,
+    }
 
 
 def _fetch(registry: Registry, chosen: SnapshotVersion, into: Path) -> tuple[Path, tuple[str, ...]]:

@@ -38,6 +38,19 @@ class CompletionWriter:
         return f"{self._frame()}[{dumped}],{json.dumps(tail)[1:]}".encode()
 
     def events(self, part: ChoicePart) -> bytes:
+        return b"".join(self._event(each) for each in self._opened(part))
+
+    def _opened(self, part: ChoicePart) -> Sequence[ChoicePart]:
+        """Return the part, the first one of several chats behind an empty part of each: OpenAI's client fails where a
+        choice begins before the one of the index before it."""
+        num_choices = len(self._answer.queued.texts)
+        if self._kind is not CHAT_CHUNK or num_choices == 1:
+            return [part]
+        part.is_first = False
+        openings = [ChoicePart(index, True) for index in range(num_choices)] if self._head is None else []
+        return [*openings, part]
+
+    def _event(self, part: ChoicePart) -> bytes:
         usage = ',"usage":null' if self._body.wants_usage else ""
         if self._body.wants_continuous_usage:
             usage = f',"usage":{self._answer.usage().model_dump_json()}'

@@ -1,19 +1,19 @@
 """Requests whose prompts are scored before they are decoded: a pass of the target in each round, so that nobody waits
-long beside them, and clients take turns, a pass each."""
+long beside them. Clients take turns, a prompt each, so that the target holds the keys of one such prompt at a time."""
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from omnidraft.serving.queued_request import QueuedRequest
+from omnidraft.serving.queued_request import QueuedRequest, QueuedText
 
 
 @dataclass(slots=True)
 class PromptScoring:
     """The requests of one engine that wait for their prompts' scores; those of one client are served in order."""
 
-    _requests: dict[str, dict[QueuedRequest, Iterator[None]]] = field(default_factory=dict)
-    """The requests of each client, each with its passes; the client whose turn it is comes first."""
+    _requests: dict[str, dict[QueuedRequest, list[Iterator[None]]]] = field(default_factory=dict)
+    """The requests of each client, each with the passes of its prompts; the client whose turn it is comes first."""
 
     def __bool__(self) -> bool:
         return bool(self._requests)
@@ -24,22 +24,26 @@ class PromptScoring:
         return [client for client, requests in self._requests.items() for each in requests for _ in each.texts]
 
     def add(self, request: QueuedRequest) -> None:
-        self._requests.setdefault(request.client, {})[request] = _passes(request)
+        scored = [text for text in request.texts if text.request.num_prompt_log_probs is not None]
+        self._requests.setdefault(request.client, {})[request] = [_passes(request, text) for text in scored]
 
     def first(self) -> QueuedRequest:
         """Return the request whose turn it is; there must be one."""
         return next(iter(next(iter(self._requests.values()))))
 
     def step(self) -> tuple[bool, float]:
-        """Run one pass for the first request; it is another client's turn then. Return whether the request's scores
-        are complete, and the seconds spent; it is removed when they are. Raises what scoring raises."""
+        """Run one pass for the first request; behind its prompt's last one it is another client's turn. Return whether
+        the request's scores are complete, and the seconds spent; it is removed when they are. Raises what scoring
+        raises."""
         began_s, request = time.monotonic(), self.first()
-        requests = self._requests.pop(request.client)
-        self._requests[request.client] = requests
-        for _ in requests[request]:
+        prompts = self._requests[request.client][request]
+        for _ in prompts[0]:
             return False, time.monotonic() - began_s
-        self.remove(request)
-        return True, 0.0
+        del prompts[0]
+        self._requests[request.client] = self._requests.pop(request.client)
+        if not prompts:
+            self.remove(request)
+        return not prompts, 0.0
 
     def remove(self, request: QueuedRequest) -> None:
         """Remove a request that has ended, if it is here."""
@@ -49,10 +53,9 @@ class PromptScoring:
             self._requests.pop(request.client, None)
 
 
-def _passes(request: QueuedRequest) -> Iterator[None]:
-    """Score every prompt of the request that is to be scored; yield after each pass."""
-    for text in request.texts:
-        if text.request.num_prompt_log_probs is not None:
-            for scored in request.engine.score_prompt(text.request):
-                text.prompt_tokens += scored
-                yield
+def _passes(request: QueuedRequest, text: QueuedText) -> Iterator[None]:
+    """Score the prompt of one text of the request; yield after each pass."""
+    assert text.request.num_prompt_log_probs is not None
+    for scored in request.engine.score_prompt(text.request):
+        text.prompt_tokens += scored
+        yield

@@ -2,13 +2,13 @@
 
 import queue
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import Generation, GenerationRequest
 from omnidraft.decode.prompt_logprobs import PromptToken
 from omnidraft.decode.step_stats import DecodeStats
-from omnidraft.ports import Step
+from omnidraft.ports import Request, Step
 
 
 @dataclass(slots=True)
@@ -63,6 +63,18 @@ class QueuedRequest:
     def stats(self) -> DecodeStats:
         """The sums over all texts."""
         return sum((text.stats for text in self.texts[1:]), self.texts[0].stats)
+
+    def decode_requests(self) -> Iterator[Request]:
+        """Yield the request of each text in ids; the choices of one prompt share what was done for the first of them.
+        Raises RequestError."""
+        last: tuple[GenerationRequest, Request] | None = None
+        for asked in (text.request for text in self.texts):
+            if last is not None and asked.is_choice_beside(last[0]):
+                decoded = replace(last[1], seed=asked.noise_seed())
+            else:
+                decoded = self.engine.decode_request(asked)
+            last = asked, decoded
+            yield decoded
 
     def put(self, result: tuple[int, Step] | Exception | None) -> None:
         """Hand over the next step with the index of its text; an exception or None ends the request."""

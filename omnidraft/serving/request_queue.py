@@ -192,11 +192,15 @@ class RequestQueue:
 
     def _start(self, request: QueuedRequest, queue: EngineQueue) -> None:
         """Add all texts of a request to the next rounds, with one snapshot."""
-        snapshot = None
+        snapshot, decoded = None, request.decode_requests()
         for index, text in enumerate(request.texts):
             text.stats.begin()
             text.generation = request.engine.add_request(
-                text.request, snapshot, client=request.client, cache_scope=request.cache_scope
+                text.request,
+                snapshot,
+                client=request.client,
+                cache_scope=request.cache_scope,
+                decoded=next(decoded),
             )
             snapshot = text.generation.snapshot
             queue.texts[text.generation] = request, index

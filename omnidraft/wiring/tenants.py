@@ -116,12 +116,15 @@ def purge_snapshots(settings: Settings, data: TenantData, forget_id: str, timeou
     from omnidraft.fleet.forget_orders import purge
 
     purged: dict[str, list[int]] = {}
+    if not has_registry(settings):
+        return {target: [] for target in settings.models.targets}
     deadline = time.monotonic() + timeout_s
     while len(purged) < len(settings.models.targets):
         for target, snapshots in affected(settings, data, forget_id).items():
             if target not in purged and snapshots.is_newest_clean:
                 registry = existing_registry(settings.for_target(target))
-                purged[target] = purge(registry, snapshots, registry.resolve("latest").version)
+                newest = registry.versions(1)
+                purged[target] = purge(registry, snapshots, newest[-1].version) if newest else []
         if time.monotonic() >= deadline:
             break
         time.sleep(WATCH_S)

@@ -3,7 +3,8 @@
 `python -m pipelines.device --prompts FILE --split train --home runs/device/home --json runs/device/report.json`. The
 requests are asked one after another, and learned from in the pauses between them. After 50 and 200 of them
 (`--at`) the process closes its LLM, as at the end of a day, opens it again, and answers the test prompts, which are
-never learned. At the end each snapshot is judged on the target's own answers to them.
+never learned. At the end each snapshot is judged on the target's own answers to them. The report is written after
+every stage and after every snapshot judged.
 """
 
 from pathlib import Path
@@ -60,17 +61,25 @@ def main(
     learner = {"train": train, "learning_rate": learning_rate}
     settings = config.load(config_path, models=models, learner=learner)
     user = DeviceUser(settings, home, max_new_tokens=max_new_tokens, pause_every=pause_every)
+    options = {"prompts": str(prompts_path), "at": stages, "num_test": len(test), "max_new_tokens": max_new_tokens}
+    measured, curve = list[Stage](), list[CurvePoint]()
+
+    def save() -> None:
+        if json_path is not None:
+            about = {"machine": machine.describe(), "options": options | {"pause_every": pause_every}}
+            report.save(about | _figures(user, measured, curve), json_path)
+
     with bar("asking", len(asked) + len(test) * (1 + len(stages))) as advance:
-        measured = user.live(asked, test, stages, advance)
-    with bar("judging snapshots", None) as advance:
-        curve = agreement_curve(user.settings, user.snapshots, test, user.answers, advance)
+        for stage in user.live(asked, test, stages, advance):
+            measured.append(stage)
+            save()
+    save()  # the costs of all days are known now
+    with bar("judging snapshots", len(user.snapshots)) as advance:
+        for point in agreement_curve(user.settings, user.snapshots, test, user.answers):
+            curve.append(point)
+            save()
+            advance()
     _print(measured, curve, user.costs)
-    if json_path is not None:
-        options = {"prompts": str(prompts_path), "at": stages, "num_test": len(test), "max_new_tokens": max_new_tokens}
-        content = {"machine": machine.describe(), "options": options | {"pause_every": pause_every}}
-        content |= {"settings": user.settings.model_dump(mode="json", include={"models", "learner", "cache"})}
-        content |= {"costs": user.costs, "stages": [each.plain_data() for each in measured]}
-        report.save(content | {"curve": [each.plain_data() for each in curve]}, json_path)
     if picture is not None:
         draw(measured, curve, picture)
 
@@ -84,6 +93,17 @@ def _stages(at: str) -> list[int]:
     if not stages or stages[0] < 1:
         raise RequestError("--at takes numbers from 1 on")
     return stages
+
+
+def _figures(user: DeviceUser, measured: list[Stage], curve: list[CurvePoint]) -> dict[str, Any]:
+    """Return the fields of the report that are known so far."""
+    return {
+        "settings": user.settings.model_dump(mode="json", include={"models", "learner", "cache"}),
+        "costs": user.costs,
+        "stages": [each.plain_data() for each in measured],
+        "curve": [each.plain_data() for each in curve],
+        "answers": user.answers,
+    }
 
 
 def _print(stages: list[Stage], curve: list[CurvePoint], costs: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Agreement by learned tokens: every snapshot on the target's answers to the same prompts, paired with the base."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,20 +42,16 @@ def agreement_curve(
     snapshots: Sequence[tuple[SnapshotVersion, Path]],
     test: Sequence[Prompt],
     answers: Sequence[Sequence[int]],
-    advance: Callable[[], None],
-) -> list[CurvePoint]:
-    """Return a point for each snapshot, oldest first."""
+) -> Iterator[CurvePoint]:
+    """Yield a point for each snapshot, oldest first."""
     tokenizers = wiring.vocabularies(settings)
     records = _records(settings, test, answers)
     base = wiring.learner(settings, tokenizers).hits(records, with_cache=True)
-    points = []
     for version, folder in snapshots:
         hits = wiring.learner_from_snapshot(settings, tokenizers, version.manifest, folder).hits(
             records, with_cache=True
         )
-        points.append(_point(version, records, base, hits))
-        advance()
-    return points
+        yield _point(version, records, base, hits)
 
 
 def _records(settings: Settings, test: Sequence[Prompt], answers: Sequence[Sequence[int]]) -> list[TraceRecord]:

@@ -8,7 +8,7 @@ import gc
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -67,11 +67,13 @@ class DeviceUser:
 
     def live(
         self, asked: Sequence[Prompt], test: Sequence[Prompt], stages: Sequence[int], advance: Callable[[], None]
-    ) -> list[Stage]:
-        """Ask all of `asked`; answer the test prompts before, and after each number of requests in `stages`."""
+    ) -> Iterator[Stage]:
+        """Ask all of `asked`; answer the test prompts before, and after each number of requests in `stages`. Yield each
+        stage when it is measured; the costs of all days are known when there are no more."""
         llm = self._open()
-        measured = [self._measure(llm, 0, test, advance)]
+        stage = self._measure(llm, 0, test, advance)
         self.costs["peak_gib_decoding"] = _peak_gib()  # the learner is loaded in the first pause
+        yield stage
         for begin, end in zip((0, *stages), stages, strict=False):
             self._ask(llm, asked[begin:end], advance)
             self._end_day(llm)
@@ -79,10 +81,9 @@ class DeviceUser:
             del llm
             gc.collect()
             llm = self._open()
-            measured.append(self._measure(llm, end, test, advance))
+            yield self._measure(llm, end, test, advance)
         self._sum_up(llm)
         llm.close()
-        return measured
 
     def _open(self) -> LLM:
         sections = {

@@ -147,6 +147,20 @@ def test_an_earlier_version_that_is_published_again_has_the_orders_of_the_newest
     assert republish(registry, "1").manifest.restarts == ("first", "second")
 
 
+def test_the_change_that_led_to_a_version_is_not_told_again_of_its_copy(opened):
+    open_registry, bundle_of = opened
+    tenant = TenantAgreement(tenant="t", num_requests=9, before=0.6, after=0.8, change_error=0.02)
+    figures = {"agreement_before": 0.7, "agreement_after": 0.8, "agreement_change_error": 0.01}
+    speeds = {"speedup_before": 1.5, "speedup_after": 2.0}
+    registry = open_registry()
+    registry.publish(bundle_of("s1"), None)
+    registry.publish(bundle_of("s2", tenants=(tenant,), losses={"dm": 1.0}, **figures, **speeds), 1)
+    copy = republish(registry, "2").manifest
+    assert (copy.agreement_before, copy.agreement_after, copy.agreement_change_error) == (0.8, 0.8, 0.0)
+    assert (copy.speedup_before, copy.speedup_after, copy.losses) == (2.0, 2.0, {})
+    assert [(each.before, each.after, each.change_error) for each in copy.tenants] == [(0.8, 0.8, 0.0)]
+
+
 def test_an_empty_registry_has_nothing(opened, tmp_path):
     registry = opened[0]()
     assert registry.versions() == ()

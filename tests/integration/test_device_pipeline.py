@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from omnidraft.errors import RequestError
 from pipelines.device import __main__ as device
+from pipelines.lib import report
 from tests.cli_runs import run_pipeline as run
 
 
@@ -34,19 +36,30 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def test_costs_stages_and_curve_are_reported(prompts: Path, tmp_path: Path) -> None:
+def test_costs_stages_and_curve_are_reported(prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is written after every stage, with the costs of all days, and after every point of the curve."""
     out, picture = tmp_path / "report.json", tmp_path / "report.png"
+    save, written = report.save, []
+
+    def save_and_count(content: dict[str, Any], path: Path) -> None:
+        written.append((len(content["stages"]), "tokens_learned" in content["costs"], len(content["curve"])))
+        save(content, path)
+
+    monkeypatch.setattr(report, "save", save_and_count)
     options = ("--at", "8", "--num-test", "2", "--max-new-tokens", "8", "--json", out, "--picture", picture)
     run(device.main, "--prompts", prompts, "--home", tmp_path / "home", *options)
-    report = json.loads(out.read_text())
-    assert [each["num_requests"] for each in report["stages"]] == [0, 8]
-    assert all(each["tokens_per_pass"] >= 1 and each["cpu_s_per_token"] > 0 for each in report["stages"])
-    first, *_, last = report["curve"]
+    content = json.loads(out.read_text())
+    assert [each["num_requests"] for each in content["stages"]] == [0, 8]
+    assert all(each["tokens_per_pass"] >= 1 and each["cpu_s_per_token"] > 0 for each in content["stages"])
+    first, *_, last = content["curve"]
     assert (first["num_tokens"], first["gain"], first["gain_error"]) == (0, 0, 0), "the drafter as it came"
-    assert last["num_tokens"] == report["costs"]["tokens_learned"] > 0
-    assert report["costs"]["records_recorded"] == 8
-    assert report["costs"]["peak_gib_learning"] >= report["costs"]["peak_gib_decoding"] > 0
+    assert last["num_tokens"] == content["costs"]["tokens_learned"] > 0
+    assert content["costs"]["records_recorded"] == 8
+    assert content["costs"]["peak_gib_learning"] >= content["costs"]["peak_gib_decoding"] > 0
     assert picture.stat().st_size > 1000
+    points = [(2, True, number) for number in range(len(content["curve"]) + 1)]
+    assert written == [(1, False, 0), (2, False, 0), *points]
+    assert [0 < len(ids) <= 8 for ids in content["answers"]] == [True, True]
 
 
 @pytest.mark.parametrize("at", ["none", "0", "", "50"])

@@ -58,6 +58,7 @@ def test_the_command_measures_our_server_and_leaves_no_process(
         assert row["tokens"] > 0
         assert row["prompt_tokens"] > 0
         assert row["first_token_s"]["median"] <= row["first_token_s"]["p99"]
+    assert report["settings"]["scheduler"]["max_num_seqs"] == 5, "four running texts and the long prompt"
     assert report["long_prompt"]["omnidraft"]["gap_before_s"]["largest"] > 0
     assert report["second_turn"]["omnidraft"]["times_sooner"] > 0
     assert plot.exists()

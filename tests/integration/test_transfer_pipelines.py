@@ -66,6 +66,24 @@ def test_an_ensemble_is_measured_beside_its_members(tiny_models: tuple[Path, Pat
         run_pipeline(ensemble.main, target, drafter, *asked)
 
 
+def test_an_ensemble_is_not_measured_on_what_a_member_learned(tiny_models: tuple[Path, Path], tmp_path: Path) -> None:
+    target, made, out = tiny_models[0], tmp_path / "made", tmp_path / "figures.json"
+    shutil.copytree(target, made)
+    (made / JSON_FILE).write_text('{"run": {"held_out_every": 2, "split": "train"}}')
+    data = tmp_path / "rows.jsonl"
+    rows = [{"prompt": text, "split": "test" if number == 1 else "train"} for number, text in enumerate(TEXT)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    asked = (target, made, "--data", data, "--json", out)
+    for other in (("--held-out-every", 2), ("--held-out-every", 4, "--split", "train")):
+        with pytest.raises(RequestError, match="was made with --held-out-every 2 --split train"):
+            run_pipeline(ensemble.main, *asked, *other)
+    run_pipeline(ensemble.main, *asked, "--held-out-every", 2, "--split", "train")
+    train = json.loads(out.read_text())["bits_per_byte"][str(target)]
+    data.write_text("\n".join(json.dumps(row) for row in rows if row["split"] == "train"))
+    run_pipeline(ensemble.main, *asked, "--held-out-every", 2, "--split", "train")
+    assert json.loads(out.read_text())["bits_per_byte"][str(target)] == train, "rows of other splits are passed over"
+
+
 def test_fitted_weights_are_the_likeliest() -> None:
     log_p_MN = torch.log(torch.rand(3, 40, generator=torch.Generator().manual_seed(0)))
     log_p_MN[0, :25] += 1.0

@@ -75,7 +75,8 @@ class DrafterSession:
         model, fed = self.model, self.fed
         self.reset()
         self._may_resume = True
-        if model is not None and self._num_forgotten == self.drafter.pool.memory.num_forgotten:
+        is_forgotten = self.request.is_forgotten or self._num_forgotten != self.drafter.pool.memory.num_forgotten
+        if model is not None and not is_forgotten:
             self.drafter.pool.put(self._keys_scope, model, fed)
 
     def ids_to_read(self, draft: TextDraft, plan: RoundPlan) -> list[int] | None:

@@ -67,7 +67,8 @@ class SuffixSource:
     fleet: FleetMemory = no_fleet_memory
 
     def open(self, request: Request, calibrator: AcceptanceCalibrator) -> "SuffixSession":
-        """See tree_proposer.DraftSource. The fleet's memory is that of now to the last token."""
+        """See tree_proposer.DraftSource. The fleet's memory is asked for in each round, so that what is to be forgotten
+        is drafted no more."""
         return SuffixSession(self, request, calibrator)
 
     def extend_all(self, sessions: Sequence["SuffixSession"], drafts: Sequence[TextDraft], plan: RoundPlan) -> None:
@@ -82,7 +83,7 @@ class SuffixSession:
     def __init__(self, source: SuffixSource, request: Request, calibrator: AcceptanceCalibrator) -> None:
         self._source = source
         self._scope = scope_of(request)
-        self._fleet = source.fleet(request.tenant)
+        self._tenant = request.tenant
         self._stop_ids = request.stop_ids
         self._style = (temperature_bin(request.sampling.temperature), 0.0)
         self._calibrator = calibrator
@@ -114,11 +115,12 @@ class SuffixSession:
         """Yield the longest match in each memory that has one, then alignments that say more than that of this text."""
         min_score = _MIN_LENGTH
         ending = self._text.ids[-MAX_LENGTH:]
+        fleet = self._source.fleet(self._tenant)
         recent = [index.longest_match(ending) for index in self._source.recent.of(self._scope)]
         asked: tuple[tuple[Memory, list[SuffixMatch | None]], ...] = (
             ("text", [self._text.longest_match(ending)]),
             ("recent", recent),
-            ("fleet", [None if self._fleet is None else self._fleet.longest_match(ending)]),
+            ("fleet", [None if fleet is None else fleet.longest_match(ending)]),
         )
         for memory, matches in asked:
             longest = max((each for each in matches if each is not None), key=lambda each: each.length, default=None)

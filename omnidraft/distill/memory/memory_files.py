@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.errors import ConfigError, RecordForgotten, SnapshotCorrupt, StorageError, UnknownKey
 from omnidraft.memory.memory_file import MemoryFile, encode
 from omnidraft.memory.owners import Owner
+from omnidraft.memory.texts import MemoryText
 from omnidraft.ports import Metrics, RecordCipher, UnreadableReason
 from omnidraft.private_files import PRIVATE, USUAL, create
 from omnidraft.snapshots.files import link_or_copy
@@ -105,11 +107,21 @@ class MemoryFiles:
 
     def _write(self, owner: Owner) -> None:
         before, texts = self._written.pop(owner, None), self.memory.texts_of(owner)
-        if texts:
-            name, content = self._encrypt(owner, encode(owner, texts))
-            self._written[owner] = self._put(name, content)
+        named = self._encrypt(owner, encode(owner, texts)) if texts else None
+        if len(kept := self._without_forgotten(texts)) < len(texts):
+            named = self._encrypt(owner, encode(owner, kept)) if kept else None
+        if named is not None:
+            self._written[owner] = self._put(*named)
         if before is not None and before != self._written.get(owner):
             before.unlink(missing_ok=True)
+
+    def _without_forgotten(self, texts: Sequence[MemoryText]) -> Sequence[MemoryText]:
+        """Return the texts without those from before their tenant was forgotten. It is asked after a key was chosen,
+        which may be a new one because the one before was destroyed. Raises KeyStoreError."""
+        if self.cipher is None or not texts:
+            return texts
+        forgotten_ms = self.cipher.forgotten_ms({each.tenant for each in texts})
+        return [each for each in texts if each.time_ms > forgotten_ms.get(each.tenant, -1)]
 
     def _encrypt(self, owner: Owner, plain: bytes) -> tuple[str, bytes]:
         """Return name and content of a file. Raises KeyStoreError."""

@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic_core import to_json
+
 from omnidraft.errors import RequestError
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.answer_blocks import Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
@@ -94,10 +96,11 @@ def _content(block: Block) -> TextContent | ToolUseContent:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of a call; none where the answer was cut off in them."""
+    """Return the arguments of a call; none where the answer was cut off in them, or where they cannot be sent."""
     try:
         parsed = json.loads(text)
-    except ValueError:
+        to_json([[parsed]])  # at least as deep as in a message; it refuses halves of surrogate pairs too
+    except (ValueError, RecursionError):
         return {}
     return parsed if isinstance(parsed, dict) else {}
 

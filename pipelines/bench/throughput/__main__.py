@@ -74,6 +74,7 @@ def main(
         long_prompt_tokens=long_prompt_tokens,
         second_turn_tokens=second_turn_tokens,
     )
+    settings = _with_slots(settings, plan.num_slots)
     about = {
         "machine": machine.describe(),
         "options": {
@@ -98,6 +99,15 @@ def main(
     page.show(measurement.figures)
     if plot_path is not None:
         page.picture(measurement.rows, plot_path)
+
+
+def _with_slots(settings: config.Settings, num_slots: int) -> config.Settings:
+    """Return settings with which our server decodes so many texts together, as the others do, unless they say how
+    many."""
+    if "max_num_seqs" in settings.scheduler.model_fields_set:
+        return settings
+    scheduler = settings.scheduler.model_copy(update={"max_num_seqs": num_slots})
+    return settings.model_copy(update={"scheduler": scheduler})
 
 
 def _numbers(text: str) -> list[int]:

@@ -88,7 +88,10 @@ def _omnidraft(setup: Setup) -> Iterator[Endpoint]:
     command = [sys.executable, "-m", "omnidraft.cli", "serve", "--no-record"]
     for option, value in options.items():
         command += [] if value is None else [option, str(value)]
-    environ = {"OMNIDRAFT_LOG": f"sqlite:///{setup.folder}/log.db"}
+    environ = {
+        "OMNIDRAFT_LOG": f"sqlite:///{setup.folder}/log.db",
+        "OMNIDRAFT_SCHEDULER__MAX_NUM_SEQS": str(setup.settings.scheduler.max_num_seqs),
+    }
     if setup.snapshot is None:
         environ["MLFLOW_TRACKING_URI"] = f"directory://{setup.folder}/registry"
     with _http_server("omnidraft", command, environ, setup.folder, port, "/readyz") as url:

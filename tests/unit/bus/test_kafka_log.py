@@ -9,6 +9,7 @@ import pytest
 from omnidraft.errors import BusError
 
 kafka_log = pytest.importorskip("omnidraft.bus.kafka_log", reason="the kafka extra is not installed")
+TopicPartition = kafka_log.TopicPartition
 
 
 @pytest.mark.parametrize("end", [kafka_log.KafkaWriter, kafka_log.KafkaReader])
@@ -44,3 +45,16 @@ def test_trying_again_during_an_outage_leaves_no_threads_behind():
         with pytest.raises(BusError):
             kafka_log.KafkaWriter("127.0.0.1:1", "t", request_timeout_s=0.1)
     assert threading.active_count() == before
+
+
+def test_a_partition_without_a_leader_is_an_outage():
+    """The client leaves it out of its answer, and dies of that."""
+    reader = object.__new__(kafka_log.KafkaReader)
+    reader._topic, reader._servers = "traces", "host:9092"
+
+    def ask(partitions):
+        return {each: 7 for each in partitions if each.partition != 1}[TopicPartition("traces", 1)]
+
+    with pytest.raises(BusError, match="has no leader, or is gone"):
+        reader._offsets("end", ask, (0, 1))
+    assert reader._offsets("end", lambda partitions: dict.fromkeys(partitions, 7), (0, 1)) == {0: 7, 1: 7}

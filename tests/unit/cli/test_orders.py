@@ -8,8 +8,10 @@ import pytest
 
 from omnidraft import config, wiring
 from omnidraft.fleet.control_follower import LogControlFollower
+from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.cli_runs import run_cli
+from tests.snapshot_folders import make_bundle
 
 Run = Callable[..., CompletedProcess[str]]
 
@@ -69,3 +71,28 @@ def test_a_tenant_without_a_name_is_refused(command: Run, environ: dict[str, str
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "omnidraft: the tenant has no name; give it as its trace records name it\n"
     assert num_orders(environ) == 0
+
+
+def test_a_champion_is_named_while_the_log_is_away(command: Run, environ: dict[str, str], tmp_path: Path) -> None:
+    """Workers look at the alias too."""
+    registry = wiring.registry(config.load(None, environ))
+    drafter = config.load(None, environ).models.drafter
+    for number, name in enumerate(("s1", "s2")):
+        registry.publish(make_bundle(tmp_path, name, target="big", drafter=drafter), number or None)
+    registry.promote(2)
+    (tmp_path / "log.db").mkdir()
+    done = command("snapshots", "promote", "1")
+    assert done.returncode == 2
+    assert "version 1 is the champion, but it cannot be announced: " in done.stderr
+    assert registry.resolve("champion").version == 1
+
+
+def test_latest_is_the_end_of_the_log_when_it_was_ordered(command: Run, environ: dict[str, str]) -> None:
+    settings = config.load(None, environ)
+    traces = wiring.log_writer(settings, settings.log.traces_topic)
+    traces.append([Outgoing(b"", b"", partition=0) for _ in range(3)])
+    assert command("learning", "restart", "--from", "latest").returncode == 0
+    reader = wiring.log_reader(settings, settings.log.control_topic)
+    (order,) = LogControlFollower(reader, CountingMetrics(), kinds=("restart",), target="big").poll(0)
+    assert order.start is not None
+    assert order.start.split()[0] == "0:3"

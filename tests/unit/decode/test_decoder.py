@@ -1,5 +1,7 @@
 """The promise of the decoding loop: the text is the target's own, whoever drafts."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -198,6 +200,42 @@ def test_a_context_can_be_filled_to_its_last_id(any_proposer):
     target = ToyTarget(TABLE, context_limit=len(request.prompt_ids) + request.max_new_tokens)
     steps = Decoder(target, TARGET_TOKENIZER.vocabulary).decode(request, any_proposer)
     assert len(emitted(steps)) == request.max_new_tokens
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_a_text_that_is_to_be_forgotten_leaves_no_keys_with_the_next_snapshot_either(is_forgotten):
+    decoder, old, new = toy_decoder(), make_drafter(), make_drafter()
+    sequence = decoder.add(make_request(), old)
+    for _ in range(3):
+        decoder.step()
+    if is_forgotten:
+        sequence.forget()
+    decoder.move(sequence, new)
+    while not sequence.is_finished:
+        decoder.step()
+    assert bool(new.sources[-1].pool.ended) is not is_forgotten
+
+
+class DeviceRows(torch.Tensor):
+    """Logits that know the sizes of those that were converted."""
+
+    sizes: ClassVar[list[torch.Size]] = []
+
+    def float(self, *args, **options):
+        self.sizes.append(self.shape)
+        return super().float(*args, **options)
+
+
+class DeviceTarget(ToyTarget):
+    def forward(self, trees, prompts=()):
+        return [each.as_subclass(DeviceRows) for each in super().forward(trees, prompts)]
+
+
+def test_only_those_rows_are_copied_from_the_device_that_are_drawn_from():
+    decoder, request = Decoder(DeviceTarget(TABLE), TARGET_TOKENIZER.vocabulary), make_request()
+    text = emitted(decoder.decode(request, RandomTrees(3)))
+    assert text == slow_decode(TABLE, request)
+    assert [tuple(size) for size in DeviceRows.sizes] == [(len(TARGET_TOKENIZER.vocabulary),)] * len(text)
 
 
 class Misfit(Proposer, ProposerSession):

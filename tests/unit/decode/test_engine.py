@@ -333,11 +333,12 @@ def test_a_text_that_runs_when_all_is_forgotten_leaves_nothing_behind(
     finish(engine, make_request(seed=1))
     memory = engine._drafter_memory
     assert (engine.recent.num_ids, len(engine.decoder.scheduler.prefixes), memory.num_ids) > (0, 0, 0)
-    engine.add_request(make_request(seed=2), cache_scope="tenant/")
+    running = engine.add_request(make_request(seed=2), cache_scope="tenant/")
     for _ in range(3):
         engine.step()
     engine.forget_texts()
     finish(engine)
+    assert running.sequence.request.is_forgotten
     assert (engine.recent.num_ids, len(engine.decoder.scheduler.prefixes), memory.num_ids) == (0, 0, 0)
     finish(engine, make_request(seed=3))
     assert (engine.recent.num_ids, len(engine.decoder.scheduler.prefixes), memory.num_ids) > (0, 0, 0)

@@ -176,6 +176,54 @@ def test_a_client_with_many_texts_makes_way_for_another():
         assert slow_decode(TABLE, each.request)[-len(texts[each]) :] == texts[each]
 
 
+def test_there_is_no_room_for_a_text_where_a_waiting_or_a_promised_one_takes_the_place():
+    together = decoder(max_num_seqs=2)
+    scheduler = together.scheduler
+    for each in requests(2, max_new_tokens=20):
+        together.add(each, None, client="many")
+    together.step()
+    assert scheduler.has_room("a")
+    assert not scheduler.has_room("b", reserved=["a"])
+    together.add(make_request(max_new_tokens=20), None, client="a")
+    assert not any(map(scheduler.has_room, ("a", "b", "many")))
+    together.step()
+    assert scheduler.num_preemptions == 1
+    assert not any(map(scheduler.has_room, ("a", "b", "many")))  # many's second text waits, so it makes no way
+    finish(together)
+    assert scheduler.has_room("b")
+
+
+class Copying(ToyTarget):
+    """Remembers how many keys each text took over."""
+
+    def __init__(self) -> None:
+        super().__init__(TABLE)
+        self.num_copied: list[int] = []
+
+    def reuse(self, session, source, num_ids):
+        self.num_copied.append(super().reuse(session, source, num_ids))
+        return self.num_copied[-1]
+
+
+@pytest.mark.parametrize("mode", ["fast", "reproducible"])
+def test_a_text_that_makes_way_where_memory_is_free_reads_its_prompt_once(mode):
+    target = Copying()
+    together = Decoder(target, TARGET_TOKENIZER.vocabulary, scheduling=SchedulerSettings(max_num_seqs=2))
+    asked = requests(2, max_new_tokens=20, mode=mode)
+    texts: dict[SequenceState, list[int]] = {
+        together.add(each, None, client="many", cache_scope="many"): [] for each in asked
+    }
+    for round_number in range(200):
+        if round_number == 6:
+            together.add(make_request(max_new_tokens=3), None, client="other")
+        for output in together.step():
+            texts.setdefault(output.sequence, []).extend(output.step.emitted)
+    assert together.scheduler.num_preemptions == 1
+    assert target.num_copied[-1] == len(asked[1].prompt_ids) - 1
+    assert all(text == slow_decode(TABLE, each.request) for each, text in texts.items())
+    assert len(texts) == 3
+
+
 def test_a_text_that_the_target_refuses_ends_alone():
     together = decoder()
     good = together.add(make_request(), None)

@@ -274,3 +274,35 @@ def test_what_is_no_record_stays_as_it_is(store):
     assert {"schema", "schema_version"} == tensors.keys() & encrypted.keys()
     (name,) = encrypted.keys() - tensors.keys()
     assert name.startswith("replay.000000.")
+
+
+def test_what_a_tenant_said_before_it_was_forgotten_gets_no_new_key(store):
+    """The keys are destroyed before the learner hears of it."""
+    keys(store).encrypt("gone", b"")
+    store.destroy("gone")
+    later_ms = int(time.time() * 1000) + 60_000
+    records = [
+        make_record("a", tenant="gone"),
+        make_record("b", tenant="stays"),
+        make_record("c", tenant="gone", time_ms=later_ms),
+    ]
+    encrypted = encrypt_records(records_to_tensors("replay.", records), keys(store))
+    decrypted, num_forgotten = decrypt_records(encrypted, keys(store))
+    assert [each.request_id for each in records_from_tensors("replay.", decrypted)] == ["b", "c"]
+    assert num_forgotten == 0
+
+
+def test_a_time_of_day_that_would_leave_nothing_is_doubted_for_a_while():
+    now_s, clock = [1_000_000.0], [0.0]
+    retention = Retention(7200.0, now_s=lambda: now_s[0], clock=lambda: clock[0])
+    records = [make_record(name, time_ms=int(now_s[0] * 1000)) for name in "ab"]
+    assert retention.trusts_clock(records)
+    now_s[0] += 2_592_000
+    assert not retention.trusts_clock(records)
+    now_s[0] -= 2_592_000  # it was repaired
+    assert retention.trusts_clock(records)
+    now_s[0] += 2_592_000
+    assert not retention.trusts_clock(records)
+    clock[0] += 3600.0
+    assert retention.trusts_clock(records)
+    assert retention.trusts_clock([])

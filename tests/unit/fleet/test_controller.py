@@ -1,6 +1,7 @@
 """A challenger becomes champion when it is shown not to be worse, and everybody hears of it."""
 
 import json
+import shutil
 import threading
 from functools import partial
 
@@ -542,3 +543,28 @@ def test_a_challenger_that_is_judged_again_while_the_log_is_down_counts_once(fle
     assert (order.restart_id, order.reason) == ("s7", "6 challengers in a row were worse than champion 1")
     judge_all(fleet, controller, *[0.69] * 5, first=8)
     assert rewinds(fleet) == [(1, "s7")]
+
+
+def test_a_challenger_that_an_operator_decided_on_is_not_tried_again_after_a_restart(drowsy):
+    fleet, controller = drowsy
+    operator = DirectoryRegistry(fleet.folder / "registry", "org/small", "big", keep_resume=2)
+    fleet.registry.happens = lambda: [operator.promote(1)]
+    controller.step()
+    assert fleet.registry.resolve("challenger").version == 3
+    fleet.controller().step()
+    assert fleet.champion() == 1
+    fleet.publish("s4", 3, 0.9, 0.95)
+    fleet.controller().step()
+    assert fleet.champion() == 4
+
+
+def test_a_canary_whose_version_is_deleted_ends_and_the_next_challenger_is_judged(canaries):
+    controller = two_snapshots(canaries)
+    for version in (1, 2):
+        serve(canaries.traces, version, 30, seconds=0.1)
+    canaries.publish("s3", 2, 0.8, 0.9)
+    shutil.rmtree(version_folder(canaries.folder / "registry", 2))
+    controller.step()
+    assert canaries.told() == [("champion", 1)]
+    controller.step()
+    assert canaries.judgement(3)

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from omnidraft.demo.openai_client import CHAT
 from omnidraft.errors import RequestError
 from omnidraft.models.hf.tokenizer import load_tokenizer
 from pipelines.bench.throughput import __main__ as command
-from pipelines.bench.throughput import latency, page
+from pipelines.bench.throughput import latency, page, systems
 from pipelines.bench.throughput.clients import Tally, TimedAnswer, TokenEvent, chat_body, run_clients, user
 from pipelines.bench.throughput.measurement import Measurement, ThroughputPlan
 from pipelines.bench.throughput.rows import row, spread
@@ -236,6 +237,25 @@ def test_tables_and_picture_take_failed_rows_too(tmp_path: Path, capsys: pytest.
     assert "vllm, 1 clients, 1 of 1 failed: no such folder" in shown
     page.picture(rows, tmp_path / "plots" / "throughput.png")
     assert (tmp_path / "plots" / "throughput.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("given", "num_slots"), [({}, 24), ({"max_num_seqs": 4}, 4)])
+def test_our_server_decodes_all_clients_together_unless_settings_say_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, int], num_slots: int
+) -> None:
+    """Our server starts with its own default of 16 otherwise, and more clients would wait."""
+    started: list[Mapping[str, str]] = []
+
+    @contextmanager
+    def http_server(name: str, command: Any, environ: Mapping[str, str], *_: Any) -> Iterator[str]:
+        started.append(environ)
+        yield "http://127.0.0.1:1"
+
+    monkeypatch.setattr(systems, "_http_server", http_server)
+    settings = command._with_slots(config.load(None, {}, scheduler=given), 24)
+    with systems.serving("omnidraft", Setup(settings, None, None, 24, 2048, tmp_path, tmp_path)):
+        assert config.load(None, started[0]).scheduler.max_num_seqs == num_slots
+    assert settings.scheduler.max_num_seqs == num_slots
 
 
 def test_numbers_of_clients_are_checked() -> None:

@@ -12,6 +12,9 @@ from fastapi.testclient import TestClient
 from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.decode.engine import Engine
 from omnidraft.errors import ContractError, RequestError
+from omnidraft.serving.answer_blocks import Block
+from omnidraft.serving.anthropic_messages.response_schemas import Message, MessageUsage, ToolUseContent
+from omnidraft.serving.anthropic_messages.writer import _content
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from tests.http_server import served
@@ -91,6 +94,22 @@ def test_a_tool_is_used_and_its_result_is_read(tool_url: str, tool_engine: Engin
         turns = [*ASKED, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
         last = client.messages.create(messages=turns, tool_choice={"type": "none"}, **(asked | {"max_tokens": 8}))
     assert [block.type for block in last.content] == ["text"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"city": "Par', '{"city": "\\ud83d"}', '{"\\ud83d": 1}', '{"a":' * 254 + "1" + "}" * 254, '{"a":' * 100_000],
+    ids=["cut off", "half a pair", "half a pair as a name", "deep", "too deep to read"],
+)
+def test_arguments_that_cannot_be_sent_are_left_out(arguments: str) -> None:
+    call = _content(Block(0, "call_1", "weather", arguments))
+    assert isinstance(call, ToolUseContent)
+    assert call.input == {}
+    deep = _content(Block(0, "call_1", "weather", '{"a":' * 252 + "1" + "}" * 252))
+    assert isinstance(deep, ToolUseContent)
+    usage = MessageUsage(input_tokens=1, cache_read_input_tokens=0, output_tokens=1)
+    message = Message(id="m", model="x", content=[call, deep], stop_reason=None, stop_sequence=None, usage=usage)
+    assert json.loads(message.model_dump_json())["content"][1]["input"] == deep.input != {}
 
 
 def test_the_tool_runner_sends_the_whole_conversation_after_its_thread_was_refused(

@@ -68,12 +68,21 @@ def test_streamed_choices_carry_their_index_and_come_one_after_another(client: T
     assert len({(chunk["id"], chunk["created"], chunk["system_fingerprint"]) for chunk in chunks}) == 1
 
 
-def test_each_chats_choice_begins_with_its_role(client: TestClient) -> None:
-    body = {"messages": [{"role": "user", "content": "clips"}], "max_tokens": 6, "seed": 1, "n": 2, "stream": True}
-    chunks = events(client.post("/v1/chat/completions", json=body))
-    for _, of_choice in groupby(chunks, key=lambda chunk: chunk["choices"][0]["index"]):
-        roles = [chunk["choices"][0]["delta"].get("role") for chunk in of_choice]
-        assert roles == ["assistant"] + [None] * (len(roles) - 1)
+CHAT = {"messages": [{"role": "user", "content": "clips"}], "max_tokens": 6, "seed": 1}
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_chats_choices_begin_with_their_roles_in_the_order_of_their_indices(client: TestClient, num: int) -> None:
+    """OpenAI's client keeps its choices in a list, which it extends by the index that comes next."""
+    response = client.post("/v1/chat/completions", json=CHAT | {"n": num, "stream": True})
+    choices = [chunk["choices"][0] for chunk in events(response)]
+    assert [choice["index"] for choice in choices[:num]] == list(range(num))
+    assert {choice["delta"]["role"] for choice in choices[:num]} == {"assistant"}
+    assert not any("role" in choice["delta"] for choice in choices[num:])
+    whole = client.post("/v1/chat/completions", json=CHAT | {"n": num}).json()["choices"]
+    for index in range(num):
+        pieces = [choice["delta"]["content"] for choice in choices if choice["index"] == index]
+        assert "".join(pieces) == whole[index]["message"]["content"]
 
 
 @pytest.mark.parametrize("num", [1, 2])

@@ -10,6 +10,7 @@ import pytest
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.errors import ContractError, RequestError
+from omnidraft.ports import Request, Sampling
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import Abandoned, QueueFull, RequestQueue, Stopping
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -159,6 +160,34 @@ def test_texts_of_one_request_keep_its_snapshot(engine: Engine, requests: Reques
     assert num_tokens(later) == 4
     assert later.texts[0].generation is not None
     assert later.texts[0].generation.snapshot.version == 2
+
+
+def test_a_prompt_is_tokenised_once_for_all_its_choices(
+    many_engine: Engine, metrics: CountingMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = replace(GENERATION, sampling=Sampling(1.0), max_new_tokens=12)
+    generations = [replace(drawn, seed=seed, request_id=f"r{seed}") for seed in (1, 2, 3)]
+    generations += [replace(drawn, prompt="A robe takes"), replace(drawn, stop_strings=("x",))]
+    alone = ["".join(step.text for step in many_engine.stream(each).steps) for each in generations]
+    decode_request, asked = many_engine.decode_request, list[GenerationRequest]()
+
+    def counted(request: GenerationRequest) -> Request:
+        asked.append(request)
+        return decode_request(request)
+
+    queued = QueuedRequest(many_engine, generations)
+    monkeypatch.setattr(many_engine, "decode_request", counted)
+    requests = RequestQueue(metrics, max_waiting=8)
+    texts = [""] * len(generations)
+    for index, step in requests.submit(queued).steps():
+        texts[index] += step.text
+    requests.close(PATIENCE_S)
+    assert texts == alone
+    assert [(each.prompt, each.stop_strings) for each in asked] == [
+        (GENERATION.prompt, ()),
+        ("A robe takes", ()),
+        (GENERATION.prompt, ("x",)),
+    ]
 
 
 def test_requests_are_decoded_side_by_side(many_engine: Engine, metrics: CountingMetrics) -> None:

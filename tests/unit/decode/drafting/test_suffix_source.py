@@ -70,6 +70,15 @@ def test_each_memory_drafts_what_it_knows() -> None:
     assert {9, 10, 11, 12, 13, 14} <= set(tree.tokens)
 
 
+def test_a_running_text_drafts_nothing_more_from_a_fleets_memory_that_is_forgotten() -> None:
+    said = {"default": SuffixIndex.build([[5, 6, 13, 14]])}
+    session = make_proposer(said.get).open(request_for([5, 6]))
+    assert 13 in propose(session).tokens
+    said.clear()
+    session.observe([9, 5, 6])
+    assert 13 not in propose(session).tokens
+
+
 def test_memories_that_agree_share_their_nodes_and_are_both_calibrated() -> None:
     proposer = make_proposer(fleet_of(default=[[5, 6, 9, 10]]))
     session = proposer.open(request_for([5, 6, 9, 10, 5, 6]))

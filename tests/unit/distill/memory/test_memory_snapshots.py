@@ -272,3 +272,20 @@ def test_a_snapshot_from_before_there_was_a_memory_is_gone_on_from(setting):
     emit(setting, "a", start=100)
     run(setting)
     assert tenants(setting).keys() == {"a"}
+
+
+def test_texts_from_before_a_tenant_was_forgotten_get_no_new_key(setting, store):
+    """The keys are destroyed while the learner has the texts, and before it hears of the order."""
+    options = {"memory": MemorySettings(groups={"a": "g", "b": "g"})}
+    distillation, _ = setting.distiller(cipher=keys(store), **options)
+    emit(setting, "a", "b")
+    run_until_idle(distillation)
+    assert tenants(setting, keys(store))["g"] > 0
+    keys(store).encrypt("a", b"")
+    assert store.destroy("a") > 0
+    assert store.destroy("memory group g") == 1
+    emit(setting, "a", "b", start=100)
+    distillation, _ = setting.distiller(cipher=TenantKeys(store, [MASTER]), **options)
+    run_until_idle(distillation)
+    ((name, content),) = contents(setting).items()
+    assert {text.tenant for text in MemoryFile(keys(store).decrypt(key_id_of(name) or "", content)).texts()} == {"b"}

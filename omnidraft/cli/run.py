@@ -1,6 +1,7 @@
 """`omnidraft serve` and `omnidraft run`: run one of the services until SIGTERM.
 
-`serve` puts OpenAI's API in front of a target, given two model names; `run` takes everything from the settings.
+`serve` puts OpenAI's and Anthropic's APIs in front of a target, given two model names; `run` takes everything from the
+settings.
 """
 
 from typing import TYPE_CHECKING, Annotated

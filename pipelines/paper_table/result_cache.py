@@ -27,12 +27,11 @@ class ResultCache:
             return
         try:
             known = json.loads(path.read_text())
-            same = known["options"] == json.loads(json.dumps(options))
+            self.content |= {name: known[name] for name in self.content}
         except (ValueError, KeyError, TypeError) as exc:
             raise ConfigError(f"{path} is no file of this experiment: {exc!r}") from exc
-        if not same:
+        if self.content["options"] != json.loads(json.dumps(options)):
             raise ConfigError(f"{path} was made with other options; name another file, or remove it")
-        self.content = known
 
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
         """Return the cell of this key; compute it if it is missing."""

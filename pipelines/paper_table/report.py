@@ -90,7 +90,8 @@ def _under(cells: Cells, prefix: str) -> dict[str, Any]:
 def _decoded_cells(cells: Cells, prefix: str) -> dict[str, list[figures.Answers]]:
     """Return the answered questions of each table below the prefix, in the order of the questions."""
     tables: dict[str, list[figures.Answers]] = {}
-    for name, answers in _under(cells, prefix).items():
+    found = _under(cells, prefix).items()
+    for name, answers in sorted(found, key=lambda cell: int(cell[0].rpartition("/")[2])):
         tables.setdefault(name.rpartition("/")[0], []).append(answers)
     return tables
 

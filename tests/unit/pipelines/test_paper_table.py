@@ -101,7 +101,8 @@ def test_the_page_shows_errors_hits_and_why_a_method_failed(tmp_path: Path) -> N
         "ngram-pp": answer(10, 5.0, {"direct": 6, "merge": 2}, {"merge": 1}, 0.5),
         "hf-tli": {"failure": "no bfloat16 here"},
     }
-    cells = {f"table/t/gsm8k/{number}": asked for number in range(2)}
+    backwards = dict(reversed(asked.items()))  # which way comes first changes from prompt to prompt
+    cells = {"table/t/gsm8k/1": backwards, "table/t/gsm8k/0": asked}  # an interrupted run's order
     offline = {
         "untrained": {"agreement": 0.7, "gain": 0.0, "gain_error": None},
         "dm": {"agreement": 0.8, "gain": 0.1, "gain_error": 0.02},
@@ -112,6 +113,7 @@ def test_the_page_shows_errors_hits_and_why_a_method_failed(tmp_path: Path) -> N
     page = (tmp_path / report.PAGE).read_text()
     measured = "0.12 +- 0.00 | - | 2.20 +- 0.00 | 2.00x +- 0.00 | 2.00x +- 0.00 | -"
     assert f"| ngram-pp | {measured} | 4, 2 accepted | 12 direct, 4 merge |" in page
+    assert page.index("| plain |") < page.index("| ngram-pp |") < page.index("| hf-tli |")
     assert "- hf-tli failed: no bfloat16 here" in page
     assert "| t/gsm8k | 0.700 | 0.800 (+0.100 +- 0.020) |" in page
     assert "commit abc" in page

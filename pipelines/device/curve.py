@@ -10,11 +10,10 @@ import numpy as np
 
 from omnidraft import wiring
 from omnidraft.config import Settings
-from omnidraft.distill.evaluation.agreement import share
-from omnidraft.distill.evaluation.paired_error import paired_standard_error
 from omnidraft.ports import SnapshotVersion
 from omnidraft.prompts import Prompt
 from omnidraft.traces.record import TraceRecord
+from pipelines.lib.paired_gain import paired_gain
 from pipelines.lib.recording import Recording, RecordingLimits
 
 
@@ -66,8 +65,6 @@ def _records(settings: Settings, test: Sequence[Prompt], answers: Sequence[Seque
 def _point(
     version: SnapshotVersion, records: Sequence[TraceRecord], base: Sequence[np.ndarray], hits: Sequence[np.ndarray]
 ) -> CurvePoint:
-    agreement, before = share(hits) or 0.0, share(base) or 0.0
-    error = paired_standard_error(zip([each.request_id for each in records], base, hits, strict=True))
-    manifest = version.manifest
+    manifest, measured = version.manifest, paired_gain(records, base, hits)
     counts = (manifest.num_records, manifest.num_tokens)
-    return CurvePoint(version.version, *counts, agreement, agreement - before, error)
+    return CurvePoint(version.version, *counts, measured.agreement, measured.gain, measured.gain_error)

@@ -24,7 +24,7 @@ from omnidraft.prompts import Prompt
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import report
-from pipelines.lib.learning import Point, TrainingRun, learn, new_run, split_by_request, write_snapshot
+from pipelines.lib.learning import Point, TrainingRun, learn, new_run, require_new, split_by_request, write_snapshot
 from pipelines.lib.other_drafters import for_drafter
 from pipelines.lib.recording import Recording, RecordingLimits
 
@@ -64,8 +64,7 @@ def main(
     learner = {"loss": loss, "train": train, "lora_rank": lora_rank, "learning_rate": learning_rate}
     settings = config.load(config_path, models=models, learner=learner)
     parse(settings.learner.loss)
-    if out.exists():
-        raise RequestError(f"{out} exists; a snapshot is written once")
+    require_new(out)
     tokenizers = wiring.vocabularies(settings)
     parts = out.with_name(f"{out.name}.parts")
     if archive.is_archive(answers):

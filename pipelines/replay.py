@@ -5,7 +5,7 @@ curves; the same slice, configuration and seed give the same figures. All config
 learns, and OUT is written after each.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,13 +17,12 @@ from rich.table import Table
 from omnidraft import config, wiring
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.distill.training.losses import parse
-from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.progress import bar
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import log_slice, report
 from pipelines.lib.choices import named_files
-from pipelines.lib.learning import Point, TrainingRun, learn, new_run, split_by_request, write_snapshot
+from pipelines.lib.learning import Point, TrainingRun, learn, new_run, require_new, split_by_request, write_snapshot
 
 EXPERIMENT = "omnidraft.replay"
 
@@ -47,7 +46,8 @@ def main(
     slice_filter = log_slice.parse_filter(from_time, to_time, filters or [])
     named_configs = named_files([*configs, *(more_configs or [])])
     if snapshots is not None:
-        _require_none_of(named_configs, snapshots)
+        for name in named_configs:
+            require_new(snapshots / name)
     checked = {name: _checked(path) for name, path in named_configs.items()}
     content: dict[str, Any] = {"log": log, "configs": {}}
     for name, each in checked.items():
@@ -84,13 +84,6 @@ def _checked(path: Path) -> _Configuration:
     settings = config.load(path)
     parse(settings.learner.loss)
     return _Configuration(path, settings, wiring.vocabularies(settings))
-
-
-def _require_none_of(names: Iterable[str], folder: Path) -> None:
-    """Raise RequestError where the folder has a snapshot of one of these names."""
-    for name in names:
-        if (folder / name).exists():
-            raise RequestError(f"{folder / name} exists; a snapshot is written once")
 
 
 class _TrackedRun:

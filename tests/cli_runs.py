@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+import torch
 import typer
 
 from omnidraft.cli import main
@@ -33,3 +36,22 @@ def run_pipeline(command: Callable[..., None], *arguments: object) -> None:
     app = typer.Typer()
     app.command()(command)
     app([str(argument) for argument in arguments], standalone_mode=False)
+
+
+@contextmanager
+def pipeline_environ(monkeypatch: pytest.MonkeyPatch, chosen: Mapping[str, str]) -> Iterator[None]:
+    """The environment of pipelines that run in this process, whose number of threads is afterwards what it was."""
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def made_once(made: dict[str, bytes], path: Path, command: Callable[..., None], *arguments: object) -> Path:
+    """The file that a pipeline writes to `--out`; it runs once for all tests that share `made`."""
+    if path.name not in made:
+        run_pipeline(command, *arguments, "--out", path)
+        made[path.name] = path.read_bytes()
+    path.write_bytes(made[path.name])
+    return path

@@ -80,6 +80,12 @@ def split_by_request(records: Sequence[TraceRecord], every: int) -> tuple[list[T
     return train, held_out
 
 
+def require_new(folder: Path) -> None:
+    """Raise RequestError where the folder of a snapshot that is to be written exists."""
+    if folder.exists():
+        raise RequestError(f"{folder} exists; a snapshot is written once")
+
+
 def measure(learner: Learner, held_out: Sequence[TraceRecord], losses: dict[str, float] | None = None) -> Point:
     """Measure the learner as it is now. Raises RequestError when no record can be scored."""
     hits = learner.hits(held_out, with_cache=True)

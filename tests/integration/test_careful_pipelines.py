@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from omnidraft import config, wiring
 from omnidraft.distill.ingest.record_disposition import is_held_out
@@ -17,6 +16,7 @@ from omnidraft.snapshots import bundle
 from omnidraft.traces import archive, codec
 from pipelines import evaluate, learn, record, replay
 from pipelines.lib import recording
+from tests.cli_runs import made_once, pipeline_environ
 from tests.cli_runs import run_pipeline as run
 
 NUM_ANSWERS = 24
@@ -38,11 +38,8 @@ def environ(
         "OMNIDRAFT_DECODE__THREADS": "1",
         "MLFLOW_TRACKING_URI": f"directory:///{tmp_path}/registry",
     }
-    for name, value in chosen.items():
-        monkeypatch.setenv(name, value)
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+    with pipeline_environ(monkeypatch, chosen):
+        yield
 
 
 @pytest.fixture
@@ -69,12 +66,7 @@ def archives() -> dict[str, bytes]:
 
 @pytest.fixture
 def recorded(answers: Path, good: Path, tmp_path: Path, archives: dict[str, bytes]) -> Path:
-    path = tmp_path / "traces.avro"
-    if "recorded" not in archives:
-        run(record.main, "--answers", answers, "--out", path, "--config", good)
-        archives["recorded"] = path.read_bytes()
-    path.write_bytes(archives["recorded"])
-    return path
+    return made_once(archives, tmp_path / "traces.avro", record.main, "--answers", answers, "--config", good)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from omnidraft.errors import ConfigError, RequestError
 from pipelines import drift
@@ -14,6 +13,7 @@ from pipelines.bench.methods import HUGGINGFACE
 from pipelines.paper_table import __main__, decoding, sweeps
 from pipelines.paper_table.methods import METHODS
 from pipelines.paper_table.result_cache import ResultCache
+from tests.cli_runs import pipeline_environ
 from tests.cli_runs import run_pipeline as run
 
 TEXTS = {"numbers": "How many are {n} and {n}?", "clips": "Natalia sold {n} clips in May. How many in April?"}
@@ -30,11 +30,8 @@ def environ(omnidraft_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "MLFLOW_TRACKING_URI": f"directory:///{tmp_path}/registry",
         "COLUMNS": "160",
     }
-    for name, value in chosen.items():
-        monkeypatch.setenv(name, value)
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+    with pipeline_environ(monkeypatch, chosen):
+        yield
 
 
 @pytest.fixture

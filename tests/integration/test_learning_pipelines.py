@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from omnidraft import config, wiring
@@ -24,7 +23,7 @@ from omnidraft.traces import archive, codec
 from pipelines import evaluate, learn, record, replay
 from pipelines.bench import __main__ as bench
 from pipelines.lib.other_drafters import for_drafter
-from tests.cli_runs import run_cli
+from tests.cli_runs import made_once, pipeline_environ, run_cli
 from tests.cli_runs import run_pipeline as run
 from tests.tiny_fleet import memory_in, memory_of
 
@@ -48,11 +47,8 @@ def environ(
         "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
         "COLUMNS": "160",
     }
-    for name, value in chosen.items():
-        monkeypatch.setenv(name, value)
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+    with pipeline_environ(monkeypatch, chosen):
+        yield
 
 
 @pytest.fixture
@@ -71,12 +67,7 @@ def archives() -> dict[str, bytes]:
 
 @pytest.fixture
 def recorded(answers: Path, tmp_path: Path, archives: dict[str, bytes]) -> Path:
-    path = tmp_path / "traces.avro"
-    if "recorded" not in archives:
-        run(record.main, "--answers", answers, "--out", path, "--tenant", "clips")
-        archives["recorded"] = path.read_bytes()
-    path.write_bytes(archives["recorded"])
-    return path
+    return made_once(archives, tmp_path / "traces.avro", record.main, "--answers", answers, "--tenant", "clips")
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -4,11 +4,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from omnidraft import config, wiring
 from omnidraft.distill.training.learner import Learner
 from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.ngram_cache import MIN_LENGTH
-from pipelines.lib.learning import measure
+from pipelines.paper_table.agreement import figures
 
 Bounds = Iterator[tuple[str, dict[str, Any]]]
 """Names and changes of section `cache`."""
@@ -20,6 +22,7 @@ def compare_caches(
     """Fill each cache from `train` and measure it on `test`, with the base drafter."""
     tokenizers = wiring.vocabularies(settings)
     learner = wiring.learner(settings, tokenizers)
+    without = learner.hits(test, with_cache=True)
     ngrams = [ngram for record in train for ngram in learner.read(record).ngrams]
     full = len({ngram.draft_ids for ngram in ngrams})
     rows = {}
@@ -28,7 +31,7 @@ def compare_caches(
         learner.cache = wiring.ngram_cache(settings.model_copy(update={"cache": cache}), tokenizers, None)
         for ngram in ngrams:
             learner.cache.insert(ngram.draft_ids, ngram.target_id)
-        rows[name] = _row(learner, test)
+        rows[name] = _row(learner, test, without)
     return rows
 
 
@@ -56,8 +59,7 @@ def _shares(prefix: str, full: int) -> Bounds:
             yield f"{prefix}{share}, {eviction.upper()}", {"capacity": capacity, "eviction": eviction}
 
 
-def _row(learner: Learner, test: Sequence[TraceRecord]) -> dict[str, Any]:
-    point = measure(learner, test)
+def _row(learner: Learner, test: Sequence[TraceRecord], without: Sequence[np.ndarray]) -> dict[str, Any]:
     ngrams = [ngram for record in test for ngram in learner.read(record).ngrams]
     started = time.perf_counter()
     hits = sum(learner.cache.lookup(ngram.draft_ids) == ngram.target_id for ngram in ngrams)
@@ -70,6 +72,5 @@ def _row(learner: Learner, test: Sequence[TraceRecord]) -> dict[str, Any]:
         "num_ngrams": len(ngrams),
         "hit_rate": hits / len(ngrams) if ngrams else None,
         "lookup_us": 1e6 * spent / len(ngrams) if ngrams else None,
-        "agreement": point.agreement,
-        "tokens_per_pass": point.tokens_per_pass,
+        **figures(test, without, learner.hits(test, with_cache=True)),
     }

@@ -1,4 +1,4 @@
-"""The size of the experiment, records of a target's own answers, and drafters that learn from them.
+"""The size of the experiment, and records of a target's own answers.
 
 Everything large lies in one working folder, where an interrupted run finds it again.
 """
@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omnidraft import config, prompts, wiring
+from omnidraft import config, prompts
 from omnidraft.errors import RequestError
 from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from omnidraft.traces.record import TraceRecord
-from pipelines.lib.learning import learn, new_run
 from pipelines.lib.recording import Recording, RecordingLimits
 
 
@@ -70,20 +69,3 @@ def records(settings: config.Settings, task: str, split: str, plan: TablePlan, s
             answers += of_prompt
             advance()
     return answers
-
-
-def learn_and_measure(settings: config.Settings, task: str, plan: TablePlan) -> dict[str, Any]:
-    """Return agreement and tokens per pass on the test split after learning the train split; nothing is decoded."""
-    tokenizers = wiring.vocabularies(settings)
-    train, test = records(settings, task, "train", plan), records(settings, task, "test", plan)
-    run = new_run(settings, tokenizers)
-    with bar(f"{settings.models.target}: {task} {_kind(settings)}", len(train)) as advance:
-        learn(run, train, test, settings, advance=advance)
-    before, after = run.curve[0], run.curve[-1]
-    figures = {"agreement_before": before.agreement, "agreement": after.agreement, "tokens_per_s": run.tokens_per_s}
-    return figures | {"tokens_per_pass": after.tokens_per_pass, "num_ngrams": len(run.learner.cache)}
-
-
-def _kind(settings: config.Settings) -> str:
-    section = settings.learner
-    return f"{section.loss}, {f'LoRA rank {section.lora_rank}' if section.train == 'lora' else 'full weights'}"

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.lib.learning import DEPTHS
 from pipelines.paper_table import figures, pictures
 from pipelines.paper_table.figures import Row
 from pipelines.paper_table.methods import METHODS
@@ -28,6 +29,8 @@ OFFLINE = (
     "answer being one draw. Nothing is decoded, so there is no noise of the clock. Merges count where "
     "the method's cache knows them, and the first pieces of splits in every row."
 )
+
+PREDICTED = "Agreement as above, and tokens a pass that chains of first candidates would give, predicted from it."
 
 WARM = (
     "Decoded with chains of the paper's method, from a cache that began with every canonical n-gram and learned the "
@@ -169,22 +172,14 @@ def _merges(row: Row) -> str:
 def _learned(title: str, first: str, rows: Mapping[str, Row]) -> list[str]:
     if not rows:
         return []
-    depths = list(next(iter(rows.values()))["tokens_per_pass"])
-    headings = ("agreement before", "after", *(f"chain of {depth}" for depth in depths), "tokens learned/s")
     table = _markdown(
-        (first, *headings),
+        (first, "agreement", *(f"chain of {depth}" for depth in DEPTHS)),
         [
-            (
-                name,
-                f"{row['agreement_before']:.3f}",
-                f"{row['agreement']:.3f}",
-                *(_number(value) for value in row["tokens_per_pass"].values()),
-                f"{row['tokens_per_s']:.0f}",
-            )
+            (name, _agreement(row), *(_number(row["tokens_per_pass"][str(depth)]) for depth in DEPTHS))
             for name, row in rows.items()
         ],
     )
-    return ["", f"## {title}", "", "Predicted offline, on the test answers.", "", *table]
+    return ["", f"## {title}", "", PREDICTED, "", *table]
 
 
 def _caches(rows: Mapping[str, Row]) -> list[str]:
@@ -199,8 +194,8 @@ def _caches(rows: Mapping[str, Row]) -> list[str]:
                 _number(row["hit_rate"]),
                 str(row["num_ngrams"]),
                 _number(row["lookup_us"]),
-                f"{row['agreement']:.3f}",
-                _number(row["tokens_per_pass"].get("8", row["tokens_per_pass"].get(8))),
+                _agreement(row),
+                _number(row["tokens_per_pass"]["8"]),
             )
             for name, row in rows.items()
         ],

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft import config, wiring
+from pipelines.paper_table.agreement import learned_agreement
 from pipelines.paper_table.cache_comparison import compare_caches, num_canonical, warm_bounds
 from pipelines.paper_table.decoding import PLAIN, Decoding, Way, decode_all
 from pipelines.paper_table.methods import METHODS, snapshot
-from pipelines.paper_table.parts import TablePlan, learn_and_measure, prompts_of, records, settings_for
+from pipelines.paper_table.parts import TablePlan, prompts_of, records, settings_for
 from pipelines.paper_table.result_cache import ResultCache
 
 PREFIX, SEPARATOR = "sweep/", "//"
@@ -91,7 +92,7 @@ class Sweep:
 
     def _learn(self, key: str, learner: Mapping[str, Any]) -> None:
         settings = settings_for(self.target, self.plan, learner=dict(learner))
-        self.cells.get(self._key(key), partial(learn_and_measure, settings, self.task, self.plan))
+        self.cells.get(self._key(key), partial(learned_agreement, settings, self.task, self.plan))
 
     def _decode(self, key: str, load: Callable[[], Mapping[str, Way]]) -> None:
         texts = prompts_of(self.task, "test", self.plan)[: self.num_decoded]

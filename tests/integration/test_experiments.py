@@ -81,6 +81,8 @@ def test_the_papers_tables_come_out_whole_and_exact(
     assert set(cells["temperature/1/0"]) == {"plain", "spd-dm", "dm+ngram", "ours"}
     assert {"lora/full", "lora/2", "lora/4", "loss/nll", "loss/dm_paper + 0.2 ngram"} < set(cells)
     caches = cells["cache"]
+    for swept in (cells["lora/2"], cells["loss/nll"], caches["all"]):
+        assert {"agreement", "gain", "gain_error"} < set(swept) and swept["tokens_per_pass"]["1"] >= 1.0
     assert all(row["bytes_per_entry"] <= 24 for row in caches.values())
     assert caches["quarter, LRU"]["entries"] <= caches["all"]["entries"]
     assert caches["all, warm start"]["hit_rate"] >= caches["one entry"]["hit_rate"]

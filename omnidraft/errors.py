@@ -20,6 +20,7 @@ OmnidraftError
 |- BusError               the log refused or timed out; the caller may retry
 |  |- KeyStoreError       the key store does not answer; wait, and skip nothing
 |  `- OffsetOutOfRange    the log does not hold what is to be read next; compare with its first and end offsets
+|     `- LogTruncated     ... and lost messages that were read; its offsets name others, so go on only where told
 |- LogReplaced            the log is not the one that was learned from; decide with `omnidraft learning restart`
 `- SnapshotError
    |- SnapshotNotFound    the registry has no such version or alias
@@ -108,6 +109,10 @@ class KeyStoreError(BusError):
 
 class OffsetOutOfRange(BusError):
     """The log does not hold the next offset to read."""
+
+
+class LogTruncated(OffsetOutOfRange):
+    """The log lost messages before the next offset to read."""
 
 
 class LogReplaced(OmnidraftError):

@@ -8,11 +8,17 @@ from typing import Any
 
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigFilterType, ConfigResource, ConfigResourceType
-from kafka.errors import KafkaConfigurationError, KafkaError, OffsetOutOfRangeError, TopicAlreadyExistsError
+from kafka.errors import (
+    KafkaConfigurationError,
+    KafkaError,
+    LogTruncationError,
+    OffsetOutOfRangeError,
+    TopicAlreadyExistsError,
+)
 from kafka.net.compat import KafkaNetClient
 
 from omnidraft.config import KafkaSettings
-from omnidraft.errors import BusError, OffsetOutOfRange
+from omnidraft.errors import BusError, LogTruncated, OffsetOutOfRange
 from omnidraft.ports import TopicFacts
 
 MAX_MESSAGE_BYTES = 2 << 20
@@ -34,6 +40,8 @@ def translate_errors(action: str, servers: str) -> Iterator[None]:
         raise  # our mistake, which no retry repairs
     except OffsetOutOfRangeError as exc:
         raise OffsetOutOfRange(f"{action}: {exc}") from exc
+    except LogTruncationError as exc:
+        raise LogTruncated(f"{action}: {exc}") from exc
     except (KafkaError, OSError) as exc:
         advice = f"is the broker at {servers} up and reachable? See OMNIDRAFT_LOG; `make kafka` starts a local one"
         raise BusError(f"{action}: {type(exc).__name__}: {exc} ({advice})") from exc

@@ -113,6 +113,7 @@ class SqliteReader:
         return self._topic.next_offsets()
 
     def identity(self) -> str:
+        self._follow_file()
         return self._topic.identity()
 
     def close(self) -> None:

@@ -34,9 +34,10 @@ class SqliteTopic:
         self._num_partitions, self._timeout_s = partitions, timeout_s
         self.was_replaced = False
         """Whether another file replaced this one; the reader that handles it resets this."""
+        self._file: tuple[int, int] | None = None
+        """The identity of the open file; None while it is not open with all its tables."""
         with self.translate_errors("opening"):
             self._open()
-        self.partitions = tuple(self.next_offsets())
 
     @contextmanager
     def translate_errors(self, action: str) -> Iterator[None]:
@@ -48,8 +49,13 @@ class SqliteTopic:
 
     @contextmanager
     def write_lock(self) -> Iterator[None]:
-        """Run one transaction, rolled back on any error."""
+        """Run one transaction in the file that is at the path now, rolled back on any error."""
         self.follow_file()
+        with self._transaction():
+            yield
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
         self.connection.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -60,12 +66,11 @@ class SqliteTopic:
             raise
 
     def follow_file(self) -> None:
-        """Open the file that is at the path now, if it is another one."""
-        if _file_identity(self.path) != self._file:
+        """Open the file that is at the path now, if it is another one or could not be opened."""
+        if self._file is None or _file_identity(self.path) != self._file:
             self.connection.close()
+            self._file, self.was_replaced = None, True
             self._open()
-            self.partitions = tuple(self.next_offsets())
-            self.was_replaced = True
 
     def next_offsets(self) -> dict[int, int]:
         """Return the offset after the last message of every partition. Raises BusError."""
@@ -103,13 +108,15 @@ class SqliteTopic:
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         create(self.path, PRIVATE)  # SQLite gives -wal and -shm the mode of the file
+        file = _file_identity(self.path)
         self.connection = sqlite3.connect(self.path, self._timeout_s, isolation_level=None, check_same_thread=False)
         self._enter_wal()
         self.connection.execute("PRAGMA synchronous=FULL")
         self.connection.execute("PRAGMA secure_delete=ON")
-        self._file = _file_identity(self.path)
-        with self.write_lock():
+        with self._transaction():
             self._create()
+        self.partitions = tuple(self.next_offsets())
+        self._file = file
 
     def _enter_wal(self) -> None:
         """Switch to WAL. When two processes switch at once, SQLite refuses one without waiting, so it tries again."""

@@ -164,7 +164,7 @@ def _registry(settings: "config.Settings") -> "Registry":
 def _control(settings: "config.Settings") -> "LogWriter":
     from omnidraft import wiring
 
-    return wiring.log_writer(settings, settings.log.control_topic)
+    return wiring.control_writer(settings)
 
 
 def _as_json(each: "SnapshotVersion") -> dict[str, Any]:
@@ -210,7 +210,7 @@ def restart_learning(
     ] = None,
     version: Annotated[
         str | None,
-        typer.Option(help="Or: learn on from the weights and offsets of this snapshot, a version or an alias."),
+        typer.Option(help="Or: learn on from the weights and offsets of this snapshot of a target: version or alias."),
     ] = None,
     target: OfTarget = None,
     config_path: Config = None,
@@ -224,13 +224,9 @@ def restart_learning(
         raise typer.BadParameter("name either --from or --version")
     settings = _learning_settings(config_path, target)
     if version is not None:
-        from omnidraft.registry.republish import republish
-
-        again = republish(_registry(settings.for_target(target or settings.models.target)), version)
-        print(f"published as version {again.version}: a distiller that starts now goes on from snapshot {version}")
-        return
-    assert start is not None
-    _order_restart(start, target, settings)
+        _republish(version, target, settings)
+    elif start is not None:
+        _order_restart(start, target, settings)
 
 
 def _learning_settings(config_path: Path | None, target: str | None) -> "config.Settings":
@@ -240,6 +236,20 @@ def _learning_settings(config_path: Path | None, target: str | None) -> "config.
     if target is not None and target not in targets:
         raise RequestError(f"{target!r} is none of the targets in the settings: {', '.join(targets)}")
     return settings
+
+
+def _republish(version: str, target: str | None, settings: "config.Settings") -> None:
+    from omnidraft.registry.republish import republish
+
+    targets = settings.models.targets
+    if target is None and len(targets) > 1:
+        raise typer.BadParameter(f"each target has versions of its own: name one with --target, {', '.join(targets)}")
+    settings = settings.for_target(target or settings.models.target)
+    again = republish(_registry(settings), version)
+    print(
+        f"published as version {again.version} for {settings.models.target}: a distiller that starts now goes on from "
+        f"snapshot {version}"
+    )
 
 
 def _order_restart(start: str, target: str | None, settings: "config.Settings") -> None:

@@ -84,7 +84,7 @@ def _announce(kind: Literal["factors_off", "factors_on"], tenant: str, config_pa
     from omnidraft.fleet.control_log import publish_announcement
 
     settings = config.load(config_path)
-    publish_announcement(wiring.log_writer(settings, settings.log.control_topic), kind, tenant=tenant)
+    publish_announcement(wiring.control_writer(settings), kind, tenant=tenant)
     _print(f"{printable(tenant)}: {kind.replace('_', ' ')}, every worker is told")
 
 

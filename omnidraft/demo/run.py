@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omnidraft import config, extras, prompts, wiring
+from omnidraft import config, extras, json_report, prompts, wiring
 from omnidraft.demo import report
 from omnidraft.demo.answers import recorded
 from omnidraft.demo.curve import CurvePoint, LearningCurve
@@ -117,7 +117,7 @@ def _service_command(name: str, plan: DemoPlan) -> list[str]:
 
 def _start_services(plan: DemoPlan, settings: config.Settings, cluster: LocalCluster, url: str) -> Registry:
     """Start all services and return their registry. The worker is last and alone: it measures what its passes cost."""
-    publish_announcement(wiring.log_writer(settings, settings.log.control_topic), "pause")
+    publish_announcement(wiring.control_writer(settings), "pause")
     with _pulled(settings):
         for name in ("controller", "distiller"):  # they wait for the models
             cluster.start(name, _service_command(name, plan))
@@ -191,7 +191,7 @@ def _learn(plan: DemoPlan, settings: config.Settings, cluster: LocalCluster, reg
     per_snapshot = settings.learner.steps_per_snapshot * settings.learner.records_per_step
     last = plan.num_snapshots + 1
     curve = LearningCurve(settings, registry, plan.out / "judged")
-    control = wiring.log_writer(settings, settings.log.control_topic)
+    control = wiring.control_writer(settings)
     with spinner("judging the drafter as it comes on recorded answers that nobody learns from"):
         curve.add(registry.versions()[0])
     for number in range(2, last + 1):
@@ -250,7 +250,7 @@ def _finish(plan: DemoPlan, settings: config.Settings, rows: list[dict[str, Any]
     out = plan.out.parent
     plain = sum(row["plain_tokens_per_s"] for row in rows) / len(rows)
     content = {"plain": {"tokens_per_s": plain}, "snapshots": rows} | extra | {"run": str(plan.out)}
-    report.save(content, out / "report.json")
+    json_report.save(content, out / "report.json")
     (out / "report.png").write_bytes((plan.out / "report.png").read_bytes())
     console.print(report.table(rows))
     console.print(

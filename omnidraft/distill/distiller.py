@@ -27,7 +27,7 @@ from omnidraft.distill.retrying import Result, Stop, Wait, retry, wait
 from omnidraft.distill.status_reporter import StatusReporter
 from omnidraft.distill.training.learner import Learner
 from omnidraft.distill.training.step_report import LearningSpans, StepReport, count, mean_losses
-from omnidraft.errors import BusError, LogReplaced
+from omnidraft.errors import BusError, ConfigError, LogReplaced
 from omnidraft.ports import OVER_SHARE, Announcement, Metrics, NoopTracing
 from omnidraft.snapshots import bundle
 
@@ -175,14 +175,20 @@ class Distiller:
 
     def _rewind(self, order: str, stop: Stop) -> None:
         """Publish the steps so far; go back to the champion's weights; publish them with the present offsets. Whoever
-        resumes from the snapshot before does it again; the one after does not descend from what was refused."""
+        resumes from the snapshot before does it again; the one after does not descend from what was refused. Where the
+        champion does not fit this learner, learning goes on as it is."""
         champion = self._retry(lambda: self._publisher.champion_before(order), stop)
         if champion is None:
             self._publisher.settled_rewind = order
             return
         if self._reports:
             self._publish(stop)
-        go_back(champion, self._learner, self._load_cache, self._load_base)
+        try:
+            go_back(champion, self._learner, self._load_cache, self._load_base)
+        except ConfigError as exc:
+            logger.error("learning does not go back to champion %d: %s", champion.version.version, exc)
+            self._publisher.settled_rewind = order
+            return
         self._retry(lambda: self._forgetting.go_back(champion.version.manifest, champion.num_forgotten), stop)
         self._publisher.go_back_to(champion.version, order)
         self._held_out.set_parent(self._learner.serving_tensors())

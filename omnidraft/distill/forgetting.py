@@ -112,8 +112,13 @@ class Forgetting:
 
     def drop_expired(self) -> None:
         """Drop the records that are older than the retention."""
-        if self._retention.trusts_clock(self._batcher.held_out):
+        if self._retention.trusts_clock(self._kept()):
             self._drop(self._retention.is_expired, "expired")
+
+    def _kept(self) -> list[Dated]:
+        """Return all records and texts that are kept."""
+        texts = () if self._memory is None else self._memory.texts()
+        return [*self._batcher.held_out, *self._learner.replayed(), *texts]
 
     def note(self, orders: Sequence[Announcement]) -> list[Announcement]:
         """Skip the records of these tenants from now on, and return the orders that were not carried out yet."""

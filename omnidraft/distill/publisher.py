@@ -10,6 +10,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 LEARNER = "resume/learner.safetensors"
 BATCHER = "resume/intake.safetensors"
+_ADVICE = "put one back from a backup, or publish a folder: `omnidraft snapshots publish FOLDER`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ class Publisher:
         shutil.rmtree(self._folder, ignore_errors=True)  # of a process that was killed
         versions = self._registry.versions()
         if not versions:
+            self._require_empty()
             return None
         for version in reversed(versions):
             try:
@@ -130,23 +133,33 @@ class Publisher:
                 continue
             self.parent, self._newest = version, versions[-1].version
             return restored
-        advice = "put one back from a backup, or publish a folder: `omnidraft snapshots publish FOLDER`"
-        raise SnapshotCorrupt(f"each of the {len(versions)} snapshots of this pair is damaged; {advice}")
+        raise SnapshotCorrupt(f"each of the {len(versions)} snapshots of this pair is damaged; {_ADVICE}")
+
+    def _require_empty(self) -> None:
+        """Raise SnapshotCorrupt when there are snapshots after all, none of which has a readable manifest."""
+        for alias in ("champion", "challenger"):
+            try:
+                with suppress(SnapshotNotFound):
+                    self._registry.resolve(alias)
+            except SnapshotCorrupt as exc:
+                raise SnapshotCorrupt(f"no snapshot of this pair can be read: {exc}; {_ADVICE}") from exc
 
     def champion_before(self, refused: str) -> Restored | None:
-        """Return the champion if the next snapshot would descend from the refused one of this id; else None, as after
-        going back, or when the champion cannot be read. Raises RegistryError."""
+        """Return the champion if the next snapshot would descend from the refused one of this id, and not through one
+        that an operator published again; else None, as after going back, or when the champion cannot be read or does
+        not fit this learner. Raises RegistryError."""
         by_id = {version.manifest.snapshot_id: version for version in self._registry.versions()}
         try:
             champion, at = self._registry.resolve("champion"), self.parent
             while at is not None and at.manifest.snapshot_id != refused:
-                is_end = at.version == champion.version or at.manifest.parent_id is None
+                is_first = at.manifest.parent_id is None
+                is_end = is_first or at.version == champion.version or at.manifest.is_republished
                 at = None if is_end else by_id.pop(at.manifest.parent_id or "", None)
             if at is None or at.version == champion.version:
                 return None
             return self._restored(champion, is_newest=False)
-        except (SnapshotCorrupt, SnapshotNotFound) as exc:
-            logger.error("learning does not go back to the champion, which cannot be read: %s", exc)
+        except (SnapshotCorrupt, SnapshotNotFound, ConfigError) as exc:
+            logger.error("learning does not go back to the champion: %s", exc)
             return None
 
     def go_back_to(self, champion: SnapshotVersion, order: str) -> None:
@@ -264,8 +277,9 @@ class Publisher:
         for name in ("target", "drafter", "drafter_hash", "alignment"):
             if getattr(manifest, name) != getattr(ours, name):
                 raise ConfigError(
-                    f"the registry's newest snapshot has {name} {getattr(manifest, name)}, "
+                    f"snapshot {manifest.snapshot_id} has {name} {getattr(manifest, name)}, "
                     f"this distiller {getattr(ours, name)}; use another registry"
                 )
         if manifest.train not in ("base", ours.train):
-            raise ConfigError(f"the newest snapshot was learned with learner.train={manifest.train}, not {ours.train}")
+            name = f"snapshot {manifest.snapshot_id}"
+            raise ConfigError(f"{name} was learned with learner.train={manifest.train}, not {ours.train}")

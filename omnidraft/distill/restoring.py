@@ -39,6 +39,9 @@ def go_back(restored: Restored, learner: Learner, load_cache: LoadCache, load_ba
 
     Args:
         load_base: returns the serving tensors of the base drafter, for a snapshot that has none of its own.
+
+    Raises:
+        ConfigError: its weights do not fit this learner, as its rank was another.
     """
     counters = learner.counters
     if restored.learner is not None:

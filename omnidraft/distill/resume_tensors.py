@@ -77,7 +77,7 @@ def records_to_tensors(prefix: str, records: Iterable[TraceRecord]) -> dict[str,
     for index, record in enumerate(records):
         headers = codec.headers(record)
         tensors |= {name: tensor_of_bytes(headers[name]) for name in _SCHEMA_HEADERS}  # the same for all
-        tensors[f"{prefix}{index:06d}"] = tensor_of_bytes(codec.encode(record))
+        tensors[f"{prefix}{index:06d}"] = tensor_of_bytes(codec.encode(record, max_bytes=None))
     return tensors
 
 
@@ -90,7 +90,7 @@ def records_from_tensors(prefix: str, tensors: Mapping[str, Tensor]) -> list[Tra
 def record_of(tensor: Tensor, tensors: Mapping[str, Tensor]) -> TraceRecord:
     """Return the record in a tensor, which is one of these. Raises WireError when it cannot be read."""
     headers = {name: tensor_to_bytes(tensors[name]) for name in _SCHEMA_HEADERS if name in tensors}
-    return codec.decode(tensor_to_bytes(tensor), headers)
+    return codec.decode(tensor_to_bytes(tensor), headers, max_bytes=None)
 
 
 def plain_tensor(value: object) -> Tensor:

@@ -25,6 +25,8 @@ from omnidraft.snapshots.manifest import digest
 
 CONTROL_TIMEOUT_S = 2.0
 """How long the first step waits for the control log, whose open drifts must be known before traffic is read."""
+PROMOTED = "promoted"
+"""How the judgement of a version begins that became champion."""
 VOID = "void"
 """How the judgement of a challenger begins about which an operator decided otherwise."""
 VERSIONS_OF_HISTORY = 10 * MOST_HISTORY
@@ -127,12 +129,21 @@ class Controller:
 
     def _decide(self, challenger: SnapshotVersion, champion: SnapshotVersion | None) -> Decision:
         if champion is None:
-            return decide(challenger.manifest, None, self._settings)
+            return self._decide_first(challenger)
         newest = max(challenger.version - champion.version, 0) + VERSIONS_OF_HISTORY
         versions = signed_versions(self._registry, self._statements, newest)
         between = lineage_between(versions, challenger.manifest, champion.manifest)
         history = lineage_to(versions, champion.manifest, MOST_HISTORY)
         return decide(challenger.manifest, champion.manifest, self._settings, between=between, history=history)
+
+    def _decide_first(self, challenger: SnapshotVersion) -> Decision:
+        """Promote the first snapshot of the pair; refuse any other, as then the alias of the champion was lost."""
+        others = [each for each in self._registry.versions() if each.version != challenger.version]
+        promoted = [each.version for each in others if (each.judgement or "").startswith(PROMOTED)]
+        if not promoted:
+            return decide(challenger.manifest, None, self._settings)
+        reason = f"the registry names no champion, but version {promoted[-1]} was promoted before"
+        return Decision(False, f"{reason}; say which one serves: `omnidraft snapshots promote VERSION`")
 
     def _start_canary(self, version: int, champion: int, decision: Decision, fence: str) -> None:
         self._announce_champion()  # before the canary, which it would end
@@ -178,7 +189,7 @@ class Controller:
         self._trial, self._announced_version = None, None
 
     def _settle(self, version: int, decision: Decision, fence: str) -> None:
-        verdict = "promoted" if decision.promote else "refused"
+        verdict = PROMOTED if decision.promote else "refused"
         self._registry.annotate(version, {JUDGEMENT: f"{verdict}: {decision.reason}"})
         if decision.promote:
             try:

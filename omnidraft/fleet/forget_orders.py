@@ -51,8 +51,9 @@ class AffectedSnapshots:
     knows no record."""
     is_newest_clean: bool
     """Whether the order was carried out in the newest version."""
-    with_memory: tuple[SnapshotVersion, ...] = ()
-    """Published before the order was carried out, with a memory: it may have texts whose records the log lost since."""
+    with_private_parts: tuple[SnapshotVersion, ...] = ()
+    """The others from before the order was carried out whose resume parts or memories are still there: these may have
+    records and texts that the log lost since."""
 
 
 def affected_snapshots(
@@ -71,17 +72,17 @@ def affected_snapshots(
     ]
     is_newest_clean = not versions or forget_id in versions[-1].manifest.forgets
     last_before = before[-1].version if before else None
-    with_memory = [
+    with_private_parts = [
         each
         for each in versions
-        if "memory" in parts_of(each.manifest) and forget_id not in each.manifest.forgets and each not in affected
+        if _has_private_parts(each) and forget_id not in each.manifest.forgets and each not in affected
     ]
-    return AffectedSnapshots(tuple(affected), last_before, is_newest_clean, tuple(with_memory))
+    return AffectedSnapshots(tuple(affected), last_before, is_newest_clean, tuple(with_private_parts))
 
 
 def purge(registry: Registry, snapshots: AffectedSnapshots, newest: int) -> list[int]:
-    """Delete the files of affected versions, all but the newest one's and the weights of the champion, and the memories
-    of all others from before the order; return the versions that lost their weights.
+    """Delete the files of affected versions, all but the newest one's and the weights of the champion, and the resume
+    parts and memories of all others from before the order; return the versions that lost their weights.
 
     Raises:
         RegistryError: some could not be deleted, which it names; the others were.
@@ -90,7 +91,7 @@ def purge(registry: Registry, snapshots: AffectedSnapshots, newest: int) -> list
     champion = _champion(registry)
     parts: dict[int, tuple[str, ...]]
     parts = {each.version: PRUNED_PARTS if each.version == champion else ALL_PARTS for each in snapshots.affected}
-    parts |= {each.version: ("memory",) for each in snapshots.with_memory}
+    parts |= {each.version: PRUNED_PARTS for each in snapshots.with_private_parts}
     parts.pop(newest, None)
     failures = []
     for version, of_version in parts.items():
@@ -109,6 +110,11 @@ def _has_learned(version: SnapshotVersion, first_offsets: Offsets) -> bool:
     """Return whether the version's offsets lie behind one of these records."""
     offsets = version.manifest.offsets
     return any(offsets.get(partition, 0) > first for partition, first in first_offsets.items())
+
+
+def _has_private_parts(version: SnapshotVersion) -> bool:
+    present = set(parts_of(version.manifest)) - set(version.removed_parts)
+    return not present.isdisjoint(PRUNED_PARTS)
 
 
 def _champion(registry: Registry) -> int | None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from omnidraft import wiring
@@ -10,7 +11,6 @@ from omnidraft.config import Settings, masked
 from omnidraft.errors import RequestError
 from omnidraft.fleet import orders
 from omnidraft.fleet.control_log import publish_announcement
-from omnidraft.ports import LogWriter
 from omnidraft.serving.page.fleet_stream import FleetOrder
 from omnidraft.wiring.signing import require_signer
 
@@ -37,12 +37,10 @@ class SettingsFleet:
         require_signer(settings, ("controller", "operator"))
         match order.kind:
             case "pause" | "resume":
-                with closing(self._control(settings)) as control:
+                with closing(wiring.control_writer(settings)) as control:
                     publish_announcement(control, order.kind, target=order.target)
             case "promote" | "rollback":
                 name = "previous" if order.version is None else str(order.version)
                 registry, drafter = wiring.existing_registry(settings), settings.models.drafter
-                orders.promote(registry, lambda: self._control(settings), name, target=order.target, drafter=drafter)
-
-    def _control(self, settings: Settings) -> LogWriter:
-        return wiring.log_writer(settings, settings.log.control_topic)
+                open_control = partial(wiring.control_writer, settings)
+                orders.promote(registry, open_control, name, target=order.target, drafter=drafter)

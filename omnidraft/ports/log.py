@@ -145,6 +145,7 @@ class LogReader(Protocol):
         Raises:
             BusError: the log cannot be read; polling again may succeed.
             OffsetOutOfRange: the next offset is gone; polling again raises it again, until the caller seeks.
+            LogTruncated: messages that were read are gone, and others may have their offsets. It is raised once.
         """
 
     def first_offsets(self) -> Offsets:

@@ -177,11 +177,14 @@ class DirectoryRegistry:
     def _add(self, source: Path, version: int, manifest: Manifest) -> None:
         partial = self._root / f".v{version:06d}.partial"
         shutil.rmtree(partial, ignore_errors=True)  # of a publisher that died
-        for part in bundle.parts_of(manifest):
-            files.link_folder(source / part, partial / "snapshot" / part)
-        bundle.write_manifest(partial / "snapshot", manifest)
-        files.sync_tree(partial)
-        files.put_in_place(partial, self._folder(version))
+        try:
+            for part in bundle.parts_of(manifest):
+                files.link_folder(source / part, partial / "snapshot" / part)
+            bundle.write_manifest(partial / "snapshot", manifest)
+            files.sync_tree(partial)
+            files.put_in_place(partial, self._folder(version))
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)  # of a publication that the disk had no space for
 
     def _prune(self) -> None:
         versions = self.versions(self._retention.num_examined(self._num_pruned))

@@ -34,6 +34,7 @@ def republish(registry: Registry, name: str, edit: Edit | None = None) -> Snapsh
             "parent_id": chosen.manifest.snapshot_id,
             "created_ms": time.time_ns() // 1_000_000,
             "continues_id": None,
+            "is_republished": edit is None,
             "restarts": latest.manifest.restarts,  # those were carried out; this is another one
             "signature": None,
             "signatures": {},

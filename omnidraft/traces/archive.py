@@ -3,8 +3,10 @@
 A file contains its writer's schema, so it needs no headers, and later versions can read it.
 """
 
+import os
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import fastavro
@@ -20,7 +22,7 @@ _SYNC_MARKER = b"omnidraft.trace."
 
 
 def write(path: Path, records: Iterable[TraceRecord]) -> None:
-    """Write all records, in order; the file appears whole or not at all.
+    """Write all records, in order; the file appears whole or not at all, also after a power failure.
 
     Raises:
         WireError: a record breaks a rule of checks.py.
@@ -32,9 +34,22 @@ def write(path: Path, records: Iterable[TraceRecord]) -> None:
             rows = (to_row(record) for record in records)
             schema = parsed_schema(SCHEMA_VERSION)
             fastavro.writer(file, schema, rows, codec="deflate", metadata=metadata, sync_marker=_SYNC_MARKER)
+            file.flush()
+            os.fsync(file.fileno())
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, if its file system can do that."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def is_archive(path: Path) -> bool:

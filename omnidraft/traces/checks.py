@@ -11,7 +11,7 @@ import numpy as np
 from omnidraft.config import Mode
 from omnidraft.errors import WireError
 from omnidraft.traces.record import SOURCES, FinishReason, Rounds, TargetLogprobs, TraceRecord
-from omnidraft.traces.schema import MAX_EMITTED, MAX_ID, MAX_TOP_K
+from omnidraft.traces.schema import MAX_EMITTED, MAX_ID, MAX_INT, MAX_TOP_K
 
 MAX_TENANT_BYTES = 1024
 LOG_P_ROUNDING = 1e-2
@@ -45,7 +45,7 @@ def _check_settings(record: TraceRecord) -> None:
     size = len(record.tenant.encode("utf-8", "surrogatepass"))
     _require(size <= MAX_TENANT_BYTES, "tenant", f"has {size} bytes, allowed are {MAX_TENANT_BYTES}")
     _require("\0" not in record.tenant, "tenant", "has a zero byte, which no database of keys can hold")
-    _require(record.segment >= 0, "segment", f"{record.segment} is negative")
+    _require(0 <= record.segment <= MAX_INT, "segment", f"{record.segment} is not from 0 to {MAX_INT}")
     _require(record.time_ms >= 0, "time_ms", f"{record.time_ms} is negative")
     version = record.snapshot_version
     _require(version is None or version >= 0, "snapshot_version", f"{version} is negative")
@@ -56,7 +56,8 @@ def _check_settings(record: TraceRecord) -> None:
     temperature = record.temperature
     is_temperature = math.isfinite(temperature) and temperature >= 0
     _require(is_temperature, "temperature", f"{temperature} is not a finite number from 0")
-    _require(record.top_k is None or record.top_k >= 1, "top_k", f"{record.top_k} is below 1")
+    is_top_k = record.top_k is None or 1 <= record.top_k <= MAX_INT
+    _require(is_top_k, "top_k", f"{record.top_k} is not from 1 to {MAX_INT}")
     _require(record.top_p is None or 0 < record.top_p <= 1, "top_p", f"{record.top_p} is not in (0, 1]")
     _require(0 <= record.seed < 1 << 64, "seed", f"{record.seed} is not an unsigned 64 bit number")
     _check_penalties(record)

@@ -70,12 +70,15 @@ def _needed_version(record: TraceRecord) -> int:
     return SCHEMA_VERSION if (record.rounds.sources_M >= NUM_SOURCES_V3).any() else 3
 
 
-def encode(record: TraceRecord) -> bytes:
+def encode(record: TraceRecord, *, max_bytes: int | None = MAX_WRITTEN_BYTES) -> bytes:
     """Return the message value.
+
+    Args:
+        max_bytes: None for a copy that is kept outside a log.
 
     Raises:
         WireError: the record breaks a rule of checks.py; names the field.
-        RecordTooLarge: it has more than MAX_WRITTEN_BYTES.
+        RecordTooLarge: it has more than `max_bytes`.
     """
     payload = io.BytesIO()
     try:
@@ -83,15 +86,16 @@ def encode(record: TraceRecord) -> bytes:
         fastavro.schemaless_writer(payload, parsed_schema(SCHEMA_VERSION), row)
     except (AttributeError, *_AVRO_ERRORS) as exc:
         raise WireError(f"not a trace record: {type(exc).__name__}: {exc}") from exc
-    if payload.tell() > MAX_WRITTEN_BYTES:
-        raise RecordTooLarge(
-            f"record: {payload.tell()} bytes, at most {MAX_WRITTEN_BYTES} are written; shorten the prompt"
-        )
+    if max_bytes is not None and payload.tell() > max_bytes:
+        raise RecordTooLarge(f"record: {payload.tell()} bytes, at most {max_bytes} are written; shorten the prompt")
     return payload.getvalue()
 
 
-def decode(payload: bytes, headers: Mapping[str, bytes]) -> TraceRecord:
+def decode(payload: bytes, headers: Mapping[str, bytes], *, max_bytes: int | None = MAX_PAYLOAD_BYTES) -> TraceRecord:
     """Return the record in a message.
+
+    Args:
+        max_bytes: None for a copy that was kept outside a log.
 
     Raises:
         RecordForgotten: its tenant was forgotten.
@@ -104,8 +108,8 @@ def decode(payload: bytes, headers: Mapping[str, bytes]) -> TraceRecord:
     if ENCRYPTION in headers:
         raise UnknownKey("payload: encrypted with a key that is not among log.encryption_keys")
     version = _written_version(headers)
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise WireError(f"payload: {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are read")
+    if max_bytes is not None and len(payload) > max_bytes:
+        raise WireError(f"payload: {len(payload)} bytes, at most {max_bytes} are read")
     source = io.BytesIO(payload)
     newest = None if version == SCHEMA_VERSION else parsed_schema(SCHEMA_VERSION)
     try:

@@ -27,6 +27,8 @@ MAX_EMITTED = 4096
 MAX_TOP_K = 1024
 MAX_ID = (1 << 24) - 1
 """No vocabulary has as many ids; a negative id read as unsigned is larger."""
+MAX_INT = (1 << 31) - 1
+"""The largest `int` of Avro, whose readers do not check it and whose writers do."""
 
 RECORD_COLUMNS: Mapping[str, str] = {
     "drafter_prompt_ids": "<u4",

@@ -6,6 +6,7 @@ from omnidraft.wiring.distiller import distillation, identity, learner, learner_
 from omnidraft.wiring.drafting import proposer, shared_drafting
 from omnidraft.wiring.loaded_model import LoadedModel, loaded_model
 from omnidraft.wiring.logs import (
+    control_writer,
     existing_registry,
     experiment,
     log_reader,
@@ -41,6 +42,7 @@ __all__ = [
     "Worker",
     "base_drafter",
     "batching",
+    "control_writer",
     "controller",
     "device_settings",
     "distillation",

@@ -10,9 +10,9 @@ from omnidraft.config import Settings
 from omnidraft.ports import AnnouncementKind, Announcer, ControlFollower, LogReader, Metrics
 from omnidraft.wiring.logs import (
     control_reader,
+    control_writer,
     existing_registry,
     log_reader,
-    log_writer,
     registry,
     topic_names,
     trace_source,
@@ -35,8 +35,7 @@ def announcer(settings: Settings) -> Announcer:
     """Return the announcer of `models.target` and its drafter. Raises BusError."""
     from omnidraft.fleet.control_log import LogAnnouncer
 
-    writer, models = log_writer(settings, settings.log.control_topic), settings.models
-    return LogAnnouncer(writer, models.target, models.drafter)
+    return LogAnnouncer(control_writer(settings), settings.models.target, settings.models.drafter)
 
 
 def control_follower(

@@ -73,6 +73,11 @@ def key_store(settings: Settings) -> "KeyStore | None":
     return KeyStore(url, settings.log.request_timeout_s)
 
 
+def control_writer(settings: Settings) -> LogWriter:
+    """Return a writer of the control topic. Raises BusError when the log cannot be reached."""
+    return log_writer(settings, settings.log.control_topic)
+
+
 def control_reader(settings: Settings) -> LogReader:
     """Return a reader of the control topic. Raises BusError when the log cannot be reached."""
     return log_reader(settings, settings.log.control_topic)

@@ -1,8 +1,8 @@
 """Forget a tenant everywhere, in an order of effects that may be cut off at any point and repeated.
 
 First the tenant's keys are destroyed, and that of its group's memory. Then the content of its messages is deleted in an
-SQLite log, encrypted or not. Then the order is written to the control log: distillers and workers carry it out. Last,
-files of old snapshots are deleted.
+SQLite log, encrypted or not. Then the order is written to the control log: distillers and workers carry it out. Then
+the SQLite log is vacuumed, for which the disk may be too full. Last, files of old snapshots are deleted.
 """
 
 import time
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError, RequestError
 from omnidraft.wiring.logs import (
+    control_reader,
+    control_writer,
     existing_registry,
     has_registry,
     key_store,
     log_path,
     log_reader,
-    log_writer,
     tenant_keys,
     topic_names,
 )
@@ -76,7 +77,7 @@ def forget(
 
     Raises:
         RequestError: only retention deletes some of its messages, and `accept_retention` is False; nothing is done.
-        BusError: log or key store do not answer; repeat it.
+        BusError: log or key store do not answer, or there is no space to vacuum the log; repeat it.
     """
     path = log_path(settings)
     if path is None and data.num_unprotected and not accept_retention:
@@ -87,7 +88,10 @@ def forget(
     num_destroyed = _destroy_keys(settings, tenant)
     if path is not None:
         _delete_messages(settings, path, tenant, on_message)
-    return _order(settings, tenant, data, is_needed=num_destroyed > 0)
+    forget_id = _order(settings, tenant, data, is_needed=num_destroyed > 0)
+    if path is not None:
+        _vacuum(settings, path)
+    return forget_id
 
 
 def affected(settings: Settings, data: TenantData, forget_id: str) -> "dict[str, AffectedSnapshots]":
@@ -194,7 +198,13 @@ def _delete_messages(settings: Settings, path: Path, tenant: str, on_message: On
     data, timeout_s, log = tenant_data(settings, tenant, on_message), settings.log.request_timeout_s, settings.log
     for topic, found in [(log.traces_topic, data.traces), (log.dead_letters_topic, data.dead_letters)]:
         sqlite_forget.forget_messages(path, topic, found.positions, mark(tenant), timeout_s)
-    sqlite_forget.shrink(path, log.traces_topic, timeout_s)
+
+
+def _vacuum(settings: Settings, path: Path) -> None:
+    """Leave nothing of what was deleted in the files of an SQLite log. Raises BusError."""
+    from omnidraft.bus import sqlite_forget
+
+    sqlite_forget.shrink(path, settings.log.traces_topic, settings.log.request_timeout_s)
 
 
 def _order(settings: Settings, tenant: str, data: TenantData, *, is_needed: bool) -> str:
@@ -202,11 +212,10 @@ def _order(settings: Settings, tenant: str, data: TenantData, *, is_needed: bool
     from omnidraft.fleet.forget_orders import last_order, order_forgetting
     from omnidraft.telemetry.metrics import CountingMetrics
 
-    topic = settings.log.control_topic
-    with closing(log_reader(settings, topic)) as reader:
+    with closing(control_reader(settings)) as reader:
         last = last_order(reader, CountingMetrics(), tenant, authenticator(settings, is_remembering=False))
     newest_ms = max(data.traces.newest_ms, data.dead_letters.newest_ms)
     if not is_needed and last is not None and last.forget_id is not None and newest_ms <= (last.until_ms or 0):
         return last.forget_id
-    with closing(log_writer(settings, topic)) as writer:
+    with closing(control_writer(settings)) as writer:
         return order_forgetting(writer, tenant, newest_ms)

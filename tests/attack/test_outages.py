@@ -34,7 +34,15 @@ from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.ingest import dead_letters
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.errors import BusError, OffsetOutOfRange, RegistryError, SnapshotCorrupt, SnapshotNotFound, StorageError
+from omnidraft.errors import (
+    BusError,
+    LogTruncated,
+    OffsetOutOfRange,
+    RegistryError,
+    SnapshotCorrupt,
+    SnapshotNotFound,
+    StorageError,
+)
 from omnidraft.fleet import control_log
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.request_stats import RequestStatsReader
@@ -46,7 +54,7 @@ from omnidraft.snapshots import bundle
 from omnidraft.supervised_thread import SupervisedThread
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
-from omnidraft.traces import codec
+from omnidraft.traces import archive, codec
 from tests.cli_runs import run_cli
 from tests.distiller_runs import Setting, learned, names, run_until_idle
 from tests.snapshot_folders import make_bundle, version_folder
@@ -62,6 +70,18 @@ class PromptReader(SqliteReader):
 
     def poll(self, max_messages: int, timeout_s: float) -> PollResult:
         return super().poll(max_messages, 0)
+
+
+class TruncatedReader(PromptReader):
+    """Raises once, as Kafka's client does, that messages that were read are gone; others have their offsets by now."""
+
+    has_raised = False
+
+    def poll(self, max_messages: int, timeout_s: float) -> PollResult:
+        if not self.has_raised:
+            self.has_raised = True
+            raise LogTruncated("Detected truncated partitions")
+        return super().poll(max_messages, timeout_s)
 
 
 class Outage(Setting):
@@ -207,6 +227,26 @@ def test_a_log_restored_from_an_older_backup_is_told_and_restarted_once_across_a
     assert outage.audit().faults == ()
 
 
+def test_a_log_that_lost_messages_that_were_read_waits_for_an_operator_however_far_it_has_grown_since(outage):
+    outage.emit(*names(4))
+    outage.learn()
+    outage.emit(*names(4, start=4))
+    distillation, journal = outage.distiller(reader=TruncatedReader(outage.path, "t"))
+    waited = []
+
+    def stop() -> bool:
+        waited.append(distillation.status().waits_for)
+        if len(waited) == 10:
+            assert learned(journal) == []
+            outage.order_restart("0:2")
+        return len(waited) > 60
+
+    distillation.run(stop)
+    assert "the log lost messages that were read" in next(filter(None, waited))
+    assert waited[-1] is None
+    assert learned(journal) == names(6, start=2)
+
+
 def test_a_file_put_in_the_place_of_an_open_log_is_seen_by_its_readers_and_writers(outage):
     outage.emit(*names(2))
     reader, writer = SqliteReader(outage.path, "t"), SqliteWriter(outage.path, "t")
@@ -349,6 +389,15 @@ def test_where_every_snapshot_is_damaged_learning_does_not_begin_anew_in_silence
         outage.learn()
 
 
+def test_where_no_manifest_can_be_read_learning_does_not_begin_anew_in_silence(outage):
+    outage.emit(*names(4))
+    outage.learn()
+    for each in outage.registry.versions():
+        damage_manifest(version_folder(outage.folder / "registry", each.version) / "snapshot")
+    with pytest.raises(SnapshotCorrupt, match=r"no snapshot of this pair can be read: .* `omnidraft snapshots publish"):
+        outage.learn()
+
+
 @pytest.mark.parametrize("damage", [damage_weights, damage_manifest], ids=lambda damage: damage.__name__)
 def test_a_worker_that_starts_under_a_damaged_champion_serves_the_one_before(tmp_path, caplog, damage):
     worker = Worker(tmp_path)
@@ -421,6 +470,7 @@ def test_a_disk_that_fills_up_anywhere_in_a_publish_is_an_error_of_ours_and_leav
             with contextlib.suppress(RegistryError, StorageError):
                 registry.publish(second, 1)
         assert registry.resolve("champion").version == 1
+        assert list((tmp_path / f"registry-{fails_at}").rglob(".v*.partial")) == []
         for each in registry.versions():
             bundle.verify(registry.fetch(each.version, tmp_path / f"{fails_at}", ("serving", "resume")), ["serving"])
         assert registry.publish(second, 1).version == 2
@@ -605,6 +655,17 @@ def test_a_bundle_that_can_be_seen_is_whole_after_a_crash(tmp_path, monkeypatch)
     monkeypatch.setattr("os.fsync", lambda descriptor: (real(descriptor), disk.synced(descriptor)))
     make_bundle(disk.root, "s1")
     assert seen == ["s1"]
+
+
+def test_an_archive_that_can_be_seen_is_whole_after_a_crash(tmp_path, monkeypatch):
+    disk = Disk(tmp_path / "disk")
+    disk.root.mkdir()
+    real = os.fsync
+    monkeypatch.setattr("os.fsync", lambda descriptor: (real(descriptor), disk.synced(descriptor)))
+    archive.write(disk.root / "traces.avro", [make_record()])
+    for keeps in (False, True):
+        image = disk.image(tmp_path / f"image-{keeps}", lambda keeps=keeps: keeps)
+        assert len(list(archive.read(image / "traces.avro"))) == 1
 
 
 # ---------------------------------------------------------------- health

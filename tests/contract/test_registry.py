@@ -129,6 +129,7 @@ def test_an_earlier_version_is_published_again_as_the_newest(opened, tmp_path):
     again = republish(open_registry(), "2")
     old, new = open_registry().resolve("2").manifest, open_registry().resolve("latest").manifest
     assert (old.continues_id, new.continues_id) == ("s1", None)  # it continues its parent
+    assert (old.is_republished, new.is_republished) == (False, True)
     assert (again.version, new.parent_id, new.offsets) == (4, old.snapshot_id, old.offsets)
     assert new.snapshot_id != old.snapshot_id
     assert bundle.parts_of(new) == ("serving",)  # the resume part of 2 is gone

@@ -17,6 +17,7 @@ import pytest
 import sqlalchemy
 
 from omnidraft import config, wiring
+from omnidraft.bus import sqlite_forget
 from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.tenant_keys import TenantKeys
@@ -27,7 +28,7 @@ from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.retrying import retry
 from omnidraft.doctor import keys
 from omnidraft.doctor.finding import Verdict
-from omnidraft.errors import RecordForgotten
+from omnidraft.errors import BusError, RecordForgotten
 from omnidraft.fleet.forget_orders import last_order
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.cli_runs import run_cli
@@ -194,6 +195,23 @@ def test_a_command_killed_after_the_key_was_destroyed_is_finished_by_repeating_i
     assert orders(sqlite) == 0
     done = run(sqlite, "forget", "a", "--yes")
     assert (done.returncode, "2 trace records (0 readable)" in done.stdout) == (0, True), done.stdout + done.stderr
+    assert orders(sqlite) == 1
+    assert all(b"a/1" not in path.read_bytes() for path in tmp_path.glob("log.db*"))
+
+
+def test_where_the_disk_is_too_full_to_vacuum_the_order_is_given_all_the_same(
+    sqlite: config.Settings, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill_disk(*_: Any) -> None:
+        raise BusError("vacuuming: database or disk is full")
+
+    record(sqlite, "a/1", "b/1")
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite_forget, "shrink", fill_disk)
+        refused = run(sqlite, "forget", "a", "--yes")
+    assert (refused.returncode, "disk is full" in refused.stderr) == (2, True)
+    assert (learn(sqlite), orders(sqlite)) == ((["b/1"], ["forgotten"]), 1)
+    assert run(sqlite, "forget", "a", "--yes").returncode == 0
     assert orders(sqlite) == 1
     assert all(b"a/1" not in path.read_bytes() for path in tmp_path.glob("log.db*"))
 

@@ -1,7 +1,8 @@
 """Comparison of snapshots on drifted traffic: the one that serves need not agree best any more.
 
-All are measured on the same records, the tenant's newest. The result is announced on the control log; the controller
-decides. It is advice: a failure on the way is logged, and learning goes on.
+All are measured on the same records, the tenant's newest, which only the champion may have learned. The result is
+announced on the control log; the controller decides. It is advice: a failure on the way is logged, and learning goes
+on.
 Source: docs/algorithms.md, sections 9 and 11.
 """
 
@@ -19,7 +20,7 @@ from omnidraft.distill.evaluation.agreement import share
 from omnidraft.distill.evaluation.paired_error import paired_standard_error
 from omnidraft.distill.ingest.topic_scan import RecentRecords
 from omnidraft.distill.training.learner import Learner
-from omnidraft.errors import BusError, SnapshotError
+from omnidraft.errors import BusError, ConfigError, SnapshotError
 from omnidraft.ports import Announcer, Registry, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.traces.record import TraceRecord
@@ -80,10 +81,14 @@ class SnapshotComparison:
         if champion is None or len(records) < LEAST_RECORDS:
             logger.info("%d new records of %s: too few to compare snapshots on", len(records), tenant)
             return
-        measurements = [self._measure(each, records) for each in candidates(versions)]
+        oldest_ms = min(record.time_ms for record in records)
+        measured = [self._measure(each, records) for each in candidates(versions, oldest_ms)]
+        measurements = [each for each in measured if each is not None]
+        serving = next((each for each in measurements if each.version == champion.version), None)
+        if serving is None:
+            return  # there is nothing that another one could be better than
         for each in measurements:
             self._registry.log_metrics(each.version, {"agreement_on_drift": each.agreement}, each.version)
-        serving = next(each for each in measurements if each.version == champion.version)
         best = max(measurements, key=lambda each: each.agreement)
         by_version = ", ".join(f"{each.version}: {each.agreement:.3f}" for each in measurements)
         reason = f"agreement on the {len(records)} newest records of {tenant}, by version: {by_version}"
@@ -91,19 +96,27 @@ class SnapshotComparison:
         if _is_surely_better(best, serving, records):
             self._announcer.publish("best", best.version, tenant=tenant, reason=reason, fence=fence)
 
-    def _measure(self, version: SnapshotVersion, records: Sequence[TraceRecord]) -> _Measurement:
+    def _measure(self, version: SnapshotVersion, records: Sequence[TraceRecord]) -> _Measurement | None:
+        """Return None for a snapshot that does not fit the drafter, as its rank is another."""
         folder = self._registry.fetch(version.version, self._folder)
         try:
             with self._learner.serving(bundle.serving_tensors(folder) or self._base()):
                 return _Measurement(version.version, self._learner.hits(records))
+        except ConfigError as exc:
+            logger.warning("snapshot %d is not compared: %s", version.version, exc)
+            return None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def candidates(versions: Sequence[SnapshotVersion]) -> list[SnapshotVersion]:
-    """Return the champion and, of the versions that still have weights, previous, the newest, the first, and those with
-    the highest held-out agreement."""
-    versions = [each for each in versions if each.is_servable or "champion" in each.aliases]
+def candidates(versions: Sequence[SnapshotVersion], made_by_ms: int) -> list[SnapshotVersion]:
+    """Return the champion and, of the versions that were made by then and still have weights, previous, the newest, the
+    first, and those with the highest held-out agreement."""
+    versions = [
+        each
+        for each in versions
+        if "champion" in each.aliases or (each.is_servable and each.manifest.created_ms <= made_by_ms)
+    ]
     by_alias = {alias: each for each in versions for alias in each.aliases}
     named = [by_alias[alias] for alias in ("champion", "previous") if alias in by_alias]
     by_agreement = sorted(versions, key=lambda each: each.manifest.agreement_after or -inf, reverse=True)

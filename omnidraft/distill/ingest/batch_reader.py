@@ -8,7 +8,7 @@ from omnidraft.distill.ingest.batcher import Batch, Batcher
 from omnidraft.distill.ingest.catch_up import CatchUp
 from omnidraft.distill.ingest.log_position import LogPosition
 from omnidraft.distill.ingest.trace_consumer import PolledRecords, TraceConsumer
-from omnidraft.errors import OffsetOutOfRange
+from omnidraft.errors import LogTruncated, OffsetOutOfRange
 from omnidraft.ports import Announcement, Metrics
 from omnidraft.snapshots.manifest import Manifest
 
@@ -91,7 +91,9 @@ class BatchReader:
         """Raises BusError, LogReplaced."""
         try:
             return self._consumer.poll(POLL_RECORDS, POLL_TIMEOUT_S)
+        except LogTruncated as exc:
+            self.position.suspect(str(exc))
         except OffsetOutOfRange as exc:
             logger.warning("the next offsets to learn are not in the log: %s", exc)
-            self.seek()
-            return self._consumer.poll(POLL_RECORDS, POLL_TIMEOUT_S)
+        self.seek()
+        return self._consumer.poll(POLL_RECORDS, POLL_TIMEOUT_S)

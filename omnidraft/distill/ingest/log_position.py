@@ -1,8 +1,9 @@
 """The position from which the learner reads on, also when the log has changed.
 
 Messages that expired before they were read: go on at the oldest, and count the others as `expired`, as many as there
-are offsets between. A log that ends before the offsets already learned, or another one under the same name: only an
-operator knows which of its messages were learned, so report it, and wait for the order to restart somewhere.
+are offsets between. A log that ends before the offsets already learned, or lost messages that were read, or another one
+under the same name: only an operator knows which of its messages were learned, so report it, and wait for the order to
+restart somewhere.
 A log that was restored from a backup and has grown past these offsets since cannot be told from the original here;
 `traces verify` shows it.
 """
@@ -33,6 +34,7 @@ class LogPosition:
         self._consumer, self._batcher, self._metrics = consumer, batcher, metrics
         self._log_id: str | None = None
         self._restarts: tuple[str, ...] = ()
+        self._suspicion: str | None = None
 
     def resume(self, manifest: Manifest) -> None:
         """Go on from this snapshot."""
@@ -42,6 +44,10 @@ class LogPosition:
         """Return fields of the next manifest."""
         return {"log_id": self._log_id, "restarts": self._restarts}
 
+    def suspect(self, error: str) -> None:
+        """Note that the log lost messages that were read: reading does not go on before an operator says where."""
+        self._suspicion = f"the log lost messages that were read: {error}; {ADVICE}"
+
     def seek(self) -> None:
         """Place the consumer where the batcher goes on.
 
@@ -49,6 +55,8 @@ class LogPosition:
             LogReplaced: as far as can be seen, this is not the log of the batcher's offsets.
             BusError: the log cannot be read.
         """
+        if self._suspicion is not None:
+            raise LogReplaced(self._suspicion)
         log_id, firsts, ends = self._consumer.identity(), self._consumer.first_offsets(), self._consumer.end_offsets()
         read_to = {partition: offset for partition, offset in self._batcher.read_to.items() if offset}
         require_same_log(self._log_id, log_id, read_to, ends)
@@ -83,7 +91,7 @@ class LogPosition:
         before = self._batcher.offsets()
         self._batcher.restart_at(offsets)
         self.mark_done(order)
-        self._log_id = log_id
+        self._log_id, self._suspicion = log_id, None
         logger.warning("learning restarts at %s instead of %s, as ordered; the log holds %s", offsets, before, held)
         return True
 

@@ -41,7 +41,7 @@ def polls_until(poll: Callable[[], Poll], ends: Offsets, *, idle_s: float = IDLE
             yield polled
         elif time.monotonic() - last_message_s >= idle_s:
             return
-        waiting -= {partition for partition, offset in polled.next_offsets.items() if offset >= ends[partition]}
+        waiting -= {partition for partition, offset in polled.next_offsets.items() if offset >= ends.get(partition, 0)}
 
 
 def messages(reader: LogReader, *, idle_s: float = IDLE_S) -> Iterator[Message]:
@@ -49,7 +49,7 @@ def messages(reader: LogReader, *, idle_s: float = IDLE_S) -> Iterator[Message]:
     ends = reader.end_offsets()
     reader.seek({})
     for polled in polls_until(lambda: reader.poll(POLL_MESSAGES, POLL_TIMEOUT_S), ends, idle_s=idle_s):
-        yield from (message for message in polled.messages if message.offset < ends[message.partition])
+        yield from (message for message in polled.messages if message.offset < ends.get(message.partition, 0))
 
 
 class RecentRecords:

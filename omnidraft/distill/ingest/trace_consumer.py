@@ -140,7 +140,7 @@ class TraceConsumer:
         """
         outgoing = []
         for partition, offset, record in poison:
-            value, headers = codec.encode(record), codec.headers(record)
+            value, headers = codec.encode(record, max_bytes=None), codec.headers(record)
             message = Message(partition, offset, codec.key(record), value, headers, record.time_ms)
             letter = self._dead_letter(message, POISON, "the learner's process died over it again and again")
             outgoing.append(replace(letter, tenant=record.tenant))

@@ -40,12 +40,16 @@ class MemoryFiles:
         self._written: dict[Owner, Path] = {}
 
     def stage(self) -> dict[str, Path]:
-        """Write the files of changed memories, and return all files by their names in a snapshot.
+        """Write the files of changed memories, and return all files by their names in a snapshot. A file that something
+        else deleted, such as a job that cleans /tmp, is written anew.
 
         Raises:
             StorageError: they cannot be written; trying again goes on with those that are missing.
             KeyStoreError: the key store does not answer; likewise.
         """
+        for owner in [owner for owner, path in self._written.items() if not path.exists()]:
+            del self._written[owner]
+            self.memory.mark_changed(owner)
         for owner in self.memory.changed():
             self._write(owner)
             self.memory.mark_written(owner)

@@ -57,6 +57,10 @@ class TextMemory:
         """Return an owner's texts, oldest first."""
         return tuple(self._texts.get(owner, ()))
 
+    def texts(self) -> list[MemoryText]:
+        """Return the texts of all owners."""
+        return [text for texts in self._texts.values() for text in texts]
+
     def changed(self) -> list[Owner]:
         """Return the owners whose texts are other ones than when `mark_written` was called for them."""
         return sorted(self._changed)

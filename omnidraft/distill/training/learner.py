@@ -118,6 +118,10 @@ class Learner:
         for optimizer in self._optimizers():
             optimizer.zero_grad(set_to_none=True)
 
+    def replayed(self) -> list[TraceRecord]:
+        """Return the records in the replay buffer."""
+        return self._replay.records()
+
     def drop_replayed(self, is_dropped: Callable[[TraceRecord], bool]) -> int:
         """Drop records from the replay buffer, and return their number."""
         return self._replay.drop(is_dropped)
@@ -137,11 +141,14 @@ class Learner:
         Args:
             with_cache: merges that the cache does not know do not agree by their pieces; see agreement.py.
         """
-        cache = self.cache if with_cache else None
+        return self.hits_by_cache(records, self.cache if with_cache else None)[0]
+
+    def hits_by_cache(self, records: Sequence[TraceRecord], *caches: NgramCache | None) -> list[list[np.ndarray]]:
+        """Return the hits with each n-gram cache, with None for one that knows all, of one pass over the records."""
         examples = [self._examples([record], Counter()) for record in records]
         readable = [example for each in examples for example in each]
-        matches = iter(agreement.first_candidate_matches(self.model, readable, self.alignment, cache))
-        return [next(matches) if each else np.zeros(0, bool) for each in examples]
+        matches = agreement.first_candidate_matches(self.model, readable, self.alignment, caches)
+        return [[next(hits) if each else np.zeros(0, bool) for each in examples] for hits in map(iter, matches)]
 
     def agreement(self, records: Sequence[TraceRecord]) -> float | None:
         """Return the share of positions whose first candidate is the emitted token; None without positions."""
@@ -170,11 +177,11 @@ class Learner:
 
     def start_afresh_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Do the same with a fresh optimizer, an empty replay buffer and no factors."""
+        self.start_from(tensors)
         for optimizer in self._optimizers():
             optimizer.state.clear()
         self._replay.load_state({})
         self.factors.load_state({})
-        self.start_from(tensors)
 
     def count_skipped(self, reasons: Mapping[str, int]) -> None:
         """Add to the counters of skipped records and tokens, by reason."""

@@ -49,6 +49,10 @@ class ReplayBuffer:
         random = np.random.default_rng((self._seed, step, 3, number, hash_64(tenant)))
         return [records[index] for index in random.permutation(len(records))[: self._for_tenants]]
 
+    def records(self) -> list[TraceRecord]:
+        """Return all records, those of a tenant in the order in which they were added."""
+        return [record for records in self._records_of.values() for record in records]
+
     def num_records(self) -> dict[str, int]:
         """Return the number of records of each tenant."""
         return {tenant: len(records) for tenant, records in self._records_of.items()}
@@ -88,7 +92,7 @@ class ReplayBuffer:
 
     def state(self) -> dict[str, Tensor]:
         """Return the records as tensors of a snapshot."""
-        return records_to_tensors(_RECORD, (record for tenant in self._records_of.values() for record in tenant))
+        return records_to_tensors(_RECORD, self.records())
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from where `state` was taken. Raises WireError when a record cannot be read."""

@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from omnidraft.errors import BusError
+from omnidraft.errors import BusError, LogTruncated
 
 kafka_log = pytest.importorskip("omnidraft.bus.kafka_log", reason="the kafka extra is not installed")
+LogTruncationError = pytest.importorskip("kafka.errors").LogTruncationError
 TopicPartition = kafka_log.TopicPartition
 
 
@@ -58,3 +59,21 @@ def test_a_partition_without_a_leader_is_an_outage():
     with pytest.raises(BusError, match="has no leader, or is gone"):
         reader._offsets("end", ask, (0, 1))
     assert reader._offsets("end", lambda partitions: dict.fromkeys(partitions, 7), (0, 1)) == {0: 7, 1: 7}
+
+
+class Truncated:
+    """A client of a partition that lost its newest messages, as after an unclean election of a leader."""
+
+    def partitions_for_topic(self, topic: str) -> set[int]:
+        return {0}
+
+    def poll(self, timeout_ms: int, max_records: int) -> None:
+        raise LogTruncationError({})
+
+
+def test_a_partition_that_lost_messages_that_were_read_is_no_outage():
+    reader = object.__new__(kafka_log.KafkaReader)
+    reader._topic, reader._servers, reader._consumer = "traces", "host:9092", Truncated()
+    reader._partitions, reader._timeout_s, reader._checked_s = {0: TopicPartition("traces", 0)}, 10.0, time.monotonic()
+    with pytest.raises(LogTruncated, match="polling traces: LogTruncationError"):
+        reader.poll(1, 0.1)

@@ -12,6 +12,7 @@ import pytest
 
 from omnidraft.bus.sqlite_expiry import MAX_EXPIRED
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
+from omnidraft.bus.sqlite_topic import SqliteTopic
 from omnidraft.errors import BusError, OffsetOutOfRange
 from omnidraft.ports import Outgoing
 
@@ -225,3 +226,31 @@ def test_a_log_that_is_replaced_by_one_with_other_partitions_is_read_in_all_of_t
         reader.seek({})
         messages = [message for _ in range(3) for message in reader.poll(100, 0.0).messages]
     assert (len(messages), {message.partition for message in messages}) == (30, {0, 1, 2})
+
+
+def test_a_log_whose_opening_failed_half_way_is_opened_again(tmp_path, monkeypatch):
+    """As on a disk that was full for a moment: the file is there by then, without its tables."""
+    path = tmp_path / "log.db"
+    writer, reader = SqliteWriter(path, "t"), SqliteReader(path, "t")
+    create, failures = SqliteTopic._create, ["once for the writer"]
+
+    def create_or_fail(topic: SqliteTopic) -> None:
+        if failures:
+            raise sqlite3.OperationalError(f"database or disk is full {failures.pop()}")
+        create(topic)
+
+    monkeypatch.setattr(SqliteTopic, "_create", create_or_fail)
+    path.unlink()
+    with pytest.raises(BusError, match="disk is full once for the writer"):
+        writer.append([Outgoing(b"k", b"refused")])
+    writer.append([Outgoing(b"k", b"v")])
+    failures.append("once for the reader")
+    with pytest.raises(BusError, match="disk is full once for the reader"):
+        reader.seek({})
+    assert reader.identity()
+    with pytest.raises(OffsetOutOfRange, match="was replaced"):
+        reader.poll(10, 0.0)
+    reader.seek({})
+    assert [message.value for message in reader.poll(10, 0.0).messages] == [b"v"]
+    writer.close()
+    reader.close()

@@ -1,18 +1,25 @@
 """The distiller over a log in memory and a registry of folders: each record once, whatever happens."""
 
+import io
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+import fastavro
 import pytest
 import torch
 
 from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.ingest import batcher
+from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.errors import BusError, ConfigError, RegistryError, SnapshotStale
 from omnidraft.ports import Announcement, Outgoing, PollResult
 from omnidraft.snapshots import bundle
 from omnidraft.testing.memory_log import MemoryLog, MemoryWriter
+from omnidraft.traces import codec
+from omnidraft.traces.record import TraceRecord
+from omnidraft.traces.schema import MAX_PAYLOAD_BYTES
 from tests.distiller_runs import Killed, Setting, SlowReader, learned, names, run_until_idle, until_idle
 
 
@@ -195,6 +202,30 @@ def test_held_out_records_are_never_learned_and_survive_a_restart(setting) -> No
     assert not set(learned(journal)) & set(learned(after))
 
 
+def largest_of_version_1(record: TraceRecord) -> Outgoing:
+    """The record as the first version wrote it, as large as is read; written anew it has the later fields too."""
+
+    def value(worker: str) -> bytes:
+        payload = io.BytesIO()
+        fastavro.schemaless_writer(payload, codec.parsed_schema(1), codec.to_row(replace(record, worker=worker)))
+        return payload.getvalue()
+
+    largest = value("w" * (MAX_PAYLOAD_BYTES - len(value("")) - 2))  # the length of the name takes two bytes more
+    assert len(largest) == MAX_PAYLOAD_BYTES
+    return Outgoing(codec.key(record), largest, codec.headers(record) | {"schema_version": b"1"})
+
+
+def test_a_held_out_record_larger_than_any_that_is_written_is_published_and_resumed(setting) -> None:
+    held_out = [name for name in names(24) if is_held_out(setting.record(name), 3)]
+    MemoryWriter(setting.log, "t").append([largest_of_version_1(setting.record(held_out[0]))])
+    setting.emit(*[name for name in names(24) if name not in held_out][:4])
+    run_until_idle(setting.distiller(held_out_every=3)[0])
+    assert setting.manifest().held_out_records == 1
+    resumed, _ = setting.distiller(held_out_every=3)
+    run_until_idle(resumed)
+    assert [record.request_id for record in resumed._batcher.held_out] == held_out[:1]
+
+
 def test_segments_of_one_request_are_held_out_together(setting) -> None:
     for name in names(12):
         for segment in range(3):
@@ -341,7 +372,7 @@ def test_a_second_distiller_stops_the_first(setting) -> None:
 
 
 class Flaky:
-    """A registry, or a log's reader, that fails at every other call."""
+    """A registry, or a log's reader, that fails at the first of every three calls."""
 
     def __init__(self, inner: object, error: Exception, methods: tuple[str, ...]) -> None:
         self._inner, self._error, self._methods = inner, error, methods
@@ -354,7 +385,7 @@ class Flaky:
     def _sometimes(self, method):
         def call(*args, **kwargs):
             self._num_calls += 1
-            if self._num_calls % 2:
+            if self._num_calls % 3 == 1:
                 raise self._error
             return method(*args, **kwargs)
 

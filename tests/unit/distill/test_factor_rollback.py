@@ -59,6 +59,7 @@ def test_the_newest_snapshot_comes_again_with_the_fit_before_and_is_otherwise_th
     assert fit_of(after, "stayer") == fit_of(setting.registry.resolve(str(earlier)).manifest, "stayer")
     assert fit_of(after, "leaver") == fit_of(before, "leaver")
     assert (after.parent_id, after.offsets) == (before.snapshot_id, before.offsets)
+    assert not after.is_republished
     changed = {name for name in before.sha256 | after.sha256 if before.sha256.get(name) != after.sha256.get(name)}
     assert changed == {file_name("stayer"), LEARNER}
 

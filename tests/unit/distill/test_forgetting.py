@@ -22,6 +22,7 @@ from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.ports import Announcement
 from omnidraft.registry.manifest_tags import MAX_TAG_CHARACTERS
 from omnidraft.snapshots import bundle
+from omnidraft.snapshots.memory_part import MEMORY
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
 from tests.distiller_runs import Killed, Setting, learned, names, run_until_idle, until_idle
@@ -306,3 +307,15 @@ def test_a_time_of_day_that_would_leave_nothing_is_doubted_for_a_while():
     clock[0] += 3600.0
     assert retention.trusts_clock(records)
     assert retention.trusts_clock([])
+
+
+def test_a_clock_that_jumps_ahead_empties_neither_replay_buffer_nor_memory_where_nothing_is_held_out(setting):
+    setting.emit(*names(8), tenant="stayer", time_ms=NOW_MS)
+    run_until_idle(setting.distiller()[0])
+    before = setting.registry.resolve("latest").version
+    setting.emit(*names(4, 200), tenant="stayer", time_ms=NOW_MS)
+    ahead = Retention(3600.0, now_s=lambda: NOW_MS / 1000 + 2_592_000)
+    run_until_idle(setting.distiller(retention=ahead)[0])
+    assert setting.registry.resolve("latest").version > before
+    assert kept(setting) == {"held_out.": [], "replay.": ["stayer"]}
+    assert any(name.startswith(MEMORY) for name in setting.manifest().sha256)

@@ -4,12 +4,14 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.distill.ingest import dead_letters, topic_scan
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
+from omnidraft.errors import RequestError
 from omnidraft.ports import OTHER_PAIR, REJECT_REASONS, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
@@ -69,3 +71,14 @@ def test_the_fuzz_pipeline_accounts_for_every_message(tmp_path: Path):
     report = json.loads((tmp_path / "fuzz.json").read_text())
     assert sum(report["fates"].values()) == report["messages"] == 1200
     assert {"returned", *REJECT_REASONS} <= set(report["fates"])
+
+
+def test_figures_of_the_fuzz_pipeline_are_told_though_they_cannot_be_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    from pipelines.fuzz import __main__
+    from tests.cli_runs import run_pipeline
+
+    with pytest.raises(RequestError, match="cannot write"):
+        run_pipeline(__main__.main, "--num", 20, "--json", tmp_path)
+    assert "'messages': 20" in capsys.readouterr().out

@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from omnidraft.distill.control import TrainingControl
+from omnidraft.distill.publisher import LEARNER
 from omnidraft.errors import SnapshotStale
 from omnidraft.ports import Announcement, SnapshotVersion
+from omnidraft.registry.republish import Edit, republish
 from omnidraft.snapshots import bundle
+from omnidraft.snapshots.manifest import Manifest
 from tests.audit_case import CLEAN, case_of
 from tests.distiller_runs import Killed, Setting, learned, names, run_until_idle
 from tests.tiny_pair import assert_same
@@ -154,3 +157,38 @@ def test_an_order_without_anything_to_go_back_from_changes_nothing(setting: Sett
         run_until_idle(distillation)
     assert not [each for each in versions(setting) if each.manifest.continues_id]
     assert learned(journal)
+
+
+def of_another_shape(folder: Path, manifest: Manifest) -> tuple[dict, dict]:
+    tensors = bundle.tensors(folder, LEARNER)
+    return {}, {LEARNER: {name: each[:1].clone() if each.ndim == 2 else each for name, each in tensors.items()}}
+
+
+def of_another_kind(folder: Path, manifest: Manifest) -> tuple[dict, dict]:
+    return {"train": "lora"}, {}
+
+
+@pytest.mark.parametrize("edit", [of_another_shape, of_another_kind])
+def test_where_the_champion_does_not_fit_the_learner_learning_goes_on_as_it_is(
+    setting: Setting, edit: Edit, caplog: pytest.LogCaptureFixture
+) -> None:
+    setting.registry.promote(republish(setting.registry, "champion", edit).version)
+    republish(setting.registry, str(versions(setting)[-2].version))
+    distillation, journal = setting.distiller(held_out_every=5, control=rewind(setting))
+    run_until_idle(distillation)
+    assert caplog.text.count("learning does not go back to") == 1
+    assert not [each for each in versions(setting) if each.manifest.continues_id]
+    assert learned(journal)
+
+
+def test_a_refused_snapshot_that_an_operator_published_again_is_left_only_if_its_children_are_refused(
+    setting: Setting,
+) -> None:
+    control = rewind(setting)
+    republish(setting.registry, "latest")
+    distillation, journal = setting.distiller(held_out_every=5, control=control)
+    run_until_idle(distillation)
+    assert learned(journal)
+    assert not [each for each in versions(setting) if each.manifest.continues_id]
+    run_until_idle(setting.distiller(held_out_every=5, control=rewind(setting))[0])
+    assert rewound(setting).manifest.parent_id == setting.manifest("champion").snapshot_id

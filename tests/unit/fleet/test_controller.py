@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from omnidraft.config import ControllerSettings, DriftSettings
-from omnidraft.errors import BusError, RegistryError
+from omnidraft.errors import BusError, RegistryError, SnapshotNotFound
 from omnidraft.fleet import control_log
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.controller import Controller
@@ -112,6 +112,33 @@ def test_a_controller_killed_between_promoting_and_announcing_is_made_good_by_th
     assert (fleet.champion(), fleet.heard()) == (1, None)
     fleet.controller().step()
     assert fleet.heard() == 1
+
+
+def test_a_controller_killed_between_a_judgement_and_the_promotion_is_made_good_by_the_next(fleet):
+    fleet.publish("s1", None)
+    fleet.registry.annotate(1, {"judgement": "promoted: the first snapshot of this pair"})
+    fleet.controller().step()
+    assert (fleet.champion(), fleet.heard()) == (1, 1)
+
+
+def test_where_the_aliases_were_lost_no_challenger_is_promoted_before_an_operator_names_the_champion(fleet):
+    controller = fleet.controller()
+    fleet.publish("s1", None)
+    controller.step()
+    fleet.publish("s2", 1, 0.7, 0.8)
+    controller.step()
+    (version_folder(fleet.folder / "registry", 2).parent / "aliases.json").unlink()
+    fleet.publish("s3", 2, 0.8, 0.6)
+    controller.step()
+    with pytest.raises(SnapshotNotFound):
+        fleet.champion()
+    judgement = fleet.registry.resolve("3").judgement
+    assert judgement.startswith("refused: the registry names no champion, but version 2 was promoted before")
+    assert "`omnidraft snapshots promote VERSION`" in judgement
+    fleet.registry.promote(2)
+    fleet.publish("s4", 3, 0.6, 0.9)
+    controller.step()
+    assert fleet.champion() == 4
 
 
 def test_a_rollback_by_hand_is_announced_and_not_undone_by_a_restart(fleet):

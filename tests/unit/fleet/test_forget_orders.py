@@ -48,13 +48,27 @@ def test_a_memory_from_before_the_order_goes_even_if_the_log_knows_no_record_of_
         registry.publish(tmp_path / "made" / name, number)
     registry.promote(6)
     found = affected_snapshots(registry.versions(), {}, "later")
-    assert [each.version for each in found.with_memory] == [6, 7]
+    assert [each.version for each in found.with_private_parts] == [1, 2, 3, 4, 5, 6, 7]
     assert purge(registry, found, 8) == []
     registry.fetch(8, tmp_path / "look", ("memory",))
     for version in (6, 7):
         registry.fetch(version, tmp_path / "look", ("serving",))
         with pytest.raises(SnapshotNotFound):
             registry.fetch(version, tmp_path / "look", ("memory",))
+
+
+def test_records_from_before_the_order_go_even_if_the_log_knows_none_of_the_tenant_any_more(
+    registry, tmp_path: Path
+) -> None:
+    """The champion keeps its held-out and replayed records however old they are."""
+    registry.promote(2)
+    assert purge(registry, affected_snapshots(registry.versions(), {}, "order"), 5) == []
+    registry.fetch(5, tmp_path / "look", ("serving", "resume"))
+    for version in (1, 2, 3, 4):
+        registry.fetch(version, tmp_path / "look", ("serving",))
+        with pytest.raises(SnapshotNotFound):
+            registry.fetch(version, tmp_path / "look", ("resume",))
+    assert affected_snapshots(registry.versions(), {}, "order").with_private_parts == ()
 
 
 def test_purging_keeps_the_champions_weights_and_the_newest_version(registry, tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """The trace codec: a faithful round trip, small messages, and WireError for everything broken."""
 
+import io
 import json
 from dataclasses import fields, replace
 from pathlib import Path
 
+import fastavro
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,11 +14,13 @@ from hypothesis import strategies as st
 from omnidraft.errors import UnknownSchema, WireError
 from omnidraft.traces import archive, codec
 from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord
-from omnidraft.traces.schema import MAX_PAYLOAD_BYTES, SCHEMA_V4
+from omnidraft.traces.schema import MAX_INT, MAX_PAYLOAD_BYTES, MAX_WRITTEN_BYTES, SCHEMA_V4
 from tests.trace_records import make_record
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FIELD_NAMES = [field["name"] for field in SCHEMA_V4["fields"]]
+WIDE_SCHEMA = fastavro.parse_schema(json.loads(json.dumps(SCHEMA_V4).replace('"int"', '"long"')))
+"""It writes numbers above Avro's int into the same bytes."""
 HEADERS = {"schema": b"omnidraft.trace", "schema_version": b"4"}
 SINCE_V3 = {"has_settings": True}
 SINCE_V2 = {
@@ -171,8 +175,9 @@ def test_a_refusal_names_the_field():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("seed", -1), ("seed", 1 << 64), ("segment", -1), ("mode", "slow"), ("finish_reason", "bored")),
-        *(("temperature", float("nan")), ("top_p", 0.0), ("top_k", 0), ("request_id", ""), ("snapshot_version", -2)),
+        *(("seed", -1), ("seed", 1 << 64), ("segment", -1), ("segment", 1 << 31), ("mode", "slow")),
+        *(("temperature", float("nan")), ("top_p", 0.0), ("top_k", 0), ("top_k", 1 << 31), ("request_id", "")),
+        *(("finish_reason", "bored"), ("snapshot_version", -2)),
         *(("min_p", 1.5), ("noise_weight", float("nan")), ("repetition_penalty", 0.0)),
         *(("presence_penalty", float("inf")), ("frequency_penalty", float("nan"))),
     ],
@@ -180,6 +185,26 @@ def test_a_refusal_names_the_field():
 def test_a_setting_out_of_range_is_refused_by_name(name, value):
     with pytest.raises(WireError, match=name):
         codec.encode(make_record(**{name: value}))
+
+
+@pytest.mark.parametrize("number", [1, MAX_INT, MAX_INT + 1, 1 << 40])
+@pytest.mark.parametrize("name", ["segment", "top_k"])
+def test_what_is_read_can_be_written_whatever_its_numbers_are(name, number):
+    payload = io.BytesIO()
+    fastavro.schemaless_writer(payload, WIDE_SCHEMA, codec.to_row(make_record()) | {name: number})
+    if number > MAX_INT:
+        with pytest.raises(WireError, match=name):
+            codec.decode(payload.getvalue(), HEADERS)
+    else:
+        assert codec.encode(codec.decode(payload.getvalue(), HEADERS)) == payload.getvalue()
+
+
+def test_a_copy_that_is_kept_may_be_larger_than_what_is_written_or_read():
+    for num_ids in (255_000, 300_000):
+        record = make_record(prompt_ids=np.zeros(num_ids, np.uint32))
+        payload = codec.encode(record, max_bytes=None)
+        assert len(payload) > MAX_WRITTEN_BYTES
+        assert_same(codec.decode(payload, HEADERS, max_bytes=None), record)
 
 
 def test_more_emitted_tokens_than_allowed_are_refused():

@@ -18,6 +18,7 @@ from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
 from tests.snapshot_folders import manifest, version_folder
 from tests.tiny_pair import TEXTS
+from tests.trace_records import make_record
 
 
 class Announcements:
@@ -41,9 +42,9 @@ class Setting:
         self.announcements = Announcements()
         self.base = self.learner.serving_tensors()
 
-    def publish(self, snapshot_id: str, serving=None, agreement=None) -> int:
+    def publish(self, snapshot_id: str, serving=None, agreement=None, **fields) -> int:
         versions = self.registry.versions()
-        told = {"target": "target", "drafter": "drafter", "agreement_after": agreement}
+        told = {"target": "target", "drafter": "drafter", "agreement_after": agreement} | fields
         parts = {bundle.NGRAMS: self.learner.cache.to_arrays()} | ({bundle.DRAFTER: serving} if serving else {})
         bundle.write(self.folder / snapshot_id, manifest(snapshot_id, **told), parts)
         return self.registry.publish(self.folder / snapshot_id, versions[-1].version if versions else None).version
@@ -98,6 +99,32 @@ def test_the_snapshot_that_knows_the_new_traffic_is_told_with_all_figures(settin
     assert "agreement_on_drift" in curves
 
 
+def test_a_snapshot_of_another_shape_is_left_out_and_nothing_is_told_where_it_is_the_champion(
+    setting: Setting, caplog
+) -> None:
+    setting.emit(TEXTS[0], 10, "t")
+    odd = setting.publish("odd", {name: tensor[:1].clone() for name, tensor in setting.base.items()})
+    setting.earlier().compare("t")
+    ((kind, version, what),) = setting.announcements.published
+    assert (kind, version, f"{odd}: " in what["reason"]) == ("best", 2, False)
+    assert f"snapshot {odd} is not compared" in caplog.text
+    setting.registry.promote(odd)
+    setting.earlier().compare("t")
+    assert len(setting.announcements.published) == 1
+
+
+def test_a_snapshot_that_may_have_learned_the_new_traffic_is_no_earlier_one(setting: Setting) -> None:
+    """It would agree best with what it has learned. The champion is compared whenever it was made."""
+    setting.emit(TEXTS[0], 10, "t")
+    learned = make_record().time_ms + 1
+    setting.learner = setting.pair.learner()
+    newest = setting.publish("newest", setting.learn(TEXTS[0], times=60), agreement=0.9, created_ms=learned)
+    setting.earlier().compare("t")
+    ((_, version, what),) = setting.announcements.published
+    assert (version, f"{newest}: " in what["reason"]) == (2, False)
+    assert [each.version for each in candidates(setting.registry.versions(), made_by_ms=0)] == [3]
+
+
 def test_where_the_champion_agrees_best_nothing_is_told(setting: Setting) -> None:
     setting.emit(TEXTS[1], 10, "t")
     setting.earlier().compare("t")
@@ -131,7 +158,7 @@ def test_few_snapshots_are_compared_and_those_with_a_part_to_play_among_them() -
         SnapshotVersion(number, manifest(f"s{number}", agreement_after=1 / number), aliases.get(number, ()), 0)
         for number in range(1, 12)
     ]
-    chosen = [each.version for each in candidates(versions)]
+    chosen = [each.version for each in candidates(versions, made_by_ms=1)]
     assert chosen == [3, 2, 11, 1, 4, 5]
     assert len(chosen) == MOST_SNAPSHOTS
 

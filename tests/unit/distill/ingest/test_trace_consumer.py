@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -155,6 +156,14 @@ def test_a_dead_letter_is_cut_to_fit_and_says_so():
         + sum(len(name) + len(value) for name, value in dead_letter.headers.items())
     )
     assert size < 1_000_000
+
+
+def test_a_poison_record_larger_than_any_that_is_written_is_dead_lettered():
+    log = MemoryLog()
+    make_source(log).dead_letter([(0, 7, make_record(prompt_ids=np.zeros(255_000, np.uint32)))])
+    (dead_letter,) = dead_letters(log)
+    assert dead_letter.headers["reason"] == b"poison"
+    assert len(dead_letter.value) == MAX_VALUE_BYTES < int(dead_letter.headers["cut_from_bytes"])
 
 
 @given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=10), stop=st.integers(0, 12))

@@ -2,6 +2,7 @@
 without what is too old or forgotten."""
 
 import os
+import shutil
 import stat
 import time
 from contextlib import suppress
@@ -17,6 +18,8 @@ from omnidraft.bus.tenant_keys import TenantKeys
 from omnidraft.config import MemorySettings
 from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.forgetting import Retention
+from omnidraft.distill.memory.memory_files import MemoryFiles
+from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.errors import ConfigError
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import publish_announcement
@@ -140,6 +143,16 @@ def test_a_file_that_did_not_change_is_the_same_file_in_the_next_snapshots_and_a
     one, other = (memory_folder(setting, each.version) / Path(name).name for each in (first, second))
     assert os.path.samefile(one, other)
     assert len(contents(setting)) == 2
+
+
+def test_staged_files_that_something_else_deleted_are_written_anew(setting, tmp_path):
+    texts = TextMemory(MemorySettings(), vocabulary_size=len(setting.pair.target.vocabulary))
+    texts.add(setting.record(f"r-{tenant}", tenant=tenant) for tenant in "ab")
+    files = MemoryFiles(texts, tmp_path / "memory", CountingMetrics())
+    before = {name: path.read_bytes() for name, path in files.stage().items()}
+    shutil.rmtree(tmp_path / "memory")
+    assert {name: path.read_bytes() for name, path in files.stage().items()} == before
+    assert len(before) == 2
 
 
 def test_plain_files_are_for_their_owner_alone(setting):

@@ -1,6 +1,7 @@
 """Checks of the machine: kernels, processor, disk, memory, and the worker's port."""
 
 import errno
+import platform
 import shutil
 import socket
 import tempfile
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from omnidraft import container_limits
 from omnidraft.config import ModelSettings, Settings
 from omnidraft.doctor.finding import Finding, ok, problem, warning
 from omnidraft.doctor.models import folder_of, gguf_of, weights_bytes
@@ -52,7 +54,8 @@ def kernels_finding(chosen: "Kernels") -> Finding:
     message = f"compiled for {chosen.variant}, tried and right: {_times(chosen.seconds_per_token)}"
     if chosen.refused:
         message = f"{message}; not used: {refusals(chosen.refused)}"
-        return warning("kernels", message, "report it: the compiler uses instructions that this processor does not run")
+        advice = "report it, unless memory or a sandbox is why: the compiler uses instructions that do not run here"
+        return warning("kernels", message, advice)
     return ok("kernels", message)
 
 
@@ -69,13 +72,13 @@ def processor_finding(capability: str, products: "TorchProducts") -> Finding:
     """Return the finding from the widest instructions that torch uses, as torch names them, and the trials' outcome."""
     from omnidraft.models.probe.choice import refusals
 
-    if capability == "DEFAULT":
-        advice = "use a processor with AVX2, or unset ATEN_CPU_CAPABILITY; decoding is many times slower without"
-        return warning("processor", "no vector instructions are used", advice)
     message = f"{capability}, torch's products tried and right: {_times(products.outcome.seconds)}"
     if products.outcome.fault:
         advice = "no model is computed by what is wrong here; report it with `omnidraft doctor --json`"
         return warning("processor", f"{message}; torch {products.outcome.fault}", advice)
+    if capability in ("NO AVX", "DEFAULT") and platform.machine() in ("x86_64", "AMD64"):  # else NEON or the like
+        advice = "use a processor with AVX2, or unset ATEN_CPU_CAPABILITY; decoding is many times slower without"
+        return warning("processor", "no vector instructions are used", advice)
     if products.refused:
         message = f"{message}; oneDNN is kept to {products.isa}, since with {refusals(products.refused)}"
         return warning("processor", message, "nothing has to be done; ask the provider of this machine why AMX traps")
@@ -130,10 +133,11 @@ def folders(settings: Settings) -> Iterator[tuple[str, Path, int]]:
 
 
 def available_memory() -> int:
-    """Return the available memory of this machine in bytes."""
+    """Return the available memory of this machine in bytes, or of this container where that is less."""
     import psutil
 
-    return psutil.virtual_memory().available
+    machines, containers = psutil.virtual_memory().available, container_limits.available_memory()
+    return machines if containers is None else min(machines, containers)
 
 
 def memory(settings: Settings, available: Callable[[], int] = available_memory) -> Finding:

@@ -1,11 +1,32 @@
 """The check of every target that the bits of a logit do not depend on the rest of its pass, as reproducible mode
 requires."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from omnidraft.errors import ConfigError
 from omnidraft.ports import DraftTree, TargetSession
+
+
+class SelfTests:
+    """The outcomes of a target's self-tests, which take as long as a few texts."""
+
+    def __init__(self) -> None:
+        self._refusals: dict[int, str | None] = {}
+        """What the self-test of a size said; None where it passed."""
+
+    def require(self, size: int, self_test: Callable[[], None]) -> None:
+        """Run the self-test of this size, unless it has been run. Raises ConfigError where it failed."""
+        if size not in self._refusals:
+            try:
+                self_test()
+                self._refusals[size] = None
+            except ConfigError as exc:
+                self._refusals[size] = str(exc)
+        refusal = self._refusals[size]
+        if refusal is not None:
+            raise ConfigError(refusal)
 
 
 def is_deterministic(alone: TargetSession, blocks: TargetSession, *, vocab_size: int, chains: int, width: int) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from omnidraft.config import Settings
+from omnidraft.container_limits import usable_processors
 from omnidraft.errors import ConfigError, VocabularyError
 from omnidraft.ports import DraftModel, Proposer, SnapshotVersion, Target
 from omnidraft.wiring.drafting import memory_proposer, proposer, shared_drafting
@@ -92,12 +93,13 @@ def _pair(settings: Settings, target_folder: Path, progress: "Progress | None") 
 
 
 def target(settings: Settings, tokenizers: TargetVocabulary) -> Target:
-    """Load the target, and let this process compute on as many threads as the settings say. Raises ConfigError,
-    ModelError, VocabularyError."""
-    if settings.decode.threads is not None:
-        import torch
+    """Load the target, and let this process compute on as many threads as the settings say, else on no more than can
+    run at once. Raises ConfigError, ModelError, VocabularyError."""
+    import torch
 
-        torch.set_num_threads(settings.decode.threads)
+    threads = settings.decode.threads or usable_processors()
+    if settings.decode.threads is not None or threads < torch.get_num_threads():
+        torch.set_num_threads(threads)
     match settings.models.engine:
         case "transformers":
             return _target_on_kernels_or_transformers(settings, tokenizers.target_folder)

@@ -29,6 +29,9 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="faults 
 
 
 FORWARD = "void omnidraft_forward(const Model* m, const Pass* p) {"
+START = "int omnidraft_start() { return allow_instructions(); }"
+REFUSED = (START, '#include <unistd.h>\nint omnidraft_start() { return access("refused", F_OK); }')
+"""The system refuses the instructions as long as the working folder has this file."""
 ILLEGAL = (FORWARD, f"{FORWARD} __builtin_trap();")
 WRONG = ('#include "forward.h"', '#include <cmath>\n#define sqrt cbrt\n#include "forward.h"')
 ANNOUNCED = [name for name in VARIANTS if is_announced(name)]
@@ -139,6 +142,36 @@ def test_the_next_instruction_set_takes_over(tiny_models, tmp_path: Path, sound_
     done = generate(tiny_models, tmp_path, OMNIDRAFT_MODELS__PRECISION="packed16", **broken)
     assert (done.returncode, done.stdout) == (0, sound_text), done.stderr
     assert f"our kernels: compiled for {ANNOUNCED[0]}: " in done.stderr
+
+
+@needs_compiler
+@pytest.mark.skipif(len(ANNOUNCED) < 2, reason="this processor has one instruction set of ours")
+@pytest.mark.long
+def test_the_next_instruction_set_takes_over_in_a_process_that_may_not_use_what_was_tried(
+    tiny_models, tmp_path: Path, sound_text
+) -> None:
+    compiler = faulty_compiler(tmp_path, {ANNOUNCED[0]: REFUSED})
+    allowed = generate(tiny_models, tmp_path, OMNIDRAFT_MODELS__PRECISION="packed16", CXX=compiler)
+    assert (allowed.returncode, allowed.stdout) == (0, sound_text), allowed.stderr
+    assert "the system refuses" not in allowed.stderr
+    (tmp_path / "refused").touch()
+    done = generate(tiny_models, tmp_path, OMNIDRAFT_MODELS__PRECISION="packed16", CXX=compiler)
+    assert (done.returncode, done.stdout) == (0, sound_text), done.stderr
+    assert f"our kernels: compiled for {ANNOUNCED[0]}: the system refuses kernels-" in done.stderr
+
+
+@needs_compiler
+@pytest.mark.long
+def test_libraries_that_can_no_longer_be_loaded(tiny_models, tmp_path: Path, sound_text) -> None:
+    """Their trials are remembered as sound."""
+    generate(tiny_models, tmp_path, OMNIDRAFT_MODELS__PRECISION="float32")
+    libraries = list((tmp_path / "native").glob("*.so"))
+    assert libraries
+    for library in libraries:
+        os.truncate(library, 100)
+    done = generate(tiny_models, tmp_path, OMNIDRAFT_MODELS__PRECISION="float32")
+    assert (done.returncode, done.stdout) == (0, sound_text), done.stderr
+    assert "cannot be loaded" in done.stderr
 
 
 @pytest.mark.long

@@ -15,9 +15,10 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("omnidraft", "services", "pipelines")
 
 LEVELS = (  # lowest first
-    {"errors", "exit_status", "config", "throttle", "private_files", "cache_files", "progress", "supervised_thread"},
+    {"errors", "exit_status", "config", "throttle", "private_files", "cache_files", "progress", "supervised_thread"}
+    | {"container_limits"},
     {"vocab", "traces", "snapshots", "prompts", "memory", "tools", "extras"},
-    {"ports"},
+    {"ports", "json_report"},
     {"bus", "registry", "models", "telemetry", "decode", "distill", "fleet"},
     {"serving", "exactness", "audit", "device", "sampling_params", "testing", "transfer"},
     {"wiring"},

@@ -1,6 +1,7 @@
 """Install folders atomically, however many processes need them at once, where the disk has space for them.
 
-A folder is made aside, gets a marker with its origin, and is renamed last, under a file lock.
+A folder is made aside, gets a marker with its origin, and is renamed last, when all of it is on the disk, under a file
+lock.
 """
 
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from omnidraft.errors import ModelDownloadError
+from omnidraft.snapshots.files import put_in_place, sync_tree
 
 MARKER = "omnidraft.json"
 
@@ -28,14 +30,16 @@ class Origin:
 
 def is_complete(folder: Path) -> bool:
     """Return whether the folder was installed here completely."""
-    return (folder / MARKER).is_file()
+    return read_origin(folder) is not None
 
 
 def read_origin(folder: Path) -> Origin | None:
-    """Return the origin of an installed folder, None for a folder that was not installed here."""
-    if not is_complete(folder):
+    """Return the origin of an installed folder, None for a folder that was not installed here, or whose marker was lost
+    in a power failure."""
+    try:
+        return Origin(**json.loads((folder / MARKER).read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
-    return Origin(**json.loads((folder / MARKER).read_text(encoding="utf-8")))
 
 
 def install_once(
@@ -54,8 +58,9 @@ def install_once(
         partial.mkdir(exist_ok=True)
         origin = make(partial)
         (partial / MARKER).write_text(json.dumps(asdict(origin), indent=2) + "\n", encoding="utf-8")
+        sync_tree(partial)
         shutil.rmtree(folder, ignore_errors=True)  # not ours, or incomplete
-        partial.rename(folder)
+        put_in_place(partial, folder)
     return folder
 
 

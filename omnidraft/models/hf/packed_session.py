@@ -15,9 +15,6 @@ from omnidraft.models.hf.packed_pass import TextRows, forward_packed
 from omnidraft.models.hf.tree_layout import chain_visibility, tree_visibility
 from omnidraft.ports import DraftTree, TreeLimits
 
-_MORE_SLOTS = 512
-"""Slots that are allocated beyond those that a pass needs."""
-
 
 class PackedSession:
     """Implements ports.TargetSession."""
@@ -29,12 +26,16 @@ class PackedSession:
         limits: TreeLimits,
         slots: KvSlots,
         prompt_ids: Sequence[int],
+        *,
+        capacity_step: int,
     ) -> None:
+        """More slots come with the text, in steps of `capacity_step`, since memory is counted by ids that are there."""
         self._model = model
         self._attention = attention
         self._limits = limits
         self.slots = slots
         self._prompt_ids = tuple(prompt_ids)
+        self._capacity_step = capacity_step
         self.num_kept = 0
 
     @property
@@ -61,8 +62,9 @@ class PackedSession:
         self, ids: Sequence[int], positions_R: torch.Tensor, sees_RC: torch.Tensor, *, num_logits: int
     ) -> TextRows:
         device, start = self._model.device, self.num_kept
-        if start + len(ids) > self.slots.capacity:
-            self.slots = self.slots.enlarged(start + len(ids) + _MORE_SLOTS)
+        needed, step = start + len(ids), self._capacity_step
+        if needed > self.slots.capacity:
+            self.slots = self.slots.enlarged(-(-needed // step) * step)
         positions_R = positions_R.to(device)
         masks = self._attention.masks(sees_RC.to(device), positions_R, start)
         return TextRows(self.slots, start, ids, positions_R, masks, num_logits)

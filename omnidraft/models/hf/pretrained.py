@@ -12,6 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from omnidraft.errors import ModelError
+
 default_dtype_lock = RLock()
 """Held while torch's default floating type may be another than float32, and by whoever has to rely on it."""
 
@@ -23,6 +25,16 @@ def causal_lm(folder: Path, **options: Any) -> PreTrainedModel:
         return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
             folder, local_files_only=True, use_safetensors=True, **options
         )
+
+
+def require_unquantised(model: PreTrainedModel, folder: Path) -> None:
+    """Raise ModelError where weights are levels of a quantisation, which are no weights without their steps."""
+    quantised = {
+        str(each.dtype) for each in model.parameters() if not each.is_floating_point() or each.dtype.itemsize < 2
+    }
+    if quantised:
+        names = ", ".join(sorted(quantised))
+        raise ModelError(f"{folder} has quantised weights ({names}); give the model in 16 bits, or a GGUF file")
 
 
 def saved_dtype(folder: Path) -> torch.dtype:

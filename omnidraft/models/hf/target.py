@@ -8,6 +8,7 @@ Shapes: B rows of a batch, S ids of a row, C slots, V vocabulary.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,14 @@ from omnidraft.models.hf.kv_slots import KvSlots, kv_bytes_of_slot
 from omnidraft.models.hf.packed_pass import forward_packed
 from omnidraft.models.hf.packed_session import PackedSession
 from omnidraft.models.hf.padded_session import PaddedSession
-from omnidraft.models.hf.pretrained import causal_lm
+from omnidraft.models.hf.pretrained import causal_lm, require_unquantised
 from omnidraft.models.native import library as native
 from omnidraft.models.native.packed_cache import PackedCache
 from omnidraft.models.native.target import LlamaTarget
 from omnidraft.models.native.weights import is_supported
 from omnidraft.models.probe import choice
 from omnidraft.models.serial_passes import forward_serially, require_new, require_valid_pass
-from omnidraft.models.target_checks import is_deterministic
+from omnidraft.models.target_checks import SelfTests, is_deterministic
 from omnidraft.ports import DraftTree, Mode, Target, TargetSession, TreeLimits
 from omnidraft.ports.context_limit import ids_needed
 
@@ -41,7 +42,13 @@ _MAX_ROWS, _MAX_ROWS_ON_ACCELERATOR = 64, 512
 class TransformersTarget:
     """Implements ports.Target. One pass at a time."""
 
-    def __init__(self, model: PreTrainedModel, settings: DecodeSettings, *, name: str, precision: str) -> None:
+    def __init__(
+        self, model: PreTrainedModel, settings: DecodeSettings, *, name: str, precision: str, kernels: str = "auto"
+    ) -> None:
+        """
+        Args:
+            kernels: the build of our kernels that its matrices are packed for, where `precision` has them packed.
+        """
         self._model = model.eval()
         share_key_heads(model)
         self._settings = settings
@@ -54,10 +61,10 @@ class TransformersTarget:
         self._has_length_dependent_rope = attention.has_length_dependent_rope(config)
         self.fingerprint = (
             f"{name}-{precision}-b{settings.chains}-w{settings.width}-p{settings.prefill_rows}-c{settings.capacity_step}"
-            f"-t{torch.get_num_threads()}-torch{torch.__version__}{_isa_suffix()}"
+            f"-t{torch.get_num_threads()}-torch{torch.__version__}-{_arithmetic(precision, kernels)}"
         )
         self.max_rows = _MAX_ROWS if model.device.type == "cpu" else _MAX_ROWS_ON_ACCELERATOR
-        self._verified_capacities: set[int] = set()
+        self._self_tests = SelfTests()
 
     def limits(self, mode: Mode) -> TreeLimits:
         """See ports.Target."""
@@ -71,11 +78,11 @@ class TransformersTarget:
         needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
         if mode == "reproducible":
             capacity = self._capacity(needed)
-            if capacity not in self._verified_capacities:
-                self._verify_determinism(capacity)
+            self._require_determinism(capacity)
             return self._padded_session(capacity, prompt_ids[:-1])
         slots = KvSlots(self._num_layers, self._capacity(len(prompt_ids)))
-        return PackedSession(self._model, self._attention, self.limits(mode), slots, prompt_ids[:-1])
+        limits, step = self.limits(mode), self._settings.capacity_step
+        return PackedSession(self._model, self._attention, limits, slots, prompt_ids[:-1], capacity_step=step)
 
     def _padded_session(self, capacity: int, prompt_ids: Sequence[int] = ()) -> PaddedSession:
         slots = KvSlots(self._num_layers, capacity, num_rows=self._settings.chains)
@@ -119,11 +126,10 @@ class TransformersTarget:
             return self._capacity(max_ids) * self._settings.chains * self._bytes_of_slot
         return self._capacity(num_ids) * self._bytes_of_slot
 
-    def _verify_determinism(self, capacity: int) -> None:
+    def _require_determinism(self, capacity: int) -> None:
         if self._has_length_dependent_rope:
             raise ConfigError("this model's rope depends on the length of the text: set decode.mode = 'fast'")
-        self.self_test(capacity)
-        self._verified_capacities.add(capacity)
+        self._self_tests.require(capacity, partial(self.self_test, capacity))
 
     def self_test(self, capacity: int) -> None:
         """Compare full passes with one id at a time, bit by bit.
@@ -192,21 +198,27 @@ def load_target(
         packed = cache.packed(folder, state, model, chosen, native.load(kernels)) if cache else model
         return LlamaTarget(packed, name=name, precision=chosen, kernels=kernels)
     changed = precisions.apply(model, chosen, kernels)
-    return TransformersTarget(changed, settings, name=name, precision=chosen)  # type: ignore[arg-type]
+    return TransformersTarget(changed, settings, name=name, precision=chosen, kernels=kernels)  # type: ignore[arg-type]
 
 
-def _isa_suffix() -> str:
-    """Return a name of oneDNN's instruction limit, on which bits depend."""
-    isa = choice.torch_products().isa
-    return f"-{isa}" if isa else ""
+def _arithmetic(precision: str, kernels: str) -> str:
+    """Return the names on which bits depend: torch's instructions, oneDNN's limit of them, and our kernels."""
+    ours = native.bits(native.load(kernels), precision) if precision in native.PACKED else None
+    names = (torch.backends.cpu.get_cpu_capability(), choice.torch_products().isa, ours)
+    return "-".join(name for name in names if name)
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """Load a causal language model without gradients, with its weights unchanged."""
+    """Load a causal language model without gradients, with its weights unchanged.
+
+    Raises:
+        ModelError: it is not one that transformers can load here, or its weights are quantised.
+    """
     choice.torch_products()
     try:
         config = AutoConfig.from_pretrained(folder)
         model = causal_lm(folder, config=config, dtype="auto", attn_implementation="sdpa")
-    except (OSError, ValueError, KeyError) as exc:
+    except (OSError, ValueError, KeyError, ImportError) as exc:  # or a package of its quantisation is missing
         raise ModelError(f"{folder} is not a model folder that transformers can load: {exc}") from exc
+    require_unquantised(model, folder)
     return model.requires_grad_(False)

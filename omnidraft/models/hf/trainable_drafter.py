@@ -191,15 +191,16 @@ def load_trainable(
 
     Raises:
         ConfigError: the folder holds no causal language model that transformers can load.
-        ModelError: torch computes nothing right here, or not in this precision.
+        ModelError: torch computes nothing right here, or not in this precision; or the weights are quantised.
     """
-    from omnidraft.models.hf.pretrained import causal_lm
+    from omnidraft.models.hf.pretrained import causal_lm, require_unquantised
 
     choice.torch_products().require("float32" if precision == "auto" else precision)
     try:
         model = causal_lm(folder, dtype=torch.float32)
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, ImportError) as exc:
         raise ConfigError(f"{folder} holds no model that can learn: {exc}") from exc
+    require_unquantised(model, folder)
     model.eval()
     model.requires_grad_(train == "full")
     learned = _with_lora(model, rank, seed) if train == "lora" else model

@@ -47,12 +47,7 @@ def write_gguf(model: PreTrainedModel, base: Path, file: Path, *, tokenizer: Pat
         OSError: the file cannot be written.
     """
     reader, spelling = GGUFReader(base), GGUFReader(tokenizer or base)
-    architecture = str(reader.fields["general.architecture"].contents())
-    if architecture not in ARCHITECTURES:
-        raise ModelError(
-            f"{architecture} is none of {', '.join(ARCHITECTURES)}; export a Hugging Face folder instead, and convert "
-            "it with llama.cpp's convert_hf_to_gguf.py"
-        )
+    architecture = _architecture(reader)
     _require_tokens(spelling, model.config.get_text_config().vocab_size)
     kind = _format_of(model)
     writer = GGUFWriter(file, architecture)
@@ -66,6 +61,23 @@ def write_gguf(model: PreTrainedModel, base: Path, file: Path, *, tokenizer: Pat
         writer.write_tensors_to_file()
     finally:
         writer.close()
+
+
+def require_writable(base: Path, tokenizer: Path, vocab_size: int) -> None:
+    """Raise ModelError where `write_gguf` would refuse these files for a model of so many tokens."""
+    _architecture(GGUFReader(base))
+    _require_tokens(GGUFReader(tokenizer), vocab_size)
+
+
+def _architecture(reader: GGUFReader) -> str:
+    """Return the architecture of a file. Raises ModelError when it is none of ARCHITECTURES."""
+    architecture = str(reader.fields["general.architecture"].contents())
+    if architecture not in ARCHITECTURES:
+        raise ModelError(
+            f"{architecture} is none of {', '.join(ARCHITECTURES)}; export a Hugging Face folder instead, and convert "
+            "it with llama.cpp's convert_hf_to_gguf.py"
+        )
+    return architecture
 
 
 def _require_tokens(spelling: GGUFReader, vocab_size: int) -> None:

@@ -18,6 +18,7 @@ from omnidraft.models.llamacpp.crash_probe import build
 from omnidraft.models.llamacpp.padded_session import PREFILL_ROWS, PaddedSession
 from omnidraft.models.llamacpp.shared_context import SharedContext, SharedSession
 from omnidraft.models.serial_passes import forward_serially, require_new, require_valid_pass
+from omnidraft.models.target_checks import SelfTests
 from omnidraft.ports import DraftTree, Mode, TargetSession, TreeLimits
 from omnidraft.ports.context_limit import ids_needed
 from omnidraft.vocab.tokenizer import Vocabulary
@@ -25,6 +26,7 @@ from omnidraft.vocab.tokenizer import Vocabulary
 _MAX_NODES = 63
 _ROW_STEP = 4
 """Kernels compute rows in groups of this size, and the rest one by one."""
+_LOGIT_BYTES = 4
 _NUM_CHECKED = 1000
 """Number of ids whose bytes are compared at loading."""
 
@@ -49,7 +51,8 @@ class LlamaCppTarget:
         self._rows = -(-settings.width // _ROW_STEP) * _ROW_STEP
         self._threads = settings.threads or torch.get_num_threads()
         self._bits = bits
-        self._is_verified = False
+        self._context_rows = max(PREFILL_ROWS, self._rows)
+        self._self_tests = SelfTests()
         self._shared = SharedContext(self._context, max_texts)
         self.vocab_size = model.vocab_size
         self.context_limit = model.context_limit
@@ -67,9 +70,7 @@ class LlamaCppTarget:
         needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
         if mode == "fast":
             return SharedSession(self._shared, self.limits(mode), prompt_ids[:-1], needed + _MAX_NODES + 1)
-        if not self._is_verified:
-            self.self_test()
-            self._is_verified = True
+        self._self_tests.require(self._rows, self.self_test)
         return self._padded_session(needed, prompt_ids[:-1])
 
     def forward(
@@ -90,9 +91,11 @@ class LlamaCppTarget:
         return session.copy_keys(source, num_ids) if type(session) is type(source) else 0
 
     def kv_bytes(self, num_ids: int, max_ids: int, mode: Mode) -> int:
-        """See ports.Target."""
-        num_cells = self._num_cells(max_ids if mode == "reproducible" else num_ids)
-        return num_cells * self._model.num_key_numbers * 2 * self._bits // 8
+        """See ports.Target. A text in reproducible mode has a context of its own, whose logits count too."""
+        is_alone = mode == "reproducible"
+        num_cells = self._num_cells(max_ids if is_alone else num_ids)
+        logits_bytes = self._context_rows * self.vocab_size * _LOGIT_BYTES if is_alone else 0
+        return num_cells * self._model.num_key_numbers * 2 * self._bits // 8 + logits_bytes
 
     def _num_cells(self, num_ids: int) -> int:
         return -(-(num_ids + _MAX_NODES + self._rows) // CELL_STEP) * CELL_STEP
@@ -101,7 +104,7 @@ class LlamaCppTarget:
         return Context(
             self._model,
             num_cells,
-            max_rows=max(PREFILL_ROWS, self._rows),
+            max_rows=self._context_rows,
             num_sequences=num_sequences,
             threads=self._threads,
             bits=self._bits,

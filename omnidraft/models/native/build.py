@@ -16,6 +16,7 @@ from pathlib import Path
 
 from omnidraft.errors import KernelsUnavailable
 from omnidraft.private_files import PRIVATE_FOLDER, make_folder, require_unshared_file, require_unshared_folder
+from omnidraft.snapshots.files import put_in_place, sync
 
 SOURCE = Path(__file__).parent / "kernels" / "kernels.cpp"
 """The main file; it includes the headers beside it."""
@@ -87,15 +88,16 @@ def compiled(source: Path, folder: Path, flags: Sequence[str] = ()) -> Path:
 
 
 def is_usable(library: Path) -> bool:
-    """Return whether this library is there and nobody else could have written it."""
+    """Return whether this library is there, not emptied by a power failure, and nobody else could have written it."""
     try:
-        require_unshared_file(library)
+        status = library.stat()
+        require_unshared_file(library, status)
     except FileNotFoundError:
         return False
     except PermissionError as exc:
         logger.warning("compiling %s anew: %s", library.name, exc)
         return False
-    return True
+    return status.st_size > 0
 
 
 def find_compiler() -> str:
@@ -108,13 +110,15 @@ def find_compiler() -> str:
 
 
 def compile_library(source: Path, library: Path, compiler: str, flags: Sequence[str]) -> None:
-    """Compile a library aside, then give it its name. Raises KernelsUnavailable when the compiler refuses."""
+    """Compile a library aside, then give it its name, once its bytes are on the disk. Raises KernelsUnavailable when
+    the compiler refuses."""
     logger.info("compiling %s with %s, once", source.name, " ".join(flags) or "no flags")
     partial, started = library.with_suffix(".partial"), time.perf_counter()
     partial.unlink(missing_ok=True)  # a compiler keeps the permissions of a file that is there
     _run([compiler, *FLAGS, *flags, "-o", str(partial), str(source)])
     partial.chmod(PRIVATE_FOLDER)  # whatever the umask
-    partial.rename(library)
+    sync(partial)
+    put_in_place(partial, library)
     logger.info("compiled %s in %.1f s", library, time.perf_counter() - started)
 
 

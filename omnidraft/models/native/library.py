@@ -6,7 +6,6 @@ from pathlib import Path
 
 from omnidraft.errors import KernelsUnavailable
 from omnidraft.models.native.build import source_digest
-from omnidraft.models.probe.choice import kernels
 from omnidraft.private_files import require_unshared_file
 
 Library = ctypes.CDLL
@@ -81,6 +80,8 @@ class PassStruct(Structure):
 
 def load(variant: str = "auto") -> Library:
     """Load the build of the kernels that works on this processor; see probe.choice.kernels for arguments and errors."""
+    from omnidraft.models.probe.choice import kernels  # which opens what it chooses among
+
     return open_library(kernels(variant).library)
 
 
@@ -91,13 +92,21 @@ def bits(library: Library, precision: str) -> str:
 
 
 def open_library(path: Path) -> Library:
-    """Open a compiled library and declare its functions. Raises KernelsUnavailable if others could have written it."""
+    """Open a compiled library and declare its functions.
+
+    Raises:
+        KernelsUnavailable: others could have written it, it cannot be loaded, or the system refuses its instructions.
+    """
     try:
         require_unshared_file(path)
     except OSError as exc:
         raise KernelsUnavailable(str(exc)) from exc
-    library = Library(str(path))
-    library.omnidraft_start()
+    try:
+        library = Library(str(path))
+    except OSError as exc:
+        raise KernelsUnavailable(f"{path} cannot be loaded: {exc}") from exc
+    if not library.omnidraft_start():  # an int, as ctypes takes it without a declaration
+        raise KernelsUnavailable(f"the system refuses {path.name}'s instructions to this process")
     signatures = {
         "packed_bytes": ([c_int, c_int, c_int], c_size_t),
         "pack": ([c_int, c_void_p, c_int, c_int, c_void_p, c_int, c_int], None),

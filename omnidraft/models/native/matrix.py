@@ -5,6 +5,7 @@ Shapes: N output channels, K input channels.
 
 import ctypes
 import mmap
+from contextlib import suppress
 
 import torch
 
@@ -30,7 +31,7 @@ def pack(library: ctypes.CDLL, kind: int, weight_NK: torch.Tensor, to: int, stri
 def memory(size: int) -> mmap.mmap:
     """Allocate memory, in huge pages where the system has them, since every pass reads all weights."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    with suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 

@@ -86,10 +86,10 @@ class PackedCache:
                 found = self.find(source, precision)
                 if found is not None:
                     return found
-                parts = weights.LlamaParts(model, precision, library).parts
-                self._make_space(sum(part.padded_bytes for part in parts))
                 if state is None:
                     raise OSError("the folder cannot be read")
+                parts = weights.LlamaParts(model, precision, library).parts
+                self._make_space(sum(part.padded_bytes for part in parts))
                 return _mapped(_write(path, state, source.name, weights.llama_sizes(model), parts))
         except (OSError, ModelCorrupt) as exc:
             logger.warning("the next start has to pack %s again: %s", source.name, exc)
@@ -97,23 +97,27 @@ class PackedCache:
 
     def files(self) -> list[Path]:
         """Return all complete files, that of the oldest last use first."""
-        return sorted(_listed(self.folder, f"*{SUFFIX}"), key=lambda path: path.stat().st_atime_ns)
+        return list(self._sizes())
+
+    def _sizes(self) -> dict[Path, int]:
+        """Return the bytes of all complete files, in the order of `files`."""
+        found = sorted(_listed(self.folder, f"*{SUFFIX}").items(), key=lambda each: each[1].st_atime_ns)
+        return {path: status.st_size for path, status in found}
 
     def _make_space(self, needed_bytes: int) -> None:
-        """Delete what killed processes left, then the files of the oldest last use. Raises OSError."""
+        """Delete what killed processes left, then the files of the oldest last use, as many as needed. Raises OSError,
+        and deletes no complete file, where that would not be enough."""
         for path in _listed(self.folder, f".*{SUFFIX}.partial"):
             _delete_unused(path)
-        files = self.files()
-        used_bytes = needed_bytes + sum(path.stat().st_size for path in files)
-        for path in files:
-            if used_bytes <= self._max_bytes:
-                return
-            size_bytes = path.stat().st_size
-            if _delete_unused(path):
-                used_bytes -= size_bytes
-        if used_bytes > self._max_bytes:
+        sizes = self._sizes()
+        unused = [path for path in sizes if not is_in_use(path)]
+        excess_bytes = needed_bytes + sum(sizes.values()) - self._max_bytes
+        if excess_bytes > sum(sizes[path] for path in unused):
             bound = f"{self._max_bytes / 2**30:.1f} GiB (models.packed_cache_gib)"
             raise OSError(f"{needed_bytes / 2**30:.1f} GiB more than what is in use do not fit into {bound}")
+        for path in unused:
+            if excess_bytes > 0 and _delete_unused(path):
+                excess_bytes -= sizes[path]
 
     def _path(self, source: Path, precision: str) -> Path:
         resolved = source.resolve()
@@ -155,8 +159,14 @@ def _reporter(name: str) -> Callable[[int, int], None]:
     return report
 
 
-def _listed(folder: Path, pattern: str) -> list[Path]:
-    return [path for path in folder.glob(pattern) if path.is_file()]
+def _listed(folder: Path, pattern: str) -> dict[Path, os.stat_result]:
+    """Return the states of a folder's files but those that another process deletes meanwhile."""
+    found = {}
+    for path in folder.glob(pattern):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file():
+                found[path] = path.stat()
+    return found
 
 
 def _mark_used(path: Path) -> None:

@@ -131,11 +131,14 @@ def _append(file: int, part: Part) -> str:
 
 
 def is_in_use(path: Path) -> bool:
-    """Return whether a process has mapped this file, or is writing it."""
+    """Return whether a process has mapped this file, or is writing it, or it is another user's. A file that is gone is
+    not in use."""
     try:
         with path.open("r+b") as file:  # NFS grants this lock to writers only
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except FileNotFoundError:
+        return False
+    except (BlockingIOError, PermissionError):
         return True
     return False
 

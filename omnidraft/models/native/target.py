@@ -19,7 +19,7 @@ from omnidraft.models.native.model import MAX_ROWS, NativeKvBackend, NativeLlama
 from omnidraft.models.native.packed_cache import PackedCache
 from omnidraft.models.native.packed_llama import PackedLlama
 from omnidraft.models.serial_passes import require_new, require_valid_pass
-from omnidraft.models.target_checks import is_deterministic
+from omnidraft.models.target_checks import SelfTests, is_deterministic
 from omnidraft.ports import DraftTree, Mode, TreeLimits
 from omnidraft.ports.context_limit import ids_needed
 
@@ -42,7 +42,7 @@ class LlamaTarget:
         self.context_limit = self._model.context_limit
         self.fingerprint = f"{name}-{precision}-{self._model.bits}"
         self.max_rows = MAX_ROWS
-        self._is_verified = False
+        self._self_tests = SelfTests()
 
     def limits(self, mode: Mode) -> TreeLimits:
         """See ports.Target."""
@@ -51,9 +51,8 @@ class LlamaTarget:
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_Session":
         """See ports.Target. Raises ConfigError when reproducible mode does not hold on this machine."""
         ids_needed(prompt_ids, max_new_tokens, self.context_limit)
-        if mode == "reproducible" and not self._is_verified:
-            self.self_test()
-            self._is_verified = True
+        if mode == "reproducible":
+            self._self_tests.require(_TESTED_WIDTH, self.self_test)
         return _Session(self._model, len(prompt_ids), prompt_ids[:-1])
 
     def forward(

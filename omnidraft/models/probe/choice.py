@@ -15,6 +15,7 @@ from pathlib import Path
 from omnidraft.errors import KernelsUnavailable, ModelError
 from omnidraft.models.catalog import store
 from omnidraft.models.native.build import VARIANTS, find_compiler, is_announced
+from omnidraft.models.native.library import open_library
 from omnidraft.models.native.wheel_libraries import is_in_wheel, kernel_library
 from omnidraft.models.probe.subprocess_trial import Outcome, run_once
 
@@ -107,9 +108,16 @@ def _try_torch(home: Path, isa: str | None) -> Outcome:
         (sys.executable, "-m", "omnidraft.models.probe.torch_products"),
         name=f"torch's matrix products with {isa or 'all instructions'}",
         home=home,
-        depends_on=(torch.__version__, os.environ.get("OMP_NUM_THREADS")),
-        environ={ISA_VARIABLE: isa} if isa else None,
+        depends_on=(torch.__version__,),
+        environ=_threads() | ({ISA_VARIABLE: isa} if isa else {}),
     )
+
+
+def _threads() -> dict[str, str]:
+    """Return the variable by which a trial computes on as many threads as this process."""
+    import torch
+
+    return {"OMP_NUM_THREADS": str(torch.get_num_threads())}
 
 
 def training_seconds() -> Mapping[str, float]:
@@ -140,7 +148,8 @@ def kernels(variant: str = "auto") -> Kernels:
             processor.
 
     Raises:
-        KernelsUnavailable: none works here, none can be compiled, or `variant` is `torch`, which asks for none.
+        KernelsUnavailable: none works here, none can be compiled or tried, or `variant` is `torch`, which asks for
+            none.
     """
     if variant == NO_KERNELS:
         raise KernelsUnavailable(f"models.kernels = '{NO_KERNELS}' asks for no kernels of ours")
@@ -148,8 +157,18 @@ def kernels(variant: str = "auto") -> Kernels:
     return _kernels(store.default_home(), variant, tuple(formats), os.environ.get("CXX"))
 
 
+def _kernels(home: Path, variant: str, formats: tuple[str, ...], compiler: str | None) -> Kernels:
+    found, refused = _usable_kernels(home, variant, formats, compiler)
+    if not found:
+        raise KernelsUnavailable(f"our kernels do not work on this processor: {refusals(refused, 'compiled for ')}")
+    return replace(_fastest(found), refused=refused)
+
+
 @cache
-def _kernels(home: Path, variant: str, formats: tuple[str, ...], _compiler: str | None) -> Kernels:
+def _usable_kernels(
+    home: Path, variant: str, formats: tuple[str, ...], _compiler: str | None
+) -> tuple[Mapping[str, Kernels], tuple[tuple[str, str], ...]]:
+    """Return the builds that work, and the variants that do not, each with its problem; the first call decides."""
     candidates = _candidates(variant)
     if not any(map(is_in_wheel, candidates)):
         find_compiler()
@@ -157,22 +176,25 @@ def _kernels(home: Path, variant: str, formats: tuple[str, ...], _compiler: str 
     refused: list[tuple[str, str]] = []
     for name in candidates:
         try:
-            library = kernel_library(name, home / "native")
-            outcome = _try_kernels(home, name, library, formats)
-        except KernelsUnavailable as exc:
+            found[name] = _usable(home, name, formats)
+        except ModelError as exc:  # KernelsUnavailable, or the trial could not run
             refused.append((name, str(exc)))
             continue
-        if outcome.fault is None:
-            found[name] = Kernels(name, library, outcome.seconds)
-            if _is_faster_than_torch(outcome.seconds):
-                break  # narrower instructions would cost the first start a compilation and a trial each
-        else:
-            refused.append((name, outcome.fault))
-    if not found:
-        raise KernelsUnavailable(f"our kernels do not work on this processor: {refusals(refused, 'compiled for ')}")
-    if refused:
+        if _is_faster_than_torch(found[name].seconds_per_token):
+            break  # narrower instructions would cost the first start a compilation and a trial each
+    if found and refused:
         logger.warning("our kernels: %s", refusals(refused, "compiled for "))
-    return replace(_fastest(found), refused=tuple(refused))
+    return found, tuple(refused)
+
+
+def _usable(home: Path, variant: str, formats: tuple[str, ...]) -> Kernels:
+    """Return this build of our kernels. Raises ModelError unless it is sound and can be opened."""
+    library = kernel_library(variant, home / "native")
+    outcome = _try_kernels(home, variant, library, formats)
+    if outcome.fault is not None:
+        raise KernelsUnavailable(outcome.fault)
+    open_library(library)  # the system may refuse this process what it allowed the trial's
+    return Kernels(variant, library, outcome.seconds)
 
 
 def _candidates(variant: str) -> Sequence[str]:
@@ -206,7 +228,7 @@ def _torch_as_it_is() -> tuple[str | None, ...]:
     """Return what the times of torch's products depend on, besides the processor."""
     import torch
 
-    return torch.__version__, os.environ.get("OMP_NUM_THREADS"), os.environ.get(ISA_VARIABLE)
+    return torch.__version__, os.environ.get(ISA_VARIABLE)
 
 
 def refusals(refused: Iterable[tuple[str, str]], prefix: str = "") -> str:
@@ -220,4 +242,5 @@ def _try_kernels(home: Path, variant: str, library: Path, formats: tuple[str, ..
         name=f"our kernels for {variant}",
         home=home,
         depends_on=_torch_as_it_is(),
+        environ=_threads(),
     )

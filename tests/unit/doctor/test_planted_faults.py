@@ -14,7 +14,7 @@ import pytest
 from cryptography.fernet import Fernet
 from fastapi import FastAPI
 
-from omnidraft import config, wiring
+from omnidraft import config, container_limits, wiring
 from omnidraft.doctor import installation, log, machine, models, registry
 from omnidraft.doctor.finding import Finding, Verdict, run_check
 from omnidraft.models.probe.choice import Kernels, TorchProducts
@@ -138,9 +138,16 @@ def test_a_compiler_that_is_not_there(settings: config.Settings, tiny_models, tm
     assert_found(machine.kernels(needed), Verdict.PROBLEM, "no-such-compiler")
 
 
-def test_a_processor_without_vector_instructions() -> None:
+def test_a_processor_without_vector_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As PyTorch names them: its builds for ARM have vector instructions under these names."""
     sound = TorchProducts(None, Outcome({"float32": 0.002, "bfloat16": 0.001}), ())
-    assert_found(machine.processor_finding("DEFAULT", sound), Verdict.WARNING, "vector", "AVX2")
+    broken = TorchProducts(None, Outcome({"float32": 0.002}, wrong=["bfloat16 is off"]), ())
+    for capability in ("NO AVX", "DEFAULT"):
+        monkeypatch.setattr(machine.platform, "machine", lambda: "x86_64")
+        assert_found(machine.processor_finding(capability, sound), Verdict.WARNING, "vector", "AVX2")
+        assert_found(machine.processor_finding(capability, broken), Verdict.WARNING, "bfloat16 is off")
+        monkeypatch.setattr(machine.platform, "machine", lambda: "aarch64")
+        assert_found(machine.processor_finding(capability, sound), Verdict.OK, f"{capability}, torch's products")
     assert_found(machine.processor_finding("AVX512", sound), Verdict.OK, "float32 2.00 ms, bfloat16 1.00 ms")
 
 
@@ -183,6 +190,15 @@ def test_too_little_memory_for_the_models(settings: config.Settings) -> None:
     assert_found(machine.memory(settings, lambda: needed - 1), Verdict.PROBLEM, "2 models", "int8")
     assert_found(machine.memory(settings, lambda: needed + 1), Verdict.WARNING)
     assert_found(machine.memory(settings, lambda: 2 * needed), Verdict.OK)
+
+
+def test_a_container_with_less_memory_than_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container_limits, "CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.available_memory() > 1000
+    for name, content in {"max": "3000", "current": "2500", "stat": "inactive_file 500"}.items():
+        (tmp_path / f"memory.{name}").write_text(f"{content}\n")
+    assert machine.available_memory() == 1000
 
 
 def test_llama_cpp_needs_memory_for_its_gguf_file(tiny_models, tmp_path: Path) -> None:

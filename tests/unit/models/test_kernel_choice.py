@@ -1,14 +1,21 @@
 """Which of the kernels that work is taken, by the times of their trials."""
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from omnidraft.errors import KernelsUnavailable, ModelError
 from omnidraft.models.probe import choice
 from omnidraft.models.probe.choice import Kernels, _fastest
 from omnidraft.models.probe.subprocess_trial import Outcome
 
 BOTH = ["amx", "avx2"]
+SOUND = Outcome({"packed16": 10.0, "bfloat16": 12.0})
+KILLED = ModelError("our kernels could not be tried here, SIGKILL")
+Choose = Callable[..., Kernels]
 
 
 def kernels(variant: str, **seconds_per_token: float) -> Kernels:
@@ -32,6 +39,37 @@ def test_the_fastest_is_taken_even_when_one_trial_met_other_load(
     assert _fastest(found).variant == chosen
 
 
+@pytest.fixture
+def names() -> list[str]:
+    """The variants that were tried."""
+    return []
+
+
+@pytest.fixture
+def choose(names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Choose:
+    """Chooses among variants whose trials end like this; some cannot be opened in this process."""
+
+    def chosen(outcomes: Mapping[str, Outcome | ModelError], closed: Sequence[str] = ()) -> Kernels:
+        def outcome_of(home: Path, name: str, library: Path, formats: tuple[str, ...]) -> Outcome:
+            names.append(name)
+            outcome = outcomes[name]
+            if isinstance(outcome, ModelError):
+                raise outcome
+            return outcome
+
+        def opened(library: Path) -> None:
+            if library.name in closed:
+                raise KernelsUnavailable("the system refuses its instructions")
+
+        monkeypatch.setattr(choice, "_candidates", lambda variant: list(outcomes))
+        monkeypatch.setattr(choice, "kernel_library", lambda name, folder: folder / name)
+        monkeypatch.setattr(choice, "_try_kernels", outcome_of)
+        monkeypatch.setattr(choice, "open_library", opened)
+        return choice._kernels(tmp_path, "auto", ("bfloat16",), "no compiler runs here")
+
+    return chosen
+
+
 @pytest.mark.parametrize(
     ("first", "second", "tried", "chosen"),
     [
@@ -43,21 +81,46 @@ def test_the_fastest_is_taken_even_when_one_trial_met_other_load(
     ids=["faster than torch", "slower than torch", "torch has no 16 bits", "dies"],
 )
 def test_narrower_instructions_are_tried_when_the_widest_are_no_gain(
-    first: Outcome,
-    second: Outcome,
-    tried: list[str],
-    chosen: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    first: Outcome, second: Outcome, tried: list[str], chosen: str, choose: Choose, names: list[str]
 ) -> None:
-    outcomes, names = {"amx": first, "avx2": second}, []
-
-    def outcome_of(home: Path, name: str, library: Path, formats: tuple[str, ...]) -> Outcome:
-        names.append(name)
-        return outcomes[name]
-
-    monkeypatch.setattr(choice, "_candidates", lambda variant: list(outcomes))
-    monkeypatch.setattr(choice, "kernel_library", lambda name, folder: folder / name)
-    monkeypatch.setattr(choice, "_try_kernels", outcome_of)
-    found = choice._kernels(tmp_path, "auto", ("bfloat16",), "no compiler runs here")
+    found = choose({"amx": first, "avx2": second})
     assert (names, found.variant) == (tried, chosen)
+
+
+def test_narrower_instructions_take_over_where_the_widest_cannot_be_tried(choose: Choose) -> None:
+    found = choose({"amx": KILLED, "avx2": SOUND})
+    assert (found.variant, found.refused) == ("avx2", (("amx", str(KILLED)),))
+
+
+def test_narrower_instructions_take_over_where_the_widest_are_sound_and_this_process_may_not_use_them(
+    choose: Choose,
+) -> None:
+    found = choose({"amx": SOUND, "avx2": SOUND}, closed=["amx"])
+    assert (found.variant, found.refused) == ("avx2", (("amx", "the system refuses its instructions"),))
+
+
+def test_kernels_that_cannot_be_tried_are_unavailable_and_not_tried_again(choose: Choose, names: list[str]) -> None:
+    """A trial may take its whole time limit, and each model of a process asks for kernels."""
+    for _ in range(2):
+        with pytest.raises(KernelsUnavailable, match=r"compiled for amx: .*SIGKILL, compiled for avx2: .*SIGKILL"):
+            choose({"amx": KILLED, "avx2": KILLED})
+    assert names == BOTH
+
+
+def test_trials_compute_on_as_many_threads_as_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run_once` has the variables in the key of an outcome."""
+    environs: list[Mapping[str, str]] = []
+
+    def run_once(command: Sequence[str], *, environ: Mapping[str, str], **facts: Any) -> Outcome:
+        environs.append(environ)
+        return SOUND
+
+    monkeypatch.setattr(choice, "run_once", run_once)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        choice._try_torch(tmp_path, "AVX2")
+        choice._try_kernels(tmp_path, "avx2", tmp_path / "some.so", ())
+    finally:
+        torch.set_num_threads(threads)
+    assert environs == [{"OMP_NUM_THREADS": "3", choice.ISA_VARIABLE: "AVX2"}, {"OMP_NUM_THREADS": "3"}]

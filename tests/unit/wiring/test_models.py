@@ -175,3 +175,29 @@ def test_a_target_that_is_packed_already_computes_on_as_many_threads_as_the_sett
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         assert ran.stdout.split()[-1] == "1"
     assert list((home / "packed").glob("*.safetensors"))
+
+
+def test_a_target_computes_on_no_more_threads_than_its_containers_quota(
+    tiny_models: tuple[Path, Path], tmp_path: Path, omnidraft_home: Path
+) -> None:
+    models = f"target = '{tiny_models[0]}'\ndrafter = '{tiny_models[1]}'\nprecision = 'float32'\n"
+    (tmp_path / "one.toml").write_text(f"[models]\n{models}")
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    program = (
+        "import sys, torch\n"
+        "from pathlib import Path\n"
+        "from omnidraft import config, container_limits, wiring\n"
+        "container_limits.CGROUP = Path(sys.argv[2])\n"
+        "settings = config.load(Path(sys.argv[1]))\n"
+        "torch.set_num_threads(2)\n"
+        "wiring.target(settings, wiring.vocabularies(settings))\n"
+        "print(torch.get_num_threads())\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "one.toml"), str(tmp_path)],
+        env=os.environ | {"OMNIDRAFT_HOME": str(omnidraft_home)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.split()[-1] == "1"

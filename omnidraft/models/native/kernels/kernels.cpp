@@ -56,8 +56,8 @@ void linear(const char* weights, const float* x, int rows, int n, int k, char* s
 
 extern "C" {
 
-// Called once before all others.
-void omnidraft_start() { allow_instructions(); }
+// Called before all others; 0 if the system refuses this build's instructions to this process.
+int omnidraft_start() { return allow_instructions(); }
 
 // Names the bits of the products of a format: equal names, equal bits.
 const char* omnidraft_bits(int kind) {

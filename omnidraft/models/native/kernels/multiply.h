@@ -17,23 +17,23 @@
 namespace {
 
 #ifdef __AMX_TILE__
-inline void allow_instructions() { allow_tiles(); }
+inline bool allow_instructions() { return allow_tiles(); }
 using Bfloat16Matrix = Bfloat16WeightsAmx;
 template <int BITS> using QuantizedMatrix = QuantizedWeightsAmx<BITS>;
 #elif defined(__AVX512BF16__)
-inline void allow_instructions() {}
+inline bool allow_instructions() { return true; }
 using Bfloat16Matrix = Bfloat16WeightsDot;
 template <int BITS> using QuantizedMatrix = QuantizedWeights512<BITS>;
 #elif defined(__AVX512VNNI__)
-inline void allow_instructions() {}
+inline bool allow_instructions() { return true; }
 using Bfloat16Matrix = Bfloat16Weights512;
 template <int BITS> using QuantizedMatrix = QuantizedWeights512<BITS>;
 #elif defined(__ARM_FEATURE_DOTPROD)
-inline void allow_instructions() {}
+inline bool allow_instructions() { return true; }
 using Bfloat16Matrix = Bfloat16Weights;
 template <int BITS> using QuantizedMatrix = QuantizedWeights<BITS, DotProducts<BITS>>;
 #else
-inline void allow_instructions() {}
+inline bool allow_instructions() { return true; }
 using Bfloat16Matrix = Bfloat16Weights;
 template <int BITS> using QuantizedMatrix = QuantizedWeights<BITS>;
 #endif

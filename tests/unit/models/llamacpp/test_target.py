@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from omnidraft.errors import ConfigError, ContractError, ModelError, RequestError, VocabularyError
 from omnidraft.models.llamacpp.context import LlamaModel
+from omnidraft.models.llamacpp.padded_session import PREFILL_ROWS
 from omnidraft.models.llamacpp.shared_context import sequences
 from omnidraft.models.llamacpp.target import LlamaCppTarget, load_target, require_same_ids
 from omnidraft.ports import DraftTree
@@ -115,17 +116,26 @@ def test_reproducible_mode_takes_only_chains_of_its_width():
 
 def test_the_self_test_refuses_a_build_whose_bits_depend_on_the_rest_of_the_pass():
     """Planted: passes of one row are not padded, and llama.cpp computes one row otherwise than four."""
+    sessions = []
 
     class Unpadded(LlamaCppTarget):
         def _padded_session(self, *args):
             session = super()._padded_session(*args)
             session._num_rows = 1
+            sessions.append(session)
             return session
 
     target = Unpadded(tiny_llamacpp_model(), SETTINGS, name="tiny")
-    with pytest.raises(ConfigError, match=r"decode\.mode = 'fast'"):
-        target.open(text(4), 10, "reproducible")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"decode\.mode = 'fast'"):
+            target.open(text(4), 10, "reproducible")
+    assert len(sessions) == 1  # it runs once
     target.open(text(4), 10, "fast")
+
+
+def test_the_memory_of_a_text_in_reproducible_mode_holds_the_logits_of_its_own_context():
+    fast, reproducible = (tiny_llamacpp_target().kv_bytes(100, 100, mode) for mode in ("fast", "reproducible"))
+    assert reproducible - fast >= PREFILL_ROWS * VOCAB_SIZE * 4
 
 
 @pytest.mark.parametrize(("prompt", "max_new_tokens"), [([], 5), (text(250), 7), ([1], 256)])

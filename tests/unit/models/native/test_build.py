@@ -12,6 +12,7 @@ import torch
 from omnidraft.errors import KernelsUnavailable, ModelError
 from omnidraft.models.native import build
 from omnidraft.models.native.build import compiled
+from omnidraft.models.native.library import open_library
 
 SOURCE = 'extern "C" int answer() { return 42; }'
 ASK = """
@@ -38,6 +39,41 @@ def test_a_library_is_compiled_once_and_another_source_makes_another(source, tmp
     assert first.stat().st_mtime_ns == made_at
     source.write_text(SOURCE.replace("42", "43"))
     assert compiled(source, tmp_path / "made") != first
+
+
+def test_a_library_that_a_power_failure_emptied_is_compiled_anew(source, tmp_path):
+    compiled(source, tmp_path / "made").write_bytes(b"")
+    assert ctypes.CDLL(str(compiled(source, tmp_path / "made"))).answer() == 42
+
+
+def test_a_library_is_on_the_disk_before_it_has_its_name(source, tmp_path, monkeypatch):
+    synced, fsync, rename = set(), os.fsync, os.replace
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def renamed(partial: Path, library: Path) -> None:
+        assert partial.stat().st_ino in synced
+        rename(partial, library)
+
+    monkeypatch.setattr("os.fsync", noted)
+    monkeypatch.setattr("os.replace", renamed)
+    library = compiled(source, tmp_path / "made")
+    assert {library.stat().st_ino, library.parent.stat().st_ino} <= synced
+
+
+def test_a_library_that_cannot_be_loaded_is_unavailable(tmp_path):
+    (tmp_path / "half.so").write_bytes(b"half a library")
+    (tmp_path / "half.so").chmod(0o700)
+    with pytest.raises(KernelsUnavailable, match=r"half\.so cannot be loaded: "):
+        open_library(tmp_path / "half.so")
+
+
+def test_a_library_whose_instructions_the_system_refuses_is_unavailable(source, tmp_path):
+    source.write_text('extern "C" int omnidraft_start() { return 0; }')
+    with pytest.raises(KernelsUnavailable, match=r"the system refuses answer-\w+\.so's instructions to this process"):
+        open_library(compiled(source, tmp_path / "made"))
 
 
 @pytest.mark.parametrize(

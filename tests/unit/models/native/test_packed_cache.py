@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from omnidraft.errors import ModelCorrupt
 from omnidraft.models.hf.drafter import load_drafter
 from omnidraft.models.hf.target import load_model, load_target
 from omnidraft.models.native import library as native
-from omnidraft.models.native import packed_file
+from omnidraft.models.native import packed_cache, packed_file
 from omnidraft.models.native.drafter import LlamaDrafter, cached_drafter
 from omnidraft.models.native.packed_cache import PackedCache
 from omnidraft.models.native.packed_file import PackedFile, is_in_use
@@ -334,6 +335,59 @@ def test_what_does_not_fit_is_packed_in_memory(source, cache, caplog):
     assert torch.equal(logits(load(source, small)), logits(load(source, None)))
     assert "models.packed_cache_gib" in caplog.text
     assert cache.files() == []
+
+
+@pytest.mark.parametrize("source", ["llama"], indirect=True)
+def test_what_does_not_fit_costs_no_other_model_its_file(source, cache, caplog):
+    kept = packed_path(source, cache, "int4")
+    load(source, PackedCache(cache.folder, kept.stat().st_size), "packed16")
+    assert "models.packed_cache_gib" in caplog.text
+    assert cache.files() == [kept]
+
+
+@pytest.mark.parametrize("source", ["llama"], indirect=True)
+def test_a_folder_that_cannot_be_read_costs_no_other_model_its_file(source, cache, caplog):
+    kept, model = packed_path(source, cache, "packed16"), load_model(source)
+    PackedCache(cache.folder, kept.stat().st_size).packed(source, None, model, "int4", native.load("auto"))
+    assert "the folder cannot be read" in caplog.text
+    assert cache.files() == [kept]
+
+
+@pytest.mark.parametrize("source", ["llama"], indirect=True)
+def test_a_file_that_another_process_deletes_meanwhile_makes_space_too(source, cache, monkeypatch):
+    full = bounded(source, cache, ["int8", "packed16"])
+
+    def deleted_meanwhile(path: Path) -> bool:
+        path.unlink(missing_ok=True)
+        return is_in_use(path)
+
+    monkeypatch.setattr(packed_cache, "is_in_use", deleted_meanwhile)
+    load(source, full, "int4")
+    assert find(source, full, "int4") is not None
+
+
+def test_a_file_that_another_process_deletes_while_files_are_listed_is_none(cache, monkeypatch):
+    cache.folder.mkdir()
+    (cache.folder / "gone.safetensors").symlink_to("nowhere")
+    monkeypatch.setattr(Path, "is_file", lambda path: True)
+    assert cache.files() == []
+
+
+@pytest.mark.parametrize("source", ["llama"], indirect=True)
+def test_a_file_that_may_not_be_opened_is_left_alone(source, cache, monkeypatch):
+    """Planted, since root may open everything; root's own files are such."""
+    full, opened = bounded(source, cache, ["int8", "packed16"]), Path.open
+
+    def refusing(path: Path, mode: str = "r", *options: Any, **more: Any) -> Any:
+        if mode == "r+b" and "-int8-" in path.name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, mode, *options, **more)
+
+    monkeypatch.setattr(Path, "open", refusing)
+    load(source, full, "int4")
+    assert find(source, full, "int4") is not None
+    assert find(source, full, "int8") is not None
+    assert find(source, full, "packed16") is None
 
 
 def test_a_file_is_in_use_as_long_as_it_is_mapped(source, cache):

@@ -9,6 +9,7 @@ from omnidraft.config import DecodeSettings, RecorderSettings
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest, GenerationStream
+from omnidraft.decode.mode_refusal import text_error
 from omnidraft.decode.prompt_logprobs import PromptToken, score_prompt
 from omnidraft.decode.prompting import Pair, client_texts, prompt_ids, with_tool_grammar
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
@@ -19,6 +20,7 @@ from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.step_telemetry import StepCounter, StepObserver, TextSpan
+from omnidraft.errors import ConfigError
 from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.ports import Metrics, NoopTracing, Request, Span, Step, Tracing, recorded_work
 from omnidraft.ports.context_limit import ids_needed
@@ -102,25 +104,28 @@ class Engine:
             self._forget()
         outputs = []
         for output in self.decoder.step():
-            generation = self._generations[output.sequence]
+            generation, error = self._generations[output.sequence], output.error
+            if error is not None:
+                error = text_error(error, output.sequence.request.mode, self._decode.mode)
             if not generation.has_begun:
                 self._count_prefix(generation)
             if output.step is None:
-                generation.end(output.error)
+                generation.end(error)
             else:
                 generation.take(output.step)
             if generation.is_over:
                 del self._generations[output.sequence]
             elif generation.num_emitted >= self._recording.segment_tokens:
                 self._follow_slot(generation)
-            outputs.append(GenerationOutput(generation, output.step, output.error))
+            outputs.append(GenerationOutput(generation, output.step, error))
         self._count_preemptions()
         return outputs
 
     def _follow_slot(self, generation: Generation) -> None:
-        """Move a long text to the snapshot that serves now, so that old ones can be freed."""
-        snapshot = self.slot.snapshot_for(generation.request_id)
-        if snapshot.proposer is not generation.snapshot.proposer:
+        """Move a long text from a snapshot that serves no longer, so that old ones can be freed. Choices of one request
+        stay together while theirs is on trial."""
+        if all(each.proposer is not generation.snapshot.proposer for each in self.slot.serving):
+            snapshot = self.slot.snapshot_for(generation.request_id)
             self.decoder.move(generation.sequence, snapshot.proposer)
             generation.move(snapshot)
 
@@ -178,7 +183,10 @@ class Engine:
         assert request.num_prompt_log_probs is not None
         decode_request = self.decode_request(request)
         num, mode = request.num_prompt_log_probs, decode_request.mode
-        yield from score_prompt(self.decoder.target, decode_request.prompt_ids, num, mode)
+        try:
+            yield from score_prompt(self.decoder.target, decode_request.prompt_ids, num, mode)
+        except ConfigError as exc:
+            raise text_error(exc, mode, self._decode.mode) from None
 
     def _observed_steps(
         self, request: GenerationRequest, decode_request: Request, snapshot: LoadedSnapshot
@@ -287,14 +295,6 @@ class Engine:
     ) -> TraceRecordBuilder:
         assert self._producer is not None
         pair = self.pair
-        context = RecordContext(
-            request.request_id,
-            request.tenant,
-            pair.worker,
-            pair.target,
-            pair.drafter,
-            snapshot.version,
-            pair.alignment,
-            traceparent,
-        )
+        models = (pair.worker, pair.target, pair.drafter, snapshot.version, pair.alignment)
+        context = RecordContext(request.request_id, request.tenant, *models, traceparent)
         return TraceRecordBuilder(decode_request, context, self._recording, self._producer.emit)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from traceback import clear_frames
 
 import torch
 
@@ -33,26 +34,40 @@ def run_pass(
     it: where a pass over several fails, each is computed alone."""
     result, started_s = PassResult(), time.perf_counter()
     sequences = [each for each, _ in (*trees, *prompts)]
+    failure: _Failure | None = None
     try:
         _forward(target, trees, prompts, result)
     except Exception as exc:  # found out below whose it is
+        clear_frames(exc.__traceback__)  # they hold the tensors of the pass, whose memory the next one needs
         if len(sequences) == 1:
             result.errors[sequences[0]] = exc
         else:
-            alone = [run_pass(target, [each], []) for each in trees] + [
-                run_pass(target, [], [each]) for each in prompts
-            ]
-            result.logits = {sequence: logits for each in alone for sequence, logits in each.logits.items()}
-            result.errors = {sequence: error for each in alone for sequence, error in each.errors.items()}
-            if not result.errors:
-                _warn_once(f"{type(exc).__name__}: {exc}")
+            failure = _Failure(type(exc).__name__, str(exc))
+    if failure is not None:
+        alone = [run_pass(target, [each], []) for each in trees] + [run_pass(target, [], [each]) for each in prompts]
+        result.logits = {sequence: logits for each in alone for sequence, logits in each.logits.items()}
+        result.errors = {sequence: error for each in alone for sequence, error in each.errors.items()}
+        if not result.errors:
+            _warn_once(failure)
     result.seconds = time.perf_counter() - started_s
     return result
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What a pass raised; failures of one type are equal, since a message may count bytes."""
+
+    type_name: str
+    message: str = field(compare=False)
+
+
 @cache
-def _warn_once(error: str) -> None:
-    logger.warning("texts are computed one by one, as the target cannot compute several in a pass: %s", error)
+def _warn_once(failure: _Failure) -> None:
+    logger.warning(
+        "texts are computed one by one, as the target cannot compute several in a pass: %s: %s",
+        failure.type_name,
+        failure.message,
+    )
 
 
 def _forward(

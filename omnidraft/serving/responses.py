@@ -99,8 +99,7 @@ class Responder:
         self, request: Request, body: Body, model: ServedModel, wake: Callable[[], None]
     ) -> QueuedRequest:
         """Return the body as a request for the queue, in the name of its client and tenant. Raises RequestError."""
-        if body.num_choices > self._settings.max_choices:
-            raise RequestError(f"n: {self._settings.max_choices} choices at most, got {body.num_choices}")
+        self._require_few_choices(body)
         client = self.client_of(request)
         scope = auth.cache_scope(auth.authenticated_client(request), _address(request), body.cache_salt)
         tenant = self.tenant_of(request, body)
@@ -110,6 +109,14 @@ class Responder:
         traceparent = valid_traceparent(request.headers.get("traceparent"))
         generations = [replace(each, sampling=sampling, traceparent=traceparent) for each in (first, *others)]
         return QueuedRequest(model.engine, generations, client=client, cache_scope=scope, wake=wake)
+
+    def _require_few_choices(self, body: Body) -> None:
+        """Raises RequestError for more texts than a request may ask for."""
+        most = self._settings.max_choices
+        if body.num_choices > most:
+            field = "n" if len(body.prompts()) == 1 else "prompt"
+            numbers = f"{most} choices at most (prompts times n, worker.max_choices), got {body.num_choices}"
+            raise RequestError(f"{field}: {numbers}")
 
     async def _abandon_on_disconnect(self, request: Request, queued: QueuedRequest) -> None:
         """Abandon the request when its client goes away. The body has been read, so nothing else can come."""

@@ -18,10 +18,12 @@ logger = logging.getLogger(__name__)
 
 MAX_OBSERVED = 10_000
 MAX_VERSIONS = 16
-"""Values of the label `drafter_version` that a process exposes: a fleet learns for months, and the series of a version
+"""Values of the label `drafter_version` that a process keeps: a fleet learns for months, and the series of a version
 that no longer serves do not change."""
 VERSION_LABEL = "drafter_version"
 
+_Series = tuple[str, frozenset[tuple[str, str]]]
+"""The name of a metric, and its labels with their values."""
 _KINDS = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
 
 
@@ -115,25 +117,27 @@ class CountingMetrics:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._values: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
-        self._observed: dict[tuple[str, frozenset[tuple[str, str]]], deque[float]] = {}
+        self._values: dict[_Series, float] = {}
+        self._observed: dict[_Series, deque[float]] = {}
+        self._versions: dict[str, None] = {}  # oldest first
 
     def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Raise a counter."""
-        key = (name, frozenset(labels.items()))
         with self._lock:
+            key = self._series(name, labels)
             self._values[key] = self._values.get(key, 0.0) + amount
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Add a value to a distribution."""
         with self._lock:
-            values = self._observed.setdefault((name, frozenset(labels.items())), deque(maxlen=MAX_OBSERVED))
-            values.append(value)
+            key = self._series(name, labels)
+            self._observed.setdefault(key, deque(maxlen=MAX_OBSERVED)).append(value)
 
     def set(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
         with self._lock:
-            self._values[name, frozenset(labels.items())] = value
+            key = self._series(name, labels)
+            self._values[key] = value
 
     def value(self, name: str, **labels: str) -> float:
         """Return the value of a counter or gauge, summed over the labels that are left out; 0 if it was never set."""
@@ -147,6 +151,22 @@ class CountingMetrics:
         with self._lock:
             series = [values for (known, its), values in self._observed.items() if known == name and selected <= its]
         return tuple(value for values in series for value in values)
+
+    def _series(self, name: str, labels: Mapping[str, str]) -> _Series:
+        """Return the key of a series; if its version is one too many, remove the series of the one seen first."""
+        version = labels.get(VERSION_LABEL)
+        if version is not None and version not in self._versions:
+            self._versions[version] = None
+            if len(self._versions) > MAX_VERSIONS:
+                self._remove_oldest()
+        return name, frozenset(labels.items())
+
+    def _remove_oldest(self) -> None:
+        oldest = next(iter(self._versions))
+        del self._versions[oldest]
+        label = (VERSION_LABEL, oldest)
+        self._values = {key: value for key, value in self._values.items() if label not in key[1]}
+        self._observed = {key: values for key, values in self._observed.items() if label not in key[1]}
 
 
 class LabelledMetrics:

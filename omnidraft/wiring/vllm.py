@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.errors import ContractError
-from omnidraft.ports import Metrics, Proposer, Request
+from omnidraft.ports import Announcement, Metrics, Proposer, Request
 from omnidraft.wiring.controller import control_follower
 from omnidraft.wiring.drafter_prompt import drafter_prompt
 from omnidraft.wiring.drafting import SharedDrafting, policy, proposer
@@ -104,7 +104,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
         limits=limits,
         failures=failures,
     )
-    updater = None if pinned is not None else _updater(settings, metrics, slot, throttle, load)
+    updater = None if pinned is not None else _updater(settings, metrics, slot, throttle, load, scheduler)
     return Batching(scheduler, producer, updater, slot)
 
 
@@ -126,10 +126,15 @@ def _updater(
     slot: "SnapshotSlot",
     throttle: "DriftThrottle",
     load: SnapshotLoader,
+    rounds: "RoundScheduler",
 ) -> "SnapshotUpdater":
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
     from omnidraft.models.loading import in_background_thread
     from omnidraft.registry.staging_folder import own_folder, remove_abandoned
+
+    def forget(order: Announcement) -> None:
+        rounds.forget_texts()
+        remove_abandoned()
 
     return SnapshotUpdater(
         snapshot_reader(settings),
@@ -141,7 +146,7 @@ def _updater(
         metrics,
         target=settings.models.target,
         staging=own_folder(),
-        forget=lambda order: remove_abandoned(),
+        forget=forget,
         statements=champion_statements(settings),
     )
 

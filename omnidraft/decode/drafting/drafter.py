@@ -110,10 +110,11 @@ class _Steps:
 
     def _prefill_or_extend(self, readers: Sequence[Extension]) -> None:
         """Read the texts to their ends and add the first candidates."""
-        requests = [each.session.begin(each.ids, each.draft.position) for each in readers]
+        requests = [each.session.begin(each.ids) for each in readers]
         num_rows = {each.draft.index: len(ids) for each, (*_, ids) in zip(readers, requests, strict=True)}
         logits = self._computed(num_rows, lambda: self._drafter.model.prefill_or_extend_all(requests))
         for each, logits_D in zip(readers, logits, strict=True):
+            each.session.end(each.ids, each.draft.position)
             each.expand_all([each.start], logits_D[None], self._plan)
         self._end_step(num_rows)
 

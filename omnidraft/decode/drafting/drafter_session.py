@@ -76,7 +76,7 @@ class DrafterSession:
         self.reset()
         self._may_resume = True
         is_forgotten = self.request.is_forgotten or self._num_forgotten != self.drafter.pool.memory.num_forgotten
-        if model is not None and not is_forgotten:
+        if model is not None and fed and not is_forgotten:
             self.drafter.pool.put(self._keys_scope, model, fed)
 
     def ids_to_read(self, draft: TextDraft, plan: RoundPlan) -> list[int] | None:
@@ -93,15 +93,20 @@ class DrafterSession:
             return None
         return ids if self.drafter.pool.memory.reserve(self._num_missed(ids)) or self.model is not None else None
 
-    def begin(self, ids: list[int], position: int) -> tuple[DraftSession, int, list[int]]:
-        """Return the arguments of `prefill_or_extend` that take the drafter to the end of the text."""
+    def begin(self, ids: list[int]) -> tuple[DraftSession, int, list[int]]:
+        """Return the arguments of `prefill_or_extend` that take the drafter to the end of the text; `end` comes after
+        it. Where an exception gets out of it instead, no keys count but those that were there."""
         if self.model is None:
             opener = self._own_opener()
             self.model, self._keys_scope = (opener or self.drafter.model.open)(), self._scope(opener)
         keep = len(ids) - self._num_missed(ids)
-        self.fed, self._read_to = list(ids), position
+        self.fed = ids[:keep]
         self.drafter.pool.memory.hold(self)
         return self.model, keep, ids[keep:]
+
+    def end(self, ids: list[int], position: int) -> None:
+        """Count the keys of these ids, to this position of the target's text, as there."""
+        self.fed, self._read_to = list(ids), position
 
     def _reading_pays(self, draft: TextDraft, plan: RoundPlan) -> bool:
         """Return whether reading what the drafter has not read is worth it; where only its end is, skip to that."""

@@ -11,6 +11,7 @@ Shapes: N rows of logits of one sequence, V vocabulary.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import Event
 from typing import Protocol
 
 import numpy as np
@@ -94,6 +95,7 @@ class RoundScheduler:
         self._limits = limits
         self._failures = failures
         self._clock = clock
+        self._must_forget = Event()
         self._last_round: _Round | None = None
 
     def next(
@@ -123,6 +125,7 @@ class RoundScheduler:
         options_of: OptionsOf,
     ) -> list[list[int]]:
         now_s = self._clock()
+        self._forget()
         seqs = self._match(emitted, ids_of, options_of)
         active = [seq for seq in seqs if seq is not None]
         pass_s = self._update_costs(seqs, now_s)
@@ -140,6 +143,7 @@ class RoundScheduler:
             self._reset(exc)
 
     def _tick(self) -> None:
+        self._forget()
         if self._last_round is None or self._clock() - self._last_round.at_s > self._limits.idle_s:
             self._last_round = None
             self._end_records(self._tracker.set_active(()))
@@ -148,6 +152,16 @@ class RoundScheduler:
             self._memory.evict_all()
         self._metrics.set("omnidraft_followed_texts", len(self._tracker), target=self._target)
         self._metrics.set("omnidraft_drafter_ids", self._memory.num_ids, target=self._target)
+
+    def forget_texts(self) -> None:
+        """Drop the drafter's keys of all ended texts before the next round or tick; running ones will leave none. Any
+        thread may call this."""
+        self._must_forget.set()
+
+    def _forget(self) -> None:
+        if self._must_forget.is_set():
+            self._must_forget.clear()
+            self._memory.forget()
 
     def close(self) -> None:
         """Write all records; no more rounds come."""

@@ -83,7 +83,8 @@ class StepCosts:
 
 
 class MeasuredCosts:
-    """Costs of one target and its drafter on this machine; a mode is measured on first use."""
+    """Costs of one target and its drafter on this machine; a mode is measured on first use, unless the target takes the
+    same trees in a measured one: then their passes are the same."""
 
     def __init__(self, target: Target, file: CostFile | None = None, drafter_name: str = "") -> None:
         """
@@ -99,9 +100,14 @@ class MeasuredCosts:
     def passes(self, mode: Mode) -> CostCurve:
         """Return the cost curve of this mode's passes. Raises ConfigError when the target cannot serve the mode."""
         if mode not in self._passes:
-            sizes, measure = _sizes(self._target, mode, _PASS_ROWS), partial(measure_passes, self._target, mode)
-            self._passes[mode] = _kept_curve(self._file, mode, measure, _PASS_ROWS, set(sizes))
+            limits = self._target.limits(mode)
+            same = (curve for known, curve in self._passes.items() if self._target.limits(known) == limits)
+            self._passes[mode] = next(same, None) or self._measure(mode)
         return self._passes[mode]
+
+    def _measure(self, mode: Mode) -> CostCurve:
+        sizes, measure = _sizes(self._target, mode, _PASS_ROWS), partial(measure_passes, self._target, mode)
+        return _kept_curve(self._file, mode, measure, _PASS_ROWS, set(sizes))
 
     def measured(self, mode: Mode) -> CostCurve | None:
         """Return the cost curve of this mode's passes; None while it is not measured."""

@@ -82,6 +82,12 @@ class SnapshotSlot:
         return self._state.canary
 
     @property
+    def serving(self) -> tuple[LoadedSnapshot, ...]:
+        """The snapshots of new requests."""
+        state = self._state
+        return (state.current,) if state.canary is None else (state.current, state.canary.snapshot)
+
+    @property
     def loaded(self) -> tuple[LoadedSnapshot, ...]:
         """All snapshots in memory."""
         state = self._state

@@ -30,6 +30,9 @@ class ToolUseBlock(StrictModel):
     name: str
     input: dict[str, Any]
     cache_control: CacheControl | None = None
+    caller: Any = None
+    """What Anthropic's client adds to a block; there are no programs and toolsets here."""
+    toolset_name: None = None
 
     def chat_call(self) -> dict[str, Any]:
         function = {"name": self.name, "arguments": json.dumps(self.input, ensure_ascii=False)}

@@ -46,6 +46,9 @@ class FunctionCallItem(StrictModel):
     """Likewise."""
     id: str | None = None
     status: _ItemStatus | None = None
+    caller: Any = None
+    """What OpenAI's client adds to an item; there are no programs and namespaces here."""
+    namespace: None = None
 
 
 class FunctionResultItem(StrictModel):
@@ -54,6 +57,9 @@ class FunctionResultItem(StrictModel):
     output: Texts
     id: str | None = None
     status: _ItemStatus | None = None
+    caller: Any = None
+    """Likewise."""
+    namespace: None = None
 
 
 def _refuse_unknown(value: Any) -> Any:

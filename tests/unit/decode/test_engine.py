@@ -10,7 +10,7 @@ from omnidraft import wiring
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest, GenerationStream
 from omnidraft.decode.snapshot.slot import Canary
-from omnidraft.errors import RequestError
+from omnidraft.errors import ConfigError, RequestError
 from omnidraft.ports import Announcement, Grammar, Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
@@ -285,6 +285,53 @@ def test_all_texts_of_one_request_id_have_the_same_snapshot(engine: Engine) -> N
         engine.slot.set_canary(None)
     assert all(len(versions) == 1 for versions in versions_of.values())
     assert len(set.union(*versions_of.values())) == 2
+
+
+def test_choices_of_one_request_stay_with_their_snapshot_as_long_as_it_serves(worker: wiring.Worker) -> None:
+    """Also on trial, where their own ids are not all of one side; then they move to the one that serves."""
+    slot = worker.engine.slot
+    canary, first, last = snapshot(2, Foretold([])), slot.current, snapshot(3, Foretold([]))
+    slot.set_canary(Canary(canary, 0.5))
+    choice_ids = [f"r#{number}" for number in range(4)]
+    assert {slot.snapshot_for(each).version for each in choice_ids} == {None, 2}
+    choices = [
+        worker.engine.add_request(make_request(request_id=each, max_new_tokens=60, ignores_eos=True), its_snapshot)
+        for its_snapshot in (first, canary)
+        for each in choice_ids
+    ]
+    while min(each.num_emitted for each in choices) <= 8:
+        worker.engine.step()
+    assert [each.snapshot.version for each in choices] == [None] * 4 + [2] * 4
+    slot.swap(canary)
+    worker.engine.step()
+    assert [each.snapshot.version for each in choices] == [2] * 8
+    slot.swap(last)
+    finish(worker.engine)
+    assert [each.snapshot.version for each in choices] == [3] * 8
+
+
+def test_a_mode_that_the_target_refuses_is_the_requests_error_unless_it_is_the_deployments(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise ConfigError("it does not hold")
+
+    def error_of(request: GenerationRequest) -> Exception | None:
+        engine.add_request(request)
+        (output,) = engine.step()
+        return output.error
+
+    monkeypatch.setattr(engine.decoder.target, "open", refuse)
+    own, other = make_request(num_prompt_log_probs=1), make_request(num_prompt_log_probs=1, mode="fast")
+    message = "mode: not served here: it does not hold"
+    refused = error_of(other)
+    assert isinstance(refused, RequestError)
+    assert str(refused) == message
+    assert isinstance(error_of(own), ConfigError)
+    with pytest.raises(RequestError, match=message):
+        next(engine.score_prompt(other))
+    with pytest.raises(ConfigError, match=r"^it does not hold"):
+        next(engine.score_prompt(own))
 
 
 def test_while_a_tenants_traffic_drifts_less_is_drafted_for_it_and_the_text_is_the_same(engine: Engine) -> None:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import replace
+from weakref import ref
 
 import pytest
 from hypothesis import given, settings
@@ -248,6 +249,39 @@ def test_a_target_that_cannot_compute_several_texts_is_told_once(
     found = finish(together)
     assert [found[each] for each in texts] == [slow_decode(TABLE, each.request) for each in texts]
     assert caplog.text.count("one by one, as the target cannot compute several in a pass: ContractError") == 1
+
+
+class Activations:
+    """What a pass holds in memory."""
+
+
+class OutOfSpace(RuntimeError):
+    """A target's error whose message is another one each time."""
+
+
+def test_what_a_failed_pass_held_is_free_before_its_texts_are_computed_alone_and_its_error_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    together, forward = decoder(), ToyTarget.forward
+    held: list[ref[Activations]] = []
+    num_held_alone = []
+
+    def only_one(target, trees, prompts=()):
+        if len(trees) + len(prompts) > 1:
+            activations = Activations()
+            held.append(ref(activations))
+            raise OutOfSpace(f"tried to allocate {len(held)} GiB")
+        num_held_alone.append(sum(each() is not None for each in held))
+        return forward(target, trees, prompts)
+
+    monkeypatch.setattr(ToyTarget, "forward", only_one)
+    texts = [together.add(each, None) for each in requests(3)]
+    found = finish(together)
+    assert [found[each] for each in texts] == [slow_decode(TABLE, each.request) for each in texts]
+    assert len(held) > 1
+    assert set(num_held_alone) == {0}
+    assert caplog.text.count("cannot compute several in a pass") == 1
+    assert "OutOfSpace: tried to allocate 1 GiB" in caplog.text
 
 
 def test_a_text_that_waits_for_memory_leaves_the_keys_of_ended_ones_alone_that_would_not_be_enough():

@@ -91,9 +91,16 @@ def test_a_tool_is_used_and_its_result_is_read(tool_url: str, tool_engine: Engin
         assert [(each.name, each.input) for each in streamed.content] == [(call.name, call.input)]
         assert streamed.stop_reason == "tool_use"
         result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "sunny"}]}
-        turns = [*ASKED, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
-        last = client.messages.create(messages=turns, tool_choice={"type": "none"}, **(asked | {"max_tokens": 8}))
+        last, from_dumps = (
+            client.messages.create(
+                messages=[*ASKED, {"role": "assistant", "content": said}, {"role": "user", "content": [result]}],
+                tool_choice={"type": "none"},
+                **(asked | {"max_tokens": 8}),
+            )
+            for said in (first.content, [block.model_dump() for block in first.content])
+        )
     assert [block.type for block in last.content] == ["text"]
+    assert from_dumps.content[0].text == last.content[0].text
 
 
 @pytest.mark.parametrize(

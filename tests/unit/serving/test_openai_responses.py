@@ -123,6 +123,15 @@ def test_a_function_is_called_and_its_output_is_read(tool_url: str, tool_engine:
             max_output_tokens=8,
             **asked,
         )
+        [dumped_call, dumped_message] = [each.model_dump() for each in (*first.output, *last.output)]
+        dumped_output = output | {"caller": None, "namespace": None}
+        from_dumps = client.responses.create(
+            input=[question, dumped_call, dumped_output, dumped_message, question],
+            tool_choice="none",
+            max_output_tokens=8,
+            **asked,
+        )
+    assert from_dumps.usage.input_tokens == again.usage.input_tokens
     assert [item.type for item in last.output] == [item.type for item in from_stream.output] == ["message"]
     assert again.usage.input_tokens > last.usage.input_tokens > first.usage.input_tokens
 

@@ -111,6 +111,21 @@ def test_series_of_old_drafters_do_not_pile_up():
     assert len(metrics.render()) < 100_000
 
 
+def test_counting_metrics_forget_the_series_of_old_drafters_and_no_others():
+    metrics = CountingMetrics()
+    metrics.add("n_total", target="t")
+    for version in map(str, range(100)):
+        metrics.add("n_total", drafter_version=version)
+        metrics.set("g_ratio", 0.5, drafter_version=version)
+        metrics.observe("s_seconds", 0.25, drafter_version=version)
+    assert metrics.value("n_total") == MAX_VERSIONS + 1
+    assert metrics.value("g_ratio") == MAX_VERSIONS / 2
+    assert metrics.observed("s_seconds") == (0.25,) * MAX_VERSIONS
+    oldest_kept = 100 - MAX_VERSIONS
+    kept, gone = (metrics.value("n_total", drafter_version=str(each)) for each in (oldest_kept, oldest_kept - 1))
+    assert (kept, gone) == (1, 0)
+
+
 def test_labels_that_are_given_once_are_on_every_name():
     metrics = CountingMetrics()
     part = LabelledMetrics(metrics, target="t")

@@ -1,6 +1,7 @@
 """The drafter's chain in the target's tokens: translation, its own context, its cache, its limits."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -158,6 +159,40 @@ def test_the_text_that_stayed_is_not_fed_again():
     del spy.sent[:]
     session.propose(12, chain(1), NOISE)
     assert spy.sent == [D[b"a"], D[b"d"], D[b"f"], D[b"g"]]
+
+
+class Interrupted(ToyDrafter):
+    """Ctrl-C is pressed in its next pass, where a test says so."""
+
+    is_pressed = False
+
+    def prefill_or_extend_all(self, requests):
+        if self.is_pressed:
+            self.is_pressed = False
+            raise KeyboardInterrupt
+        return super().prefill_or_extend_all(requests)
+
+
+@pytest.mark.parametrize("num_rounds", [0, 1])
+def test_keys_that_an_interrupted_pass_did_not_compute_serve_no_later_text(num_rounds):
+    """The toy session raises when it is to keep ids that it has not read."""
+    model, proposer = Interrupted(ToyTable.random(len(DRAFT_PIECES), seed=3)), make_drafter()
+    [drafter] = proposer.sources
+    proposer.sources = (replace(drafter, model=model),)
+    request, said, position = make_request(Sampling(0.0)), [T[b"a"], T[b"d"], T[b"f"], T[b"g"]], 8
+    interrupted, later, fresh = (each.open(request) for each in (proposer, proposer, make_drafter()))
+    for _ in range(num_rounds):
+        interrupted.propose(position, chain(3), NOISE)
+        position += len(said)
+        for each in (interrupted, later, fresh):
+            each.observe(said)
+    model.is_pressed = True
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.propose(position, chain(3), NOISE)
+    interrupted.close()
+    trees = [each.propose(position, chain(3), NOISE) for each in (later, fresh)]
+    assert trees[0].tokens == trees[1].tokens
+    assert len(trees[0]) > 1
 
 
 def test_half_a_character_drafts_nothing_until_it_is_whole():

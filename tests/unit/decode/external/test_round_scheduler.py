@@ -87,6 +87,30 @@ def test_an_idle_engine_holds_nothing_after_a_while():
     assert len(tracker) == 0
 
 
+def test_an_order_to_forget_frees_what_texts_left_and_those_that_run_leave_nothing():
+    clock = Clock()
+    rounds, _, _ = make_rounds(clock=clock)
+    engine, memory = BatchingEngine(rounds, TABLE, clock=clock), rounds._memory
+
+    def idle_ids() -> int:
+        clock.now_s += 6.0
+        rounds.tick()
+        return memory.num_ids
+
+    engine.ask(prompts(1)[0], 5)
+    engine.run()
+    assert idle_ids() > 0
+    rounds.forget_texts()
+    assert idle_ids() == 0
+    engine.ask(prompts(1)[0], 30)
+    for _ in range(3):
+        engine.step()
+    rounds.forget_texts()
+    engine.run()
+    assert memory.num_forgotten == 2
+    assert idle_ids() == 0
+
+
 def test_every_emitted_token_is_recorded_once():
     """Also of texts that were preempted or whose clients went away."""
     factory = ToyFactory(is_traced=True)

@@ -78,6 +78,23 @@ class Counting(Slow):
         return Session(self, prompt_ids[:-1], len(prompt_ids) + max_new_tokens)
 
 
+class Padded(Counting):
+    """Passes of reproducible mode are others than those of fast mode."""
+
+    def limits(self, mode):
+        return TreeLimits(3) if mode == "reproducible" else super().limits(mode)
+
+
+def test_a_mode_is_not_measured_where_its_passes_are_those_of_a_measured_one():
+    target, padded = Counting(), Padded()
+    costs, others = MeasuredCosts(target), MeasuredCosts(padded)
+    fast, num_passes = costs.passes("fast"), len(target.passes)
+    assert costs.passes("reproducible") is costs.measured("reproducible") is fast
+    assert len(target.passes) == num_passes
+    assert others.passes("fast") is not others.passes("reproducible")
+    assert len(padded.passes) > num_passes
+
+
 def test_a_second_start_measures_only_how_fast_the_machine_is_now(tmp_path):
     first, second = Counting(), Counting(pace=1.2)
     before = MeasuredCosts(first, CostFile(tmp_path / "costs.json")).passes("fast")

@@ -39,7 +39,8 @@ def read(path: Path, num: int | None = None, *, skip: int = 0, split: str | None
         prompts = [prompt for prompt in prompts if prompt.split in (None, split)]
     chosen = prompts[skip : None if num is None else skip + num]
     if not chosen:
-        raise RequestError(f"{path} has no prompts after the first {skip}")
+        of_split = f" of split {split}" if split is not None else ""
+        raise RequestError(f"{path} has no prompts{of_split}" + (f" after the first {skip}" if skip else ""))
     return chosen
 
 

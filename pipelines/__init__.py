@@ -1,1 +1,1 @@
-"""Runs that end: demo, bench, record."""
+"""Runs that end: the demo, benchmarks, experiments, soaks, and tools to record, learn and evaluate."""

@@ -2,8 +2,8 @@
 
 `python -m pipelines.bench_vllm --venv .venv-vllm --prompts FILE --json OUT`. Every row is a server of its own, used
 over HTTP as by its clients. Plain vLLM runs all the time, the others one after the other beside it (7 GB each with the
-reference pair), and each prompt goes to both in turn: a speed-up is over plain decoding at the same time. A row with a
-`schema` is answered under it.
+reference pair), and each prompt goes to both in turn: a speed-up is over plain decoding at the same time. Prompts are
+cached by neither, since plain vLLM reads each of them beside every row. A row with a `schema` is answered under it.
 
 The methods are those of pipelines/lib/vllm_methods.py.
 """
@@ -39,6 +39,7 @@ Outcomes = dict[str, dict[str, dict[str, list[Outcome]]]]
 
 _METHODS = "vllm,vllm-tli,vllm+omnidraft"
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+_NO_PROMPT_CACHE = "--no-enable-prefix-caching"
 _WARM_UP_TOKENS = 64
 """Our proposer measures the cost of passes of each size before it decides; a server does that once."""
 
@@ -85,7 +86,9 @@ def main(
         typer.Option("--prompts", help="JSON lines with prompt or question; without it those of the demo."),
     ] = None,
     venv: Annotated[Path, typer.Option(help="The virtual environment of vLLM and omnidraft.")] = Path(".venv-vllm"),
-    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of each file, test split first.")] = 4,
+    num_prompts: Annotated[
+        int, typer.Option(min=1, help="Prompts of each file, of split test where it names splits.")
+    ] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=2)] = 128,
     methods: Annotated[str, typer.Option(help=f"Some of {', '.join(NAMES)}, with commas.")] = _METHODS,
     num_tokens: Annotated[int, typer.Option(min=1, help="num_speculative_tokens of our rows.")] = 7,
@@ -102,11 +105,11 @@ def main(
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
     files = named_files(prompts_paths or [QUESTIONS])
     tasks = {task: prompts.read(path, num_prompts, split="test") for task, path in files.items()}
-    arguments = ("--dtype", dtype, "--max-model-len", "2048", "--max-num-seqs", "8", "--seed", "0")
+    arguments = ("--dtype", dtype, "--max-model-len", "2048", "--max-num-seqs", "8", "--seed", "0", _NO_PROMPT_CACHE)
     about = {
         "machine": machine.describe(),
         "options": {
-            "command": shlex.join(["python", "-m", "pipelines.bench_vllm", *sys.argv[1:]]),
+            "command": machine.command("pipelines.bench_vllm"),
             "fingerprint": f"vllm serve {shlex.join(arguments)}",
             "snapshot": snapshot,
             "temperature": 0.0,

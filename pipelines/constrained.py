@@ -8,11 +8,11 @@ unaware    the drafter proposes as if the text were free, and the target draws u
 aware      the drafter's candidates pass the grammar before they are ranked, and forced tokens are drafted
 
 None of them has a memory, of this request's prompt or of earlier answers, unless `--lookup` gives it to both drafters.
-All three say the same text of each prompt, or the run fails. They take turns, in another order for each prompt, so
-that a machine that gets slower is slower for all. The n-gram cache of each drafter learns from its own texts only.
+All three say the same text of each prompt, in reproducible mode, or the run fails. They take turns, in another order
+for each prompt, so that a machine that gets slower is slower for all. The n-gram cache of each drafter learns from its
+own texts only.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from omnidraft.errors import ContractError, RequestError
 from omnidraft.hosts import process
 from omnidraft.ports import DraftRequest, DraftTree, Grammar, Proposer, ProposerSession, Request, Sampling, Source
 from omnidraft.progress import bar
+from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.bench.runs import rotated
 from pipelines.lib import report
@@ -73,27 +74,36 @@ def main(
 ) -> None:
     """Measure drafting under JSON schemas."""
     models = {"target": target, "drafter": drafter, "precision": quantize}
-    settings = config.load(config_path, models=models, decode={"suffix_memory": has_lookup, "lookup": has_lookup})
-    rows = list(zip(prompts.read(prompts_path, num_prompts), _schemas(prompts_path, num_prompts), strict=True))
+    decode = {"mode": "reproducible", "suffix_memory": has_lookup, "lookup": has_lookup}
+    settings = config.load(config_path, models=models, decode=decode)
+    requests = [_request(prompt, max_new_tokens, temperature) for prompt in prompts.read(prompts_path, num_prompts)]
     worker = wiring.engine(settings, CountingMetrics(), snapshot=snapshot)
     unaware, aware = (own_snapshot(settings, worker, snapshot) for _ in range(2))
     snapshots = {"unaware": replace(unaware, proposer=UnawareProposer(unaware.proposer)), "aware": aware}
     totals = {method: DecodeStats() for method in METHODS}
-    with bar("decoding", len(rows)) as advance:
-        for number, (prompt, schema) in enumerate(rows):
-            sampling = Sampling(temperature, grammar=Grammar("json_schema", schema))
-            messages = [{"role": "user", "content": prompt.text}]
-            request = GenerationRequest(
-                messages=messages, max_new_tokens=max_new_tokens, sampling=sampling, seed=0, is_stored=False
-            )
+    about = {"mode": settings.decode.mode, "temperature": temperature, "has_memory": has_lookup}
+    with bar("decoding", len(requests)) as advance:
+        for number, request in enumerate(requests):
             for method, stats in measure(worker.engine, snapshots, worker.engine.prepare(request), number).items():
                 totals[method] += stats
+            if json_path is not None:
+                methods = {method: {"about": METHODS[method]} | stats.summary() for method, stats in totals.items()}
+                report.save({"prompts": number + 1} | about | {"methods": methods}, json_path)
             advance()
-    if json_path is not None:
-        methods = {method: {"about": METHODS[method]} | stats.summary() for method, stats in totals.items()}
-        about = {"prompts": len(rows), "temperature": temperature, "has_memory": has_lookup}
-        report.save(about | {"methods": methods}, json_path)
     Console().print(_table(totals))
+
+
+def _request(prompt: Prompt, max_new_tokens: int, temperature: float) -> GenerationRequest:
+    """Return the request for an answer under the prompt's schema. Raises RequestError where it has none."""
+    if prompt.schema is None:
+        raise RequestError(f"no schema to answer under: {prompt.text[:60]!r}")
+    return GenerationRequest(
+        messages=[{"role": "user", "content": prompt.text}],
+        max_new_tokens=max_new_tokens,
+        sampling=Sampling(temperature, grammar=Grammar("json_schema", prompt.schema)),
+        seed=0,
+        is_stored=False,
+    )
 
 
 def measure(
@@ -123,15 +133,6 @@ def _decoded(
         stats.take(step)
         ids += step.emitted
     return ids, stats
-
-
-def _schemas(path: Path, num: int) -> list[str]:
-    """Return the schema of each of the first rows, as text. Raises RequestError."""
-    lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()][:num]
-    try:
-        return [json.dumps(json.loads(line)["schema"]) for line in lines]
-    except KeyError as exc:
-        raise RequestError(f"{path} has rows without a schema") from exc
 
 
 def _table(totals: Mapping[str, DecodeStats]) -> Table:

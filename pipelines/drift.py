@@ -23,6 +23,7 @@ from omnidraft.hosts import process
 from omnidraft.progress import bar
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import report
+from pipelines.lib.pictures import picture
 from pipelines.paper_table.parts import TablePlan, prompts_of, records, settings_for
 
 WITHOUT_CACHE, WITH_REPLAY, FROZEN = "without n-gram cache", "with replay", "frozen at the change"
@@ -71,6 +72,7 @@ def main(
     for phase in phases:
         prompts_of(phase.task, "train", plan, phase.skip)
     prompts_of(phases[0].task, "test", plan)
+    out.mkdir(parents=True, exist_ok=True)
     traffic = [(each, records(settings_for(each.target, plan), each.task, "train", plan, each.skip)) for each in phases]
     first_test = records(settings_for(phases[0].target, plan), phases[0].task, "test", plan)
     content: dict[str, Any] = {"phases": [str(phase) for phase in phases], "arms": {}, "kept": {}}
@@ -81,11 +83,10 @@ def main(
         if json_path is not None:
             report.save(content, json_path)
     shown = [Path(each.target).name for each in phases] + [each.task for each in phases]
-    picture = out / f"drift-{'-'.join(dict.fromkeys(shown))}.png"
-    out.mkdir(parents=True, exist_ok=True)
-    _plot(content, picture)
-    Console().print(str(picture))
+    path = out / f"drift-{'-'.join(dict.fromkeys(shown))}.png"
     _print_summary(content)
+    _plot(content, path)
+    Console().print(str(path))
 
 
 def phases_of(targets: Sequence[str], tasks: Sequence[str], num_answers: int) -> list[Phase]:
@@ -145,28 +146,20 @@ class DriftArm:
 
 
 def _plot(content: dict[str, Any], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(8, 4))
-    for arm, points in content["arms"].items():
-        agreements = [point["agreement"] for point in points]
-        smooth = [fmean(agreements[max(0, at + 1 - WINDOW) : at + 1]) for at in range(len(agreements))]
-        axis.plot([point["num_tokens"] for point in points], smooth, label=arm)
-    points = content["arms"][ARMS[0]]
-    for before, after in pairwise(points):
-        if before["phase"] != after["phase"]:
-            axis.axvline(after["num_tokens"], color="black", linewidth=1, linestyle="--")
-            axis.annotate(after["phase"], (after["num_tokens"], 0.02), xycoords=("data", "axes fraction"), fontsize=8)
-    axis.set_xlabel("target tokens seen")
-    axis.set_ylabel("agreement before learning")
-    axis.set_title(f"{content['phases'][0]} first")
-    axis.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    with picture(path, figsize=(8, 4)) as (_, axis):
+        for arm, points in content["arms"].items():
+            agreements = [point["agreement"] for point in points]
+            smooth = [fmean(agreements[max(0, at + 1 - WINDOW) : at + 1]) for at in range(len(agreements))]
+            axis.plot([point["num_tokens"] for point in points], smooth, label=arm)
+        for before, after in pairwise(content["arms"][ARMS[0]]):
+            if before["phase"] != after["phase"]:
+                start = after["num_tokens"]
+                axis.axvline(start, color="black", linewidth=1, linestyle="--")
+                axis.annotate(after["phase"], (start, 0.02), xycoords=("data", "axes fraction"), fontsize=8)
+        axis.set_xlabel("target tokens seen")
+        axis.set_ylabel("agreement before learning")
+        axis.set_title(f"{content['phases'][0]} first")
+        axis.legend(fontsize=8)
 
 
 def _print_summary(content: dict[str, Any]) -> None:

@@ -5,12 +5,12 @@ records that it learned than with others: a warning says how many there are, and
 """
 
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import closing, suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -18,14 +18,12 @@ from rich.table import Table
 from omnidraft import config, wiring
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.distill.evaluation.agreement import share
-from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.record_disposition import is_held_out, record_key
 from omnidraft.distill.training.learner import Learner
-from omnidraft.errors import RequestError, WireError
+from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.progress import bar
 from omnidraft.snapshots.manifest import Manifest
-from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 from omnidraft.wiring.named_snapshots import named_folder
 from pipelines.lib import log_slice, report
@@ -65,7 +63,7 @@ def main(
     costs = speedup_model.fit(records)
     if held_out:
         records = _require_held_out(records, settings.learner.held_out_every)
-    learned = LearnedRecords(settings, records, is_log=log_url is not None)
+    learned = LearnedRecords(log_records, records, settings.learner.held_out_every)
     snapshot_names = [*(names or []), *(more_names or [])] or [BASE]
     rows = {}
     with bar("evaluating", len(snapshot_names)) as advance:
@@ -74,26 +72,26 @@ def main(
             rows[name] = _row(learner, records, costs) | {"learned_records": learned.count(manifest)}
             advance()
     content = {"log": log, "records": len(records), "passed_over": dict(log_records.skipped), "snapshots": rows}
-    if json_path is not None:
-        report.save(content | {"held_out_only": held_out}, json_path)
     Console().print(_table(rows))
     for name, row in rows.items():
         _warn(name, row["learned_records"], len(records))
+    if json_path is not None:
+        report.save(content | {"held_out_only": held_out}, json_path)
 
 
 class LearnedRecords:
-    """Counts those of the scored records that a snapshot learned.
+    """Counts those of the scored records that a snapshot learned."""
 
-    The log is read once more for the records' offsets, if a snapshot has offsets to compare them with.
-    """
-
-    def __init__(self, settings: config.Settings, records: Sequence[TraceRecord], *, is_log: bool) -> None:
+    def __init__(self, log_records: log_slice.Slice, scored: Sequence[TraceRecord], held_out_every: int) -> None:
         """
         Args:
-            settings: with the URL of the log that the records are of.
-            is_log: False for the records of an archive, which has no offsets.
+            scored: some of the log's records.
+            held_out_every: that of snapshots which do not tell theirs.
         """
-        self._settings, self._records, self._is_log = settings, records, is_log
+        self._log_id, self._scored, self._held_out_every = log_records.log_id, scored, held_out_every
+        copies = zip(map(record_key, log_records.records), log_records.positions, strict=True)
+        self._positions = dict(reversed(list(copies)))
+        """That of each record's first copy, by its key."""
 
     def count(self, manifest: Manifest | None) -> int | None:
         """Return how many records lie before the snapshot's offsets and were not held out from it. Those that its
@@ -104,27 +102,16 @@ class LearnedRecords:
         """
         if manifest is None or not manifest.num_records:
             return 0
-        every = int(manifest.settings.get("held_out_every", self._settings.learner.held_out_every))
-        learnable = [record_key(each) for each in self._records if not is_held_out(each, every)]
+        every = int(manifest.settings.get("held_out_every", self._held_out_every))
+        learnable = [record_key(each) for each in self._scored if not is_held_out(each, every)]
         if not manifest.offsets:
             return None
         if not learnable:
             return 0
-        if not self._is_log or manifest.log_id not in (None, self._log[0]):
+        if self._log_id is None or manifest.log_id not in (None, self._log_id):
             return None
-        read = {key for key, (partition, offset) in self._log[1].items() if offset < manifest.offsets.get(partition, 0)}
-        return sum(key in read for key in learnable)
-
-    @cached_property
-    def _log(self) -> tuple[str, dict[int, tuple[int, int]]]:
-        """The identity of the log, and the partition and offset of each record, at its first copy, by its key."""
-        positions: dict[int, tuple[int, int]] = {}
-        with closing(wiring.log_reader(self._settings, self._settings.log.traces_topic)) as reader:
-            for message in topic_scan.messages(reader):
-                with suppress(WireError):  # log_slice counted it
-                    record = codec.decode(message.value, message.headers)
-                    positions.setdefault(record_key(record), (message.partition, message.offset))
-            return reader.identity(), positions
+        positions = (self._positions[key] for key in learnable)
+        return sum(offset < manifest.offsets.get(partition, 0) for partition, offset in positions)
 
 
 def _require_held_out(records: Sequence[TraceRecord], every: int) -> list[TraceRecord]:
@@ -157,17 +144,16 @@ def _loaded(name: str, settings: config.Settings, tokenizers: wiring.Vocabularie
 
 
 def _row(learner: Learner, records: list[TraceRecord], costs: speedup_model.SpeedupModel | None) -> dict[str, Any]:
-    point = measure(learner, records)
-    tenants = sorted({record.tenant for record in records})
+    hits = learner.hits(records, with_cache=True)
+    point, of_tenant = measure(learner, hits), defaultdict[str, list[np.ndarray]](list)
+    for record, hits_P in zip(records, hits, strict=True):
+        of_tenant[record.tenant].append(hits_P)
     return {
         "agreement": point.agreement,
         "tokens_per_pass": point.tokens_per_pass,
         "predicted_speedup": None if costs is None else costs.speedup(point.tokens_per_pass),
         "ngrams": len(learner.cache),
-        "agreement_by_tenant": {
-            tenant: share(learner.hits([each for each in records if each.tenant == tenant], with_cache=True))
-            for tenant in tenants
-        },
+        "agreement_by_tenant": {tenant: share(of_tenant[tenant]) for tenant in sorted(of_tenant)},
     }
 
 

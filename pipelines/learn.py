@@ -26,7 +26,7 @@ from omnidraft.traces.record import TraceRecord
 from pipelines.lib import report
 from pipelines.lib.learning import Point, TrainingRun, learn, new_run, require_new, split_by_request, write_snapshot
 from pipelines.lib.other_drafters import for_drafter
-from pipelines.lib.recording import Recording, RecordingLimits
+from pipelines.lib.recording import MAX_NEW_TOKENS, Recording, RecordingLimits, require_not_given
 
 TRAIN_SPLIT = "train"
 
@@ -49,7 +49,9 @@ def main(
         str | None,
         typer.Option(help=f"Only rows of this split, where a file names splits; {TRAIN_SPLIT} without it."),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The limit of each answer.")] = 400,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help=f"The limit of each answer; {MAX_NEW_TOKENS} without it.")
+    ] = None,
     tenant: Annotated[
         str | None, typer.Option(help="Whose answers they are, who alone is drafted them; without it the file's name.")
     ] = None,
@@ -68,9 +70,12 @@ def main(
     tokenizers = wiring.vocabularies(settings)
     parts = out.with_name(f"{out.name}.parts")
     if archive.is_archive(answers):
-        records = _archived(answers, settings, tokenizers, num_answers, split)
+        texts_alone = {"--split": split, "--max-new-tokens": max_new_tokens, "--tenant": tenant}
+        require_not_given(texts_alone, "is for texts; the records of an archive are learned as they are")
+        records = _archived(answers, settings, tokenizers, num_answers)
     else:
-        recording = Recording(settings, parts, RecordingLimits(max_new_tokens, tenant or answers.stem), is_given=True)
+        limits = RecordingLimits(max_new_tokens or MAX_NEW_TOKENS, tenant or answers.stem)
+        recording = Recording(settings, parts, limits, is_given=True)
         records = _recorded(recording, _rows(answers, num_answers, split))
     train_records, held_out = split_by_request(records, held_out_every)
     run = new_run(settings, tokenizers)
@@ -84,11 +89,9 @@ def main(
 
 
 def _archived(
-    path: Path, settings: config.Settings, tokenizers: wiring.Vocabularies, num_answers: int | None, split: str | None
+    path: Path, settings: config.Settings, tokenizers: wiring.Vocabularies, num_answers: int | None
 ) -> list[TraceRecord]:
     """Return an archive's records, with the tenants that they name. Raises RequestError."""
-    if split is not None:
-        raise RequestError("--split is for texts; the records of an archive name none")
     recorded = _of_first_answers(archive.read(path), num_answers)
     return for_drafter(recorded, settings.models.target, settings.models.drafter, tokenizers)
 

@@ -22,7 +22,7 @@ from omnidraft.traces.record import TraceRecord
 from pipelines.lib import api_answers
 from pipelines.lib.api_answers import ApiExchange
 from pipelines.lib.api_recording import ApiRecording
-from pipelines.lib.recording import Recording, RecordingLimits
+from pipelines.lib.recording import MAX_NEW_TOKENS, Recording, RecordingLimits, require_not_given
 
 
 def main(
@@ -46,7 +46,9 @@ def main(
     ] = None,
     skip: Annotated[int, typer.Option(min=0, help="Rows of the file to pass over.")] = 0,
     split: Annotated[str | None, typer.Option(help="Only rows of this split, for example train.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The limit of each answer.")] = 400,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help=f"The limit of each answer; {MAX_NEW_TOKENS} without it.")
+    ] = None,
     tenant: Annotated[str | None, typer.Option(help="Named in every record; without it the file's name.")] = None,
     target: Annotated[str | None, typer.Option()] = None,
     drafter: Annotated[str | None, typer.Option()] = None,
@@ -59,15 +61,14 @@ def main(
     (source,) = sources
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
     if from_api is not None:
-        if split is not None:
-            raise RequestError("--split is for prompts; responses have none")
+        prompts_alone = {"--split": split, "--max-new-tokens": max_new_tokens}
+        require_not_given(prompts_alone, "is for prompts; responses are taken as they are")
         _import(settings, api_answers.read(from_api, num_prompts, skip=skip), tenant or source.stem, out)
         return
     rows = prompts.read(source, num_prompts, skip=skip, split=split)
     parts = out.with_suffix(".parts")
-    recording = Recording(
-        settings, parts, RecordingLimits(max_new_tokens, tenant or source.stem), is_given=answers is not None
-    )
+    limits = RecordingLimits(max_new_tokens or MAX_NEW_TOKENS, tenant or source.stem)
+    recording = Recording(settings, parts, limits, is_given=answers is not None)
     records: list[TraceRecord] = []
     with bar("recording", len(rows)) as advance:
         for of_prompt in recording.records_of(rows):

@@ -13,6 +13,7 @@ from omnidraft.config import Settings
 from omnidraft.errors import ConfigError
 from omnidraft.hosts.process import entry
 from omnidraft.vocab.ngram_table import ENTRY
+from pipelines.lib.choices import numbers
 
 BEGIN, END = "<!-- pipelines.scaling begins -->", "<!-- pipelines.scaling ends -->"
 WORKER_TOKENS_PER_S, LEARNER_TOKENS_PER_S = 15.3, 57.0
@@ -31,7 +32,7 @@ def main(
     markdown: Annotated[Path | None, typer.Option(help="A page whose marked part the table replaces.")] = None,
 ) -> None:
     """Print a table of a fleet's traffic, a column for each number of workers."""
-    columns = [column(int(number), worker_tokens_per_s, learner_tokens_per_s) for number in workers.split(",")]
+    columns = [column(num, worker_tokens_per_s, learner_tokens_per_s) for num in numbers(workers, "--workers")]
     lines = [f"| {name} | {' | '.join(each[name] for each in columns)} |" for name in columns[0]]
     lines.insert(1, f"| --- | {' | '.join(['---:'] * len(columns))} |")
     table = "\n".join(lines) + "\n"

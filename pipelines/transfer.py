@@ -16,11 +16,11 @@ from rich.table import Table
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.transfer.bits_per_byte import bits_per_byte
-from omnidraft.wiring.transfer import split_texts, text_nats
+from omnidraft.wiring.transfer import split_texts, text_nats, texts_digest
 from omnidraft.wiring.transfer_models import TokenizerPair, frozen, initialised, load_model, load_pair
 from pipelines.lib import rare_tokens, report
 from pipelines.lib.choices import chosen, named_files
-from pipelines.lib.held_out_rows import require_held_out_alike
+from pipelines.lib.held_out_rows import require_held_out_alike, require_texts_alike
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,6 +62,11 @@ def main(
     options = {"max_tokens": max_tokens, "every": held_out_every, "num": num_texts, "split": split}
     splits = {name: split_texts(path, pair, **options) for name, path in named_files(data).items()}  # type: ignore[arg-type]
     files = {name: held_out for name, (_, held_out) in splits.items()}
+    learned = [text for texts, _ in splits.values() for text in texts]
+    if by_occurrence:
+        digest = texts_digest(learned, (text for texts in files.values() for text in texts))
+        for folder in folders.values():
+            require_texts_alike(folder, digest)
     num_bytes = {name: sum(text.num_bytes for text in texts) for name, texts in files.items()}
     nats: dict[str, Nats] = {}
     rows: dict[str, dict[str, float]] = {}
@@ -72,9 +77,7 @@ def main(
     _print(rows, files)
     figures: dict[str, Any] = {"bits_per_byte": rows, "held_out_bytes": num_bytes}
     if by_occurrence:
-        count_V = rare_tokens.occurrences(
-            (text for texts, _ in splits.values() for text in texts), len(pair.new.vocabulary)
-        )
+        count_V = rare_tokens.occurrences(learned, len(pair.new.vocabulary))
         figures["by_occurrence"] = {name: _by_occurrence(name, nats, files, count_V) for name in folders}
     if json_path is not None:
         report.save(figures, json_path)

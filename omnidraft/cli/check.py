@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from omnidraft import config
-from omnidraft.cli.options import Config, Engine, Quantize, Snapshot, download_bars, require_folder_of, write_json
+from omnidraft import config, json_report
+from omnidraft.cli.options import Config, Engine, Quantize, Snapshot, download_bars, require_folder_of
 from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def check(
     result = _run_check(settings, plan, temperatures, modes, snapshot)
     _show(result)
     if json_path is not None:
-        write_json(json_path, result)
+        json_report.save(result, json_path)
     raise typer.Exit(0 if result["passed"] else 1)
 
 

@@ -1,10 +1,9 @@
 """Options and helpers that several commands share."""
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -49,14 +48,6 @@ def require_folder_of(path: Path) -> None:
     whose result goes there."""
     if not path.absolute().parent.is_dir():
         raise RequestError(f"cannot write {path}: there is no folder {path.absolute().parent}")
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a report. Raises RequestError when the file cannot be written."""
-    try:
-        path.write_text(json.dumps(content, indent=2) + "\n")
-    except OSError as exc:
-        raise RequestError(f"cannot write {path}: {exc.strerror}") from exc
 
 
 @contextmanager

@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from omnidraft import config
+from omnidraft import config, json_report
 from omnidraft.cli import dead_letters
-from omnidraft.cli.options import Config, Target, group, printable, require_folder_of, write_json
+from omnidraft.cli.options import Config, Target, group, printable, require_folder_of
 from omnidraft.errors import ConfigError, WireError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def verify(
         report = audit(settings, counts_only=counts_only, on_poll=saw)
     print_report(report)
     if json_path is not None:
-        write_json(json_path, report.plain_data())
+        json_report.save(report.plain_data(), json_path)
     if report.faults:
         raise typer.Exit(1)
 

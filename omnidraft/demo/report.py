@@ -1,6 +1,5 @@
-"""The report of a run of the demo: a table for the terminal, a picture, a JSON file."""
+"""The report of a run of the demo: tables for the terminal, and a picture."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -80,11 +79,3 @@ def picture(points: Sequence[CurvePoint], rows: Sequence[dict[str, Any]], path: 
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
-
-
-def save(report: dict[str, Any], path: Path) -> None:
-    """Write indented JSON, aside first: an interrupted run leaves the last complete report."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(report, indent=2) + "\n")
-    partial.replace(path)

@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -73,6 +73,8 @@ def transfer(request: TransferRequest, on_point: "Callable[[Point], None]") -> d
     request.settings.terms()
     gguf_files = _gguf_files(request) if request.with_gguf else None
     pair = load_pair(request.model, request.tokenizer)
+    if gguf_files is not None:
+        _require_writable(gguf_files, pair)
     max_tokens, every = request.settings.max_tokens, request.held_out_every
     options = {"max_tokens": max_tokens, "every": every, "num": request.num_texts, "split": request.split}
     files = [split_texts(path, pair, **options) for path in request.data]  # type: ignore[arg-type]
@@ -120,6 +122,14 @@ def split_texts(
     if not learned or not held_out:
         raise RequestError(f"{path}: {len(texts)} texts are too few to hold out one in {every}")
     return learned, held_out
+
+
+def texts_digest(learned: "Iterable[AlignedText]", held_out: "Iterable[AlignedText]") -> str:
+    """Return the hash of a transfer's texts that its report has in `run`."""
+    digest = hashlib.sha256()
+    for text in (*learned, *held_out):
+        digest.update(text.new_ids_T.tobytes())
+    return digest.hexdigest()
 
 
 def bits(model: "TransformersTrainable", texts: "Sequence[AlignedText]", side: Literal["old", "new"]) -> float:
@@ -210,6 +220,13 @@ def _write(
         save_hypernetworks(networks, partial / HYPERNETWORK_FILE)
 
 
+def _require_writable(files: tuple[Path, Path], pair: TokenizerPair) -> None:
+    """Raise ModelError where no GGUF file can be written after training."""
+    from omnidraft.models.llamacpp.gguf_export import require_writable
+
+    require_writable(*files, len(pair.new.vocabulary))
+
+
 def _write_gguf(model: Any, files: tuple[Path, Path], file: Path) -> None:
     from omnidraft.models.llamacpp.gguf_export import write_gguf
 
@@ -247,14 +264,11 @@ def _identity(
     precision: "Precision",
 ) -> dict[str, Any]:
     """Return what decides the result of a run, as plain data."""
-    digest = hashlib.sha256()
-    for text in (*learned, *held_out):
-        digest.update(text.new_ids_T.tobytes())
     return {
         "model": request.model,
         "tokenizer": request.tokenizer,
         "alignment": pair.alignment.fingerprint,
-        "texts": digest.hexdigest(),
+        "texts": texts_digest(learned, held_out),
         "split": request.split,
         "held_out_every": request.held_out_every,
         "init": request.init if isinstance(request.init, str) else _digest(request.init / HYPERNETWORK_FILE),

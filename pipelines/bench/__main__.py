@@ -5,7 +5,6 @@ OUT is written after every prompt.
 """
 
 import os
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -39,7 +38,9 @@ def main(
     prompts_paths: Annotated[
         list[Path] | None, typer.Option("--prompts", help="JSON lines with prompt or question; may be given again.")
     ] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of each file, test split first.")] = 4,
+    num_prompts: Annotated[
+        int, typer.Option(min=1, help="Prompts of each file, of split test where it names splits.")
+    ] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=2)] = 64,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     methods: Annotated[str, typer.Option(help=f"Some of {', '.join(NAMES)}, with commas.")] = DEFAULT_METHODS,
@@ -65,7 +66,7 @@ def main(
     with ExitStack() as stack:
         loaded = load(names, Setup(settings, temperature, snapshot, is_stream=stream), stack)
         options = {
-            "command": shlex.join(["python", "-m", "pipelines.bench", *sys.argv[1:]]),
+            "command": machine.command("pipelines.bench"),
             "fingerprint": loaded.target,
             "snapshot": snapshot,
             "temperature": temperature,

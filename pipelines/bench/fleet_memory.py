@@ -11,9 +11,7 @@ rebuilt    the same bytes from a process that began anew after one was killed ha
 """
 
 import multiprocessing
-import shlex
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from omnidraft.hosts import process
 from omnidraft.snapshots.files import sha256_of
 from omnidraft.snapshots.memory_part import MEMORY
 from pipelines.lib import machine, report
@@ -59,7 +58,7 @@ def main(
         raise typer.BadParameter(f"--tokens: {tenants} tenants need {tenants * _TEXT_IDS:,}, {_TEXT_IDS} each")
     with tempfile.TemporaryDirectory(prefix="omnidraft-memory-") as folder:
         figures = _measure(tokens, tenants, Path(folder))
-    command = shlex.join(["python", "-m", "pipelines.bench.fleet_memory", *sys.argv[1:]])
+    command = machine.command("pipelines.bench.fleet_memory")
     figures = {"machine": machine.describe(), "command": command, "tokens": tokens, "tenants": tenants} | figures
     typer.echo(json.dumps(figures, indent=2))
     if json_path is not None:
@@ -173,9 +172,9 @@ def _rebuilt_after_kill(tokens: int, tenants: int, folder: Path, built_s: float)
 
 
 def _start(tokens: int, tenants: int, folder: Path) -> "SpawnProcess":
-    process = multiprocessing.get_context("spawn").Process(target=_stage, args=(tokens, tenants, folder))
-    process.start()
-    return process
+    started = multiprocessing.get_context("spawn").Process(target=_stage, args=(tokens, tenants, folder))
+    started.start()
+    return started
 
 
 def _stage(tokens: int, tenants: int, folder: Path) -> None:
@@ -193,4 +192,4 @@ def _timed(function: Callable[[], Result]) -> tuple[Result, float]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    process.entry("fleet_memory", main)

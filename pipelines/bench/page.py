@@ -10,6 +10,7 @@ from rich.table import Table
 
 from pipelines.bench.methods import BASELINES
 from pipelines.bench.summary import Row
+from pipelines.lib import pictures
 
 COLUMNS: Mapping[str, str] = {
     "method": "method",
@@ -36,7 +37,6 @@ def show(report: Mapping[str, Any], markdown_path: Path | None) -> None:
             print(f"{row['task']}: {row['method']} failed: {reason}")
     if markdown_path is not None:
         picture_path = markdown_path.with_suffix(".png")
-        markdown_path.parent.mkdir(parents=True, exist_ok=True)
         picture(rows, picture_path)
         markdown_path.write_text(markdown(report, picture_path.name))
 
@@ -112,24 +112,17 @@ def _section(task: str, task_rows: Sequence[Row], options: Mapping[str, Any]) ->
 
 def picture(all_rows: Sequence[Row], path: Path) -> None:
     """Draw bars of the speed-up over plain decoding, a group per task, as PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     tasks = list(dict.fromkeys(row["task"] for row in all_rows))
     methods = [name for name in dict.fromkeys(row["method"] for row in all_rows) if name != "plain"]
     speedups = {(row["task"], row["method"]): row["speedup"] or 0.0 for row in all_rows}
-    figure, axis = pyplot.subplots(figsize=(max(6.0, 0.5 * len(tasks) * (len(methods) + 1)), 4.0))
     width = 0.8 / max(len(methods), 1)
-    for number, name in enumerate(methods):
-        positions = [group + width * (number - (len(methods) - 1) / 2) for group in range(len(tasks))]
-        bars = axis.bar(positions, [speedups[task, name] for task in tasks], width, label=name)
-        axis.bar_label(bars, fmt="%.2f", fontsize=7)
-    axis.axhline(1.0, color="black", linewidth=1, linestyle="--", label="plain decoding")
-    axis.set_xticks(range(len(tasks)), tasks)
-    axis.set_ylabel("speed-up over plain decoding")
-    axis.margins(y=0.15)
-    axis.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.1))
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
+    with pictures.picture(path, figsize=(max(6.0, 0.5 * len(tasks) * (len(methods) + 1)), 4.0)) as (_, axis):
+        for number, name in enumerate(methods):
+            positions = [group + width * (number - (len(methods) - 1) / 2) for group in range(len(tasks))]
+            bars = axis.bar(positions, [speedups[task, name] for task in tasks], width, label=name)
+            axis.bar_label(bars, fmt="%.2f", fontsize=7)
+        axis.axhline(1.0, color="black", linewidth=1, linestyle="--", label="plain decoding")
+        axis.set_xticks(range(len(tasks)), tasks)
+        axis.set_ylabel("speed-up over plain decoding")
+        axis.margins(y=0.15)
+        axis.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.1))

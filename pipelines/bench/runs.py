@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import OmnidraftError
@@ -61,13 +61,12 @@ class Failure:
         return {"failure": self.reason}
 
 
-Asked = TypeVar("Asked", Prompt, str)
 Outcome = BenchRun | Failure
 Method = Callable[[Prompt, int], BenchRun]
 """(prompt, tokens at most) -> the answer."""
 
 
-def attempt(method: Callable[[Asked, int], BenchRun], prompt: Asked, max_new_tokens: int) -> Outcome:
+def attempt(method: Method, prompt: Prompt, max_new_tokens: int) -> Outcome:
     """Return the answer, or a failure with the first line of its reason."""
     try:
         return method(prompt, max_new_tokens)

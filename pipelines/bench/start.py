@@ -128,7 +128,7 @@ def _summary(starts: Sequence[Start]) -> Table:
 
 
 def _content(starts: Sequence[Start]) -> dict[str, Any]:
-    command = " ".join(["python", "-m", "pipelines.bench.start", *sys.argv[1:]])
+    command = machine.command("pipelines.bench.start")
     return {"command": command, "machine": machine.describe(), "starts": [asdict(each) for each in starts]}
 
 

@@ -8,9 +8,7 @@ merged     each text with a copy of the drafter of its own, into which its facto
 """
 
 import ctypes
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from omnidraft.hosts import process
 from pipelines.lib import machine, report
+from pipelines.lib.choices import numbers
 
 if TYPE_CHECKING:
     import torch
@@ -58,16 +58,16 @@ def main(
 
     import torch
 
+    all_ranks, sizes = numbers(ranks, "--ranks"), numbers(texts, "--texts")
     if threads is not None:
         torch.set_num_threads(threads)
     bench = Bench(SMOLLM2_135M | json.loads(shape), precision)
-    numbers, all_ranks = [int(each) for each in texts.split(",")], [int(each) for each in ranks.split(",")]
     memory = [bench.memory(rank, tenants) for rank in all_ranks]
-    steps = [row for rank in all_ranks for row in bench.steps(rank, numbers, repeats)]
+    steps = [row for rank in all_ranks for row in bench.steps(rank, sizes, repeats)]
     for row in [{"copy_mib": bench.copy_mib}, *memory, *steps]:
         typer.echo(json.dumps(row))
     if json_path is not None:
-        command = shlex.join(["python", "-m", "pipelines.bench.tenant_factors", *sys.argv[1:]])
+        command = machine.command("pipelines.bench.tenant_factors")
         about = {"machine": machine.describe(), "command": command, "copy_mib": bench.copy_mib}
         report.save({**about, "memory": memory, "steps": steps}, json_path)
 
@@ -161,4 +161,4 @@ def _resident_mib() -> float:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    process.entry("tenant_factors", main)

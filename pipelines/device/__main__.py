@@ -22,7 +22,7 @@ from pipelines.device.curve import CurvePoint, agreement_curve
 from pipelines.device.pictures import draw
 from pipelines.device.user import DeviceUser, Stage
 from pipelines.lib import machine, report
-from pipelines.lib.choices import chosen
+from pipelines.lib.choices import numbers
 
 
 def main(
@@ -52,7 +52,7 @@ def main(
     """Measure what a drafter learns from one user on one device, and what that costs."""
     if home.exists():
         raise RequestError(f"{home} exists; the figures are those of a drafter that begins anew")
-    stages = _stages(at)
+    stages = sorted(numbers(at, "--at"))
     rows = prompts.read(prompts_path, stages[-1] + num_test, split=split)
     if len(rows) < stages[-1] + 2:
         raise RequestError(f"{prompts_path} has {len(rows)} prompts, too few for {stages[-1]} requests and a test")
@@ -82,17 +82,6 @@ def main(
     _print(measured, curve, user.costs)
     if picture is not None:
         draw(measured, curve, picture)
-
-
-def _stages(at: str) -> list[int]:
-    """Return the numbers of requests, ascending. Raises RequestError."""
-    try:
-        stages = sorted(map(int, chosen(at)))
-    except ValueError as exc:
-        raise RequestError(f"--at takes numbers with commas between them: {exc}") from exc
-    if not stages or stages[0] < 1:
-        raise RequestError("--at takes numbers from 1 on")
-    return stages
 
 
 def _figures(user: DeviceUser, measured: list[Stage], curve: list[CurvePoint]) -> dict[str, Any]:

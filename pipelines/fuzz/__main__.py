@@ -41,9 +41,9 @@ def main(
 ) -> None:
     """Send hostile messages and account for every one."""
     figures = run(num, seed=seed)
+    print(figures)
     if json_path is not None:
         report.save(figures, json_path)
-    print(figures)
 
 
 def run(num: int, *, seed: int, processes: int = 1) -> dict[str, Any]:

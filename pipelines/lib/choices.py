@@ -1,4 +1,4 @@
-"""Names in a command-line option, with commas between them, and files by their names."""
+"""Names or numbers in a command-line option, with commas between them, and files by their names."""
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -12,6 +12,15 @@ def chosen(text: str, known: Collection[str] = (), kind: str = "") -> list[str]:
     if known and (unknown := [name for name in names if name not in known]):
         raise RequestError(f"no {kind} {unknown[0]!r}; there are {', '.join(known)}")
     return names
+
+
+def numbers(text: str, option: str) -> list[int]:
+    """Return the numbers in `text`, each once. Raises RequestError, naming the option, unless all are from 1 on, or
+    when there are none."""
+    names = chosen(text)
+    if not names or not all(name.isascii() and name.isdigit() and int(name) > 0 for name in names):
+        raise RequestError(f"{option} needs numbers from 1 on with commas between them, got {text!r}")
+    return [int(name) for name in names]
 
 
 def named_files(paths: Iterable[Path]) -> dict[str, Path]:

@@ -3,7 +3,6 @@
 Deterministic: the same records, settings and seed give the same snapshot.
 """
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -11,9 +10,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from omnidraft import config, wiring
+from omnidraft.container_limits import usable_processors
 from omnidraft.distill.evaluation.agreement import block_efficiency, share
 from omnidraft.distill.evaluation.paired_error import paired_standard_error
 from omnidraft.distill.evaluation.tenant_agreement import ScoredRecord, by_tenant
@@ -86,9 +87,12 @@ def require_new(folder: Path) -> None:
         raise RequestError(f"{folder} exists; a snapshot is written once")
 
 
-def measure(learner: Learner, held_out: Sequence[TraceRecord], losses: dict[str, float] | None = None) -> Point:
-    """Measure the learner as it is now. Raises RequestError when no record can be scored."""
-    hits = learner.hits(held_out, with_cache=True)
+def measure(learner: Learner, hits: Sequence[np.ndarray], losses: dict[str, float] | None = None) -> Point:
+    """Return the point of the learner as it is now. Raises RequestError when no record has a position.
+
+    Args:
+        hits: on each held-out record, with the n-gram cache.
+    """
     agreement = share(hits)
     if agreement is None:
         raise RequestError("no record has a position to score")
@@ -120,20 +124,22 @@ def learn(
         for start in range(0, len(records), settings.learner.records_per_step)
     ]
 
-    def point(losses: dict[str, float]) -> None:
-        run.curve.append(measure(run.learner, held_out, losses))
+    def point(losses: dict[str, float]) -> list[np.ndarray]:
+        """Add a point to the curve; return the hits on the held-out records without the n-gram cache."""
+        without_cache, with_cache = run.learner.hits_by_cache(held_out, None, run.learner.cache)
+        run.curve.append(measure(run.learner, with_cache, losses))
         on_point(run.curve[-1])
+        return without_cache
 
-    before = run.learner.hits(held_out)
-    point({})
+    before = after = point({})
     for number, batch in enumerate(batches, 1):
         started = time.perf_counter()
         report = run.learner.step(batch)
         run.seconds += time.perf_counter() - started
         advance(len(batch))
         if number == len(batches) or (measure_every and number % measure_every == 0):
-            point(dict(report.losses))
-    groups, after = TenantGroups(settings.learner.tenants), run.learner.hits(held_out)
+            after = point(dict(report.losses))
+    groups = TenantGroups(settings.learner.tenants)
     run.scored = [
         ScoredRecord(groups.of(record), record.request, before_P, after_P)
         for record, before_P, after_P in zip(held_out, before, after, strict=True)
@@ -143,7 +149,7 @@ def learn(
 
 def new_run(settings: config.Settings, tokenizers: wiring.Vocabularies) -> TrainingRun:
     """Return a learner at the base drafter, with all threads unless the settings have a number: nothing is served."""
-    torch.set_num_threads(settings.learner.threads or os.cpu_count() or 1)
+    torch.set_num_threads(settings.learner.threads or usable_processors())
     return TrainingRun(wiring.learner(settings, tokenizers))
 
 

@@ -3,24 +3,23 @@
 Unreadable records are counted; only the distiller dead-letters them.
 """
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from omnidraft import config, wiring
+from omnidraft.distill.ingest import topic_scan
 from omnidraft.errors import BusError, RequestError, WireError
 from omnidraft.ports import LogReader, Message
 from omnidraft.traces import archive, codec
 from omnidraft.traces.record import TraceRecord
 
-POLL_RECORDS = 256
-POLL_TIMEOUT_S = 2.0
-IDLE_S = 10.0
-"""Seconds without a message after which reading stops: retention deleted the rest of a partition that gave nothing."""
 FILTERS = ("target", "drafter", "tenant", "worker", "mode", "snapshot_version", "request_id")
+Position = tuple[int, int]
+"""The partition and offset of a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,12 @@ class Slice:
     """The selected records, in the order of partitions and offsets."""
 
     records: list[TraceRecord] = field(default_factory=list)
+    positions: list[Position] = field(default_factory=list)
+    """That of each record in the log, or (0, its number) in the archive."""
     skipped: Counter[str] = field(default_factory=Counter)
     """Number of skipped records by reason."""
+    log_id: str | None = None
+    """The identity of the log; None for an archive."""
 
     def require(self) -> list[TraceRecord]:
         """Return the records. Raises RequestError when there are none."""
@@ -87,8 +90,8 @@ def read(source: str, settings: config.Settings, slice_filter: SliceFilter, *, a
         BusError, WireError, RequestError: the log or archive cannot be read.
     """
     result = Slice()
-    selected: list[tuple[tuple[int, int], TraceRecord]] = []
-    for position, record in _records(source, settings, result.skipped):
+    selected: list[tuple[Position, TraceRecord]] = []
+    for position, record in _records(source, settings, result):
         reason = slice_filter.skip_reason(record)
         if reason is None and alignment not in (None, record.alignment):
             reason = "other_alignment"
@@ -96,49 +99,46 @@ def read(source: str, settings: config.Settings, slice_filter: SliceFilter, *, a
             selected.append((position, record))
         else:
             result.skipped[reason] += 1
-    result.records = [record for _, record in sorted(selected, key=lambda each: each[0])]
+    selected.sort(key=lambda each: each[0])
+    result.positions = [position for position, _ in selected]
+    result.records = [record for _, record in selected]
     return result
 
 
-def _records(
-    source: str, settings: config.Settings, skipped: Counter[str]
-) -> Iterable[tuple[tuple[int, int], TraceRecord]]:
-    """Return records, each with its partition and offset."""
+def _records(source: str, settings: config.Settings, result: Slice) -> Iterable[tuple[Position, TraceRecord]]:
+    """Return records with their positions; write the log's identity, and how many are unreadable, into the result."""
     if "://" not in source:
         if not Path(source).is_file():
             raise RequestError(f"no archive at {source}; a log is sqlite:///path or kafka://host:port")
         return (((0, number), record) for number, record in enumerate(archive.read(Path(source))))
     sections = settings.model_dump() | {"log": settings.log.model_dump() | {"url": source}}
     other = config.load(None, {}, **sections)
-    return _log_records(wiring.log_reader(other, other.log.traces_topic), skipped)
+    return _log_records(wiring.log_reader(other, other.log.traces_topic), result)
 
 
-def _log_records(reader: LogReader, skipped: Counter[str]) -> Iterator[tuple[tuple[int, int], TraceRecord]]:
+def _log_records(reader: LogReader, result: Slice) -> Iterator[tuple[Position, TraceRecord]]:
     """Yield the records up to the present end of the log."""
     try:
+        result.log_id = reader.identity()
         for message in _messages(reader):
             try:
                 yield (message.partition, message.offset), codec.decode(message.value, message.headers)
             except WireError:
-                skipped["unreadable"] += 1
+                result.skipped["unreadable"] += 1
     finally:
         reader.close()
 
 
-def _messages(reader: LogReader) -> Iterator[Message]:
-    ends, reached = reader.end_offsets(), dict[int, int]()
+def _messages(reader: LogReader, *, idle_s: float = topic_scan.IDLE_S) -> Iterator[Message]:
+    """Yield the messages up to the present end of the log. Raises BusError when a partition keeps some back."""
+    ends, reached = reader.end_offsets(), dict(reader.first_offsets())
     reader.seek({})
-    idle_since = time.monotonic()
-    while any(reached.get(partition, 0) < end for partition, end in ends.items()):
-        polled = reader.poll(POLL_RECORDS, POLL_TIMEOUT_S)
-        if polled.next_offsets:
-            reached |= polled.next_offsets
-            idle_since = time.monotonic()
-            yield from (each for each in polled.messages if each.offset < ends.get(each.partition, 0))
-        elif time.monotonic() - idle_since > IDLE_S:
-            break
-    if short := [partition for partition, offset in reached.items() if offset < ends.get(partition, 0)]:
-        raise BusError(f"partition {short[0]} of the log gave nothing more at offset {reached[short[0]]}")
+    poll = partial(reader.poll, topic_scan.POLL_MESSAGES, topic_scan.POLL_TIMEOUT_S)
+    for polled in topic_scan.polls_until(poll, ends, idle_s=idle_s):
+        reached |= polled.next_offsets
+        yield from (each for each in polled.messages if each.offset < ends.get(each.partition, 0))
+    if short := [partition for partition, end in ends.items() if reached.get(partition, 0) < end]:
+        raise BusError(f"partition {short[0]} of the log gave nothing more at offset {reached.get(short[0], 0)}")
 
 
 def _time_ms(text: str | None) -> int | None:

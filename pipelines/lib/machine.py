@@ -1,12 +1,19 @@
-"""A description of this machine, which every report has: figures mean nothing without it."""
+"""The machine and the command line of a report: figures mean nothing without them."""
 
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import torch
+
+
+def command(module: str) -> str:
+    """Return the command line of this process, which runs this module, quoted for a shell."""
+    return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
 def describe() -> dict[str, str | int | float]:

@@ -4,7 +4,7 @@ Shapes: as in traces/record.py.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from omnidraft.traces.record import TraceRecord
 from pipelines.lib.prompt_requests import request_for
 
 WORKER = "pipelines.record"
+MAX_NEW_TOKENS = 400
+"""The limit of each answer where no other is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,13 @@ class RecordingLimits:
 
     max_new_tokens: int
     tenant: str
+
+
+def require_not_given(options: Mapping[str, object], reason: str) -> None:
+    """Raise RequestError, with this reason, where one of these command-line options has a value."""
+    for name, value in options.items():
+        if value is not None:
+            raise RequestError(f"{name} {reason}")
 
 
 class Recording:
@@ -61,8 +70,9 @@ class Recording:
 
     def _name(self, number: int, prompt: Prompt) -> str:
         """Return a hash of everything that the records of a prompt depend on; it names them and their request."""
-        settings = (self._settings.models, self._settings.recorder, self._settings.decode.mode)
-        dependencies = (*settings, self._is_given, self._limits, number, prompt)
+        settings = self._settings
+        drafting = (settings.decode.mode,) if self._is_given else (settings.decode, settings.cache)
+        dependencies = (settings.models, settings.recorder, *drafting, self._is_given, self._limits, number, prompt)
         return hashlib.sha256(repr(dependencies).encode()).hexdigest()[:24]
 
     def _record(self, name: str, prompt: Prompt) -> list[TraceRecord]:

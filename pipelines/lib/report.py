@@ -1,6 +1,6 @@
 """The reports of pipelines: JSON files, with milliseconds."""
 
-from omnidraft.demo.report import save
+from omnidraft.json_report import save
 
 __all__ = ["ms", "save"]
 

@@ -54,8 +54,8 @@ class VllmServer:
     pid: int
     log_path: Path
 
-    def ask(self, text: str, max_new_tokens: int, *, temperature: float = 0.0, schema: str | None = None) -> VllmAnswer:
-        """Stream the answer to one user message, under this JSON schema if there is one.
+    def ask(self, text: str, max_new_tokens: int, *, schema: str | None = None) -> VllmAnswer:
+        """Stream the answer to one user message at temperature 0, under this JSON schema if there is one.
 
         Raises ApiError, and RequestError when it has no token.
         """
@@ -63,7 +63,7 @@ class VllmServer:
             "model": "target",
             "messages": [{"role": "user", "content": text}],
             "max_completion_tokens": max_new_tokens,
-            "temperature": temperature,
+            "temperature": 0.0,
             "return_token_ids": True,
         }
         if schema is not None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipelines.lib.pictures import picture
 from pipelines.paper_table.decoding import PLAIN
 from pipelines.paper_table.figures import Row
 
@@ -15,21 +16,14 @@ PANELS = {"acceptance": "accepted share of drafted tokens", "speedup": "speed-up
 
 def draw(table: Mapping[str, Mapping[str, Row]], path: Path) -> None:
     """Draw a panel for each figure, with a group of bars for each target and task, as PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     methods = [name for name in dict.fromkeys(name for rows in table.values() for name in rows) if name != PLAIN]
-    figure, axes = pyplot.subplots(len(PANELS), 1, figsize=(max(8.0, 2.6 * len(table)), 7.0))
-    for axis, (field, title) in zip(axes, PANELS.items(), strict=True):
-        _bars(axis, table, methods, field)
-        axis.set_xticks(range(len(table)), [name.replace("/", "\n") for name in table], fontsize=8)
-        axis.set_ylabel(title)
-    axes[-1].axhline(1.0, color="black", linewidth=1, linestyle="--", label="plain decoding")
-    axes[-1].legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.2))
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
+    with picture(path, nrows=len(PANELS), figsize=(max(8.0, 2.6 * len(table)), 7.0)) as (_, axes):
+        for axis, (field, title) in zip(axes, PANELS.items(), strict=True):
+            _bars(axis, table, methods, field)
+            axis.set_xticks(range(len(table)), [name.replace("/", "\n") for name in table], fontsize=8)
+            axis.set_ylabel(title)
+        axes[-1].axhline(1.0, color="black", linewidth=1, linestyle="--", label="plain decoding")
+        axes[-1].legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
 def _bars(axis: "Axes", table: Mapping[str, Mapping[str, Row]], methods: list[str], field: str) -> None:

@@ -212,5 +212,5 @@ def _with_error(row: Row, field: str, unit: str) -> str:
     return _number(row[field], unit) + ("" if error is None or row[field] is None else f" +- {error:.2f}")
 
 
-def _number(value: float | None, unit: str = "", digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}{unit}"
+def _number(value: float | None, unit: str = "") -> str:
+    return "-" if value is None else f"{value:.2f}{unit}"

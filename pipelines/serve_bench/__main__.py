@@ -4,9 +4,7 @@
 part.
 """
 
-import shlex
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -55,7 +53,7 @@ def main(
     """
     names = chosen(parts, PARTS, "part")
     plan = ServeBenchPlan(out.absolute(), target, drafter, repeats, tokens, clients, seconds, swaps, seed)
-    command = shlex.join(["python", "-m", "pipelines.serve_bench", *sys.argv[1:]])
+    command = machine.command("pipelines.serve_bench")
     content: dict[str, Any] = {"command": command, "machine": machine.describe(), "parts": {}}
     for name in names:
         content["parts"][name] = run_part(name, partial(PARTS[name], plan))

@@ -86,7 +86,7 @@ def assertions(figures: dict[str, Any]) -> dict[str, bool]:
 def _swap_all(server: Server, versions: Sequence[int]) -> list[tuple[float, float]]:
     """Swap in every version; return for each the times of its announcement and of AFTER_S after it was in place."""
     settings = server.settings
-    registry, writer = wiring.registry(settings), wiring.log_writer(settings, settings.log.control_topic)
+    registry, writer = wiring.registry(settings), wiring.control_writer(settings)
     models, windows = settings.models, []
     with bar("swaps", len(versions)) as advance:
         for version in versions:

@@ -6,9 +6,7 @@ part, so parts can be run one by one. The parts are the modules beside this one.
 """
 
 import json
-import shlex
 import signal
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,7 +85,7 @@ def main(
         phase_requests=phase_requests,
     )
     for name in names:
-        if not (resume and _path(plan, name).exists()):
+        if not (resume and _is_measured(plan, name)):
             _run(name, plan)
     content = _report(plan)
     report.save(content, plan.out / "report.json")
@@ -146,8 +144,13 @@ def _run(name: str, plan: SoakPlan) -> None:
     path = _path(plan, name)
     path.unlink(missing_ok=True)
     result = run_part(name, lambda: _part(name)(plan))
-    command = shlex.join(["python", "-m", "pipelines.soak", *sys.argv[1:]])
-    report.save(result | {"command": command, "machine": machine.describe()}, path)
+    report.save(result | {"command": machine.command("pipelines.soak"), "machine": machine.describe()}, path)
+
+
+def _is_measured(plan: SoakPlan, name: str) -> bool:
+    """Return whether a part has figures in the folder already: one that did not run to its end has none."""
+    path = _path(plan, name)
+    return path.exists() and bool(json.loads(path.read_text())["figures"])
 
 
 def _path(plan: SoakPlan, name: str) -> Path:

@@ -38,6 +38,9 @@ QUEUE_RECORDS = 4
 MAX_SLOWDOWN = 0.02
 RECOVERY_TIMEOUT_S = 60.0
 
+Window = tuple[str, dict[int, float]]
+"""Its kind, and the tokens a second of each prompt."""
+
 
 def run(plan: SoakPlan) -> CheckResult:
     """Measure speeds and drops; check that every record ended as acknowledged or as dropped."""
@@ -47,9 +50,9 @@ def run(plan: SoakPlan) -> CheckResult:
         torch.set_num_threads(plan.threads)
         worker = wiring.worker(settings, metrics)
         assert worker.producer is not None
-        speeds, recovered_s = _windows(cluster, worker.engine, metrics, plan)
+        windows, recovered_s = _windows(cluster, worker.engine, metrics, plan)
         num_given_up = worker.producer.close(RECOVERY_TIMEOUT_S)
-        figures = _figures(speeds) | {
+        figures = _figures(windows) | {
             "recovered_s": [round(seconds, 1) for seconds in recovered_s],
             "emitted": int(metrics.value(trace_producer.EMITTED)),
             "acknowledged": int(metrics.value(trace_producer.ACKNOWLEDGED)),
@@ -97,21 +100,21 @@ def _settings(settings: Settings, plan: SoakPlan) -> Settings:
 
 def _windows(
     cluster: Cluster, engine: Engine, metrics: CountingMetrics, plan: SoakPlan
-) -> tuple[dict[str, list[dict[int, float]]], list[float]]:
-    """Kind of window -> its windows' tokens a second by prompt; and how long each recovery took."""
+) -> tuple[list[Window], list[float]]:
+    """Return the windows in the order of WINDOWS, and how long each recovery took."""
     texts = [prompt.text for prompt in prompts.read(QUESTIONS, NUM_PROMPTS)]
     for text in texts:
         _tokens_per_s(engine, text)
-    speeds: dict[str, list[dict[int, float]]] = defaultdict(list)
+    windows: list[Window] = []
     recovered_s: list[float] = []
     with bar("windows with the broker up and down", len(WINDOWS)) as advance:
         for kind in WINDOWS:
             _take_away(cluster, kind)
-            speeds[kind].append(_window(engine, texts, plan.outage_s * (UP_SHARE if kind == "up" else 1)))
+            windows.append((kind, _window(engine, texts, plan.outage_s * (UP_SHARE if kind == "up" else 1))))
             if kind != "up":
                 recovered_s.append(_bring_back(cluster, kind, metrics))
             advance()
-    return speeds, recovered_s
+    return windows, recovered_s
 
 
 def _take_away(cluster: Cluster, kind: str) -> None:
@@ -155,22 +158,21 @@ def _tokens_per_s(engine: Engine, text: str) -> float:
     return num_tokens / (time.perf_counter() - started)
 
 
-def _figures(speeds: dict[str, list[dict[int, float]]]) -> dict[str, Any]:
+def _figures(windows: Sequence[Window]) -> dict[str, Any]:
     """Return each prompt's speed in a kind of window, against its speed with the broker up."""
+    by_kind: dict[str, list[dict[int, float]]] = defaultdict(list)
+    for kind, speeds in windows:
+        by_kind[kind].append(speeds)
     typical = {
-        kind: {number: median(window[number] for window in windows) for number in windows[0]}
-        for kind, windows in speeds.items()
+        kind: {number: median(each[number] for each in of_kind) for number in of_kind[0]}
+        for kind, of_kind in by_kind.items()
     }
     ratios = {
         kind: median(typical[kind][number] / typical["up"][number] for number in typical["up"]) for kind in typical
     }
     return {
         "tokens_per_s": {kind: round(median(each.values()), 2) for kind, each in typical.items()},
-        "windows": [
-            {"kind": kind, "tokens_per_s": round(median(window.values()), 2)}
-            for kind, windows in speeds.items()
-            for window in windows
-        ],
+        "windows": [{"kind": kind, "tokens_per_s": round(median(speeds.values()), 2)} for kind, speeds in windows],
         "ratios": {kind: round(ratio, 4) for kind, ratio in ratios.items()},
         "speed_ratio": round(min(ratios.values()), 4),
     }

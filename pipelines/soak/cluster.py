@@ -91,9 +91,9 @@ class Cluster(AbstractContextManager["Cluster"]):
             case _:
                 self.processes.start(name, service_command(name, self.config_path))
 
-    def start_all(self, services: Sequence[str] = SERVICES) -> None:
+    def start_all(self) -> None:
         """Start registry, broker and services, each when the one before is ready; return when all are."""
-        for name in (REGISTRY, BROKER, *services):
+        for name in (REGISTRY, BROKER, *SERVICES):
             self.start(name)
             self.wait_until_ready([name])
 

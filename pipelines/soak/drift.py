@@ -95,7 +95,7 @@ def figures_of(requests: Sequence[DriftRequest], events: Sequence[Event], change
     level = fmean(each.agreement for each in before[-SETTLED:])
     alarms = [each for each in events if each.kind == "drift"]
     detected_ms = next((each.time_ms for each in alarms if each.time_ms >= changed_ms), None)
-    over_ms = next((each.time_ms for each in events if each.kind == "drift_over"), None)
+    over_ms = next((each.time_ms for each in events if each.kind == "drift_over" and each.time_ms >= changed_ms), None)
     return {
         "requests_before": len(before),
         "requests_after": len(after),

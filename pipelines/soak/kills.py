@@ -82,10 +82,10 @@ def run_kills(cluster: Cluster, plan: SoakPlan) -> tuple[verdict.Evidence, dict[
     cluster.on_end = acks.on_process_end
     acks.start()
     clients = LoadClients(cluster.url, acks, num_clients=NUM_CLIENTS, pause_s=CLIENT_PAUSE_S, max_tokens=MAX_TOKENS)
-    history = _kill_all(cluster, acks, plan)
-    num_unlearned = _drain(cluster)
-    cluster.wait_for(lambda: _serves_champion(cluster, clients.tally), "champion served", DRAIN_TIMEOUT_S)
-    tally = clients.stop()
+    with clients as tally:
+        history = _kill_all(cluster, acks, plan)
+        num_unlearned = _drain(cluster)
+        cluster.wait_for(lambda: _serves_champion(cluster, tally), "champion served", DRAIN_TIMEOUT_S)
     cluster.wait_for(lambda: _all_acknowledged(acks), "acknowledgement of the last records", DRAIN_TIMEOUT_S)
     acks.stop()
     exit_codes = {name: cluster.processes.stop(name) for name in reversed(SERVICES)}

@@ -3,9 +3,11 @@
 import itertools
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 from omnidraft.demo.openai_client import CHAT, ApiError, ConnectionLost, OpenAIClient, text_of
@@ -47,8 +49,11 @@ class Tally:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class LoadClients:
-    """`num_clients` threads in front of one worker.
+class LoadClients(AbstractContextManager[Tally]):
+    """`num_clients` threads in front of one worker, which run within the context; it yields their tally.
+
+    At its end the requests under way get their answers. After an error nobody waits for these: each client gives up
+    once the try that it is at has ended.
 
     Args:
         pause_s: pause of each client between two requests.
@@ -56,19 +61,27 @@ class LoadClients:
 
     def __init__(self, url: str, acks: AckMonitor, *, num_clients: int, pause_s: float, max_tokens: int) -> None:
         self._url, self._acks, self._pause_s, self._max_tokens = url, acks, pause_s, max_tokens
-        self._stop = threading.Event()
+        self._num_clients = num_clients
+        self._stop, self._give_up = threading.Event(), threading.Event()
         self._numbers = itertools.count()
         self._threads = ThreadPoolExecutor(num_clients, thread_name_prefix="client")
-        self.tally = Tally()
-        self._running: Sequence[Future[None]] = [self._threads.submit(self._run) for _ in range(num_clients)]
+        self._tally = Tally()
 
-    def stop(self) -> Tally:
-        """Wait until the requests under way have their answers, and return the tally."""
+    def __enter__(self) -> Tally:
+        self._running = [self._threads.submit(self._run) for _ in range(self._num_clients)]
+        return self._tally
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop.set()
-        for running in self._running:
-            running.result()
-        self._threads.shutdown()
-        return self.tally
+        try:
+            if error is None:
+                for running in self._running:
+                    running.result()
+        finally:
+            self._give_up.set()
+            self._threads.shutdown()
 
     def _run(self) -> None:
         with OpenAIClient(self._url, timeout_s=60.0) as api:
@@ -86,8 +99,8 @@ class LoadClients:
         }
         while True:
             life = self._acks.life
-            with self.tally.lock:
-                self.tally.num_tries += 1
+            with self._tally.lock:
+                self._tally.num_tries += 1
             try:
                 answer = self._streamed(api, prompt, body) if is_streamed else _whole(api, body)
             except ApiError as exc:
@@ -95,12 +108,13 @@ class LoadClients:
                     return self._failed(f"{PROMPTS[prompt]}: {exc}")
             else:
                 self._acks.answered(answer.request_id, life)
-                with self.tally.lock:
-                    self.tally.replies.append((prompt, answer))
+                with self._tally.lock:
+                    self._tally.replies.append((prompt, answer))
                 return None
             if time.monotonic() > deadline:
                 return self._failed(f"{PROMPTS[prompt]}: no answer within {GIVE_UP_S:.0f} s")
-            time.sleep(RETRY_S)
+            if self._give_up.wait(RETRY_S):
+                return None
 
     def _streamed(self, api: OpenAIClient, prompt: int, body: Mapping[str, Any]) -> ServedAnswer:
         text, last = "", body
@@ -108,14 +122,14 @@ class LoadClients:
             for event in api.stream(CHAT, body):
                 text, last = text + text_of(event), event
         except ConnectionLost:
-            with self.tally.lock:
-                self.tally.beginnings += [(prompt, text)] if text else []
+            with self._tally.lock:
+                self._tally.beginnings += [(prompt, text)] if text else []
             raise
         return _answer(last, text)
 
     def _failed(self, reason: str) -> None:
-        with self.tally.lock:
-            self.tally.failures.append(reason)
+        with self._tally.lock:
+            self._tally.failures.append(reason)
 
 
 def _whole(api: OpenAIClient, body: Mapping[str, Any]) -> ServedAnswer:

@@ -14,11 +14,11 @@ HIDDEN = (
 
 KILLS = """\
 A Kafka broker (KRaft, one node), an MLflow server on SQLite, the controller, the distiller with its Ray actor, and a
-decoding worker run as separate processes with two tiny random models. Clients send requests without a pause, half of
-them streamed, at temperature 0. At random moments one process gets SIGKILL: the worker, the broker, the registry, the
-learning process, or the one that started it. Most kills come when all processes are up again, others while one is still
-down. The soak restarts processes that ended; Ray restarts its actor. Then the clients stop and every record is
-accounted for:
+decoding worker run as separate processes with two tiny random models. Clients send requests with a short pause after
+each answer, half of them streamed, at temperature 0. At random moments one process gets SIGKILL: the worker, the
+broker, the registry, the learning process, or the one that started it. Most kills come when all processes are up again,
+others while one is still down. The soak restarts processes that ended; Ray restarts its actor. Then the clients stop
+and every record is accounted for:
 
 - *acknowledged lost*: a request whose record the worker had counted as acknowledged is not in the log, or the snapshots
   missed a record that the log holds (`omnidraft traces verify`). A request counts as acknowledged when the worker's

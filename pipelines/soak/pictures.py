@@ -5,6 +5,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from pipelines.lib.pictures import picture
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -23,22 +25,14 @@ MEAN_OF = 8
 
 def draw(parts: Mapping[str, Any], folder: Path, stem: str) -> dict[str, str]:
     """Draw a picture for each part that has one; return part -> file name below `folder`."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     painters = {"kills": _kills, "broker-down": _speeds, "fuzz": _memory, "throughput": _rates, "drift": _agreement}
     names = {}
     for name, paint in painters.items():
         if not parts.get(name, {}).get("figures"):
             continue
-        figure, axis = pyplot.subplots(figsize=(11, 3.2))
-        paint(axis, parts[name]["figures"])
-        figure.tight_layout()
         names[name] = f"{stem}-{name}.png"
-        figure.savefig(folder / names[name], dpi=110)
-        pyplot.close(figure)
+        with picture(folder / names[name], figsize=(11, 3.2)) as (_, axis):
+            paint(axis, parts[name]["figures"])
     return names
 
 

@@ -28,8 +28,8 @@ def run(plan: SoakPlan) -> CheckResult:
         cluster.on_end = ended.append
         acks = AckMonitor(cluster.url)
         clients = LoadClients(cluster.url, acks, num_clients=2, pause_s=PAUSE_S, max_tokens=kills.MAX_TOKENS)
-        figures = _outage(cluster, clients.tally, plan.outage_s * SHARE)
-        tally = clients.stop()
+        with clients as tally:
+            figures = _outage(cluster, tally, plan.outage_s * SHARE)
         figures |= {
             "answers": len(tally.replies),
             "requests_failed": len(tally.failures),

@@ -35,8 +35,10 @@ def run(plan: SoakPlan) -> CheckResult:
         urls = [cluster.url, *(_start_worker(cluster, number) for number in range(1, NUM_WORKERS))]
         registry = wiring.registry(cluster.settings)
         clients = LoadClients(cluster.url, AckMonitor(cluster.url), num_clients=2, pause_s=0.1, max_tokens=16)
-        cluster.wait_for(lambda: len(registry.versions()) >= 2 and _has_previous(registry), "rollback", LEARN_TIMEOUT_S)
-        clients.stop()
+        with clients:
+            cluster.wait_for(
+                lambda: len(registry.versions()) >= 2 and _has_previous(registry), "rollback", LEARN_TIMEOUT_S
+            )
         cluster.processes.stop("distiller")
         seconds = _back_and_forth(cluster.settings, registry, urls)
     figures = {
@@ -70,7 +72,7 @@ def _has_previous(registry: Registry) -> bool:
 
 def _back_and_forth(settings: Settings, registry: Registry, urls: Sequence[str]) -> list[float]:
     """Return the seconds of each rollback, from the command to the last worker; all have both snapshots in memory."""
-    models, writer = settings.models, wiring.log_writer(settings, settings.log.control_topic)
+    models, writer = settings.models, wiring.control_writer(settings)
     _wait(urls, registry.resolve("champion").version)
     seconds = []
     with bar("rollbacks", NUM_ROLLBACKS) as advance:

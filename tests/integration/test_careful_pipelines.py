@@ -127,9 +127,12 @@ def _dies(*_: Any, **__: Any) -> None:
     raise MemoryError
 
 
-def test_an_archive_has_no_splits(recorded: Path, good: Path, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="--split is for texts"):
-        run(learn.main, "--answers", recorded, "--out", tmp_path / "warm", "--config", good, "--split", "train")
+@pytest.mark.parametrize("option", [("--split", "train"), ("--tenant", "team"), ("--max-new-tokens", 8)])
+def test_options_that_an_archive_cannot_follow_are_refused(
+    recorded: Path, good: Path, tmp_path: Path, option: tuple[object, ...]
+) -> None:
+    with pytest.raises(RequestError, match=f"{option[0]} is for texts"):
+        run(learn.main, "--answers", recorded, "--out", tmp_path / "warm", "--config", good, *option)
 
 
 def test_evaluation_says_how_much_a_snapshot_learned_of_its_records_and_can_leave_that_out(
@@ -169,6 +172,14 @@ def _publish_as_if_learned_from(log: str, records: list[Any], folder: Path) -> N
     with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
         read = {"offsets": reader.end_offsets(), "log_id": reader.identity()}
     bundle.write_manifest(folder, bundle.read_manifest(folder).model_copy(update=read))
+
+
+def test_figures_of_an_evaluation_are_told_though_they_cannot_be_saved(
+    recorded: Path, good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RequestError, match="cannot write"):
+        run(evaluate.main, "--log", recorded, "--config", good, "--json", tmp_path)
+    assert "base" in capsys.readouterr().out
 
 
 def test_an_evaluation_without_held_out_records_is_refused(

@@ -131,5 +131,6 @@ def test_one_source_is_needed(responses: Path, tmp_path: Path) -> None:
     for sources in ((), ("--from-api", responses, "--answers", responses)):
         with pytest.raises(RequestError, match="exactly one of"):
             run(record.main, *sources, "--out", tmp_path / "out.avro")
-    with pytest.raises(RequestError, match="--split"):
-        run(record.main, "--from-api", responses, "--split", "train", "--out", tmp_path / "out.avro")
+    for option in (("--split", "train"), ("--max-new-tokens", 8)):
+        with pytest.raises(RequestError, match=f"{option[0]} is for prompts"):
+            run(record.main, "--from-api", responses, *option, "--out", tmp_path / "out.avro")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from omnidraft.testing.tiny_models import TEXT, make_drafter
+from omnidraft.testing.tiny_models import TEXT, make_drafter, make_target
 from omnidraft.transfer.settings import TrainingSettings
 from omnidraft.wiring.transfer import TransferRequest
 from omnidraft.wiring.transfer import transfer as run_transfer
@@ -193,6 +193,21 @@ def test_a_gguf_file_has_the_weights_of_the_folder_and_the_tokenizers_tokens(
     assert gguf.GGUFReader(out / "out.gguf").fields[tokens].contents() == target.fields[tokens].contents()
     ids = AutoTokenizer.from_pretrained(out)(TEXT[0])["input_ids"]
     assert torch.equal(logits_of(load(out, gguf_file="out.gguf"), ids), logits_of(load(out), ids))
+
+
+def test_a_gguf_file_that_cannot_be_written_is_refused_before_training(transfer: Run, tmp_path: Path) -> None:
+    drafter, target, out = make_drafter(tmp_path / "drafter"), make_target(tmp_path / "target"), tmp_path / "out"
+    spelling = write_gguf_beside(target)
+    base = gguf.GGUFWriter(tmp_path / "drafter.gguf", "gemma3")
+    base.write_header_to_file()
+    base.write_kv_data_to_file()
+    base.write_tensors_to_file()
+    base.close()
+    assert_refused(transfer(drafter, target, out, "--gguf"), "gemma3 is none of llama, qwen2")
+    write_gguf_beside(drafter).rename(spelling)
+    write_gguf_beside(drafter)
+    assert_refused(transfer(drafter, target, out, "--gguf"), "has 448 tokens, the GGUF file with its tokenizer")
+    assert not (tmp_path / "out.parts").exists()
 
 
 def test_what_cannot_be_transferred_is_refused_in_one_line(

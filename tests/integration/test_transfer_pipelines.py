@@ -11,6 +11,8 @@ import torch
 from omnidraft.errors import RequestError, VocabularyError
 from omnidraft.testing.tiny_models import TEXT, make_target
 from omnidraft.transfer.report import JSON_FILE
+from omnidraft.wiring.transfer import split_texts, texts_digest
+from omnidraft.wiring.transfer_models import load_pair
 from pipelines import ensemble, transfer
 from tests.cli_runs import run_pipeline
 
@@ -40,7 +42,13 @@ def test_initialisations_are_measured_beside_the_original(
     for other in (("--held-out-every", 4), ("--held-out-every", 2, "--split", "train")):
         with pytest.raises(RequestError, match="was made with --held-out-every 2; measure it with the same"):
             run_pipeline(transfer.main, *asked, "--transferred", made, *other)
-    run_pipeline(transfer.main, *asked, "--held-out-every", 2, "--transferred", made, "--by-occurrence")
+    measured = (*asked, "--held-out-every", 2, "--transferred", made, "--by-occurrence")
+    texts = split_texts(data, load_pair(str(drafter), str(target)), max_tokens=256, every=2)
+    (made / JSON_FILE).write_text(json.dumps({"run": {"held_out_every": 2, "texts": texts_digest(*texts)}}))
+    for other in (("--max-tokens", 16), ("--num-texts", 2)):
+        with pytest.raises(RequestError, match="was made with other texts; --by-occurrence needs"):
+            run_pipeline(transfer.main, *measured, *other)
+    run_pipeline(transfer.main, *measured)
     figures = json.loads(out.read_text())
     by_occurrence = figures["by_occurrence"]["made"]["texts"]
     assert sum(row["chunks"] for row in by_occurrence) > 50

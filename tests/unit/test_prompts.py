@@ -28,8 +28,19 @@ def test_prompts_are_skipped_and_counted(tmp_path: Path) -> None:
     assert [prompt.text for prompt in prompts.read(path)] == ["a", "b", "c"]
     with pytest.raises(RequestError, match="no prompts after the first 3"):
         prompts.read(path, skip=3)
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(RequestError, match=r"has no prompts$"):
+        prompts.read(tmp_path / "empty.jsonl")
     with pytest.raises(RequestError, match=r"cannot read prompts: .*nowhere"):
         prompts.read(tmp_path / "nowhere")
+
+
+def test_a_split_without_rows_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a", "split": "train"}\n')
+    for skip, end in ((0, ""), (1, " after the first 1")):
+        with pytest.raises(RequestError, match=f"has no prompts of split test{end}$"):
+            prompts.read(path, skip=skip, split="test")
 
 
 def test_a_line_separator_inside_a_text_ends_no_row(tmp_path: Path) -> None:

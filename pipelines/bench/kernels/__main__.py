@@ -11,15 +11,12 @@ ik-llamacpp    ik_llama.cpp, the wheel of the package index (AVX2); matrices as 
 llama.cpp makes their files of the catalog's GGUF file.
 """
 
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.models.catalog import store
 from omnidraft.models.native.build import VARIANTS
@@ -30,7 +27,7 @@ from pipelines.bench.engines.ik_engine import REPACKED
 from pipelines.bench.kernels import machine_limits, page
 from pipelines.bench.kernels.measurement import KernelPlan, Measurement, Row
 from pipelines.lib import machine, report
-from pipelines.lib.choices import chosen
+from pipelines.lib.choices import chosen, numbers
 
 SYSTEMS = ("omnidraft", "torch", LLAMACPP, IK)
 GGUF_FORMATS = "Q8_0,Q4_K_M"
@@ -59,13 +56,14 @@ def main(
     python -m pipelines.bench.kernels --json runs/kernels.json --markdown runs/kernels.md
     python -m pipelines.bench.kernels --systems omnidraft --formats int8 --rows 1,8 --target qwen2.5-coder-0.5b
     """
+    nums_rows = numbers(rows, "--rows")
     named, ours = chosen(systems, SYSTEMS, "system"), chosen(formats, PACKED, "format")
     specs = _specs(named, ours, chosen(variants), chosen(gguf_formats), target)
     about = {
         "machine": machine.describe(),
         "limits": machine_limits.measure() if limits else {},
         "options": {
-            "command": shlex.join(["python", "-m", "pipelines.bench.kernels", *sys.argv[1:]]),
+            "command": machine.command("pipelines.bench.kernels"),
             "target": target,
         },
     }
@@ -74,7 +72,7 @@ def main(
         if json_path is not None:
             report.save({**about, "rows": list(so_far)}, json_path)
 
-    plan = KernelPlan(_numbers(rows), repeats, int(_HEADROOM * _folder_bytes(target)))
+    plan = KernelPlan(nums_rows, repeats, int(_HEADROOM * _folder_bytes(target)))
     measurement = Measurement(plan, publish)
     measurement.measure(specs)
     page.show({**about, "rows": measurement.rows}, markdown_path)
@@ -90,13 +88,6 @@ def _specs(
         IK: [(name, variant) for name in gguf_formats for variant in ("as stored", REPACKED)],
     }
     return [EngineSpec(system, *each, target) for system in systems for each in named[system]]
-
-
-def _numbers(text: str) -> list[int]:
-    numbers = chosen(text)
-    if not all(number.isascii() and number.isdigit() and int(number) > 0 for number in numbers):
-        raise RequestError(f"--rows needs numbers from 1 on with commas between them, got {text!r}")
-    return [int(number) for number in numbers]
 
 
 def _folder_bytes(target: str) -> int:

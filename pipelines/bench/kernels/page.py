@@ -11,6 +11,7 @@ from rich.table import Table
 
 from pipelines.bench.engines.engine import MAX_ROWS
 from pipelines.bench.kernels.measurement import Row
+from pipelines.lib import pictures
 
 _MOST_BITS = 16
 LEGEND = (
@@ -29,7 +30,6 @@ def show(report: Mapping[str, Any], markdown_path: Path | None) -> None:
             print(f"{_name(row)}: {row['error']}")
     if markdown_path is not None:
         picture_path = markdown_path.with_suffix(".png")
-        markdown_path.parent.mkdir(parents=True, exist_ok=True)
         picture(rows, report["limits"], picture_path)
         markdown_path.write_text(markdown(report, picture_path.name))
 
@@ -71,32 +71,24 @@ def markdown(report: Mapping[str, Any], picture_name: str) -> str:
 
 def picture(rows: Sequence[Row], limits: Mapping[str, Any], path: Path) -> None:
     """Draw milliseconds of a pass over its rows as PNG: a panel for each number of bits, a line for each engine."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     drawn = [row for row in rows if row["ms"] and row["rows"] <= MAX_ROWS]
     panels = sorted({_bits(row) for row in drawn}, reverse=True)
-    figure, axes = pyplot.subplots(
-        1, max(len(panels), 1), figsize=(4.5 * max(len(panels), 1), 4.5), sharey=True, squeeze=False
-    )
-    for bits, axis in zip(panels, axes[0], strict=False):
-        for name, measured in _by_engine([row for row in drawn if _bits(row) == bits]).items():
-            style = "o-" if measured[0]["system"] == "omnidraft" else "s--"
-            axis.plot([row["rows"] for row in measured], [row["ms"] for row in measured], style, label=name)
-        numbers = _numbers(drawn)
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        axis.set_xticks(numbers, [str(number) for number in numbers])
-        axis.set_xlabel("rows of a pass")
-        axis.set_title(f"{bits} bits" if bits < _MOST_BITS else f"{bits} bits or more", fontsize=9)
-        axis.grid(alpha=0.3, which="both")
-        axis.legend(fontsize=7)
-    axes[0][0].set_ylabel("ms")
-    figure.suptitle(f"reading alone: {limits.get('read_gb_per_s')} GB/s", fontsize=9)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
+    num = max(len(panels), 1)
+    with pictures.picture(path, ncols=num, figsize=(4.5 * num, 4.5), sharey=True, squeeze=False) as (figure, axes):
+        for bits, axis in zip(panels, axes[0], strict=False):
+            for name, measured in _by_engine([row for row in drawn if _bits(row) == bits]).items():
+                style = "o-" if measured[0]["system"] == "omnidraft" else "s--"
+                axis.plot([row["rows"] for row in measured], [row["ms"] for row in measured], style, label=name)
+            numbers = _numbers(drawn)
+            axis.set_xscale("log", base=2)
+            axis.set_yscale("log")
+            axis.set_xticks(numbers, [str(number) for number in numbers])
+            axis.set_xlabel("rows of a pass")
+            axis.set_title(f"{bits} bits" if bits < _MOST_BITS else f"{bits} bits or more", fontsize=9)
+            axis.grid(alpha=0.3, which="both")
+            axis.legend(fontsize=7)
+        axes[0][0].set_ylabel("ms")
+        figure.suptitle(f"reading alone: {limits.get('read_gb_per_s')} GB/s", fontsize=9)
 
 
 def _bits(row: Row) -> int:

@@ -12,8 +12,6 @@ bits_per_weight  of the matrices that a pass reads
 Fields that end with `_error` are standard errors. The rows of the 16-bit model itself come first.
 """
 
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -84,7 +82,7 @@ def main(
     about = {
         "machine": machine.describe(),
         "options": {
-            "command": shlex.join(["python", "-m", "pipelines.bench.quality", *sys.argv[1:]]),
+            "command": machine.command("pipelines.bench.quality"),
             "target": target,
         },
     }

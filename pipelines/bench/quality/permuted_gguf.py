@@ -12,9 +12,8 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, ReaderTensor
 
 from omnidraft.errors import ModelError
-from omnidraft.models.llamacpp.gguf_export import copy_field
+from omnidraft.models.llamacpp.gguf_export import ARCHITECTURES, copy_field
 
-ARCHITECTURES = ("llama", "qwen2")
 _READS_HIDDEN = ("token_embd", "output", "attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
 _WRITES_HIDDEN = ("attn_output", "ffn_down")
 

@@ -1,11 +1,10 @@
 """The texts of a prompt file that the loss is measured on."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnidraft.errors import RequestError
+from omnidraft import prompts
 from omnidraft.models.hf.tokenizer import HfTokenizer
 
 WINDOW = 512
@@ -29,27 +28,13 @@ def read(path: Path, tokenizer: HfTokenizer, *, num_tokens: int, num_prompts: in
     Raises:
         RequestError: the file cannot be read, or has no such line.
     """
-    pairs = _pairs(path)
+    rows = sorted(prompts.read(path), key=lambda row: (row.split or "test") != "test")
     ids: list[int] = []
-    for prompt, reference in pairs:
+    for row in rows:
         if len(ids) >= num_tokens:
             break
-        ids += tokenizer.encode(f"{prompt}\n{reference}\n\n")
+        ids += tokenizer.encode(f"{row.text}\n{row.reference or row.answer or ''}\n\n")
     del ids[num_tokens:]
     windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
-    prompts = [tokenizer.chat_prompt_ids([{"role": "user", "content": prompt}]) for prompt, _ in pairs[:num_prompts]]
-    return QualityTexts(path.stem, [window for window in windows if len(window) > 1], prompts)
-
-
-def _pairs(path: Path) -> list[tuple[str, str]]:
-    try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        rows.sort(key=lambda row: row.get("split", "test") != "test")
-        pairs = [
-            (row.get("prompt") or row["question"], row.get("reference") or row.get("answer") or "") for row in rows
-        ]
-    except (OSError, ValueError, KeyError, AttributeError) as exc:
-        raise RequestError(f"{path} needs JSON lines with a prompt or question: {exc!r}") from exc
-    if not pairs:
-        raise RequestError(f"{path} has no prompts")
-    return pairs
+    chats = [tokenizer.chat_prompt_ids([{"role": "user", "content": row.text}]) for row in rows[:num_prompts]]
+    return QualityTexts(path.stem, [window for window in windows if len(window) > 1], chats)

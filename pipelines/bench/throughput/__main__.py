@@ -8,9 +8,7 @@ first_token_s  from sending to the first text
 gap_s          of each token after that; tokens that came in one event share the time since the event before
 """
 
-import shlex
 import signal
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,14 +17,13 @@ import typer
 
 from omnidraft import config, prompts, wiring
 from omnidraft.demo.recorded import QUESTIONS
-from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from pipelines.bench.throughput import page
 from pipelines.bench.throughput.measurement import Measurement, ThroughputPlan
 from pipelines.bench.throughput.systems import NAMES, SERVERS, Setup
 from pipelines.bench.throughput.workload import Workload
 from pipelines.lib import machine, report
-from pipelines.lib.choices import chosen
+from pipelines.lib.choices import chosen, numbers
 
 
 def main(
@@ -61,13 +58,14 @@ def main(
     python -m pipelines.bench.throughput --quantize int8 --json runs/throughput.json --plot runs/throughput.png
     python -m pipelines.bench.throughput --systems omnidraft --clients '' --long-prompt 2000 --second-turn 1000
     """
-    names, numbers = chosen(systems, NAMES, "system"), _numbers(clients)
+    names = chosen(systems, NAMES, "system")
+    nums_clients = numbers(clients, "--clients") if clients else []
     models = {"target": target, "drafter": drafter, "precision": quantize}
     settings = config.load(config_path, models=models)
     texts = [each.text for each in prompts.read(prompts_path, split="test")]
     plan = ThroughputPlan(
         work=Workload(texts, wiring.vocabularies(settings).target),
-        clients=numbers,
+        clients=nums_clients,
         num_prompts=num_prompts,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -78,7 +76,7 @@ def main(
     about = {
         "machine": machine.describe(),
         "options": {
-            "command": shlex.join(["python", "-m", "pipelines.bench.throughput", *sys.argv[1:]]),
+            "command": machine.command("pipelines.bench.throughput"),
             "prompts": prompts_path.name,
             "snapshot": snapshot,
             "temperature": temperature,
@@ -108,13 +106,6 @@ def _with_slots(settings: config.Settings, num_slots: int) -> config.Settings:
         return settings
     scheduler = settings.scheduler.model_copy(update={"max_num_seqs": num_slots})
     return settings.model_copy(update={"scheduler": scheduler})
-
-
-def _numbers(text: str) -> list[int]:
-    numbers = chosen(text)
-    if not all(number.isascii() and number.isdigit() and int(number) > 0 for number in numbers):
-        raise RequestError(f"--clients needs numbers from 1 on with commas between them, got {text!r}")
-    return [int(number) for number in numbers]
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipelines.bench.throughput.rows import Row
+from pipelines.lib import pictures
 
 COLUMNS = (
     *("system", "weights", "clients", "tokens/s", "scaling"),
@@ -61,30 +62,22 @@ def scaling(row: Row, rows: Sequence[Row]) -> float | None:
 
 def picture(rows: Sequence[Row], path: Path) -> None:
     """Draw tokens a second over the number of clients, a line for each system, as PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(6.4, 4.0))
-    for system in dict.fromkeys(row["system"] for row in rows):
-        measured = [row for row in rows if row["system"] == system and row["tokens_per_s"]]
-        if measured:
-            label = f"{system} ({measured[0]['weights']})"
-            axis.plot(
-                [row["clients"] for row in measured], [row["tokens_per_s"] for row in measured], "o-", label=label
-            )
-    clients = sorted({row["clients"] for row in rows})
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(clients, [str(number) for number in clients])
-    axis.set_xlabel("clients")
-    axis.set_ylabel("tokens/s, all clients together")
-    axis.set_ylim(bottom=0)
-    axis.grid(alpha=0.3)
-    axis.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
+    with pictures.picture(path, figsize=(6.4, 4.0)) as (_, axis):
+        for system in dict.fromkeys(row["system"] for row in rows):
+            measured = [row for row in rows if row["system"] == system and row["tokens_per_s"]]
+            if measured:
+                label = f"{system} ({measured[0]['weights']})"
+                axis.plot(
+                    [row["clients"] for row in measured], [row["tokens_per_s"] for row in measured], "o-", label=label
+                )
+        clients = sorted({row["clients"] for row in rows})
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(clients, [str(number) for number in clients])
+        axis.set_xlabel("clients")
+        axis.set_ylabel("tokens/s, all clients together")
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+        axis.legend()
 
 
 def _figures_table(title: str, figures: Mapping[str, Any]) -> Table:

@@ -87,6 +87,23 @@ def test_a_champion_is_named_while_the_log_is_away(command: Run, environ: dict[s
     assert registry.resolve("champion").version == 1
 
 
+def test_learning_restarts_from_a_version_of_the_target_that_is_named(
+    command: Run, environ: dict[str, str], tmp_path: Path
+) -> None:
+    """Without one of several it could be meant for any."""
+    settings = config.load(None, environ)
+    registries = [wiring.registry(settings.for_target(target)) for target in settings.models.targets]
+    for target, registry in zip(settings.models.targets, registries, strict=True):
+        registry.publish(make_bundle(tmp_path, f"s-{target}", target=target, drafter=settings.models.drafter), None)
+    done = command("learning", "restart", "--version", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "each target has versions of its own: name one with --target, big, other" in done.stderr
+    done = command("learning", "restart", "--version", "1", "--target", "other")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("published as version 2 for other: ")
+    assert [len(registry.versions()) for registry in registries] == [1, 2]
+
+
 def test_latest_is_the_end_of_the_log_when_it_was_ordered(command: Run, environ: dict[str, str]) -> None:
     settings = config.load(None, environ)
     traces = wiring.log_writer(settings, settings.log.traces_topic)

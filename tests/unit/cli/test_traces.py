@@ -56,7 +56,8 @@ def test_a_report_that_cannot_be_written_is_printed_all_the_same(
     environ = learned(tmp_path, 3)
     (tmp_path / "folder").mkdir()
     done = run_cli(("traces", "verify", "--target", "target", "--json", "folder"), monkeypatch, capsys, environ)
-    assert (done.returncode, done.stderr) == (2, "omnidraft: cannot write folder: Is a directory\n")
+    told = "omnidraft: cannot write folder: Is a directory; name another file, or make it writable\n"
+    assert (done.returncode, done.stderr) == (2, told)
     assert "up to snapshot 2" in done.stdout
 
 

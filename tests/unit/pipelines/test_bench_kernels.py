@@ -17,6 +17,7 @@ from pipelines.bench.engines.torch_engine import TorchEngine
 from pipelines.bench.engines.worker import answer
 from pipelines.bench.kernels import __main__ as command
 from pipelines.bench.kernels import machine_limits, page
+from tests.cli_runs import run_pipeline
 
 
 def spec(model: Path, system: str = "omnidraft", format: str = "packed16", variant: str = "auto") -> EngineSpec:
@@ -101,6 +102,5 @@ def test_limits_are_none_where_nothing_compiles(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_numbers_of_rows_are_checked() -> None:
-    assert command._numbers("1, 8") == [1, 8]
     with pytest.raises(RequestError, match="--rows"):
-        command._numbers("0")
+        run_pipeline(command.main, "--rows", "0")

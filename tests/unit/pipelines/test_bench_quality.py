@@ -75,8 +75,15 @@ def test_texts_are_windows_of_prompts_with_answers_and_the_test_split_is_first(
     whole = "".join(f"{TEXT['prompt']}\n{TEXT['reference']}\n\n" for _ in range(3)) + "learned from\n\n\n"
     assert tokenizer.vocabulary.spell(read.windows[0]).decode() == whole
     assert len(read.prompts) == 4
-    with pytest.raises(RequestError, match="needs JSON lines"):
+    with pytest.raises(RequestError, match="cannot read prompts"):
         texts.read(prompts.with_name("none"), tokenizer, num_tokens=8, num_prompts=1)
+
+
+def test_a_line_separator_inside_a_text_ends_no_row(tiny_models: tuple[Path, Path], tmp_path: Path) -> None:
+    path, tokenizer = tmp_path / "odd.jsonl", load_tokenizer(tiny_models[0])
+    path.write_text(json.dumps({"prompt": "one\u2028text", "answer": "yes"}, ensure_ascii=False), encoding="utf-8")
+    (window,) = texts.read(path, tokenizer, num_tokens=texts.WINDOW, num_prompts=1).windows
+    assert tokenizer.vocabulary.spell(window).decode() == "one\u2028text\nyes\n\n"
 
 
 def test_another_order_of_channels_changes_no_logit(tiny_models: tuple[Path, Path], tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The vLLM benchmark's report follows from what clients measured; the servers themselves are tests/vllm's business."""
 
+from pathlib import Path
+
 import pytest
 
 from omnidraft.decode.step_stats import DecodeStats
@@ -7,6 +9,7 @@ from omnidraft.errors import ModelError, RequestError
 from pipelines import bench_vllm
 from pipelines.bench.runs import BenchRun, Failure
 from pipelines.lib.vllm_server import custom_class, serve
+from tests.cli_runs import run_pipeline
 
 
 def run_of(decode_s: float, num_tokens: int = 11, num_passes: int = 11) -> BenchRun:
@@ -47,6 +50,21 @@ def test_plain_comes_first_and_cannot_be_left_out():
         bench_vllm._names("vllm+omnidraft")
     with pytest.raises(RequestError, match="no method 'plain'"):
         bench_vllm._names("vllm,plain")
+
+
+def test_no_server_has_a_prompt_in_its_cache_that_another_row_was_measured_on(
+    tmp_path: Path, tiny_models: tuple[Path, Path]
+) -> None:
+    """A script stands where a virtual environment has its Python, and writes down how each server is started."""
+    (tmp_path / "bin").mkdir()
+    python, prompts = tmp_path / "bin" / "python", tmp_path / "prompts.jsonl"
+    python.write_text('#!/bin/sh\necho "$@" >> "$0.started"; exit 3\n')
+    python.chmod(0o755)
+    prompts.write_text('{"prompt": "Name a river."}\n')
+    asked = ("--venv", tmp_path, "--prompts", prompts, "--methods", "vllm,vllm-ngram", "--target", tiny_models[0])
+    run_pipeline(bench_vllm.main, *asked)
+    started = python.with_name("python.started").read_text().splitlines()
+    assert ["--no-enable-prefix-caching" in line.split() for line in started] == [True, True]
 
 
 def test_a_server_that_ends_at_once_is_told_with_the_end_of_its_log(tmp_path):

@@ -2,7 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from omnidraft.errors import RequestError
 from pipelines import constrained
 from tests.cli_runs import run_pipeline
 
@@ -17,23 +21,32 @@ SETTINGS = """
 precision = "float32"
 drafter_precision = "float32"
 [decode]
-mode = "reproducible"
+mode = "fast"
 policy = "fixed"
 num_draft_tokens = 5
 threads = 1
 """
 
 
-def test_the_report_has_the_same_texts_of_a_drafter_that_is_aware_and_one_that_is_not(
-    tiny_models: tuple[Path, Path], omnidraft_home: Path, tmp_path: Path
-) -> None:
-    prompts, settings, out = tmp_path / "prompts.jsonl", tmp_path / "tiny.toml", tmp_path / "constrained.json"
-    prompts.write_text(json.dumps({"id": "1", "prompt": "Is the tide high?", "schema": SCHEMA}) + "\n")
+@pytest.fixture
+def asked(tiny_models: tuple[Path, Path], omnidraft_home: Path, tmp_path: Path) -> tuple[object, ...]:
+    """The command's options, with a file of two questions."""
+    prompts, settings = tmp_path / "prompts.jsonl", tmp_path / "tiny.toml"
+    rows = [{"prompt": f"Is the {each} high?", "schema": SCHEMA} for each in ("tide", "moon")]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings.write_text(SETTINGS)
-    target, drafter = map(str, tiny_models)
+    target, drafter = tiny_models
     models = ("--target", target, "--drafter", drafter, "--config", settings)
-    run_pipeline(constrained.main, *models, "--prompts", prompts, "--max-new-tokens", "24", "--json", out)
-    written = json.loads(out.read_text())
+    return (*models, "--prompts", prompts, "--max-new-tokens", 24, "--json", tmp_path / "constrained.json")
+
+
+def test_the_report_has_the_same_texts_of_a_drafter_that_is_aware_and_one_that_is_not(
+    asked: tuple[object, ...], tmp_path: Path
+) -> None:
+    """Fast mode, which the settings name, does not promise the same texts, so the run is in the other."""
+    run_pipeline(constrained.main, *asked, "--num-prompts", 1)
+    written = json.loads((tmp_path / "constrained.json").read_text())
+    assert (written["prompts"], written["mode"]) == (1, "reproducible")
     plain, unaware, aware = (written["methods"][name] for name in ("plain", "unaware", "aware"))
     assert plain["num_tokens"] == unaware["num_tokens"] == aware["num_tokens"]
     assert plain["tokens_per_pass"] == 1 < aware["tokens_per_pass"]
@@ -41,3 +54,27 @@ def test_the_report_has_the_same_texts_of_a_drafter_that_is_aware_and_one_that_i
     assert "forced" not in unaware["accepted_by_source"]
     assert not {"suffix", "lookup"} & {*unaware["accepted_by_source"], *aware["accepted_by_source"]}
     assert not written["has_memory"]
+
+
+def test_an_interrupted_run_keeps_the_figures_of_what_it_measured(
+    asked: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = constrained.measure
+
+    def dies(engine: Any, snapshots: Any, request: Any, number: int) -> Any:
+        if number == 1:
+            raise MemoryError
+        return measure(engine, snapshots, request, number)
+
+    monkeypatch.setattr(constrained, "measure", dies)
+    with pytest.raises(MemoryError):
+        run_pipeline(constrained.main, *asked)
+    written = json.loads((tmp_path / "constrained.json").read_text())
+    assert written["prompts"] == 1
+    assert written["methods"]["plain"]["num_tokens"] > 0
+
+
+def test_a_prompt_without_a_schema_is_refused(asked: tuple[object, ...], tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Is it high?"}\n')
+    with pytest.raises(RequestError, match=r"no schema to answer under: 'Is it high\?'"):
+        run_pipeline(constrained.main, *asked)

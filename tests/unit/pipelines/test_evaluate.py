@@ -1,15 +1,23 @@
-"""`pipelines.evaluate` counts the records that a snapshot learned: those before its offsets, less those held out."""
+"""`pipelines.evaluate` scores each record once, and counts those that a snapshot learned: the records before its
+offsets, less those held out."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from omnidraft import config, wiring
 from omnidraft.distill.ingest.record_disposition import is_held_out
+from omnidraft.distill.training.step_report import Counters
 from omnidraft.ports import Outgoing
-from omnidraft.traces import codec
+from omnidraft.traces import archive, codec
 from omnidraft.traces.record import TraceRecord
+from pipelines import evaluate
 from pipelines.evaluate import LearnedRecords
+from pipelines.lib import log_slice
+from pipelines.lib.log_slice import Slice, SliceFilter
 from tests.snapshot_folders import manifest
 from tests.trace_records import make_record
 
@@ -20,42 +28,73 @@ LEARNABLE = [record for record in RECORDS[:NUM_READ] if not is_held_out(record, 
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> config.Settings:
-    """Settings with a log of one partition that has the records in order, one of them twice, and junk."""
+def log(tmp_path: Path) -> Slice:
+    """A log of one partition that has the records in order, the first of them twice, and junk."""
     settings = config.load(None, {}, log={"url": f"sqlite:///{tmp_path}/log.db"}, learner={"held_out_every": EVERY})
     writer = wiring.log_writer(settings, settings.log.traces_topic)
     writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in RECORDS])
     writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in RECORDS[:1]])
     writer.append([Outgoing(b"k", b"junk", codec.headers(RECORDS[0]))])
     writer.close()
-    return settings
+    return log_slice.read(settings.log.url, settings, SliceFilter())
 
 
-def learned(settings: config.Settings, records: list[TraceRecord] = RECORDS, *, is_log: bool = True) -> LearnedRecords:
-    return LearnedRecords(settings, records, is_log=is_log)
+def learned(log: Slice, records: Sequence[TraceRecord] = RECORDS) -> LearnedRecords:
+    return LearnedRecords(log, records, EVERY)
 
 
-def test_records_before_the_offsets_are_learned_unless_they_were_held_out(settings: config.Settings) -> None:
+def test_records_before_the_offsets_are_learned_unless_they_were_held_out(log: Slice) -> None:
     assert 0 < len(LEARNABLE) < NUM_READ
     snapshot = manifest(num_records=9, offsets={0: NUM_READ})
-    assert learned(settings).count(snapshot) == len(LEARNABLE)
-    assert learned(settings, RECORDS[NUM_READ:]).count(snapshot) == 0
+    assert learned(log).count(snapshot) == len(LEARNABLE)
+    assert learned(log, RECORDS[NUM_READ:]).count(snapshot) == 0
 
 
-def test_a_snapshot_tells_itself_what_was_held_out_from_it(settings: config.Settings) -> None:
+def test_a_record_that_is_in_the_log_twice_was_learned_at_its_first_copy(log: Slice) -> None:
+    assert (log.positions[0], log.positions[-1]) == ((0, 0), (0, len(RECORDS)))
+    first = manifest(num_records=9, offsets={0: 1}, settings={"held_out_every": "0"})
+    assert learned(log, log.records).count(first) == 2
+
+
+def test_a_snapshot_tells_itself_what_was_held_out_from_it(log: Slice) -> None:
     other = manifest(num_records=9, offsets={0: NUM_READ}, settings={"held_out_every": "0"})
-    assert learned(settings).count(other) == NUM_READ
+    assert learned(log).count(other) == NUM_READ
 
 
-def test_a_drafter_that_learned_nothing_has_learned_no_record(settings: config.Settings) -> None:
-    assert learned(settings).count(None) == 0
-    assert learned(settings).count(manifest(offsets={0: NUM_READ})) == 0
+def test_a_drafter_that_learned_nothing_has_learned_no_record(log: Slice) -> None:
+    assert learned(log).count(None) == 0
+    assert learned(log).count(manifest(offsets={0: NUM_READ})) == 0
 
 
-def test_offsets_of_another_log_and_archives_do_not_tell(settings: config.Settings) -> None:
+def test_offsets_of_another_log_and_archives_do_not_tell(log: Slice, tmp_path: Path) -> None:
     snapshot = manifest(num_records=9, offsets={0: NUM_READ})
-    assert learned(settings).count(manifest(num_records=9)) is None
-    assert learned(settings).count(snapshot.model_copy(update={"log_id": "another"})) is None
-    assert learned(settings, is_log=False).count(snapshot) is None
+    assert learned(log).count(manifest(num_records=9)) is None
+    assert learned(log).count(snapshot.model_copy(update={"log_id": log.log_id})) == len(LEARNABLE)
+    assert learned(log).count(snapshot.model_copy(update={"log_id": "another"})) is None
+    archive.write(tmp_path / "traces.avro", RECORDS)
+    archived = log_slice.read(str(tmp_path / "traces.avro"), config.load(None, {}), SliceFilter())
+    assert learned(archived).count(snapshot) is None
     held_out = [record for record in RECORDS if is_held_out(record, EVERY)]
-    assert learned(settings, held_out, is_log=False).count(snapshot) == 0
+    assert learned(archived, held_out).count(snapshot) == 0
+
+
+class CountingLearner:
+    """A learner as far as `_row` uses it, which agrees with every position of the first record and with no other."""
+
+    counters = Counters()
+    cache: Sequence[Any] = ()
+
+    def __init__(self) -> None:
+        self.num_scored = 0
+
+    def hits(self, records: Sequence[TraceRecord], *, with_cache: bool) -> list[np.ndarray]:
+        assert with_cache
+        self.num_scored += len(records)
+        return [np.full(2, number == 0) for number, _ in enumerate(records)]
+
+
+def test_every_record_is_scored_once_for_all_figures() -> None:
+    learner: Any = CountingLearner()
+    row = evaluate._row(learner, [make_record(name, tenant=name) for name in "ba"], None)
+    assert (row["agreement"], row["agreement_by_tenant"]) == (0.5, {"a": 0.0, "b": 1.0})
+    assert learner.num_scored == 2

@@ -1,6 +1,7 @@
 """The paper's table: what its rows draft with, and figures that follow from the answers, errors over questions."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pipelines.paper_table.figures import rows
 from pipelines.paper_table.methods import CHAIN, METHODS
 from pipelines.paper_table.parts import TablePlan, prompts_of
 
+PartName = Callable[..., str]
 PLAN = TablePlan(Path(), Path(), 2, 1, 8, None, num_chain_tokens=3, dm="dm_paper")
 
 
@@ -146,17 +148,36 @@ def test_no_phase_of_a_drift_asks_what_an_earlier_one_asked() -> None:
     assert [(each.task, each.skip) for each in phases_of(["a"], ["x", " y", "x"], 5)] == [("x", 0), ("y", 0), ("x", 5)]
 
 
+@pytest.fixture
+def part_name(tiny_models: tuple[Path, Path], omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch) -> PartName:
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+    pair = {"target": str(tiny_models[0]), "drafter": str(tiny_models[1])}
+
+    def name_of(more: dict[str, Any], *, is_given: bool) -> str:
+        settings = config.load(None, **(more | {"models": pair | more.get("models", {})}))
+        return Recording(settings, Path(), RecordingLimits(8, "team"), is_given=is_given)._name(0, Prompt("question"))
+
+    return name_of
+
+
+@pytest.mark.parametrize("is_given", [False, True])
 @pytest.mark.parametrize(
     "changed", [{"recorder": {"top_k": 3}}, {"models": {"engine": "llamacpp"}}, {"decode": {"mode": "reproducible"}}]
 )
 def test_answers_that_were_recorded_under_other_settings_are_not_taken(
-    changed: dict[str, Any], tiny_models: tuple[Path, Path], omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch
+    changed: dict[str, Any], is_given: bool, part_name: PartName
 ) -> None:
-    monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
-    pair = {"target": str(tiny_models[0]), "drafter": str(tiny_models[1])}
-    names = set()
-    for more in ({}, changed):
-        settings = config.load(None, **(more | {"models": pair | more.get("models", {})}))
-        recording = Recording(settings, Path(), RecordingLimits(8, "team"), is_given=False)
-        names.add(recording._name(0, Prompt("question")))
-    assert len(names) == 2
+    assert part_name({}, is_given=is_given) != part_name(changed, is_given=is_given)
+
+
+@pytest.mark.parametrize("changed", [{"decode": {"num_draft_tokens": 3}}, {"cache": {"mode": "off"}}])
+def test_the_way_of_drafting_tells_answers_of_the_target_apart_and_no_given_ones(
+    changed: dict[str, Any], part_name: PartName
+) -> None:
+    assert part_name({}, is_given=False) != part_name(changed, is_given=False)
+    assert part_name({}, is_given=True) == part_name(changed, is_given=True)
+
+
+def test_rows_that_learn_otherwise_share_what_was_recorded(part_name: PartName) -> None:
+    learns = {"learner": {"train": "lora", "loss": "nll"}}
+    assert part_name({}, is_given=False) == part_name(learns, is_given=False)

@@ -1,7 +1,7 @@
-"""The parts that pipelines share: their command lines, the HTTP clients, check results and reports on disk."""
+"""The parts that pipelines share: their command lines, the HTTP clients, check results and pictures."""
 
 import asyncio
-import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,7 +24,10 @@ from omnidraft.demo.openai_client import (
     text_of,
 )
 from omnidraft.errors import RequestError
+from pipelines.lib import machine
 from pipelines.lib.check_result import CheckResult, broken_assertions, exit_if_broken, run_part
+from pipelines.lib.choices import numbers
+from pipelines.lib.pictures import picture
 from tests.http_server import served
 
 ROOT = Path(__file__).parents[3]
@@ -65,15 +68,44 @@ def test_no_pipeline_is_left_out() -> None:
     assert packages | modules == set(COMMANDS)
 
 
-def test_a_report_is_a_table_a_picture_and_a_file(tmp_path: Path) -> None:
+def test_every_pipeline_prints_a_refusal_as_one_line() -> None:
+    """`process.entry` does; a bare `typer.run` shows a traceback."""
+    assert [path for path in (ROOT / "pipelines").rglob("*.py") if "typer.run(" in path.read_text()] == []
+
+
+def test_numbers_of_an_option_are_checked() -> None:
+    assert numbers("1, 8,1", "--rows") == [1, 8]
+    for wrong in ("", "0", "a", "-1", "1.5", "10,x"):
+        with pytest.raises(RequestError, match=f"--rows needs numbers from 1 on with commas .* got '{wrong}'"):
+            numbers(wrong, "--rows")
+
+
+def test_the_command_of_a_report_can_be_pasted_into_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["start.py", "--registry", "a user's folder"])
+    words = ["python", "-m", "pipelines.bench.start", "--registry", "a user's folder"]
+    assert shlex.split(machine.command("pipelines.bench.start")) == words
+
+
+def test_a_picture_makes_its_folder_and_is_closed_after_an_error_too(tmp_path: Path) -> None:
+    from matplotlib import pyplot
+
+    open_before = pyplot.get_fignums()
+    with picture(tmp_path / "plots" / "a.png", ncols=2) as (_, (left, _)):
+        left.plot([1, 2])
+    assert (tmp_path / "plots" / "a.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(RequestError), picture(tmp_path / "b.png"):
+        raise RequestError("no figures")
+    assert not (tmp_path / "b.png").exists()
+    assert pyplot.get_fignums() == open_before
+
+
+def test_a_report_is_a_table_and_a_picture(tmp_path: Path) -> None:
     rows = [ROW | {"version": None}, ROW | {"version": 1}]
     assert report.table(rows).row_count == 2
     points = [CurvePoint(0, 0, 2500, 0.65, 0.0, 0.0, 2.8), CurvePoint(1, 5000, 2500, 0.7, 0.05, 0.01, 3.1)]
     assert report.curve_table(points).row_count == 2
     report.picture(points, rows, tmp_path / "report.png")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
-    report.save({"rows": rows}, tmp_path / "report.json")
-    assert json.loads((tmp_path / "report.json").read_text()) == {"rows": rows}
 
 
 def test_a_part_that_fails_is_a_broken_assertion(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,19 +2,24 @@
 
 import json
 import random
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import typer
 from fastapi import FastAPI
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 
+from omnidraft.demo.openai_client import CHAT
 from omnidraft.errors import RequestError
 from omnidraft.fleet.request_stats import RequestStats
-from pipelines.soak import __main__, drift, kill_schedule, page
+from pipelines.soak import __main__, broker_down, drift, kill_schedule, page
 from pipelines.soak.ack_monitor import AckMonitor
 from pipelines.soak.kills import assertions
+from pipelines.soak.load_clients import LoadClients
 from pipelines.soak.uninterrupted import _same
 from tests.cli_runs import run_pipeline
 from tests.http_server import served
@@ -80,6 +85,40 @@ def test_what_another_life_of_the_worker_answered_is_never_taken_for_acknowledge
         worker.emitted = worker.acknowledged = 1
         monitor.poll()
         assert monitor.acknowledged == {"after"}
+
+
+def test_clients_end_with_the_part_that_fails() -> None:
+    """Nobody answers: threads that went on asking would keep the process alive."""
+    url = "http://127.0.0.1:9"
+    clients = LoadClients(url, AckMonitor(url), num_clients=2, pause_s=0.0, max_tokens=1)
+
+    def part() -> None:
+        with clients as tally:
+            while tally.num_tries < 3:
+                time.sleep(0.005)
+            raise RequestError("the part failed")
+
+    with pytest.raises(RequestError, match="the part failed"):
+        part()
+    assert not [each.name for each in threading.enumerate() if each.name.startswith("client")]
+
+
+def test_a_request_under_way_is_answered_at_the_end_and_no_other_is_sent() -> None:
+    app, statuses = FastAPI(), iter([503, 503, 503, 200])
+
+    @app.post(CHAT)
+    def chat() -> JSONResponse:
+        body = {"id": "chatcmpl-1", "system_fingerprint": "base/tiny", "choices": [{"text": "done"}]}
+        return JSONResponse(body, next(statuses))
+
+    with (
+        served(app) as url,
+        LoadClients(url, AckMonitor(url), num_clients=1, pause_s=0.0, max_tokens=1) as tally,
+    ):
+        while not tally.num_tries:
+            time.sleep(0.005)
+    assert [(prompt, reply.request_id, reply.text) for prompt, reply in tally.replies] == [(0, "1", "done")]
+    assert (tally.num_tries, tally.failures) == (4, [])
 
 
 def test_a_hundred_kills_fall_to_victims_by_their_shares_and_a_seed_gives_the_same() -> None:
@@ -155,12 +194,25 @@ def test_fuzzing_runs_to_its_end_and_leaves_report_and_page(tmp_path: Path) -> N
     assert (tmp_path / "page-fuzz.png").exists()
 
 
+def save_part(out: Path, name: str, figures: dict[str, Any], broken: str) -> None:
+    """The file of a part that an earlier run left."""
+    part = {"figures": figures, "promises": {broken: False}, "machine": {}, "command": "", "seconds": 1}
+    (out / "parts").mkdir()
+    (out / "parts" / f"{name}.json").write_text(json.dumps(part))
+
+
+def test_a_part_that_did_not_run_to_its_end_is_run_again(tmp_path: Path) -> None:
+    save_part(tmp_path, "fuzz", {}, "fuzz runs to its end: no memory")
+    run_pipeline(__main__.main, "--parts", "fuzz", "--fuzzed", 400, "--resume", "--out", tmp_path)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["broken"] == []
+    assert sum(report["parts"]["fuzz"]["figures"]["fates"].values()) == 400
+
+
 def test_a_broken_promise_of_an_earlier_run_fails_the_report_and_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = {"figures": {}, "promises": {"nothing breaks": False}, "machine": {}, "command": "", "seconds": 1}
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "kills.json").write_text(json.dumps(figures))
+    save_part(tmp_path, "kills", {"kills": 1}, "nothing breaks")
     app = typer.Typer()
     app.command()(__main__.main)
     with pytest.raises(SystemExit) as ended:
@@ -185,6 +237,14 @@ def test_the_page_tells_every_promise_and_figure(tmp_path: Path) -> None:
     assert "| groups: one of | 1.5 |" in text
 
 
+def test_windows_are_told_in_the_order_in_which_they_were_measured() -> None:
+    speeds = (10.0, 9.0, 12.0, 8.0, 11.0)
+    measured = list(zip(broker_down.WINDOWS, speeds, strict=True))
+    figures = broker_down._figures([(kind, {0: speed}) for kind, speed in measured])
+    assert [(each["kind"], each["tokens_per_s"]) for each in figures["windows"]] == measured
+    assert figures["tokens_per_s"] == {"up": 11.0, "stopped": 9.0, "killed": 8.0}
+
+
 def _request(time_ms: int, agreed: int) -> drift.DriftRequest:
     return drift.DriftRequest(RequestStats(time_ms, "t", 1, 30 + agreed, 1.0, 30, agreed))
 
@@ -203,6 +263,12 @@ def test_a_fall_and_its_end_are_counted_in_requests_since_the_change() -> None:
     assert (figures["told_after_requests"], figures["over_after_requests"]) == (7, 21)
     assert figures["recovered_after_requests"] == 12 + 6  # six of eight requests have to be good again for 0.72
     assert all(drift.assertions(figures).values())
+
+
+def test_the_end_of_an_earlier_fall_is_not_that_of_this_one() -> None:
+    events = [drift.Event(10_000, "drift_over", None, "back"), drift.Event(46_500, "drift", None, "fell")]
+    figures = drift.figures_of(_traffic((24, 40), (18, 32)), events, changed_ms=39_500)
+    assert (figures["told_after_requests"], figures["over_after_requests"]) == (7, None)
 
 
 def test_an_alarm_before_the_change_and_a_fall_that_nobody_told_are_broken_promises() -> None:

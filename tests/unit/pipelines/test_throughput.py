@@ -23,6 +23,7 @@ from pipelines.bench.throughput.measurement import Measurement, ThroughputPlan
 from pipelines.bench.throughput.rows import row, spread
 from pipelines.bench.throughput.systems import Endpoint, Setup
 from pipelines.bench.throughput.workload import Workload
+from tests.cli_runs import run_pipeline
 from tests.http_server import served
 
 TOKEN_S = 0.01
@@ -258,9 +259,20 @@ def test_our_server_decodes_all_clients_together_unless_settings_say_how_many(
     assert settings.scheduler.max_num_seqs == num_slots
 
 
-def test_numbers_of_clients_are_checked() -> None:
-    assert command._numbers("1, 8,1") == [1, 8]
-    assert command._numbers("") == []
-    for wrong in ("0", "a", "-1", "1.5"):
-        with pytest.raises(RequestError, match="--clients"):
-            command._numbers(wrong)
+def test_no_numbers_of_clients_measure_none_and_wrong_ones_are_refused(
+    tmp_path: Path,
+    omnidraft_home: Path,
+    tiny_models: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A folder without Python stands where a virtual environment is: each number of clients would be a failed row."""
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+    target, drafter = tiny_models
+    options = ("--systems", "vllm", "--vllm-venv", tmp_path, "--target", target, "--drafter", drafter)
+    run_pipeline(command.main, "--clients", "", *options)
+    shown = capsys.readouterr()
+    assert "vllm: starting" in shown.err
+    assert shown.out == ""
+    with pytest.raises(RequestError, match="--clients needs numbers from 1 on"):
+        run_pipeline(command.main, "--clients", "0", *options)

@@ -1,0 +1,26 @@
+"""Reports as JSON files, each whole or not there."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omnidraft.errors import RequestError
+from omnidraft.snapshots import files
+
+
+def save(report: Mapping[str, Any], path: Path) -> None:
+    """Write indented JSON, aside first: an interrupted run leaves the last complete report.
+
+    What is no file, such as a pipe at /dev/stdout, is written to directly. Raises RequestError when it cannot be
+    written.
+    """
+    text = json.dumps(report, indent=2) + "\n"
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(path.resolve(), text)
+    except OSError as exc:
+        raise RequestError(f"cannot write {path}: {exc.strerror}; name another file, or make it writable") from exc

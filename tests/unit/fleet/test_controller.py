@@ -105,6 +105,16 @@ class DeadWriter:
     def close(self): ...
 
 
+def controller_after_two_promotions(fleet):
+    """Return the controller that promoted version 1, then the better version 2."""
+    controller = fleet.controller()
+    fleet.publish("s1", None)
+    controller.step()
+    fleet.publish("s2", 1, 0.7, 0.8)
+    controller.step()
+    return controller
+
+
 def test_a_controller_killed_between_promoting_and_announcing_is_made_good_by_the_next(fleet):
     fleet.publish("s1", None)
     with pytest.raises(BusError):
@@ -122,11 +132,7 @@ def test_a_controller_killed_between_a_judgement_and_the_promotion_is_made_good_
 
 
 def test_where_the_aliases_were_lost_no_challenger_is_promoted_before_an_operator_names_the_champion(fleet):
-    controller = fleet.controller()
-    fleet.publish("s1", None)
-    controller.step()
-    fleet.publish("s2", 1, 0.7, 0.8)
-    controller.step()
+    controller = controller_after_two_promotions(fleet)
     (version_folder(fleet.folder / "registry", 2).parent / "aliases.json").unlink()
     fleet.publish("s3", 2, 0.8, 0.6)
     controller.step()
@@ -142,11 +148,7 @@ def test_where_the_aliases_were_lost_no_challenger_is_promoted_before_an_operato
 
 
 def test_a_rollback_by_hand_is_announced_and_not_undone_by_a_restart(fleet):
-    controller = fleet.controller()
-    fleet.publish("s1", None)
-    controller.step()
-    fleet.publish("s2", 1, 0.7, 0.8)
-    controller.step()
+    controller = controller_after_two_promotions(fleet)
     assert fleet.heard() == 2
     fleet.registry.promote(1)
     controller.step()

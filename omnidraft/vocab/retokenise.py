@@ -3,6 +3,8 @@
 A text is cut at safe boundaries (tokenizer.py) into segments, and each segment is tokenised by itself; so a text
 that grows is tokenised again only from the beginning of its last segment. A segment has at most MAX_SEGMENT characters,
 which bounds the work for an endless run of letters or spaces.
+A text that goes on is tokenised as if a word followed: GPT-2's pre-tokenizer takes two line breaks at the end of a text
+as one token, and as two before a word, so a drafter never saw the first where it is asked to go on.
 Bytes that are not UTF-8 are surrogates in the text (PEP 383).
 A special id divides a text: the parts before and after it are tokenised by themselves, and it becomes the other
 vocabulary's special id of the same role, or nothing if there is none.
@@ -18,6 +20,7 @@ from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 MAX_SEGMENT = 192
+_NEXT_WORD = "a"
 MIN_BATCH = 32  # fewer segments are tokenised sooner one by one than by waking threads
 
 
@@ -38,7 +41,8 @@ def runs(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[tuple[bool, lis
 
 
 def retokenise(target_ids: Sequence[int], target: Vocabulary, tokenizer: Tokenizer, alignment: Alignment) -> list[int]:
-    """Return a text of the target in the drafter's ids: the same as those of a TailTokeniser.
+    """Return a text of the target that ended in the drafter's ids: those of a TailTokeniser, to the white space at its
+    end.
 
     Raises:
         VocabularyError: some byte cannot be spelled at all.
@@ -82,28 +86,35 @@ class TailTokeniser:
         """
         return self._append_text(self._decoder.decode(data))
 
-    def append_special(self, special_ids: Sequence[int]) -> int:
-        """End the text and append special ids; another text may follow. Return the number of ids before them.
+    def append_special(self, special_ids: Sequence[int]) -> None:
+        """End the text and append special ids; another text may follow. Raises as `end` does."""
+        self.end()
+        self._ids += special_ids
+        self._num_settled = len(self._ids)
+
+    def end(self) -> int:
+        """End the text; return the number of leading ids that did not change.
 
         Raises:
             VocabularyError: a byte of a character that never ended cannot be spelled.
         """
         self._append_text(self._decoder.decode(b"", final=True))
-        num_before = len(self._ids)
-        self._ids += special_ids
-        self._num_settled, self._tail = len(self._ids), ""
-        return num_before
+        return self._replace_tail(_tokenise(self._tokenizer, [self._tail] if self._tail else []), [], "")
 
     def _append_text(self, text: str) -> int:
         if not text:
             return len(self._ids)
         segments = _segments(self._tail + text, self._tokenizer.vocabulary.boundary)
-        settled = _tokenise(self._tokenizer, segments[:-1])
-        after = settled + _tokenise(self._tokenizer, segments[-1:])
+        settled, last = _tokenise(self._tokenizer, segments[:-1]), _tokenise_last(self._tokenizer, segments[-1])
+        return self._replace_tail(settled, last, segments[-1])
+
+    def _replace_tail(self, settled: list[int], last: list[int], tail: str) -> int:
+        """Replace the ids of the tail by others and those of a new tail; return the number of ids that stayed."""
+        after = settled + last
         unchanged = self._num_settled + _num_equal(self._ids[self._num_settled :], after)
         self._ids[self._num_settled :] = after
         self._num_settled += len(settled)
-        self._tail = segments[-1]
+        self._tail = tail
         return unchanged
 
 
@@ -131,6 +142,18 @@ def _tokenise(tokenizer: Tokenizer, segments: Sequence[str]) -> list[int]:
         is_exact = tokenizer.vocabulary.spell(proposed) == data
         ids += proposed if is_exact else tokenizer.vocabulary.byte_table.longest_match(data)
     return ids
+
+
+def _tokenise_last(tokenizer: Tokenizer, segment: str) -> list[int]:
+    """Return the ids of the last segment as those that they will be before a word, if none of them reaches into it."""
+    if segment[-1].isspace():
+        data = segment.encode("utf-8", "surrogateescape")
+        ids = tokenizer.encode(segment + _NEXT_WORD)
+        num_bytes = tokenizer.vocabulary.num_bytes[ids].cumsum()
+        before_word = ids[: int(num_bytes.searchsorted(len(data), side="right"))]
+        if tokenizer.vocabulary.spell(before_word) == data:
+            return before_word
+    return _tokenise(tokenizer, [segment])
 
 
 def _is_invalid_utf8(segment: str) -> bool:

@@ -88,19 +88,22 @@ def proposer(
     from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
     from omnidraft.decode.drafting.drafter import Drafter
     from omnidraft.decode.drafting.session_pool import SessionPool
+    from omnidraft.decode.drafting.token_healing import TokenHealing
     from omnidraft.decode.drafting.tree_proposer import TreeProposer
 
+    alignment = tokenizers.alignment if settings.splits else tokenizers.alignment.without_splits()
     weights = (0.0, 0.5, 1.0) if settings.noise_weight is None else (settings.noise_weight,)
     drafter = Drafter(
         model,
         tokenizers.drafter,
         tokenizers.target.vocabulary,
-        tokenizers.alignment if settings.splits else tokenizers.alignment.without_splits(),
+        alignment,
         ngrams,
         NoiseCoupling((0.0,) if is_external else weights),
         shared.step_s.measured(model) if settings.policy == "cost" else None,
         SessionPool(shared.memory),
         factors,
+        TokenHealing(tokenizers.drafter, tokenizers.target.vocabulary, alignment),
         extends_to_depth=is_external,
     )
     memories = memory_sources(settings, tokenizers, shared.recent, fleet, is_external=is_external)

@@ -18,7 +18,8 @@ from omnidraft.decode.drafting.drafter_context import DrafterContext
 from omnidraft.decode.drafting.drafter_session import MAX_ROWS, DrafterSession, Extension
 from omnidraft.decode.drafting.loaded_factors import LoadedFactors
 from omnidraft.decode.drafting.session_pool import SessionPool
-from omnidraft.decode.drafting.token_mapping import DraftPrefix
+from omnidraft.decode.drafting.token_healing import TokenHealing
+from omnidraft.decode.drafting.token_mapping import AFTER_TEXT, DraftPrefix
 from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.ports import DraftModel, Request, RoundPlan
 from omnidraft.vocab.alignment import Alignment
@@ -42,6 +43,8 @@ class Drafter:
     pool: SessionPool = field(default_factory=SessionPool)
     factors: LoadedFactors | None = None
     """Opens the sessions of tenants that have factors of their own; None: all draft with the shared weights alone."""
+    healing: TokenHealing | None = None
+    """None drafts behind every line break as it is."""
     extends_to_depth: bool = False
     """Whether it extends its chain to the limit also where another source's chain has as many nodes as are scored."""
 
@@ -66,10 +69,18 @@ class Drafter:
         for session, draft in zip(sessions, drafts, strict=True):
             ids = session.ids_to_read(draft, plan)
             if ids is not None:
-                extension = Extension(session, draft, ids, plan.num_candidates, num_before=draft.tree.num_drafted)
+                extension = self._extension(session, draft, ids, plan.num_candidates)
                 extensions += [extension] if extension.read_forced() else []
         if extensions:
             _Steps(self, drafts, plan).run(extensions)
+
+    def _extension(self, session: DrafterSession, draft: TextDraft, ids: list[int], num_candidates: int) -> Extension:
+        """Begin with the text, or before the line break at its end where that is drafted again. What the request's
+        settings allow is known for whole target tokens only, so under constraints nothing is healed."""
+        heals = self.healing is not None and draft.tree.constraints is None and self.healing.is_due(ids)
+        start = DraftPrefix(row=AFTER_TEXT, heals=heals)
+        read = ids[:-1] if heals else ids
+        return Extension(session, draft, read, num_candidates, start, num_before=draft.tree.num_drafted)
 
 
 class _Steps:

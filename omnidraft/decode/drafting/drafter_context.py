@@ -87,14 +87,21 @@ class DrafterContext:
         unchanged = self._tail.append(self._target.spell(emitted))
         if unchanged == num_before and not was_pending:
             self._learn(num_before)
-        elif self._learned_to is not None and unchanged < self._learned_to:
-            self._learned_to = None  # the ids before it spell another part of the text now
+        else:
+            self._unlearn_from(unchanged)
         self._unlearned += emitted
 
     def _append_special(self, special_ids: Sequence[int]) -> None:
         """Append special ids, which make the tokenisation of the text before them final."""
-        self._learn(self._tail.append_special(map_special_ids(special_ids, self._alignment)))
+        self._unlearn_from(self._tail.end())
+        self._learn(len(self._tail.ids))
+        self._tail.append_special(map_special_ids(special_ids, self._alignment))
         self._learned_to = len(self._tail.ids)
+
+    def _unlearn_from(self, unchanged: int) -> None:
+        """Learn nothing of ids that spell another part of the text now."""
+        if self._learned_to is not None and unchanged < self._learned_to:
+            self._learned_to = None
 
     def _learn(self, end: int) -> None:
         if self._learned_to is not None and self._is_stored:

@@ -38,7 +38,7 @@ class DrafterSession:
     def __init__(self, drafter: "Drafter", request: Request, calibrator: AcceptanceCalibrator) -> None:
         self.context = drafter.context(request)
         self.drafter = drafter
-        self.mapper = TokenMapper(drafter.alignment, drafter.cache, calibrator)
+        self.mapper = TokenMapper(drafter.alignment, drafter.cache, calibrator, drafter.healing)
         self.forced = ForcedPrefixes(drafter.tokenizer, drafter.target_vocabulary, ForcedRuns(request, calibrator))
         self.request = request
         self.temperature = request.sampling.temperature
@@ -213,13 +213,28 @@ class Extension:
             assert prefix.row is not None
             row = prefix.row - self.num_branched  # counted from the end of the step's rows
             prefix.acceptance = None if head is None else head[row]
-            self._expand(prefix, logits_RD[row])
+            if prefix.heals:
+                self._expand_healed(prefix, logits_RD[row])
+            else:
+                self._expand(prefix, logits_RD[row], self.num_candidates)
 
-    def _expand(self, prefix: DraftPrefix, logits_D: torch.Tensor) -> None:
-        """Add the drafter's candidates after this prefix, and the new prefixes that may be extended."""
+    def _expand_healed(self, prefix: DraftPrefix, logits_D: torch.Tensor) -> None:
+        """Add the tokens that begin with the line break at the end of the text; the break alone is a candidate too, of
+        which a chain takes the likelier."""
+        healing = self.session.drafter.healing
+        assert healing is not None
+        logits, q = healing.divided(logits_D.float().cpu().numpy())
+        is_likely = q > 0.5
+        self._expand(prefix, torch.from_numpy(logits), self.num_candidates - is_likely, share=1 - q)
+        if is_likely or self.num_candidates > 1:
+            self._add_prefix(DraftPrefix(prefix, healing.break_id, q, prefix.ends))
+
+    def _expand(self, prefix: DraftPrefix, logits_D: torch.Tensor, num_candidates: int, share: float = 1.0) -> None:
+        """Add the drafter's candidates after this prefix, which have this share of what may follow, and the new
+        prefixes that may be extended."""
         session, tree, noise = self.session, self.draft.tree, self.draft.noise
         coupling, end = session.drafter.noise_coupling, max(prefix.ends, key=tree.value)
-        alignment, work = session.drafter.alignment, session.request.work
+        alignment, work = session.mapper.alignment_at(prefix), session.request.work
         constraints, path = tree.constraints, tree.tokens_to(end)
         if constraints is not None:
             logits_D = constraints.adjusted(logits_D, alignment, path)
@@ -229,9 +244,9 @@ class Extension:
         if session.temperature:
             session.first_ids[end] = ranker.first_ids(coupling.weights, noise, at)
         style = (temperature_bin(session.temperature), tree.noise_weight)
-        for rank, each in enumerate(ranker.best(self.num_candidates, weight, noise, at)):
+        for rank, each in enumerate(ranker.best(num_candidates, weight, noise, at)):
             candidate = each if constraints is None else ranker.continued(each, constraints, path)
-            next_prefix = session.mapper.add(tree, prefix, candidate, rank, style)
+            next_prefix = session.mapper.add(tree, prefix, candidate.with_share(share), rank, style)
             if rank == 0:
                 tree.draft_ids = max(tree.draft_ids, next_prefix.draft_ids, key=len)
             self._add_prefix(next_prefix)

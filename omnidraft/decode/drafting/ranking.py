@@ -41,6 +41,10 @@ class Candidate:
     confidence: float
     """q at the request's temperature and truncation."""
 
+    def with_share(self, share: float) -> "Candidate":
+        """Return the candidate of a distribution that has this share of another."""
+        return self if share == 1.0 else replace(self, q=self.q * share, confidence=self.confidence * share)
+
 
 class CandidateRanker:
     """The drafter's next target tokens after one prefix."""

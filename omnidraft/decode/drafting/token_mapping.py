@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, CandidateKind
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
 from omnidraft.decode.drafting.ranking import Candidate
+from omnidraft.decode.drafting.token_healing import TokenHealing
 from omnidraft.ports import AcceptanceFn, Source
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.ngram_cache import MIN_LENGTH, NgramCache
@@ -37,6 +38,8 @@ class DraftPrefix:
     """Number among the ids branched in this round, or AFTER_TEXT; None before it was branched."""
     acceptance: AcceptanceFn | None = None
     """Acceptance head's function for the readings that begin here; None uses measured agreement."""
+    heals: bool = False
+    """Whether the next draft token begins with the line break that the emitted text ends with; see token_healing.py."""
 
     def ancestors(self) -> list["DraftPrefix"]:
         """Return the prefixes from this one back to the emitted text, both included."""
@@ -50,6 +53,11 @@ class DraftPrefix:
         return [prefix for prefix in reversed(self.ancestors()) if prefix.row is None]
 
     @property
+    def begins_in_text(self) -> bool:
+        """Whether its draft token begins before the end of the emitted text."""
+        return self.before is not None and self.before.heals
+
+    @property
     def draft_ids(self) -> tuple[int, ...]:
         """Draft ids from the emitted text to here."""
         return tuple(prefix.draft_id for prefix in reversed(self.ancestors()) if prefix.draft_id is not None)
@@ -58,21 +66,33 @@ class DraftPrefix:
 class TokenMapper:
     """Adds candidates to the tree, in every way the target may spell them."""
 
-    def __init__(self, alignment: Alignment, cache: NgramCache, calibrator: AcceptanceCalibrator) -> None:
-        self._alignment = alignment
+    def __init__(
+        self,
+        alignment: Alignment,
+        cache: NgramCache,
+        calibrator: AcceptanceCalibrator,
+        healing: TokenHealing | None = None,
+    ) -> None:
+        self._alignment, self._healing = alignment, healing
         self._cache = cache
         self._calibrator = calibrator
+
+    def alignment_at(self, prefix: DraftPrefix) -> Alignment:
+        """Return how draft tokens after this prefix are spelled in target tokens."""
+        return self._healing.alignment if prefix.heals and self._healing is not None else self._alignment
 
     def add(
         self, tree: DraftTreeBuilder, prefix: DraftPrefix, candidate: Candidate, rank: int, style: tuple[float, float]
     ) -> DraftPrefix:
         """Return the prefix after this candidate; without ends when all of its nodes would be too deep."""
+        pieces = self.alignment_at(prefix).pieces(candidate.draft_id)
         merged = self._merged(tree, prefix, candidate, rank, style)
         if merged:
             shadowed = replace(candidate, confidence=candidate.confidence * _SHADOWED_SHARE)
-            one_by_one = [self._pieces(tree, end, shadowed, _SHADOWED_RANK, style, None) for end in prefix.ends]
+            one_by_one = [self._pieces(tree, end, pieces, shadowed, _SHADOWED_RANK, style, None) for end in prefix.ends]
         else:
-            one_by_one = [self._pieces(tree, end, candidate, rank, style, prefix.acceptance) for end in prefix.ends]
+            given = (candidate, rank, style, prefix.acceptance)
+            one_by_one = [self._pieces(tree, end, pieces, *given) for end in prefix.ends]
         ends = dict.fromkeys(end for end in (*merged, *one_by_one) if end is not None)
         return DraftPrefix(prefix, candidate.draft_id, candidate.confidence, tuple(ends))
 
@@ -80,6 +100,7 @@ class TokenMapper:
         self,
         tree: DraftTreeBuilder,
         end: int,
+        pieces: tuple[int, ...],
         candidate: Candidate,
         rank: int,
         style: tuple[float, float],
@@ -87,7 +108,6 @@ class TokenMapper:
     ) -> int | None:
         """Return the last node of a direct or split reading; the acceptance head's estimate is that of the first
         piece."""
-        pieces = self._alignment.pieces(candidate.draft_id)
         source = Source.DIRECT if len(pieces) == 1 else Source.SPLIT
         node: int | None = end
         for number, (piece, q) in enumerate(zip(pieces, _piece_q(candidate, len(pieces)), strict=True)):
@@ -110,7 +130,8 @@ class TokenMapper:
                 for end in ancestor.ends:
                     node = self._node(tree, end, token, kind, confidence, confidence, ancestor.acceptance)
                     nodes += [] if node is None else [node]
-            if ancestor.draft_id is None or len(ids) >= min(_LONGEST_MERGE, self._cache.max_length):
+            is_longest = len(ids) >= min(_LONGEST_MERGE, self._cache.max_length)
+            if ancestor.draft_id is None or ancestor.begins_in_text or is_longest:
                 break
             ids, confidence = (ancestor.draft_id, *ids), ancestor.confidence * confidence
         return nodes

@@ -11,6 +11,7 @@ from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
 from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.prompt_lookup import PromptLookup
+from omnidraft.decode.drafting.token_healing import TokenHealing
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.policy.chain import FixedPolicy
@@ -29,7 +30,9 @@ EMOJI, CJK = "\U0001f600".encode(), "\u4f60\u597d".encode()
 TARGET = ToyTokenizer(
     [b"", *BYTES, EMOJI, CJK[:4], CJK[4:], b"\t\t", b"\n\n", b"xxxx", b"the", b"\xf0\x9f"], {"eos": 0}
 )
-DRAFTER = ToyTokenizer([b"", *BYTES, EMOJI[2:], CJK, b"\n\t", b"xx", b"th", b" river", b"\xff\xfe"], {"eos": 0})
+DRAFTER = ToyTokenizer(
+    [b"", *BYTES, EMOJI[2:], CJK, b"\n\t", b"\n  ", b"xx", b"th", b" river", b"\xff\xfe"], {"eos": 0}
+)
 ALIGNMENT = align(DRAFTER, TARGET)
 DECODER = Decoder(ToyTarget(ToyTable.random(len(TARGET.vocabulary), seed=1, spread=3.0)), TARGET.vocabulary)
 
@@ -37,7 +40,9 @@ DECODER = Decoder(ToyTarget(ToyTable.random(len(TARGET.vocabulary), seed=1, spre
 def make_proposer(weight: float) -> TreeProposer:
     ngrams = NgramCache(ALIGNMENT.fingerprint, DRAFTER.vocabulary, TARGET.vocabulary, 1000)
     model = ToyDrafter(ToyTable.random(len(DRAFTER.vocabulary), seed=2, spread=3.0))
-    drafter = Drafter(model, DRAFTER, TARGET.vocabulary, ALIGNMENT, ngrams, NoiseCoupling((weight,)))
+    healing = TokenHealing(DRAFTER, TARGET.vocabulary, ALIGNMENT)
+    coupling = NoiseCoupling((weight,))
+    drafter = Drafter(model, DRAFTER, TARGET.vocabulary, ALIGNMENT, ngrams, coupling, healing=healing)
     return TreeProposer((PromptLookup(), drafter), lambda mode: FixedPolicy())
 
 

@@ -47,8 +47,20 @@ def test_a_text_that_grows_gets_the_ids_of_the_whole(
     cut_offsets = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     for start, end in pairwise(cut_offsets):
         tail.append(data[start:end])
-        spelled = data[:end].removesuffix(tail.pending)
-        assert tail.ids == PROMPT + tokenise_bytes(tokenizer, spelled)
+        whole = TailTokeniser(tokenizer, PROMPT)
+        whole.append(data[:end])
+        assert (tail.ids, tail.pending) == (whole.ids, whole.pending)
+    tail.end()
+    assert tail.ids == PROMPT + tokenise_bytes(tokenizer, data)
+
+
+def test_a_text_that_goes_on_has_the_ids_of_white_space_before_a_word(large: HfTokenizer) -> None:
+    """GPT-2's pre-tokenizer leaves the last line break to the word; before white space alone it joins them."""
+    before, tail = b"he doesn't care!\n\n", TailTokeniser(large, ())
+    tail.append(before)
+    assert large.vocabulary.spell(tail.ids) == before
+    assert large.encode(f"{before.decode()}The river")[: len(tail.ids)] == tail.ids
+    assert tokenise_bytes(large, before) == large.encode(before.decode()) != tail.ids
 
 
 @given(data=DATA, cut=st.integers(0, 400))

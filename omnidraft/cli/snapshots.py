@@ -14,7 +14,7 @@ from omnidraft.cli.options import AsJson, Config, Target, group
 from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
-    from omnidraft.ports import LogWriter, Registry, SnapshotVersion
+    from omnidraft.ports import Registry, SnapshotVersion
 
 app = group("Versions of the drafter: list, show, promote, roll back, export.")
 app.command("export")(export)
@@ -144,10 +144,13 @@ def _without_keys(settings: "config.Settings") -> "config.Settings":
 
 
 def _promote(name: str, settings: "config.Settings") -> None:
+    from functools import partial
+
+    from omnidraft import wiring
     from omnidraft.fleet import orders
 
-    models, registry = settings.models, _registry(settings)
-    chosen = orders.promote(registry, lambda: _control(settings), name, target=models.target, drafter=models.drafter)
+    models, registry, open_control = settings.models, _registry(settings), partial(wiring.control_writer, settings)
+    chosen = orders.promote(registry, open_control, name, target=models.target, drafter=models.drafter)
     print(f"champion is version {chosen.version}")
 
 
@@ -159,12 +162,6 @@ def _registry(settings: "config.Settings") -> "Registry":
     from omnidraft import wiring
 
     return wiring.registry(settings)
-
-
-def _control(settings: "config.Settings") -> "LogWriter":
-    from omnidraft import wiring
-
-    return wiring.control_writer(settings)
 
 
 def _as_json(each: "SnapshotVersion") -> dict[str, Any]:
@@ -183,18 +180,20 @@ OfTarget = Annotated[str | None, typer.Option("--target", help="For this target 
 @learning_app.command("pause")
 def pause_learning(target: OfTarget = None, config_path: Config = None) -> None:
     """Stop learning after the present step; serving continues."""
+    from omnidraft import wiring
     from omnidraft.fleet.control_log import publish_announcement
 
-    publish_announcement(_control(_learning_settings(config_path, target)), "pause", target=target)
+    publish_announcement(wiring.control_writer(_learning_settings(config_path, target)), "pause", target=target)
     _print_order("pauses", target)
 
 
 @learning_app.command("resume")
 def resume_learning(target: OfTarget = None, config_path: Config = None) -> None:
     """Resume learning."""
+    from omnidraft import wiring
     from omnidraft.fleet.control_log import publish_announcement
 
-    publish_announcement(_control(_learning_settings(config_path, target)), "resume", target=target)
+    publish_announcement(wiring.control_writer(_learning_settings(config_path, target)), "resume", target=target)
     _print_order("resumes", target)
 
 
@@ -255,13 +254,15 @@ def _republish(version: str, target: str | None, settings: "config.Settings") ->
 def _order_restart(start: str, target: str | None, settings: "config.Settings") -> None:
     import uuid
 
+    from omnidraft import wiring
     from omnidraft.fleet.control_log import publish_announcement
 
     offsets = " ".join(start.replace(",", " ").split())
     if offsets == "latest":
         offsets = _latest_offsets(settings)
     try:
-        publish_announcement(_control(settings), "restart", target=target, start=offsets, restart_id=uuid.uuid4().hex)
+        control, restart_id = wiring.control_writer(settings), uuid.uuid4().hex
+        publish_announcement(control, "restart", target=target, start=offsets, restart_id=restart_id)
     except ValueError as exc:
         raise typer.BadParameter(f"{start!r} is not earliest, latest or offsets such as '0:120 1:96'") from exc
     _print_order(f"restarts from {offsets}", target)

@@ -113,8 +113,9 @@ class LearnerSettings(Section):
     """The number of crashes over a step's records after which they are tried one by one, and over a single record after
     which it is dead-lettered. 0: never, and a record that kills the process kills every process after it."""
     journal_folder: Path | None = None
-    """The folder of the crash journal, written before each step. None: a folder of the service, which outlives the
-    learner's process but not the service; set it where both end together, as in a container."""
+    """The folder of the crash journal, written before each step, and of the note that a Kafka log lost messages. None:
+    a folder of the service, which outlives the learner's process but not the service; set it where both end together,
+    as in a container."""
     grad_clip: float = Field(1.0, gt=0)
     seed: int = 0
     threads: int | None = Field(None, ge=1)

@@ -19,6 +19,7 @@ from omnidraft.distill.ingest.batch_reader import BatchReader
 from omnidraft.distill.ingest.batcher import Batch, Batcher
 from omnidraft.distill.ingest.crash_journal import CrashJournal
 from omnidraft.distill.ingest.trace_consumer import SKIPPED, TraceConsumer
+from omnidraft.distill.ingest.truncation_mark import TruncationMark
 from omnidraft.distill.journaled_learning import JournaledLearning
 from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.distill.publisher import BATCHER, LEARNER, Publisher, Restored
@@ -58,6 +59,7 @@ class Distiller:
         max_lag_records: int | None = None,
         lag_sample_records: int = 2_000,
         journal: CrashJournal | None = None,
+        truncation: TruncationMark | None = None,
         forgetting: Forgetting | None = None,
         memory: TextMemory | None = None,
         metrics: Metrics,
@@ -79,6 +81,7 @@ class Distiller:
             drift_haste: snapshots are so many times as frequent while any traffic drifts.
             max_lag_records: see catch_up.py, `lag_sample_records` too.
             journal: gets every step before it runs; its poison is the batcher's. None: crashes are not noted.
+            truncation: None: the next process does not know that the log lost messages.
             forgetting: over the same batcher, learner and memory. None: records stay until a tenant is forgotten.
             progress: called after every step and every snapshot, in the thread of `run`.
             on_empty_poll: called after every poll that did not complete a batch, likewise.
@@ -90,7 +93,7 @@ class Distiller:
         self._drift_haste, self._metrics = drift_haste, metrics
         self._journal = journal or CrashJournal(Path(), tries=0)
         self._reader = BatchReader(
-            consumer, batcher, metrics, max_lag_records=max_lag_records, lag_sample_records=lag_sample_records
+            consumer, batcher, metrics, truncation, max_records=max_lag_records, sample_records=lag_sample_records
         )
         self._held_out = held_out or HeldOut(learner)
         self._factor_judge = factor_judge or FactorJudge(learner, TenantFactorSettings())

@@ -39,14 +39,7 @@ def load_adam_state(
     Raises:
         ConfigError: it belongs to other weights; then nothing changed.
     """
-    masters = {
-        name.removeprefix(prefix + _MASTER): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix + _MASTER)
-    }
-    if masters.keys() != parameters.keys():
-        raise ConfigError("the snapshot's master weights are not those of this learner; see learner.train and .head")
-    copy_into(parameters, masters)
+    copy_into(parameters, master_weights(parameters, tensors, prefix))
     optimizer.state.clear()
     for name, parameter in parameters.items():
         if prefix + _MEAN + name in tensors:
@@ -57,6 +50,19 @@ def load_adam_state(
             }
 
 
+def master_weights(parameters: Parameters, tensors: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """Return the weights in what `adam_state` returned. Raises ConfigError when they do not fit the parameters."""
+    masters = {
+        name.removeprefix(prefix + _MASTER): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix + _MASTER)
+    }
+    if masters.keys() != parameters.keys():
+        raise ConfigError("the snapshot's master weights are not those of this learner; see learner.train and .head")
+    check_shapes(parameters, masters)
+    return masters
+
+
 @torch.no_grad()
 def copy_into(parameters: Parameters, tensors: Mapping[str, Tensor]) -> None:
     """Copy tensors into the parameters of the same names.
@@ -64,11 +70,16 @@ def copy_into(parameters: Parameters, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         ConfigError: one is missing or of another shape; then nothing changed.
     """
+    check_shapes(parameters, tensors)
+    for name, parameter in parameters.items():
+        parameter.copy_(tensors[name])
+
+
+def check_shapes(parameters: Parameters, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError when the tensor of a parameter's name is missing or of another shape."""
     for name, parameter in parameters.items():
         if name not in tensors or tensors[name].shape != parameter.shape:
             raise ConfigError(f"the snapshot has no weights {name} of shape {tuple(parameter.shape)}")
-    for name, parameter in parameters.items():
-        parameter.copy_(tensors[name])
 
 
 def records_to_tensors(prefix: str, records: Iterable[TraceRecord]) -> dict[str, Tensor]:

@@ -25,6 +25,8 @@ from omnidraft.snapshots.manifest import digest
 
 CONTROL_TIMEOUT_S = 2.0
 """How long the first step waits for the control log, whose open drifts must be known before traffic is read."""
+PROMOTING = "promoting"
+"""How the judgement of a version begins that is to become champion and, as far as is known, has not."""
 PROMOTED = "promoted"
 """How the judgement of a version begins that became champion."""
 VOID = "void"
@@ -37,10 +39,10 @@ logger = logging.getLogger(__name__)
 class Controller:
     """Judges every challenger once: by its offline measurements, then, with `canary_share`, by how it serves requests.
 
-    Order: annotate the reason, promote, announce. The alias is authoritative, and the champion is announced once after
-    every start and whenever it is not the one announced last; so the next step repairs what a controller killed in
-    between, or an alias moved by hand, left inconsistent. With `statements`, an alias that was moved without a signed
-    statement is not announced. An announced champion ends any canary, so a killed controller
+    Order: annotate the reason, promote, annotate that it was promoted, announce. The alias is authoritative, and the
+    champion is announced once after every start and whenever it is not the one announced last; so the next step repairs
+    what a controller killed in between, or an alias moved by hand, left inconsistent. With `statements`, an alias that
+    was moved without a signed statement is not announced. An announced champion ends any canary, so a killed controller
     leaves none behind. Announcing twice does no harm. A decision made before an operator promoted is void, and that
     challenger is not judged again: the next one is judged against the champion that the operator chose.
     """
@@ -189,7 +191,7 @@ class Controller:
         self._trial, self._announced_version = None, None
 
     def _settle(self, version: int, decision: Decision, fence: str) -> None:
-        verdict = PROMOTED if decision.promote else "refused"
+        verdict = PROMOTING if decision.promote else "refused"
         self._registry.annotate(version, {JUDGEMENT: f"{verdict}: {decision.reason}"})
         if decision.promote:
             try:
@@ -201,7 +203,8 @@ class Controller:
         self._maybe_rewind(version, decision)
         self._log_verdict(version, decision)
         self._metrics.add("omnidraft_promotions_total" if decision.promote else "omnidraft_refusals_total")
-        logger.info("%s version %d for %s: %s", verdict, version, self._target, decision.reason)
+        done = PROMOTED if decision.promote else verdict
+        logger.info("%s version %d for %s: %s", done, version, self._target, decision.reason)
 
     def _log_verdict(self, version: int, decision: Decision) -> None:
         try:
@@ -210,14 +213,18 @@ class Controller:
             logger.warning("%s: the verdict on version %d is in no curve: %s", self._target, version, exc)
 
     def _maybe_rewind(self, version: int, decision: Decision) -> None:
-        """Order learning back to the champion after `refusals_before_rewind` challengers in a row that were worse."""
-        self._worse = self._worse | {version} if decision.is_worse else frozenset()  # one judged again counts once
+        """Order learning back to the champion after `refusals_before_rewind` challengers in a row that were worse. One
+        that an operator published again is none of them, and no refusal from before it counts."""
+        challenger = self._registry.resolve(str(version)).manifest if decision.is_worse else None
+        if challenger is None or challenger.is_republished:
+            self._worse = frozenset()
+            return
+        self._worse |= {version}  # one judged again counts once
         limit = self._settings.refusals_before_rewind
         if not limit or len(self._worse) < limit or (champion := self._find("champion")) is None:
             return
-        refused = self._registry.resolve(str(version)).manifest.snapshot_id
         reason = f"{len(self._worse)} challengers in a row were worse than champion {champion.version}"
-        self._announcer.publish("rewind", champion.version, restart_id=refused, reason=reason)
+        self._announcer.publish("rewind", champion.version, restart_id=challenger.snapshot_id, reason=reason)
         self._worse = frozenset()
         logger.warning("%s: learning goes back to champion %d: %s", self._target, champion.version, reason)
 
@@ -227,6 +234,7 @@ class Controller:
         while (champion := self._find("champion")) is not None and self._must_announce(champion):
             if not self._is_attested(champion):
                 return
+            self._note_promotion(champion)
             self._announcer.publish("champion", champion.version, digest=digest(champion.manifest))
             self._announced_s = self._clock()
             if self._announced_version is not None and champion.version < self._announced_version:
@@ -234,6 +242,12 @@ class Controller:
             self._announced_version, self._trial = champion.version, None
             self._metrics.set("omnidraft_champion_version_info", champion.version)
             logger.info("announced champion %d for %s", champion.version, self._target)
+
+    def _note_promotion(self, champion: SnapshotVersion) -> None:
+        """Annotate that a version was promoted whose judgement says that it is to be."""
+        judgement = champion.judgement or ""
+        if judgement.startswith(PROMOTING):
+            self._registry.annotate(champion.version, {JUDGEMENT: PROMOTED + judgement.removeprefix(PROMOTING)})
 
     def _must_announce(self, champion: SnapshotVersion) -> bool:
         if champion.version != self._announced_version:

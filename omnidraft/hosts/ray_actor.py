@@ -1,9 +1,10 @@
 """The distiller inside a Ray actor: receives settings, builds everything in its own process, restarts when killed.
 
 Ray restarts a killed actor and calls `run` again; the newest snapshot holds the offsets to resume at, so beside the
-crash journal the actor has no other state. Snapshots, which hold users' texts, are staged in a folder that no process
-leaves behind: `run` removes it, and where the process is killed, the next one on its node does. `run` uses one thread
-of the actor, `status` and `stop` another. This module does not import Ray: distiller.py makes the actor.
+crash journal and the truncation mark the actor has no other state. Snapshots, which hold users' texts, are staged in a
+folder that no process leaves behind: `run` removes it, and where the process is killed, the next one on its node does.
+`run` uses one thread of the actor, `status` and `stop` another. This module does not import Ray: distiller.py makes the
+actor.
 """
 
 import os
@@ -28,8 +29,8 @@ class DistillerActor:
     def __init__(self, settings: Settings, journal_folder: str) -> None:
         """
         Args:
-            journal_folder: where the crash journal is, unless `learner.journal_folder` is set. It outlives the actor's
-                process; actors may share it.
+            journal_folder: where the crash journal and the truncation mark are, unless `learner.journal_folder` is set.
+                It outlives the actor's process; actors may share it.
         """
         self._settings = settings
         self._journal_folder = Path(journal_folder)

@@ -18,6 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from omnidraft.durable_files import put_in_place
 from omnidraft.errors import RegistryError, SnapshotNotFound
 from omnidraft.ports import CHAMPION_STATEMENT, JUDGEMENT, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
@@ -182,7 +183,7 @@ class DirectoryRegistry:
                 files.link_folder(source / part, partial / "snapshot" / part)
             bundle.write_manifest(partial / "snapshot", manifest)
             files.sync_tree(partial)
-            files.put_in_place(partial, self._folder(version))
+            put_in_place(partial, self._folder(version))
         finally:
             shutil.rmtree(partial, ignore_errors=True)  # of a publication that the disk had no space for
 

@@ -1,11 +1,9 @@
-"""Files of snapshots: checksums, hard links instead of copies, and writes that survive a power failure.
+"""Files of snapshots: checksums, hard links instead of copies, and writes that survive a power failure (see
+durable_files.py).
 
 A hard link costs no space and no time, and is safe because a snapshot's files are never written again.
-A rename is atomic for readers, but after a power failure a disk may have the new name without its content. So the order
-is: sync every file, then the folders from the innermost outwards, rename, sync the folder of the rename.
 """
 
-import errno
 import hashlib
 import os
 import shutil
@@ -16,12 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from omnidraft import throttle
+from omnidraft.durable_files import put_in_place, sync
 from omnidraft.errors import StorageError
 from omnidraft.private_files import USUAL, create
 
 _PIECE_BYTES = 2**20
-_NO_SYNC = (errno.EINVAL, errno.ENOTSUP)
-"""Errors of file systems that cannot sync folders."""
 
 
 def sha256_of(path: Path) -> str:
@@ -67,18 +64,6 @@ def has_links(folder: Path) -> bool:
     return any(path.stat().st_nlink > 1 for path in folder.rglob("*") if path.is_file())
 
 
-def sync(path: Path) -> None:
-    """Wait until the content of this file, or the names in this folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as exc:
-        if exc.errno not in _NO_SYNC:
-            raise
-    finally:
-        os.close(descriptor)
-
-
 def sync_tree(folder: Path) -> None:
     """Sync everything below a folder, and the folder itself."""
     for parent, _, names in os.walk(folder, topdown=False):
@@ -94,12 +79,6 @@ def make_folder(folder: Path) -> None:
     make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     sync(folder.parent)
-
-
-def put_in_place(partial: Path, final: Path) -> None:
-    """Rename a file or folder that is already synced; a file may be replaced."""
-    os.replace(partial, final)
-    sync(final.parent)
 
 
 @contextmanager

@@ -3,14 +3,13 @@
 A file contains its writer's schema, so it needs no headers, and later versions can read it.
 """
 
-import os
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import fastavro
 
+from omnidraft.durable_files import put_in_place, sync
 from omnidraft.errors import UnknownSchema, WireError
 from omnidraft.private_files import private_opener
 from omnidraft.traces.codec import from_row, parsed_schema, to_row
@@ -34,22 +33,10 @@ def write(path: Path, records: Iterable[TraceRecord]) -> None:
             rows = (to_row(record) for record in records)
             schema = parsed_schema(SCHEMA_VERSION)
             fastavro.writer(file, schema, rows, codec="deflate", metadata=metadata, sync_marker=_SYNC_MARKER)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        sync(partial)
+        put_in_place(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk, if its file system can do that."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def is_archive(path: Path) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from omnidraft.distill.resume_tensors import from_plain_tensor, plain_tensor
+from omnidraft.durable_files import put_in_place, sync
 from omnidraft.errors import ConfigError, StorageError
-from omnidraft.snapshots.files import put_in_place, sync
 
 _RUN, _CURVE = "run", "curve"
 

@@ -16,7 +16,6 @@ from omnidraft.wiring.signing import require_signer
 if TYPE_CHECKING:
     from omnidraft.distill.control import Status
     from omnidraft.distill.distiller import Distiller
-    from omnidraft.distill.ingest.crash_journal import CrashJournal
     from omnidraft.distill.publisher import Identity
     from omnidraft.distill.training.learner import Learner
     from omnidraft.models.hf.tokenizer import HfTokenizer
@@ -38,8 +37,8 @@ def distillation(
 
     Args:
         folder: a folder of this distiller alone, for staged snapshots.
-        journal_folder: where the journal of records that crashed earlier processes is, unless `learner.journal_folder`
-            is set; None: in `folder`.
+        journal_folder: where it is noted for later processes what crashed earlier ones, and what the log lost, unless
+            `learner.journal_folder` is set; None: in `folder`.
         tokenizers: those of the pair, where they are loaded already.
         progress: see Distiller, `on_empty_poll` too.
 
@@ -54,7 +53,9 @@ def distillation(
     from omnidraft.distill.evaluation.tenant_factors import FactorJudge
     from omnidraft.distill.forgetting import Forgetting, Retention
     from omnidraft.distill.ingest.batcher import Batcher
+    from omnidraft.distill.ingest.crash_journal import CrashJournal
     from omnidraft.distill.ingest.tenant_shares import TenantGroups
+    from omnidraft.distill.ingest.truncation_mark import TruncationMark
     from omnidraft.distill.publisher import Publisher
     from omnidraft.distill.training.step_report import LearningSpans
     from omnidraft.telemetry.metrics import LabelledMetrics
@@ -69,7 +70,8 @@ def distillation(
     hours = settings.log.retention_hours
     retention = Retention(None if hours is None else hours * 3600)
     dead_letters = log_writer(settings, settings.log.dead_letters_topic)
-    journal = _journal(settings, journal_folder or folder)
+    notes, name = section.journal_folder or journal_folder or folder, _name_of_notes(settings)
+    journal = CrashJournal(notes / f"trying-{name}.json", tries=section.poison_tries)
     batcher = Batcher(
         reader.partitions(),
         records_per_step=section.records_per_step,
@@ -94,6 +96,7 @@ def distillation(
         max_lag_records=section.max_lag_records,
         lag_sample_records=section.lag_sample_records,
         journal=journal,
+        truncation=TruncationMark(notes / f"truncated-{name}.txt"),
         forgetting=Forgetting(
             retention,
             batcher,
@@ -119,15 +122,11 @@ def distillation(
     )
 
 
-def _journal(settings: Settings, folder: Path) -> "CrashJournal":
-    """Return the crash journal, whose name is unique to log, registry and pair, so that distillers may share a
-    folder."""
-    from omnidraft.distill.ingest.crash_journal import CrashJournal
-
-    models, section = settings.models, settings.learner
+def _name_of_notes(settings: Settings) -> str:
+    """Return a name that is unique to log, registry and pair, so that distillers may share a folder."""
+    models = settings.models
     about = (settings.log.url, settings.log.traces_topic, settings.registry.url, models.target, models.drafter)
-    name = hashlib.sha256("\n".join(map(str, about)).encode()).hexdigest()[:16]
-    return CrashJournal((section.journal_folder or folder) / f"trying-{name}.json", tries=section.poison_tries)
+    return hashlib.sha256("\n".join(map(str, about)).encode()).hexdigest()[:16]
 
 
 def learner(settings: Settings, tokenizers: Vocabularies) -> "Learner":

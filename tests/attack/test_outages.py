@@ -34,6 +34,7 @@ from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.ingest import dead_letters
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
+from omnidraft.distill.ingest.truncation_mark import TruncationMark
 from omnidraft.errors import (
     BusError,
     LogTruncated,
@@ -75,12 +76,14 @@ class PromptReader(SqliteReader):
 class TruncatedReader(PromptReader):
     """Raises once, as Kafka's client does, that messages that were read are gone; others have their offsets by now."""
 
-    has_raised = False
+    def __init__(self, path: Path, *before: OffsetOutOfRange) -> None:
+        """`before`: raised by the polls before."""
+        super().__init__(path, "t")
+        self._errors = [*before, LogTruncated("Detected truncated partitions")]
 
     def poll(self, max_messages: int, timeout_s: float) -> PollResult:
-        if not self.has_raised:
-            self.has_raised = True
-            raise LogTruncated("Detected truncated partitions")
+        if self._errors:
+            raise self._errors.pop(0)
         return super().poll(max_messages, timeout_s)
 
 
@@ -227,11 +230,12 @@ def test_a_log_restored_from_an_older_backup_is_told_and_restarted_once_across_a
     assert outage.audit().faults == ()
 
 
-def test_a_log_that_lost_messages_that_were_read_waits_for_an_operator_however_far_it_has_grown_since(outage):
+@pytest.mark.parametrize("before", [(), (OffsetOutOfRange("messages of another partition expired"),)])
+def test_a_log_that_lost_messages_that_were_read_waits_for_an_operator_however_far_it_has_grown_since(outage, before):
     outage.emit(*names(4))
     outage.learn()
     outage.emit(*names(4, start=4))
-    distillation, journal = outage.distiller(reader=TruncatedReader(outage.path, "t"))
+    distillation, journal = outage.distiller(reader=TruncatedReader(outage.path, *before))
     waited = []
 
     def stop() -> bool:
@@ -242,9 +246,45 @@ def test_a_log_that_lost_messages_that_were_read_waits_for_an_operator_however_f
         return len(waited) > 60
 
     distillation.run(stop)
-    assert "the log lost messages that were read" in next(filter(None, waited))
+    told = next(filter(None, waited))
+    assert "the log lost messages that were read: Detected truncated partitions; order" in told
+    assert '`omnidraft learning restart --from "0:4"`' in told
+    assert "log.url" not in told
     assert waited[-1] is None
     assert learned(journal) == names(6, start=2)
+
+
+def test_the_processes_after_one_that_saw_that_the_log_lost_messages_wait_for_the_operator_too(outage):
+    def mark() -> TruncationMark:
+        return TruncationMark(outage.folder / "notes" / "truncated.txt")
+
+    outage.emit(*names(4))
+    outage.learn()
+    outage.emit(*names(4, start=4))
+    assert outage.learn(reader=TruncatedReader(outage.path), truncation=mark()) == []
+    assert outage.learn(truncation=mark()) == []
+    outage.order_restart("0:2")
+    assert outage.learn(truncation=mark()) == names(6, start=2)
+    outage.emit(*names(2, start=8))
+    assert outage.learn(truncation=mark()) == names(2, start=8)
+
+
+def test_learning_that_begins_anew_does_not_wait_for_what_the_log_lost_before(outage):
+    path = outage.folder / "truncated.txt"
+    TruncationMark(path).set("Detected truncated partitions")
+    outage.emit(*names(4))
+    assert outage.learn(truncation=TruncationMark(path)) == names(4)
+    assert not path.exists()
+
+
+def test_a_process_that_cannot_note_that_the_log_lost_messages_says_so_and_waits_itself(outage, caplog):
+    (outage.folder / "file").write_text("in the way")
+    outage.emit(*names(4))
+    outage.learn()
+    mark = TruncationMark(outage.folder / "file" / "truncated.txt")
+    assert outage.learn(reader=TruncatedReader(outage.path), truncation=mark) == []
+    assert "learning stands still: the log lost messages that were read" in caplog.text
+    assert caplog.text.count("truncated.txt cannot be written") == 1
 
 
 def test_a_file_put_in_the_place_of_an_open_log_is_seen_by_its_readers_and_writers(outage):
@@ -655,6 +695,23 @@ def test_a_bundle_that_can_be_seen_is_whole_after_a_crash(tmp_path, monkeypatch)
     monkeypatch.setattr("os.fsync", lambda descriptor: (real(descriptor), disk.synced(descriptor)))
     make_bundle(disk.root, "s1")
     assert seen == ["s1"]
+
+
+@pytest.mark.parametrize(("error", "is_told"), [(errno.EIO, True), (errno.EINVAL, False), (errno.ENOTSUP, False)])
+def test_a_disk_that_cannot_keep_the_name_of_an_archive_says_so_but_not_one_that_syncs_no_folders(
+    tmp_path, monkeypatch, error, is_told
+):
+    real = os.fsync
+
+    def synced(descriptor: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir():
+            raise OSError(error, os.strerror(error))
+        real(descriptor)
+
+    monkeypatch.setattr("os.fsync", synced)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)) if is_told else contextlib.nullcontext():
+        archive.write(tmp_path / "traces.avro", [make_record()])
+    assert len(list(archive.read(tmp_path / "traces.avro"))) == 1
 
 
 def test_an_archive_that_can_be_seen_is_whole_after_a_crash(tmp_path, monkeypatch):

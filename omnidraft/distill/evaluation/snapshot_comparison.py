@@ -1,8 +1,8 @@
 """Comparison of snapshots on drifted traffic: the one that serves need not agree best any more.
 
-All are measured on the same records, the tenant's newest, which only the champion may have learned. The result is
-announced on the control log; the controller decides. It is advice: a failure on the way is logged, and learning goes
-on.
+All are measured on the same records, the tenant's newest, which only the champion may have learned; a snapshot's
+offsets tell, not its time. The result is announced on the control log; the controller decides. It is advice: a failure
+on the way is logged, and learning goes on.
 Source: docs/algorithms.md, sections 9 and 11.
 """
 
@@ -21,8 +21,9 @@ from omnidraft.distill.evaluation.paired_error import paired_standard_error
 from omnidraft.distill.ingest.topic_scan import RecentRecords
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import BusError, ConfigError, SnapshotError
-from omnidraft.ports import Announcer, Registry, SnapshotVersion
+from omnidraft.ports import Announcer, Offsets, Registry, SnapshotVersion
 from omnidraft.snapshots import bundle
+from omnidraft.snapshots.manifest import Manifest
 from omnidraft.traces.record import TraceRecord
 
 logger = logging.getLogger(__name__)
@@ -76,13 +77,14 @@ class SnapshotComparison:
 
     def _compare(self, tenant: str) -> None:
         fence = self._registry.fence()
-        versions, records = self._registry.versions(), self._recent.of(tenant)
+        versions, newest = self._registry.versions(), self._recent.of(tenant)
+        records = [record for _, _, record in newest]
         champion = next((each for each in versions if "champion" in each.aliases), None)
         if champion is None or len(records) < LEAST_RECORDS:
             logger.info("%d new records of %s: too few to compare snapshots on", len(records), tenant)
             return
-        oldest_ms = min(record.time_ms for record in records)
-        measured = [self._measure(each, records) for each in candidates(versions, oldest_ms)]
+        firsts = {partition: offset for partition, offset, _ in reversed(newest)}
+        measured = [self._measure(each, records) for each in candidates(versions, firsts)]
         measurements = [each for each in measured if each is not None]
         serving = next((each for each in measurements if each.version == champion.version), None)
         if serving is None:
@@ -109,19 +111,27 @@ class SnapshotComparison:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def candidates(versions: Sequence[SnapshotVersion], made_by_ms: int) -> list[SnapshotVersion]:
-    """Return the champion and, of the versions that were made by then and still have weights, previous, the newest, the
-    first, and those with the highest held-out agreement."""
+def candidates(versions: Sequence[SnapshotVersion], firsts: Offsets) -> list[SnapshotVersion]:
+    """Return the champion and, of the versions that learned nothing from these offsets on and still have weights,
+    previous, the newest, the first, and those with the highest held-out agreement."""
+    log_id = versions[-1].manifest.log_id
     versions = [
         each
         for each in versions
-        if "champion" in each.aliases or (each.is_servable and each.manifest.created_ms <= made_by_ms)
+        if "champion" in each.aliases or (each.is_servable and not _may_have_learned(each.manifest, firsts, log_id))
     ]
     by_alias = {alias: each for each in versions for alias in each.aliases}
     named = [by_alias[alias] for alias in ("champion", "previous") if alias in by_alias]
     by_agreement = sorted(versions, key=lambda each: each.manifest.agreement_after or -inf, reverse=True)
     order = {each.version: each for each in [*named, versions[-1], versions[0], *by_agreement]}
     return list(order.values())[:MOST_SNAPSHOTS]
+
+
+def _may_have_learned(manifest: Manifest, firsts: Offsets, log_id: str | None) -> bool:
+    """Return whether a snapshot may have learned from these offsets of the log `log_id` on."""
+    if None not in (manifest.log_id, log_id) and manifest.log_id != log_id:
+        return False
+    return any(manifest.offsets.get(partition, 0) > first for partition, first in firsts.items())
 
 
 def _is_surely_better(best: _Measurement, champion: _Measurement, records: Sequence[TraceRecord]) -> bool:

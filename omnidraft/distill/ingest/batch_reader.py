@@ -8,7 +8,8 @@ from omnidraft.distill.ingest.batcher import Batch, Batcher
 from omnidraft.distill.ingest.catch_up import CatchUp
 from omnidraft.distill.ingest.log_position import LogPosition
 from omnidraft.distill.ingest.trace_consumer import PolledRecords, TraceConsumer
-from omnidraft.errors import LogTruncated, OffsetOutOfRange
+from omnidraft.distill.ingest.truncation_mark import TruncationMark
+from omnidraft.errors import LogReplaced, LogTruncated, OffsetOutOfRange
 from omnidraft.ports import Announcement, Metrics
 from omnidraft.snapshots.manifest import Manifest
 
@@ -29,16 +30,15 @@ class BatchReader:
         consumer: TraceConsumer,
         batcher: Batcher,
         metrics: Metrics,
+        truncation: TruncationMark | None = None,
         *,
-        max_lag_records: int | None,
-        lag_sample_records: int,
+        max_records: int | None,
+        sample_records: int,
     ) -> None:
-        """`max_lag_records`, `lag_sample_records`: see catch_up.py."""
+        """`max_records`, `sample_records`: see catch_up.py."""
         self._consumer, self._batcher = consumer, batcher
-        self._catch_up = CatchUp(
-            consumer, batcher, metrics, max_records=max_lag_records, sample_records=lag_sample_records
-        )
-        self.position = LogPosition(consumer, batcher, metrics)
+        self._catch_up = CatchUp(consumer, batcher, metrics, max_records=max_records, sample_records=sample_records)
+        self.position = LogPosition(consumer, batcher, metrics, truncation)
         self._is_drained = False
 
     def resume(self, manifest: Manifest) -> None:
@@ -90,10 +90,16 @@ class BatchReader:
     def _poll(self) -> PolledRecords:
         """Raises BusError, LogReplaced."""
         try:
-            return self._consumer.poll(POLL_RECORDS, POLL_TIMEOUT_S)
-        except LogTruncated as exc:
-            self.position.suspect(str(exc))
+            return self._poll_once()
         except OffsetOutOfRange as exc:
             logger.warning("the next offsets to learn are not in the log: %s", exc)
         self.seek()
-        return self._consumer.poll(POLL_RECORDS, POLL_TIMEOUT_S)
+        return self._poll_once()
+
+    def _poll_once(self) -> PolledRecords:
+        """Raises BusError; LogReplaced when messages that were read are gone, which the log tells once."""
+        try:
+            return self._consumer.poll(POLL_RECORDS, POLL_TIMEOUT_S)
+        except LogTruncated as exc:
+            self.position.suspect(str(exc))
+            raise LogReplaced(str(exc)) from exc

@@ -4,7 +4,7 @@ Messages that expired before they were read: go on at the oldest, and count the 
 are offsets between. A log that ends before the offsets already learned, or lost messages that were read, or another one
 under the same name: only an operator knows which of its messages were learned, so report it, and wait for the order to
 restart somewhere.
-A log that was restored from a backup and has grown past these offsets since cannot be told from the original here;
+What a log lost or had restored while nobody read it cannot be seen here once it has grown past these offsets again;
 `traces verify` shows it.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.trace_consumer import SKIPPED, PolledRecords, TraceConsumer
+from omnidraft.distill.ingest.truncation_mark import TruncationMark
 from omnidraft.errors import LogReplaced
 from omnidraft.ports import EXPIRED, Announcement, Metrics, Offsets
 from omnidraft.snapshots.manifest import Manifest
@@ -30,11 +31,13 @@ logger = logging.getLogger(__name__)
 class LogPosition:
     """The position of a consumer and its batcher, the identity of their log, and the restarts carried out."""
 
-    def __init__(self, consumer: TraceConsumer, batcher: Batcher, metrics: Metrics) -> None:
+    def __init__(
+        self, consumer: TraceConsumer, batcher: Batcher, metrics: Metrics, truncation: TruncationMark | None = None
+    ) -> None:
         self._consumer, self._batcher, self._metrics = consumer, batcher, metrics
+        self._truncation = truncation or TruncationMark()
         self._log_id: str | None = None
         self._restarts: tuple[str, ...] = ()
-        self._suspicion: str | None = None
 
     def resume(self, manifest: Manifest) -> None:
         """Go on from this snapshot."""
@@ -45,8 +48,9 @@ class LogPosition:
         return {"log_id": self._log_id, "restarts": self._restarts}
 
     def suspect(self, error: str) -> None:
-        """Note that the log lost messages that were read: reading does not go on before an operator says where."""
-        self._suspicion = f"the log lost messages that were read: {error}; {ADVICE}"
+        """Note that the log lost messages that were read: reading does not go on, nor does it in the next process,
+        before an operator says where."""
+        self._truncation.set(error)
 
     def seek(self) -> None:
         """Place the consumer where the batcher goes on.
@@ -55,15 +59,16 @@ class LogPosition:
             LogReplaced: as far as can be seen, this is not the log of the batcher's offsets.
             BusError: the log cannot be read.
         """
-        if self._suspicion is not None:
-            raise LogReplaced(self._suspicion)
-        log_id, firsts, ends = self._consumer.identity(), self._consumer.first_offsets(), self._consumer.end_offsets()
         read_to = {partition: offset for partition, offset in self._batcher.read_to.items() if offset}
+        if read_to and self._truncation.error is not None:
+            raise LogReplaced(f"the log lost messages that were read: {self._truncation.error}; {self._where_to()}")
+        log_id, firsts, ends = self._consumer.identity(), self._consumer.first_offsets(), self._consumer.end_offsets()
         require_same_log(self._log_id, log_id, read_to, ends)
         expired = {partition: first for partition, first in firsts.items() if first > read_to.get(partition, 0)}
         self._consumer.seek(read_to | expired)
         self._skip_expired(expired, read_to)
         self._log_id = log_id
+        self._truncation.set(None)  # it was of learning that has begun anew since
 
     def is_new(self, order: Announcement) -> bool:
         """Return whether this restart was neither carried out nor ignored."""
@@ -91,9 +96,18 @@ class LogPosition:
         before = self._batcher.offsets()
         self._batcher.restart_at(offsets)
         self.mark_done(order)
-        self._log_id, self._suspicion = log_id, None
+        self._log_id = log_id
+        self._truncation.set(None)
         logger.warning("learning restarts at %s instead of %s, as ordered; the log holds %s", offsets, before, held)
         return True
+
+    def _where_to(self) -> str:
+        """Return the advice for a log that lost messages. What is read and not learned yet would be read again."""
+        learned_to = " ".join(f"{partition}:{offset}" for partition, offset in sorted(self._batcher.offsets().items()))
+        return (
+            f'order `omnidraft learning restart --from "{learned_to}"`, up to where it is learned; of a partition for '
+            "which the error names a lower offset, order that one"
+        )
 
     def _skip_expired(self, expired: Offsets, read_to: Offsets) -> None:
         numbers = {partition: first - read_to.get(partition, 0) for partition, first in expired.items()}

@@ -65,10 +65,11 @@ class RecentRecords:
         """
         self._open_reader, self._source_over, self._num_records = open_reader, source_over, num_records
 
-    def of(self, tenant: str) -> list[TraceRecord]:
-        """Return the tenant's newest records among the last LOOK_BACK messages, oldest first. Raises BusError."""
-        newest: deque[TraceRecord] = deque(maxlen=self._num_records)
-        newest.extend(record for _, _, record in self._last(LOOK_BACK) if record.tenant == tenant)
+    def of(self, tenant: str) -> list[RecordAt]:
+        """Return the tenant's newest records among the last LOOK_BACK messages, in offset order within each partition.
+        Raises BusError."""
+        newest: deque[RecordAt] = deque(maxlen=self._num_records)
+        newest.extend(each for each in self._last(LOOK_BACK) if each[2].tenant == tenant)
         return list(newest)
 
     def before(self, offsets: Offsets) -> list[TraceRecord]:

@@ -23,7 +23,7 @@ from omnidraft.config import LearnerSettings
 from omnidraft.distill.examples.collate import PackedBatch, join, pack
 from omnidraft.distill.examples.targets import AcceptanceTargets, Array
 from omnidraft.distill.examples.training_example import TrainingExample
-from omnidraft.distill.resume_tensors import adam_state, copy_into, load_adam_state
+from omnidraft.distill.resume_tensors import adam_state, check_shapes, copy_into, load_adam_state, master_weights
 from omnidraft.ports import TrainableDrafter, TrainableHead
 
 LOSS = "head"
@@ -92,7 +92,14 @@ class HeadTrainer:
     def start_from(self, serving: Mapping[str, Tensor]) -> None:
         """Take the head of a snapshot; that of one without a head is new. Raises ConfigError when it is of another
         shape."""
-        copy_into(self._trained, self._new if serving.keys().isdisjoint(self._trained) else serving)
+        copy_into(self._trained, self._weights_in(serving))
+
+    def check_serving(self, serving: Mapping[str, Tensor]) -> None:
+        """Raise ConfigError where `start_from` would."""
+        check_shapes(self._trained, self._weights_in(serving))
+
+    def _weights_in(self, serving: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return self._new if serving.keys().isdisjoint(self._trained) else serving
 
     def state(self) -> dict[str, Tensor]:
         """Return the weights and the optimizer's state; see Learner.state."""
@@ -100,12 +107,17 @@ class HeadTrainer:
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from `state`; a head that the snapshot does not have begins. See Learner.load_state."""
-        if any(name.startswith(_PREFIX) for name in tensors):
+        if _has_head(tensors):
             load_adam_state(self._trained, self.optimizer, tensors, _PREFIX)
         else:
             logger.info("the snapshot has no acceptance head; one begins to learn")
             copy_into(self._trained, self._new)
             self.optimizer.state.clear()
+
+    def check_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise ConfigError where `load_state` would."""
+        if _has_head(tensors):
+            master_weights(self._trained, tensors, _PREFIX)
 
     def _labels(self, drafted: AcceptanceTargets[Array]) -> Array:
         return drafted.soft_N if self._settings.head_labels == "soft" else drafted.right_N
@@ -113,3 +125,7 @@ class HeadTrainer:
     def _weights(self, label_G: Array) -> Array:
         """Return the weight of each drafted token: of its accepted and of its rejected part together."""
         return label_G + self._settings.head_rejected_weight * (1 - label_G)
+
+
+def _has_head(state: Mapping[str, Tensor]) -> bool:
+    return any(name.startswith(_PREFIX) for name in state)

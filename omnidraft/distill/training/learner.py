@@ -19,13 +19,14 @@ from torch import Tensor
 from omnidraft.config import LearnerSettings
 from omnidraft.distill.evaluation import agreement
 from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
-from omnidraft.distill.resume_tensors import adam_state, copy_into, from_plain_tensor, load_adam_state, plain_tensor
+from omnidraft.distill.resume_tensors import adam_state, copy_into, from_plain_tensor, plain_tensor
 from omnidraft.distill.training.gradients import backward, num_positions
 from omnidraft.distill.training.head import HeadTrainer
 from omnidraft.distill.training.losses import parse
 from omnidraft.distill.training.replay_buffer import ReplayBuffer
 from omnidraft.distill.training.step_report import Counters, StepReport
 from omnidraft.distill.training.tenant_factors import FactorTrainer
+from omnidraft.distill.training.weight_loading import load_serving_tensors, load_training_state
 from omnidraft.errors import ConfigError, VocabularyError, WireError
 from omnidraft.ports import TrainableDrafter, TrainableHead
 from omnidraft.traces.record import TraceRecord
@@ -170,10 +171,9 @@ class Learner:
         return self.model.serving_tensors() | (self._head.serving_tensors() if self._head else {})
 
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take these serving tensors as master weights. Raises ConfigError when they belong to another drafter."""
-        copy_into(self.model.trained(), tensors)
-        if self._head:
-            self._head.start_from(tensors)
+        """Take these serving tensors as master weights. Raises ConfigError when they belong to another drafter or head;
+        then nothing changed."""
+        load_serving_tensors(self.model.trained(), self._head, tensors)
 
     def start_afresh_from(self, tensors: Mapping[str, Tensor]) -> None:
         """Do the same with a fresh optimizer, an empty replay buffer and no factors."""
@@ -205,12 +205,11 @@ class Learner:
         """Continue from where `state` was taken, with `learner.precision = "auto"` in the precision that it had.
 
         Raises:
-            ConfigError: it belongs to other weights (another drafter, rank, or full against LoRA).
+            ConfigError: it belongs to other weights (another drafter, head, rank, or full against LoRA); then nothing
+                changed.
             WireError: a record of the replay buffer cannot be read.
         """
-        load_adam_state(self.model.trained(), self._optimizer, tensors)
-        if self._head:
-            self._head.load_state(tensors)
+        load_training_state(self.model.trained(), self._optimizer, self._head, tensors)
         self._replay.load_state(tensors)
         self.factors.load_state(tensors)
         self.counters = Counters(**from_plain_tensor(tensors[_COUNTERS]))

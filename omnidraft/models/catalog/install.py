@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from omnidraft.durable_files import put_in_place
 from omnidraft.errors import ModelDownloadError
-from omnidraft.snapshots.files import put_in_place, sync_tree
+from omnidraft.snapshots.files import sync_tree
 
 MARKER = "omnidraft.json"
 

@@ -1,6 +1,8 @@
 """After refusals learning goes back to the champion, and on from its own place: nothing is lost or learned twice."""
 
+import shutil
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -46,10 +48,9 @@ def learner_state(setting: Setting, version: str) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in state.items() if name != "counters"}
 
 
-@pytest.fixture
-def setting(pair, tmp_path: Path) -> Setting:
+def after_refusals(pair, folder: Path, **learner) -> Setting:
     """Version 3 is the champion, 4 to 6 were refused, and six records wait."""
-    made = Setting(pair, tmp_path)
+    made = Setting(pair, folder, **learner)
     made.emit(*names(8))
     run_until_idle(made.distiller(held_out_every=5)[0])
     made.registry.promote(made.registry.resolve("latest").version)
@@ -57,6 +58,19 @@ def setting(pair, tmp_path: Path) -> Setting:
     run_until_idle(made.distiller(held_out_every=5)[0])
     made.emit(*names(6, start=20))
     return made
+
+
+@pytest.fixture
+def setting(pair, tmp_path: Path) -> Setting:
+    return after_refusals(pair, tmp_path)
+
+
+def twin_of(setting: Setting) -> Setting:
+    """Return one with the same log and a copy of the registry."""
+    twin = Setting(setting.pair, setting.folder / "twin", **setting.learner)
+    twin.log = setting.log
+    shutil.copytree(setting.folder / "registry", twin.folder / "registry")
+    return twin
 
 
 def versions(setting: Setting) -> tuple[SnapshotVersion, ...]:
@@ -159,26 +173,36 @@ def test_an_order_without_anything_to_go_back_from_changes_nothing(setting: Sett
     assert learned(journal)
 
 
-def of_another_shape(folder: Path, manifest: Manifest) -> tuple[dict, dict]:
+def of_another_shape(folder: Path, manifest: Manifest, prefix: str = "") -> tuple[dict, dict]:
+    """Only the matrices whose names begin so are."""
     tensors = bundle.tensors(folder, LEARNER)
-    return {}, {LEARNER: {name: each[:1].clone() if each.ndim == 2 else each for name, each in tensors.items()}}
+    others = {name: each[:1].clone() for name, each in tensors.items() if each.ndim == 2 and name.startswith(prefix)}
+    return {}, {LEARNER: {**tensors, **others}}
 
 
 def of_another_kind(folder: Path, manifest: Manifest) -> tuple[dict, dict]:
     return {"train": "lora"}, {}
 
 
-@pytest.mark.parametrize("edit", [of_another_shape, of_another_kind])
+@pytest.mark.parametrize(
+    ("edit", "head"),
+    [(of_another_shape, "off"), (of_another_kind, "off"), (partial(of_another_shape, prefix="head."), "joint")],
+    ids=["of another shape", "of another kind", "its head alone of another shape"],
+)
 def test_where_the_champion_does_not_fit_the_learner_learning_goes_on_as_it_is(
-    setting: Setting, edit: Edit, caplog: pytest.LogCaptureFixture
+    pair, tmp_path: Path, edit: Edit, head: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    setting = after_refusals(pair, tmp_path, head=head)
     setting.registry.promote(republish(setting.registry, "champion", edit).version)
     republish(setting.registry, str(versions(setting)[-2].version))
+    twin = twin_of(setting)
+    run_until_idle(twin.distiller(held_out_every=5)[0])
     distillation, journal = setting.distiller(held_out_every=5, control=rewind(setting))
     run_until_idle(distillation)
     assert caplog.text.count("learning does not go back to") == 1
     assert not [each for each in versions(setting) if each.manifest.continues_id]
     assert learned(journal)
+    assert_same(learner_state(setting, "latest"), learner_state(twin, "latest"))
 
 
 def test_a_refused_snapshot_that_an_operator_published_again_is_left_only_if_its_children_are_refused(

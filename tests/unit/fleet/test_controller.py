@@ -17,6 +17,7 @@ from omnidraft.fleet.drift_recovery import FOLLOWED_KINDS, DriftRecovery
 from omnidraft.fleet.request_stats import HISTORY_MESSAGES, RequestStatsReader
 from omnidraft.ports import Outgoing
 from omnidraft.registry.directory_registry import DirectoryRegistry
+from omnidraft.registry.republish import republish
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
@@ -124,11 +125,39 @@ def test_a_controller_killed_between_promoting_and_announcing_is_made_good_by_th
     assert fleet.heard() == 1
 
 
+def no_promotion(*args):
+    raise RegistryError("down")
+
+
 def test_a_controller_killed_between_a_judgement_and_the_promotion_is_made_good_by_the_next(fleet):
     fleet.publish("s1", None)
-    fleet.registry.annotate(1, {"judgement": "promoted: the first snapshot of this pair"})
+    fleet.registry.annotate(1, {"judgement": "promoting: the first snapshot of this pair"})
     fleet.controller().step()
     assert (fleet.champion(), fleet.heard()) == (1, 1)
+    assert fleet.registry.resolve("1").judgement == "promoted: the first snapshot of this pair"
+
+
+def test_a_controller_killed_right_after_the_promotion_has_it_noted_by_the_next(fleet):
+    fleet.publish("s1", None)
+    fleet.registry.annotate(1, {"judgement": "promoting: the first snapshot of this pair"})
+    fleet.registry.promote_unless_changed(1, fleet.registry.fence())
+    fleet.controller().step()
+    assert (fleet.champion(), fleet.heard()) == (1, 1)
+    assert fleet.registry.resolve("1").judgement == "promoted: the first snapshot of this pair"
+
+
+def test_a_first_snapshot_that_was_not_promoted_after_all_leaves_that_to_the_next_one(fleet, monkeypatch):
+    """The distiller publishes between a judgement and the next try."""
+    fleet.publish("s1", None)
+    with monkeypatch.context() as down:
+        down.setattr(fleet.registry, "promote_unless_changed", no_promotion)
+        with pytest.raises(RegistryError):
+            fleet.controller().step()
+    fleet.publish("s2", 1, 0.7, 0.8)
+    fleet.controller().step()
+    assert (fleet.champion(), fleet.heard()) == (2, 2)
+    judgements = [fleet.registry.resolve(version).judgement for version in ("1", "2")]
+    assert judgements == [f"{verdict}: the first snapshot of this pair" for verdict in ("promoting", "promoted")]
 
 
 def test_where_the_aliases_were_lost_no_challenger_is_promoted_before_an_operator_names_the_champion(fleet):
@@ -516,6 +545,20 @@ def test_a_promotion_starts_the_count_anew(fleet):
     assert rewinds(fleet) == []
     judge_all(fleet, controller, 0.69, first=13)
     assert rewinds(fleet) == [(7, "s13")]
+
+
+def test_a_snapshot_that_an_operator_published_again_is_left_only_after_as_many_that_were_worse_since(fleet):
+    controller = fleet.controller()
+    fleet.publish("s1", None)
+    controller.step()
+    judge_all(fleet, controller, *[0.69] * 5)
+    republish(fleet.registry, "6")
+    controller.step()
+    assert "refused" in fleet.registry.resolve("7").judgement
+    judge_all(fleet, controller, *[0.69] * 5, first=8)
+    assert rewinds(fleet) == []
+    judge_all(fleet, controller, 0.69, first=13)
+    assert rewinds(fleet) == [(1, "s13")]
 
 
 def no_curves(*args):

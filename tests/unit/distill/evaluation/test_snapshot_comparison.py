@@ -18,7 +18,6 @@ from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
 from tests.snapshot_folders import manifest, version_folder
 from tests.tiny_pair import TEXTS
-from tests.trace_records import make_record
 
 
 class Announcements:
@@ -116,13 +115,37 @@ def test_a_snapshot_of_another_shape_is_left_out_and_nothing_is_told_where_it_is
 def test_a_snapshot_that_may_have_learned_the_new_traffic_is_no_earlier_one(setting: Setting) -> None:
     """It would agree best with what it has learned. The champion is compared whenever it was made."""
     setting.emit(TEXTS[0], 10, "t")
-    learned = make_record().time_ms + 1
+    learned = MemoryReader(setting.log, "t").end_offsets()
     setting.learner = setting.pair.learner()
-    newest = setting.publish("newest", setting.learn(TEXTS[0], times=60), agreement=0.9, created_ms=learned)
+    newest = setting.publish("newest", setting.learn(TEXTS[0], times=60), agreement=0.9, offsets=learned)
     setting.earlier().compare("t")
     ((_, version, what),) = setting.announcements.published
     assert (version, f"{newest}: " in what["reason"]) == (2, False)
-    assert [each.version for each in candidates(setting.registry.versions(), made_by_ms=0)] == [3]
+
+
+def test_a_snapshot_that_was_made_later_and_had_not_come_to_the_new_traffic_is_compared(setting: Setting) -> None:
+    """As those of a learner that lags, and copies of earlier ones."""
+    setting.emit(TEXTS[0], 10, "t")
+    late = setting.publish("late", setting.learn(TEXTS[0]), created_ms=2**53, offsets={0: 0, 1: 0})
+    setting.earlier().compare("t")
+    ((_, _, what),) = setting.announcements.published
+    assert f"{late}: " in what["reason"]
+
+
+def test_offsets_tell_which_snapshots_may_have_learned_the_records_and_those_of_another_log_tell_nothing() -> None:
+    made = {
+        1: {"offsets": {0: 8}, "log_id": "log"},
+        2: {"offsets": {0: 9}, "log_id": "log"},
+        3: {"offsets": {0: 8, 1: 4}, "log_id": "log"},
+        4: {"offsets": {0: 9}},
+        5: {"offsets": {0: 90}, "log_id": "another"},
+        6: {"offsets": {0: 90}, "log_id": "log"},
+    }
+    versions = [
+        SnapshotVersion(number, manifest(f"s{number}", **fields), ("champion",) if number == 6 else (), 0)
+        for number, fields in made.items()
+    ]
+    assert {each.version for each in candidates(versions, {0: 8, 1: 3})} == {1, 5, 6}
 
 
 def test_where_the_champion_agrees_best_nothing_is_told(setting: Setting) -> None:
@@ -158,7 +181,7 @@ def test_few_snapshots_are_compared_and_those_with_a_part_to_play_among_them() -
         SnapshotVersion(number, manifest(f"s{number}", agreement_after=1 / number), aliases.get(number, ()), 0)
         for number in range(1, 12)
     ]
-    chosen = [each.version for each in candidates(versions, made_by_ms=1)]
+    chosen = [each.version for each in candidates(versions, {0: 0})]
     assert chosen == [3, 2, 11, 1, 4, 5]
     assert len(chosen) == MOST_SNAPSHOTS
 

@@ -180,6 +180,17 @@ def test_a_head_begins_where_a_snapshot_had_none_and_goes_on_where_it_had(pair) 
         pair.learner(head="joint", head_blocks=2).load_state(new.state())
 
 
+@pytest.mark.parametrize("part", ["state", "serving_tensors"])
+def test_a_snapshot_of_which_only_the_head_does_not_fit_changes_nothing(pair, part) -> None:
+    learner, other = pair.learner(head="joint", head_blocks=2), pair.learner(head="joint")
+    learner.step(drafted(pair, 2))
+    other.step(drafted(pair, 2, first=2))
+    before, load = copies(learner.state()), learner.load_state if part == "state" else learner.start_from
+    with pytest.raises(ConfigError):
+        load(copies(getattr(other, part)()))
+    assert_same(copies(learner.state()), before)
+
+
 def test_a_worker_judges_drafted_tokens_as_the_learner_did(pair) -> None:
     """What a served drafter says behind the texts of a record is what was learned, up to bfloat16 weights."""
     learner = pair.learner(head="joint", head_learning_rate=1e-2)

@@ -2,6 +2,7 @@
 
 OmnidraftError
 |- ConfigError            a setting is missing or contradicts another; fix the settings
+|  |- ModeRefused         a target cannot serve a mode; set another one
 |  `- ExtraMissing        an optional part of the package is not installed; run the command that the message names
 |- RequestError           a request asks for what cannot be served; fix the request (HTTP 4xx)
 |- ModelError             a model cannot be obtained or used
@@ -37,6 +38,17 @@ class OmnidraftError(Exception):
 
 class ConfigError(OmnidraftError):
     """A setting is missing or contradicts another."""
+
+
+class ModeRefused(ConfigError):
+    """A target cannot serve a mode. The advice is for who chooses the settings, which a client does not."""
+
+    def __init__(self, reason: str, advice: str = "set decode.mode = 'fast'") -> None:
+        super().__init__(reason, advice)
+        self.reason, self.advice = reason, advice
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.advice}"
 
 
 class ExtraMissing(ConfigError):

@@ -20,10 +20,11 @@ from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.step_telemetry import StepCounter, StepObserver, TextSpan
-from omnidraft.errors import ConfigError
+from omnidraft.errors import ModeRefused
 from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.ports import Metrics, NoopTracing, Request, Span, Step, Tracing, recorded_work
 from omnidraft.ports.context_limit import ids_needed
+from omnidraft.traces.request_ids import request_of
 
 
 class Engine:
@@ -122,10 +123,9 @@ class Engine:
         return outputs
 
     def _follow_slot(self, generation: Generation) -> None:
-        """Move a long text from a snapshot that serves no longer, so that old ones can be freed. Choices of one request
-        stay together while theirs is on trial."""
+        """Move a long text from a snapshot that no longer serves, so that it can be freed; choices move to the same."""
         if all(each.proposer is not generation.snapshot.proposer for each in self.slot.serving):
-            snapshot = self.slot.snapshot_for(generation.request_id)
+            snapshot = self.slot.snapshot_for(request_of(generation.request_id))
             self.decoder.move(generation.sequence, snapshot.proposer)
             generation.move(snapshot)
 
@@ -185,7 +185,7 @@ class Engine:
         num, mode = request.num_prompt_log_probs, decode_request.mode
         try:
             yield from score_prompt(self.decoder.target, decode_request.prompt_ids, num, mode)
-        except ConfigError as exc:
+        except ModeRefused as exc:
             raise text_error(exc, mode, self._decode.mode) from None
 
     def _observed_steps(

@@ -1,10 +1,11 @@
 """One pass of the target over the rows of several sequences."""
 
 import logging
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from traceback import clear_frames
 
 import torch
@@ -14,6 +15,10 @@ from omnidraft.decode.sequence import SequenceState
 from omnidraft.ports import DraftTree, Target
 
 logger = logging.getLogger(__name__)
+
+_MAX_KINDS = 64
+"""Kinds of failures that are remembered as told."""
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[\d.]+")
 
 
 @dataclass(slots=True)
@@ -42,7 +47,7 @@ def run_pass(
         if len(sequences) == 1:
             result.errors[sequences[0]] = exc
         else:
-            failure = _Failure(type(exc).__name__, str(exc))
+            failure = _Failure.of(exc)
     if failure is not None:
         alone = [run_pass(target, [each], []) for each in trees] + [run_pass(target, [], [each]) for each in prompts]
         result.logits = {sequence: logits for each in alone for sequence, logits in each.logits.items()}
@@ -55,13 +60,21 @@ def run_pass(
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What a pass raised; failures of one type are equal, since a message may count bytes."""
+    """What a pass raised. Two are equal whose type is the same and whose messages differ in numbers alone, since a
+    message may count bytes."""
 
     type_name: str
+    wording: str
+    """The message without its numbers."""
     message: str = field(compare=False)
 
+    @classmethod
+    def of(cls, error: Exception) -> "_Failure":
+        message = str(error)
+        return cls(type(error).__name__, _NUMBERS.sub("#", message), message)
 
-@cache
+
+@lru_cache(_MAX_KINDS)
 def _warn_once(failure: _Failure) -> None:
     logger.warning(
         "texts are computed one by one, as the target cannot compute several in a pass: %s: %s",

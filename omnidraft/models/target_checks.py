@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from omnidraft.errors import ConfigError
+from omnidraft.errors import ModeRefused
 from omnidraft.ports import DraftTree, TargetSession
 
 
@@ -13,20 +13,20 @@ class SelfTests:
     """The outcomes of a target's self-tests, which take as long as a few texts."""
 
     def __init__(self) -> None:
-        self._refusals: dict[int, str | None] = {}
-        """What the self-test of a size said; None where it passed."""
+        self._refusals: dict[int, tuple[str, str] | None] = {}
+        """The reason and the advice of the self-test of a size; None where it passed."""
 
     def require(self, size: int, self_test: Callable[[], None]) -> None:
-        """Run the self-test of this size, unless it has been run. Raises ConfigError where it failed."""
+        """Run the self-test of this size, unless it has been run. Raises ModeRefused where it failed."""
         if size not in self._refusals:
             try:
                 self_test()
                 self._refusals[size] = None
-            except ConfigError as exc:
-                self._refusals[size] = str(exc)
+            except ModeRefused as exc:
+                self._refusals[size] = exc.reason, exc.advice
         refusal = self._refusals[size]
         if refusal is not None:
-            raise ConfigError(refusal)
+            raise ModeRefused(*refusal)
 
 
 def is_deterministic(alone: TargetSession, blocks: TargetSession, *, vocab_size: int, chains: int, width: int) -> bool:

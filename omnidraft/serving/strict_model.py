@@ -3,7 +3,7 @@
 Pydantic reports every error, and a client could cause a hundred thousand of them, a second of work.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -22,6 +22,12 @@ class StrictModel(BaseModel):
         if isinstance(value, dict) and len(value) > MAX_FIELDS:
             raise ValueError(f"{len(value)} fields, there are not as many")
         return value
+
+
+class DirectCaller(StrictModel):
+    """The `caller` of a call that the model made itself, as it makes all of them here: there are no programs."""
+
+    type: Literal["direct"]
 
 
 def _check_num_entries(value: Any) -> Any:

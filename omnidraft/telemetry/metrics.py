@@ -27,6 +27,25 @@ _Series = tuple[str, frozenset[tuple[str, str]]]
 _KINDS = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
 
 
+class _KeptVersions:
+    """The versions whose series a process keeps."""
+
+    def __init__(self) -> None:
+        self._versions: dict[str, None] = {}  # oldest first
+
+    def note(self, labels: Mapping[str, str]) -> str | None:
+        """Note the version of a series; return the one seen first, to be dropped, if there are now too many."""
+        version = labels.get(VERSION_LABEL)
+        if version is None or version in self._versions:
+            return None
+        self._versions[version] = None
+        if len(self._versions) <= MAX_VERSIONS:
+            return None
+        oldest = next(iter(self._versions))
+        del self._versions[oldest]
+        return oldest
+
+
 class PrometheusMetrics:
     """Metrics in a Prometheus registry of their own, with the memory and processor time of this process."""
 
@@ -40,7 +59,7 @@ class PrometheusMetrics:
         self._registry = CollectorRegistry()
         self._metrics = {name: self._register(name, metric) for name, metric in self._definitions.items()}
         self._lock = Lock()  # over _versions
-        self._versions: dict[str, None] = {}  # oldest first
+        self._versions = _KeptVersions()
         self._children: dict[object, Any] = {}  # decoding uses the same children in every pass
         ProcessCollector(registry=self._registry)
         self._begin_at_zero(tuple(targets))
@@ -94,21 +113,16 @@ class PrometheusMetrics:
         if metric is None or metric.kind != kind or set(labels) != set(metric.labels):
             logger.warning("no %s %s with labels %s is defined", kind, name, sorted(labels))
             return None
-        if VERSION_LABEL in labels and labels[VERSION_LABEL] not in self._versions:
-            self._add_version(labels[VERSION_LABEL])
+        with self._lock:
+            dropped = self._versions.note(labels)
+        if dropped is not None:
+            self._remove(dropped)
         return self._metrics[name].labels(**labels) if labels else self._metrics[name]
 
-    def _add_version(self, version: str) -> None:
-        """Note a new version; if there are too many, remove the series of the one seen first."""
-        with self._lock:
-            self._versions[version] = None
-            if len(self._versions) <= MAX_VERSIONS:
-                return
-            oldest = next(iter(self._versions))
-            del self._versions[oldest]
+    def _remove(self, version: str) -> None:
         for name, metric in self._definitions.items():
             if VERSION_LABEL in metric.labels:
-                self._metrics[name].remove_by_labels({VERSION_LABEL: oldest})
+                self._metrics[name].remove_by_labels({VERSION_LABEL: version})
         self._children.clear()
 
 
@@ -119,7 +133,7 @@ class CountingMetrics:
         self._lock = Lock()
         self._values: dict[_Series, float] = {}
         self._observed: dict[_Series, deque[float]] = {}
-        self._versions: dict[str, None] = {}  # oldest first
+        self._versions = _KeptVersions()
 
     def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Raise a counter."""
@@ -154,17 +168,12 @@ class CountingMetrics:
 
     def _series(self, name: str, labels: Mapping[str, str]) -> _Series:
         """Return the key of a series; if its version is one too many, remove the series of the one seen first."""
-        version = labels.get(VERSION_LABEL)
-        if version is not None and version not in self._versions:
-            self._versions[version] = None
-            if len(self._versions) > MAX_VERSIONS:
-                self._remove_oldest()
+        if (dropped := self._versions.note(labels)) is not None:
+            self._remove(dropped)
         return name, frozenset(labels.items())
 
-    def _remove_oldest(self) -> None:
-        oldest = next(iter(self._versions))
-        del self._versions[oldest]
-        label = (VERSION_LABEL, oldest)
+    def _remove(self, version: str) -> None:
+        label = (VERSION_LABEL, version)
         self._values = {key: value for key, value in self._values.items() if label not in key[1]}
         self._observed = {key: values for key, values in self._observed.items() if label not in key[1]}
 

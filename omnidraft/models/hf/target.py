@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from omnidraft.config import DecodeSettings
-from omnidraft.errors import ConfigError, ModelError
+from omnidraft.errors import ModelError, ModeRefused
 from omnidraft.models import precision as precisions
 from omnidraft.models.hf import attention
 from omnidraft.models.hf.attention import share_key_heads
@@ -74,7 +74,7 @@ class TransformersTarget:
         return TreeLimits(chains * depth, num_chains=chains, depth=depth)
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TargetSession:
-        """See ports.Target. Raises ConfigError when reproducible mode does not hold on this machine."""
+        """See ports.Target. Raises ModeRefused when reproducible mode does not hold on this machine."""
         needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
         if mode == "reproducible":
             capacity = self._capacity(needed)
@@ -128,21 +128,22 @@ class TransformersTarget:
 
     def _require_determinism(self, capacity: int) -> None:
         if self._has_length_dependent_rope:
-            raise ConfigError("this model's rope depends on the length of the text: set decode.mode = 'fast'")
+            raise ModeRefused("this model's rope depends on the length of the text")
         self._self_tests.require(capacity, partial(self.self_test, capacity))
 
     def self_test(self, capacity: int) -> None:
         """Compare full passes with one id at a time, bit by bit.
 
         Raises:
-            ConfigError: some bit differs, so reproducible mode cannot be promised here.
+            ModeRefused: some bit differs, so reproducible mode cannot be promised here.
         """
         chains, width = self._settings.chains, self._settings.width
         alone, blocks = (self._padded_session(capacity) for _ in range(2))
         if not is_deterministic(alone, blocks, vocab_size=self.vocab_size, chains=chains, width=width):
-            raise ConfigError(
+            raise ModeRefused(
                 f"reproducible mode does not hold for this model, precision and machine (chains {chains}, width "
-                f"{width}, capacity {capacity}): set decode.mode = 'fast', or other decode.chains and decode.width"
+                f"{width}, capacity {capacity})",
+                "set decode.mode = 'fast', or other decode.chains and decode.width",
             )
 
     def _capacity(self, needed: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from omnidraft.config import DecodeSettings
-from omnidraft.errors import ConfigError, VocabularyError
+from omnidraft.errors import ConfigError, ModeRefused, VocabularyError
 from omnidraft.models.llamacpp.context import CELL_STEP, MAX_SEQUENCES, Context, LlamaModel
 from omnidraft.models.llamacpp.crash_probe import build
 from omnidraft.models.llamacpp.padded_session import PREFILL_ROWS, PaddedSession
@@ -66,7 +66,7 @@ class LlamaCppTarget:
         return TreeLimits(_MAX_NODES, num_chains=self._shared.num_leaves)
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TargetSession:
-        """See ports.Target. Raises ConfigError when reproducible mode does not hold on this machine."""
+        """See ports.Target. Raises ModeRefused when reproducible mode does not hold on this machine."""
         needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
         if mode == "fast":
             return SharedSession(self._shared, self.limits(mode), prompt_ids[:-1], needed + _MAX_NODES + 1)
@@ -119,7 +119,7 @@ class LlamaCppTarget:
         that a pass reads changes.
 
         Raises:
-            ConfigError: some bit differs, so reproducible mode cannot be promised here.
+            ModeRefused: some bit differs, so reproducible mode cannot be promised here.
         """
         width = self._rows
         start = CELL_STEP - width - width // 2
@@ -131,9 +131,8 @@ class LlamaCppTarget:
             rows = ids[start + first : start + first + width]
             block = DraftTree(tuple(rows), (0, *range(width - 1)), (None,) * width, (0.0,) * width)
             if not torch.equal(session.score(block), torch.stack(alone_NV[first : first + width])):
-                raise ConfigError(
-                    f"reproducible mode does not hold for this model and this build of llama.cpp (width {width}): "
-                    "set decode.mode = 'fast'"
+                raise ModeRefused(
+                    f"reproducible mode does not hold for this model and this build of llama.cpp (width {width})"
                 )
             session.keep((0,))
         session.close()

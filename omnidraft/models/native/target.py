@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from omnidraft.errors import ConfigError
+from omnidraft.errors import ModeRefused
 from omnidraft.models import precision as precisions
 from omnidraft.models.kv_session import ROOT
 from omnidraft.models.native import library as native
@@ -49,7 +49,7 @@ class LlamaTarget:
         return TreeLimits(_MAX_NODES)
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_Session":
-        """See ports.Target. Raises ConfigError when reproducible mode does not hold on this machine."""
+        """See ports.Target. Raises ModeRefused when reproducible mode does not hold on this machine."""
         ids_needed(prompt_ids, max_new_tokens, self.context_limit)
         if mode == "reproducible":
             self._self_tests.require(_TESTED_WIDTH, self.self_test)
@@ -80,12 +80,12 @@ class LlamaTarget:
         """Compare passes over trees with one id at a time, bit by bit.
 
         Raises:
-            ConfigError: some bit differs, so reproducible mode cannot be promised here.
+            ModeRefused: some bit differs, so reproducible mode cannot be promised here.
         """
         chains, width = _TESTED_CHAINS, _TESTED_WIDTH
         alone, blocks = (_Session(self._model, 2 * width + chains * width) for _ in range(2))
         if not is_deterministic(alone, blocks, vocab_size=self.vocab_size, chains=chains, width=width):
-            raise ConfigError(f"reproducible mode does not hold for {self.fingerprint}: set decode.mode = 'fast'")
+            raise ModeRefused(f"reproducible mode does not hold for {self.fingerprint}")
 
 
 class _Session:

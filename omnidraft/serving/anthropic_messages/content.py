@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from omnidraft.serving.strict_model import TEXT_OR_LIST, StrictModel, Text, refuse_kinds
+from omnidraft.serving.strict_model import TEXT_OR_LIST, DirectCaller, StrictModel, Text, refuse_kinds
 
 
 class CacheControl(StrictModel):
@@ -30,7 +30,7 @@ class ToolUseBlock(StrictModel):
     name: str
     input: dict[str, Any]
     cache_control: CacheControl | None = None
-    caller: Any = None
+    caller: DirectCaller | None = None
     """What Anthropic's client adds to a block; there are no programs and toolsets here."""
     toolset_name: None = None
 
@@ -52,6 +52,7 @@ class ToolResultBlock(StrictModel):
     is_error: bool | None = None
     """The model reads the content of an error as it reads any other."""
     cache_control: CacheControl | None = None
+    toolset_name: None = None
 
 
 def _kind(value: Any) -> str:

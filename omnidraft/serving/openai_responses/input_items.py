@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from omnidraft.serving.strict_model import TEXT_OR_LIST, StrictModel, Text, refuse_kinds
+from omnidraft.serving.strict_model import TEXT_OR_LIST, DirectCaller, StrictModel, Text, refuse_kinds
 
 _ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -46,7 +46,7 @@ class FunctionCallItem(StrictModel):
     """Likewise."""
     id: str | None = None
     status: _ItemStatus | None = None
-    caller: Any = None
+    caller: DirectCaller | None = None
     """What OpenAI's client adds to an item; there are no programs and namespaces here."""
     namespace: None = None
 
@@ -57,8 +57,9 @@ class FunctionResultItem(StrictModel):
     output: Texts
     id: str | None = None
     status: _ItemStatus | None = None
-    caller: Any = None
+    caller: DirectCaller | None = None
     """Likewise."""
+    name: None = None
     namespace: None = None
 
 

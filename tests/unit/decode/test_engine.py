@@ -10,7 +10,7 @@ from omnidraft import wiring
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest, GenerationStream
 from omnidraft.decode.snapshot.slot import Canary
-from omnidraft.errors import ConfigError, RequestError
+from omnidraft.errors import ConfigError, ModeRefused, RequestError
 from omnidraft.ports import Announcement, Grammar, Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
@@ -310,11 +310,25 @@ def test_choices_of_one_request_stay_with_their_snapshot_as_long_as_it_serves(wo
     assert [each.snapshot.version for each in choices] == [3] * 8
 
 
+def test_choices_of_one_request_move_together_while_a_canary_serves(worker: wiring.Worker) -> None:
+    """Their own ids are not all of one side of the trial."""
+    slot = worker.engine.slot
+    choices = [
+        worker.engine.add_request(make_request(request_id=each, max_new_tokens=60, ignores_eos=True))
+        for each in ("r", "r#1", "r#2", "r#3")
+    ]
+    slot.swap(snapshot(2, Foretold([])))
+    slot.set_canary(Canary(snapshot(3, Foretold([])), 0.5))
+    assert {slot.snapshot_for(each.request_id).version for each in choices} == {2, 3}
+    finish(worker.engine)
+    assert [each.snapshot.version for each in choices] == [slot.snapshot_for("r").version] * 4
+
+
 def test_a_mode_that_the_target_refuses_is_the_requests_error_unless_it_is_the_deployments(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: object) -> None:
-        raise ConfigError("it does not hold")
+        raise ModeRefused("it does not hold")
 
     def error_of(request: GenerationRequest) -> Exception | None:
         engine.add_request(request)
@@ -328,9 +342,9 @@ def test_a_mode_that_the_target_refuses_is_the_requests_error_unless_it_is_the_d
     assert isinstance(refused, RequestError)
     assert str(refused) == message
     assert isinstance(error_of(own), ConfigError)
-    with pytest.raises(RequestError, match=message):
+    with pytest.raises(RequestError, match=f"^{message}$"):
         next(engine.score_prompt(other))
-    with pytest.raises(ConfigError, match=r"^it does not hold"):
+    with pytest.raises(ConfigError, match=r"^it does not hold: set decode\.mode = 'fast'$"):
         next(engine.score_prompt(own))
 
 

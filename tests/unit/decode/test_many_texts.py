@@ -284,6 +284,28 @@ def test_what_a_failed_pass_held_is_free_before_its_texts_are_computed_alone_and
     assert "OutOfSpace: tried to allocate 1 GiB" in caplog.text
 
 
+def test_failures_of_one_type_are_each_told_once_unless_they_differ_in_numbers_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As PyTorch's are: a wrong shape and memory that is missing for a moment have one type."""
+    forward = ToyTarget.forward
+    for message in ("no space for 3.5 GiB at 0x7fa0", "sizes 2 and 3 differ", "no space for 12 GiB at 0x7fbc"):
+
+        def only_one(target, trees, prompts=(), message=message):
+            if len(trees) + len(prompts) > 1:
+                raise OutOfSpace(message)
+            return forward(target, trees, prompts)
+
+        monkeypatch.setattr(ToyTarget, "forward", only_one)
+        together = decoder()
+        for each in requests(3):
+            together.add(each, None)
+        finish(together)
+    assert caplog.text.count("OutOfSpace: no space for 3.5 GiB at 0x7fa0") == 1
+    assert caplog.text.count("OutOfSpace: sizes 2 and 3 differ") == 1
+    assert caplog.text.count("cannot compute several in a pass") == 2
+
+
 def test_a_text_that_waits_for_memory_leaves_the_keys_of_ended_ones_alone_that_would_not_be_enough():
     together = decoder(kv_cache_gib=300 / 2**30)
     together.add(replace(make_request(), prompt_ids=PROMPT * 2), None, cache_scope="me")

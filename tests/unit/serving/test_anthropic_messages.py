@@ -30,6 +30,9 @@ SCHEMA = {
 }
 WEATHER: dict[str, Any] = {"name": "weather", "description": "Tells it.", "input_schema": SCHEMA, "strict": True}
 ASKED = [{"role": "user", "content": "How many clips"}]
+USED_BY_A_PROGRAM = {"type": "tool_use", "id": "x", "name": "weather", "input": {}} | {
+    "caller": {"type": "code_execution_20250825", "tool_id": "y"}
+}
 BODY: dict[str, Any] = {"max_tokens": 8, "messages": ASKED, "seed": 5}
 
 
@@ -91,6 +94,7 @@ def test_a_tool_is_used_and_its_result_is_read(tool_url: str, tool_engine: Engin
         assert [(each.name, each.input) for each in streamed.content] == [(call.name, call.input)]
         assert streamed.stop_reason == "tool_use"
         result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "sunny"}]}
+        result |= {"toolset_name": None}
         last, from_dumps = (
             client.messages.create(
                 messages=[*ASKED, {"role": "assistant", "content": said}, {"role": "user", "content": [result]}],
@@ -181,6 +185,7 @@ def test_tokens_are_counted_as_they_will_be_read(url: str, engine: Engine, clien
             {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "x", "name": "y", "input": {}}]}]},
             "only an assistant uses tools",
         ),
+        ({"messages": [*ASKED, {"role": "assistant", "content": [USED_BY_A_PROGRAM]}]}, "caller"),
     ],
 )
 def test_a_bad_request_is_refused_by_name_in_anthropics_shape(

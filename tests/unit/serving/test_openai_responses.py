@@ -7,6 +7,7 @@ import jsonschema
 import openai
 import pytest
 from fastapi.testclient import TestClient
+from openai.types.responses.response_input_item import FunctionCallOutput
 
 from omnidraft.decode.engine import Engine
 from omnidraft.errors import ContractError, RequestError
@@ -21,6 +22,9 @@ SCHEMA = {
 }
 WEATHER: dict[str, Any] = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
 NAMED = {"type": "function", "name": "weather"}
+CALLED_BY_A_PROGRAM = {"type": "function_call", "call_id": "x", "name": "weather", "arguments": "{}"} | {
+    "caller": {"type": "program", "caller_id": "y"}
+}
 BODY: dict[str, Any] = {"input": "How many clips", "max_output_tokens": 8, "seed": 5}
 
 
@@ -124,7 +128,7 @@ def test_a_function_is_called_and_its_output_is_read(tool_url: str, tool_engine:
             **asked,
         )
         [dumped_call, dumped_message] = [each.model_dump() for each in (*first.output, *last.output)]
-        dumped_output = output | {"caller": None, "namespace": None}
+        dumped_output = FunctionCallOutput.model_validate(output | {"caller": {"type": "direct"}}).model_dump()
         from_dumps = client.responses.create(
             input=[question, dumped_call, dumped_output, dumped_message, question],
             tool_choice="none",
@@ -169,6 +173,7 @@ def test_a_call_in_a_stream_ends_with_all_of_its_arguments(tool_url: str, tool_e
             "read text only, no 'input_image'",
         ),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "no call of this id"),
+        ({"input": [CALLED_BY_A_PROGRAM]}, "caller"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "json_schema"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"max_output_tokens": 65}, "64 at most"),

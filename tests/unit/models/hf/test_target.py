@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MambaConfig, Qwen3NextConfig
 
 from omnidraft.config import DecodeSettings
-from omnidraft.errors import ConfigError, ContractError, ModelError, RequestError
+from omnidraft.errors import ConfigError, ContractError, ModelError, ModeRefused, RequestError
 from omnidraft.models.hf.target import TransformersTarget, load_model
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.models.native import library as native
@@ -153,8 +153,9 @@ def test_a_refusal_is_remembered_for_its_capacity():
 
     target = Counted(tiny_model("llama"), SETTINGS, name="x", precision="float32")
     for max_new_tokens in (10, 12, 100):
-        with pytest.raises(ConfigError) as refused:
+        with pytest.raises(ModeRefused) as refused:
             target.open([3], max_new_tokens, "reproducible")
+        assert str(refused.value).startswith(f"{refused.value.reason}: set decode.mode")
         refusals.append(str(refused.value))
         counts.append(len(passes))
     assert refusals[0] == refusals[1] != refusals[2]
@@ -193,7 +194,7 @@ def test_a_prompt_that_does_not_fit_is_refused(prompt, max_new_tokens):
 def test_a_rope_that_moves_with_the_text_is_refused_in_reproducible_mode():
     config = LlamaConfig(**SHAPE, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
     target = TransformersTarget(AutoModelForCausalLM.from_config(config), SETTINGS, name="x", precision="float32")
-    with pytest.raises(ConfigError, match="rope"):
+    with pytest.raises(ModeRefused, match="rope"):
         target.open([1, 2], 5, "reproducible")
     target.open([1, 2], 5, "fast")
 

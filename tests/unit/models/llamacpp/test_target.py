@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.errors import ConfigError, ContractError, ModelError, RequestError, VocabularyError
+from omnidraft.errors import ContractError, ModelError, ModeRefused, RequestError, VocabularyError
 from omnidraft.models.llamacpp.context import LlamaModel
 from omnidraft.models.llamacpp.padded_session import PREFILL_ROWS
 from omnidraft.models.llamacpp.shared_context import sequences
@@ -127,7 +127,7 @@ def test_the_self_test_refuses_a_build_whose_bits_depend_on_the_rest_of_the_pass
 
     target = Unpadded(tiny_llamacpp_model(), SETTINGS, name="tiny")
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"decode\.mode = 'fast'"):
+        with pytest.raises(ModeRefused, match=r"decode\.mode = 'fast'"):
             target.open(text(4), 10, "reproducible")
     assert len(sessions) == 1  # it runs once
     target.open(text(4), 10, "fast")

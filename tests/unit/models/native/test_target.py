@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from omnidraft.errors import ConfigError
+from omnidraft.errors import ModeRefused
 from omnidraft.models.hf.target import load_target
 from omnidraft.models.native import model as native_model
 from omnidraft.models.native.model import NativeLlama
@@ -103,7 +103,7 @@ def test_bits_that_depend_on_the_pass_are_found_before_they_are_promised(monkeyp
 
     monkeypatch.setattr(NativeLlama, "compute", planted_compute)
     planted = LlamaTarget(exact("llama"), name="planted", precision="packed16")
-    with pytest.raises(ConfigError, match=r"decode\.mode = 'fast'"):
+    with pytest.raises(ModeRefused, match=r"decode\.mode = 'fast'"):
         planted.open(text(4), 10, "reproducible")
     planted.open(text(4), 10, "fast")
 

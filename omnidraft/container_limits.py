@@ -5,14 +5,20 @@ from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 """Where a process finds the limits of its container."""
+_UNLIMITED = 2**62
+"""Version 1 of control groups gives a number above this where memory has no limit."""
 
 
 def usable_processors() -> int:
     """Return the number of threads that can compute at once: the processors that this process may run on, or the whole
     ones of its quota where these are fewer; at least 1."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _processor_quota()
+    count, quota = len(allowed_processors()), _processor_quota()
     return count if quota is None else max(1, min(count, int(quota)))
+
+
+def allowed_processors() -> list[int]:
+    """Return the numbers of the processors that this process may run on, in order."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def _processor_quota() -> float | None:
@@ -31,11 +37,14 @@ def _processor_quota() -> float | None:
 def available_memory() -> int | None:
     """Return the bytes of the container's memory that are free or cache files; None without a limit."""
     try:
-        limit = (CGROUP / "memory.max").read_text().strip()
-        if limit == "max":
+        if (CGROUP / "memory.max").is_file():
+            folder, names, cache_files = CGROUP, ("max", "current"), "inactive_file"
+        else:  # version 1
+            folder, names, cache_files = CGROUP / "memory", ("limit_in_bytes", "usage_in_bytes"), "total_inactive_file"
+        limit, used_bytes = ((folder / f"memory.{name}").read_text().strip() for name in names)
+        if limit == "max" or int(limit) > _UNLIMITED:
             return None
-        used_bytes = int((CGROUP / "memory.current").read_text())
-        facts = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        return int(limit) - used_bytes + int(facts["inactive_file"])
+        facts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return int(limit) - int(used_bytes) + int(facts[cache_files])
     except (OSError, ValueError, KeyError):
         return None

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft import config, extras, json_report, prompts, wiring
+from omnidraft.container_limits import usable_processors
 from omnidraft.demo import report
 from omnidraft.demo.answers import recorded
 from omnidraft.demo.curve import CurvePoint, LearningCurve
@@ -282,7 +283,7 @@ def _write_config(plan: DemoPlan, log: str | None, target: str | None, drafter: 
         f'url = "{_registry_url(plan)}"',
         "[learner]",
         f"steps_per_snapshot = {steps}",
-        f"threads = {os.cpu_count() or 1}",
+        f"threads = {usable_processors()}",
         f"held_out_every = {HELD_OUT_EVERY}",
         "[worker]",
         f"port = {free_port()}",

@@ -30,8 +30,10 @@ def examine(config_path: Path | None) -> Iterator[Finding]:
 
 
 def _checks(settings: Settings) -> Iterator[Check]:
+    from omnidraft import wiring
     from omnidraft.doctor import machine
 
+    wiring.set_threads(settings)  # before the first trial: outcomes are cached by number of threads
     yield "kernels", partial(machine.kernels, settings)
     yield "processor", machine.processor
     yield "precision", partial(machine.precision, settings)

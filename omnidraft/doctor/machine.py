@@ -42,7 +42,7 @@ def kernels(settings: Settings) -> Finding:
     except KernelsUnavailable as exc:
         needed = {section.precision, section.drafter_precision} & set(library.PACKED) or section.kernels in VARIANTS
         severity = problem if needed else warning
-        advice = "install a C++ compiler, or leave kernels, precision and drafter_precision at auto"
+        advice = "mend that, or leave kernels, precision and drafter_precision at auto"
         return severity("kernels", str(exc), advice)
     return kernels_finding(chosen)
 

@@ -92,14 +92,18 @@ def _pair(settings: Settings, target_folder: Path, progress: "Progress | None") 
     return Vocabularies(target_folder, target, drafter_folder=drafter_folder, drafter=drafter, alignment=alignment)
 
 
-def target(settings: Settings, tokenizers: TargetVocabulary) -> Target:
-    """Load the target, and let this process compute on as many threads as the settings say, else on no more than can
-    run at once. Raises ConfigError, ModelError, VocabularyError."""
+def set_threads(settings: Settings) -> None:
+    """Let this process compute on as many threads as the settings say, else on no more than can run at once."""
     import torch
 
     threads = settings.decode.threads or usable_processors()
     if settings.decode.threads is not None or threads < torch.get_num_threads():
         torch.set_num_threads(threads)
+
+
+def target(settings: Settings, tokenizers: TargetVocabulary) -> Target:
+    """Load the target, to compute on the threads of `set_threads`. Raises ConfigError, ModelError, VocabularyError."""
+    set_threads(settings)
     match settings.models.engine:
         case "transformers":
             return _target_on_kernels_or_transformers(settings, tokenizers.target_folder)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft import container_limits
-from omnidraft.container_limits import available_memory, usable_processors
+from omnidraft.container_limits import allowed_processors, available_memory, usable_processors
 
 NUM_PROCESSORS = 8
 
@@ -43,6 +43,11 @@ def test_the_quota_of_version_1_counts_too(cgroup: Path, quota: str, processors:
     assert usable_processors() == processors
 
 
+def test_processors_are_named_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {130, 4, 9}, raising=False)
+    assert allowed_processors() == [4, 9, 130]
+
+
 def test_without_limits_all_processors_and_all_memory_are_there(cgroup: Path) -> None:
     assert usable_processors() == NUM_PROCESSORS
     assert available_memory() is None
@@ -54,4 +59,15 @@ def test_memory_in_use_does_not_count_cached_files(cgroup: Path) -> None:
     (cgroup / "memory.stat").write_text("anon 500000\ninactive_file 50000\nactive_file 1000\n")
     assert available_memory() == 450_000
     (cgroup / "memory.max").write_text("max\n")
+    assert available_memory() is None
+
+
+def test_the_memory_of_version_1_counts_too(cgroup: Path) -> None:
+    (cgroup / "memory").mkdir()
+    limit = cgroup / "memory" / "memory.limit_in_bytes"
+    limit.write_text("1000000\n")
+    (cgroup / "memory" / "memory.usage_in_bytes").write_text("600000\n")
+    (cgroup / "memory" / "memory.stat").write_text("inactive_file 1000\ntotal_inactive_file 50000\n")
+    assert available_memory() == 450_000
+    limit.write_text("9223372036854771712\n")
     assert available_memory() is None

@@ -10,7 +10,7 @@ import numpy as np
 
 from omnidraft.decode.device_wait import wait_for
 from omnidraft.decode.policy.cost_file import CostFile
-from omnidraft.ports import DraftModel, DraftSession, DraftTree, Mode, Source, Target, TargetSession
+from omnidraft.ports import DraftModel, DraftSession, DraftTree, Mode, Source, Target, TargetSession, TreeLimits
 
 _EMA_WEIGHT = 0.1
 """Share of the error that one observation corrects."""
@@ -94,16 +94,16 @@ class MeasuredCosts:
         """
         self._target = target
         self._file = file
-        self._passes: dict[Mode, CostCurve] = {}
+        self._passes: dict[TreeLimits, CostCurve] = {}
         self.step_s = StepCosts(file, drafter_name)
 
     def passes(self, mode: Mode) -> CostCurve:
-        """Return the cost curve of this mode's passes. Raises ConfigError when the target cannot serve the mode."""
-        if mode not in self._passes:
-            limits = self._target.limits(mode)
-            same = (curve for known, curve in self._passes.items() if self._target.limits(known) == limits)
-            self._passes[mode] = next(same, None) or self._measure(mode)
-        return self._passes[mode]
+        """Return the cost curve of this mode's passes. Raises ConfigError where they have to be measured and the target
+        cannot serve the mode."""
+        limits = self._target.limits(mode)
+        if limits not in self._passes:
+            self._passes[limits] = self._measure(mode)
+        return self._passes[limits]
 
     def _measure(self, mode: Mode) -> CostCurve:
         sizes, measure = _sizes(self._target, mode, _PASS_ROWS), partial(measure_passes, self._target, mode)
@@ -111,12 +111,12 @@ class MeasuredCosts:
 
     def measured(self, mode: Mode) -> CostCurve | None:
         """Return the cost curve of this mode's passes; None while it is not measured."""
-        return self._passes.get(mode)
+        return self._passes.get(self._target.limits(mode))
 
     def update_pass(self, mode: Mode, rows: int, seconds: float) -> None:
-        """Add the duration of one pass; ignored where the mode was not measured."""
-        if mode in self._passes:
-            self._passes[mode].update(rows, seconds)
+        """Add the duration of one pass; ignored while its cost curve is not measured."""
+        if (curve := self.measured(mode)) is not None:
+            curve.update(rows, seconds)
 
 
 class _Measure(Protocol):

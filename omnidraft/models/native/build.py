@@ -14,9 +14,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from omnidraft.durable_files import put_in_place, sync
 from omnidraft.errors import KernelsUnavailable
 from omnidraft.private_files import PRIVATE_FOLDER, make_folder, require_unshared_file, require_unshared_folder
-from omnidraft.snapshots.files import put_in_place, sync
 
 SOURCE = Path(__file__).parent / "kernels" / "kernels.cpp"
 """The main file; it includes the headers beside it."""

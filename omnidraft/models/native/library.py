@@ -104,7 +104,7 @@ def open_library(path: Path) -> Library:
     try:
         library = Library(str(path))
     except OSError as exc:
-        raise KernelsUnavailable(f"{path} cannot be loaded: {exc}") from exc
+        raise KernelsUnavailable(f"{path} cannot be loaded: {exc}; if it is damaged, delete it") from exc
     if not library.omnidraft_start():  # an int, as ctypes takes it without a declaration
         raise KernelsUnavailable(f"the system refuses {path.name}'s instructions to this process")
     signatures = {

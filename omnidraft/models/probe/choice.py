@@ -33,6 +33,8 @@ NOT_PORTABLE = {"amx", "avx512_bf16"}
 """Variants whose bits in packed16 are not those of the others."""
 TIMING_NOISE = 0.1
 """Relative difference of two measured times that is not significant."""
+_RETRY_S = 3600.0
+"""A trial of our kernels that could not run is not repeated for so long: without them a start goes on."""
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +162,7 @@ def kernels(variant: str = "auto") -> Kernels:
 def _kernels(home: Path, variant: str, formats: tuple[str, ...], compiler: str | None) -> Kernels:
     found, refused = _usable_kernels(home, variant, formats, compiler)
     if not found:
-        raise KernelsUnavailable(f"our kernels do not work on this processor: {refusals(refused, 'compiled for ')}")
+        raise KernelsUnavailable(f"our kernels do not work here: {refusals(refused, 'compiled for ')}")
     return replace(_fastest(found), refused=refused)
 
 
@@ -188,12 +190,12 @@ def _usable_kernels(
 
 
 def _usable(home: Path, variant: str, formats: tuple[str, ...]) -> Kernels:
-    """Return this build of our kernels. Raises ModelError unless it is sound and can be opened."""
+    """Return this build of our kernels. Raises ModelError unless it can be opened and is sound."""
     library = kernel_library(variant, home / "native")
+    open_library(library)  # before the trial, which ends in vain where the system refuses the library to this process
     outcome = _try_kernels(home, variant, library, formats)
     if outcome.fault is not None:
         raise KernelsUnavailable(outcome.fault)
-    open_library(library)  # the system may refuse this process what it allowed the trial's
     return Kernels(variant, library, outcome.seconds)
 
 
@@ -243,4 +245,5 @@ def _try_kernels(home: Path, variant: str, library: Path, formats: tuple[str, ..
         home=home,
         depends_on=_torch_as_it_is(),
         environ=_threads(),
+        retry_s=_RETRY_S,
     )

@@ -39,6 +39,8 @@ class Outcome:
     """The problems with the numbers of the other parts."""
     died_of: str | None = None
     """The crash signal that ended the process; None when it survived."""
+    untried: str | None = None
+    """The reason why the trial itself could not run, which says nothing about the processor; None when it ran."""
 
     @property
     def fault(self) -> str | None:
@@ -54,6 +56,7 @@ def run_once(
     home: Path,
     depends_on: Sequence[object] = (),
     environ: Mapping[str, str] | None = None,
+    retry_s: float = 0.0,
 ) -> Outcome:
     """Run a trial, or return its cached outcome on this processor.
 
@@ -63,17 +66,21 @@ def run_once(
         home: outcomes are cached in a folder of it, as far as it can be written.
         depends_on: everything the outcome depends on besides command and processor.
         environ: variables of the trial's process beside those of this one.
+        retry_s: a trial that could not run is not repeated for so long.
 
     Raises:
         ModelError: the trial itself could not run, which says nothing about the processor.
     """
     cache_file = home / "probes" / f"{_key(command, depends_on, environ or {})}.json"
     with _exclusive(cache_file):
-        outcome = _load_cached(cache_file)
+        outcome = _load_cached(cache_file, retry_s)
         if outcome is None:
             outcome = _run(command, name, environ or {})
             _save(cache_file, outcome)
-    return outcome
+    if outcome.untried is None:
+        return outcome
+    retry = f"; tried once in {retry_s / 60:.0f} minutes, or after {cache_file.parent} is deleted" if retry_s else ""
+    raise ModelError(f"{outcome.untried}{retry}")
 
 
 def report_part(name: str, seconds: float) -> None:
@@ -111,10 +118,10 @@ def _run(command: Sequence[str], name: str, environ: Mapping[str, str]) -> Outco
             preexec_fn=_without_core_file,
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
-        raise ModelError(f"{name} could not be tried on this processor: {exc}") from exc
+        return Outcome(untried=f"{name} could not be tried here: {exc}")
     if ran.returncode and -ran.returncode not in CRASHES:
         message = " ".join(ran.stderr.strip().splitlines()[-1:])
-        raise ModelError(f"{name} could not be tried here, {describe_exit(ran.returncode)}: {message}")
+        return Outcome(untried=f"{name} could not be tried here, {describe_exit(ran.returncode)}: {message}")
     outcome = _read(ran)
     logger.info("%s: %s, tried in %.1f s", name, outcome.fault or "sound", time.perf_counter() - started)
     return outcome
@@ -148,11 +155,14 @@ def _exclusive(cache_file: Path) -> Iterator[None]:
         yield
 
 
-def _load_cached(cache_file: Path) -> Outcome | None:
+def _load_cached(cache_file: Path, retry_s: float) -> Outcome | None:
+    """Return the outcome, None where there is none or where it is time for another trial."""
     try:
-        return Outcome(**json.loads(cache_file.read_text()))
+        outcome = Outcome(**json.loads(cache_file.read_text()))
+        age_s = time.time() - cache_file.stat().st_mtime
     except (OSError, ValueError, TypeError):  # not there, or half written by a process that was killed
         return None
+    return outcome if outcome.untried is None or 0 <= age_s < retry_s else None
 
 
 def _save(cache_file: Path, outcome: Outcome) -> None:

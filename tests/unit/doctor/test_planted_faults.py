@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cryptography.fernet import Fernet
 from fastapi import FastAPI
 
 from omnidraft import config, container_limits, wiring
-from omnidraft.doctor import installation, log, machine, models, registry
+from omnidraft.doctor import all_checks, installation, log, machine, models, registry
 from omnidraft.doctor.finding import Finding, Verdict, run_check
+from omnidraft.errors import KernelsUnavailable
+from omnidraft.models.probe import choice
 from omnidraft.models.probe.choice import Kernels, TorchProducts
 from omnidraft.models.probe.subprocess_trial import Outcome
 from omnidraft.ports import Outgoing
@@ -136,6 +139,27 @@ def test_a_compiler_that_is_not_there(settings: config.Settings, tiny_models, tm
     assert_found(machine.kernels(settings), Verdict.WARNING, "no-such-compiler", "install")
     needed = settings.model_copy(update={"models": settings.models.model_copy(update={"precision": "int8"})})
     assert_found(machine.kernels(needed), Verdict.PROBLEM, "no-such-compiler")
+
+
+def test_kernels_that_do_not_work_beside_a_compiler(settings: config.Settings, monkeypatch) -> None:
+    def unavailable(variant: str) -> Kernels:
+        raise KernelsUnavailable("our kernels for avx2 could not be tried here, SIGKILL")
+
+    monkeypatch.setattr(choice, "kernels", unavailable)
+    found = machine.kernels(settings)
+    assert_found(found, Verdict.WARNING, "SIGKILL", "at auto")
+    assert "compiler" not in f"{found.told} {found.advice}"
+
+
+def test_trials_compute_on_as_many_threads_as_a_worker(settings: config.Settings) -> None:
+    assert settings.decode.threads == 1
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert next(all_checks._checks(settings))[0] == "kernels"
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_a_processor_without_vector_instructions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """Which of the kernels that work is taken, by the times of their trials."""
 
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,17 +94,18 @@ def test_narrower_instructions_take_over_where_the_widest_cannot_be_tried(choose
     assert (found.variant, found.refused) == ("avx2", (("amx", str(KILLED)),))
 
 
-def test_narrower_instructions_take_over_where_the_widest_are_sound_and_this_process_may_not_use_them(
-    choose: Choose,
+def test_narrower_instructions_take_over_where_this_process_may_not_use_the_widest_and_those_are_not_tried(
+    choose: Choose, names: list[str]
 ) -> None:
     found = choose({"amx": SOUND, "avx2": SOUND}, closed=["amx"])
+    assert names == ["avx2"]
     assert (found.variant, found.refused) == ("avx2", (("amx", "the system refuses its instructions"),))
 
 
 def test_kernels_that_cannot_be_tried_are_unavailable_and_not_tried_again(choose: Choose, names: list[str]) -> None:
     """A trial may take its whole time limit, and each model of a process asks for kernels."""
     for _ in range(2):
-        with pytest.raises(KernelsUnavailable, match=r"compiled for amx: .*SIGKILL, compiled for avx2: .*SIGKILL"):
+        with pytest.raises(KernelsUnavailable, match=r"work here: compiled for amx: .*SIGKILL, compiled for avx2: "):
             choose({"amx": KILLED, "avx2": KILLED})
     assert names == BOTH
 
@@ -124,3 +127,37 @@ def test_trials_compute_on_as_many_threads_as_this_process(tmp_path: Path, monke
     finally:
         torch.set_num_threads(threads)
     assert environs == [{"OMP_NUM_THREADS": "3", choice.ISA_VARIABLE: "AVX2"}, {"OMP_NUM_THREADS": "3"}]
+
+
+@pytest.fixture
+def num_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Counts trials, none of which can run."""
+    trials, program = tmp_path / "trials", tmp_path / "python"
+    program.write_text(f"#!/bin/sh\necho one >> '{trials}'\nexit 3\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    return lambda: len(trials.read_text().split())
+
+
+def test_kernels_that_could_not_be_tried_are_tried_again_after_an_hour(
+    num_trials: Callable[[], int], tmp_path: Path
+) -> None:
+    def start() -> int:
+        with pytest.raises(ModelError, match=r"could not be tried here, exit code 3: .*60 minutes.*probes is deleted"):
+            choice._try_kernels(tmp_path, "avx2", tmp_path / "some.so", ())
+        return num_trials()
+
+    assert (start(), start()) == (1, 1)
+    (outcome,) = (tmp_path / "probes").glob("*.json")
+    os.utime(outcome, (0, 0))
+    assert (start(), start()) == (2, 2)
+
+
+def test_torchs_products_that_could_not_be_tried_are_tried_at_every_start(
+    num_trials: Callable[[], int], tmp_path: Path
+) -> None:
+    """Without an outcome nothing can start."""
+    for _ in range(2):
+        with pytest.raises(ModelError, match=r"could not be tried here, exit code 3: $"):
+            choice._try_torch(tmp_path, None)
+    assert num_trials() == 2

@@ -95,6 +95,17 @@ def test_a_mode_is_not_measured_where_its_passes_are_those_of_a_measured_one():
     assert len(padded.passes) > num_passes
 
 
+def test_modes_of_the_same_passes_have_one_curve_whichever_was_measured():
+    costs, others = MeasuredCosts(ToyTarget(TABLE, limits=TreeLimits(3))), MeasuredCosts(Padded())
+    fast = costs.passes("fast")
+    assert costs.measured("reproducible") is fast
+    before = fast(4)
+    costs.update_pass("reproducible", 4, 10 * before)
+    assert fast(4) > before
+    others.passes("fast")
+    assert others.measured("reproducible") is None
+
+
 def test_a_second_start_measures_only_how_fast_the_machine_is_now(tmp_path):
     first, second = Counting(), Counting(pace=1.2)
     before = MeasuredCosts(first, CostFile(tmp_path / "costs.json")).passes("fast")

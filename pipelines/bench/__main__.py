@@ -24,12 +24,11 @@ from omnidraft.hosts import process
 from omnidraft.prompts import Prompt
 from pipelines.bench import page, summary
 from pipelines.bench.methods import NAMES, LoadedMethods, Setup, load
-from pipelines.bench.runs import WARM_UP_TEXT, Failure, Method, Outcome, attempt, rotated
+from pipelines.bench.runs import WARM_UP_TEXT, WARM_UP_TOKENS, Failure, Method, Outcome, attempt, rotated
 from pipelines.lib import machine, report
 from pipelines.lib.choices import chosen, named_files
 
 DEFAULT_METHODS = "plain,omnidraft,hf-generate"
-WARM_UP_TOKENS = 16
 
 Outcomes = dict[str, list[Outcome]]
 

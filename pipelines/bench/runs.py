@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 WARM_UP_TEXT = "Name the days of the week, then the months of the year."
 """Answered before anything is measured. It is no prompt that is, whose answer some methods would remember."""
+WARM_UP_TOKENS = 16
 CRASHES = (
     OmnidraftError,
     ArithmeticError,

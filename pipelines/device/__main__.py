@@ -61,12 +61,20 @@ def main(
     learner = {"train": train, "learning_rate": learning_rate}
     settings = config.load(config_path, models=models, learner=learner)
     user = DeviceUser(settings, home, max_new_tokens=max_new_tokens, pause_every=pause_every)
-    options = {"prompts": str(prompts_path), "at": stages, "num_test": len(test), "max_new_tokens": max_new_tokens}
+    options = {
+        "prompts": str(prompts_path),
+        "split": split,
+        "at": stages,
+        "num_test": len(test),
+        "max_new_tokens": max_new_tokens,
+        "pause_every": pause_every,
+    }
     measured, curve = list[Stage](), list[CurvePoint]()
 
     def save() -> None:
         if json_path is not None:
-            about = {"machine": machine.describe(), "options": options | {"pause_every": pause_every}}
+            command = machine.command("pipelines.device")
+            about = {"command": command, "machine": machine.describe(), "options": options}
             report.save(about | _figures(user, measured, curve), json_path)
 
     with bar("asking", len(asked) + len(test) * (1 + len(stages))) as advance:
@@ -87,7 +95,7 @@ def main(
 def _figures(user: DeviceUser, measured: list[Stage], curve: list[CurvePoint]) -> dict[str, Any]:
     """Return the fields of the report that are known so far."""
     return {
-        "settings": user.settings.model_dump(mode="json", include={"models", "learner", "cache"}),
+        "settings": user.settings.model_dump(mode="json", include={"models", "decode", "learner", "cache"}),
         "costs": user.costs,
         "stages": [each.plain_data() for each in measured],
         "curve": [each.plain_data() for each in curve],

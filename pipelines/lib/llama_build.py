@@ -19,6 +19,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from omnidraft.container_limits import usable_processors
 from omnidraft.errors import ModelDownloadError, ModelError
 from omnidraft.progress import bar
 
@@ -145,7 +146,7 @@ def build(folder: Path, targets: Sequence[str], options: Mapping[str, str]) -> N
         configure = ["cmake", "-G", "Unix Makefiles", "-S", str(folder / "source" / _SOURCE), "-B", made, *definitions]
         if subprocess.run(configure, stdout=log, stderr=subprocess.STDOUT).returncode != 0:
             raise ModelError(_failure(log_path))
-    jobs = str(os.cpu_count() or 1)
+    jobs = str(usable_processors())
     _run_make(["cmake", "--build", made, "--parallel", jobs, "--target", *targets], log_path)
 
 

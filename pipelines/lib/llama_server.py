@@ -1,11 +1,11 @@
 """The command line of llama.cpp's own server, and the GGUF file that it serves."""
 
-import os
 import subprocess
 from pathlib import Path
 
 from filelock import FileLock
 
+from omnidraft.container_limits import usable_processors
 from omnidraft.errors import ModelError
 from pipelines.lib.llama_build import LlamaPrograms
 
@@ -19,7 +19,7 @@ def command(programs: LlamaPrograms, gguf: Path, port: int, *, num_slots: int, s
     """
     sizes = ["--parallel", str(num_slots), "--ctx-size", str(num_slots * slot_tokens)]
     address = ["--host", "127.0.0.1", "--port", str(port), "--no-ui"]
-    return [str(programs.server), "--model", str(gguf), *address, *sizes, "--threads", str(os.cpu_count() or 1)]
+    return [str(programs.server), "--model", str(gguf), *address, *sizes, "--threads", str(usable_processors())]
 
 
 def with_8_bits(programs: LlamaPrograms, gguf: Path, home: Path) -> Path:

@@ -1,6 +1,5 @@
 """The machine and the command line of a report: figures mean nothing without them."""
 
-import os
 import platform
 import shlex
 import subprocess
@@ -10,6 +9,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from omnidraft.container_limits import usable_processors
+
 
 def command(module: str) -> str:
     """Return the command line of this process, which runs this module, quoted for a shell."""
@@ -17,10 +18,10 @@ def command(module: str) -> str:
 
 
 def describe() -> dict[str, str | int | float]:
-    """Return processor, cores, memory, accelerator, versions and the commit of this checkout."""
+    """Return processor, usable cores, memory, accelerator, versions and the commit of this checkout."""
     return {
         "processor": _processor(),
-        "cores": os.cpu_count() or 1,
+        "cores": usable_processors(),
         "threads": torch.get_num_threads(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from omnidraft.container_limits import allowed_processors, usable_processors
 from omnidraft.demo import child_process
 from omnidraft.demo.local_cluster import free_port
 from omnidraft.demo.openai_client import CHAT, COMPLETIONS, OpenAIClient, text_of
@@ -136,7 +137,7 @@ def serve(
     Args:
         speculation: vLLM's --speculative-config; None decodes plainly.
         settings: environment variables added to ours.
-        threads: processors to compute with; None: all.
+        threads: processors to compute with; None: all that can compute at once.
 
     Raises:
         ModelError: the server did not start; the message has the end of its log.
@@ -161,14 +162,15 @@ def custom_class(num_tokens: int) -> dict[str, Any]:
 
 
 def _environment(venv: Path, threads: int | None) -> dict[str, str]:
-    """Return the environment that gives vLLM's kernels all processors (it leaves one free by itself) and its OpenMP."""
-    count = threads or os.cpu_count() or 1
+    """Return the environment that gives vLLM's kernels so many processors (it leaves one free by itself) and its
+    OpenMP."""
+    count = threads or usable_processors()
     defaults = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{count - 1}",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, allowed_processors()[:count])),
         "OMP_NUM_THREADS": str(count),
         "TOKENIZERS_PARALLELISM": "false",
     }

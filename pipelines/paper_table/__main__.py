@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from omnidraft.distill.training.losses import parse
+from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from pipelines.bench.methods import HUGGINGFACE
 from pipelines.lib.choices import chosen
@@ -59,6 +60,8 @@ def main(
     names = [name for name in chosen(methods, NAMES, "method") if name != PLAIN]
     sweep_names = chosen(sweeps, SWEEPS, "sweep")
     parse(dm)  # fails before hours of work, not after
+    if num_decoded > num_test:
+        raise RequestError(f"--num-decoded {num_decoded} is more than --num-test {num_test}")
     plan = TablePlan(data, work, num_train, num_test, max_new_tokens, drafter, num_chain_tokens, dm)
     pairs = [(target, task) for target in chosen(targets) for task in chosen(tasks)]
     for _, task in pairs:

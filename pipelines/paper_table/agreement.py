@@ -32,11 +32,22 @@ class Judge:
         """Return the figures of the untrained drafter, whose gain has no error."""
         return figures(self._test, self._untrained, self._untrained) | {"gain_error": None}
 
-    def figures(self, settings: config.Settings, folder: Path) -> dict[str, Any]:
-        """Return the figures of the snapshot in this folder, made with these settings."""
+    def figures(
+        self, settings: config.Settings, folder: Path, reference: tuple[config.Settings, Path] | None = None
+    ) -> dict[str, Any]:
+        """Return the figures of the snapshot in this folder, made with these settings, and its paired gain over the
+        reference's snapshot."""
+        hits = self._hits(settings, folder)
+        measured = figures(self._test, self._untrained, hits)
+        if reference is None:
+            return measured
+        over = paired_gain(self._test, self._hits(*reference), hits)
+        return measured | {"paired_gain": over.gain, "paired_gain_error": over.gain_error}
+
+    def _hits(self, settings: config.Settings, folder: Path) -> list[np.ndarray]:
         manifest = bundle.read_manifest(folder)
         learner = wiring.learner_from_snapshot(settings, self._tokenizers, manifest, folder)
-        return figures(self._test, self._untrained, learner.hits(self._test, with_cache=True))
+        return learner.hits(self._test, with_cache=True)
 
 
 def figures(
@@ -60,7 +71,14 @@ def agreement(target: str, task: str, names: Sequence[str], plan: TablePlan) -> 
     return measured
 
 
-def learned_agreement(settings: config.Settings, task: str, plan: TablePlan) -> dict[str, Any]:
-    """Return the figures of a drafter that learned the task's train answers with these settings."""
+def learned_agreement(
+    settings: config.Settings, task: str, plan: TablePlan, reference: config.Settings | None = None
+) -> dict[str, Any]:
+    """Return the figures of a drafter that learned the task's train answers with these settings.
+
+    Args:
+        reference: settings of the drafter that its paired gain is over; None: over none.
+    """
     folder = snapshot(settings, task, plan)
-    return Judge(settings, task, plan).figures(settings, folder)
+    over = None if reference is None else (reference, snapshot(reference, task, plan))
+    return Judge(settings, task, plan).figures(settings, folder, over)

@@ -16,7 +16,7 @@ from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from omnidraft.wiring.named_snapshots import named_or_base
 from pipelines.bench.methods import HUGGINGFACE, Setup, huggingface
-from pipelines.bench.runs import Failure, Method, attempt, rotated, run_of_steps
+from pipelines.bench.runs import WARM_UP_TEXT, WARM_UP_TOKENS, Failure, Method, attempt, rotated, run_of_steps
 from pipelines.lib.prompt_requests import request_for
 from pipelines.paper_table.result_cache import ResultCache
 
@@ -66,12 +66,15 @@ class Decoding:
 
 
 def huggingface_ways(settings: config.Settings, names: Sequence[str], max_new_tokens: int) -> dict[str, Way]:
-    """Return transformers' own ways of these names; one that cannot run says why in every answer."""
+    """Return transformers' own ways of these names; one that cannot run says why in every answer. Each has answered
+    once, since a first answer takes longer: a target of ours has had its passes measured before it answers."""
     try:
         methods = huggingface(names, Setup(settings, temperature=0.0)) if names else {}
     except OmnidraftError as exc:
         failure = Failure(str(exc)).plain_data()
         return {name: lambda prompt: failure for name in names}
+    for method in methods.values():
+        attempt(method, Prompt(WARM_UP_TEXT), min(WARM_UP_TOKENS, max_new_tokens))
     return {name: partial(_attempted, method, max_new_tokens) for name, method in methods.items()}
 
 

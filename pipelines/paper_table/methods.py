@@ -80,7 +80,7 @@ def snapshot(settings: config.Settings, task: str, plan: TablePlan, *, is_traine
         ConfigError: it was made from other rows.
     """
     section, target = settings.learner, settings.models.target
-    folder = plan.work / "snapshots" / name_of(settings.models, section, settings.cache, task, plan, is_trained)
+    folder = snapshot_folder(settings, task, plan, is_trained=is_trained)
     about = folder.with_name(f"{folder.name}.json")
     if folder.exists():
         if json.loads(about.read_text())["rows"] != fingerprint(task, plan):
@@ -97,3 +97,11 @@ def snapshot(settings: config.Settings, task: str, plan: TablePlan, *, is_traine
     report.save({"rows": fingerprint(task, plan)}, about)
     write_snapshot(run, folder, settings, tokenizers)
     return folder
+
+
+def snapshot_folder(settings: config.Settings, task: str, plan: TablePlan, *, is_trained: bool) -> Path:
+    """Return the folder of a snapshot, named by what it depends on: also by the settings of the records it learns."""
+    recorded = settings_for(settings.models.target, plan)
+    of_records = recorded.recorder, recorded.decode, recorded.cache
+    name = name_of(settings.models, settings.learner, settings.cache, *of_records, task, plan, is_trained)
+    return plan.work / "snapshots" / name

@@ -48,9 +48,12 @@ def prompts_of(task: str, split: str, plan: TablePlan, skip: int = 0) -> list[Pr
         RequestError: the file is missing or too short, or does not say which rows are to be learned.
     """
     path = plan.data / f"{task}.jsonl"
-    read = prompts.read(path, plan.num_train if split == "train" else plan.num_test, skip=skip, split=split)
+    num = plan.num_train if split == "train" else plan.num_test
+    read = prompts.read(path, num, skip=skip, split=split)
     if any(each.split is None for each in read):
         raise RequestError(f"{path} has rows without `split`, train or test: what is learned must not judge")
+    if len(read) < num:
+        raise RequestError(f"{path} has {len(read)} rows of split {split} after the first {skip}, fewer than {num}")
     return read
 
 

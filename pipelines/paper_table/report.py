@@ -30,7 +30,10 @@ OFFLINE = (
     "the method's cache knows them, and the first pieces of splits in every row."
 )
 
-PREDICTED = "Agreement as above, and tokens a pass that chains of first candidates would give, predicted from it."
+PREDICTED = (
+    "Agreement as above; the gain over the drafter that the column names, on the same answers: its error tells whether "
+    "the two differ; and tokens a pass that chains of first candidates would give, predicted from the agreement."
+)
 
 WARM = (
     "Decoded with chains of the paper's method, from a cache that began with every canonical n-gram and learned the "
@@ -76,8 +79,8 @@ def _sweep(pair: str, cells: Cells) -> Iterable[str]:
     """Yield the smaller tables of one target and task."""
     target, _, task = pair.rpartition("/")
     yield from ("", f"# Sweeps: {task}, {target}")
-    yield from _learned("LoRA rank", "rank", _under(cells, "lora/"))
-    yield from _learned("Losses", "loss", _under(cells, "loss/"))
+    yield from _learned("LoRA rank", "rank", "full weights", _under(cells, "lora/"))
+    yield from _learned("Losses", "loss", "the form alone", _under(cells, "loss/"))
     if "cache" in cells:
         yield from ("", "## The n-gram cache", "", *_caches(cells["cache"]))
     yield from _decoded_section("Warm caches", WARM, "cache", _decoded_cells(cells, "warm-cache"))
@@ -125,8 +128,12 @@ def _offline(rows: Mapping[str, Mapping[str, Row]]) -> list[str]:
 def _agreement(measured: Row | None) -> str:
     if measured is None:
         return "-"
-    gain, error = measured["gain"], measured["gain_error"]
-    return f"{measured['agreement']:.3f}" + (f" ({gain:+.3f} +- {error:.3f})" if error is not None else "")
+    gain = _gain(measured["gain"], measured["gain_error"])
+    return f"{measured['agreement']:.3f}" + (f" ({gain})" if gain else "")
+
+
+def _gain(gain: float | None, error: float | None) -> str:
+    return "" if gain is None or error is None else f"{gain:+.3f} +- {error:.3f}"
 
 
 def _decoded_section(
@@ -169,13 +176,18 @@ def _merges(row: Row) -> str:
     return f"{drafted}, {row['accepted_by_source'].get('merge', 0)} accepted" if drafted else "-"
 
 
-def _learned(title: str, first: str, rows: Mapping[str, Row]) -> list[str]:
+def _learned(title: str, first: str, reference: str, rows: Mapping[str, Row]) -> list[str]:
     if not rows:
         return []
     table = _markdown(
-        (first, "agreement", *(f"chain of {depth}" for depth in DEPTHS)),
+        (first, "agreement", f"over {reference}", *(f"chain of {depth}" for depth in DEPTHS)),
         [
-            (name, _agreement(row), *(_number(row["tokens_per_pass"][str(depth)]) for depth in DEPTHS))
+            (
+                name,
+                _agreement(row),
+                _gain(row.get("paired_gain"), row.get("paired_gain_error")) or "-",
+                *(_number(row["tokens_per_pass"][str(depth)]) for depth in DEPTHS),
+            )
             for name, row in rows.items()
         ],
     )

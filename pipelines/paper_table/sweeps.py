@@ -66,14 +66,15 @@ class Sweep:
         """Learn in full weights and in LoRA factors."""
         self._learn("lora/full", {})
         for rank in LORA_RANKS:
-            self._learn(f"lora/{rank}", {"train": "lora", "lora_rank": rank})
+            self._learn(f"lora/{rank}", {"train": "lora", "lora_rank": rank}, over={})
 
     def loss(self) -> None:
         """Learn with each form of L_DM, alone and with L_ngram, whose weight varies beside the paper's form."""
         for form in DISTILLED:
             self._learn(f"loss/{form}", {"loss": form})
             for weight in LAMBDAS if form == DISTILLED[0] else (0.2,):
-                self._learn(f"loss/{form} + {weight:g} ngram", {"loss": f"{form} + {weight:g} ngram"})
+                loss = f"{form} + {weight:g} ngram"
+                self._learn(f"loss/{loss}", {"loss": loss}, over={"loss": form})
 
     def cache(self) -> None:
         """Measure bounded caches on records, and decode from warm ones."""
@@ -90,9 +91,11 @@ class Sweep:
         for temperature in TEMPERATURES:
             self._decode(f"temperature/{temperature:g}", partial(self._methods_at, temperature))
 
-    def _learn(self, key: str, learner: Mapping[str, Any]) -> None:
+    def _learn(self, key: str, learner: Mapping[str, Any], over: Mapping[str, Any] | None = None) -> None:
+        """Measure what learns with this section `learner`, and its gain over what learns with another one."""
         settings = settings_for(self.target, self.plan, learner=dict(learner))
-        self.cells.get(self._key(key), partial(learned_agreement, settings, self.task, self.plan))
+        reference = None if over is None else settings_for(self.target, self.plan, learner=dict(over))
+        self.cells.get(self._key(key), partial(learned_agreement, settings, self.task, self.plan, reference))
 
     def _decode(self, key: str, load: Callable[[], Mapping[str, Way]]) -> None:
         texts = prompts_of(self.task, "test", self.plan)[: self.num_decoded]

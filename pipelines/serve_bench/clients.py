@@ -15,6 +15,8 @@ from omnidraft.demo.openai_client import CHAT, COMPLETIONS, ApiError, OpenAIClie
 TIMEOUT_S = 120.0
 OPENINGS = ("How many clips in", "A robe takes", "Numbers:", "Natalia sold")
 SHOWN = 20
+GONE = "gone"
+"""The kind of request whose client leaves after the first event."""
 
 Body = dict[str, Any]
 
@@ -24,7 +26,7 @@ class ClientTally:
     """Everything that the clients received. Threads write it under `lock`."""
 
     by_kind: Counter[str] = field(default_factory=Counter)
-    """Number of answers by the kind of request."""
+    """Number of requests that went well, by their kind."""
     num_refused: int = 0
     """Number of 429s with a Retry-After header."""
     errors: list[str] = field(default_factory=list)
@@ -50,7 +52,7 @@ class LoadClient:
             "streamed": self._streamed,
             "log-probabilities": self._log_probs,
             "two choices": self._two_choices,
-            "gone": self._disconnect,
+            GONE: self._disconnect,
         }
 
     def run_until(self, end_s: float) -> None:

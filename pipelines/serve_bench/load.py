@@ -9,7 +9,7 @@ import psutil
 
 from omnidraft.progress import bar
 from pipelines.lib.check_result import CheckResult
-from pipelines.serve_bench.clients import ClientTally, send_load
+from pipelines.serve_bench.clients import GONE, ClientTally, send_load
 from pipelines.serve_bench.server import ServeBenchPlan, serving
 
 SAMPLE_EVERY_S = 1.0
@@ -65,7 +65,7 @@ def figures_of(tally: ClientTally, rss_mib: list[float], plan: ServeBenchPlan) -
         "clients": plan.clients,
         "seconds": plan.seconds,
         "answers": dict(tally.by_kind),
-        "answers_per_s": round(sum(tally.by_kind.values()) / plan.seconds, 1),
+        "answers_per_s": round((tally.by_kind.total() - tally.by_kind[GONE]) / plan.seconds, 1),
         "tokens_per_s": round(tally.num_tokens / plan.seconds, 1),
         "refused_429": tally.num_refused,
         "num_errors": len(tally.errors),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnidraft import config
+from omnidraft.container_limits import usable_processors
 from omnidraft.demo.local_cluster import LocalCluster, empty_folder, free_port, is_serving, tiny_models
 
 START_TIMEOUT_S = 300.0
@@ -73,6 +74,6 @@ def _models(plan: ServeBenchPlan) -> str:
     lines += [f'{name} = "{value}"' for name, value in names.items()]
     if plan.target == "tiny":
         lines += ['precision = "float32"', 'drafter_precision = "float32"']
-    threads = 1 if plan.target == "tiny" else os.cpu_count() or 1
+    threads = 1 if plan.target == "tiny" else usable_processors()
     lines += ["[decode]", 'mode = "reproducible"', 'policy = "fixed"', "num_draft_tokens = 4", f"threads = {threads}"]
     return "\n".join(lines)

@@ -7,6 +7,7 @@ part, so parts can be run one by one. The parts are the modules beside this one.
 
 import json
 import signal
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,7 +57,9 @@ def main(
     markdown: Annotated[
         Path | None, typer.Option(help="A page for people, with pictures beside it; none without it.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Skip the parts whose figures are in OUT already.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Skip the parts whose figures are in OUT already, made with these options.")
+    ] = False,
 ) -> None:
     """Break a whole fleet on this machine, account for every record, and check what the service promises.
 
@@ -144,13 +147,24 @@ def _run(name: str, plan: SoakPlan) -> None:
     path = _path(plan, name)
     path.unlink(missing_ok=True)
     result = run_part(name, lambda: _part(name)(plan))
-    report.save(result | {"command": machine.command("pipelines.soak"), "machine": machine.describe()}, path)
+    about = {"command": machine.command("pipelines.soak"), "machine": machine.describe(), "plan": _fields(plan)}
+    report.save(result | about, path)
 
 
 def _is_measured(plan: SoakPlan, name: str) -> bool:
-    """Return whether a part has figures in the folder already: one that did not run to its end has none."""
+    """Return whether a part has figures of this plan in the folder: one that did not run to its end has none."""
     path = _path(plan, name)
-    return path.exists() and bool(json.loads(path.read_text())["figures"])
+    if not path.exists():
+        return False
+    part = json.loads(path.read_text())
+    return bool(part["figures"]) and part.get("plan") == _fields(plan)
+
+
+def _fields(plan: SoakPlan) -> dict[str, Any]:
+    """Return the fields of a plan as JSON has them, without its folder."""
+    fields: dict[str, Any] = json.loads(json.dumps(asdict(plan), default=str))
+    del fields["out"]
+    return fields
 
 
 def _path(plan: SoakPlan, name: str) -> Path:

@@ -1,10 +1,10 @@
 """The plan of a soak, which every part gets."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from omnidraft.container_limits import usable_processors
 from pipelines.lib.check_result import CheckResult
 
 
@@ -29,7 +29,7 @@ class SoakPlan:
     tasks: tuple[str, str] = ("gsm8k", "code")
     """Stems of two files there: traffic before the change and after it."""
     phase_requests: int = 50
-    threads: int = field(default_factory=lambda: os.cpu_count() or 1)
+    threads: int = field(default_factory=usable_processors)
 
 
 Part = Callable[[SoakPlan], CheckResult]

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from omnidraft.demo.local_cluster import empty_folder
+from omnidraft.demo.local_cluster import ServiceFailed, empty_folder
 from omnidraft.demo.recorded import RECORDED
 from omnidraft.ports import Outgoing
 from omnidraft.progress import bar
@@ -78,18 +78,27 @@ def unpaced(load: TopicLoad) -> TopicLoad:
 
 
 def measure(load: TopicLoad, cluster: Cluster) -> dict[str, Any]:
-    """Return rates, delays and the processor time of writer, reader and broker."""
+    """Return rates, delays and the processor time of writer, reader and broker.
+
+    Raises:
+        ServiceFailed: writer or reader ended early.
+    """
     context = mp.get_context("spawn")
     (from_reader, reader_end), (from_writer, writer_end) = context.Pipe(False), context.Pipe(False)
     reader = context.Process(target=_read, args=(load, reader_end), daemon=True)
     reader.start()
-    from_reader.recv()  # it is at the beginning of the topic
+    reader_end.close()  # the process has the only one, so that its end is seen here
+    _received(from_reader, "reader")  # it is at the beginning of the topic
     writer = context.Process(target=_write, args=(load, writer_end), daemon=True)
     broker_before = _cpu_s(cluster)
     writer.start()
-    written, read = _outcome(from_writer, load), from_reader.recv()
-    for process in (writer, reader):
-        process.join()
+    writer_end.close()
+    try:
+        written, read = _outcome(from_writer, load), _received(from_reader, "reader")
+    finally:
+        for process in (writer, reader):
+            process.terminate()
+            process.join()
     took_s = written["ended_s"] - written["started_s"]
     late_s = read["ended_s"] - written["ended_s"]
     return {
@@ -115,12 +124,19 @@ def _outcome(writer: Connection, load: TopicLoad) -> dict[str, Any]:
     with bar(f"{load.size_bytes // 1000} kB records written", load.num) as advance:
         before = 0
         while True:
-            message = writer.recv()
+            message = _received(writer, "writer")
             advance(message["num"] - before)
             before = message["num"]
             if "ended_s" in message:
                 outcome: dict[str, Any] = message
                 return outcome
+
+
+def _received(receiver: Connection, name: str) -> Any:
+    try:
+        return receiver.recv()
+    except EOFError as exc:
+        raise ServiceFailed(f"the {name} of the topic ended before its figures; its error is above") from exc
 
 
 def _write(load: TopicLoad, sender: Connection) -> None:

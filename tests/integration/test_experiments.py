@@ -46,7 +46,7 @@ def data(tmp_path: Path) -> Path:
 
 def table_arguments(data: Path, tmp_path: Path, models: tuple[Path, Path]) -> list[object]:
     target, drafter = models
-    sizes = ("--num-train", 8, "--num-test", 2, "--max-new-tokens", 12)
+    sizes = ("--num-train", 8, "--num-test", 2, "--num-decoded", 2, "--max-new-tokens", 12)
     places = ("--work", tmp_path / "work", "--out", tmp_path / "results", "--json", tmp_path / "table.json")
     return ["--targets", target, "--drafter", drafter, "--data", data, "--tasks", "numbers,clips", *sizes, *places]
 
@@ -84,6 +84,10 @@ def test_the_papers_tables_come_out_whole_and_exact(
     for swept in (cells["lora/2"], cells["loss/nll"], caches["all"]):
         assert {"agreement", "gain", "gain_error"} < set(swept)
         assert swept["tokens_per_pass"]["1"] >= 1.0
+    for name, reference in (("lora/2", "lora/full"), ("loss/dm + 0.2 ngram", "loss/dm")):
+        assert cells[name]["paired_gain"] == pytest.approx(cells[name]["agreement"] - cells[reference]["agreement"])
+        assert cells[name]["paired_gain_error"] >= 0
+        assert "paired_gain" not in cells[reference]
     assert all(row["bytes_per_entry"] <= 24 for row in caches.values())
     assert caches["quarter, LRU"]["entries"] <= caches["all"]["entries"]
     assert caches["all, warm start"]["hit_rate"] >= caches["one entry"]["hit_rate"]
@@ -198,7 +202,10 @@ def test_drift_learns_nothing_when_its_plot_would_have_no_folder(
         (__main__.main, ("--sweeps", "all"), "no sweep"),
         (__main__.main, ("--dm", "magic"), "magic"),
         (__main__.main, ("--tasks", "nothing"), "nothing.jsonl"),
+        (__main__.main, ("--tasks", "numbers", "--num-train", "9"), "numbers.jsonl has 8 rows of split train"),
+        (__main__.main, ("--num-test", "4"), "--num-decoded 6 is more than --num-test 4"),
         (drift.main, ("--tasks", "numbers"), "nothing drifts"),
+        (drift.main, ("--tasks", "clips,clips", "--num-answers", "6"), "has 2 rows of split train after the first 6"),
     ],
 )
 def test_what_an_experiment_cannot_do_is_said_before_it_starts(

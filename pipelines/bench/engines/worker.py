@@ -19,13 +19,16 @@ from typing import Any, TextIO
 
 import torch
 
+from omnidraft.container_limits import usable_processors
 from omnidraft.errors import OmnidraftError
 from pipelines.bench.engines.engine import MAX_ROWS, Engine, EngineSpec, from_plain_data, row_ids
 
 
 def main(spec: EngineSpec) -> None:
-    """Load the engine, then answer commands."""
+    """Load the engine, which computes on no more threads than can run at once, then answer commands."""
     output = _take_stdout()
+    if (usable := usable_processors()) < torch.get_num_threads():
+        torch.set_num_threads(usable)
     try:
         engine = _load(spec)
     except OmnidraftError as exc:

@@ -1,6 +1,7 @@
 """The benchmark of passes: engines in processes, rows that follow from their times, failures with their reason."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,18 @@ from pipelines.bench.engines.worker import answer
 from pipelines.bench.kernels import __main__ as command
 from pipelines.bench.kernels import machine_limits, page
 from tests.cli_runs import run_pipeline
+
+ROOT = Path(__file__).parents[3]
+IN_A_CONTAINER = """
+import sys, torch
+from pathlib import Path
+from omnidraft import container_limits
+from pipelines.bench.engines import worker
+from pipelines.bench.engines.engine import EngineSpec
+container_limits.CGROUP = Path(sys.argv[1])
+torch.set_num_threads(2)
+worker.main(EngineSpec("torch", "float32", "auto", sys.argv[2]))
+"""
 
 
 def spec(model: Path, system: str = "omnidraft", format: str = "packed16", variant: str = "auto") -> EngineSpec:
@@ -55,6 +68,15 @@ def test_passes_and_prompts_are_timed(engine: Engine) -> None:
     assert answer(engine, {"pass": 3})["seconds"] > 0
     assert answer(engine, {"prompt": MAX_ROWS + 3})["seconds"] > 0
     assert 8 * engine.weight_bytes / engine.num_weights >= 16
+
+
+def test_an_engine_computes_on_no_more_threads_than_its_containers_quota(
+    tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    command = [sys.executable, "-c", IN_A_CONTAINER, str(tmp_path), str(tiny_models[0])]
+    ran = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True)
+    assert json.loads(ran.stdout)["threads"] == 1
 
 
 def test_a_process_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> None:

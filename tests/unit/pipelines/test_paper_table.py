@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from omnidraft import config
+from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import RequestError
 from omnidraft.prompts import Prompt
+from pipelines.bench.runs import WARM_UP_TEXT, WARM_UP_TOKENS, BenchRun, Method
 from pipelines.drift import phases_of
+from pipelines.lib.learning import DEPTHS
 from pipelines.lib.recording import Recording, RecordingLimits
-from pipelines.paper_table import report
+from pipelines.paper_table import decoding, report
 from pipelines.paper_table.figures import rows
-from pipelines.paper_table.methods import CHAIN, METHODS
+from pipelines.paper_table.methods import CHAIN, METHODS, snapshot_folder
 from pipelines.paper_table.parts import TablePlan, prompts_of
 
 PartName = Callable[..., str]
@@ -123,6 +126,20 @@ def test_the_page_shows_errors_hits_and_why_a_method_failed(tmp_path: Path) -> N
     assert (tmp_path / report.PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
+def test_rows_of_a_sweep_are_compared_by_the_error_of_their_difference(tmp_path: Path) -> None:
+    """They are judged on the same answers. Cells of an earlier run have no such gain."""
+    chains = {"tokens_per_pass": {str(depth): 2.0 for depth in DEPTHS}}
+    full = {"agreement": 0.8, "gain": 0.1, "gain_error": 0.02} | chains
+    cells = {"sweep/t/gsm8k//lora/full": full, "sweep/t/gsm8k//loss/dm + 0.2 ngram": full}
+    cells["sweep/t/gsm8k//lora/8"] = full | {"agreement": 0.79, "paired_gain": -0.01, "paired_gain_error": 0.003}
+    report.write({"options": {}, "made_by": [], "cells": cells}, tmp_path)
+    page = (tmp_path / report.PAGE).read_text()
+    assert "| rank | agreement | over full weights | chain of 1 |" in page
+    assert "| 8 | 0.790 (+0.100 +- 0.020) | -0.010 +- 0.003 | 2.00 |" in page
+    assert "| full | 0.800 (+0.100 +- 0.020) | - | 2.00 |" in page
+    assert "| dm + 0.2 ngram | 0.800 (+0.100 +- 0.020) | - | 2.00 |" in page
+
+
 def written(folder: Path, splits: list[str | None]) -> TablePlan:
     rows_of = [{"prompt": f"question {n}"} | ({"split": each} if each else {}) for n, each in enumerate(splits)]
     (folder / "task.jsonl").write_text("\n".join(map(json.dumps, rows_of)))
@@ -134,6 +151,45 @@ def test_rows_that_do_not_say_whether_they_are_learned_are_refused(tmp_path: Pat
     assert len(prompts_of("task", "train", written(tmp_path, ["train", "test", "train"]))) == 2
     with pytest.raises(RequestError, match=r"task\.jsonl has rows without `split`"):
         prompts_of("task", "test", written(tmp_path, ["train", None]))
+
+
+def test_a_file_with_fewer_rows_than_are_asked_for_is_refused(tmp_path: Path) -> None:
+    """Else the figures would be those of a smaller experiment than their options say."""
+    plan = written(tmp_path, ["train", "test", "train"])
+    with pytest.raises(RequestError, match=r"task\.jsonl has 2 rows of split train after the first 0, fewer than 3"):
+        prompts_of("task", "train", replace(plan, num_train=3))
+    with pytest.raises(RequestError, match="has 1 rows of split train after the first 1, fewer than 2"):
+        prompts_of("task", "train", plan, skip=1)
+
+
+def test_a_snapshot_that_learned_records_of_other_settings_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = METHODS["dm"].settings("a-target", PLAN)
+    folders = [snapshot_folder(settings, "gsm8k", PLAN, is_trained=True) for _ in range(2)]
+    for name, value in (("RECORDER__TOP_K", "3"), ("DECODE__NUM_DRAFT_TOKENS", "2")):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"OMNIDRAFT_{name}", value)
+            folders.append(snapshot_folder(settings, "gsm8k", PLAN, is_trained=True))
+    assert len(set(folders)) == 3
+
+
+def transformers_methods(asked: list[tuple[str, int]]) -> dict[str, Method]:
+    def generate(prompt: Prompt, max_new_tokens: int) -> BenchRun:
+        asked.append((prompt.text, max_new_tokens))
+        if len(asked) == 1:
+            raise IndexError("theirs crash now and then")
+        return BenchRun((1,), DecodeStats(num_tokens=1))
+
+    return {"hf-generate": generate, "hf-uad": generate}
+
+
+def test_transformers_answers_once_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(decoding, "huggingface", lambda names, setup: transformers_methods(asked))
+    settings = METHODS["dm"].settings("a-target", PLAN)
+    ways = decoding.huggingface_ways(settings, ("hf-generate", "hf-uad"), 96)
+    assert asked == [(WARM_UP_TEXT, WARM_UP_TOKENS)] * 2
+    assert ways["hf-uad"](Prompt("question"))["num_tokens"] == 1
+    assert asked[2:] == [("question", 96)]
 
 
 def test_no_phase_of_a_drift_asks_what_an_earlier_one_asked() -> None:

@@ -1,6 +1,7 @@
 """The figures of the HTTP server's measurement, and its clients."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,13 @@ def test_memory_that_grows_and_errors_break_a_promise() -> None:
     growing = load.figures_of(tally, [float(100 + second) for second in range(40)], PLAN)
     assert growing["rss_growth_share"] > load.MAX_GROWTH
     assert list(load.assertions(growing | {"num_errors": 1}).values()) == [False, False]
+
+
+def test_a_client_that_left_got_no_answer() -> None:
+    tally = ClientTally(Counter({"whole": 20, "streamed": 10, "gone": 50}))
+    figures = load.figures_of(tally, [50.0], PLAN)
+    assert figures["answers_per_s"] == pytest.approx(30 / PLAN.seconds)
+    assert figures["answers"]["gone"] == 50
 
 
 def test_a_delay_counts_around_a_swap_only() -> None:

@@ -5,11 +5,9 @@ import random
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import typer
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse
 
@@ -192,33 +190,6 @@ def test_fuzzing_runs_to_its_end_and_leaves_report_and_page(tmp_path: Path) -> N
     text = (tmp_path / "page.md").read_text()
     assert "400 hostile records" in text
     assert (tmp_path / "page-fuzz.png").exists()
-
-
-def save_part(out: Path, name: str, figures: dict[str, Any], broken: str) -> None:
-    """The file of a part that an earlier run left."""
-    part = {"figures": figures, "promises": {broken: False}, "machine": {}, "command": "", "seconds": 1}
-    (out / "parts").mkdir()
-    (out / "parts" / f"{name}.json").write_text(json.dumps(part))
-
-
-def test_a_part_that_did_not_run_to_its_end_is_run_again(tmp_path: Path) -> None:
-    save_part(tmp_path, "fuzz", {}, "fuzz runs to its end: no memory")
-    run_pipeline(__main__.main, "--parts", "fuzz", "--fuzzed", 400, "--resume", "--out", tmp_path)
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["broken"] == []
-    assert sum(report["parts"]["fuzz"]["figures"]["fates"].values()) == 400
-
-
-def test_a_broken_promise_of_an_earlier_run_fails_the_report_and_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_part(tmp_path, "kills", {"kills": 1}, "nothing breaks")
-    app = typer.Typer()
-    app.command()(__main__.main)
-    with pytest.raises(SystemExit) as ended:
-        app(["--parts", "kills", "--resume", "--out", str(tmp_path)])
-    assert ended.value.code == 1
-    assert "BROKEN: kills: nothing breaks" in capsys.readouterr().out
 
 
 def test_an_unknown_part_is_refused_by_name() -> None:

@@ -220,15 +220,16 @@ def _tokenise_exactly(speller: Tokenizer, texts: Sequence[bytes]) -> list[tuple[
     vocabulary = speller.vocabulary
     proposals = speller.encode_batch([text.decode("utf-8", "replace") for text in texts])
     return [
-        tuple(ids) if vocabulary.spell(ids) == text else _longest_match(vocabulary.byte_table, text)
+        tuple(ids) if vocabulary.spell(ids) == text else longest_match(vocabulary.byte_table, text)
         for text, ids in zip(texts, proposals, strict=True)
     ]
 
 
-def _longest_match(table: ByteTable, text: bytes) -> tuple[int, ...]:
+def longest_match(table: ByteTable, text: bytes) -> tuple[int, ...]:
+    """Return the table's spelling of a text, () where it has none."""
     try:
         return tuple(table.longest_match(text))
-    except VocabularyError:  # this vocabulary has no token for some byte
+    except VocabularyError:
         return ()
 
 

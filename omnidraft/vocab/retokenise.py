@@ -98,8 +98,9 @@ class TailTokeniser:
         Raises:
             VocabularyError: a byte of a character that never ended cannot be spelled.
         """
-        self._append_text(self._decoder.decode(b"", final=True))
-        return self._replace_tail(_tokenise(self._tokenizer, [self._tail] if self._tail else []), [], "")
+        unchanged = self._append_text(self._decoder.decode(b"", final=True))
+        ended = _tokenise(self._tokenizer, [self._tail] if self._tail else [])
+        return min(unchanged, self._replace_tail(ended, [], ""))
 
     def _append_text(self, text: str) -> int:
         if not text:

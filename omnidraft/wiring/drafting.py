@@ -103,7 +103,7 @@ def proposer(
         shared.step_s.measured(model) if settings.policy == "cost" else None,
         SessionPool(shared.memory),
         factors,
-        TokenHealing(tokenizers.drafter, tokenizers.target.vocabulary, alignment),
+        TokenHealing(tokenizers.drafter.vocabulary, tokenizers.target, alignment),
         extends_to_depth=is_external,
     )
     memories = memory_sources(settings, tokenizers, shared.recent, fleet, is_external=is_external)

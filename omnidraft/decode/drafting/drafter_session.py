@@ -159,7 +159,8 @@ class Extension:
     ids: list[int]
     num_candidates: int
     start: DraftPrefix = field(default_factory=lambda: DraftPrefix(row=AFTER_TEXT))
-    """The text, and what is forced after it: the drafter reads both before it drafts."""
+    """The text, without its last id where it heals, and what is forced after it: the drafter reads both before it
+    drafts."""
     prefixes: list[DraftPrefix] = field(default_factory=list)
     """Those that may be extended."""
     num_branched: int = 0
@@ -183,7 +184,7 @@ class Extension:
         num_free = self.session.drafter.model.context_limit - len(self.session.fed) - self.num_branched
         if self._is_full():
             return []
-        valued = [(sum(map(tree.open_value, prefix.ends)), self, prefix) for prefix in self.prefixes]
+        valued = [(prefix.share * sum(map(tree.open_value, prefix.ends)), self, prefix) for prefix in self.prefixes]
         best = sorted((each for each in valued if each[0]), key=lambda each: -each[0])[:MAX_ROWS]
         num_ids = accumulate(len(prefix.unbranched()) for *_, prefix in best)
         return [each for each, needed in zip(best, num_ids, strict=True) if needed <= num_free]
@@ -216,7 +217,7 @@ class Extension:
             if prefix.heals:
                 self._expand_healed(prefix, logits_RD[row])
             else:
-                self._expand(prefix, logits_RD[row], self.num_candidates)
+                self._expand(prefix, logits_RD[row], self.num_candidates, prefix.share)
 
     def _expand_healed(self, prefix: DraftPrefix, logits_D: torch.Tensor) -> None:
         """Add the tokens that begin with the line break at the end of the text; the break alone is a candidate too, of
@@ -225,11 +226,11 @@ class Extension:
         assert healing is not None
         logits, q = healing.divided(logits_D.float().cpu().numpy())
         is_likely = q > 0.5
-        self._expand(prefix, torch.from_numpy(logits), self.num_candidates - is_likely, share=1 - q)
+        self._expand(prefix, torch.from_numpy(logits), self.num_candidates - is_likely, 1 - q)
         if is_likely or self.num_candidates > 1:
-            self._add_prefix(DraftPrefix(prefix, healing.break_id, q, prefix.ends))
+            self._add_prefix(DraftPrefix(prefix, healing.break_id, q, prefix.ends, q))
 
-    def _expand(self, prefix: DraftPrefix, logits_D: torch.Tensor, num_candidates: int, share: float = 1.0) -> None:
+    def _expand(self, prefix: DraftPrefix, logits_D: torch.Tensor, num_candidates: int, share: float) -> None:
         """Add the drafter's candidates after this prefix, which have this share of what may follow, and the new
         prefixes that may be extended."""
         session, tree, noise = self.session, self.draft.tree, self.draft.noise
@@ -241,7 +242,7 @@ class Extension:
         ranker = CandidateRanker(logits_D, alignment, session.request.sampling)
         weight, at = coupling.best(session.temperature, work), self.draft.position + tree.nodes[end].depth
         tree.noise_weight = weight if session.temperature else 0.0
-        if session.temperature:
+        if session.temperature and share >= 0.5:
             session.first_ids[end] = ranker.first_ids(coupling.weights, noise, at)
         style = (temperature_bin(session.temperature), tree.noise_weight)
         for rank, each in enumerate(ranker.best(num_candidates, weight, noise, at)):

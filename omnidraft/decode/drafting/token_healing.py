@@ -14,22 +14,23 @@ from functools import cached_property
 
 import numpy as np
 
-from omnidraft.vocab.alignment import Alignment, PackedLists
+from omnidraft.vocab.alignment import Alignment, PackedLists, longest_match
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 _BREAK = b"\n"
-_INDENTED = "\n  a"
+_INDENTED = "   a"
 
 
 class TokenHealing:
     """What a drafter's tokens that begin with a line break are behind it."""
 
-    def __init__(self, tokenizer: Tokenizer, target: Vocabulary, alignment: Alignment) -> None:
-        """`tokenizer` is the drafter's; nothing is healed where it does not join line breaks with spaces."""
-        self._draft, self._target, self._alignment = tokenizer.vocabulary, target, alignment
-        self.break_id: int | None = self._draft.byte_table.get(_BREAK)
-        joins = self.break_id is not None and tokenizer.encode(_INDENTED)[:1] not in ([], [self.break_id])
-        self._behind_break = self._found_longer() if joins else {}
+    def __init__(self, draft: Vocabulary, target: Tokenizer, alignment: Alignment) -> None:
+        """Heal nothing for a target that joins all spaces before a word, as Gemma's: the drafter leaves the last one to
+        the word, and its tokens would promise one space less."""
+        self._draft, self._target, self._alignment = draft, target.vocabulary, alignment
+        self.break_id = draft.byte_table.get(_BREAK)
+        is_joined = self._target.spell(target.encode(_INDENTED)[:1]) == _INDENTED[:-1].encode()
+        self._behind_break = {} if is_joined or self.break_id is None else self._found_longer()
 
     def is_due(self, ids: Sequence[int]) -> bool:
         """Return whether these ids of a text end with a line break behind which white space is to be expected, because
@@ -45,7 +46,7 @@ class TokenHealing:
         those of several pieces where the pair's own map has none of these."""
         pieces: list[tuple[int, ...]] = [()] * self._alignment.num_draft
         for token, data in self._behind_break.items():
-            pieces[token] = tuple(self._target.byte_table.longest_match(data))
+            pieces[token] = longest_match(self._target.byte_table, data)
         healed = replace(self._alignment, targets_of_draft=PackedLists.of(pieces))
         return healed if (self._alignment.targets_of_draft.lengths > 1).any() else healed.without_splits()
 

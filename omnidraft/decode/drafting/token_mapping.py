@@ -30,10 +30,13 @@ class DraftPrefix:
     """Draft text that the drafter can continue."""
 
     before: "DraftPrefix | None" = None
-    """The prefix without its last draft token; None for the emitted text itself."""
+    """The prefix without its last draft token; None for the emitted text itself, or where the prefix heals, for the
+    text without its last id."""
     draft_id: int | None = None
     confidence: float = 1.0
     ends: tuple[int, ...] = (0,)
+    share: float = 1.0
+    """Share of what may follow the ends that continues this prefix; less than 1 beside others with the same ends."""
     row: int | None = None
     """Number among the ids branched in this round, or AFTER_TEXT; None before it was branched."""
     acceptance: AcceptanceFn | None = None
@@ -59,7 +62,7 @@ class DraftPrefix:
 
     @property
     def draft_ids(self) -> tuple[int, ...]:
-        """Draft ids from the emitted text to here."""
+        """Draft ids from what the drafter has read of the emitted text to here."""
         return tuple(prefix.draft_id for prefix in reversed(self.ancestors()) if prefix.draft_id is not None)
 
 

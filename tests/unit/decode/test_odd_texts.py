@@ -40,7 +40,7 @@ DECODER = Decoder(ToyTarget(ToyTable.random(len(TARGET.vocabulary), seed=1, spre
 def make_proposer(weight: float) -> TreeProposer:
     ngrams = NgramCache(ALIGNMENT.fingerprint, DRAFTER.vocabulary, TARGET.vocabulary, 1000)
     model = ToyDrafter(ToyTable.random(len(DRAFTER.vocabulary), seed=2, spread=3.0))
-    healing = TokenHealing(DRAFTER, TARGET.vocabulary, ALIGNMENT)
+    healing = TokenHealing(DRAFTER.vocabulary, TARGET, ALIGNMENT)
     coupling = NoiseCoupling((weight,))
     drafter = Drafter(model, DRAFTER, TARGET.vocabulary, ALIGNMENT, ngrams, coupling, healing=healing)
     return TreeProposer((PromptLookup(), drafter), lambda mode: FixedPolicy())

@@ -75,6 +75,16 @@ def test_the_ids_said_to_be_unchanged_are_and_the_next_one_is_not(
     assert unchanged == len(before) or tail.ids[unchanged : unchanged + 1] != before[unchanged : unchanged + 1]
 
 
+def test_ids_that_changed_when_a_text_ended_inside_a_character_are_not_said_to_be_unchanged(large: HfTokenizer) -> None:
+    tail = TailTokeniser(large, PROMPT)
+    tail.append(b"he doesn't care!\n\n")
+    tail.append("\U0001f600".encode()[:3])
+    before = list(tail.ids)
+    unchanged = tail.end()
+    assert before[unchanged - 1 : unchanged + 1] != tail.ids[unchanged - 1 : unchanged + 1]
+    assert tail.ids[:unchanged] == before[:unchanged]
+
+
 def test_the_beginning_of_a_character_waits_for_its_end(small: HfTokenizer) -> None:
     tail = TailTokeniser(small, PROMPT)
     assert tail.append("\U0001f600".encode()[:3]) == 3

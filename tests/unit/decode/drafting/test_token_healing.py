@@ -21,20 +21,27 @@ D = {piece: token for token, piece in enumerate(DRAFTER.vocabulary.token_bytes) 
 INDENTED, FLAT = "a:\n  b:", "a:\nb:"
 
 
-def drafted(favourites, *, text=INDENTED, budget=2, sampling=None, alignment=ALIGNMENT):
-    """Return the tokens of the tree after this text and a line break, and the texts that the drafter has read."""
+def drafted(favourites, *, budget=2, **options):
+    """Return the tokens of the chain after this text and a line break, and the texts that the drafter has read."""
+    tree, texts = healed_tree(favourites, limits=TreeLimits(budget, num_chains=1), **options)
+    return [TARGET.vocabulary.token_bytes[token] for token in tree.tokens[1:]], texts
+
+
+def healed_tree(favourites, *, limits, text=INDENTED, sampling=None, alignment=ALIGNMENT, policy=None):
     ngrams = NgramCache(ALIGNMENT.fingerprint, DRAFTER.vocabulary, TARGET.vocabulary, 10)
     ngrams.insert((D[b"\n"], D[b"\n"]), T[b"\n\n"])
     model = ToyDrafter(table_of(len(D) + 1, {D[last]: D[token] for last, token in favourites.items()}, D[b"a"]))
-    healing = TokenHealing(DRAFTER, TARGET.vocabulary, alignment)
+    healing = TokenHealing(DRAFTER.vocabulary, TARGET, alignment)
     drafter = Drafter(model, DRAFTER, TARGET.vocabulary, alignment, ngrams, NoiseCoupling((0.0,)), healing=healing)
-    proposer, spy = spied(TreeProposer((drafter,), lambda mode: FixedPolicy()))
+    proposer, spy = spied(TreeProposer((drafter,), lambda mode: policy or FixedPolicy()))
     prompts = tuple(TARGET.encode(text)), tuple(DRAFTER.encode(text))
     session = proposer.open(Request(*prompts, 20, sampling or Sampling(0.0), mode="fast"))
     session.observe([T[b"\n"]])
-    limits = TreeLimits(budget, num_chains=1)
-    tree = session.propose(len(prompts[0]) + 1, limits, SeededNoise(0, 0, len(TARGET.vocabulary)))
-    return [TARGET.vocabulary.token_bytes[token] for token in tree.tokens[1:]], spy.texts
+    return session.propose(len(prompts[0]) + 1, limits, SeededNoise(0, 0, len(TARGET.vocabulary))), spy.texts
+
+
+def children_of_root(tree):
+    return [at for at, parent in enumerate(tree.parents) if at and parent == 0]
 
 
 def test_the_white_space_behind_a_break_is_drafted_from_tokens_that_begin_with_the_break():
@@ -73,6 +80,28 @@ def test_where_the_request_constrains_tokens_nothing_is_healed():
     assert texts[0] == DRAFTER.encode(f"{INDENTED}\n")
 
 
-def test_a_drafter_that_does_not_join_breaks_and_spaces_needs_no_healing():
-    ids = TARGET.encode(f"{INDENTED}\n")
-    assert not TokenHealing(TARGET, DRAFTER.vocabulary, align(TARGET, DRAFTER)).is_due(ids)
+class Bushy(FixedPolicy):
+    """Two candidates after each node."""
+
+    num_candidates = 2
+
+
+def test_what_follows_an_unlikely_break_is_as_unlikely():
+    sure = {b":": b"\n  ", b"\n  ": b"b", b"\n": b":"}
+    tree, _ = healed_tree(sure, policy=Bushy(), limits=TreeLimits(8))
+    acceptance = {TARGET.vocabulary.token_bytes[tree.tokens[at]]: tree.acceptance[at] for at in children_of_root(tree)}
+    assert acceptance[b"  "] > 0.9
+    assert acceptance.get(b":", 0.0) < 0.1  # nearly sure behind the break, which is not
+
+
+def test_a_target_that_joins_all_spaces_before_a_word_needs_no_healing():
+    joined = ToyTokenizer([*TARGET.vocabulary.token_bytes, b"   "], {"eos": 0})
+    ids = DRAFTER.encode(f"{INDENTED}\n")
+    assert TokenHealing(DRAFTER.vocabulary, TARGET, ALIGNMENT).is_due(ids)
+    assert not TokenHealing(DRAFTER.vocabulary, joined, align(DRAFTER, joined)).is_due(ids)
+
+
+def test_a_token_that_the_target_cannot_spell_behind_the_break_is_not_drafted():
+    without_spaces = ToyTokenizer([b"", b"a", b"b", b":", b"\n"], {"eos": 0})
+    healing = TokenHealing(DRAFTER.vocabulary, without_spaces, align(DRAFTER, without_spaces))
+    assert healing.alignment.pieces(D[b"\n  "]) == ()

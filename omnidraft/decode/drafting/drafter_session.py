@@ -158,7 +158,7 @@ class Extension:
     draft: TextDraft
     ids: list[int]
     num_candidates: int
-    start: DraftPrefix = field(default_factory=lambda: DraftPrefix(row=AFTER_TEXT))
+    start: DraftPrefix
     """The text, without its last id where it heals, and what is forced after it: the drafter reads both before it
     drafts."""
     prefixes: list[DraftPrefix] = field(default_factory=list)
@@ -228,7 +228,7 @@ class Extension:
         is_likely = q > 0.5
         self._expand(prefix, torch.from_numpy(logits), self.num_candidates - is_likely, 1 - q)
         if is_likely or self.num_candidates > 1:
-            self._add_prefix(DraftPrefix(prefix, healing.break_id, q, prefix.ends, q))
+            self._add_prefix(DraftPrefix(prefix, healing.break_id, ends=prefix.ends, share=q))
 
     def _expand(self, prefix: DraftPrefix, logits_D: torch.Tensor, num_candidates: int, share: float) -> None:
         """Add the drafter's candidates after this prefix, which have this share of what may follow, and the new

@@ -90,12 +90,11 @@ class TokenMapper:
         """Return the prefix after this candidate; without ends when all of its nodes would be too deep."""
         pieces = self.alignment_at(prefix).pieces(candidate.draft_id)
         merged = self._merged(tree, prefix, candidate, rank, style)
+        read, acceptance = candidate, prefix.acceptance
         if merged:
-            shadowed = replace(candidate, confidence=candidate.confidence * _SHADOWED_SHARE)
-            one_by_one = [self._pieces(tree, end, pieces, shadowed, _SHADOWED_RANK, style, None) for end in prefix.ends]
-        else:
-            given = (candidate, rank, style, prefix.acceptance)
-            one_by_one = [self._pieces(tree, end, pieces, *given) for end in prefix.ends]
+            read = replace(candidate, confidence=candidate.confidence * _SHADOWED_SHARE)
+            rank, acceptance = _SHADOWED_RANK, None
+        one_by_one = [self._pieces(tree, end, pieces, read, rank, style, acceptance) for end in prefix.ends]
         ends = dict.fromkeys(end for end in (*merged, *one_by_one) if end is not None)
         return DraftPrefix(prefix, candidate.draft_id, candidate.confidence, tuple(ends))
 

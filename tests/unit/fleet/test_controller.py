@@ -106,8 +106,8 @@ class DeadWriter:
     def close(self): ...
 
 
-def controller_after_two_promotions(fleet):
-    """Return the controller that promoted version 1, then the better version 2."""
+def controller_of_two_snapshots(fleet):
+    """Return the controller that promoted version 1, then judged the better version 2."""
     controller = fleet.controller()
     fleet.publish("s1", None)
     controller.step()
@@ -161,7 +161,7 @@ def test_a_first_snapshot_that_was_not_promoted_after_all_leaves_that_to_the_nex
 
 
 def test_where_the_aliases_were_lost_no_challenger_is_promoted_before_an_operator_names_the_champion(fleet):
-    controller = controller_after_two_promotions(fleet)
+    controller = controller_of_two_snapshots(fleet)
     (version_folder(fleet.folder / "registry", 2).parent / "aliases.json").unlink()
     fleet.publish("s3", 2, 0.8, 0.6)
     controller.step()
@@ -177,7 +177,7 @@ def test_where_the_aliases_were_lost_no_challenger_is_promoted_before_an_operato
 
 
 def test_a_rollback_by_hand_is_announced_and_not_undone_by_a_restart(fleet):
-    controller = controller_after_two_promotions(fleet)
+    controller = controller_of_two_snapshots(fleet)
     assert fleet.heard() == 2
     fleet.registry.promote(1)
     controller.step()
@@ -242,11 +242,7 @@ def canaries(tmp_path):
 
 
 def two_snapshots(canaries):
-    controller = canaries.controller()
-    canaries.publish("s1", None)
-    controller.step()
-    canaries.publish("s2", 1, 0.7, 0.8)
-    controller.step()
+    controller = controller_of_two_snapshots(canaries)
     assert (canaries.champion(), canaries.told()) == (1, [("canary", 2)])
     return controller
 

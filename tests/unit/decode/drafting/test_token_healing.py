@@ -11,6 +11,7 @@ from omnidraft.testing.toy_models import ToyDrafter, ToyTokenizer
 from omnidraft.vocab.alignment import align
 from omnidraft.vocab.ngram_cache import NgramCache
 from tests.unit.decode.checks import spied
+from tests.unit.decode.drafting.constrained import Bushy
 from tests.unit.decode.toys import table_of
 
 TARGET = ToyTokenizer([b"", b"a", b"b", b":", b"\n", b" ", b"  ", b"\n\n"], {"eos": 0})
@@ -78,12 +79,6 @@ def test_where_the_request_constrains_tokens_nothing_is_healed():
     biased = Sampling(0.0, logit_bias={T[b"a"]: -1.0})
     _, texts = drafted({b":": b"\n  ", b"\n": b"b"}, sampling=biased)
     assert texts[0] == DRAFTER.encode(f"{INDENTED}\n")
-
-
-class Bushy(FixedPolicy):
-    """Two candidates after each node."""
-
-    num_candidates = 2
 
 
 def test_what_follows_an_unlikely_break_is_as_unlikely():

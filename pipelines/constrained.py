@@ -82,9 +82,7 @@ def main(
     unaware, aware = (own_snapshot(settings, worker, snapshot) for _ in range(2))
     snapshots = {"unaware": replace(unaware, proposer=UnawareProposer(unaware.proposer)), "aware": aware}
     totals = {method: DecodeStats() for method in METHODS}
-    about = {
-        "command": machine.command("pipelines.constrained"),
-        "machine": machine.describe(),
+    about = machine.made_by("pipelines.constrained") | {
         "settings": settings.model_dump(mode="json", include={"models", "decode", "cache"}),
         "fingerprint": worker.target.fingerprint,
         "snapshot": snapshot,

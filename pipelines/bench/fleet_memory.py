@@ -58,8 +58,8 @@ def main(
         raise typer.BadParameter(f"--tokens: {tenants} tenants need {tenants * _TEXT_IDS:,}, {_TEXT_IDS} each")
     with tempfile.TemporaryDirectory(prefix="omnidraft-memory-") as folder:
         figures = _measure(tokens, tenants, Path(folder))
-    command = machine.command("pipelines.bench.fleet_memory")
-    figures = {"machine": machine.describe(), "command": command, "tokens": tokens, "tenants": tenants} | figures
+    about = machine.made_by("pipelines.bench.fleet_memory")
+    figures = about | {"tokens": tokens, "tenants": tenants} | figures
     typer.echo(json.dumps(figures, indent=2))
     if json_path is not None:
         report.save(figures, json_path)

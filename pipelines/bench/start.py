@@ -128,8 +128,7 @@ def _summary(starts: Sequence[Start]) -> Table:
 
 
 def _content(starts: Sequence[Start]) -> dict[str, Any]:
-    command = machine.command("pipelines.bench.start")
-    return {"command": command, "machine": machine.describe(), "starts": [asdict(each) for each in starts]}
+    return machine.made_by("pipelines.bench.start") | {"starts": [asdict(each) for each in starts]}
 
 
 if __name__ == "__main__":

@@ -67,8 +67,7 @@ def main(
     for row in [{"copy_mib": bench.copy_mib}, *memory, *steps]:
         typer.echo(json.dumps(row))
     if json_path is not None:
-        command = machine.command("pipelines.bench.tenant_factors")
-        about = {"machine": machine.describe(), "command": command, "copy_mib": bench.copy_mib}
+        about = machine.made_by("pipelines.bench.tenant_factors") | {"copy_mib": bench.copy_mib}
         report.save({**about, "memory": memory, "steps": steps}, json_path)
 
 

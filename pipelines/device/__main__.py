@@ -73,8 +73,7 @@ def main(
 
     def save() -> None:
         if json_path is not None:
-            command = machine.command("pipelines.device")
-            about = {"command": command, "machine": machine.describe(), "options": options}
+            about = machine.made_by("pipelines.device") | {"options": options}
             report.save(about | _figures(user, measured, curve), json_path)
 
     with bar("asking", len(asked) + len(test) * (1 + len(stages))) as advance:

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -15,6 +16,11 @@ from omnidraft.container_limits import usable_processors
 def command(module: str) -> str:
     """Return the command line of this process, which runs this module, quoted for a shell."""
     return shlex.join(["python", "-m", module, *sys.argv[1:]])
+
+
+def made_by(module: str) -> dict[str, Any]:
+    """Return the command line of this process, which runs this module, and the machine, as fields of a report."""
+    return {"command": command(module), "machine": describe()}
 
 
 def describe() -> dict[str, str | int | float]:

@@ -53,8 +53,7 @@ def main(
     """
     names = chosen(parts, PARTS, "part")
     plan = ServeBenchPlan(out.absolute(), target, drafter, repeats, tokens, clients, seconds, swaps, seed)
-    command = machine.command("pipelines.serve_bench")
-    content: dict[str, Any] = {"command": command, "machine": machine.describe(), "parts": {}}
+    content: dict[str, Any] = machine.made_by("pipelines.serve_bench") | {"parts": {}}
     for name in names:
         content["parts"][name] = run_part(name, partial(PARTS[name], plan))
         if json_path is not None:

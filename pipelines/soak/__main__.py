@@ -147,7 +147,7 @@ def _run(name: str, plan: SoakPlan) -> None:
     path = _path(plan, name)
     path.unlink(missing_ok=True)
     result = run_part(name, lambda: _part(name)(plan))
-    about = {"command": machine.command("pipelines.soak"), "machine": machine.describe(), "plan": _fields(plan)}
+    about = machine.made_by("pipelines.soak") | {"plan": _fields(plan)}
     report.save(result | about, path)
 
 

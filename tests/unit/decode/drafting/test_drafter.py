@@ -20,6 +20,7 @@ from omnidraft.vocab.alignment import align
 from omnidraft.vocab.ngram_cache import NgramCache
 from omnidraft.vocab.retokenise import TailTokeniser, map_special_ids, retokenise, runs
 from tests.unit.decode.checks import spied
+from tests.unit.decode.drafting.constrained import Bushy
 from tests.unit.decode.toys import (
     ALIGNMENT,
     DRAFT_EOS,
@@ -401,15 +402,6 @@ def test_the_drafters_context_is_never_overrun(context_limit, num_candidates):
     assert len(steps[-2].tree) > 1  # the last may have no space for a draft
     if num_candidates > 1 and context_limit > 9:
         assert any(len(step.tree.leaves) > 1 for step in steps)
-
-
-class Bushy(FixedPolicy):
-    """Extends all prefixes at once."""
-
-    num_candidates = 4
-
-    def select_expansions(self, values, num_nodes):
-        return len(values)
 
 
 def agreement(noise_weight: float, temperature: float) -> float:

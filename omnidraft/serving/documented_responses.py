@@ -26,11 +26,12 @@ def error_responses(*statuses: int, error: type[BaseModel] = ErrorBody) -> Respo
 
 
 def generation_responses(whole: type[BaseModel], events: str, error: type[BaseModel] = ErrorBody) -> Responses:
-    """Return the responses of an endpoint that answers whole or streamed.
+    """Return the responses of an endpoint that answers whole or streamed; of a stream, the schema of each event.
 
     Args:
         events: what a stream has, in words.
     """
-    stream = {"schema": {"type": "string", "description": f"Server-sent events: {events}."}}
-    ok = {"model": whole, "description": "The answer.", "content": {"text/event-stream": stream}}
+    fields = {"event": {"type": "string"}, "data": {"type": "string"}}
+    event = {"type": "object", "required": ["data"], "properties": fields, "description": f"Of a stream: {events}."}
+    ok = {"model": whole, "description": "The answer.", "content": {"text/event-stream": {"schema": event}}}
     return {200: ok, **error_responses(400, 404, 413, 429, 500, 503, error=error)}

@@ -48,6 +48,13 @@ OPERATIONS = (
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
 )
+ASKED = {"messages": [{"role": "user", "content": "What is 2 + 2?"}], "max_tokens": 4}
+STREAMS = {
+    "/v1/completions": {"prompt": "What is 2 + 2?", "max_tokens": 4},
+    "/v1/chat/completions": ASKED,
+    "/v1/responses": {"input": "What is 2 + 2?", "max_output_tokens": 4},
+    "/v1/messages": ASKED,
+}
 load_all_checks()
 
 
@@ -80,6 +87,17 @@ def test_every_answer_is_one_that_the_document_names(
             check_shape(path, response.json())
 
     check()
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_every_event_of_a_stream_is_one_that_the_document_names(document: BaseSchema, app: FastAPI, path: str) -> None:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with TestClient(app, headers=headers) as client:
+        model = client.get("/v1/models").json()["data"][0]["id"]
+    case = document[path]["POST"].Case(body={**STREAMS[path], "model": model, "stream": True})
+    response = case.call_and_validate(headers=headers, checks=CHECKS)
+    assert response.status_code == 200
+    assert response.headers["content-type"][0].startswith("text/event-stream")
 
 
 def check_shape(path: str, body: dict[str, Any]) -> None:

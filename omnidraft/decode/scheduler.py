@@ -5,9 +5,10 @@ first and the newest sequence is preempted after them. Prompts are read in chunk
 large as the gap between two tokens may grow by.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 from omnidraft.config import SchedulerSettings
 from omnidraft.decode.prefix_cache import PrefixCache
@@ -141,23 +142,35 @@ class Scheduler:
         return min(sequence.num_unreplayed, self._longest_chain(sequence)) or sequence.num_unread
 
     def _admit(self, scheduled: ScheduledRound) -> None:
-        held_back: list[SequenceState] = []
-        while len(self._admitted) < self._settings.max_num_seqs:
-            candidates = [each for each in self._waiting if each not in held_back]
-            if not candidates:
-                return
-            sequence = self._fairest(candidates)
-            if self._waits_for_prefix(sequence):
-                held_back.append(sequence)
-                continue
-            if self._admitted and not self._has_memory_for(sequence):
-                return
-            self._waiting.remove(sequence)
-            try:
-                self._open(sequence)
-            except Exception as exc:  # whatever the target has against it is this sequence's end, and no other's
-                sequence.close()
-                scheduled.failed.append((sequence, exc))
+        """Admit the first sequence of the client with the fewest admitted ones, again and again. One that waits for a
+        prefix does so to the end of the round, since no more is read in it."""
+        running, readers = Counter(_clients(self._admitted)), self._readers
+        waiting = defaultdict[str, deque[tuple[int, SequenceState]]](deque)
+        for position, each in enumerate(self._waiting):
+            waiting[each.client].append((position, each))
+        fairest = [(running[client], queue[0][0], client) for client, queue in waiting.items()]
+        heapify(fairest)
+        while fairest and len(self._admitted) < self._settings.max_num_seqs:
+            client = heappop(fairest)[-1]
+            sequence = waiting[client].popleft()[-1]
+            if not self._waits_for_prefix(sequence, readers):
+                if self._admitted and not self._has_memory_for(sequence):
+                    return
+                running[client] += self._try_open(sequence, scheduled)
+                readers = self._readers
+            if waiting[client]:
+                heappush(fairest, (running[client], waiting[client][0][0], client))
+
+    def _try_open(self, sequence: SequenceState, scheduled: ScheduledRound) -> bool:
+        """Return whether the target admits this waiting sequence."""
+        self._waiting.remove(sequence)
+        try:
+            self._open(sequence)
+        except Exception as exc:  # whatever the target has against it is this sequence's end, and no other's
+            sequence.close()
+            scheduled.failed.append((sequence, exc))
+            return False
+        return True
 
     def _open(self, sequence: SequenceState) -> None:
         request = sequence.request
@@ -185,29 +198,31 @@ class Scheduler:
             return 0
         return self._target.reuse(sequence.open_session, source, num_ids)
 
-    def _waits_for_prefix(self, sequence: SequenceState) -> bool:
-        """Return whether another sequence is reading what this one can reuse."""
-        ids = sequence.request.prompt_ids
-        for other in self._admitted:
-            if other.session is not None and other.num_unread:
-                prompt_ids = other.request.prompt_ids
-                num_shared = self.prefixes.num_shared(other.cache_scope, prompt_ids, sequence.cache_scope, ids)
-                if num_shared >= other.session.num_kept + _MIN_REUSED:
-                    return True
-        return False
+    @property
+    def _readers(self) -> list[SequenceState]:
+        """The admitted sequences that are reading their prompts."""
+        return [each for each in self._admitted if each.num_unread]
 
-    def _fairest(self, sequences: list[SequenceState]) -> SequenceState:
-        """Return the first sequence of the client with the fewest admitted ones."""
-        running = Counter(_clients(self._admitted))
-        return min(sequences, key=lambda each: running[each.client])  # the first of equals
+    def _waits_for_prefix(self, sequence: SequenceState, readers: Sequence[SequenceState]) -> bool:
+        """Return whether one of these is reading what this one can reuse."""
+        ids = sequence.request.prompt_ids
+        for other in readers:
+            prompt_ids = other.request.prompt_ids
+            num_shared = self.prefixes.num_shared(other.cache_scope, prompt_ids, sequence.cache_scope, ids)
+            if num_shared >= other.open_session.num_kept + _MIN_REUSED:
+                return True
+        return False
 
     def _preempt_for_fairness(self) -> None:
         """Let the newest sequences of the client with most of them wait, if a client with fewer waits for a place or
         for memory, and that is enough for it. Where only places are short, their keys stay as prefixes."""
-        candidates = [each for each in self._waiting if not self._waits_for_prefix(each)]
-        if not candidates:
+        running, readers, admitted = Counter(_clients(self._admitted)), self._readers, list(self._admitted)
+        clients = {client for client in set(_clients(self._waiting)) if _is_unfair_to(client, running)}
+        waiting = [each for each in self._waiting if each.client in clients]
+        waiting.sort(key=lambda each: running[each.client])
+        sequence = next((each for each in waiting if not self._waits_for_prefix(each, readers)), None)
+        if sequence is None:
             return
-        sequence, admitted = self._fairest(candidates), list(self._admitted)
         while not self._has_place_for(sequence, admitted):
             running = Counter(_clients(admitted))
             if not _is_unfair_to(sequence.client, running):

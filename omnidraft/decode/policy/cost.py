@@ -7,13 +7,15 @@ multiple of plain decoding's rate, since that changes with the number of texts. 
 further rows dearer, and their own time is not the drafts'.
 When the drafter does not pay it stops, and is tried again now and then for a small share of the time, so that a
 recovery is seen. Its measured gain over what would have been drafted without it decides that, for each load, so no
-wrong estimate can make it lose for long. A text that it has not read yet is read only when the rest of the answer is
-expected to pay for it; where the whole is too long for that, its end is.
+wrong estimate can make it lose for long; nor can that of a plain pass, since now and then nothing is drafted to measure
+one. A text that it has not read yet is read only when the rest of the answer is expected to pay for it; where the whole
+is too long for that, its end is.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from omnidraft.decode.policy.drafting_stats import EMA_WEIGHT, MIN_GAIN, AnswerLength, DraftingStats, SpentText
 from omnidraft.ports import RoundText, TextOutcome, Work
@@ -28,6 +30,11 @@ _FIRST_GAIN = 0.2
 """Tokens per text and round that the drafter is expected to gain at most before any was measured."""
 _WHOLE_GAIN = 0.25
 """Tokens per round that a drafter is taken to gain by reading the whole of a long text, beyond its end."""
+_MAX_DRAFTED = 32
+"""Rounds with drafts in a row. Plain passes, which drafts are compared with, have to be measured too: larger ones tell
+how fast the machine is, but not what further rows cost."""
+_MANY_ROWS = 1024
+"""Rows that cost more than one does, unless all passes are padded to one size."""
 _MAX_STREAMS = 2048
 """Tenants, kinds and loads of requests with statistics of their own; the least recently seen one is dropped."""
 
@@ -47,6 +54,10 @@ class CostPolicy:
         """Share of a prefix's probability that its best child has: the tokens that one more drafter step gives."""
         self._stats: Callable[[str, Work, int], DraftingStats] = lru_cache(_MAX_STREAMS)(self._new_stats)
         self._lengths: Callable[[str, Work], AnswerLength] = lru_cache(_MAX_STREAMS)(lambda *stream: AnswerLength())
+        self._num_since_plain = Counter[int]()
+        """Rounds with drafts since the last one without, by load."""
+        self.num_without = Counter[int]()
+        """Nodes that the last round would have scored without the drafter, by load."""
 
     def stats(self, tenant: str, work: Work = "text", num_texts: int = 1) -> DraftingStats:
         """Return what drafting gained for this tenant's texts of this kind in rounds of about so many texts."""
@@ -58,11 +69,14 @@ class CostPolicy:
 
     def start_round(self, texts: Sequence[RoundText], num_other_rows: int = 0) -> "CostPlan":
         """See ports.Policy."""
-        return CostPlan(self, texts, num_other_rows)
+        return CostPlan(self, texts, num_other_rows, is_plain=self._must_measure_plain(len(texts)))
 
     def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
         """See ports.Policy. Seconds are those of the cost curves, which are smoother than the clock's; catching up was
         paid for when the ids were read."""
+        load, has_drafts = _load(len(outcomes)), any(each.num_nodes for each in outcomes)
+        self._num_since_plain[load] = self._num_since_plain[load] + 1 if has_drafts else 0
+        self.num_without[load] = sum(each.num_nodes_without for each in outcomes)
         token_s, texts = self.pass_s(len(outcomes)) / len(outcomes), self._spent(outcomes, num_other_rows)
         for stream in dict.fromkeys(_stream(outcome) for outcome in outcomes):
             self.stats(*stream, len(outcomes)).add([each for each in texts if _stream(each.outcome) == stream], token_s)
@@ -71,6 +85,11 @@ class CostPolicy:
         """See ports.Policy."""
         if num_emitted:
             self.length(tenant, work).add(num_emitted)
+
+    def _must_measure_plain(self, num_texts: int) -> bool:
+        """Return whether the next round measures a plain pass; where all passes have one size, each of them does."""
+        is_due = self._num_since_plain[_load(num_texts)] >= _MAX_DRAFTED
+        return is_due and self.pass_s(1) < self.pass_s(_MANY_ROWS)
 
     def _spent(self, outcomes: Sequence[TextOutcome], num_other_rows: int) -> list[SpentText]:
         """Return the seconds of each text: its share of a plain pass, and of nodes and steps by their number."""
@@ -111,8 +130,12 @@ class CostPlan:
 
     uses_acceptance_head = False
 
-    def __init__(self, policy: CostPolicy, texts: Sequence[RoundText], num_other_rows: int) -> None:
+    def __init__(
+        self, policy: CostPolicy, texts: Sequence[RoundText], num_other_rows: int, *, is_plain: bool = False
+    ) -> None:
+        """With `is_plain` nothing is drafted."""
         self.num_candidates = policy.num_candidates
+        self._is_plain = is_plain
         self._policy = policy
         self._texts = texts
         self._num_plain = len(texts) + num_other_rows
@@ -132,6 +155,8 @@ class CostPlan:
 
     def should_draft(self, index: int, num_ids: int) -> bool:
         """See ports.RoundPlan."""
+        if self._is_plain:
+            return False
         if self._gain_pays(index, num_ids):
             self._has_gain = True
             return True
@@ -145,21 +170,14 @@ class CostPlan:
         return self._gain_pays(index, num_ids) and _WHOLE_GAIN * self._left_s(index) > more_s
 
     def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
-        """See ports.RoundPlan. A step over several rows costs little more than one over a single row. A row of the pass
-        costs what it does on average when every text has one more."""
+        """See ports.RoundPlan."""
         is_first = self._update_next_value(values[0])
-        scored = self._num_plain + num_nodes
-        node_s = (self._policy.pass_s(scored + len(self._texts)) - self._policy.pass_s(scored)) / len(self._texts)
-        best, gain, tokens, rate = int(is_first and self._must_try), 0.0, 0.0, self.rate
-        for rows, value in enumerate(values, 1):
-            tokens += value * self._policy.next_value
-            earned = tokens - rate * (self._policy.step_s(rows) + rows * node_s)
-            if earned > gain:
-                best, gain = rows, earned
-        return best
+        return max(self._num_paying(values, num_nodes), int(is_first and self._must_try))
 
     def prune(self, values: Sequence[float]) -> int:
         """See ports.RoundPlan."""
+        if self._is_plain:
+            return 0
         is_trial = self._must_try and self._last_value is not None
         best, gain, tokens, rate = int(is_trial and len(values) > 0), 0.0, 0.0, self.rate
         for num_nodes, value in enumerate(values, 1):
@@ -169,13 +187,41 @@ class CostPlan:
                 best, gain = num_nodes, earned
         return best
 
+    def _num_paying(self, values: Sequence[float], num_nodes: int) -> int:
+        """Return how many of these nodes a step extends for the most tokens per second. A step over several rows costs
+        little more than one over a single row. A row of the pass costs what it does on average when every text has one
+        more."""
+        scored = self._num_plain + num_nodes
+        node_s = (self._policy.pass_s(scored + len(self._texts)) - self._policy.pass_s(scored)) / len(self._texts)
+        best, gain, tokens, rate = 0, 0.0, 0.0, self.rate
+        for rows, value in enumerate(values, 1):
+            tokens += value * self._policy.next_value
+            earned = tokens - rate * (self._policy.step_s(rows) + rows * node_s)
+            if earned > gain:
+                best, gain = rows, earned
+        return best
+
     def _gain_pays(self, index: int, num_ids: int) -> bool:
-        """Return whether the expected gain is worth reading so many ids."""
+        """Return whether the expected gain is worth reading so many ids, and the first step would be taken: where it
+        would not, only a trial can correct what is expected."""
+        is_tried = self._stats(*_stream(self._texts[index])).trials_left > 0
+        is_worth_it = not is_tried and self._gain(index) * self._left_s(index) > self._catch_up_s(num_ids)
+        return is_worth_it and self._first_step_pays
+
+    def _gain(self, index: int) -> float:
+        """Return the tokens that the drafter is expected to gain for a text in a round."""
         stats = self._stats(*_stream(self._texts[index]))
-        gain = stats.gain
-        if not stats.num_drafted:  # passes of this load may have been measured since the first estimate
-            gain = min(gain, self._policy.first_gain(len(self._texts)))
-        return not stats.trials_left and gain * self._left_s(index) > self._catch_up_s(num_ids)
+        if stats.num_drafted:
+            return stats.gain
+        return min(stats.gain, self._policy.first_gain(len(self._texts)))  # of passes that may have been measured since
+
+    @cached_property
+    def _first_step_pays(self) -> bool:
+        """Whether a step over the ends of all texts that gain would be taken, alone or beside the nodes of others that
+        the last round had."""
+        ends = [1.0] * sum(self._gain(index) > 0 for index in range(len(self._texts)))
+        num_without = self._policy.num_without[_load(len(self._texts))]
+        return any(self._num_paying(ends, num_nodes) for num_nodes in (0, num_without))
 
     def _catch_up_s(self, num_ids: int) -> float:
         return self._policy.step_s(num_ids) - self._policy.step_s(min(num_ids, CATCH_UP))

@@ -161,8 +161,8 @@ def _longest(target: Target, mode: Mode) -> int:
 
 def _sizes(target: Target, mode: Mode, all_rows: Sequence[int]) -> list[int]:
     """Return which of these numbers of rows a mode's passes can have; one where they are padded to it."""
-    longest = _longest(target, mode)
-    return [longest] if target.limits(mode).num_chains else [rows for rows in all_rows if rows <= longest]
+    longest, is_padded = _longest(target, mode), mode == "reproducible" and target.limits(mode).num_chains is not None
+    return [longest] if is_padded else [rows for rows in all_rows if rows <= longest]
 
 
 def measure_steps(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from omnidraft.config import SchedulerSettings
 from omnidraft.decode.decoder import Decoder
+from omnidraft.decode.prefix_cache import PrefixCache
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.errors import ContractError, RequestError
 from omnidraft.ports import Request, Sampling
@@ -61,7 +62,7 @@ def test_eight_texts_together_are_the_texts_that_they_are_alone(name):
     assert finish(together) == wanted
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), num=st.integers(1, 7), max_num_seqs=st.integers(1, 4), memory=st.integers(60, 400))
 def test_arrival_preemption_abort_chunks_and_reuse_change_no_text(data, num, max_num_seqs, memory):
     together = decoder(max_num_seqs=max_num_seqs, kv_cache_gib=memory / 2**30)
@@ -162,6 +163,47 @@ def test_choices_wait_for_the_prompt_that_one_of_them_reads():
     texts = finish(together)
     assert [each.num_reused for each in choices] == [0] + 3 * [len(prompt) - 1]
     assert all(texts[each] == slow_decode(TABLE, each.request) for each in choices)
+
+
+class CountingPrefixes(PrefixCache):
+    """Counts the comparisons of prompts."""
+
+    num_compared = 0
+
+    def num_shared(self, source_scope, source, scope, ids):
+        self.num_compared += 1
+        return super().num_shared(source_scope, source, scope, ids)
+
+
+class CountingClient(str):
+    """Counts how often it is looked up."""
+
+    num_hashed = 0
+
+    def __hash__(self):
+        type(self).num_hashed += 1
+        return super().__hash__()
+
+
+def test_a_round_looks_at_each_of_2000_texts_that_wait_for_a_prefix_a_few_times_only():
+    together, client = decoder(), CountingClient("client")
+    together.scheduler.prefixes = prefixes = CountingPrefixes()
+    request = replace(make_request(), prompt_ids=PROMPT * 40)
+    for _ in range(2000):
+        together.add(request, None, client=client, cache_scope="me")
+    for _ in range(2):
+        prefixes.num_compared = CountingClient.num_hashed = 0
+        together.scheduler.schedule(lambda mode: None)
+        assert together.scheduler.num_admitted == 1
+        assert prefixes.num_compared < 2000
+        assert CountingClient.num_hashed < 20_000
+
+
+def test_clients_are_admitted_in_turn_and_each_ones_texts_in_their_order():
+    together = decoder(max_num_seqs=4)
+    texts = [together.add(each, None, client=client) for each, client in zip(requests(6), "aaabbc", strict=True)]
+    together.scheduler.schedule(lambda mode: None)
+    assert [texts.index(each) for each in together.scheduler.sequences] == [0, 3, 5, 1, 2, 4]
 
 
 def test_a_client_with_many_texts_makes_way_for_another():

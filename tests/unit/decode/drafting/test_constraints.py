@@ -77,7 +77,7 @@ def spelled(tree: DraftTree, source: Source | None = None) -> bytes:
 # ---------------------------------------------------------------- the text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ANY_SAMPLING, st.integers(0, 2**32), st.integers(0, 99), st.booleans(), st.booleans(), st.integers(1, 9))
 def test_the_text_is_the_targets_own_under_any_settings(sampling, seed, table_seed, is_bushy, has_lookup, num_draft):
     table = ToyTable.random(len(DRAFT_PIECES), table_seed)
@@ -92,7 +92,7 @@ def test_the_text_is_the_targets_own_under_any_settings(sampling, seed, table_se
             assert each.token in allowed_after(sampling.grammar, each.before)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from(GRAMMARS_TRIED[1:]), st.integers(0, 2**32), st.integers(0, 2**32))
 def test_a_cursor_that_went_anywhere_allows_what_the_targets_matcher_allows(grammar, seed, tree_seed):
     """Paths are tried in any order, and the text goes on in between."""

@@ -64,7 +64,7 @@ def test_where_the_drafter_is_sure_a_memory_that_says_otherwise_is_worth_little_
         assert [tree.value(node) for node in nodes] == pytest.approx([0.9, 0.1])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(GUESSES)
 def test_what_one_source_says_excludes_nothing_else_that_it_says(nodes):
     tree = built(nodes)
@@ -89,7 +89,7 @@ def test_walking_ends_with_the_first_token_that_nobody_guessed():
     assert tree.follow([3, 4]) == [(0, 3), (first, 4)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(GUESSES, st.integers(0, 8), st.none() | st.integers(1, 3), st.none() | st.integers(1, 4))
 def test_every_front_of_the_ranking_is_a_tree_that_fits(nodes, num_nodes, num_chains, depth):
     tree, limits = built(nodes), TreeLimits(num_nodes, num_chains, depth)
@@ -102,7 +102,7 @@ def test_every_front_of_the_ranking_is_a_tree_that_fits(nodes, num_nodes, num_ch
         assert len(set(siblings)) == len(siblings)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(GUESSES, st.integers(1, 5))
 def test_without_a_limit_on_chains_no_other_tree_of_that_size_is_worth_more(nodes, num_nodes):
     tree = built(nodes)
@@ -113,7 +113,7 @@ def test_without_a_limit_on_chains_no_other_tree_of_that_size_is_worth_more(node
             assert sum(tree.value(node) for node in other) <= worth + 1e-9
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(GUESSES)
 def test_a_single_chain_is_the_most_valuable_one(nodes):
     tree = built(nodes)

@@ -127,7 +127,7 @@ def test_special_tokens_go_by_role_only():
     assert not {0, TARGET_EOS} & set(user.tokens)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(0, 9), st.sampled_from([0.0, 0.2]), st.booleans())
 def test_a_chain_keeps_to_its_budget_and_every_answer_is_that_of_a_fresh_drafter(seed, budget, floor, is_coupled):
     """Keys cut back to the common prefix change no answer; the drafter's text is the target's, re-tokenised."""
@@ -267,7 +267,7 @@ TARGET_UNK = 0
 EMITTED = st.lists(st.sampled_from([*T.values(), TARGET_UNK, TARGET_EOS]), min_size=1, max_size=4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(EMITTED, max_size=15))
 def test_any_text_can_be_observed_in_any_steps(steps):
     """Every entry learned spells its target token, which the cache itself checks."""
@@ -314,7 +314,7 @@ def test_merges_before_and_behind_a_special_token_are_learned():
     assert [cache.lookup((D[left], D[right])) for left, right in pairs] == [T[left + right] for left, right in pairs]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(EMITTED, max_size=15))
 def test_a_text_that_grew_is_read_as_the_whole_text_is(steps):
     request = make_request(Sampling(1.0))

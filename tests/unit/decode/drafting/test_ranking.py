@@ -29,7 +29,7 @@ def slow(logits, temperature, weight, position):
     return q, sorted(q, key=lambda token: (-scores[token], token))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**31), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 50))
 def test_candidates_are_ranked_and_weighed_as_defined(seed, temperature, weight, position):
     logits = np.random.default_rng(seed).normal(size=len(DRAFT_PIECES)) * 3

@@ -154,6 +154,10 @@ class CacheSettings(Section):
     """Start with the canonical n-gram of every target token instead of empty."""
 
 
+GROUP_KEYS = "memory group "
+"""What the names begin with under which a key store keeps the keys of groups' memories; no tenant's name begins so."""
+
+
 class MemorySettings(Section):
     """The fleet's memory: what the fleet said to a tenant, which its workers draft from. The distiller makes it from
     the records that it learns, and snapshots carry it to the workers, at 8 bytes a token."""
@@ -196,11 +200,14 @@ class ControllerSettings(Section):
     """The share of the requests that a challenger serves before it is promoted; 0 promotes without a canary. The
     request id decides which requests these are, alike on every worker."""
     canary_requests: int = Field(50, ge=2)
-    """Requests that canary and champion must both have served before they are compared."""
+    """Requests that canary and champion must both have served before they are compared. Where that leaves it open
+    whether the canary is slower than the tolerance, they are compared once more after `canary_timeout_s`."""
     canary_tolerance: float = Field(0.05, ge=0)
     """A canary may take this share more seconds per token than the champion and still be promoted."""
     canary_timeout_s: float = Field(600.0, gt=0)
-    """After this time it is judged by the requests so far; without any it is promoted."""
+    """After this time it is judged by the requests so far, and refused if it is still open. Without traffic it is
+    promoted; where only the champion served though requests were due to the canary, as no worker could load it, it is
+    refused."""
 
 
 class DriftSettings(Section):

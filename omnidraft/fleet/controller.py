@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import BusError, SignatureRefused, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
+from omnidraft.fleet.canary_trial import CanaryTrial
+from omnidraft.fleet.challengers import Challengers
 from omnidraft.fleet.drift_recovery import DriftRecovery
-from omnidraft.fleet.promotion import CanaryTrial, Decision, decide, lineage_between, lineage_to, signed_versions
+from omnidraft.fleet.promotion import Decision, decide, lineage_between, lineage_to, signed_versions
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.fleet.tenant_gate import MOST_HISTORY
 from omnidraft.ports import (
@@ -30,7 +32,7 @@ PROMOTING = "promoting"
 PROMOTED = "promoted"
 """How the judgement of a version begins that became champion."""
 VOID = "void"
-"""How the judgement of a challenger begins about which an operator decided otherwise."""
+"""How the judgement of a challenger begins that another promotion overtook, as an operator's."""
 VERSIONS_OF_HISTORY = 10 * MOST_HISTORY
 """The number of versions up to the champion among which its ancestors are looked for; most were not refused."""
 logger = logging.getLogger(__name__)
@@ -65,13 +67,14 @@ class Controller:
         """
         Args:
             traffic: statistics of served requests; needed for canaries and for drift.
-            recovery: receives all of `traffic`, and before it the announcements of `follower`.
+            recovery: receives `traffic` without a canary's, and before it the announcements of `follower`.
             statements: None announces whatever the registry calls champion.
             restate_s: the seconds after which the champion is announced again, before its announcement is too old.
         """
         self._registry, self._announcer, self._target = registry, announcer, target
         self._settings, self._metrics, self._clock = settings, metrics, clock
         self._traffic, self._recovery, self._follower = traffic, recovery, follower
+        self._challengers = Challengers(registry, clock)
         self._judged_version: int | None = None
         self._statements, self._restate_s = statements, restate_s
         self._announced_version: int | None = None
@@ -106,11 +109,11 @@ class Controller:
 
     def _judge_challenger(self) -> None:
         """Judge the challenger, one at a time: while a canary runs the next one waits."""
-        waiting = self._find("challenger")
+        waiting = self._challengers.find()
         if waiting is None or waiting.version == self._judged_version or self._trial is not None:
             return
         fence = self._registry.fence()  # before what the decision rests on is read
-        challenger, champion = self._find("challenger"), self._find("champion")
+        challenger, champion = self._challengers.find(), self._find("champion")
         if challenger is None:
             return
         if (challenger.judgement or "").startswith(VOID):
@@ -165,7 +168,8 @@ class Controller:
         for request in self._traffic.new():
             if self._trial and not request.is_past:
                 self._trial.update(request)
-            if self._recovery:
+            is_canary = self._trial is not None and request.version == self._trial.version
+            if self._recovery and not is_canary:
                 self._recovery.update(request)
 
     def _follow(self) -> None:
@@ -235,6 +239,7 @@ class Controller:
             if not self._is_attested(champion):
                 return
             self._note_promotion(champion)
+            self._void_trial(champion)
             self._announcer.publish("champion", champion.version, digest=digest(champion.manifest))
             self._announced_s = self._clock()
             if self._announced_version is not None and champion.version < self._announced_version:
@@ -248,6 +253,15 @@ class Controller:
         judgement = champion.judgement or ""
         if judgement.startswith(PROMOTING):
             self._registry.annotate(champion.version, {JUDGEMENT: PROMOTED + judgement.removeprefix(PROMOTING)})
+
+    def _void_trial(self, champion: SnapshotVersion) -> None:
+        """Annotate the canary that another promotion ended; nothing to note if that is its own, or it is deleted."""
+        trial = self._trial
+        if trial is None or champion.version in (trial.champion, trial.version):
+            return
+        if self._find(str(trial.version)) is not None:
+            reason = f"version {champion.version} became champion while it was a canary beside {trial.champion}"
+            self._registry.annotate(trial.version, {JUDGEMENT: f"{VOID}: {reason}"})
 
     def _must_announce(self, champion: SnapshotVersion) -> bool:
         if champion.version != self._announced_version:

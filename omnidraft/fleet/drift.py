@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RECENT = 10
 """The number of newest values whose mean is the present agreement."""
 NEW_SNAPSHOT = 30
-"""The number of values after a swap in which a fall is attributed to the snapshot."""
+"""The number of values after a snapshot's first in which a fall may be attributed to it."""
 MOST_STREAMS = 1000
 _OF_WORK: dict[Work, str] = {"text": "", "constrained": " under grammars", "tools": " with tools"}
 
@@ -46,7 +46,7 @@ class DriftChange:
     num_values: int
     """The number of values since the level began, for a drift; since the fall, for its end."""
     suspect: int | None = None
-    """The snapshot whose first requests these were; None when the drafter was the same before and after."""
+    """The snapshot whose first requests these were, and beside which no other fell; None: no such one is known."""
 
     def __str__(self) -> str:
         is_back = self.level is not None and self.recent >= self.level
@@ -70,10 +70,9 @@ class AgreementStream:
 
     def __init__(self, tenant: str, settings: DriftSettings, work: Work = "text") -> None:
         self._tenant, self._work, self._settings = tenant, work, settings
-        self._version: int | None = None
-        self._since_swap: deque[float] = deque(maxlen=NEW_SNAPSHOT + 1)
+        self._newest: deque[tuple[int | None, float]] = deque(maxlen=2 * NEW_SNAPSHOT)
+        """The version and agreement of the newest values, whatever the level."""
         self._num_agreed = self._num_drafted = 0
-        self._has_changed_version = False
         self.is_drifting = self._has_resumed = False
         self._fell_from: float | None = None
         """The level before the drift that there is; None without one, or when it is unknown."""
@@ -98,8 +97,7 @@ class AgreementStream:
         return self._add_value(agreement, request.version)
 
     def _add_value(self, agreement: float, version: int | None) -> DriftChange | None:
-        self._note_version(version)
-        self._since_swap.append(agreement)
+        self._newest.append((version, agreement))
         if len(self._recent) == RECENT:
             self._num_before += 1
             self._sum_before += self._recent[0]
@@ -116,16 +114,25 @@ class AgreementStream:
         if recent >= level:
             return None
         self.is_drifting, self._fell_from = True, level
-        suspect = self._version if self._came_with_the_snapshot(level, recent) else None
+        suspect = self._find_suspect(level, recent)
         return DriftChange(self._tenant, self._work, "drift", level, recent, num_values, suspect)
 
-    def _came_with_the_snapshot(self, level: float, recent: float) -> bool:
-        """Return whether the snapshot's first values were as low as the present ones. One that served well at first is
-        not the cause."""
-        if not self._has_changed_version or len(self._since_swap) > NEW_SNAPSHOT:
-            return False
-        first = list(self._since_swap)[:-RECENT]
-        return not first or fmean(first) < (level + recent) / 2
+    def _find_suspect(self, level: float, recent: float) -> int | None:
+        """Return the snapshot with whose first values the fall came, as far as so few values show; None: there is none.
+
+        It served none but the newest NEW_SNAPSHOT values. One that served well at first is not the cause, nor one
+        beside which another, as of a worker that swaps later, fell as well.
+        """
+        values, middle = list(self._newest), (level + recent) / 2
+        versions = [version for version, _ in values]
+        for suspect in dict.fromkeys(versions):
+            if suspect in (None, versions[0], *versions[:-NEW_SNAPSHOT]):
+                continue
+            first = [agreement for version, agreement in values[:-RECENT] if version == suspect]
+            beside = [agreement for version, agreement in values[versions.index(suspect) :] if version != suspect]
+            if (not first or fmean(first) < middle) and (not beside or fmean(beside) >= middle):
+                return suspect
+        return None
 
     def _detect_end(self) -> DriftChange | None:
         level, recent, num_values = self._fell_from, fmean(self._recent), self._num_before + len(self._recent)
@@ -142,12 +149,6 @@ class AgreementStream:
         self._detector = _detector(self._settings)
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._sum_before, self._num_before = 0.0, 0
-
-    def _note_version(self, version: int | None) -> None:
-        if version != self._version:
-            self._has_changed_version = bool(self._since_swap)
-            self._version = version
-            self._since_swap.clear()
 
 
 class DriftDetector:

@@ -1,20 +1,16 @@
-"""The promotion of a challenger: the offline gate over held-out records, and the trial of a canary on live requests.
+"""The promotion of a challenger: the offline gate over held-out records. A canary may follow (canary_trial.py).
 
 A drafter can make the service slower, never wrong; so a challenger must show on held-out records that it is not worse.
-A canary then serves a share of the requests, and its seconds per token are compared with the champion's over the same
-time. The request id alone decides which requests the canary takes, so both serve the same kind of traffic.
 In the gate each tenant weighs alike and none may fall (tenant_gate.py), and nothing may fall on the pinned file.
 See docs/algorithms.md, section 11.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import hypot, prod, sqrt
 from statistics import NormalDist
 
 from omnidraft.config import ControllerSettings
-from omnidraft.fleet.ratio import LEAST_REQUESTS, Ratio
-from omnidraft.fleet.request_stats import RequestStats
 from omnidraft.fleet.tenant_gate import Change, change_without_best, equal_weight_change, fallen_tenants
 from omnidraft.ports import ChampionStatements, Registry, SnapshotVersion
 from omnidraft.snapshots.manifest import Manifest
@@ -29,7 +25,8 @@ class Decision:
     promote: bool
     reason: str
     is_worse: bool = False
-    """Whether it is refused because something measured fell, not because too little was measured."""
+    """Whether it is refused because it measured worse than the tolerance, however uncertain that is, not because too
+    little was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,59 +236,3 @@ def lineage_to(versions: Sequence[SnapshotVersion], newest: Manifest, most: int)
         lineage.append(at)
         at = by_id.pop(at.parent_id, None) if at.parent_id else None
     return lineage
-
-
-@dataclass(slots=True)
-class _Arm:
-    """Statistics of the requests that one snapshot served."""
-
-    time: Ratio = field(default_factory=Ratio)
-    agreement: Ratio = field(default_factory=Ratio)
-
-    def update(self, request: RequestStats) -> None:
-        self.time.add(request.seconds, request.num_tokens)
-        self.agreement.add(request.num_agreed, request.num_drafted)
-
-
-class CanaryTrial:
-    """One canary, from its announcement to the verdict."""
-
-    def __init__(self, version: int, champion: int, settings: ControllerSettings, now_s: float, fence: str) -> None:
-        """
-        Args:
-            fence: the registry's, from before the decision to try this version.
-        """
-        self.version, self.fence = version, fence
-        self._champion = champion
-        self._settings = settings
-        self._deadline_s = now_s + settings.canary_timeout_s
-        self._arms = {version: _Arm(), champion: _Arm()}
-
-    def update(self, request: RequestStats) -> None:
-        """Count one request; those of other snapshots, and those without times, are ignored."""
-        if request.version in self._arms and request.seconds > 0:
-            self._arms[request.version].update(request)
-
-    def verdict(self, now_s: float) -> Decision | None:
-        """Return the decision, or None while too few requests were served and there is time left."""
-        numbers = [arm.time.num for arm in self._arms.values()]
-        if min(numbers) < self._settings.canary_requests and now_s < self._deadline_s:
-            return None
-        if min(numbers) < LEAST_REQUESTS:
-            return Decision(True, f"canary: {min(numbers)} requests in time, nothing speaks against it")
-        return self._compare()
-
-    def _compare(self) -> Decision:
-        canary, champion = self._arms[self.version], self._arms[self._champion]
-        slower = canary.time.estimate / champion.time.estimate - 1
-        relative = (canary.time.error / canary.time.estimate, champion.time.error / champion.time.estimate)
-        error = (1 + slower) * sqrt(sum(each**2 for each in relative))
-        most = slower + NormalDist().inv_cdf(self._settings.confidence) * error
-        reason = (
-            f"canary: {slower:+.1%} +- {NormalDist().inv_cdf(0.975) * error:.1%} (95 %) seconds per token and "
-            f"agreement {canary.agreement.estimate:.3f} over {canary.time.num} requests, champion "
-            f"{champion.agreement.estimate:.3f} over {champion.time.num}; tolerance "
-            f"{self._settings.canary_tolerance:.1%}, confidence {self._settings.confidence:.0%}"
-        )
-        is_fast = most <= self._settings.canary_tolerance
-        return Decision(is_fast, reason, not is_fast)

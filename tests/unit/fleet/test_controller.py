@@ -366,6 +366,29 @@ def test_a_snapshot_whose_first_requests_fall_is_rolled_back_at_once(canaries):
     assert "with the first requests of snapshot 2" in canaries.judgement(1)
 
 
+def test_a_change_of_traffic_during_a_canary_is_announced_and_the_champion_stays(canaries):
+    controller = champion_two(canaries)
+    canaries.publish("s3", 2, 0.9, 0.95)
+    controller.step()
+    assert canaries.told() == [("canary", 3)]
+    for turn in range(15):
+        for version, number in ((2, 6), (3, 1)):
+            drift_of(canaries, controller, version, is_good=turn < 12, number=number, first=number * turn)
+    assert (canaries.champion(), canaries.told()) == (2, [("drift", None)])
+
+
+def test_a_canary_that_agrees_less_is_no_drift_of_the_champion(canaries):
+    controller = champion_two(canaries)
+    drift_of(canaries, controller, 2, is_good=1, number=40)
+    canaries.publish("s3", 2, 0.9, 0.95)
+    controller.step()
+    assert canaries.told() == [("canary", 3)]
+    for turn in range(15):
+        drift_of(canaries, controller, 3, is_good=0, number=1, first=turn)
+        drift_of(canaries, controller, 2, is_good=1, number=2, first=40 + 2 * turn)
+    assert (canaries.champion(), canaries.told()) == (2, [])
+
+
 def test_the_snapshot_that_agrees_best_with_the_drifted_traffic_is_taken_while_it_drifts_and_not_after(canaries):
     controller = champion_two(canaries)
     best = partial(
@@ -488,6 +511,32 @@ def test_an_operator_who_came_during_a_canary_is_never_overruled(canaries):
     assert canaries.champion() == 2
 
 
+def test_a_canary_during_which_an_operator_chose_another_champion_is_not_tried_again_after_a_restart(canaries):
+    controller = champion_two(canaries)
+    canaries.publish("s3", 2, 0.9, 0.95)
+    controller.step()
+    canaries.registry.promote(1)
+    controller.step()
+    assert canaries.judgement(3).startswith("void: version 1 became champion")
+    after = canaries.controller()
+    after.step()
+    for version in (1, 3):
+        serve(canaries.traces, version, 30, seconds=0.1)
+    after.step()
+    assert canaries.champion() == 1
+
+
+def test_a_canary_that_is_deleted_keeps_no_operators_choice_from_being_announced(canaries):
+    controller = champion_two(canaries)
+    canaries.publish("s3", 2, 0.9, 0.95)
+    controller.step()
+    canaries.told()
+    shutil.rmtree(version_folder(canaries.folder / "registry", 3))
+    canaries.registry.promote(1)
+    controller.step()
+    assert canaries.told() == [("champion", 1)]
+
+
 def test_a_comparison_from_before_an_operators_promotion_is_void(canaries):
     controller = champion_two(canaries)
     drift_of(canaries, controller, 2, is_good=1, number=80)
@@ -555,6 +604,19 @@ def test_a_snapshot_that_an_operator_published_again_is_left_only_after_as_many_
     assert rewinds(fleet) == []
     judge_all(fleet, controller, 0.69, first=13)
     assert rewinds(fleet) == [(1, "s13")]
+
+
+def test_canaries_that_no_worker_serves_do_not_become_champion_and_order_no_rewind(canaries):
+    controller = two_snapshots(canaries)
+    for version in range(2, 8):
+        serve(canaries.traces, 1, 100, seconds=0.1, first=100 * version)
+        canaries.now += 700
+        controller.step()
+        assert "workers do not serve it" in canaries.judgement(version)
+        canaries.publish(f"s{version + 1}", version, 0.7, 0.8)
+        controller.step()
+    assert canaries.champion() == 1
+    assert rewinds(canaries) == []
 
 
 def no_curves(*args):

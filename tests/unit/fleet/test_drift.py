@@ -67,6 +67,20 @@ def test_a_fall_with_the_first_requests_of_a_snapshot_names_it():
     assert later.suspect is None
 
 
+def test_a_fall_of_all_snapshots_that_have_long_served_side_by_side_is_put_down_to_none():
+    """As where a worker could not load the champion."""
+    parts = [(agreement, 1, version) for agreement in [0.75] * 60 + [0.5] * 20 for version in (1, 2)]
+    ((_, fall),) = changes(DriftDetector(SETTINGS), *parts)
+    assert fall.suspect is None
+
+
+@pytest.mark.parametrize(("beside", "suspect"), [(0.75, 2), (0.5, None)], ids=["it alone fell", "both fell"])
+def test_a_fall_while_workers_swap_one_after_the_other_is_put_down_to_the_snapshot_that_fell_alone(beside, suspect):
+    swapping = [(0.5, 1, 2), (beside, 1, 1)] * 20
+    found = changes(DriftDetector(SETTINGS), (0.75, 100, 1), *swapping)
+    assert found[0][1].suspect == suspect
+
+
 def test_tenants_are_watched_apart():
     watch, dice = DriftDetector(SETTINGS), random.Random(3)
     falls = set()

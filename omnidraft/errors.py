@@ -20,6 +20,7 @@ OmnidraftError
 |  `- RecordTooLarge      a record is larger than a log takes; shorten prompts, or live without their traces
 |- BusError               the log refused or timed out; the caller may retry
 |  |- KeyStoreError       the key store does not answer; wait, and skip nothing
+|  |- MessageTooLarge     the topic does not take a message of this size; drop or cut it, or raise `max.message.bytes`
 |  `- OffsetOutOfRange    the log does not hold what is to be read next; compare with its first and end offsets
 |     `- LogTruncated     ... and lost messages that were read; its offsets name others, so go on only where told
 |- LogReplaced            the log is not the one that was learned from; decide with `omnidraft learning restart`
@@ -117,6 +118,10 @@ class BusError(OmnidraftError):
 
 class KeyStoreError(BusError):
     """The key store refused or timed out."""
+
+
+class MessageTooLarge(BusError):
+    """The topic does not take a message of this size."""
 
 
 class OffsetOutOfRange(BusError):

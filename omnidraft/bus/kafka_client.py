@@ -12,13 +12,15 @@ from kafka.errors import (
     KafkaConfigurationError,
     KafkaError,
     LogTruncationError,
+    MessageSizeTooLargeError,
     OffsetOutOfRangeError,
+    RecordListTooLargeError,
     TopicAlreadyExistsError,
 )
 from kafka.net.compat import KafkaNetClient
 
 from omnidraft.config import KafkaSettings
-from omnidraft.errors import BusError, LogTruncated, OffsetOutOfRange
+from omnidraft.errors import BusError, LogTruncated, MessageTooLarge, OffsetOutOfRange
 from omnidraft.ports import TopicFacts
 
 MAX_MESSAGE_BYTES = 2 << 20
@@ -42,6 +44,8 @@ def translate_errors(action: str, servers: str) -> Iterator[None]:
         raise OffsetOutOfRange(f"{action}: {exc}") from exc
     except LogTruncationError as exc:
         raise LogTruncated(f"{action}: {exc}") from exc
+    except (MessageSizeTooLargeError, RecordListTooLargeError) as exc:
+        raise MessageTooLarge(f"{action}: {exc}; does the topic's max.message.bytes allow 1 MB?") from exc
     except (KafkaError, OSError) as exc:
         advice = f"is the broker at {servers} up and reachable? See OMNIDRAFT_LOG; `make kafka` starts a local one"
         raise BusError(f"{action}: {type(exc).__name__}: {exc} ({advice})") from exc

@@ -9,10 +9,10 @@ BusError.
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError, KafkaTimeoutError, LeaderNotAvailableError
+from kafka.errors import KafkaError, KafkaTimeoutError, LeaderNotAvailableError, UnknownError
 
 from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES, connection, ensure_topic, topic_id, translate_errors
 from omnidraft.bus.kafka_fetcher import UNREADABLE_ERRORS, TolerantFetcher, first_readable_offset
@@ -23,6 +23,8 @@ from omnidraft.ports import Damage, Message, Offsets, Outgoing, PollResult
 logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 256 << 10
+ABANDON_S = 1.0
+"""How long an append that failed waits for the end of its producer's thread."""
 METADATA_MAX_AGE_S = 10
 """Added partitions are detected within this many seconds."""
 
@@ -66,7 +68,7 @@ class KafkaWriter:
             try:
                 self._send(self._producer, messages, deadline)
             except KafkaError:
-                self._abandon()  # its unsent messages could arrive after the caller's next attempt
+                self._abandon()  # else its unsent messages could arrive after the caller's next attempt
                 raise
 
     def close(self) -> None:
@@ -97,18 +99,20 @@ class KafkaWriter:
             producer.send(self._topic, each.value, each.key, list(each.headers.items()), partition=each.partition)
             for each in messages
         ]
-        producer.flush(timeout=max(0.001, deadline - time.monotonic()))  # nothing follows, so do not linger
+        with suppress(UnknownError):  # of a batch that was split, as the topic takes none so large; its parts follow
+            producer.flush(timeout=max(0.001, deadline - time.monotonic()))  # nothing follows, so do not linger
         for future in pending:
             future.get(timeout=max(0.001, deadline - time.monotonic()))
 
     def _abandon(self) -> None:
+        """End the producer with its thread and connections; it writes nothing more."""
         producer, self._producer = self._producer, None
         if producer is None:
             return
-        try:
+        producer._sender.force_close()  # `close` alone waits for unsent messages first, and gives up before this
+        producer._sender.join(ABANDON_S)
+        with suppress(KafkaTimeoutError):  # the thread waits for a broker still; it ends by itself
             producer.close(timeout=0)
-        except KafkaTimeoutError:
-            return  # unsent messages: the caller knows, append is about to raise
 
 
 class KafkaReader:

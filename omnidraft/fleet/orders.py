@@ -5,7 +5,7 @@ from contextlib import closing
 
 from omnidraft.errors import BusError
 from omnidraft.fleet.control_log import publish_announcement
-from omnidraft.ports import LogWriter, Registry, SnapshotVersion
+from omnidraft.ports import JUDGEMENT, LogWriter, Registry, SnapshotVersion
 from omnidraft.snapshots.manifest import digest
 
 
@@ -25,6 +25,8 @@ def promote(
     """
     chosen = registry.resolve(name)
     registry.promote(chosen.version)
+    if chosen.judgement is None:  # so that no controller takes it for one that waits, once another is champion
+        registry.annotate(chosen.version, {JUDGEMENT: "promoted by an operator"})
     try:
         with closing(open_control()) as control:
             publish_announcement(

@@ -113,6 +113,7 @@ class LogWriter(Protocol):
 
         Raises:
             BusError: refused or timed out; some of the messages may be in the log, and the caller may append again.
+            MessageTooLarge: the topic never takes one of the messages; others may be in the log.
         """
 
     def close(self) -> None: ...

@@ -8,6 +8,8 @@ complete and an alias names an existing one, also after a power failure.
 """
 
 import json
+import logging
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -30,6 +32,10 @@ from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
 LOCK_TIMEOUT_S = 60.0
 PROMOTIONS = "operator_promotions"
 """Key of the number of promotions, beside the aliases."""
+_VERSION_NAME = re.compile(r"v([0-9]{6}|[1-9][0-9]{6,})")
+"""The name of a version's folder. Others, such as copies that somebody keeps beside them, are no versions."""
+
+logger = logging.getLogger(__name__)
 
 
 class DirectoryRegistry:
@@ -52,6 +58,7 @@ class DirectoryRegistry:
         self._num_pruned = 0
         self._signing = signing
         self._damaged = staging.DamagedVersions()
+        self._without_notes = set[int]()  # of those whose notes are damaged, to be told once each
 
     def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
         manifest = staging.check_incoming(bundle, *self._pair, self._signing)
@@ -124,8 +131,8 @@ class DirectoryRegistry:
 
     def annotate(self, version: int, notes: Mapping[str, str]) -> None:
         with self._locked():
-            path = self._folder(version) / "notes.json"
-            files.write_text(path, json.dumps({**_read_json(path), **notes}, indent=2))
+            told = {**self._notes(version), **notes}
+            files.write_text(self._folder(version) / "notes.json", json.dumps(told, indent=2))
 
     def remove_files(self, version: int, parts: Sequence[str]) -> None:
         with self._locked():
@@ -160,7 +167,7 @@ class DirectoryRegistry:
 
     def _folders(self) -> list[Path]:
         """Return the folders of all versions, damaged ones too, oldest first."""
-        return sorted(self._root.glob("v*[0-9]"), key=_number)
+        return sorted((each for each in self._root.glob("v*") if _VERSION_NAME.fullmatch(each.name)), key=_number)
 
     def _newest(self) -> SnapshotVersion | None:
         return next(reversed(self.versions(1)), None)
@@ -169,11 +176,22 @@ class DirectoryRegistry:
         manifest = bundle.read_manifest(folder / "snapshot")
         version = _number(folder)
         names = tuple(sorted(alias for alias, number in aliases.items() if number == version))
-        notes = _read_json(folder / "notes.json")
+        notes = self._notes(version)
         told = notes.get(CHAMPION_STATEMENT), notes.get(JUDGEMENT)
         present = {path.name for path in (folder / "snapshot").iterdir()}
         removed = tuple(part for part in bundle.parts_of(manifest) if part not in present)
         return SnapshotVersion(version, manifest, names, manifest.created_ms, *told, removed)
+
+    def _notes(self, version: int) -> dict[str, str]:
+        """Return the notes of a version; none when they are damaged."""
+        path = self._folder(version) / "notes.json"
+        try:
+            return {name: text for name, text in _read_json(path).items() if isinstance(text, str)}
+        except ValueError as exc:
+            if version not in self._without_notes:
+                logger.error("%s is damaged, so version %d has no notes: %s", path, version, exc)
+                self._without_notes.add(version)
+            return {}
 
     def _add(self, source: Path, version: int, manifest: Manifest) -> None:
         partial = self._root / f".v{version:06d}.partial"
@@ -208,9 +226,14 @@ class DirectoryRegistry:
 
     def _state(self) -> dict[str, int]:
         """Return aliases and number of promotions. Raises RegistryError when the file is damaged."""
-        state = _read_json(self._root / "aliases.json")
-        if not all(type(number) is int for number in state.values()):
-            raise _unreadable(self._root / "aliases.json", "what is not a version number")
+        path = self._root / "aliases.json"
+        try:
+            state = _read_json(path)
+            if not all(type(number) is int for number in state.values()):
+                raise ValueError("what is not a version number")
+        except ValueError as exc:
+            advice = "move it away and name the champion again: `omnidraft snapshots promote VERSION`"
+            raise RegistryError(f"{path} is damaged: {exc}; {advice}") from exc
         return state
 
     def _write_state(self, state: Mapping[str, int]) -> None:
@@ -233,21 +256,16 @@ def _fence(state: Mapping[str, int]) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, empty when there is no file. Raises RegistryError when it is damaged."""
+    """Return the object in a JSON file, empty when there is no file. Raises ValueError when it is damaged."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (ValueError, RecursionError) as exc:
-        raise _unreadable(path, str(exc)) from exc
+    except RecursionError as exc:
+        raise ValueError(str(exc)) from exc
     if not isinstance(content, dict):
-        raise _unreadable(path, f"a {type(content).__name__}")
+        raise ValueError(f"a {type(content).__name__}")
     return content
-
-
-def _unreadable(path: Path, problem: str) -> RegistryError:
-    advice = "move it away and name the champion again: `omnidraft snapshots promote VERSION`"
-    return RegistryError(f"{path} is damaged: {problem}; {advice}")
 
 
 @contextmanager

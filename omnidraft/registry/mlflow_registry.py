@@ -146,7 +146,7 @@ class MlflowRegistry:
             moves.insert(1 if is_rollback else 0, ("previous", aliases["champion"]))
         for alias, number in moves:
             self._client.set_registered_model_alias(self._name, alias, str(number))
-        if aliases.get("challenger") == version:
+        if self._aliases().get("challenger") == version:  # read again: a publication may have moved it meanwhile
             self._client.delete_registered_model_alias(self._name, "challenger")
 
     def _operator(self) -> str:

@@ -137,12 +137,20 @@ def stage(
     is_shared = signing.trusted_keys is None
     destination.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(destination.with_name(f".{destination.name}.lock")):
-        if not (destination / bundle.MANIFEST).exists() or bundle.read_manifest(destination) != manifest:
+        if not _has_manifest(destination, manifest):
             bundle.write_manifest(destination, manifest)
         for part in sorted(set(parts) & set(bundle.parts_of(manifest))):
             if not _is_intact(destination, part, is_shared=is_shared):
                 _replace_part(destination, part, download, is_shared=is_shared)
     return destination
+
+
+def _has_manifest(folder: Path, manifest: Manifest) -> bool:
+    """Return whether a folder has this manifest, and not none, another, or a piece from when the disk was full."""
+    try:
+        return bundle.read_manifest(folder) == manifest
+    except SnapshotCorrupt:
+        return False
 
 
 def _is_intact(folder: Path, part: str, *, is_shared: bool) -> bool:

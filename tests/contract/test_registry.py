@@ -1,14 +1,17 @@
 """The contract of every registry, over plain folders, MLflow on SQLite, and an MLflow server on PostgreSQL."""
 
+import errno
 import itertools
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import stat
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -252,6 +255,21 @@ def test_mlflow_gives_way_to_an_operator_who_came_between_the_look_and_the_move(
     assert registry.resolve("champion").version == 1
 
 
+def test_a_challenger_that_is_published_during_a_promotion_in_mlflow_keeps_its_alias(mlflow_url, targets, tmp_path):
+    target = next(targets)
+    registry, publisher = (open_mlflow(mlflow_url, target) for _ in range(2))
+    registry.publish(make_bundle(tmp_path, "s1", target=target), None)
+    move_alias = registry._client.set_registered_model_alias
+
+    def move_and_publish(*args):
+        move_alias(*args)
+        publisher.publish(make_bundle(tmp_path, "s2", target=target), 1)
+
+    registry._client.set_registered_model_alias = move_and_publish
+    registry.promote(1)
+    assert [version.aliases for version in publisher.versions()] == [("champion",), ("challenger",)]
+
+
 def damage_manifest(registry, version):
     if isinstance(registry, MlflowRegistry):
         registry._client.set_model_version_tag(registry._name, str(version), MANIFEST_TAG, "{")
@@ -293,6 +311,29 @@ def test_aliases_that_cannot_be_read_are_an_error_of_the_registry_until_somebody
     aliases.unlink()
     registry.promote(1)
     assert registry.resolve("champion").version == 1
+
+
+@pytest.mark.parametrize(("content", "num_told"), [("", 1), ("{", 1), ("[1]", 1), ('{"judgement": 5}', 0)])
+def test_notes_that_cannot_be_read_are_none_and_stop_no_registry(tmp_path, caplog, content, num_told):
+    registry = DirectoryRegistry(tmp_path / "registry", "org/small", "big", keep_resume=2)
+    registry.publish(make_bundle(tmp_path, "s1"), None)
+    registry.annotate(1, {"judgement": "refused"})
+    (registry._folder(1) / "notes.json").write_text(content)
+    for _ in range(2):
+        assert [version.judgement for version in registry.versions()] == [None]
+    assert registry.publish(make_bundle(tmp_path, "s2"), 1).version == 2
+    assert caplog.text.count("so version 1 has no notes") == num_told
+    registry.annotate(1, {"judgement": "promoted"})
+    assert registry.resolve("1").judgement == "promoted"
+
+
+@pytest.mark.parametrize("name", ["v000001.bak1", "vacation2"])
+def test_folders_that_somebody_keeps_beside_the_versions_are_no_versions(tmp_path, name):
+    registry = DirectoryRegistry(tmp_path / "registry", "org/small", "big", keep_resume=2)
+    registry.publish(make_bundle(tmp_path, "s1"), None)
+    shutil.copytree(registry._folder(1), registry._root / name)
+    assert [version.version for version in registry.versions()] == [1]
+    assert registry.publish(make_bundle(tmp_path, "s2"), 1).version == 2
 
 
 def test_of_two_publishers_with_one_parent_the_second_is_stale(opened):
@@ -342,6 +383,23 @@ def test_a_file_that_rotted_in_the_store_is_never_handed_out(opened_on_disk, tmp
     for _ in range(2):
         with pytest.raises(SnapshotCorrupt, match="sha256"):
             open_registry().fetch(1, tmp_path / "cache")
+
+
+def test_a_disk_that_was_full_takes_the_version_once_it_has_space(opened, tmp_path, monkeypatch):
+    open_registry, bundle_of = opened
+    registry = open_registry()
+    registry.publish(bundle_of("s1"), None)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", _write_until_full)
+        with pytest.raises(RegistryError, match="No space left"):
+            registry.fetch(1, tmp_path / "cache")
+    assert [path.stat().st_size for path in (tmp_path / "cache").rglob("manifest.json")] == [0]
+    bundle.verify(registry.fetch(1, tmp_path / "cache"), ["serving"])
+
+
+def _write_until_full(path, text):
+    path.touch()
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_broken_bundle_and_one_of_another_pair_are_not_published(opened, tmp_path):

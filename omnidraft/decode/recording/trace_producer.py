@@ -17,7 +17,7 @@ from threading import Event, Lock
 from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_type, wait_exponential_jitter
 
 from omnidraft.config import RecorderSettings
-from omnidraft.errors import BusError, RecordTooLarge, WireError
+from omnidraft.errors import BusError, MessageTooLarge, RecordTooLarge, WireError
 from omnidraft.ports import DropReason, LogWriter, Metrics, NoopSpan, NoopTracing, Outgoing, Span, Tracing
 from omnidraft.supervised_thread import SupervisedThread
 from omnidraft.traces import codec
@@ -81,7 +81,7 @@ class TraceProducer:
         try:
             self._queue.put_nowait(queued)
         except queue.Full:
-            self._drop(queued, reason="queue_full")
+            self._drop(queued.span, reason="queue_full")
 
     @property
     def problem(self) -> str | None:
@@ -120,11 +120,18 @@ class TraceProducer:
 
     def _append_all(self, unwritten: "deque[tuple[Outgoing, Span]]") -> None:
         """Append records, slice by slice; those that the log acknowledged leave the queue. A log that is slow after an
-        outage takes a few in its time where it would not take all. Raises BusError."""
+        outage takes a few in its time where it would not take all; a record that is too large for it is appended alone
+        in the end, and dropped. Raises BusError."""
         while unwritten:
             part = list(islice(unwritten, self._num_appended))
             self._num_appended = max(1, self._num_appended // 2)  # unless the log takes them
-            self._append([message for message, _ in part])
+            try:
+                self._append([message for message, _ in part])
+            except MessageTooLarge as exc:
+                if len(part) == 1:
+                    logger.warning("dropped a trace record: %s", exc)
+                    self._drop(unwritten.popleft()[1], reason="too_large")
+                continue
             self._num_appended = min(4 * self._num_appended, BATCH_RECORDS)
             self._settle(len(part), ACKNOWLEDGED)
             for message, span in part:
@@ -161,23 +168,23 @@ class TraceProducer:
     def _encode(self, queued: "_QueuedRecord") -> Outgoing | None:
         record = self._redact(queued.record) if self._redact else queued.record
         if isinstance(record, str):
-            self._drop(queued, reason=record)
+            self._drop(queued.span, reason=record)
             return None
         try:
             value = codec.encode(record)
         except RecordTooLarge as exc:
             logger.warning("dropped a trace record: %s", exc)
-            self._drop(queued, reason="too_large")
+            self._drop(queued.span, reason="too_large")
             return None
         except WireError as exc:
             logger.warning("dropped a trace record that is not readable: %s", exc)
-            self._drop(queued, reason="invalid")
+            self._drop(queued.span, reason="invalid")
             return None
         return Outgoing(codec.key(record), value, codec.headers(record), tenant=record.tenant)
 
-    def _drop(self, queued: "_QueuedRecord", *, reason: DropReason) -> None:
+    def _drop(self, span: Span, *, reason: DropReason) -> None:
         self._settle(1, DROPPED, reason=reason)
-        queued.span.end(error=reason)
+        span.end(error=reason)
 
     def _append(self, messages: list[Outgoing]) -> None:
         if self._writer is None:

@@ -58,7 +58,7 @@ def of(tenant: str | None, value: bytes = PLAIN, **headers: bytes) -> Outgoing:
     return Outgoing(b"k", value, headers, tenant=tenant)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(tenant=st.text(max_size=40), plain=st.binary(max_size=500))
 def test_what_was_encrypted_for_a_tenant_any_process_with_the_master_key_reads(tmp_path_factory, tenant, plain):
     url = f"sqlite:///{tmp_path_factory.mktemp('keys')}/keys.db"

@@ -15,7 +15,7 @@ import pytest
 
 from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.trace_producer import Redactor, TraceProducer
-from omnidraft.errors import BusError
+from omnidraft.errors import BusError, MessageTooLarge
 from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
@@ -102,7 +102,7 @@ def test_a_log_that_hangs_never_holds_up_decoding_and_overflow_is_counted(metric
     started_s = time.monotonic()
     for _ in range(10):
         recorder.emit(make_record())
-    assert time.monotonic() - started_s < 0.1
+    assert time.monotonic() - started_s < PATIENCE_S / 2
     assert metrics.value("omnidraft_traces_dropped_total", reason="queue_full") == 6
     writer.may_go_on.set()
     assert recorder.close(PATIENCE_S) == 0
@@ -116,7 +116,7 @@ def test_closing_on_a_log_that_hangs_ends_in_time_and_says_what_was_lost(metrics
         recorder.emit(make_record())
     started_s = time.monotonic()
     assert recorder.close(0.2) == 3
-    assert time.monotonic() - started_s < 1
+    assert time.monotonic() - started_s < PATIENCE_S / 2
     writer.may_go_on.set()  # an acknowledgement that comes too late is not counted twice
     time.sleep(0.05)
     assert counts(metrics) == (3, 0, 3)
@@ -154,7 +154,7 @@ def test_closing_while_the_log_is_down_gives_up_at_the_deadline(metrics):
     recorder.emit(make_record())
     started_s = time.monotonic()
     assert recorder.close(0.3) == 1
-    assert time.monotonic() - started_s < 1
+    assert time.monotonic() - started_s < PATIENCE_S / 2
     assert metrics.value("omnidraft_traces_dropped_total", reason="closed") == 1
 
 
@@ -299,6 +299,38 @@ def test_a_log_that_takes_a_few_records_at_a_time_gets_all_of_them(metrics: Coun
     assert set(ids_in(log)) == set(names)
     assert len(ids_in(log)) < 3 * len(names)
     assert counts(metrics) == (200, 200, 0)
+
+
+class NarrowWriter(MemoryWriter):
+    """Its topic does not take the long records; of an append with one it keeps those before it."""
+
+    def append(self, messages: Sequence[Outgoing]) -> None:
+        keys = [message.key for message in messages]
+        num_kept = next((index for index, key in enumerate(keys) if key.startswith(b"long")), len(keys))
+        super().append(messages[:num_kept])
+        if num_kept < len(keys):
+            raise MessageTooLarge("the topic takes 20,000 bytes")
+
+
+def test_a_record_that_the_topic_never_takes_is_dropped_and_holds_up_no_other(
+    metrics: CountingMetrics, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, gate = MemoryLog(), Event()
+
+    def connect() -> NarrowWriter:
+        gate.wait(PATIENCE_S)
+        return NarrowWriter(log, "t")
+
+    producer = TraceProducer(connect, RecorderSettings(), metrics)
+    names = [f"long{number}" if number in (0, 60, 199) else f"r{number:03d}" for number in range(200)]
+    for name in names:
+        producer.emit(make_record(name))
+    gate.set()
+    assert producer.close(PATIENCE_S) == 0
+    assert sorted(set(ids_in(log))) == [name for name in names if name.startswith("r")]
+    assert counts(metrics) == (200, 197, 3)
+    assert metrics.value(DROPPED, reason="too_large") == 3
+    assert caplog.text.count("dropped a trace record: the topic takes 20,000 bytes") == 3
 
 
 @pytest.mark.parametrize("tenant", ["\x00", "t" * 1025])

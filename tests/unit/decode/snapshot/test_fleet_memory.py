@@ -211,12 +211,24 @@ def test_a_version_that_lost_its_memory_is_fetched_without_it(make_loader, tmp_p
     assert make_loader().load(resolved, folder)("a") is None
 
 
-def test_a_memory_that_is_not_the_one_of_its_manifest_is_never_loaded(tmp_path):
+def test_a_memory_that_is_not_the_one_of_its_manifest_is_left_out_and_told_and_the_weights_serve(tmp_path, caplog):
     registry, version = published(tmp_path)
     (path,) = (version_folder(tmp_path / "registry", version) / "snapshot" / MEMORY).iterdir()
     path.unlink()
     path.write_bytes(b"another")
     with pytest.raises(SnapshotCorrupt):
-        fetch_for_serving(registry, version, tmp_path / "one")
+        registry.fetch(version, tmp_path / "one", WORKER_PARTS)
+    folder = fetch_for_serving(registry, version, tmp_path / "two")
+    assert (folder / "serving" / "x").exists()
+    assert not (folder / MEMORY).exists()
+    assert f"version {version} is used without its memory" in caplog.text
+
+
+def test_a_version_whose_weights_are_damaged_is_never_fetched(tmp_path, caplog):
+    registry, version = published(tmp_path)
+    path = version_folder(tmp_path / "registry", version) / "snapshot" / "serving" / "x"
+    path.unlink()
+    path.write_bytes(b"another")
     with pytest.raises(SnapshotCorrupt):
-        registry.fetch(version, tmp_path / "two", WORKER_PARTS)
+        fetch_for_serving(registry, version, tmp_path / "one")
+    assert "without its memory" not in caplog.text

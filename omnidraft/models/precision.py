@@ -57,7 +57,7 @@ def _fastest(seconds: Mapping[str, float]) -> str:
 
 
 class PackedLinear(nn.Module):
-    """Replaces an nn.Linear by one with packed weights; inputs and outputs are float32."""
+    """Replaces an nn.Linear by one with packed weights, which computes in float32."""
 
     def __init__(self, linear: nn.Linear, kind: str, kernels: library.Library) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class PackedLinear(nn.Module):
         pack(kernels, self._kind, linear.weight, self._address)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x_RK = x.reshape(-1, self.in_features)
+        x_RK = x.reshape(-1, self.in_features).float()
         rows = len(x_RK)
         if self.in_features % library.GROUP:
             x_RK = nn.functional.pad(x_RK, (0, -self.in_features % library.GROUP))
@@ -98,6 +98,11 @@ class FloatEmbedding(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         rows = nn.functional.embedding(ids, self.weight).float()
         return rows if self._scale is None else rows * self._scale.float()
+
+
+def _is_plain(linear: nn.Linear) -> bool:
+    """Return whether it is what PackedLinear computes; other kinds, as routers of experts, stay as they are."""
+    return type(linear).forward is nn.Linear.forward or type(linear).__name__ == "FalconLinear"
 
 
 def _is_plain_or_scaled(embedding: nn.Embedding) -> bool:
@@ -128,7 +133,7 @@ def apply(model: nn.Module, precision: str, kernels: str = "auto") -> nn.Module:
     head = model.get_output_embeddings()  # type: ignore[operator]
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear):
+            if isinstance(child, nn.Linear) and _is_plain(child):
                 layer_kind = library.HEADS.get(kind, kind) if child is head else kind
                 setattr(parent, name, PackedLinear(child, layer_kind, kernel_library))
             elif isinstance(child, nn.Embedding) and _is_plain_or_scaled(child):

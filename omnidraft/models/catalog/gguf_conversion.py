@@ -46,7 +46,8 @@ class TokenizerFacts:
 def convert(gguf: Path, folder: Path) -> None:
     """Write the model and its tokenizer into `folder`, ready for `from_pretrained`.
 
-    Needs about two times the size of the bf16 weights in memory; one thread converts at a time. Raises ModelError.
+    Needs about two times the size of the bf16 weights in memory; one thread converts at a time. Raises ModelError where
+    a file and the class of its model in transformers differ in their weights.
     """
     from omnidraft.models.catalog import gguf_speedups
 
@@ -70,6 +71,19 @@ def require_plain_rope(gguf: Path) -> None:
         raise ModelError(
             f"{gguf.name} scales its rotary frequencies ({', '.join(tensors) or kind}), which no conversion of GGUF "
             "files takes over; give the hub id or folder of the same model, or set models.engine = 'llamacpp'"
+        )
+
+
+def require_known_biases(gguf: Path, model: Any) -> None:
+    """Raise ModelError where the file has biases that the model lacks: transformers would read it without them."""
+    from gguf import GGUFReader
+
+    biases = {each.name: int(each.n_elements) for each in GGUFReader(gguf).tensors if each.name.endswith(".bias")}
+    num_known = sum(tensor.numel() for name, tensor in model.state_dict().items() if name.endswith("bias"))
+    if sum(biases.values()) > num_known:
+        raise ModelError(
+            f"{gguf.name} has biases that {type(model).__name__} lacks (among {', '.join(list(biases)[:3])}); give the "
+            "hub id or folder of the same model, or set models.engine = 'llamacpp'"
         )
 
 
@@ -128,14 +142,14 @@ def _convert_tokenizer(gguf: Path, folder: Path) -> None:
 
 def _convert_weights(gguf: Path, folder: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
+    from transformers import GgufConfig
 
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent,
-        gguf_file=gguf.name,
-        dtype=torch.bfloat16,
-        quantization_config=GgufConfig(dequantize=True),
+    from omnidraft.models.hf.pretrained import with_all_weights
+
+    model = with_all_weights(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
     )
+    require_known_biases(gguf, model)
     model.generation_config.eos_token_id = _stop_ids(folder, model.config.eos_token_id)
     model.save_pretrained(folder)
 

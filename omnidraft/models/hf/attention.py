@@ -43,13 +43,18 @@ class AttentionMasks:
     """The attention masks of a model's layers with full and with sliding attention."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Raises ModelError when a layer has other state than keys and values, which cannot be cut back."""
+        """Raises ModelError when a layer has other state than keys and values, which cannot be cut back, or when the
+        model takes no masks but those of padding."""
         config = model.config.get_text_config()
         layers = set(getattr(config, "layer_types", None) or ())
         if model._is_stateful or layers - _KNOWN_LAYERS:
             raise ModelError(
                 f"a {config.model_type} model has layers whose state cannot be cut back after a rejected draft; "
                 "use a model with full or sliding attention layers only"
+            )
+        if getattr(config, "alibi", False):
+            raise ModelError(
+                f"a {config.model_type} model with ALiBi takes no masks of trees; use a model with rotary positions"
             )
         self._is_mixed = bool(layers)
         window = getattr(config, "sliding_window", None)

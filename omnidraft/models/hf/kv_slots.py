@@ -5,7 +5,7 @@ rows are texts that share the kept ids: a pass of one row writes into all of the
 Shapes: B rows, C slots (the capacity), H key heads, D head size, S positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -69,17 +69,20 @@ class KvSlots(Cache):
         for layer in self._slots:
             layer.start, layer.visible = start, visible
 
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        """Return the keys and the values of each layer; a layer that reads those of another one has none."""
+        for layer in self._slots:
+            if layer.keys is not None and layer.values is not None:
+                yield from (layer.keys, layer.values)
+
     @torch.inference_mode()
     def gather(self, sources: Sequence[int], start: int) -> None:
         """Move the slots `sources` to `start`, `start + 1`, ... ."""
         if list(sources) == list(range(start, start + len(sources))):
             return
         index_S = torch.tensor(sources)
-        for layer in self._slots:
-            assert layer.keys is not None
-            assert layer.values is not None
-            layer.keys[:, :, start : start + len(sources)] = layer.keys[:, :, index_S]
-            layer.values[:, :, start : start + len(sources)] = layer.values[:, :, index_S]
+        for slots_BHCD in self._tensors():
+            slots_BHCD[:, :, start : start + len(sources)] = slots_BHCD[:, :, index_S]
 
     @torch.inference_mode()
     def spread(self, row: int, start: int, count: int) -> None:
@@ -87,18 +90,15 @@ class KvSlots(Cache):
         others = [other for other in range(self.num_rows) if other != row]
         if not others:
             return
-        for layer in self._slots:
-            assert layer.keys is not None
-            assert layer.values is not None
-            for slots_BHCD in (layer.keys, layer.values):
-                slots_BHCD[others, :, start : start + count] = slots_BHCD[row, :, start : start + count]
+        for slots_BHCD in self._tensors():
+            slots_BHCD[others, :, start : start + count] = slots_BHCD[row, :, start : start + count]
 
     @torch.inference_mode()
     def copy(self, source: "KvSlots", count: int) -> None:
         """Copy the first `count` slots of the source's first row into all rows."""
         for layer, other in zip(self._slots, source._slots, strict=True):
-            assert other.keys is not None
-            assert other.values is not None
+            if other.keys is None or other.values is None:
+                continue
             if layer.keys is None or layer.values is None:
                 layer.lazy_initialization(other.keys, other.values)
             assert layer.keys is not None

@@ -19,12 +19,30 @@ default_dtype_lock = RLock()
 
 
 def causal_lm(folder: Path, **options: Any) -> PreTrainedModel:
-    """Load the causal language model of a folder, never from a pickle. Raises what `from_pretrained` raises."""
+    """Load the causal language model of a folder, never from a pickle.
+
+    Raises what `from_pretrained` raises, and ModelError where weights are missing or an adapter lies beside them.
+    """
+    if (folder / "adapter_config.json").exists():
+        raise ModelError(f"{folder} has an adapter beside its weights; merge it into them, or remove its files")
     transformers_logging.disable_progress_bar()
     with default_dtype_lock:
-        return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
-            folder, local_files_only=True, use_safetensors=True, **options
-        )
+        return with_all_weights(folder, local_files_only=True, use_safetensors=True, **options)
+
+
+def with_all_weights(source: Path, **options: Any) -> PreTrainedModel:
+    """Return what `from_pretrained` loads. Raises ModelError where the source has no weights for a part of the model,
+    which transformers fills at random."""
+    load: Any = AutoModelForCausalLM.from_pretrained
+    model, report = load(source, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    unread = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
+    parameters = sorted(name for name, _ in model.named_parameters() if name in unread)
+    if parameters:
+        names = ", ".join(parameters[:3]) + (", ..." if parameters[3:] else "")
+        where = source / options.get("gguf_file", "")
+        raise ModelError(f"{where} has no weights that fit {names}: it is incomplete, or not of one model")
+    loaded: PreTrainedModel = model
+    return loaded
 
 
 def require_unquantised(model: PreTrainedModel, folder: Path) -> None:

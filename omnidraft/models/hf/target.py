@@ -213,13 +213,13 @@ def load_model(folder: Path) -> PreTrainedModel:
     """Load a causal language model without gradients, with its weights unchanged.
 
     Raises:
-        ModelError: it is not one that transformers can load here, or its weights are quantised.
+        ModelError: it is not one that transformers can load here, or its weights are incomplete or quantised.
     """
     choice.torch_products()
     try:
         config = AutoConfig.from_pretrained(folder)
         model = causal_lm(folder, config=config, dtype="auto", attn_implementation="sdpa")
-    except (OSError, ValueError, KeyError, ImportError) as exc:  # or a package of its quantisation is missing
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as exc:  # a quantisation's package is missing
         raise ModelError(f"{folder} is not a model folder that transformers can load: {exc}") from exc
     require_unquantised(model, folder)
     return model.requires_grad_(False)

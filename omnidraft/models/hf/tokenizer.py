@@ -58,9 +58,9 @@ class HfTokenizer:
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """Ids that end a text: end of text, end of turn, and those that generation_config.json names."""
+        """Ids that end a text: end of text, end of turn, and those that the folder's configuration names."""
         ends = {self.vocabulary.roles[role] for role in ENDS if role in self.vocabulary.roles}
-        return frozenset(each for each in ends | _generation_eos(self._folder) if each < len(self.vocabulary))
+        return frozenset(each for each in ends | _configured_ends(self._folder) if each < len(self.vocabulary))
 
     def encode(self, text: str) -> list[int]:
         """Encode a text that continues another; nothing is added and no special token is recognised."""
@@ -165,12 +165,14 @@ class HfTokenizer:
         return text.rstrip() if after in self._resolved.absorbing_ids["lstrip"] else text
 
 
-def _generation_eos(folder: Path) -> set[int]:
-    path = folder / "generation_config.json"
-    if not path.exists():
-        return set()
-    eos = json.loads(path.read_text()).get("eos_token_id")
-    return set(eos) if isinstance(eos, list) else {eos} - {None}
+def _configured_ends(folder: Path) -> set[int]:
+    """Return the ids that generation_config.json names, or config.json in a folder without it."""
+    paths = [folder / name for name in ("generation_config.json", "config.json")]
+    config: dict[str, Any] = next((json.loads(path.read_text()) for path in paths if path.exists()), {})
+    for part in (config, config.get("text_config", {})):
+        if (eos := part.get("eos_token_id")) is not None:
+            return set(eos) if isinstance(eos, list) else {eos}
+    return set()
 
 
 def load_tokenizer(folder: Path, cache: Path | None = None) -> HfTokenizer:

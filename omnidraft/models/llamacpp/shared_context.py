@@ -28,9 +28,10 @@ class SharedContext:
             max_texts: the number of texts of one pass, at most MAX_SEQUENCES.
         """
         self._open_context = open_context
-        self.num_leaves = MAX_SEQUENCES // max_texts
+        num_blocks = max(max_texts, 2)  # a prefix is shared while both texts are in the context
+        self.num_leaves = MAX_SEQUENCES // num_blocks
         self._context: Context | None = None
-        self._free_blocks = [number * self.num_leaves for number in range(max_texts)]
+        self._free_blocks = [number * self.num_leaves for number in range(num_blocks)]
         self._blocks: dict[SharedSession, int] = {}
         """The first sequence of each text in the context, least recently used first."""
 
@@ -45,7 +46,8 @@ class SharedContext:
         prompts: Sequence[tuple["SharedSession", int]] = (),
     ) -> list[torch.Tensor]:
         """See ports.Target."""
-        self.admit([session for session, _ in (*trees, *prompts)])
+        sessions = [session for session, _ in (*trees, *prompts)]
+        self.admit(sessions, sum(each.num_cells for each in sessions))
         entries = [entry for session, tree in trees for entry in session.tree_entries(tree)]
         entries += [entry for session, num_ids in prompts for entry in session.prompt_entries(num_ids)]
         if not entries:
@@ -55,9 +57,8 @@ class SharedContext:
             session.num_kept += num_ids
         return list(logits_NV.split([len(tree) for _, tree in trees]))
 
-    def admit(self, sessions: Sequence["SharedSession"]) -> None:
-        """Put these texts into the context, and save others where they are in the way."""
-        num_needed = sum(each.num_cells for each in sessions)
+    def admit(self, sessions: Sequence["SharedSession"], num_needed: int) -> None:
+        """Put these texts into the context, where they need so many cells, and save others that are in the way."""
         if self._context is None or num_needed > self._context.num_cells:
             self._enlarge(num_needed)
         absent = [each for each in sessions if each not in self._blocks]
@@ -71,8 +72,8 @@ class SharedContext:
             if session in self._blocks:
                 self._blocks[session] = self._blocks.pop(session)
         for session in absent:
+            session.enter(self._free_blocks[-1])
             self._blocks[session] = self._free_blocks.pop()
-            session.enter(self._blocks[session])
 
     def remove(self, session: "SharedSession") -> None:
         """Free the cells and the sequences of a text."""
@@ -118,11 +119,11 @@ class SharedSession:
         return max(len(self._prompt_ids) - self.num_kept, 0)
 
     def enter(self, first: int) -> None:
-        """Take the sequences from `first` on, with the cells that were saved."""
-        self.first = first
+        """Take the sequences from `first` on, with the cells that were saved; none if these cannot be loaded."""
         if self._saved is not None:
             self._shared.context.load(first, self._saved)
             self._saved = None
+        self.first = first
 
     def leave(self) -> None:
         """Save the cells of the kept ids and give the sequences back."""
@@ -151,7 +152,7 @@ class SharedSession:
         """Begin with ids of another text, whose cells are shared; return the number of ids."""
         num_same = min(num_ids, source.num_kept, self.num_unread)
         if num_same:
-            self._shared.admit([source, self])
+            self._shared.admit([source, self], source.num_kept + self.num_cells)
             if self._shared.context.is_whole(source.first):
                 self._shared.context.share(source.first, self.first, 0, num_same)
                 self.num_kept = num_same
@@ -166,7 +167,7 @@ class SharedSession:
         if self._sequences:
             self._keep_cells(nodes)
         elif nodes:  # other texts needed the room of this one's tree
-            self._shared.admit([self])
+            self._shared.admit([self], self.num_cells)
             self._shared.context.decode(self._unscored([self._tree.tokens[node] for node in nodes]))
         self.num_kept += len(nodes)
 

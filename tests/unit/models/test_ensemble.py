@@ -23,7 +23,7 @@ def toy(seed: int, vocab_size: int = VOCAB_SIZE) -> ToyTarget:
 
 
 @given(st.lists(st.floats(0.01, 10), min_size=2, max_size=4), st.integers(0, 99))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_the_mean_is_the_weighted_mean_of_the_members_distributions(weights: list[float], seed: int) -> None:
     shares = [weight / sum(weights) for weight in weights]
     logits = list(10 * torch.randn(len(weights), 3, 5, generator=torch.Generator().manual_seed(seed)))

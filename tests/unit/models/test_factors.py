@@ -53,7 +53,7 @@ def reference(shape: str = "grouped queries") -> torch.nn.Module:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", ["kernels", "transformers"])
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_unmerged_factors_say_what_merged_ones_say(kind, shape, data):
     drive(
@@ -85,7 +85,7 @@ tenants = st.one_of(st.none(), st.integers(0, NUM_TENANTS - 1))
 
 
 @pytest.mark.parametrize("kind", ["kernels", "int8 kernels"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(texts=st.lists(st.tuples(tenants, st.integers(1, 40)), min_size=1, max_size=6), threads=st.integers(1, 3))
 def test_no_bit_of_a_text_depends_on_whose_texts_share_its_pass(kind, texts, threads):
     alone = [logits_of(kind, [each])[0] for each in texts]
@@ -98,7 +98,7 @@ def test_no_bit_of_a_text_depends_on_whose_texts_share_its_pass(kind, texts, thr
     assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(texts=st.lists(st.tuples(tenants, st.integers(1, 20)), min_size=1, max_size=5))
 def test_transformers_adds_factors_to_the_rows_of_their_text_only(texts):
     alone = [logits_of("transformers", [each])[0] for each in texts]

@@ -50,7 +50,7 @@ def test_the_thread_is_gone_when_the_load_is_done():
     threads = threading.active_count()
     name = in_own_thread(lambda: threading.current_thread().name)
     assert name.startswith("loading")
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads
 
 
 @only_linux

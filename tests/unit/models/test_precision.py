@@ -7,19 +7,25 @@ import pytest
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
+from transformers.models.falcon.modeling_falcon import FalconLinear
 
 from omnidraft.models import precision as precisions
 from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.models.native import library
 from omnidraft.models.precision import PackedLinear
 from omnidraft.ports import DraftTree
-from tests.unit.models.native.packed_levels import ROUNDS_INPUTS, unpacked
+from tests.unit.models.native.packed_levels import rounds_inputs, unpacked
 from tests.unit.models.tiny import CONFIGS, SETTINGS, text, tiny_model, whole_pass
 
-PRECISIONS = {"packed16": 0.02 if ROUNDS_INPUTS else 5e-5, "int8": 0.08, "int4": 0.8}
-"""The largest error of a tiny model with bfloat16 weights against float32, as a share of the logits' spread."""
+PRECISIONS = ["packed16", "int8", "int4"]
 MAX_ERROR = {"packed16": 0.03, "bfloat16": 0.05, "int8": 0.08}
-"""The same for float32 weights; formats keep 8 bits of the weights, 8 of all factors, and 256 levels a group."""
+"""The largest error of a tiny model against float32, as a share of the logits' spread; formats keep 8 bits of the
+weights, 8 of all factors, and 256 levels a group."""
+
+
+def max_error_of_bfloat16(precision: str) -> float:
+    """Return the same for bfloat16 weights."""
+    return {"packed16": 0.02 if rounds_inputs() else 5e-5, "int8": 0.08, "int4": 0.8}[precision]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +53,7 @@ def rounded(weight_NK: torch.Tensor, kind: str, kernels: library.Library) -> tor
 def rounded_inputs(x: torch.Tensor, kind: str) -> torch.Tensor:
     """Return inputs as the kernels take them: of 127 levels on each side of zero, with a step for every 64 or 32."""
     if kind == "bfloat16":
-        return x.bfloat16().float() if ROUNDS_INPUTS else x
+        return x.bfloat16().float() if rounds_inputs() else x
     per_step = {"int8": 64, "int4": 32}[kind]
     parts = nn.functional.pad(x, (0, -x.shape[-1] % per_step)).unflatten(-1, (-1, per_step))
     step = parts.abs().amax(-1, keepdim=True) / 127
@@ -78,6 +84,12 @@ def test_a_pass_that_reads_nothing_gives_nothing(kernels, kind):
     assert PackedLinear(nn.Linear(64, 6), kind, kernels)(torch.zeros(1, 0, 64)).shape == (1, 0, 6)
 
 
+def test_inputs_of_16_bits_are_computed_with_as_numbers(kernels, kind):
+    torch.manual_seed(0)
+    layer, x = PackedLinear(nn.Linear(64, 6), kind, kernels), torch.randn(3, 64).bfloat16()
+    assert torch.equal(layer(x), layer(x.float()))
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3"])
 def test_a_models_logits_stay_close_and_its_head_keeps_8_bits(precision, name):
     exact = copy.deepcopy(tiny_model(name)).to(torch.bfloat16).float()
@@ -86,7 +98,7 @@ def test_a_models_logits_stay_close_and_its_head_keeps_8_bits(precision, name):
     assert packed.lm_head._kind == library.KINDS["bfloat16" if precision == "packed16" else "int8"]
     ids = text(15)
     expected, got = whole_pass(exact, ids), whole_pass(packed, ids)
-    assert (got - expected).std() / expected.std() < PRECISIONS[precision]
+    assert (got - expected).std() / expected.std() < max_error_of_bfloat16(precision)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3"])
@@ -133,6 +145,18 @@ def test_16_bits_leave_the_frequencies_of_positions_as_transformers_loads_them(t
     ids_1S = torch.tensor([text(250)])
     with torch.no_grad():
         assert torch.equal(served(ids_1S).logits, expected(ids_1S).logits)
+
+
+def test_layers_that_compute_more_than_a_product_stay_as_they_are():
+    class Router(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).softmax(-1)
+
+    model = copy.deepcopy(tiny_model("llama"))
+    model.model.router, model.model.product = Router(9, 4), FalconLinear(9, 4)
+    packed = precisions.apply(model, "int8").model
+    assert isinstance(packed.router, Router)
+    assert isinstance(packed.product, PackedLinear)
 
 
 def test_embeddings_that_compute_more_than_a_look_up_stay_as_they_are():

@@ -86,7 +86,7 @@ def test_every_node_of_any_tree_has_the_bits_of_plain_decoding(name, precision):
     assert check_bits(target_of(name, precision), np.random.default_rng(1)) >= 2
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     name=st.sampled_from(NAMES),
     precision=st.sampled_from(PRECISIONS),

@@ -57,6 +57,10 @@ class GenerateRequest:
         return bool(self.config.do_sample)
 
     @property
+    def has_time_limit(self) -> bool:
+        return any(isinstance(each, stopping_criteria.MaxTimeCriteria) for each in self.criteria)
+
+    @property
     def stop_ids(self) -> frozenset[int]:
         """The ids that end a row; none where the call has none."""
         ids = getattr(self.config, "_eos_token_tensor", None)

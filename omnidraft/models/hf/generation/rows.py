@@ -16,6 +16,8 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from omnidraft.errors import RequestError
 from omnidraft.ports import FinishReason
 
+_NONE_LEFT = "the logits processors leave no token that can follow"
+
 
 class Constraint(Protocol):
     """A grammar that one text is kept to."""
@@ -91,7 +93,8 @@ class RowDistributions:
         self._is_sampled = is_sampled
 
     def distribution(self, logits_V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See ports.TokenDistributions. Raises RequestError when no token is left."""
+        """See ports.TokenDistributions. Raises RequestError when no token is left; greedily without a constraint it is
+        the first id then, as in `generate`."""
         logits_V = logits_V.copy()  # the target's, which processors may change
         if self._constraint is not None:
             self._constraint.apply(logits_V)
@@ -101,10 +104,12 @@ class RowDistributions:
         scores = self._processors(ids, logits)  # type: ignore[arg-type]
         self._scores.add(raw, scores)
         if not self._is_sampled:
+            if self._constraint is not None and not scores.max() > -torch.inf:  # or NaN, normalized
+                raise RequestError(_NONE_LEFT)
             return scores.argmax(dim=-1).cpu().numpy(), np.ones(1)
         p_V = torch.softmax(scores, dim=-1)[0].cpu().numpy()
         if np.isnan(p_V[0]):
-            raise RequestError("the logits processors leave no token that can follow")
+            raise RequestError(_NONE_LEFT)
         return np.arange(len(p_V)), p_V
 
     def take(self, token: int) -> None:

@@ -1,5 +1,7 @@
-"""The repair of a converted tokenizer adds the missing parts and changes nothing else."""
+"""The repair of a converted tokenizer adds the missing parts and changes nothing else; files whose weights transformers
+would not read whole are refused."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -8,9 +10,18 @@ import gguf
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from omnidraft.errors import ModelError
-from omnidraft.models.catalog.gguf_conversion import repair_config, repair_tokenizer, require_plain_rope
+from omnidraft.models.catalog import gguf_conversion
+from omnidraft.models.catalog.gguf_conversion import (
+    repair_config,
+    repair_tokenizer,
+    require_known_biases,
+    require_plain_rope,
+)
+from tests.tiny_gguf import write_gguf
+from tests.unit.models.tiny import SHAPE, tiny_model
 
 SPACE = "\u2581"
 
@@ -102,3 +113,20 @@ def test_a_file_that_scales_its_rotary_frequencies_is_refused(tmp_path: Path, sc
     require_plain_rope(tmp_path / "plain.gguf")
     with pytest.raises(ModelError, match=r"scaled\.gguf scales its rotary frequencies .* models\.engine = 'llamacpp'"):
         require_plain_rope(tmp_path / "scaled.gguf")
+
+
+def test_biases_that_the_model_of_transformers_lacks_are_refused(tmp_path: Path) -> None:
+    """It would read such a Llama without them; a Qwen2 always has them."""
+    file = write_gguf(LlamaForCausalLM(LlamaConfig(**SHAPE, attention_bias=True)), tmp_path / "llama.gguf")
+    with pytest.raises(ModelError, match=r"llama\.gguf has biases that LlamaForCausalLM lacks .*blk\.0\.attn_q\.bias"):
+        gguf_conversion._convert_weights(file, tmp_path / "folder")
+    require_known_biases(write_gguf(tiny_model("qwen2"), tmp_path / "qwen2.gguf"), tiny_model("qwen2"))
+
+
+def test_a_file_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    """transformers would make them at random."""
+    model = copy.deepcopy(tiny_model("llama"))
+    model.config.num_hidden_layers += 1
+    file = write_gguf(model, tmp_path / "short.gguf")
+    with pytest.raises(ModelError, match=r"short\.gguf has no weights that fit model\.layers\.3\."):
+        gguf_conversion._convert_weights(file, tmp_path / "folder")

@@ -22,7 +22,7 @@ BLOCKWISE = [
 PLAIN = [gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.BF16]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     kind=st.sampled_from(BLOCKWISE),
     shape=st.sampled_from([(1,), (3,), (gguf_speedups.ROWS + 1,), (2, 5), (2, gguf_speedups.ROWS)]),

@@ -1,11 +1,13 @@
-"""Attention without copies of the key heads, against transformers' own."""
+"""Attention without copies of the key heads, against transformers' own, and models that it cannot serve."""
 
 import copy
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, FalconConfig
 
-from omnidraft.models.hf.attention import share_key_heads
+from omnidraft.errors import ModelError
+from omnidraft.models.hf.attention import AttentionMasks, share_key_heads
 from tests.unit.models.tiny import CONFIGS, text, tiny_model
 
 MASK = torch.tril(torch.ones(1, 1, 9, 9, dtype=torch.bool))
@@ -51,3 +53,10 @@ def test_a_model_with_attention_of_its_own_is_left_alone():
     model.set_attn_implementation("eager")
     share_key_heads(model)
     assert model.config._attn_implementation == "eager"
+
+
+def test_a_model_that_takes_no_masks_of_trees_is_refused():
+    """Falcon makes the biases of ALiBi from a mask of padding."""
+    config = FalconConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, alibi=True)
+    with pytest.raises(ModelError, match="a falcon model with ALiBi"):
+        AttentionMasks(AutoModelForCausalLM.from_config(config))

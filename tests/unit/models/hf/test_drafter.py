@@ -22,7 +22,7 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_any_calls_say_what_a_whole_pass_over_the_text_says(name, data):
     model = tiny_model(name)

@@ -66,6 +66,19 @@ def test_grown_slots_hold_the_same_and_have_room():
     assert KvSlots(1, 2).enlarged(3).capacity == 3
 
 
+def test_a_layer_that_reads_the_keys_of_another_has_none_to_move_or_copy():
+    """As the last layers of Gemma 3n and 4 do."""
+    slots, copied = KvSlots(2, 4, num_rows=2), KvSlots(2, 4)
+    rows = torch.arange(8.0).reshape(2, 1, 4, 1)
+    slots.set_range(0, 4)
+    slots.update(rows, rows * 10, 0)
+    slots.spread(1, 0, 1)
+    slots.gather([0, 2], start=0)
+    copied.copy(slots, 2)
+    assert copied.layers[0].keys.flatten().tolist() == [4, 2, 0, 0]
+    assert copied.layers[1].keys is None
+
+
 def test_the_length_transformers_asks_for_is_that_before_the_pass():
     slots = KvSlots(1, 8)
     slots.set_range(3, 5)

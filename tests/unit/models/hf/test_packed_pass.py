@@ -95,7 +95,7 @@ def wild_head() -> AcceptanceHead:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_drafters_steps_of_several_texts_are_one_pass(name, data):
     head = wild_head() if data.draw(st.booleans()) else None

@@ -1,19 +1,28 @@
-"""Loading a model changes torch's default floating type meanwhile: nothing that runs beside it may depend on that."""
+"""Loading a model changes torch's default floating type meanwhile: nothing that runs beside it may depend on that.
+Folders whose weights are not the whole model are refused."""
 
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
+from omnidraft.errors import ModelError
 from omnidraft.models.hf.pretrained import causal_lm
+from omnidraft.models.hf.target import load_model
+from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.models.probe import torch_products
 from tests.tiny_pair import Pair, assert_same, records_of
 from tests.unit.models.drafted_trees import BUSHY, drafted
-from tests.unit.models.tiny import CONFIGS, text, tiny_target
+from tests.unit.models.tiny import CONFIGS, text, tiny_model, tiny_target
+
+LOADERS = {"served": load_model, "learned": partial(load_trainable, train="full", rank=1, seed=0)}
 
 
 @pytest.fixture
@@ -81,3 +90,25 @@ def test_two_loads_at_once_leave_the_default_type_as_it_was(pair: Pair, monkeypa
         assert torch.get_default_dtype() == torch.float32
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("head", [{}, {"lm_head.weight": torch.zeros(7, 64)}], ids=["missing", "of another shape"])
+def test_a_folder_without_weights_that_fit_is_refused(
+    tmp_path: Path, loader: str, head: dict[str, torch.Tensor]
+) -> None:
+    """transformers makes them at random, or says no name in its error."""
+    CONFIGS["llama"].save_pretrained(tmp_path)
+    others = {name: tensor for name, tensor in tiny_model("llama").state_dict().items() if name != "lm_head.weight"}
+    save_file(others | head, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"has no weights that fit lm_head\.weight: "):
+        LOADERS[loader](tmp_path)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path, loader: str) -> None:
+    """transformers would add its layers, which our kernels leave out."""
+    tiny_model("llama").save_pretrained(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match="merge it"):
+        LOADERS[loader](tmp_path)

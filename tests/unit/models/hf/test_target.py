@@ -8,7 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MambaConfig, Qwen3NextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3nTextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    Qwen3NextConfig,
+)
 
 from omnidraft.config import DecodeSettings
 from omnidraft.errors import ConfigError, ContractError, ModelError, ModeRefused, RequestError
@@ -36,7 +43,7 @@ def test_tree_scores_are_those_of_one_path_at_a_time(name):
     assert_tree_scores_are_those_of_its_paths(tiny_target(name), tiny_model(name), prompt, tree)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(name=st.sampled_from(NAMES), seed=st.integers(0, 1000), data=st.data())
 def test_any_tree_keeps_any_of_its_paths(name, seed, data):
     """Two trees in a row: what was kept of the first, and only that, is what the second continues."""
@@ -51,6 +58,33 @@ def test_any_tree_keeps_any_of_its_paths(name, seed, data):
     kept = [*prompt[:-1], *(tree.tokens[node] for node in nodes)]
     scores = session.score(chain([7, 8]))
     torch.testing.assert_close(scores, whole_pass(model, [*kept, 7, 8])[-2:], **CLOSE)
+
+
+def test_layers_that_share_keys_keep_a_path_and_lend_a_prefix():
+    """The last layers of Gemma 3n and 4 have no keys of their own."""
+    config = Gemma3nTextConfig(
+        **SHAPE,
+        head_dim=16,
+        sliding_window=5,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        num_kv_shared_layers=1,
+        vocab_size_per_layer_input=VOCAB_SIZE,
+        hidden_size_per_layer_input=8,
+        altup_num_inputs=2,
+        laurel_rank=8,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    target, prompt = TransformersTarget(model, SETTINGS, name="gemma3n", precision="float32"), text(13)
+    tree = drafted([prompt[-1], *text(10, seed=2)], BUSHY)
+    source = assert_tree_scores_are_those_of_its_paths(target, model, prompt, tree)
+    source.keep((0, 2, 5))
+    kept = [*prompt, tree.tokens[2], tree.tokens[5]]
+    session = target.open([*kept, 7], 20, "fast")
+    assert target.reuse(session, source, len(kept)) == len(kept)
+    for each in (source, session):
+        scores = each.score(DraftTree.empty(7))
+        torch.testing.assert_close(scores[0], whole_pass(model, [*kept, 7])[-1], **CLOSE)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -292,9 +326,14 @@ def test_weights_that_are_levels_of_a_quantisation_are_refused(
         load_trainable(tmp_path, train="lora", rank=2, seed=0)
 
 
-def test_a_package_of_a_quantisation_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [ImportError, RuntimeError])
+def test_what_transformers_misses_is_named(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package of a quantisation, or weights of experts that it joins."""
+
     def load(folder: Path, **options: Any) -> Any:
-        raise ImportError("Using `fewbits` quantization requires fewbits")
+        raise error("Using `fewbits` quantization requires fewbits")
 
     plant_load(tmp_path, monkeypatch, load)
     with pytest.raises(ModelError, match="requires fewbits"):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -21,7 +21,6 @@ def naive(weight: Tensor, pieces: list[list[int]]) -> Tensor:
 
 
 @given(st.lists(st.lists(st.integers(0, NUM_ROWS - 1), max_size=4), min_size=1, max_size=9))
-@settings(deadline=None)
 def test_a_row_is_the_mean_of_its_pieces_and_of_all_rows_without_any(pieces: list[list[int]]) -> None:
     weight = torch.randn(NUM_ROWS, 3, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     torch.testing.assert_close(mean_rows(weight, PackedLists.of(pieces)), naive(weight, pieces))

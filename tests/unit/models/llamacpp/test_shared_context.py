@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.errors import ConfigError, ContractError
+from omnidraft.errors import ConfigError, ContractError, ModelError
 from omnidraft.models.llamacpp import shared_context
 from omnidraft.models.llamacpp.context import MAX_SEQUENCES, Context
 from omnidraft.models.llamacpp.target import LlamaCppTarget
@@ -53,8 +53,10 @@ def test_all_texts_and_a_prompt_are_one_pass(passes):
         torch.testing.assert_close(each[3], expected([*ids[:-1], 5, 6, 8]), **CLOSE)
 
 
-def test_a_shared_prefix_is_not_computed_again(passes):
-    target, first = tiny_llamacpp_target(), text(90)
+@pytest.mark.parametrize("max_texts", [1, 16])
+def test_a_shared_prefix_is_not_computed_again(passes, max_texts):
+    target = LlamaCppTarget(tiny_llamacpp_model(), SETTINGS, name="tiny", bits=32, max_texts=max_texts)
+    first = text(90)
     source = target.open(first, 9, "fast")
     source.score(DraftTree.empty(first[-1]))
     source.keep((0,))
@@ -93,7 +95,7 @@ def test_reproducible_mode_reuses_nothing_of_a_text_that_its_context_cannot_hold
     assert torch.equal(session.score(DraftTree.empty(3)), alone)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_texts_that_push_each_other_out_are_scored_as_alone(data):
     """Also between the scoring of a tree and the decision what of it is kept, and by a text that needs more cells."""
@@ -128,6 +130,42 @@ def test_a_pass_over_more_texts_than_fit_is_refused_and_leaves_them_usable(narro
         narrow.forward([(each, DraftTree.empty(5)) for each in sessions])
     for session in sessions:
         torch.testing.assert_close(session.score(DraftTree.empty(5))[0], expected([5]), **CLOSE)
+
+
+def test_memory_is_counted_as_it_is_taken(narrow):
+    sessions = [narrow.open(text(40, seed), 216, "fast") for seed in range(2)]
+    narrow.forward([], [(each, each.num_unread) for each in sessions])
+    cell_bytes = tiny_llamacpp_model().num_key_numbers * 2 * 4
+    assert narrow._shared.context.num_cells * cell_bytes <= 2 * narrow.kv_bytes(40, 256, "fast")
+
+
+def test_a_text_that_ended_needs_no_more_cells_than_it_has_when_its_prefix_is_shared(narrow):
+    first = text(60)
+    source = narrow.open(first, 196, "fast")
+    source.score(DraftTree.empty(first[-1]))
+    source.keep((0,))
+    before = narrow._shared.context
+    session = narrow.open([*first[:50], 3], 205, "fast")
+    assert narrow.reuse(session, source, 50) == 50
+    assert narrow._shared.context is before
+    torch.testing.assert_close(session.score(DraftTree.empty(3))[0], expected([*first[:50], 3]), **CLOSE)
+
+
+def test_a_text_whose_keys_could_not_be_put_back_gets_them_with_its_next_pass(narrow, monkeypatch):
+    prompts = [text(20, seed) for seed in range(3)]
+    sessions = [narrow.open(ids, 9, "fast") for ids in prompts]
+    for ids, session in zip(prompts, sessions, strict=True):
+        session.score(DraftTree.empty(ids[-1]))
+        session.keep((0,))
+
+    def refuse(*args):
+        raise ModelError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Context, "load", refuse)
+        with pytest.raises(ModelError, match="no room"):
+            sessions[0].score(DraftTree.empty(5))
+    torch.testing.assert_close(sessions[0].score(DraftTree.empty(5))[0], expected([*prompts[0], 5]), **CLOSE)
 
 
 def test_more_texts_than_llamacpp_can_tell_apart_are_refused_by_the_name_of_the_setting():

@@ -32,7 +32,7 @@ def test_logits_are_those_of_transformers(length):
     torch.testing.assert_close(scores, expected, **CLOSE)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 1000), data=st.data())
 def test_any_tree_keeps_any_of_its_paths(seed, data):
     """Three trees in a row: what was kept of those before, and only that, is what the next one continues."""

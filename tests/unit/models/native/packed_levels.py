@@ -12,8 +12,11 @@ from omnidraft.models.probe.choice import kernels as chosen_kernels
 HEADER_BYTES = 2 * 2 * native.BLOCK
 GROUP_SIZES = {"int8": 128, "int4": 32}
 MAX_LEVELS = {"int8": 255, "int4": 15}
-ROUNDS_INPUTS = chosen_kernels().variant == "avx512_bf16"
-"""Whether the inputs of bfloat16 weights are bfloat16, too."""
+
+
+def rounds_inputs() -> bool:
+    """Return whether the inputs of bfloat16 weights are bfloat16, too."""
+    return chosen_kernels().variant == "avx512_bf16"
 
 
 def packed(weight_NK: torch.Tensor, kind: str, kernels: native.Library) -> bytes:

@@ -101,7 +101,7 @@ def test_keys_of_emitted_ids_serve_the_next_turn():
     assert torch.equal(session.score(DraftTree.empty(ANSWER[-1]))[0], alone("int8")[len(ANSWER)])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_mixture_of_trees_and_prompts(data):
     """Passes of more rows than the kernels take at once are split; a tree of 64 nodes among them."""

@@ -56,7 +56,7 @@ def assert_close(got: torch.Tensor, reference: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_any_calls_say_what_transformers_says_of_the_text(shape, data):
     drive(
@@ -156,7 +156,7 @@ def test_a_model_loading_in_another_thread_changes_nothing():
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_several_texts_in_one_pass_are_what_each_is_alone_bit_by_bit(precision, data):
     """Texts of any length, one longer than what may be shared in a pass, one that runs along a branch."""

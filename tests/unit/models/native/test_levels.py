@@ -8,9 +8,13 @@ from hypothesis import strategies as st
 from omnidraft.models.native import library as native
 from tests.unit.models.native.packed_levels import full_range, unpacked
 
-KERNELS = native.load()
 GROUP_ERROR = {"normal": 0.82, "uniform": 0.82, "outlier": 0.52}
 """The largest squared error beside the full range's, mean over many groups of such weights."""
+
+
+@pytest.fixture(scope="module")
+def kernels() -> native.Library:
+    return native.load()
 
 
 def weights(kind: str, shape: tuple[int, int], scale: float, offset: float, seed: int) -> torch.Tensor:
@@ -42,10 +46,10 @@ def squared_errors(made_NK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tens
     offset=st.sampled_from([0.0, 0.0, -3.0, 0.5, 100.0]),
     seed=st.integers(0, 2**16),
 )
-def test_no_group_is_farther_than_from_its_full_range(kind, inputs, channels, exponent, offset, seed):
+def test_no_group_is_farther_than_from_its_full_range(kernels, kind, inputs, channels, exponent, offset, seed):
     weight_NK = weights(kind, (channels, inputs), 10.0**exponent, offset, seed)
     weight_NK = weight_NK.clamp(-6e4, 6e4)  # what float16 can hold
-    errors = squared_errors(unpacked(weight_NK, "int4", KERNELS), weight_NK)
+    errors = squared_errors(unpacked(weight_NK, "int4", kernels), weight_NK)
     limits = squared_errors(full_range(weight_NK, "int4"), weight_NK)
     rounding = inputs * (1e-6 * float(weight_NK.abs().max())) ** 2
     assert (errors <= limits * 1.0001 + rounding).all()
@@ -53,21 +57,21 @@ def test_no_group_is_farther_than_from_its_full_range(kind, inputs, channels, ex
 
 @pytest.mark.parametrize("kind", GROUP_ERROR)
 @pytest.mark.parametrize("inputs", [native.GROUP, 24])
-def test_groups_are_nearer_than_to_their_full_range(kind, inputs):
+def test_groups_are_nearer_than_to_their_full_range(kernels, kind, inputs):
     weight_NK = weights(kind, (4096, inputs), 0.02, 0.0, seed=0)
-    errors = squared_errors(unpacked(weight_NK, "int4", KERNELS), weight_NK)
+    errors = squared_errors(unpacked(weight_NK, "int4", kernels), weight_NK)
     limits = squared_errors(full_range(weight_NK, "int4"), weight_NK)
     assert errors.mean() < GROUP_ERROR[kind] * limits.mean()
 
 
-def test_weights_that_lie_on_sixteen_levels_are_kept():
+def test_weights_that_lie_on_sixteen_levels_are_kept(kernels):
     torch.manual_seed(0)
     level = torch.randint(0, 16, (512, native.GROUP))
     level[:, 0], level[:, 1] = 0, 15
     weight_NK = level * 0.03125 - 0.25
-    assert torch.equal(unpacked(weight_NK, "int4", KERNELS).float(), weight_NK)
+    assert torch.equal(unpacked(weight_NK, "int4", kernels).float(), weight_NK)
 
 
-def test_eight_bits_keep_the_full_range():
+def test_eight_bits_keep_the_full_range(kernels):
     weight_NK = weights("outlier", (37, 100), 0.02, 0.1, seed=0)
-    torch.testing.assert_close(unpacked(weight_NK, "int8", KERNELS).float(), full_range(weight_NK, "int8"))
+    torch.testing.assert_close(unpacked(weight_NK, "int8", kernels).float(), full_range(weight_NK, "int8"))

@@ -12,7 +12,7 @@ START = 7
 CPU = torch.device("cpu")
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32), looked_at=st.lists(st.integers(0, STEPS + 10), max_size=10))
 def test_rows_draw_what_multinomial_draws_for_the_batch(seed: int, looked_at: list[int]) -> None:
     """Also where drafts looked at other steps before, more of them than are kept."""

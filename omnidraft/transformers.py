@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnidraft import config, wiring
-from omnidraft.decode.decoder import Drawing
+from omnidraft.decode.decoder import Decoder, Drawing
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
 from omnidraft.decode.sampling.grammar import given_grammar
 from omnidraft.decode.sequence import SequenceState
@@ -111,11 +111,14 @@ class Drafter:
 
         Raises:
             RequestError: the call asks for what drafting does not have; no row is generated.
+            ModelError: the model has another attention by now.
         """
+        from omnidraft.models.hf.generation.lent_model import require_lendable
         from omnidraft.models.hf.generation.request import checked_request
 
         if model is not self._model:
             raise RequestError("this drafter was made for another model; make one for each model")
+        require_lendable(self._model)
         if num_draft_tokens is not None and num_draft_tokens < 0:
             raise RequestError(f"num_draft_tokens must be at least 0, got {num_draft_tokens}")
         has_streamer = streamer is not None
@@ -175,6 +178,7 @@ class _Batch:
 
         self._loaded = loaded
         self._request = request
+        self._decoder = _decoder(loaded, request)
         vocab_size, device = loaded.decoder.target.vocab_size, request.rows[0].ids.device
         self._noise = TorchNoise(len(request.rows), vocab_size, device)
         self.scores = [request.scores() for _ in request.rows]
@@ -182,7 +186,7 @@ class _Batch:
 
     def run(self, grammar: Grammar | None, num_draft_tokens: int | None, streamer: "BaseStreamer | None") -> None:
         """Decode all rows to their ends. Raises RequestError, and what ended a row."""
-        decoder = self._loaded.decoder
+        decoder = self._decoder
         try:
             memorizers = dict(self._add(row, grammar, num_draft_tokens) for row in range(len(self._request.rows)))
             while not all(sequence.is_finished for sequence in memorizers):
@@ -206,7 +210,7 @@ class _Batch:
         """Add a row to the decoder; return its sequence and what remembers it."""
         from omnidraft.models.hf.generation.rows import RowDistributions, RowStop
 
-        decoder, request, row = self._loaded.decoder, self._request, self._request.rows[number]
+        decoder, request, row = self._decoder, self._request, self._request.rows[number]
         sampling = decoder.grammars.prepared(request.sampling(grammar))
         text = self._text(row.prompt, row.max_length - row.num_prompt_ids, sampling, num_draft_tokens)
         scores, matcher = self.scores[number], decoder.matcher(text)
@@ -236,6 +240,15 @@ class _Batch:
             drafter_prompt_tail=tail_ids,
             cache_scope=_SCOPE,
         )
+
+
+def _decoder(loaded: "LoadedModel", request: "GenerateRequest") -> Decoder:
+    """Return the decoder of a call. Raises RequestError where its rows are a batch that has a time limit, so that none
+    may wait, and there is no memory for all."""
+    rows = request.rows
+    if len(rows) == 1 or not request.has_time_limit:
+        return loaded.decoder
+    return loaded.batch_decoder([len(row.prompt) + row.max_length - row.num_prompt_ids for row in rows])
 
 
 def _without_adapters(model: Any) -> Any:

@@ -1,10 +1,13 @@
 """Decoding with a model that the caller has loaded with transformers."""
 
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.config import Settings
+from omnidraft.errors import RequestError
 from omnidraft.ports import Metrics
 from omnidraft.wiring.costs import measured_costs
 from omnidraft.wiring.drafter_prompt import drafter_prompt
@@ -42,6 +45,22 @@ class LoadedModel:
         from omnidraft.wiring.vllm import drafter_of
 
         return drafter_prompt(prompt_ids, self.tokenizers, drafter_of(self.proposer).model.context_limit)
+
+    def batch_decoder(self, max_ids: Sequence[int]) -> "Decoder":
+        """Return the decoder for a batch of texts of at most so many ids each, none of which waits for others to end.
+        Raises RequestError where there is no memory for that."""
+        from omnidraft.decode.scheduler import Scheduler
+
+        decoder, settings, mode = copy.copy(self.decoder), self.settings.scheduler, self.settings.decode.mode
+        target, num_nodes = decoder.target, 1 + self.decoder.target.limits(mode).num_nodes
+        kv_gib = sum(target.kv_bytes(num_ids + num_nodes, num_ids, mode) for num_ids in max_ids) / 2**30
+        if kv_gib > settings.kv_cache_gib:
+            raise RequestError(
+                f"the keys of {len(max_ids)} rows may take {kv_gib:.3g} GiB, and some might wait until max_time is up; "
+                "raise scheduler.kv_cache_gib, or generate fewer rows or new tokens"
+            )
+        decoder.scheduler = Scheduler(target, settings.model_copy(update={"max_num_seqs": len(max_ids)}))
+        return decoder
 
 
 def loaded_model(

@@ -22,7 +22,7 @@ def forget(
     tenant: Tenant,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     accept_retention: Annotated[
-        bool, typer.Option("--accept-retention", help="Even if only Kafka's retention deletes some of its records.")
+        bool, typer.Option("--accept-retention", help="Even if only retention deletes some of its records.")
     ] = False,
     purge_snapshots: Annotated[
         bool, typer.Option("--purge-snapshots", help="Delete the files of snapshots that learned from it, too.")
@@ -51,6 +51,8 @@ def forget(
     _print(f"forgotten, as order {forget_id}: keys destroyed, content deleted, distillers and workers told")
     if data.num_unprotected and settings.log.url.startswith("kafka"):
         _print(f"left until Kafka's retention deletes them: {data.num_unprotected} messages that are readable")
+    if data.num_unopened:
+        _print(f"left until retention deletes them: {data.num_unopened} encrypted messages that no key here opens")
     is_done = _purge(settings, data, forget_id, wait_s) if purge_snapshots else True
     for target, snapshots in tenants.affected(settings, data, forget_id).items():
         _print_left(target, snapshots)

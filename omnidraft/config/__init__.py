@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from omnidraft.config.learning import (
+        GROUP_KEYS,
         AlmSettings,
         CacheSettings,
         ControllerSettings,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from omnidraft.config.worker import ApiKey, VllmSettings, WorkerSettings
 
 __all__ = [
+    "GROUP_KEYS",
     "NO_DRAFTER",
     "AlmSettings",
     "ApiKey",

@@ -6,7 +6,7 @@ beside a request until its piece ends, and no longer; the gate measures that.
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Condition
 
 
@@ -42,14 +42,21 @@ class IdleGate:
                 self._idle_from_s = self._clock() + self._idle_s
                 self._condition.notify_all()
 
-    def wait(self) -> None:
-        """Return when learning may go on: no request runs, and none has for `idle_s`; at once after `open`."""
+    def wait(self, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        """Return when learning may go on: no request runs, and none has for `idle_s`; at once after `open`.
+
+        Args:
+            waiting: returns the block to wait in where that is not at once. No request waits for it.
+        """
         with self._condition:
             if self._overlap_from_s is not None:
                 self.longest_overlap_s = max(self.longest_overlap_s, self._clock() - self._overlap_from_s)
                 self._overlap_from_s = None
-            self._is_learning = False
-            while not self._is_open and (self._num_requests or self._clock() < self._idle_from_s):
+            self._is_learning = self._may_learn()
+            if self._is_learning:
+                return
+        with waiting(), self._condition:
+            while not self._may_learn():
                 self._condition.wait(None if self._num_requests else self._idle_from_s - self._clock())
             self._is_learning = True
 
@@ -58,3 +65,6 @@ class IdleGate:
         with self._condition:
             self._is_open = True
             self._condition.notify_all()
+
+    def _may_learn(self) -> bool:
+        return self._is_open or (not self._num_requests and self._clock() >= self._idle_from_s)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
 from typing import Protocol
 
@@ -27,6 +28,7 @@ from omnidraft.device.status import LearningStatus, progress_of
 from omnidraft.device.tidying import Tidier
 from omnidraft.distill.control import Status
 from omnidraft.distill.distiller import Distiller
+from omnidraft.distill.ingest.crash_journal import CrashJournal
 from omnidraft.errors import BusError, OmnidraftError, SnapshotError
 from omnidraft.fleet.controller import Controller
 from omnidraft.models.loading import openmp_threads
@@ -71,6 +73,8 @@ class IdleLearning:
         self._parts = parts
         self._gate = IdleGate(parts.settings.idle_s)
         self._closing = Event()
+        self._is_interrupted = self._is_closed = False
+        """Whether a `close` was interrupted, and whether one was finished."""
         self._distilled: Status | None = None
         self._num_empty_polls = 0
         """Polls that brought nothing to learn, since `wait` began."""
@@ -120,16 +124,22 @@ class IdleLearning:
     def close(self) -> None:
         """Finish the step under way, publish what was learned, stop the thread and release the home.
 
-        Requests are answered as before, and neither recorded nor learned. A second call does nothing.
+        Requests are answered as before, and neither recorded nor learned. Where a call is interrupted, the next one
+        goes on with it, at the end of the process if not before. After that a call does nothing.
         """
-        if self._closing.is_set():
+        if self._is_closed:
             return
-        atexit.unregister(self.close)
-        self._parts.producer.close(FLUSH_S)
-        self._closing.set()
-        self._gate.open()
-        self._thread.join()
+        try:
+            self._parts.producer.close(FLUSH_S)
+            self._closing.set()
+            self._gate.open()
+            self._thread.join()
+        except (KeyboardInterrupt, SystemExit):
+            self._is_interrupted = True
+            raise
         self._parts.home.close()
+        atexit.unregister(self.close)
+        self._is_closed = True
 
     def _run(self) -> None:
         settings = self._parts.settings
@@ -139,8 +149,17 @@ class IdleLearning:
             if self._must_stop():
                 return
             make = self._parts.make_distiller
-            make(progress=self._on_progress, on_empty_poll=self._on_empty_poll).run(self._must_stop)
+            distiller = make(progress=self._on_progress, on_empty_poll=self._on_empty_poll)
+            with throttle.gated(partial(self._rest, distiller.journal)):
+                distiller.run(self._must_stop)
             self._cpu_s = time.thread_time()
+
+    def _rest(self, journal: CrashJournal) -> None:
+        """Wait between two pieces of a step while requests run. A user who ends the process then, or after interrupting
+        `close`, does not accuse the step's records."""
+        if self._is_interrupted:
+            journal.suspend()
+        self._gate.wait(journal.suspended)
 
     def _must_stop(self) -> bool:
         """Wait for an idle moment; return whether learning is to end. The distiller asks before whatever it begins."""

@@ -91,13 +91,13 @@ class Distiller:
         self._load_cache, self._load_base, self._steps_per_snapshot = load_cache, load_base, steps_per_snapshot
         self._control, self._compare_earlier = control or TrainingControl(), compare_earlier
         self._drift_haste, self._metrics = drift_haste, metrics
-        self._journal = journal or CrashJournal(Path(), tries=0)
+        self.journal = journal or CrashJournal(Path(), tries=0)
         self._reader = BatchReader(
             consumer, batcher, metrics, truncation, max_records=max_lag_records, sample_records=lag_sample_records
         )
         self._held_out = held_out or HeldOut(learner)
         self._factor_judge = factor_judge or FactorJudge(learner, TenantFactorSettings())
-        self._learning = JournaledLearning(learner, batcher, self._held_out, self._journal, memory)
+        self._learning = JournaledLearning(learner, batcher, self._held_out, self.journal, memory)
         new_cache = partial(load_cache, {})
         self._forgetting = forgetting or Forgetting(Retention(), batcher, learner, metrics, new_cache=new_cache)
         self._on_empty_poll = on_empty_poll
@@ -173,7 +173,7 @@ class Distiller:
         if self._reports:
             self._publish(stop)
         if self._retry(lambda: self._reader.restart(order), stop):
-            self._journal.clear()
+            self.journal.clear()
             self._publish(stop)
 
     def _rewind(self, order: str, stop: Stop) -> None:
@@ -285,7 +285,7 @@ class Distiller:
         published = self._retry(lambda: self._publisher.publish(staged), stop)
         span.end(version=published.version, records=counters.num_records)
         self._reader.end_snapshot()
-        self._journal.published(self._batcher.offsets())
+        self.journal.published(self._batcher.offsets())
         self._held_out.set_parent(serving, measured)
         self._reports.clear()
         self._reporter.report_snapshot(published.version, measured, losses)

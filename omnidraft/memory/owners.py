@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from omnidraft.config import GROUP_KEYS
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Owner:
@@ -16,7 +18,7 @@ class Owner:
     @property
     def key_name(self) -> str:
         """The name under which the key store keeps the keys of this memory; a tenant's are those of its records."""
-        return self.name if self.kind == "tenant" else f"memory group {self.name}"
+        return self.name if self.kind == "tenant" else GROUP_KEYS + self.name
 
 
 class Owners:

@@ -1,7 +1,6 @@
 """The fleet's memory from settings: what a distiller keeps, and what a worker takes from a snapshot."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,14 +8,13 @@ from omnidraft.config import MemorySettings, Settings
 from omnidraft.ports import Metrics
 from omnidraft.wiring.logs import tenant_keys
 from omnidraft.wiring.models import TargetVocabulary
+from omnidraft.wiring.recording import recorded_as
 
 if TYPE_CHECKING:
     from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
     from omnidraft.distill.memory.memory_files import MemoryFiles
 
 logger = logging.getLogger(__name__)
-
-_REDACTION = "omnidraft.traces.redaction"
 
 
 def memory_files(settings: Settings, tokenizers: TargetVocabulary, metrics: Metrics, folder: Path) -> "MemoryFiles":
@@ -38,7 +36,7 @@ def memory_loader(settings: Settings, metrics: Metrics) -> "MemoryLoader":
         metrics,
         target=settings.models.target,
         cipher=tenant_keys(settings),
-        recorded_as=_recorded_as(settings.recorder.redactor),
+        recorded_as=recorded_as(settings),
     )
 
 
@@ -49,16 +47,3 @@ def _kept(settings: Settings) -> MemorySettings:
         logger.warning("the fleet's memory is off: log.encryption_keys without log.key_store gives tenants no keys")
         return section.model_copy(update={"tokens_per_tenant": 0})
     return section
-
-
-def _recorded_as(redactor: str | None) -> Callable[[str], str | None]:
-    """Return a function from a tenant to its name in the records; to None under a redactor that may change names in a
-    way that is not known here: else one tenant could be drafted what was said to another."""
-    from omnidraft.traces.redaction import hash_of_tenant
-
-    if redactor in (None, f"{_REDACTION}:without_prompts"):
-        return lambda tenant: tenant
-    if redactor == f"{_REDACTION}:hashed_tenant":
-        return hash_of_tenant
-    logger.info("recorder.redactor may rename tenants, so this worker does not use the fleet's memory")
-    return lambda tenant: None

@@ -1,5 +1,7 @@
 """What a process reports of its work: trace records, by way of the operator's redactor, and OpenTelemetry spans."""
 
+import logging
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,10 @@ from omnidraft.wiring.logs import log_reader, log_writer
 
 if TYPE_CHECKING:
     from omnidraft.decode.recording.trace_producer import Redactor, TraceProducer
+
+logger = logging.getLogger(__name__)
+
+_REDACTION = "omnidraft.traces.redaction"
 
 
 def trace_producer(settings: Settings, metrics: Metrics, tracing: Tracing | None = None) -> "TraceProducer | None":
@@ -47,6 +53,20 @@ def redactor(settings: Settings) -> "Redactor | None":
         raise ConfigError(f"recorder.redactor = {path!r} is a {type(function).__name__}, not a function")
     made: Redactor = function
     return made
+
+
+def recorded_as(settings: Settings) -> Callable[[str], str | None]:
+    """Return a function from a tenant to its name in the records; to None under a redactor that may change names in a
+    way that is not known here: else one tenant could be drafted what was learned from another."""
+    from omnidraft.traces.redaction import hash_of_tenant
+
+    path = settings.recorder.redactor
+    if path in (None, f"{_REDACTION}:without_prompts"):
+        return lambda tenant: tenant
+    if path == f"{_REDACTION}:hashed_tenant":
+        return hash_of_tenant
+    logger.info("recorder.redactor may rename tenants, so this worker drafts nothing that was learned for one of them")
+    return lambda tenant: None
 
 
 def tracing(settings: Settings, role: str, metrics: Metrics) -> Tracing:

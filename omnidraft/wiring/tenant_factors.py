@@ -10,6 +10,7 @@ from omnidraft.errors import ConfigError, SnapshotCorrupt
 from omnidraft.models.kv_session import BatchingDrafter
 from omnidraft.ports import DraftModel, RecordCipher
 from omnidraft.wiring.logs import tenant_keys
+from omnidraft.wiring.recording import recorded_as
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +60,7 @@ def load_tenant_factors(
         elif (tensors := _read(folder, each.file or "", tenant, keys)) is not None:
             openers[tenant] = model.with_factors(tensors)
     logger.info("snapshot %s: %d tenants draft with factors of their own", manifest.snapshot_id, len(openers))
-    return LoadedFactors(openers, lambda tenant: switch.serves(tenant, manifest))
+    return LoadedFactors(openers, lambda tenant: switch.serves(tenant, manifest), recorded_as(settings))
 
 
 def _read(folder: Path, name: str, tenant: str, keys: RecordCipher | None) -> "Mapping[str, Tensor] | None":

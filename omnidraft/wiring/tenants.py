@@ -52,6 +52,11 @@ class TenantData:
         """Messages that can be read without any key of the tenant's."""
         return self.traces.num_with_master_key + self.dead_letters.num_with_master_key
 
+    @property
+    def num_unopened(self) -> int:
+        """Encrypted messages that may be the tenant's, as no key here opens them."""
+        return self.traces.num_unopened + self.dead_letters.num_unopened
+
 
 def tenant_data(settings: Settings, tenant: str, on_message: OnMessage = lambda: None) -> TenantData:
     """Look for a tenant's keys and messages, changing nothing. Raises BusError."""
@@ -76,15 +81,13 @@ def forget(
     """Forget a tenant, of which `data` was found; return the name of the order on the control log.
 
     Raises:
-        RequestError: only retention deletes some of its messages, and `accept_retention` is False; nothing is done.
+        RequestError: only retention deletes some of its messages, or some that may be its own, and `accept_retention`
+            is False; nothing is done.
         BusError: log or key store do not answer, or there is no space to vacuum the log; repeat it.
     """
     path = log_path(settings)
-    if path is None and data.num_unprotected and not accept_retention:
-        raise RequestError(
-            f"{data.num_unprotected} messages of {tenant} in Kafka are not encrypted with a key of its own, so only "
-            "retention deletes them (log.retention_hours); with --accept-retention everything else is forgotten now"
-        )
+    if not accept_retention:
+        _require_deletable(tenant, data, is_rewritable=path is not None)
     num_destroyed = _destroy_keys(settings, tenant)
     if path is not None:
         _delete_messages(settings, path, tenant, on_message)
@@ -161,6 +164,22 @@ def _tenant_keys(settings: Settings) -> "TenantKeys":
     if keys is None:
         raise ConfigError("there is no key store: set log.encryption_keys, and with Kafka log.key_store")
     return keys
+
+
+def _require_deletable(tenant: str, data: TenantData, *, is_rewritable: bool) -> None:
+    """Raise RequestError when there are messages that only retention deletes. A log that is `is_rewritable` loses those
+    of the tenant that anybody can read."""
+    advice = "with --accept-retention everything else is forgotten now"
+    if data.num_unopened:
+        raise RequestError(
+            f"{data.num_unopened} messages are encrypted with keys that are not known here, so nobody can tell which "
+            f"of them are {tenant}'s: set log.encryption_keys and log.key_store as the fleet has them; {advice}"
+        )
+    if data.num_unprotected and not is_rewritable:
+        raise RequestError(
+            f"{data.num_unprotected} messages of {tenant} in Kafka are not encrypted with a key of its own, so only "
+            f"retention deletes them (log.retention_hours); {advice}"
+        )
 
 
 def _destroy_keys(settings: Settings, tenant: str) -> int:

@@ -12,7 +12,7 @@ A batch is taken whole or not at all, so the records not learned yet are exactly
 latest after LOOKAHEAD records, which a buffer holds: where the log repeats itself, it has few records to learn or none.
 """
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -110,7 +110,7 @@ class Batcher:
         self._records_per_step, self._held_out_every = records_per_step, held_out_every
         self._poison, self._seen_records = poison, seen_records
         self._turn = 0
-        self._seen: dict[int, None] = {}
+        self._seen = OrderedDict[int, None]()
         self._groups, self._held_out_records = groups or TenantGroups(), held_out_records
         self._shares = StepShares(self._groups, share=tenant_share, records_per_step=records_per_step)
         self.held_out: deque[TraceRecord] = deque()
@@ -183,7 +183,7 @@ class Batcher:
     def load_state(self, tensors: Mapping[str, Tensor], offsets: Offsets) -> None:
         """Go on where `state` and `offsets` were taken. Raises WireError when a held-out record cannot be read."""
         self.start_at(offsets)
-        self._seen = dict.fromkeys(tensors[_SEEN].tolist())
+        self._seen = OrderedDict.fromkeys(tensors[_SEEN].tolist())
         self._turn = int(tensors[_TURN])
         if _ORDER in tensors:  # snapshots of earlier versions lack it
             self._order = tuple(tensors[_ORDER].tolist())

@@ -3,13 +3,15 @@
 A process that finds records under way follows one that crashed on them, whatever the cause. After `tries` crashes a
 step's records are tried one by one; a record with as many crashes alone is poison. Where each of them survives alone,
 the step is tried again, and after `tries` more crashes they are poison together. Records of a process that was killed
-by chance are learned in the same step as ever.
+by chance are learned in the same step as ever. While a step waits for something else, the journal is suspended: whoever
+ends the process then does not accuse the step's records.
 """
 
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ class CrashJournal:
         self._survived: set[PartitionOffset] = set()
         self._under_way: tuple[PartitionOffset, ...] = ()
         self._is_alone = False
+        self._is_suspended = False
         self._is_written = True
         if tries:
             self._load()
@@ -59,6 +62,21 @@ class CrashJournal:
             self._forget(self._under_way)
         self._under_way = ()
         self._save()
+
+    def suspend(self) -> None:
+        """Note no records as under way from now on: the process may end at any moment, and not because of them."""
+        if not self._is_suspended:
+            self._is_suspended = True
+            self._save_if_under_way()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Suspend the journal inside the block."""
+        was_suspended = self._is_suspended
+        self.suspend()
+        yield
+        self._is_suspended = was_suspended
+        self._save_if_under_way()
 
     def published(self, offsets: Offsets) -> None:
         """Forget the records before these offsets, which do not come up again."""
@@ -99,6 +117,10 @@ class CrashJournal:
             logger.warning("the process before crashed on the records at %s", ", ".join(map(_text, died_over)))
             self._save()
 
+    def _save_if_under_way(self) -> None:
+        if self._under_way:
+            self._save()
+
     def _save(self) -> None:
         """Write the journal. A disk that refuses it does not stop learning: a crash would go uncounted, that is all."""
         if not self._tries:
@@ -113,15 +135,19 @@ class CrashJournal:
             self._is_written = True
 
     def _write(self) -> None:
-        if not (self._under_way or self._together or self._alone or self._survived):
+        if not (self._accused() or self._together or self._alone or self._survived):
             self._path.unlink(missing_ok=True)
             return
         files.make_folder(self._path.parent)
         files.write_text(self._path, json.dumps(self._plain_data()), PRIVATE)
 
+    def _accused(self) -> list[PartitionOffset]:
+        """Return the records that a crash of this process would count for."""
+        return [] if self._is_suspended else list(self._under_way)
+
     def _plain_data(self) -> dict[str, Any]:
         return {
-            "under_way": list(self._under_way),
+            "under_way": self._accused(),
             "is_alone": self._is_alone,
             "together": [[*position, number] for position, number in self._together.items()],
             "alone": [[*position, number] for position, number in self._alone.items()],

@@ -5,13 +5,16 @@ The batcher and catch_up.py decide while learning; the audit decides again, from
 """
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Container
 from enum import StrEnum
 
 from omnidraft.traces.record import TraceRecord
 
-SEEN_RECORDS = 4096
-"""A record is a duplicate when it is among this many before it; the producer repeats within seconds."""
+SEEN_RECORDS = 65_536
+"""A record is a duplicate when it is among this many before it. A producer that was cut off before an acknowledgement
+repeats its batch once the log answers again, behind all that the others wrote meanwhile; a key is 8 bytes of a
+snapshot."""
 
 
 class Disposition(StrEnum):
@@ -47,10 +50,10 @@ def disposition(key: int, held_out: bool, *seen: Container[int]) -> Disposition:
     return Disposition.HELD_OUT if held_out else Disposition.LEARNED
 
 
-def forget_oldest(seen: dict[int, None], num_kept: int) -> None:
+def forget_oldest(seen: OrderedDict[int, None], num_kept: int) -> None:
     """Keep the newest keys."""
     while len(seen) > num_kept:
-        del seen[next(iter(seen))]
+        seen.popitem(last=False)
 
 
 def hash_64(text: str) -> int:

@@ -22,6 +22,8 @@ class TenantMessages:
     """Those that have content which can be read."""
     num_with_master_key: int = 0
     """Of these, those that no key of the tenant protects: plain, or encrypted with a master key."""
+    num_unopened: int = 0
+    """Encrypted messages that no key here opens, and that have no key of the tenant: they may be anybody's."""
     newest_ms: int = 0
     """The time of the newest, Unix milliseconds: by the log's clock or, if that is later, by its worker's, as far as
     records can be read."""
@@ -54,6 +56,7 @@ class TenantMatcher:
         for message in messages:
             record = _record(message)
             if not self._is_of_tenant(message, record):
+                found.num_unopened += ENCRYPTION in message.headers
                 continue
             found.positions.append((message.partition, message.offset))
             found.newest_ms = max(found.newest_ms, message.timestamp_ms, record.time_ms if record else 0)
@@ -65,9 +68,11 @@ class TenantMatcher:
     def _is_of_tenant(self, message: Message, record: TraceRecord | None) -> bool:
         if message.headers.get(FORGOTTEN) == self._mark or message.headers.get(KEY_ID) in self._key_ids:
             return True
-        if record is None:
-            return self._avro_text in message.value  # damaged: take what names the tenant as a record does
-        return record.tenant == self._tenant
+        if record is not None:
+            return record.tenant == self._tenant
+        if {ENCRYPTION, ORIGINAL + ENCRYPTION} & message.headers.keys():
+            return False  # any bytes may stand in what is encrypted
+        return self._avro_text in message.value  # damaged: take what names the tenant as a record does
 
 
 def _record(message: Message) -> TraceRecord | None:

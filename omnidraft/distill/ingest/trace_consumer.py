@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from omnidraft.errors import RecordForgotten, UnknownKey, UnknownSchema, VocabularyError, WireError
+from omnidraft.errors import MessageTooLarge, RecordForgotten, UnknownKey, UnknownSchema, VocabularyError, WireError
 from omnidraft.ports import (
     FORGOTTEN,
     OTHER_PAIR,
@@ -38,7 +38,8 @@ READ = "omnidraft_traces_read_total"
 SKIPPED = "omnidraft_traces_skipped_total"
 
 MAX_VALUE_BYTES = 950_000
-"""Maximal size of a dead letter: a longer message is cut, so that it fits into any log with its headers."""
+"""Maximal size of a dead letter: a longer message is cut, so that it fits into a log with its headers. Where a topic
+takes less, it is cut in half until it fits."""
 MAX_HEADERS = 16
 MAX_HEADER_BYTES = 512
 
@@ -126,7 +127,7 @@ class TraceConsumer:
         self._unsettled = polled  # until its dead letters are acknowledged
         records, outgoing, skipped = self._sorted(polled)
         if outgoing:
-            self._dead_letters.append(outgoing)
+            self._append(outgoing)
         self._unsettled = None
         self._count(len(records), skipped)
         _log_damage(self._topic, polled.messages)
@@ -144,8 +145,17 @@ class TraceConsumer:
             message = Message(partition, offset, codec.key(record), value, headers, record.time_ms)
             letter = self._dead_letter(message, POISON, "the learner's process died over it again and again")
             outgoing.append(replace(letter, tenant=record.tenant))
-        self._dead_letters.append(outgoing)
+        self._append(outgoing)
         self._metrics.add(SKIPPED, len(outgoing), reason=POISON)
+
+    def _append(self, letters: Sequence[Outgoing]) -> None:
+        try:
+            self._dead_letters.append(letters)
+        except MessageTooLarge:
+            if len(letters) == 1 and not letters[0].value:
+                raise
+            for each in letters if len(letters) > 1 else (_halved(letters[0]),):
+                self._append([each])
 
     def _sorted(self, polled: PollResult) -> tuple[list[RecordAt], list[Outgoing], list[Skipped]]:
         records, outgoing, skipped = list[RecordAt](), list[Outgoing](), list[Skipped]()
@@ -211,6 +221,12 @@ class TraceConsumer:
             counts[reason] += number
         for reason, number in counts.items():
             self._metrics.add(SKIPPED, number, reason=reason)
+
+
+def _halved(letter: Outgoing) -> Outgoing:
+    size = len(letter.value)
+    headers = {"cut_from_bytes": str(size).encode(), **letter.headers}  # unless it was cut before
+    return replace(letter, value=letter.value[: size // 2], headers=headers)
 
 
 def _log_damage(topic: str, messages: Sequence[Message]) -> None:

@@ -1,5 +1,7 @@
 """Requests pass at once; learning goes on between them only, and how long it took to notice is known."""
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Event, Thread
 
 from omnidraft.device.idle_gate import IdleGate
@@ -13,12 +15,12 @@ class Clock:
         return self.now_s
 
 
-def waiting(gate: IdleGate) -> tuple[Thread, Event]:
+def waiting(gate: IdleGate, block: Callable[[], AbstractContextManager[None]] = nullcontext) -> tuple[Thread, Event]:
     """A thread at the gate, and the event that it passed."""
     passed = Event()
 
     def wait() -> None:
-        gate.wait()
+        gate.wait(block)
         passed.set()
 
     thread = Thread(target=wait)
@@ -36,6 +38,28 @@ def test_learning_waits_while_any_request_runs_and_goes_on_after_the_last() -> N
         assert not passed.wait(0.05)
     thread.join()
     assert passed.is_set()
+
+
+def test_only_who_has_to_wait_does_so_in_the_block_and_no_request_waits_for_that() -> None:
+    gate, entered, may_enter, steps = IdleGate(0.0), Event(), Event(), list[str]()
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        entered.set()
+        steps.append("waits" if may_enter.wait(5.0) else "holds a request up")
+        yield
+        steps.append("goes on")
+
+    gate.wait(block)
+    assert not entered.is_set()
+    with gate.request():
+        thread, passed = waiting(gate, block)
+        entered.wait()
+        with gate.request():  # while the block is entered
+            may_enter.set()
+        assert not passed.wait(0.05)
+    thread.join()
+    assert steps == ["waits", "goes on"]
 
 
 def test_learning_waits_for_the_quiet_time_too() -> None:

@@ -1,17 +1,21 @@
 """What stops learning is told to whoever asks, never to who asks the model; the home is free afterwards."""
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from omnidraft import throttle
 from omnidraft.config import LearnerSettings
 from omnidraft.device.home import DeviceHome
 from omnidraft.device.learning import IdleLearning, LearningParts
 from omnidraft.distill.control import Status
+from omnidraft.distill.ingest.crash_journal import CrashJournal
 from omnidraft.errors import ConfigError, OmnidraftError, RegistryError
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader
 
@@ -21,11 +25,15 @@ Stop = Callable[[], bool]
 class Distiller:
     """Runs this function as a distiller runs its rounds."""
 
-    def __init__(self, rounds: Callable[[Stop, Callable[[Status], None], Callable[[], None]], None]) -> None:
-        self._rounds = rounds
+    def __init__(
+        self,
+        rounds: Callable[[Stop, Callable[[Status], None], Callable[[], None]], None],
+        journal: CrashJournal | None = None,
+    ) -> None:
+        self._rounds, self._journal = rounds, journal or CrashJournal(Path(), tries=0)
 
     def __call__(self, *, progress: Callable[[Status], None], on_empty_poll: Callable[[], None]) -> Any:
-        return SimpleNamespace(run=lambda stop: self._rounds(stop, progress, on_empty_poll))
+        return SimpleNamespace(run=lambda stop: self._rounds(stop, progress, on_empty_poll), journal=self._journal)
 
 
 @contextmanager
@@ -54,6 +62,36 @@ def learning(home: Path, distiller: Distiller, judge: Callable[[], None] = lambd
 def until_stopped(stop: Stop, _: Callable[[Status], None], on_empty_poll: Callable[[], None]) -> None:
     while not stop():
         on_empty_poll()
+
+
+class EndlessStep:
+    """A step of one record, noted in a journal, in pieces until it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._journal, self._path = CrashJournal(path, tries=1), path
+        self._begun, self._is_over = Event(), Event()
+
+    def distiller(self) -> Distiller:
+        return Distiller(self._run, self._journal)
+
+    def wait_until_accused(self, is_accused: bool) -> None:
+        """Return when the next process would, or would not, count a crash over the record."""
+        assert self._begun.wait(60.0)
+        deadline_s = time.monotonic() + 60.0
+        while self._path.exists() is not is_accused:
+            assert time.monotonic() < deadline_s, f"the journal does not say that it is {is_accused}"
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        self._is_over.set()
+
+    def _run(self, *_: object) -> None:
+        self._journal.start([(0, 3)])
+        self._begun.set()
+        while not self._is_over.is_set():
+            throttle.rest()
+            time.sleep(0.001)
+        self._journal.finish()
 
 
 def test_with_nothing_to_learn_nobody_waits(tmp_path: Path) -> None:
@@ -105,3 +143,34 @@ def test_a_closed_learning_is_closed_once_and_waits_for_nobody(tmp_path: Path) -
         idle.close()
         idle.close()
         assert not idle.wait(60.0)
+
+
+def test_a_step_that_waits_for_a_request_is_not_accused_of_the_end_of_its_process(tmp_path: Path) -> None:
+    step = EndlessStep(tmp_path / "trying.json")
+    with learning(tmp_path / "home", step.distiller()) as idle, closing(step):
+        for _ in range(2):
+            step.wait_until_accused(True)
+            with idle.request():
+                step.wait_until_accused(False)
+
+
+def test_an_interrupted_close_is_finished_by_the_next_one_and_accuses_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    home, step = tmp_path / "home", EndlessStep(tmp_path / "trying.json")
+    with learning(home, step.distiller()) as idle, closing(step):
+        step.wait_until_accused(True)
+        with monkeypatch.context() as patch:
+            patch.setattr(idle._thread, "join", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                idle.close()
+        step.wait_until_accused(False)
+        with pytest.raises(ConfigError, match="learns in"):
+            DeviceHome(home)
+        step.close()
+        idle.close()
+        assert not idle._thread.is_alive()
+        DeviceHome(home).close()

@@ -13,6 +13,7 @@ import torch
 from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.ingest import batcher
 from omnidraft.distill.ingest.record_disposition import is_held_out
+from omnidraft.distill.ingest.trace_consumer import PolledRecords
 from omnidraft.errors import BusError, ConfigError, RegistryError, SnapshotStale
 from omnidraft.ports import Announcement, Outgoing, PollResult
 from omnidraft.snapshots import bundle
@@ -21,6 +22,7 @@ from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 from omnidraft.traces.schema import MAX_PAYLOAD_BYTES
 from tests.distiller_runs import Killed, Setting, SlowReader, learned, names, run_until_idle, until_idle
+from tests.trace_records import make_record
 
 
 class GrowingReader(SlowReader):
@@ -280,6 +282,18 @@ def test_duplicates_are_dropped_and_counted_also_across_a_restart(setting) -> No
     run_until_idle(again)
     assert learned(journal, after) == names(8)
     assert setting.manifest().counts["duplicate"] == 8
+
+
+def test_what_a_worker_repeats_after_an_outage_of_its_own_is_learned_once() -> None:
+    """Before it got the acknowledgement it was cut off, and thousands of records of the others lie in between."""
+    record = make_record()
+    numbers = (*range(5_000), *range(4), *range(5_000, 5_008))
+    records = ((0, at, replace(record, request_id=f"r{number}")) for at, number in enumerate(numbers))
+    taking = batcher.Batcher([0], records_per_step=8, held_out_every=0, held_out_records=1)
+    taking.add(PolledRecords(tuple(records), {0: len(numbers)}))
+    batches = list(iter(lambda: taking.take(is_drained=False), None))
+    assert sum(batch.num_duplicates for batch in batches) == 4
+    assert sum(len(batch.records) for batch in batches) == 5_008
 
 
 @pytest.fixture

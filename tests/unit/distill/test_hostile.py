@@ -42,7 +42,7 @@ def _with_bytes(value: bytes, changes: list[tuple[int, int]]) -> bytes:
 
 
 @given(messages=st.lists(hostile, min_size=1, max_size=12), at_once=st.integers(1, 7))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_message_is_returned_or_dead_lettered_or_of_another_pair_and_never_two_of_these(messages, at_once):
     with TemporaryDirectory() as folder:
         path = Path(folder, "log.db")

@@ -100,7 +100,7 @@ def record_of(text: Decoded) -> TraceRecord:
     return codec.decode(codec.encode(record), codec.headers(record))
 
 
-@examples(max_examples=80, deadline=None)
+@examples(max_examples=80)
 @given(
     SWITCHES,
     st.sampled_from(["online", "frozen", "off"]),

@@ -21,6 +21,7 @@ from omnidraft.snapshots import bundle
 from omnidraft.snapshots.low_rank import B
 from omnidraft.snapshots.manifest import TenantFactors
 from omnidraft.snapshots.tenant_factors import FittedFactors, file_name, tensor_name, to_tensor, weights_digest
+from omnidraft.traces.redaction import hash_of_tenant
 from omnidraft.wiring.logs import tenant_keys
 from omnidraft.wiring.models import snapshot_loader
 from tests.cli_runs import run_cli
@@ -51,10 +52,12 @@ class Snapshots:
         random = {name: torch.randn(each.shape, generator=generator) for name, each in self.shapes.items()}
         return FittedFactors(tenant, 1, 0, {name: each.to(torch.bfloat16) for name, each in random.items()})
 
-    def write(self, name: str, *, inside: dict[str, str] | None = None, cipher=None, **changes) -> SnapshotVersion:
+    def write(
+        self, name: str, *, tenants=("a", "b"), inside: dict[str, str] | None = None, cipher=None, **changes
+    ) -> SnapshotVersion:
         """`inside`: whose factors a tenant's file really holds. `changes` of what the manifest says of each."""
         parts, told = {bundle.DRAFTER: self.weights}, []
-        for tenant in ("a", "b"):
+        for tenant in tenants:
             tensors = {tensor_name(0): to_tensor(self.fitted((inside or {}).get(tenant, tenant)))}
             parts[file_name(tenant)] = tensors if cipher is None else encrypt_records(tensors, cipher)
             fields = {"version": 1, "rank": 8, "num_requests": 9, "before": 0.5, "after": 0.6, "change_error": 0.01}
@@ -101,6 +104,23 @@ def test_factors_that_are_off_or_forgotten_do_not_serve(snapshots: Snapshots) ->
     assert factors.opener("b")
     switch.on_announcement(Announcement(2, "factors_off", tenant="b"))
     assert factors.opener("b") is None
+
+
+@pytest.mark.parametrize(
+    ("redactor", "served"),
+    [
+        ("omnidraft.traces.redaction:hashed_tenant", "a"),
+        ("omnidraft.traces.redaction:without_prompts", hash_of_tenant("a")),
+        ("my.own:redactor", None),
+    ],
+)
+def test_under_a_redactor_factors_serve_who_is_recorded_by_their_name(
+    snapshots: Snapshots, redactor: str, served: str | None
+) -> None:
+    recorder = snapshots.settings.recorder.model_copy(update={"redactor": redactor})
+    snapshots.settings = snapshots.settings.model_copy(update={"recorder": recorder})
+    factors = snapshots.load(snapshots.write("s", tenants=[hash_of_tenant("a")])).factors
+    assert [name for name in ("a", hash_of_tenant("a")) if factors.opener(name)] == ([served] if served else [])
 
 
 @pytest.mark.parametrize("changes", [{"file": None}, {"base": "others"}], ids=["not better", "other weights"])

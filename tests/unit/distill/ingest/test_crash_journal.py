@@ -80,6 +80,26 @@ def test_poison_is_known_until_a_snapshot_is_past_it(path: Path) -> None:
     assert journal.poison == {STEP[1]}  # the batcher may hold it still
 
 
+def test_a_death_while_the_step_waits_counts_for_nothing_and_one_after_that_does(path: Path) -> None:
+    journal = CrashJournal(path, tries=1)
+    journal.start(STEP)
+    with journal.suspended():
+        assert not path.exists()
+        assert CrashJournal(path, tries=1).suspects(STEP) == []
+    assert CrashJournal(path, tries=1).suspects(STEP) == STEP
+
+
+def test_once_suspended_the_journal_accuses_nobody_any_more(path: Path) -> None:
+    journal = CrashJournal(path, tries=2)
+    journal.start(STEP)
+    journal.suspend()
+    assert not path.exists()
+    with journal.suspended():
+        pass
+    journal.start(OTHER)
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"together": 3}', b"\xff"])
 def test_a_journal_that_cannot_be_read_counts_anew(path: Path, content: bytes) -> None:
     path.parent.mkdir()

@@ -41,6 +41,9 @@ def dead(record, **headers: bytes) -> tuple[bytes, dict[str, bytes]]:
         (b"", {"forgotten": mark("team-b")}, False),
         (b"closed", {"encryption": b"fernet", "encryption_key_id": b"id-1"}, True),
         (b"closed", {"encryption": b"fernet"}, False),
+        (b"..\x0cteam-a..", {"schema": b"omnidraft.trace"}, True),
+        (b"..\x0cteam-a..", {"schema": b"omnidraft.trace", "encryption": b"fernet"}, False),
+        (b"..\x0cteam-a..", {"original.schema": b"omnidraft.trace", "original.encryption": b"fernet"}, False),
         (b"", {}, False),
     ],
 )
@@ -60,6 +63,20 @@ def test_it_is_told_what_no_key_protects_and_where_the_first_one_is():
     found = TenantMatcher("team-a", ["id-1"]).find(messages)
     assert found.first_offsets == {0: 1, 1: 7}
     assert (found.num_readable, found.num_with_master_key) == (3, 2)
+
+
+def test_what_no_key_opens_and_may_be_anybodys_is_counted():
+    messages = [
+        message(0, *of(MINE)),
+        message(1, b"closed", {"encryption": b"fernet", "encryption_key_id": b"id-1"}),
+        message(2, b"closed", {"encryption": b"fernet", "encryption_key_id": b"id-of-nobody"}),
+        message(3, b"closed", {"encryption": b"fernet"}),
+        message(4, b"closed", {"original.encryption": b"fernet"}),
+        message(5, codec.encode(MINE)[:60], {}),
+    ]
+    found = TenantMatcher("team-a", ["id-1"]).find(messages)
+    assert found.num_unopened == 2
+    assert found.positions == [(0, 0), (0, 1), (0, 5)]
 
 
 @pytest.mark.parametrize(

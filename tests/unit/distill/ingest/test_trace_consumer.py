@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.distill.ingest.trace_consumer import MAX_VALUE_BYTES, TraceConsumer
-from omnidraft.errors import BusError
+from omnidraft.errors import BusError, MessageTooLarge
 from omnidraft.ports import Message, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
@@ -158,6 +158,36 @@ def test_a_dead_letter_is_cut_to_fit_and_says_so():
     assert size < 1_000_000
 
 
+class NarrowWriter(MemoryWriter):
+    """Its topic takes messages of up to 100 bytes."""
+
+    def append(self, messages: Sequence[Outgoing]) -> None:
+        if any(len(message.value) > 100 for message in messages):
+            raise MessageTooLarge("max.message.bytes")
+        super().append(messages)
+
+
+def test_a_dead_letter_that_its_topic_does_not_take_is_cut_until_it_does_and_stops_nobody():
+    log = MemoryLog()
+    MemoryWriter(log, "t").append([Outgoing(b"k", b"junk"), Outgoing(b"k", bytes(1000)), outgoing("a")])
+    assert read_all(make_source(log, NarrowWriter(log, "dead"))) == (["a"], {0: 3})
+    short, long = dead_letters(log)
+    assert (short.value, long.value) == (b"junk", bytes(62))
+    assert "cut_from_bytes" not in short.headers
+    assert long.headers["cut_from_bytes"] == b"1000"
+
+
+def test_a_topic_that_takes_not_even_the_headers_of_a_dead_letter_is_an_error():
+    class Closed(MemoryWriter):
+        def append(self, messages: Sequence[Outgoing]) -> None:
+            raise MessageTooLarge("max.message.bytes")
+
+    log = MemoryLog()
+    MemoryWriter(log, "t").append([Outgoing(b"k", b"junk")])
+    with pytest.raises(MessageTooLarge):
+        make_source(log, Closed(log, "dead")).poll(10, timeout_s=0)
+
+
 def test_a_poison_record_larger_than_any_that_is_written_is_dead_lettered():
     log = MemoryLog()
     make_source(log).dead_letter([(0, 7, make_record(prompt_ids=np.zeros(255_000, np.uint32)))])
@@ -167,7 +197,7 @@ def test_a_poison_record_larger_than_any_that_is_written_is_dead_lettered():
 
 
 @given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=10), stop=st.integers(0, 12))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_what_a_partition_gives_does_not_depend_on_how_polls_fell_nor_on_a_restart(sizes, stop):
     log = MemoryLog(partitions=2)
     junk = [Outgoing(f"j{number}".encode(), b"junk") for number in range(4)]

@@ -113,7 +113,7 @@ def test_held_out_requests_are_not_in_the_memory(setting):
     assert len(MemoryFile(content).texts()) == setting.manifest().num_records
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(die_after=st.integers(0, 8), is_small=st.booleans())
 def test_a_killed_and_resumed_run_makes_the_same_memory_to_the_byte(pair, tmp_path_factory, die_after, is_small):
     folder = tmp_path_factory.mktemp("runs")

@@ -49,7 +49,7 @@ def test_nothing_is_stored_when_nothing_is_drawn(record) -> None:
     assert replay.state() == {}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.sampled_from("abc"), max_size=4), max_size=12), st.integers(1, 6), st.integers(0, 12))
 def test_a_restored_buffer_goes_on_like_the_one_that_was_never_stopped(record, steps, capacity, stopped_at) -> None:
     def made() -> ReplayBuffer:

@@ -42,7 +42,7 @@ def test_a_tenants_factors_learn_and_no_weight_of_the_drafter_changes(lively_pai
     assert any(not torch.equal(before[name], each) for name, each in learner.state().items() if name in before)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(others=st.lists(st.sampled_from(["b", "c"]), max_size=6), step=st.integers(0, 9))
 def test_nothing_of_another_tenant_reaches_a_tenants_factors(pair, others, step):
     fitted = []

@@ -29,6 +29,7 @@ def run_supervised(command: Callable[[], None]) -> None:
 
     Signals sent to this process are forwarded, and the child is killed when its parent is.
     """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a launcher that ignored it would keep the child's end from us
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     child = os.fork()
     if child == 0:

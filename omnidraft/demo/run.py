@@ -20,7 +20,7 @@ from typing import Any
 from omnidraft import config, extras, json_report, prompts, wiring
 from omnidraft.container_limits import usable_processors
 from omnidraft.demo import report
-from omnidraft.demo.answers import recorded
+from omnidraft.demo.answers import recorded, steps_per_snapshot
 from omnidraft.demo.curve import CurvePoint, LearningCurve
 from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
 from omnidraft.demo.measure import ChatClient, SpeedComparison, compare, compare_again
@@ -54,11 +54,10 @@ def run_demo(plan: DemoPlan, log: str | None, target: str | None, drafter: str |
 
     Raises:
         ExtraMissing: what a worker needs is not installed.
-        RequestError: the recorded answers are of another pair of vocabularies.
+        RequestError: the recorded answers are of another pair of vocabularies, or too few for so many snapshots.
         ServiceFailed: a service ended, or took too long.
     """
     extras.require("serve", "omnidraft demo")
-    plan.out.mkdir(parents=True, exist_ok=True)
     config_path = _write_config(plan, log, target, drafter)
     settings = config.load(config_path, {})
     _introduce(plan, settings)
@@ -268,8 +267,7 @@ def _finish(plan: DemoPlan, settings: config.Settings, rows: list[dict[str, Any]
 def _write_config(plan: DemoPlan, log: str | None, target: str | None, drafter: str | None) -> Path:
     """Write the run's own settings: a fresh log, registry and port, and snapshots as often as the plan says."""
     defaults = config.Settings()
-    _, learned = recorded(plan.num_recorded)
-    steps = max(1, len(learned) // defaults.learner.records_per_step // plan.num_snapshots)
+    steps = steps_per_snapshot(plan.num_recorded, plan.num_snapshots, defaults.learner.records_per_step)
     lines = [
         "[models]",
         f'target = "{target or defaults.models.target}"',
@@ -288,6 +286,7 @@ def _write_config(plan: DemoPlan, log: str | None, target: str | None, drafter: 
         "[worker]",
         f"port = {free_port()}",
     ]
+    plan.out.mkdir(parents=True, exist_ok=True)
     path = plan.out / CONFIG_FILE
     path.write_text("\n".join(lines) + "\n")
     return path

@@ -94,7 +94,7 @@ class OverviewSources:
     registry: Callable[[str], Registry]
     """Opens the registry of a target and the drafter."""
     topics: Callable[[], Collection[str]]
-    """Lists the topics that exist."""
+    """Lists the topics that exist and may be used."""
     reader: Callable[[str], LogReader]
     """Opens a reader of a topic that exists."""
     worker: Callable[[str], WorkerStatus]
@@ -140,7 +140,8 @@ def overview(
 
 
 def _log(sources: OverviewSources, settings: Settings, metrics: Metrics, problems: _ProblemList) -> _LogStatus:
-    """Read the three topics; one that does not exist yet counts as empty."""
+    """Read the three topics; one that does not exist yet counts as empty. Kafka does not list topics that a login may
+    not use either, such as that of dead letters for a worker's, so there it is unknown what they hold."""
     known: Collection[str] | None = None
     with problems.noted("log"):
         known = sources.topics()
@@ -148,13 +149,14 @@ def _log(sources: OverviewSources, settings: Settings, metrics: Metrics, problem
         return _LogStatus()
     log, idle = settings.log, dict.fromkeys(settings.models.targets, ControlState())
     no_offsets: Offsets = {}
+    no_letters = None if log.url.startswith("kafka:") else DeadLetters(0, {})
     ends: Offsets | None = None
     dead_letters: DeadLetters | None = None
     states: Mapping[str, ControlState] = {}
     with problems.noted("trace log"):
         ends = _read(log.traces_topic, known, sources, lambda reader: reader.end_offsets(), no_offsets)
     with problems.noted("dead letters"):
-        dead_letters = _read(log.dead_letters_topic, known, sources, _dead_letters, DeadLetters(0, {}))
+        dead_letters = _read(log.dead_letters_topic, known, sources, _dead_letters, no_letters)
     with problems.noted("control log"):
         states = _read(
             log.control_topic, known, sources, lambda reader: _control_states(reader, settings, metrics, sources), idle

@@ -19,12 +19,12 @@ from prometheus_client import CollectorRegistry
 
 from omnidraft import extras
 from omnidraft.config import Settings
+from omnidraft.errors import ConfigError, OmnidraftError
 from omnidraft.hosts import local_distiller
 from omnidraft.hosts.process import stop_on_signals
 from omnidraft.registry.staging_folder import own_folder, remove_abandoned
 from omnidraft.telemetry.exposition import Exposition, MergedCollector
 
-NAMESPACE = "omnidraft"
 WATCH_S = 1.0
 PLACED_S = 30.0
 """The time after which an actor without an answer is logged as pending."""
@@ -59,13 +59,19 @@ def main(settings: Settings) -> int:
 
 
 def _start_ray(settings: Settings) -> None:
+    """Join the cluster of RAY_ADDRESS, or start a local Ray. Raises ConfigError: that cluster cannot be joined."""
     import ray
+    from ray.exceptions import RayError
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", str(settings.learner.nice))
-    common: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.WARNING}
+    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     if "RAY_ADDRESS" in os.environ:
-        ray.init(**common)
+        try:
+            ray.init(**common)
+        except (OSError, RuntimeError, ValueError, RayError) as exc:
+            address = os.environ["RAY_ADDRESS"]
+            raise ConfigError(f"RAY_ADDRESS={address} names no Ray cluster that can be joined: {exc}") from exc
         return
     num_actors = len(settings.models.targets)
     ray.init(
@@ -85,7 +91,6 @@ def _actor(settings: Settings, journal_folder: Path) -> Any:
     from omnidraft.hosts.ray_actor import DistillerActor
 
     options: dict[str, Any] = {
-        "name": f"distiller {settings.models.drafter} for {settings.models.target}",
         **_needs(settings),  # Ray sets OMP_NUM_THREADS to num_cpus
         "max_restarts": -1,
         "max_task_retries": -1,
@@ -137,7 +142,7 @@ class _LearnerActor:
         self._actor.stop.remote()
 
     def log_status(self) -> None:
-        """Log every new snapshot and every new process of the actor, without waiting."""
+        """Log every new snapshot, every new process and every warning of the actor, without waiting."""
         import ray
         from ray.exceptions import RayError
 
@@ -164,11 +169,8 @@ class _LearnerActor:
     def _log_changes(self, status: dict[str, Any]) -> None:
         if self._last_status.get("pid") != status["pid"]:
             logger.info("%s: learning in process %d", self.target, status["pid"])
-        if status["waits_for"] and self._last_status.get("waits_for") != status["waits_for"]:
-            logger.error("%s: learning stands still: %s", self.target, status["waits_for"])
-        num_expired = status["skipped"].get("expired", 0)
-        if num_expired > self._last_status.get("skipped", {}).get("expired", 0):
-            logger.warning("%s: %d messages so far expired before they were learned", self.target, num_expired)
+        for level, warning in status["warnings"]:
+            logger.log(level, "%s: %s", self.target, warning)
         if self._last_status.get("version") != status["version"]:
             names = ("version", "num_records", "num_tokens", "num_steps", "losses", "agreement")
             logger.info(
@@ -182,12 +184,18 @@ class _LearnerActor:
 def _watch(learners: Sequence[_LearnerActor], stop: threading.Event) -> None:
     """Supervise the actors until all have ended. Raises the error of one of them; the others end with this process."""
     import ray
+    from ray.exceptions import RayTaskError
 
     running = {each.ended: each for each in learners}
     while running:
         for ended in ray.wait(list(running), num_returns=len(running), timeout=WATCH_S)[0]:
             del running[ended]
-            ray.get(ended)
+            try:
+                ray.get(ended)
+            except RayTaskError as exc:
+                if isinstance(exc.cause, OmnidraftError):
+                    raise exc.cause from None  # without the actor's traceback: a refusal is one line
+                raise
         for each in tuple(running.values()):
             each.log_status()
             if stop.is_set() and each.is_placed:

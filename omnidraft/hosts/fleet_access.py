@@ -8,7 +8,7 @@ from typing import Any
 
 from omnidraft import wiring
 from omnidraft.config import Settings, masked
-from omnidraft.errors import RequestError
+from omnidraft.errors import ConfigError, RequestError, SnapshotCorrupt, SnapshotNotFound
 from omnidraft.fleet import orders
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.serving.page.fleet_stream import FleetOrder
@@ -33,14 +33,20 @@ class SettingsFleet:
         targets = self._settings.models.targets
         if order.target not in targets:
             raise RequestError(f"target: {order.target!r} is none of {', '.join(map(repr, targets))}")
-        settings = self._settings.for_target(order.target)
-        require_signer(settings, ("controller", "operator"))
-        match order.kind:
-            case "pause" | "resume":
-                with closing(wiring.control_writer(settings)) as control:
-                    publish_announcement(control, order.kind, target=order.target)
-            case "promote" | "rollback":
-                name = "previous" if order.version is None else str(order.version)
-                registry, drafter = wiring.existing_registry(settings), settings.models.drafter
-                open_control = partial(wiring.control_writer, settings)
-                orders.promote(registry, open_control, name, target=order.target, drafter=drafter)
+        try:
+            _carry_out(order, self._settings.for_target(order.target))
+        except (ConfigError, SnapshotNotFound, SnapshotCorrupt) as exc:
+            raise RequestError(str(exc)) from exc
+
+
+def _carry_out(order: FleetOrder, settings: Settings) -> None:
+    require_signer(settings, ("controller", "operator"))
+    match order.kind:
+        case "pause" | "resume":
+            with closing(wiring.control_writer(settings)) as control:
+                publish_announcement(control, order.kind, target=order.target)
+        case "promote" | "rollback":
+            name = "previous" if order.version is None else str(order.version)
+            registry, drafter = wiring.existing_registry(settings), settings.models.drafter
+            open_control = partial(wiring.control_writer, settings)
+            orders.promote(registry, open_control, name, target=order.target, drafter=drafter)

@@ -7,9 +7,11 @@ folder that no process leaves behind: `run` removes it, and where the process is
 actor.
 """
 
+import logging
 import os
 import shutil
 import threading
+from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,29 @@ from omnidraft.registry.staging_folder import own_folder
 from omnidraft.telemetry.metric_definitions import DISTILLER
 from omnidraft.telemetry.metrics import PrometheusMetrics
 from omnidraft.throttle import lower_priority
+
+MAX_WARNINGS = 100
+
+
+class WarningBuffer(logging.Handler):
+    """The newest MAX_WARNINGS warnings and errors of this process that were not taken yet."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._warnings: deque[tuple[int, str]] = deque(maxlen=MAX_WARNINGS)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._warnings.append((record.levelno, self.format(record)))
+
+    def take(self) -> list[tuple[int, str]]:
+        """Return level and text of each, oldest first, and forget them."""
+        self.acquire()
+        try:
+            taken = list(self._warnings)
+            self._warnings.clear()
+        finally:
+            self.release()
+        return taken
 
 
 class DistillerActor:
@@ -38,6 +63,7 @@ class DistillerActor:
         """Set by `stop`."""
         self._distiller: Distiller | None = None
         self._metrics = PrometheusMetrics(DISTILLER, settings.models.targets)
+        self._warnings = WarningBuffer()
 
     def run(self) -> None:
         """Learn until `stop`. Raises the OmnidraftError of settings, log or registry unchanged."""
@@ -47,6 +73,7 @@ class DistillerActor:
         _limit_resources(self._settings.learner)
         tracing = wiring.tracing(self._settings, "distiller", self._metrics)
         folder = own_folder()
+        logging.getLogger().addHandler(self._warnings)
         try:
             self._distiller = wiring.distillation(
                 self._settings, self._metrics, folder=folder, journal_folder=self._journal_folder, tracing=tracing
@@ -55,13 +82,19 @@ class DistillerActor:
         finally:
             shutil.rmtree(folder, ignore_errors=True)  # at once: Ray ends processes without their exit handlers
             tracing.close(self._settings.tracing.timeout_s)
+            logging.getLogger().removeHandler(self._warnings)
 
     def status(self) -> dict[str, Any] | None:
-        """Return the fields of distill.control.Status, the process id, and the metrics in Prometheus' text format; None
-        while the actor starts."""
+        """Return the fields of distill.control.Status, the process id, the metrics in Prometheus' text format, and the
+        level and text of the warnings logged since the last call; None while the actor starts."""
         if self._distiller is None:
             return None
-        return {**asdict(self._distiller.status()), "pid": os.getpid(), "metrics": self._metrics.render().decode()}
+        return {
+            **asdict(self._distiller.status()),
+            "pid": os.getpid(),
+            "metrics": self._metrics.render().decode(),
+            "warnings": self._warnings.take(),
+        }
 
     def stop(self) -> None:
         """`run` finishes its step, publishes what was learned since the newest snapshot, and returns."""

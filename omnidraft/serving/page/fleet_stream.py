@@ -43,7 +43,8 @@ class Fleet(Protocol):
         """Return its status as plain data; what does not answer is among its problems."""
 
     def obey(self, order: FleetOrder) -> None:
-        """Carry out an order. Raises an OmnidraftError when it cannot be."""
+        """Carry out an order. Raises RequestError when it is refused, and another OmnidraftError when log or registry
+        do not answer."""
 
 
 def add_fleet(app: FastAPI, fleet: Fleet, key: SecretStr, is_open: Callable[[], bool]) -> None:

@@ -86,6 +86,10 @@ def test_the_newest_records_of_a_target_become_an_archive(
         asked = ("traces", "export", tmp_path / "out.avro", "-n", "7", "--target", "target", *options)
         assert run_cli(asked, monkeypatch, capsys, environ).returncode == 0
         assert [each.request_id for each in archive.read(tmp_path / "out.avro")] == expected.split()
+    (folder := tmp_path / "folder").mkdir()
+    refused = run_cli(("traces", "export", folder, "--target", "target"), monkeypatch, capsys, environ)
+    told = f"omnidraft: cannot write {folder}: Is a directory; name another file, or make it writable\n"
+    assert (refused.returncode, refused.stderr) == (2, told)
     asked = ("traces", "export", tmp_path / "none.avro", "--target", "target", "--tenant", "nobody")
     assert run_cli(asked, monkeypatch, capsys, environ).returncode == 2
     assert not (tmp_path / "none.avro").exists()

@@ -1,11 +1,13 @@
-"""A run of the demo has a log, a registry and a port of its own, whatever the user's environment names."""
+"""A run of the demo has a log, a registry and a port of its own, whatever the user's environment names, and begins only
+where its numbers can work."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-from omnidraft.demo.run import DemoPlan, local_cluster
+from omnidraft.demo.run import DemoPlan, local_cluster, run_demo
+from omnidraft.errors import RequestError
 
 SERVICE = """
 import os, signal
@@ -29,3 +31,13 @@ def test_services_take_no_settings_from_the_environment(tmp_path: Path, monkeypa
         cluster.start("service", [sys.executable, "-c", SERVICE])
         cluster.wait_for(lambda: bool(output.read_text()), "settings", 60.0)
     assert output.read_text() == "True /models\n"
+
+
+@pytest.mark.parametrize(("num_recorded", "num_snapshots"), [(0, 1), (96, 40)])
+def test_more_snapshots_than_the_answers_make_are_refused_before_anything_starts(
+    num_recorded: int, num_snapshots: int, tmp_path: Path
+) -> None:
+    plan = DemoPlan(tmp_path / "run", 1, 8, num_recorded=num_recorded, num_live=3, num_snapshots=num_snapshots)
+    with pytest.raises(RequestError, match="choose fewer --num-snapshots or more --num-recorded"):
+        run_demo(plan, None, None, None)
+    assert not plan.out.exists()

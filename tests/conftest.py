@@ -34,8 +34,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What is started from now on is known to be of this run."""
+    """What is started from now on is known to be of this run, and no example fails for being slow."""
     name_run(config)
+    if config.pluginmanager.hasplugin("hypothesispytest"):  # it is not installed beside vLLM
+        from hypothesis import settings
+
+        settings.register_profile("ours", deadline=None, print_blob=True)
+        settings.load_profile("ours")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -1,11 +1,13 @@
 """An LLM of tiny models that learns in a folder: `python -m tests.device_llm HOME TARGET DRAFTER` are two processes
-that die by SIGKILL, one after the other, in the middle of a learning step and between a snapshot and its promotion."""
+that die by SIGKILL, one after the other, in the middle of a learning step and between a snapshot and its promotion.
+With `at-the-gate` behind it both die in a request for which a step waits."""
 
 import os
 import signal
 import sys
 import time
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from omnidraft import LLM, SamplingParams
@@ -77,13 +79,56 @@ def die_before_promotion(modules: Path) -> None:
     Controller._judge = lethal  # type: ignore[method-assign]
 
 
+def die_at_the_gate(home: Path, models: tuple[Path, Path]) -> None:
+    """Let two children die, one over what the other left, each in a request that came in the middle of a step."""
+    for _ in range(2):
+        child = os.fork()
+        if not child:
+            die_in_request(home, models)
+        require_killed(child)
+
+
+def die_in_request(home: Path, models: tuple[Path, Path]) -> None:
+    """Ask, unless somebody did; die in a request, once the first step waits for it and the journal is written."""
+    hidden, in_step, is_asked = TransformersTrainable.hidden, Event(), Event()
+
+    def interrupted(self: Any, texts: Any) -> Any:
+        output = hidden(self, texts)
+        if output.requires_grad:
+            in_step.set()
+            is_asked.wait()
+        return output
+
+    TransformersTrainable.hidden = interrupted  # type: ignore[method-assign]
+    llm = open_llm(home, models, poison_tries=1)
+    assert llm.learning is not None
+    if not llm.learning.status().num_recorded:
+        with llm.learning.request():
+            ask(llm, NUM_ASKED)
+            while llm.learning.status().num_recorded < NUM_ASKED:
+                time.sleep(0.01)
+    if not in_step.wait(60.0):
+        sys.exit("no step began")
+    with llm.learning.request():
+        is_asked.set()
+        deadline_s = time.monotonic() + 5.0
+        while any(home.glob("trying-*.json")) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def require_killed(child: int) -> None:
+    """Wait for a child, which has to die by SIGKILL."""
+    _, status = os.waitpid(child, 0)
+    if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
+        sys.exit(f"the child outlived its step: status {status}")
+
+
 def main(home: Path, models: tuple[Path, Path]) -> None:
     """Let a child die in a step; then, over what it left, die before a promotion. Imports are paid once."""
     child = os.fork()
     if child:
-        _, status = os.waitpid(child, 0)
-        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
-            sys.exit(f"the child outlived its step: status {status}")
+        require_killed(child)
         die_before_promotion(home / "modules.txt")
     else:
         die_in_step(2)
@@ -99,4 +144,5 @@ def main(home: Path, models: tuple[Path, Path]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), (Path(sys.argv[2]), Path(sys.argv[3])))
+    run = die_at_the_gate if sys.argv[4:] == ["at-the-gate"] else main
+    run(Path(sys.argv[1]), (Path(sys.argv[2]), Path(sys.argv[3])))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-_VARIABLE = "OMNIDRAFT_TEST_RUN"
+RUN_VARIABLE = "OMNIDRAFT_TEST_RUN"
 """Every process that is started below a test run inherits its name."""
 _PATIENCE_S = 10.0
 _watchers: list["subprocess.Popen[bytes]"] = []
@@ -19,7 +19,7 @@ _watchers: list["subprocess.Popen[bytes]"] = []
 def name_run(config: pytest.Config) -> None:
     """Called before anything is started. A process that watches ends the others when this one is killed."""
     if not _is_test_process(config):
-        os.environ[_VARIABLE] = uuid.uuid4().hex
+        os.environ[RUN_VARIABLE] = uuid.uuid4().hex
         watching = [sys.executable, __file__]
         _watchers.append(subprocess.Popen(watching, stdin=subprocess.PIPE, start_new_session=True))
 
@@ -47,10 +47,10 @@ def _is_test_process(config: pytest.Config) -> bool:
 def _of_this_run() -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         try:
-            named = process.environ().get(_VARIABLE)
+            named = process.environ().get(RUN_VARIABLE)
         except psutil.Error:
             continue
-        if named == os.environ[_VARIABLE] and process.pid != os.getpid():
+        if named == os.environ[RUN_VARIABLE] and process.pid != os.getpid():
             yield process
 
 

@@ -5,7 +5,7 @@ partition was idle and a record came again almost SEEN_RECORDS later.
 """
 
 from bisect import bisect_right
-from collections import Counter, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 from omnidraft.audit.findings import UNDECIDED, Fault, FaultKind
@@ -91,7 +91,7 @@ class LogReplay:
         self._held_out_every, self._seen_records = held_out_every, seen_records
         self._next: dict[int, int] = {}
         self._waiting: dict[int, deque[tuple[int, int, bool]]] = {partition: deque() for partition in sorted(self.end)}
-        self._seen: dict[int, None] = {}
+        self._seen = OrderedDict[int, None]()
         self._learned_at: dict[int, PartitionOffset] = {}
 
     def update(self, polled: PolledRecords) -> None:

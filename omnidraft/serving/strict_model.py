@@ -3,9 +3,10 @@
 Pydantic reports every error, and a client could cause a hundred thousand of them, a second of work.
 """
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 MAX_FIELDS = 64
 MAX_ENTRIES = 2_000
@@ -40,6 +41,18 @@ MAPPING_LIMITS = (BeforeValidator(_check_num_entries), Field(max_length=MAX_ENTR
 """Annotations of a mapping that bound its entries: checked before the entries are, and documented."""
 
 TextMapping = Annotated[dict[str, str], *MAPPING_LIMITS]
+
+
+def _check_finite(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError as exc:
+        raise ValueError("numbers must be finite: JSON has no NaN and no Infinity") from exc
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_check_finite)]
+"""An object of whatever JSON can say; Python's parser reads more, and 1e400 as Infinity."""
 
 
 def refuse_kinds(*kinds: str) -> BeforeValidator:

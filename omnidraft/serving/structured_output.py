@@ -2,26 +2,25 @@
 
 import json
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar
 from omnidraft.serving.fair_turns import FairTurns
-from omnidraft.serving.strict_model import StrictModel
+from omnidraft.serving.strict_model import JsonObject, StrictModel
 
 
 class JsonSchema(StrictModel):
     """OpenAI's wrapping; the schema is always kept to, whatever `strict` says."""
 
-    model_config = ConfigDict(populate_by_name=True)
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: JsonObject = Field(alias="schema")
 
 
 class ResponseFormat(StrictModel):
@@ -44,7 +43,7 @@ class StructuredOutputs(StrictModel):
     """vLLM's own way to ask for a grammar."""
 
     regex: str | None = None
-    json_: dict[str, Any] | None = Field(None, alias="json")
+    json_: JsonObject | None = Field(None, alias="json")
 
     def grammar(self) -> Grammar | None:
         if self.regex is not None and self.json_ is not None:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from omnidraft.serving.strict_model import StrictModel
+from omnidraft.serving.strict_model import JsonObject, StrictModel
 from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN, Choice, Tool, ToolUse
 
 
@@ -12,7 +12,7 @@ class FunctionDefinition(StrictModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
     name: str = Field(pattern=NAME_PATTERN)
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     """The JSON schema of the arguments, an object's."""
     strict: bool | None = None
     """Whether arguments always match the schema; where a call is required they do anyway, if it can be compiled."""

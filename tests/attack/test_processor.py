@@ -251,6 +251,15 @@ def test_a_command_that_a_signal_ends_says_so_and_ends_alike(tmp_path: Path) -> 
     assert "`omnidraft doctor`" in died.stderr
 
 
+def test_a_command_ends_though_its_launcher_ignored_the_ends_of_children() -> None:
+    code = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "os.execv(sys.executable, [sys.executable, '-c', "
+        "'import sys; from omnidraft.cli.supervised import run_supervised; run_supervised(lambda: sys.exit(7))'])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=30).returncode == 7
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_a_command_reaches_what_it_runs(number: signal.Signals) -> None:
     code = (

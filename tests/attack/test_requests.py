@@ -83,6 +83,7 @@ def worker(
     made.producer.close(PATIENCE_S)
 
 
+@pytest.mark.timeout(600)
 def test_every_grammar_works_or_is_refused_and_others_are_answered_meanwhile(worker: Worker) -> None:
     statuses, waits_s, is_over = {}, [], threading.Event()
 
@@ -107,6 +108,7 @@ def test_every_grammar_works_or_is_refused_and_others_are_answered_meanwhile(wor
     assert max(waits_s) < HONEST_S
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -217,7 +219,7 @@ FIELDS = st.sampled_from(sorted(TAKEN)).flatmap(
 
 
 def test_any_values_get_an_answer_or_a_refusal_and_every_answer_is_recorded(worker: Worker) -> None:
-    @settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=120, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(st.lists(FIELDS, max_size=4).map(dict))
     def check(fields: dict[str, Any]) -> None:
         asked = json.dumps(ASKED | fields).encode()

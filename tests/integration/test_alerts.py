@@ -48,7 +48,12 @@ def responses(code: str) -> Case:
     good = (at("/v1/completions", "200"), "0+100x70")
     return Case(
         (good, (at("/v1/completions", code), "0+5x70")),
-        (good, (at("/v1/completions", code), "0+0.5x70"), (at("/healthz", "200"), "0+9x70")),
+        (
+            good,
+            (at("/v1/completions", code), "0+0.5x70"),
+            (at("/healthz", "200"), "0+9x70"),
+            (at("other", "500"), "0+9x70"),  # an operator's orders on the page
+        ),
     )
 
 

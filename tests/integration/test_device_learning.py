@@ -72,7 +72,7 @@ def test_what_is_asked_is_learned_and_the_next_start_goes_on(tiny_models: tuple[
         learning = learning_of(llm)
         assert learning.status().serving_version == champion.version
         assert learning.status().num_learned >= before.num_learned
-        ask(llm, 12, first=24)
+        ask(llm, 24, first=24)  # all but one are held out, so that no step is full, once in 5e9 runs
         assert learning.wait(WAIT_S)
         learning.close()
         after = learning.status()
@@ -125,6 +125,18 @@ def test_a_process_that_is_killed_loses_nothing_and_repeats_nothing(
     assert_each_record_has_one_fate(tmp_path, tiny_models, num_recorded)
     judged = [each for each in versions(tmp_path, tiny_models) if "champion" in each.aliases]
     assert judged
+
+
+def test_records_are_not_poison_because_processes_end_in_requests_for_which_their_step_waits(
+    tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """With `poison_tries` = 1 two deaths over a step would do."""
+    command = [sys.executable, "-m", "tests.device_llm", str(tmp_path), *map(str, tiny_models), "at-the-gate"]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ.copy(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with open_llm(tmp_path, tiny_models, poison_tries=1) as llm:
+        assert learning_of(llm).wait(WAIT_S)
+    assert_each_record_has_one_fate(tmp_path, tiny_models, NUM_ASKED)
 
 
 @pytest.mark.parametrize(

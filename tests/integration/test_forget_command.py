@@ -233,14 +233,15 @@ def test_without_a_key_store_kafka_leaves_it_to_retention_and_says_so(kafka_boot
 
 
 @pytest.mark.kafka
-def test_in_kafka_the_destroyed_key_makes_records_unreadable(kafka_bootstrap: str, run: Run, tmp_path: Path) -> None:
-    settings = make_settings(
-        url=f"kafka://{kafka_bootstrap}",
-        topic_prefix=f"keys-{uuid.uuid4().hex[:8]}",
-        encryption_keys=[MASTER],
-        key_store=f"sqlite:///{tmp_path}/keys.db",
-    )
+def test_in_kafka_the_destroyed_key_makes_records_unreadable_and_nothing_is_done_without_the_key_store(
+    kafka_bootstrap: str, run: Run, tmp_path: Path
+) -> None:
+    prefix = f"keys-{uuid.uuid4().hex[:8]}"
+    log = {"url": f"kafka://{kafka_bootstrap}", "topic_prefix": prefix, "encryption_keys": [MASTER]}
+    settings = make_settings(**log, key_store=f"sqlite:///{tmp_path}/keys.db")
     record(settings, "a/1", "b/1", "a/2")
+    refused = run(make_settings(**log), "forget", "a", "--yes")
+    assert (refused.returncode, "log.key_store" in refused.stderr, orders(settings)) == (2, True, 0)
     assert run(settings, "forget", "a", "--yes").returncode == 0
     assert learn(settings) == (["b/1"], ["forgotten", "forgotten"])
 

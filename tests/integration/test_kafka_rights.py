@@ -120,6 +120,17 @@ def test_each_service_does_its_work_with_its_rights_alone(fleet: Mapping[str, co
     producer.close(5.0)
 
 
+def test_dead_letters_that_a_login_may_not_see_are_unknown_and_not_zero(
+    fleet: Mapping[str, config.Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # without a registry
+    write(fleet["distiller"], "dead letters")
+    assert wiring.overview(fleet["worker"]).dead_letters is None
+    seen = wiring.overview(fleet["operator"]).dead_letters
+    assert seen is not None
+    assert seen.number > 0
+
+
 @pytest.mark.parametrize(
     ("role", "topic"),
     [("worker", "control"), ("worker", "dead letters"), ("distiller", "traces"), ("controller", "traces")],

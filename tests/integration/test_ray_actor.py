@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from omnidraft import config, wiring
+from omnidraft.demo.local_cluster import free_port
 from omnidraft.snapshots.manifest import Manifest
 from tests.integration.distiller_process import START_S, TEXTS, Fleet
 from tests.tiny_pair import save_model, save_tokenizer
@@ -81,7 +82,32 @@ def test_two_targets_learn_side_by_side_each_its_own_adapter(fleet: Fleet, tmp_p
 def test_what_is_wrong_with_the_settings_ends_the_process_with_one_line(fleet: Fleet, tmp_path: Path) -> None:
     fleet.environ["OMNIDRAFT_LEARNER__LOSS"] = "dm + magic"
     assert fleet.start().wait(START_S) == 2
-    assert "no loss 'magic'" in (tmp_path / "distiller.log").read_text().splitlines()[-1]
+    refusal = (tmp_path / "distiller.log").read_text().splitlines()[-1]
+    assert refusal.startswith("omnidraft distiller: ")
+    assert "no loss 'magic'" in refusal
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_cluster_that_cannot_be_joined_ends_the_process_with_one_line(fleet: Fleet, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    fleet.environ |= {"RAY_ADDRESS": address, "RAY_NUM_REDIS_GET_RETRIES": "1"}
+    assert fleet.start().wait(START_S) == 2
+    refusal = (tmp_path / "distiller.log").read_text().splitlines()[-1]
+    assert refusal.startswith(f"omnidraft distiller: RAY_ADDRESS={address} names no Ray cluster that can be joined: ")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_what_a_learner_warns_of_is_in_the_distillers_log(fleet: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    fleet.environ["OMNIDRAFT_LEARNER__JOURNAL_FOLDER"] = str(tmp_path / "file" / "journal")
+    fleet.emit(4)
+    process = fleet.start()
+    warning = f"{fleet.settings.models.target}: the crash journal cannot be written"
+    fleet.wait_for(lambda: warning in (tmp_path / "distiller.log").read_text())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(START_S) == 0
 
 
 def priorities(process: psutil.Process) -> set[int]:

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 def worker() -> wiring.Worker:
     require_llamacpp()
     models = {"target": "qwen2.5-coder-0.5b", "drafter": "smollm2-135m", "engine": "llamacpp"}
-    return wiring.engine(config.load(None, {}, models=models), CountingMetrics())
+    return wiring.engine(config.load(None, {}, models=models, decode={"policy": "fixed"}), CountingMetrics())
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -25,7 +25,7 @@ def test_two_real_targets_share_a_drafter_and_give_the_texts_of_plain_decoding(t
         log={"url": f"sqlite:///{tmp_path}/log.db"},
         registry={"url": f"directory:///{tmp_path}/registry"},
         recorder={"enabled": False},
-        decode={"mode": "reproducible"},
+        decode={"mode": "reproducible", "policy": "fixed"},
     )
     worker = wiring.worker(settings, CountingMetrics())
     engines = [each.engine for each in worker.served]

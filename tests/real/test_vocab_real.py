@@ -1,17 +1,16 @@
 """The four real tokenizers: every id, the alignment's size, and text kept in step."""
 
-import os
 import random
 import time
 import unicodedata
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from omnidraft.errors import VocabularyError
+from omnidraft.models.catalog.store import default_home
 from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.vocab.alignment import Alignment, align
 from omnidraft.vocab.ngram_cache import NgramCache
@@ -32,7 +31,7 @@ TEXT = (
 
 
 def loaded(name: str) -> HfTokenizer:
-    folder = Path(os.environ.get("OMNIDRAFT_CACHE", Path.home() / ".cache" / "omnidraft")) / "models" / name
+    folder = default_home() / "models" / name
     if not (folder / "tokenizer.json").exists():
         pytest.skip(f"{folder} holds no converted model; `omnidraft models pull {name}`")
     return HfTokenizer(folder, vocab_size=ROWS[name])
@@ -136,7 +135,7 @@ def is_nfc(text: str) -> bool:
     return unicodedata.is_normalized("NFC", text)
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2000, suppress_health_check=list(HealthCheck))
 @given(data=ODD)
 def test_odd_texts_survive_whole_and_token_by_token(tokenizer: HfTokenizer, data: bytes) -> None:
     """Emoji, scripts without spaces, broken UTF-8, runs of spaces, words of 300 letters: the same bytes come back.

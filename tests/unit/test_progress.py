@@ -8,10 +8,10 @@ from omnidraft import progress
 
 
 def test_only_work_that_takes_long_prints_a_line(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "FIRST_LINE_S", 0.2)
     with progress.bar("quick", 3, transient=True) as advance:
         advance()
     assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "FIRST_LINE_S", 0.2)
     with progress.bar("reading", 3, transient=True) as advance:
         advance(2)
         time.sleep(0.6)

@@ -9,15 +9,22 @@ OpenSession = Callable[[], DraftSession]
 
 
 class LoadedFactors:
-    """Opens the sessions of each tenant. One thread drafts; another may forget a tenant meanwhile."""
+    """Opens the sessions of each tenant. One thread drafts; another may forget a tenant meanwhile. All but `opener`
+    name tenants as their records do."""
 
-    def __init__(self, openers: Mapping[str, OpenSession], serves: Callable[[str], bool] = lambda tenant: True) -> None:
+    def __init__(
+        self,
+        openers: Mapping[str, OpenSession],
+        serves: Callable[[str], bool] = lambda tenant: True,
+        recorded_as: Callable[[str], str | None] = lambda tenant: tenant,
+    ) -> None:
         """
         Args:
             openers: by tenant; each holds the factors that its sessions add.
             serves: whether this tenant's factors are used for texts that begin now.
+            recorded_as: returns the name under which a tenant's records are written; None: none are.
         """
-        self._openers, self._serves = dict(openers), serves
+        self._openers, self._serves, self._recorded_as = dict(openers), serves, recorded_as
 
     @property
     def tenants(self) -> frozenset[str]:
@@ -25,8 +32,9 @@ class LoadedFactors:
         return frozenset(self._openers)
 
     def opener(self, tenant: str) -> OpenSession | None:
-        """Return what opens this tenant's sessions; None: it drafts with the shared weights alone."""
-        return self._openers.get(tenant) if self._serves(tenant) else None
+        """Return what opens the sessions of a request's tenant; None: it drafts with the shared weights alone."""
+        name = self._recorded_as(tenant)
+        return self._openers.get(name) if name is not None and self._serves(name) else None
 
     def forget(self, tenant: str) -> None:
         """Free a tenant's factors once its running texts end."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from omnidraft.serving.strict_model import TEXT_OR_LIST, DirectCaller, StrictModel, Text, refuse_kinds
+from omnidraft.serving.strict_model import TEXT_OR_LIST, DirectCaller, JsonObject, StrictModel, Text, refuse_kinds
 
 
 class CacheControl(StrictModel):
@@ -28,7 +28,7 @@ class ToolUseBlock(StrictModel):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
+    input: JsonObject
     cache_control: CacheControl | None = None
     caller: DirectCaller | None = None
     """What Anthropic's client adds to a block; there are no programs and toolsets here."""

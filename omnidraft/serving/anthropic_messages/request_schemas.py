@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from omnidraft.decode.sampling.validation import MAX_COUNT, MAX_SEED, MAX_TEMPERATURE, MIN_SEED
 from omnidraft.serving.anthropic_messages.content import CacheControl, InputMessage, Texts, plain_text
 from omnidraft.serving.request_schemas import MAX_STOPS, MAX_USER_CHARACTERS, NO_ZERO_BYTE, ChatRequest
-from omnidraft.serving.strict_model import StrictModel
+from omnidraft.serving.strict_model import JsonObject, StrictModel
 from omnidraft.serving.translation import chat_request
 from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN
 
@@ -26,7 +26,7 @@ class ToolParam(StrictModel):
     type: Literal["custom"] | None = None
     name: str = Field(pattern=NAME_PATTERN)
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: JsonObject
     """The JSON schema of the arguments, an object's."""
     strict: bool | None = None
     cache_control: CacheControl | None = None
@@ -55,9 +55,8 @@ class ToolChoiceParam(StrictModel):
 
 
 class JsonFormat(StrictModel):
-    model_config = ConfigDict(populate_by_name=True)
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: JsonObject = Field(alias="schema")
 
 
 class OutputConfig(StrictModel):

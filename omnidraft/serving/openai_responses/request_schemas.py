@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, Tag
 from omnidraft.decode.sampling.validation import MAX_COUNT, MAX_SEED, MAX_TEMPERATURE, MIN_SEED, require_text
 from omnidraft.serving.openai_responses.input_items import InputItem, chat_messages
 from omnidraft.serving.request_schemas import MAX_USER_CHARACTERS, NO_ZERO_BYTE, ChatRequest
-from omnidraft.serving.strict_model import TEXT_OR_LIST, StrictModel, Text, TextMapping
+from omnidraft.serving.strict_model import TEXT_OR_LIST, JsonObject, StrictModel, Text, TextMapping
 from omnidraft.serving.translation import chat_request
 from omnidraft.tools.messages import strings_of
 from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN
@@ -20,7 +20,7 @@ class FunctionTool(StrictModel):
     type: Literal["function"]
     name: str = Field(pattern=NAME_PATTERN)
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     """The JSON schema of the arguments, an object's."""
     strict: bool | None = None
 
@@ -40,12 +40,11 @@ class NamedFunction(StrictModel):
 
 
 class TextFormat(StrictModel):
-    model_config = ConfigDict(populate_by_name=True)
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: JsonObject | None = Field(None, alias="schema")
     """The schema of type json_schema; it is always kept to, whatever `strict` says."""
 
     def chat_format(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def test_the_drafter_never_shows_in_the_text(any_proposer, sampling, seed):
     assert emitted(toy_decoder().decode(request, any_proposer)) == slow_decode(TABLE, request)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     trees=st.integers(0, 2**32),
     seed=st.integers(0, 2**64 - 1),

@@ -75,7 +75,7 @@ def test_a_client_gets_the_log_softmax_of_the_rows_drawn_from(num):
     assert torch.equal(logits_NV, before_NV)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     size=st.integers(1, 9000),
     num=st.integers(1, 40),

@@ -33,6 +33,7 @@ ASKED = [{"role": "user", "content": "How many clips"}]
 USED_BY_A_PROGRAM = {"type": "tool_use", "id": "x", "name": "weather", "input": {}} | {
     "caller": {"type": "code_execution_20250825", "tool_id": "y"}
 }
+USED_A_NUMBER = {"type": "tool_use", "id": "x", "name": "weather", "input": {"days": "number"}}
 BODY: dict[str, Any] = {"max_tokens": 8, "messages": ASKED, "seed": 5}
 
 
@@ -186,6 +187,7 @@ def test_tokens_are_counted_as_they_will_be_read(url: str, engine: Engine, clien
             "only an assistant uses tools",
         ),
         ({"messages": [*ASKED, {"role": "assistant", "content": [USED_BY_A_PROGRAM]}]}, "caller"),
+        ({"output_config": {"format": {"type": "json_schema", "schema_": SCHEMA}}}, "output_config.format.schema"),
     ],
 )
 def test_a_bad_request_is_refused_by_name_in_anthropics_shape(
@@ -196,6 +198,27 @@ def test_a_bad_request_is_refused_by_name_in_anthropics_shape(
     body = response.json()
     assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
     assert named in body["error"]["message"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400"])
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("tools.0.input_schema", {"tools": [{"name": "weather", "input_schema": {"default": "number"}}]}),
+        (
+            "output_config.format.schema",
+            {"output_config": {"format": {"type": "json_schema", "schema": {"const": "number"}}}},
+        ),
+        ("tool_use.input", {"messages": [*ASKED, {"role": "assistant", "content": [USED_A_NUMBER]}, *ASKED]}),
+    ],
+)
+def test_a_number_that_json_does_not_have_is_refused(
+    client: TestClient, field: str, fields: dict[str, Any], number: str
+) -> None:
+    body = json.dumps(BODY | {"stream": True} | fields).replace('"number"', number)
+    response = client.post("/v1/messages", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert f"{field}: Value error, numbers must be finite" in response.json()["error"]["message"]
 
 
 def test_refusals_before_the_request_is_read_have_the_same_shape(url: str, client: TestClient) -> None:

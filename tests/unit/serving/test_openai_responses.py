@@ -175,6 +175,7 @@ def test_a_call_in_a_stream_ends_with_all_of_its_arguments(tool_url: str, tool_e
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "no call of this id"),
         ({"input": [CALLED_BY_A_PROGRAM]}, "caller"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "json_schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema_": SCHEMA}}}, "text.format.schema_"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"max_output_tokens": 65}, "64 at most"),
     ],
@@ -202,6 +203,23 @@ def test_half_a_surrogate_pair_that_would_be_told_back_is_refused(client: TestCl
     response = client.post("/v1/responses", content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
     assert response.json()["error"]["message"] == f"{field}: character 0 is half of a surrogate pair, not text"
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400"])
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("tools.0.parameters", {"tools": [{**NAMED, "parameters": {"default": "number"}}]}),
+        ("text.format.schema", {"text": {"format": {"type": "json_schema", "schema": {"const": "number"}}}}),
+    ],
+)
+def test_a_number_that_could_not_be_told_back_as_json_is_refused(
+    client: TestClient, field: str, fields: dict[str, Any], number: str
+) -> None:
+    body = json.dumps(BODY | {"stream": True} | fields).replace('"number"', number)
+    response = client.post("/v1/responses", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(f"{field}: Value error, numbers must be finite")
 
 
 def test_what_would_be_kept_elsewhere_is_a_404_that_says_so(client: TestClient) -> None:

@@ -2,13 +2,13 @@
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from math import ceil
 
 import pytest
 
 from omnidraft.decode.engine import Engine
-from omnidraft.decode.generation import GenerationRequest
+from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest
 from omnidraft.errors import ContractError, RequestError
 from omnidraft.ports import Request, Sampling
 from omnidraft.serving.queued_request import QueuedRequest
@@ -128,17 +128,18 @@ def test_a_full_queue_evicts_the_newest_request_of_the_client_with_most_for_anot
 
 
 def test_retry_after_is_estimated_from_the_durations_of_requests(engine: Engine, metrics: CountingMetrics) -> None:
-    """A pass of this proposer takes a quarter of a second, a request four: with 7 waiting, half are served in 4 s."""
+    """With 7 waiting, half are served when four have been."""
     engine.slot.swap(snapshot(1, Slow(0.25)))
     requests = RequestQueue(metrics, max_waiting=7)
     assert num_tokens(requests.submit(queued(engine))) == 4
-    submitted = [requests.submit(queued(engine))]
+    submitted = [requests.submit(QueuedRequest(engine, [replace(GENERATION, max_new_tokens=40)]))]
     while metrics.value("omnidraft_requests_waiting"):
         time.sleep(0.005)
     submitted += [requests.submit(queued(engine)) for _ in range(7)]
     with pytest.raises(QueueFull) as refused:
         requests.submit(queued(engine))
-    assert refused.value.retry_after_s in (4, 5, 6)
+    (duration_s,) = requests._queues[engine].durations_s
+    assert refused.value.retry_after_s == ceil(4 * duration_s) >= 4
     for each in submitted:
         requests.abandon(each)
     requests.close(PATIENCE_S)
@@ -190,23 +191,29 @@ def test_a_prompt_is_tokenised_once_for_all_its_choices(
     ]
 
 
-def test_requests_are_decoded_side_by_side(many_engine: Engine, metrics: CountingMetrics) -> None:
+def test_requests_are_decoded_side_by_side(
+    many_engine: Engine, metrics: CountingMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each is the text that it is alone; the short ones do not wait for the long one."""
     generations = [replace(GENERATION, seed=seed, max_new_tokens=40 if seed == 1 else 5) for seed in range(1, 5)]
     alone = ["".join(step.text for step in many_engine.stream(each).steps) for each in generations]
+    step, rounds, are_submitted = many_engine.step, list[list[Generation]](), threading.Event()
+
+    def noted() -> list[GenerationOutput]:
+        are_submitted.wait(PATIENCE_S)
+        outputs = step()
+        rounds.append([output.generation for output in outputs])
+        return outputs
+
+    monkeypatch.setattr(many_engine, "step", noted)
     requests = RequestQueue(metrics, max_waiting=8)
     submitted = [requests.submit(QueuedRequest(many_engine, [each], client=f"c{each.seed}")) for each in generations]
-    ends: dict[int, float] = {}
-
-    def read(number: int) -> str:
-        text = "".join(step.text for _, step in submitted[number].steps())
-        ends[number] = time.monotonic()
-        return text
-
-    with ThreadPoolExecutor(4) as readers:
-        assert list(readers.map(read, range(4))) == alone
+    are_submitted.set()
+    assert ["".join(step.text for _, step in each.steps()) for each in submitted] == alone
     requests.close(PATIENCE_S)
-    assert max(ends, key=lambda number: ends[number]) == 0
+    long, *short = [each.texts[0].generation for each in submitted]
+    assert rounds[-1] == [long]
+    assert all(any(long in each and other in each for each in rounds) for other in short)
 
 
 class MostRunning(CountingMetrics):

@@ -20,7 +20,7 @@ def post(client: TestClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
     return response.json()
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.characters(codec="utf-8"), min_size=1, max_size=40))
 def test_a_text_goes_to_tokens_and_back(client: TestClient, text: str) -> None:
     told = post(client, "/tokenize", {"prompt": text, "add_special_tokens": False})

@@ -143,14 +143,16 @@ def test_the_openai_client_calls_answers_and_calls_again(app: FastAPI, engine: E
             jsonschema.validate(json.loads(call.function.arguments), SCHEMA if call.function.name == "weather" else {})
 
 
-def test_an_answer_in_a_response_format_is_possible_beside_tools(client: TestClient) -> None:
+def test_an_answer_in_a_response_format_is_possible_beside_tools(client: TestClient, engine: Engine) -> None:
+    """Biases let it begin as the answer does, not as a call, and end."""
     schema = {"schema": {"type": "object", "properties": {"n": {"enum": [7]}}, "required": ["n"]}}
     schema["schema"]["additionalProperties"] = False
     body = WITH_TOOLS | {"response_format": {"type": "json_schema", "json_schema": schema}}
+    body["logit_bias"] = ENDS["logit_bias"] | {str(engine.pair.target_tokenizer.encode("{")[0]): 100}
     for seed in range(3):
         shape = same_shape(answer(client, body | {"seed": seed}))
-        if shape["finish_reason"] == "stop":
-            assert json.loads(shape["content"]) == {"n": 7}
+        assert shape["finish_reason"] == "stop"
+        assert json.loads(shape["content"]) == {"n": 7}
 
 
 @pytest.mark.parametrize("is_strict", [False, True])
@@ -188,6 +190,10 @@ def test_the_drafter_reads_the_conversation_in_its_own_template(engine: Engine, 
         (
             {"tools": [{"type": "function", "function": {"name": "a", "parameters": 3}}]},
             "tools.0.function.parameters: ",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"default": float("inf")}}}]},
+            "tools.0.function.parameters: Value error, numbers must be finite",
         ),
         (
             {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}]},

@@ -19,7 +19,7 @@ def sides(pair: Pair) -> tuple[TextTokenizer, TextTokenizer]:
 
 
 @given(text=st.text(min_size=1, max_size=60), max_tokens=st.integers(2, 80))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_both_sides_spell_the_same_bytes_up_to_every_point(pair: Pair, text: str, max_tokens: int) -> None:
     old, new = sides(pair)
     aligned = align_text(text, old, new, max_tokens)

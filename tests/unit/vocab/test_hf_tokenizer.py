@@ -78,6 +78,22 @@ def test_generation_config_adds_ids_that_end_a_text(folders: dict[str, Path], tm
     assert HfTokenizer(tmp_path).stop_ids == {0, 2, 77}
 
 
+@pytest.mark.parametrize(
+    "config",
+    [{"eos_token_id": [2, 77]}, {"eos_token_id": 77, "text_config": {}}, {"text_config": {"eos_token_id": 77}}],
+)
+def test_the_models_config_adds_them_where_there_is_no_generation_config(
+    folders: dict[str, Path], tmp_path: Path, config: dict[str, object]
+) -> None:
+    for file in folders["small"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    before, after = HfTokenizer(tmp_path), HfTokenizer(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert before.stop_ids == {0, 2, 77}
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert after.stop_ids == {0, 2}
+
+
 def test_fingerprints_tell_tokenizers_apart_and_stay(folders: dict[str, Path]) -> None:
     first, again = HfTokenizer(folders["small"]), HfTokenizer(folders["small"])
     assert first.fingerprint == again.fingerprint

@@ -9,7 +9,7 @@ from tests.unit.vocab.texts import ODD
 COMPLETE = ("small", "large", "sentencepiece")
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=2000, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=ODD)
 def test_a_text_survives_from_one_vocabulary_into_the_other(tokenizers: dict[str, HfTokenizer], data: bytes) -> None:
     """What the target emits, token by token, is what the drafter reads, and what it would say is the same text."""

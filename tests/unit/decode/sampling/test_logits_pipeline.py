@@ -35,7 +35,7 @@ def shaped(logits: np.ndarray, sampling: Sampling) -> dict[int, float]:
     return dict(zip(ids.tolist(), p.tolist(), strict=True))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 10_000), SAMPLINGS, st.booleans())
 def test_fast_equals_slow(seed, sampling, has_ties):
     rng = np.random.default_rng(seed)
@@ -71,7 +71,7 @@ def sorted_whole(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np
     return front, p_V[front] / p_V[front].sum()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.integers(0, 10_000),
     st.integers(1, 3000),
@@ -145,7 +145,7 @@ def pipeline_after(sampling: Sampling, prompt: list[int], said: list[int]) -> Lo
     return pipeline
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 10_000), PENALISED, HISTORIES, HISTORIES, st.booleans())
 def test_penalties_and_bias_equal_their_definitions(seed, sampling, prompt, said, has_ties):
     logits = np.random.default_rng(seed).normal(0, 3, 40).astype(np.float32)

@@ -48,7 +48,7 @@ def test_positions_can_be_asked_in_any_order_and_again():
     assert np.array_equal(first, again[::-1])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**64 - 1), st.integers(0, 100), st.data())
 def test_a_draw_is_the_race_by_definition_over_any_subset(seed, position, data):
     """The noise of an id does not depend on who else runs; so leaving a loser out never changes the winner."""

@@ -47,14 +47,17 @@ def forget(
     if not yes:
         typer.confirm("Forget it for good?", abort=True)
     with bar(f"forgetting {printable(tenant)}: messages", None, transient=True) as saw:
-        forget_id = tenants.forget(settings, tenant, data, accept_retention=accept_retention, on_message=saw)
-    _print(f"forgotten, as order {forget_id}: keys destroyed, content deleted, distillers and workers told")
+        done = tenants.forget(settings, tenant, data, accept_retention=accept_retention, on_message=saw)
+    _print(
+        f"order {done.forget_id}: {done.num_keys} keys and the content of {done.num_messages} messages destroyed, "
+        "distillers and workers told"
+    )
     if data.num_unprotected and settings.log.url.startswith("kafka"):
         _print(f"left until Kafka's retention deletes them: {data.num_unprotected} messages that are readable")
     if data.num_unopened:
-        _print(f"left until retention deletes them: {data.num_unopened} encrypted messages that no key here opens")
-    is_done = _purge(settings, data, forget_id, wait_s) if purge_snapshots else True
-    for target, snapshots in tenants.affected(settings, data, forget_id).items():
+        _print(f"{data.num_unopened} encrypted messages that no key here opens stay, unless retention deletes them")
+    is_done = _purge(settings, data, done.forget_id, wait_s) if purge_snapshots else True
+    for target, snapshots in tenants.affected(settings, data, done.forget_id).items():
         _print_left(target, snapshots)
     if not is_done:
         raise typer.Exit(1)

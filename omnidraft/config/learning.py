@@ -155,7 +155,8 @@ class CacheSettings(Section):
 
 
 GROUP_KEYS = "memory group "
-"""What the names begin with under which a key store keeps the keys of groups' memories; no tenant's name begins so."""
+"""What the names begin with under which a key store keeps the keys of groups' memories; requests may name no tenant
+so."""
 
 
 class MemorySettings(Section):

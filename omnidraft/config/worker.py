@@ -1,10 +1,22 @@
 """Settings of the two processes that draft: the decoding worker's HTTP side, and the proposer inside vLLM."""
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from typing import Annotated
 
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
+
+from omnidraft.config.learning import GROUP_KEYS
 from omnidraft.config.services import Section
 
 MIN_KEY_CHARS = 16
+
+
+def _not_of_group(tenant: str) -> str:
+    if tenant.startswith(GROUP_KEYS):
+        raise ValueError(f"names that begin with {GROUP_KEYS!r} are those of groups' keys")
+    return tenant
+
+
+TenantName = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_not_of_group)]
 
 
 class ApiKey(Section):
@@ -12,7 +24,7 @@ class ApiKey(Section):
 
     key: SecretStr
     """Printable ASCII without spaces; `omnidraft traces new-key` makes one."""
-    tenant: str | None = Field(None, min_length=1, max_length=256)
+    tenant: TenantName | None = None
     """The tenant of its requests, whatever their `user` says; no other key may name it. None: their `user`, unless
     another key has that tenant, else `worker.tenant`."""
 
@@ -79,7 +91,7 @@ class WorkerSettings(Section):
     has to wait longer than this and `recorder.drain_timeout_s` together."""
     poll_s: float = Field(2.0, gt=0)
     """The interval at which the registry is read for the champion, in case an announcement was missed."""
-    tenant: str = Field("default", min_length=1, max_length=256)
+    tenant: TenantName = "default"
     """The tenant of requests that name none."""
     snapshot: str | None = None
     """Serve `models.target` with this folder, version or alias permanently. None: the base drafter, then the

@@ -100,7 +100,7 @@ class Scheduler:
         else:
             self._admitted.remove(sequence)
             if sequence.is_finished:
-                self.prefixes.add(sequence, self._bytes_of(sequence))
+                self.prefixes.add(sequence, self._bytes_of(sequence, is_idle=True))
         sequence.close()
 
     def preempt(self, sequence: SequenceState) -> None:
@@ -232,7 +232,7 @@ class Scheduler:
         keys_fit = self._fit(*self._admitted, sequence)
         for each in reversed([each for each in self._admitted if each not in admitted]):
             if keys_fit:
-                self.prefixes.add(each, self._bytes_of(each))
+                self.prefixes.add(each, self._bytes_of(each, is_idle=True))
             self.preempt(each)
 
     def _has_place_for(self, sequence: SequenceState, admitted: Sequence[SequenceState]) -> bool:
@@ -260,10 +260,12 @@ class Scheduler:
     def _used_bytes(self) -> float:
         return self.prefixes.kv_bytes + sum(map(self._bytes_of, self._admitted))
 
-    def _bytes_of(self, sequence: SequenceState) -> int:
-        """Return the memory of a sequence's keys after its next pass."""
-        request, num_ids = sequence.request, len(sequence.ids) + self._longest_chain(sequence)
-        return self._target.kv_bytes(num_ids, len(request.prompt_ids) + request.max_new_tokens, request.mode)
+    def _bytes_of(self, sequence: SequenceState, *, is_idle: bool = False) -> int:
+        """Return the memory of a sequence's keys after its next pass. An idle one takes part in none, so in fast mode
+        it holds no memory for ids to come."""
+        request, num_ids = sequence.request, len(sequence.ids)
+        max_ids = num_ids if is_idle and request.mode == "fast" else len(request.prompt_ids) + request.max_new_tokens
+        return self._target.kv_bytes(num_ids + self._longest_chain(sequence), max_ids, request.mode)
 
     def _longest_chain(self, sequence: SequenceState) -> int:
         limits = self._target.limits(sequence.request.mode)

@@ -130,8 +130,8 @@ class IdleLearning:
         if self._is_closed:
             return
         try:
-            self._parts.producer.close(FLUSH_S)
             self._closing.set()
+            self._parts.producer.close(FLUSH_S)
             self._gate.open()
             self._thread.join()
         except (KeyboardInterrupt, SystemExit):

@@ -1,6 +1,6 @@
 """Finds the version that waits for judgement.
 
-Its publisher calls it `challenger`. The newest version may lack that alias, and any judgement: its publisher was killed
+Its publisher calls it `challenger`. The newest version may lack that alias, and any decision: its publisher was killed
 before, or a promotion in MLflow deleted the alias of the version before at the same moment.
 """
 
@@ -8,11 +8,14 @@ import time
 from collections.abc import Callable
 
 from omnidraft.errors import SnapshotNotFound
+from omnidraft.fleet.judgements import is_undecided
 from omnidraft.ports import SnapshotReader, SnapshotVersion
 
 UNNAMED_S = 60.0
 """The age from which a version without an alias is taken for one whose publisher died; and the seconds between two
 looks for one, each of which lists versions."""
+ABANDONED_S = 86_400.0
+"""The age from which such a version is left: an operator may have promoted another instead, with no note of it."""
 
 
 class Challengers:
@@ -22,7 +25,7 @@ class Challengers:
         self._registry, self._clock = registry, clock
         self._next_look_s = float("-inf")
         self._overtaken: int | None = None
-        """The judged version that was still `challenger` when a newer one was found."""
+        """The judged version that was still `challenger` when there was a newer one."""
 
     def find(self) -> SnapshotVersion | None:
         """Return the version to judge, if there is any; it may have been judged already."""
@@ -32,12 +35,12 @@ class Challengers:
         if (named is not None and named.judgement is None) or self._clock() < self._next_look_s:
             return named
         latest = self._resolve("latest")
-        if latest is None or not _is_unnamed(latest):
-            self._next_look_s = self._clock() + UNNAMED_S
-            return named
-        if named is not None:
-            self._overtaken = named.version
-        return latest
+        if named is not None and latest is not None and latest.version > named.version:
+            self._overtaken, named = named.version, None
+        if latest is not None and _is_unnamed(latest):
+            return latest
+        self._next_look_s = self._clock() + UNNAMED_S
+        return named
 
     def _resolve(self, name: str) -> SnapshotVersion | None:
         try:
@@ -47,6 +50,7 @@ class Challengers:
 
 
 def _is_unnamed(version: SnapshotVersion) -> bool:
-    """Return whether nobody named, judged or promoted a version that is old enough for that."""
-    is_unknown = not version.aliases and version.judgement is None and version.statement is None
-    return is_unknown and version.is_servable and time.time() - version.created_ms / 1000 > UNNAMED_S
+    """Return whether nobody named, promoted or decided about a version that is old enough for that."""
+    is_unknown = not version.aliases and is_undecided(version.judgement) and version.statement is None
+    age_s = time.time() - version.created_ms / 1000
+    return is_unknown and version.is_servable and UNNAMED_S < age_s < ABANDONED_S

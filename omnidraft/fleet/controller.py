@@ -10,12 +10,14 @@ from omnidraft.errors import BusError, SignatureRefused, SnapshotCorrupt, Snapsh
 from omnidraft.fleet.canary_trial import CanaryTrial
 from omnidraft.fleet.challengers import Challengers
 from omnidraft.fleet.drift_recovery import DriftRecovery
+from omnidraft.fleet.judgements import BY_OPERATOR, CANARY, PROMOTED, PROMOTING, is_undecided
 from omnidraft.fleet.promotion import Decision, decide, lineage_between, lineage_to, signed_versions
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.fleet.tenant_gate import MOST_HISTORY
 from omnidraft.ports import (
     CHAMPION_STATEMENT,
     JUDGEMENT,
+    VOID,
     Announcer,
     ChampionStatements,
     ControlFollower,
@@ -27,12 +29,6 @@ from omnidraft.snapshots.manifest import digest
 
 CONTROL_TIMEOUT_S = 2.0
 """How long the first step waits for the control log, whose open drifts must be known before traffic is read."""
-PROMOTING = "promoting"
-"""How the judgement of a version begins that is to become champion and, as far as is known, has not."""
-PROMOTED = "promoted"
-"""How the judgement of a version begins that became champion."""
-VOID = "void"
-"""How the judgement of a challenger begins that another promotion overtook, as an operator's."""
 VERSIONS_OF_HISTORY = 10 * MOST_HISTORY
 """The number of versions up to the champion among which its ancestors are looked for; most were not refused."""
 logger = logging.getLogger(__name__)
@@ -81,6 +77,8 @@ class Controller:
         self._announced_s = 0.0
         self._refused_version: int | None = None
         self._trial: CanaryTrial | None = None
+        self._canaries: set[int] = set()
+        """The canary and those before it that did not become champion; workers may still finish requests with them."""
         self._has_resumed = False
         self._worse: frozenset[int] = frozenset()
         """Challengers in a row that were worse than the champion, since this process started."""
@@ -109,8 +107,8 @@ class Controller:
 
     def _judge_challenger(self) -> None:
         """Judge the challenger, one at a time: while a canary runs the next one waits."""
-        waiting = self._challengers.find()
-        if waiting is None or waiting.version == self._judged_version or self._trial is not None:
+        waiting = None if self._trial is not None else self._challengers.find()
+        if waiting is None or waiting.version == self._judged_version:
             return
         fence = self._registry.fence()  # before what the decision rests on is read
         challenger, champion = self._challengers.find(), self._find("champion")
@@ -153,10 +151,11 @@ class Controller:
     def _start_canary(self, version: int, champion: int, decision: Decision, fence: str) -> None:
         self._announce_champion()  # before the canary, which it would end
         share = self._settings.canary_share
-        self._registry.annotate(version, {JUDGEMENT: f"canary at {share:.1%}: {decision.reason}"})
+        self._registry.annotate(version, {JUDGEMENT: f"{CANARY} {share:.1%}: {decision.reason}"})
         manifest = self._registry.resolve(str(version)).manifest
         self._announcer.publish("canary", version, share=share, reason=decision.reason, digest=digest(manifest))
         self._trial = CanaryTrial(version, champion, self._settings, self._clock(), fence)
+        self._canaries.add(version)
         logger.info("%s: canary %d beside champion %d: %s", self._target, version, champion, decision.reason)
 
     def _read_traffic(self) -> None:
@@ -168,8 +167,7 @@ class Controller:
         for request in self._traffic.new():
             if self._trial and not request.is_past:
                 self._trial.update(request)
-            is_canary = self._trial is not None and request.version == self._trial.version
-            if self._recovery and not is_canary:
+            if self._recovery and request.version not in self._canaries:
                 self._recovery.update(request)
 
     def _follow(self) -> None:
@@ -245,14 +243,17 @@ class Controller:
             if self._announced_version is not None and champion.version < self._announced_version:
                 self._metrics.add("omnidraft_rollbacks_total")
             self._announced_version, self._trial = champion.version, None
+            self._canaries.discard(champion.version)
             self._metrics.set("omnidraft_champion_version_info", champion.version)
             logger.info("announced champion %d for %s", champion.version, self._target)
 
     def _note_promotion(self, champion: SnapshotVersion) -> None:
-        """Annotate that a version was promoted whose judgement says that it is to be."""
+        """Annotate that a version was promoted whose judgement does not say so yet."""
         judgement = champion.judgement or ""
         if judgement.startswith(PROMOTING):
             self._registry.annotate(champion.version, {JUDGEMENT: PROMOTED + judgement.removeprefix(PROMOTING)})
+        elif is_undecided(champion.judgement):
+            self._registry.annotate(champion.version, {JUDGEMENT: BY_OPERATOR})
 
     def _void_trial(self, champion: SnapshotVersion) -> None:
         """Annotate the canary that another promotion ended; nothing to note if that is its own, or it is deleted."""

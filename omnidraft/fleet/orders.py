@@ -5,6 +5,7 @@ from contextlib import closing
 
 from omnidraft.errors import BusError
 from omnidraft.fleet.control_log import publish_announcement
+from omnidraft.fleet.judgements import BY_OPERATOR, is_undecided
 from omnidraft.ports import JUDGEMENT, LogWriter, Registry, SnapshotVersion
 from omnidraft.snapshots.manifest import digest
 
@@ -24,9 +25,10 @@ def promote(
         BusError: the version is the champion, and the log does not answer.
     """
     chosen = registry.resolve(name)
+    if chosen.is_servable and is_undecided(chosen.judgement):
+        # before the promotion, so that no controller ever takes it for one that waits, once another is champion
+        registry.annotate(chosen.version, {JUDGEMENT: BY_OPERATOR})
     registry.promote(chosen.version)
-    if chosen.judgement is None:  # so that no controller takes it for one that waits, once another is champion
-        registry.annotate(chosen.version, {JUDGEMENT: "promoted by an operator"})
     try:
         with closing(open_control()) as control:
             publish_announcement(

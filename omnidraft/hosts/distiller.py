@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from omnidraft.telemetry.exposition import Exposition, MergedCollector
 WATCH_S = 1.0
 PLACED_S = 30.0
 """The time after which an actor without an answer is logged as pending."""
+LAST_STATUS_S = 2.0
+"""How long an actor that has ended has for each answer."""
 OBJECT_STORE_BYTES = 80_000_000  # Ray's minimum; nothing large goes through it
 
 logger = logging.getLogger(__name__)
@@ -156,9 +158,16 @@ class _LearnerActor:
             logger.warning("%s: no status: %s", self.target, exc)
             status = None
         self._status_ref = self._actor.status.remote()
-        if status:
-            self.metrics = status["metrics"]
-            self._log_changes(status)
+        self._log_changes(status)
+
+    def log_last_status(self) -> None:
+        """Log what an actor that has ended did and warned of since `log_status`, as far as it still answers."""
+        import ray
+        from ray.exceptions import RayError
+
+        with suppress(RayError):  # its end says more
+            self._log_changes(ray.get(self._status_ref, timeout=LAST_STATUS_S))
+            self._log_changes(ray.get(self._actor.status.remote(), timeout=LAST_STATUS_S))
 
     def _warn_pending(self) -> None:
         if self.is_placed or self._warn_pending_at is None or time.monotonic() < self._warn_pending_at:
@@ -166,7 +175,10 @@ class _LearnerActor:
         logger.warning("%s: waits for a Ray node that has %s free", self.target, self._needs)
         self._warn_pending_at = None
 
-    def _log_changes(self, status: dict[str, Any]) -> None:
+    def _log_changes(self, status: dict[str, Any] | None) -> None:
+        if status is None:
+            return
+        self.metrics = status["metrics"]
         if self._last_status.get("pid") != status["pid"]:
             logger.info("%s: learning in process %d", self.target, status["pid"])
         for level, warning in status["warnings"]:
@@ -189,7 +201,7 @@ def _watch(learners: Sequence[_LearnerActor], stop: threading.Event) -> None:
     running = {each.ended: each for each in learners}
     while running:
         for ended in ray.wait(list(running), num_returns=len(running), timeout=WATCH_S)[0]:
-            del running[ended]
+            running.pop(ended).log_last_status()
             try:
                 ray.get(ended)
             except RayTaskError as exc:

@@ -35,7 +35,10 @@ class WarningBuffer(logging.Handler):
         self._warnings: deque[tuple[int, str]] = deque(maxlen=MAX_WARNINGS)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._warnings.append((record.levelno, self.format(record)))
+        try:
+            self._warnings.append((record.levelno, self.format(record)))
+        except Exception:  # a message that does not fit its arguments, of any library; logging never raises
+            self.handleError(record)
 
     def take(self) -> list[tuple[int, str]]:
         """Return level and text of each, oldest first, and forget them."""

@@ -64,7 +64,7 @@ from omnidraft.ports.log import (
     TopicFacts,
 )
 from omnidraft.ports.memory import MEMORY_DROP_REASONS, UNREADABLE_REASONS, MemoryDropReason, UnreadableReason
-from omnidraft.ports.registry import CHAMPION_STATEMENT, JUDGEMENT, Registry, SnapshotReader, SnapshotVersion
+from omnidraft.ports.registry import CHAMPION_STATEMENT, JUDGEMENT, VOID, Registry, SnapshotReader, SnapshotVersion
 from omnidraft.ports.telemetry import Metrics, NoopSpan, NoopTracing, Span, Tracing
 from omnidraft.traces.record import FinishReason, Source
 
@@ -83,6 +83,7 @@ __all__ = [
     "SAMPLED_OUT",
     "SKIP_REASONS",
     "UNREADABLE_REASONS",
+    "VOID",
     "AcceptanceFn",
     "Announcement",
     "AnnouncementFields",

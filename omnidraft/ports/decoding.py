@@ -220,7 +220,7 @@ class Target(Protocol):
 
     def kv_bytes(self, num_ids: int, max_ids: int, mode: Mode) -> int:
         """Return the memory of the keys and values of a text that has so many ids, and may come to have `max_ids`, for
-        which some targets take the memory at once."""
+        which some targets take the memory at once; in fast mode they do so for passes only."""
 
 
 class DraftSession(Protocol):

@@ -11,6 +11,9 @@ CHAMPION_STATEMENT = "omnidraft.champion"
 """The name of the note with a version's signed statement; see ports.ChampionStatements."""
 JUDGEMENT = "judgement"
 """The name of the note with what the controller decided about a version, and why."""
+VOID = "void"
+"""How the judgement of a challenger begins that is not judged again: another promotion, as an operator's, overtook it,
+or its notes are damaged."""
 
 
 @dataclass(frozen=True, slots=True)

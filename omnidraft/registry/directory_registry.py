@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from omnidraft.durable_files import put_in_place
 from omnidraft.errors import RegistryError, SnapshotNotFound
-from omnidraft.ports import CHAMPION_STATEMENT, JUDGEMENT, SnapshotVersion
+from omnidraft.ports import CHAMPION_STATEMENT, JUDGEMENT, VOID, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
 from omnidraft.registry.retention import Retention
 from omnidraft.snapshots import bundle, files
@@ -131,7 +131,7 @@ class DirectoryRegistry:
 
     def annotate(self, version: int, notes: Mapping[str, str]) -> None:
         with self._locked():
-            told = {**self._notes(version), **notes}
+            told = {**(self._notes(version) or {}), **notes}
             files.write_text(self._folder(version) / "notes.json", json.dumps(told, indent=2))
 
     def remove_files(self, version: int, parts: Sequence[str]) -> None:
@@ -177,21 +177,23 @@ class DirectoryRegistry:
         version = _number(folder)
         names = tuple(sorted(alias for alias, number in aliases.items() if number == version))
         notes = self._notes(version)
+        if notes is None:  # they may have been an operator's decision against it
+            notes = {JUDGEMENT: f"{VOID}: its notes are damaged"}
         told = notes.get(CHAMPION_STATEMENT), notes.get(JUDGEMENT)
         present = {path.name for path in (folder / "snapshot").iterdir()}
         removed = tuple(part for part in bundle.parts_of(manifest) if part not in present)
         return SnapshotVersion(version, manifest, names, manifest.created_ms, *told, removed)
 
-    def _notes(self, version: int) -> dict[str, str]:
-        """Return the notes of a version; none when they are damaged."""
+    def _notes(self, version: int) -> dict[str, str] | None:
+        """Return the notes of a version; None when they are damaged."""
         path = self._folder(version) / "notes.json"
         try:
             return {name: text for name, text in _read_json(path).items() if isinstance(text, str)}
         except ValueError as exc:
             if version not in self._without_notes:
-                logger.error("%s is damaged, so version %d has no notes: %s", path, version, exc)
+                logger.error("%s is damaged, so version %d has no notes and is not judged: %s", path, version, exc)
                 self._without_notes.add(version)
-            return {}
+            return None
 
     def _add(self, source: Path, version: int, manifest: Manifest) -> None:
         partial = self._root / f".v{version:06d}.partial"

@@ -17,7 +17,8 @@ from pydantic import SecretStr
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from omnidraft.config import ApiKey, WorkerSettings
+from omnidraft.config import GROUP_KEYS, ApiKey, WorkerSettings
+from omnidraft.errors import RequestError
 from omnidraft.serving.error_handlers import TenantTaken, error, error_response
 from omnidraft.serving.page.files import FILES_PATH, FLEET_PATH, PAGE_PATH
 
@@ -103,11 +104,13 @@ class TenantNames:
         self._taken = frozenset(_folded(each.tenant) for each in settings.api_keys if each.tenant)
 
     def tenant_of(self, client: ApiClient | None, user: str | None) -> str:
-        """Return the tenant of a request whose body names `user`. Raises TenantTaken."""
+        """Return the tenant of a request whose body names `user`. Raises TenantTaken, RequestError."""
         if client is not None and client.tenant is not None:
             return client.tenant
         if user and _folded(user) in self._taken:
             raise TenantTaken("user: this name is the tenant of another API key; send that key, or name another user")
+        if user and user.startswith(GROUP_KEYS):
+            raise RequestError(f"user: names that begin with {GROUP_KEYS!r} are reserved; name another user")
         return user or self._default
 
 

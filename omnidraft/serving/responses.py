@@ -92,7 +92,7 @@ class Responder:
         return api_client.name if api_client else _address(request)
 
     def tenant_of(self, request: Request, body: Body) -> str:
-        """Return the tenant of a request. Raises TenantTaken."""
+        """Return the tenant of a request. Raises RequestError."""
         return self._tenants.tenant_of(auth.authenticated_client(request), body.user)
 
     async def queued_request(

@@ -8,7 +8,7 @@ from typing import get_args
 
 import numpy as np
 
-from omnidraft.config import GROUP_KEYS, Mode
+from omnidraft.config import Mode
 from omnidraft.errors import WireError
 from omnidraft.traces.record import SOURCES, FinishReason, Rounds, TargetLogprobs, TraceRecord
 from omnidraft.traces.schema import MAX_EMITTED, MAX_ID, MAX_INT, MAX_TOP_K
@@ -45,8 +45,6 @@ def _check_settings(record: TraceRecord) -> None:
     size = len(record.tenant.encode("utf-8", "surrogatepass"))
     _require(size <= MAX_TENANT_BYTES, "tenant", f"has {size} bytes, allowed are {MAX_TENANT_BYTES}")
     _require("\0" not in record.tenant, "tenant", "has a zero byte, which no database of keys can hold")
-    is_group = record.tenant.startswith(GROUP_KEYS)
-    _require(not is_group, "tenant", f"begins with {GROUP_KEYS!r}, as only the names of groups' keys do")
     _require(0 <= record.segment <= MAX_INT, "segment", f"{record.segment} is not from 0 to {MAX_INT}")
     _require(record.time_ms >= 0, "time_ms", f"{record.time_ms} is negative")
     version = record.snapshot_version

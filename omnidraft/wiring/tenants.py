@@ -29,7 +29,7 @@ from omnidraft.wiring.signing import authenticator
 
 if TYPE_CHECKING:
     from omnidraft.bus.tenant_keys import TenantKeys
-    from omnidraft.distill.ingest.tenant_messages import TenantMessages
+    from omnidraft.distill.ingest.tenant_messages import TenantMatcher, TenantMessages
     from omnidraft.fleet.forget_orders import AffectedSnapshots
     from omnidraft.ports import LogReader, Message
 
@@ -58,15 +58,31 @@ class TenantData:
         return self.traces.num_unopened + self.dead_letters.num_unopened
 
 
+@dataclass(frozen=True, slots=True)
+class ForgetResult:
+    """What forgetting a tenant did."""
+
+    forget_id: str
+    """The name of the order on the control log."""
+    num_keys: int
+    """Keys that were destroyed, that of its group's memory too."""
+    num_messages: int
+    """Messages whose content was deleted from an SQLite log, now or by an earlier call."""
+
+
 def tenant_data(settings: Settings, tenant: str, on_message: OnMessage = lambda: None) -> TenantData:
     """Look for a tenant's keys and messages, changing nothing. Raises BusError."""
+    from omnidraft.distill.ingest.tenant_messages import TenantMatcher
+
     store = key_store(settings)
-    keys = [] if store is None else store.of_tenant(tenant)
-    key_ids, log = [key.key_id for key in keys], settings.log
+    stored = [] if store is None else store.all_keys()
+    keys = [key for key in stored if key.tenant == tenant]
+    others = [key.key_id for key in stored if key.tenant != tenant]
+    matcher = TenantMatcher(tenant, [key.key_id for key in keys], other_key_ids=others)
     return TenantData(
         num_keys=sum(key.wrapped is not None for key in keys),
-        traces=_find(settings, log.traces_topic, tenant, key_ids, on_message),
-        dead_letters=_find(settings, log.dead_letters_topic, tenant, key_ids, on_message),
+        traces=_find(settings, settings.log.traces_topic, matcher, on_message),
+        dead_letters=_find(settings, settings.log.dead_letters_topic, matcher, on_message),
     )
 
 
@@ -77,24 +93,24 @@ def forget(
     *,
     accept_retention: bool = False,
     on_message: OnMessage = lambda: None,
-) -> str:
-    """Forget a tenant, of which `data` was found; return the name of the order on the control log.
+) -> ForgetResult:
+    """Forget a tenant, of which `data` was found.
 
     Raises:
-        RequestError: only retention deletes some of its messages, or some that may be its own, and `accept_retention`
-            is False; nothing is done.
+        RequestError: it has the name of a group's keys; or only retention deletes some of its messages, or some that
+            may be its own, and `accept_retention` is False. Nothing is done.
         BusError: log or key store do not answer, or there is no space to vacuum the log; repeat it.
     """
     path = log_path(settings)
+    _require_no_group(settings, tenant)
     if not accept_retention:
         _require_deletable(tenant, data, is_rewritable=path is not None)
     num_destroyed = _destroy_keys(settings, tenant)
-    if path is not None:
-        _delete_messages(settings, path, tenant, on_message)
+    num_deleted = 0 if path is None else _delete_messages(settings, path, tenant, on_message)
     forget_id = _order(settings, tenant, data, is_needed=num_destroyed > 0)
     if path is not None:
         _vacuum(settings, path)
-    return forget_id
+    return ForgetResult(forget_id, num_destroyed, num_deleted)
 
 
 def affected(settings: Settings, data: TenantData, forget_id: str) -> "dict[str, AffectedSnapshots]":
@@ -166,6 +182,14 @@ def _tenant_keys(settings: Settings) -> "TenantKeys":
     return keys
 
 
+def _require_no_group(settings: Settings, tenant: str) -> None:
+    """Raise RequestError for the name of a group's keys, which would be destroyed for all of its tenants."""
+    from omnidraft.memory.owners import Owner
+
+    if any(tenant == Owner("group", group).key_name for group in settings.memory.groups.values()):
+        raise RequestError(f"{tenant!r} names the keys of a group of memory.groups: forget one of its tenants instead")
+
+
 def _require_deletable(tenant: str, data: TenantData, *, is_rewritable: bool) -> None:
     """Raise RequestError when there are messages that only retention deletes. A log that is `is_rewritable` loses those
     of the tenant that anybody can read."""
@@ -192,13 +216,13 @@ def _destroy_keys(settings: Settings, tenant: str) -> int:
     return 0 if store is None else sum(store.destroy(name) for name in sorted(names))
 
 
-def _find(settings: Settings, topic: str, tenant: str, key_ids: list[str], on_message: OnMessage) -> "TenantMessages":
-    from omnidraft.distill.ingest.tenant_messages import TenantMatcher, TenantMessages
+def _find(settings: Settings, topic: str, matcher: "TenantMatcher", on_message: OnMessage) -> "TenantMessages":
+    from omnidraft.distill.ingest.tenant_messages import TenantMessages
 
     if topic not in topic_names(settings):
         return TenantMessages()
     with closing(log_reader(settings, topic)) as reader:
-        return TenantMatcher(tenant, key_ids).find(_messages(reader, on_message))
+        return matcher.find(_messages(reader, on_message))
 
 
 def _messages(reader: "LogReader", on_message: OnMessage) -> "Iterator[Message]":
@@ -209,14 +233,15 @@ def _messages(reader: "LogReader", on_message: OnMessage) -> "Iterator[Message]"
         yield message
 
 
-def _delete_messages(settings: Settings, path: Path, tenant: str, on_message: OnMessage) -> None:
-    """Delete what lies in an SQLite log by now."""
+def _delete_messages(settings: Settings, path: Path, tenant: str, on_message: OnMessage) -> int:
+    """Delete what lies in an SQLite log by now; return the number of messages."""
     from omnidraft.bus import sqlite_forget
     from omnidraft.distill.ingest.tenant_messages import mark
 
     data, timeout_s, log = tenant_data(settings, tenant, on_message), settings.log.request_timeout_s, settings.log
     for topic, found in [(log.traces_topic, data.traces), (log.dead_letters_topic, data.dead_letters)]:
         sqlite_forget.forget_messages(path, topic, found.positions, mark(tenant), timeout_s)
+    return len(data.traces.positions) + len(data.dead_letters.positions)
 
 
 def _vacuum(settings: Settings, path: Path) -> None:

@@ -313,16 +313,21 @@ def test_aliases_that_cannot_be_read_are_an_error_of_the_registry_until_somebody
     assert registry.resolve("champion").version == 1
 
 
-@pytest.mark.parametrize(("content", "num_told"), [("", 1), ("{", 1), ("[1]", 1), ('{"judgement": 5}', 0)])
-def test_notes_that_cannot_be_read_are_none_and_stop_no_registry(tmp_path, caplog, content, num_told):
+@pytest.mark.parametrize(
+    ("content", "judgement"),
+    [(damaged, "void: its notes are damaged") for damaged in ("", "{", "[1]")] + [('{"judgement": 5}', None)],
+)
+def test_a_version_whose_notes_cannot_be_read_is_void_until_others_are_written(tmp_path, caplog, content, judgement):
     registry = DirectoryRegistry(tmp_path / "registry", "org/small", "big", keep_resume=2)
     registry.publish(make_bundle(tmp_path, "s1"), None)
     registry.annotate(1, {"judgement": "refused"})
     (registry._folder(1) / "notes.json").write_text(content)
     for _ in range(2):
-        assert [version.judgement for version in registry.versions()] == [None]
+        assert [version.judgement for version in registry.versions()] == [judgement]
     assert registry.publish(make_bundle(tmp_path, "s2"), 1).version == 2
-    assert caplog.text.count("so version 1 has no notes") == num_told
+    assert caplog.text.count("so version 1 has no notes and is not judged") == (judgement is not None)
+    registry.annotate(1, {"drift": "of a tenant"})
+    assert registry.resolve("1").judgement is None
     registry.annotate(1, {"judgement": "promoted"})
     assert registry.resolve("1").judgement == "promoted"
 

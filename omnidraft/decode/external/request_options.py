@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from omnidraft.config import GROUP_KEYS
+
 SPECULATION, STORE, USER = "omnidraft_speculation", "omnidraft_store", "omnidraft_user"
 _MAX_TENANT_CHARACTERS = 256
 
@@ -43,9 +45,11 @@ def _tenant(value: Any) -> tuple[str | None, bool]:
     """Return the tenant, and whether the value could be read."""
     if value is None:
         return None, True
-    if isinstance(value, str) and 0 < len(value) <= _MAX_TENANT_CHARACTERS and value.isprintable():
+    is_text = isinstance(value, str) and 0 < len(value) <= _MAX_TENANT_CHARACTERS and value.isprintable()
+    if is_text and not value.startswith(GROUP_KEYS):
         return value, True
-    logger.warning("%s must be a text of 1 to %d characters: not recorded", USER, _MAX_TENANT_CHARACTERS)
+    message = "%s must be a text of 1 to %d characters that does not begin with %r: not recorded"
+    logger.warning(message, USER, _MAX_TENANT_CHARACTERS, GROUP_KEYS)
     return None, False
 
 

@@ -69,13 +69,17 @@ class CostPolicy:
 
     def start_round(self, texts: Sequence[RoundText], num_other_rows: int = 0) -> "CostPlan":
         """See ports.Policy."""
-        return CostPlan(self, texts, num_other_rows, is_plain=self._must_measure_plain(len(texts)))
+        is_plain = not num_other_rows and self._must_measure_plain(len(texts))
+        return CostPlan(self, texts, num_other_rows, is_plain=is_plain)
 
     def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
         """See ports.Policy. Seconds are those of the cost curves, which are smoother than the clock's; catching up was
         paid for when the ids were read."""
-        load, has_drafts = _load(len(outcomes)), any(each.num_nodes for each in outcomes)
-        self._num_since_plain[load] = self._num_since_plain[load] + 1 if has_drafts else 0
+        load = _load(len(outcomes))
+        if any(each.num_nodes for each in outcomes):
+            self._num_since_plain[load] += 1
+        elif not num_other_rows:  # which are no part of a plain pass
+            self._num_since_plain[load] = 0
         self.num_without[load] = sum(each.num_nodes_without for each in outcomes)
         token_s, texts = self.pass_s(len(outcomes)) / len(outcomes), self._spent(outcomes, num_other_rows)
         for stream in dict.fromkeys(_stream(outcome) for outcome in outcomes):

@@ -120,10 +120,13 @@ class TraceProducer:
 
     def _append_all(self, unwritten: "deque[tuple[Outgoing, Span]]") -> None:
         """Append records, slice by slice; those that the log acknowledged leave the queue. A log that is slow after an
-        outage takes a few in its time where it would not take all; a record that is too large for it is appended alone
-        in the end, and dropped. Raises BusError."""
+        outage takes a few in its time where it would not take all. The records of a slice with one that is too large
+        for it are appended one by one, since it may have the others already, and that one is dropped. Raises
+        BusError."""
+        num_alone = 0
         while unwritten:
-            part = list(islice(unwritten, self._num_appended))
+            part = list(islice(unwritten, 1 if num_alone else self._num_appended))
+            num_alone = max(0, num_alone - 1)
             self._num_appended = max(1, self._num_appended // 2)  # unless the log takes them
             try:
                 self._append([message for message, _ in part])
@@ -131,6 +134,8 @@ class TraceProducer:
                 if len(part) == 1:
                     logger.warning("dropped a trace record: %s", exc)
                     self._drop(unwritten.popleft()[1], reason="too_large")
+                else:
+                    num_alone = len(part)
                 continue
             self._num_appended = min(4 * self._num_appended, BATCH_RECORDS)
             self._settle(len(part), ACKNOWLEDGED)

@@ -32,11 +32,12 @@ def causal_lm(folder: Path, **options: Any) -> PreTrainedModel:
 
 def with_all_weights(source: Path, **options: Any) -> PreTrainedModel:
     """Return what `from_pretrained` loads. Raises ModelError where the source has no weights for a part of the model,
-    which transformers fills at random."""
+    which transformers fills at random. Parts that only images or sounds go through may lack theirs."""
     load: Any = AutoModelForCausalLM.from_pretrained
     model, report = load(source, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     unread = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
-    parameters = sorted(name for name, _ in model.named_parameters() if name in unread)
+    encoders = {*model.base_model.parameters()} - {*model.get_decoder().parameters()}
+    parameters = sorted(name for name, each in model.named_parameters() if name in unread and each not in encoders)
     if parameters:
         names = ", ".join(parameters[:3]) + (", ..." if parameters[3:] else "")
         where = source / options.get("gguf_file", "")

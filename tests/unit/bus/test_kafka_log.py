@@ -7,6 +7,7 @@ import time
 import pytest
 
 from omnidraft.errors import BusError, LogTruncated, MessageTooLarge
+from omnidraft.ports import Outgoing
 
 kafka_log = pytest.importorskip("omnidraft.bus.kafka_log", reason="the kafka extra is not installed")
 kafka_errors = pytest.importorskip("kafka.errors")
@@ -50,16 +51,49 @@ def test_trying_again_during_an_outage_leaves_no_threads_behind():
 
 
 def test_a_producer_that_is_given_up_with_unsent_messages_leaves_no_thread_behind():
-    before = threading.active_count()
     writer = object.__new__(kafka_log.KafkaWriter)
     writer._producer = kafka_log.KafkaProducer(
         bootstrap_servers="127.0.0.1:1", api_version=(2, 6), metrics_enabled=False
     )
     writer._producer._accumulator.append(TopicPartition("traces", 0), None, b"k", b"v", [])
-    assert threading.active_count() > before
+    sender = writer._producer._sender
+    assert sender.is_alive()
     writer._abandon()
     assert writer._producer is None
-    assert threading.active_count() <= before
+    assert not sender.is_alive()
+
+
+class Delivery:
+    """The future of a message: written, or not for this reason."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+
+    def get(self, timeout: float) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+class Splitting:
+    """A producer that splits its batch, as the topic takes none so large, and delivers the parts like this."""
+
+    def __init__(self, *deliveries: Exception | None) -> None:
+        self._deliveries = [Delivery(each) for each in deliveries]
+
+    def send(self, *_: object, partition: int | None) -> Delivery:
+        return self._deliveries.pop(0)
+
+    def flush(self, timeout: float) -> None:
+        raise kafka_errors.UnknownError("of the batch that was split")
+
+
+def test_a_batch_that_was_split_fails_only_with_one_of_its_messages():
+    writer = object.__new__(kafka_log.KafkaWriter)
+    writer._topic = "traces"
+    messages, deadline = [Outgoing(b"k", b"v")] * 2, time.monotonic() + 10
+    writer._send(Splitting(None, None), messages, deadline)
+    with pytest.raises(kafka_errors.KafkaTimeoutError):
+        writer._send(Splitting(None, kafka_errors.KafkaTimeoutError("one part")), messages, deadline)
 
 
 @pytest.mark.parametrize("name", ["MessageSizeTooLargeError", "RecordListTooLargeError"])

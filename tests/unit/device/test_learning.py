@@ -154,12 +154,25 @@ def test_a_step_that_waits_for_a_request_is_not_accused_of_the_end_of_its_proces
                 step.wait_until_accused(False)
 
 
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_close_that_is_interrupted_while_records_are_written_ends_learning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with learning(tmp_path, Distiller(until_stopped)) as idle:
+        with monkeypatch.context() as patch:
+            patch.setattr(idle._parts.producer, "close", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                idle.close()
+        assert idle._closing.is_set()
+        assert not idle.wait(60.0)
+
+
 def test_an_interrupted_close_is_finished_by_the_next_one_and_accuses_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
     home, step = tmp_path / "home", EndlessStep(tmp_path / "trying.json")
     with learning(home, step.distiller()) as idle, closing(step):
         step.wait_until_accused(True)

@@ -1,5 +1,6 @@
 """A version that its publisher could not name is judged all the same, and one that an operator left is not."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,15 @@ from omnidraft.fleet import challengers, orders
 from omnidraft.fleet.challengers import UNNAMED_S, Challengers
 from omnidraft.fleet.control_log import LogAnnouncer
 from omnidraft.fleet.controller import Controller
+from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.testing.memory_log import MemoryLog, MemoryWriter
+from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from tests.snapshot_folders import make_bundle
+from tests.unit.fleet.served import serve
+
+HOUR_MS = 3_600_000
+"""The age of every version."""
 
 
 class Fleet:
@@ -22,15 +28,17 @@ class Fleet:
     def __init__(self, folder: Path) -> None:
         self.folder, self.now = folder, 0.0
         self.registry = DirectoryRegistry(folder / "registry", "org/small", "big", keep_resume=2)
-        self.writer = MemoryWriter(MemoryLog(), "control")
+        self.log, self.settings = MemoryLog(), ControllerSettings()
+        self.writer, self.traces = MemoryWriter(self.log, "control"), MemoryWriter(self.log, "traces")
         self.publish("s1", None)
         self.registry.annotate(1, {"judgement": "promoted: the first snapshot of this pair"})
         self.registry.promote(1)
 
     def publish(self, snapshot_id: str, parent: int | None, before: float = 0.7, after: float = 0.8) -> None:
         figures = {"agreement_before": before, "agreement_after": after, "agreement_change_error": 0.001}
-        parent_id = f"s{parent}" if parent else None
-        folder = make_bundle(self.folder, snapshot_id, parent_id=parent_id, held_out_records=8, **figures)
+        parent_id, created_ms = f"s{parent}" if parent else None, time.time_ns() // 1_000_000 - HOUR_MS
+        told = {"parent_id": parent_id, "held_out_records": 8, "created_ms": created_ms}
+        folder = make_bundle(self.folder, snapshot_id, **told, **figures)
         self.registry.publish(folder, parent)
 
     def publish_and_die(self, snapshot_id: str, parent: int | None, **figures: float) -> None:
@@ -40,14 +48,18 @@ class Fleet:
             with pytest.raises(RegistryError, match="killed"):
                 self.publish(snapshot_id, parent, **figures)
 
+    def controller(self) -> Controller:
+        announcer = LogAnnouncer(self.writer, "big", "org/small")
+        traffic = RequestStatsReader(MemoryReader(self.log, "traces"), target="big", drafter="org/small")
+        return Controller(self.registry, announcer, self.settings, CountingMetrics(), target="big", traffic=traffic)
+
     def step(self) -> int:
         """Let a new controller step; return the champion."""
-        announcer = LogAnnouncer(self.writer, "big", "org/small")
-        Controller(self.registry, announcer, ControllerSettings(), CountingMetrics(), target="big").step()
+        self.controller().step()
         return self.registry.resolve("champion").version
 
 
-def die(state: object) -> None:
+def die(*arguments: object) -> None:
     raise RegistryError("killed")
 
 
@@ -76,11 +88,40 @@ def test_a_challenger_that_was_judged_hides_none_and_is_not_judged_again_after_i
     assert search.find() is None
 
 
+def test_a_refused_version_is_not_judged_after_a_newer_one_when_the_controller_restarts(fleet: Fleet) -> None:
+    """It is still called `challenger`, and would look better than the champion by the records of another time."""
+    fleet.publish("s2", 1, before=0.95, after=0.9)
+    assert fleet.step() == 1
+    fleet.publish_and_die("s3", 2, before=0.7, after=0.85)
+    assert fleet.step() == 3
+    assert Challengers(fleet.registry, lambda: fleet.now).find() is None
+    assert fleet.step() == 3
+
+
+def test_the_canary_of_a_version_without_a_name_begins_anew_when_the_controller_restarts(fleet: Fleet) -> None:
+    fleet.settings = ControllerSettings(canary_share=0.1, canary_requests=20)
+    fleet.publish_and_die("s2", 1)
+    assert fleet.step() == 1
+    assert (fleet.registry.resolve("2").judgement or "").startswith("canary at")
+    after = fleet.controller()
+    after.step()
+    for version in (1, 2):
+        serve(fleet.traces, version, 30, seconds=0.1)
+    after.step()
+    assert fleet.registry.resolve("champion").version == 2
+
+
 def test_a_version_whose_publisher_may_still_name_it_is_left_to_it(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet.publish_and_die("s2", 1)
     monkeypatch.setattr(challengers, "UNNAMED_S", 1e10)
+    assert Challengers(fleet.registry, lambda: fleet.now).find() is None
+
+
+def test_a_version_without_a_name_is_left_when_it_is_too_old(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet.publish_and_die("s2", 1)
+    monkeypatch.setattr(challengers, "ABANDONED_S", HOUR_MS / 1000)
     assert Challengers(fleet.registry, lambda: fleet.now).find() is None
 
 
@@ -102,3 +143,34 @@ def test_a_version_that_an_operator_promoted_and_left_is_not_promoted_again(flee
     assert fleet.registry.resolve("3").judgement == "promoted by an operator"
     assert fleet.registry.resolve("1").judgement == "promoted: the first snapshot of this pair"
     assert fleet.step() == 1
+
+
+@pytest.mark.parametrize("judgement", [None, "canary at 10.0%: better"])
+def test_a_champion_whose_judgement_does_not_say_so_is_noted_and_not_promoted_again_once_it_is_left(
+    fleet: Fleet, judgement: str | None
+) -> None:
+    fleet.publish("s2", 1)
+    fleet.publish("s3", 2, before=0.8, after=0.9)
+    if judgement is not None:
+        fleet.registry.annotate(3, {"judgement": judgement})
+    fleet.registry.promote(3)
+    assert fleet.step() == 3
+    assert fleet.registry.resolve("3").judgement == "promoted by an operator"
+    for version in (2, 1):
+        fleet.registry.promote(version)
+    assert fleet.step() == 1
+
+
+def test_an_operators_canary_is_noted_as_promoted(fleet: Fleet) -> None:
+    fleet.publish("s2", 1)
+    fleet.registry.annotate(2, {"judgement": "canary at 10.0%: better"})
+    orders.promote(fleet.registry, lambda: fleet.writer, "2", target="big", drafter="org/small")
+    assert fleet.registry.resolve("2").judgement == "promoted by an operator"
+
+
+def test_an_order_that_cannot_be_noted_promotes_nothing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet.publish("s2", 1)
+    monkeypatch.setattr(fleet.registry, "annotate", die)
+    with pytest.raises(RegistryError, match="killed"):
+        orders.promote(fleet.registry, lambda: fleet.writer, "2", target="big", drafter="org/small")
+    assert fleet.registry.resolve("champion").version == 1

@@ -91,10 +91,12 @@ def test_an_old_version_that_somebody_names_challenger_is_judged(fleet, monkeypa
         fleet.publish(f"s{number}", number - 1, 0.7, 0.8)
         fleet.controller().step()
     assert fleet.champion() == 4
-    aliases = version_folder(fleet.folder / "registry", 2).parent / "aliases.json"
+    notes = version_folder(fleet.folder / "registry", 2) / "notes.json"
+    notes.unlink()
+    aliases = notes.parent.parent / "aliases.json"
     aliases.write_text(json.dumps(json.loads(aliases.read_text()) | {"challenger": 2}))
     fleet.controller().step()
-    assert "judgement" in (version_folder(fleet.folder / "registry", 2) / "notes.json").read_text()
+    assert "judgement" in notes.read_text()
 
 
 class DeadWriter:
@@ -387,6 +389,16 @@ def test_a_canary_that_agrees_less_is_no_drift_of_the_champion(canaries):
         drift_of(canaries, controller, 3, is_good=0, number=1, first=turn)
         drift_of(canaries, controller, 2, is_good=1, number=2, first=40 + 2 * turn)
     assert (canaries.champion(), canaries.told()) == (2, [])
+    serve(canaries.traces, 3, 30, seconds=10.0)
+    canaries.now += 1000
+    controller.step()
+    assert canaries.told() == [("champion", 2)]
+    drift_of(canaries, controller, 3, is_good=0, number=40, first=15)  # it took them before it was refused
+    assert (canaries.champion(), canaries.told()) == (2, [])
+    canaries.registry.promote(3)
+    controller.step()
+    drift_of(canaries, controller, 3, is_good=0, number=40, first=55)
+    assert ("drift", None) in canaries.told()
 
 
 def test_the_snapshot_that_agrees_best_with_the_drifted_traffic_is_taken_while_it_drifts_and_not_after(canaries):
@@ -496,6 +508,17 @@ def test_an_operator_who_came_while_the_controller_slept_is_never_overruled(drow
     fleet.publish("s4", 3, 0.9, 0.95)
     controller.step()
     assert fleet.champion() == 4  # the next one is judged against what the operator chose
+
+
+def test_a_void_challenger_whose_notes_are_damaged_since_is_not_judged_by_the_next_controller(drowsy):
+    fleet, controller = drowsy
+    fleet.registry.happens = lambda: fleet.registry.promote(1)
+    controller.step()
+    notes = version_folder(fleet.folder / "registry", 3) / "notes.json"
+    assert "void: " in notes.read_text()
+    notes.write_text("{")
+    fleet.controller().step()
+    assert fleet.champion() == 1
 
 
 def test_an_operator_who_came_during_a_canary_is_never_overruled(canaries):

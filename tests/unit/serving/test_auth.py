@@ -12,6 +12,7 @@ from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.errors import ConfigError
+from omnidraft.memory.owners import Owner
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.auth import ApiClient, cache_scope
 from omnidraft.serving.queued_request import QueuedRequest
@@ -123,6 +124,15 @@ def test_a_key_without_a_tenant_cannot_take_the_name_that_another_key_has(
     assert watched.last.texts[0].request.tenant == "acme"
 
 
+def test_no_request_has_the_name_of_a_groups_keys(client: TestClient, watched: Watched) -> None:
+    named = BODY | {"user": Owner("group", "g").key_name}
+    refused = client.post("/v1/completions", json=named, headers=bearer(OTHER))
+    assert (refused.status_code, "user: names that begin with" in refused.json()["error"]["message"]) == (400, True)
+    assert not hasattr(watched, "last")
+    assert client.post("/v1/completions", json=named, headers=bearer(KEY)).status_code == 200
+    assert watched.last.texts[0].request.tenant == "acme"
+
+
 def test_no_two_of_tenants_keys_addresses_and_salts_share_a_cache() -> None:
     """Whoever shares one learns by speed how the other's prompts begin."""
     clients = [
@@ -159,6 +169,7 @@ def test_keys_come_from_the_environment_and_are_never_shown(caplog: pytest.LogCa
         (KEY, "worker.api_keys"),
         ([{"kee": KEY}], "worker.api_keys.0"),
         ([{"key": KEY, "tenant": ""}], "worker.api_keys.0.tenant"),
+        ([{"key": KEY, "tenant": "memory group g"}], "worker.api_keys.0.tenant: names that begin with"),
     ],
 )
 def test_a_bad_key_is_refused_without_being_shown(keys: object, message_part: str) -> None:
@@ -177,6 +188,7 @@ def test_a_bad_key_is_refused_without_being_shown(keys: object, message_part: st
             {"tenant": "acme", "api_keys": [{"key": KEY, "tenant": "acme"}, {"key": OTHER}]},
             "set worker.tenant to a name",
         ),
+        ({"tenant": "memory group g"}, "worker.tenant: names that begin with 'memory group '"),
         ({"metrics_key": "short"}, "worker.metrics_key: a key has 16 printable ASCII letters"),
     ],
 )

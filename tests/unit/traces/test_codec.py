@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.errors import UnknownSchema, WireError
-from omnidraft.memory.owners import Owner
 from omnidraft.traces import archive, codec
 from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord
 from omnidraft.traces.schema import MAX_INT, MAX_PAYLOAD_BYTES, MAX_WRITTEN_BYTES, SCHEMA_V4
@@ -60,9 +59,10 @@ ALMOST_NOTHING = {"beliefs": None, "snapshot_version": None, "top_p": None, "fin
 
 
 @pytest.mark.parametrize(
-    "record", [make_record(), make_record(**ALMOST_NOTHING), make_record(num_emitted=1, num_kept=1)]
+    "fields", [{}, ALMOST_NOTHING, {"num_emitted": 1, "num_kept": 1}, {"tenant": "memory group g"}]
 )
-def test_a_record_comes_back_as_it_was(record):
+def test_a_record_comes_back_as_it_was(fields):
+    record = make_record(**fields)
     assert_same(codec.decode(codec.encode(record), codec.headers(record)), record)
 
 
@@ -181,7 +181,7 @@ def test_a_refusal_names_the_field():
         *(("finish_reason", "bored"), ("snapshot_version", -2)),
         *(("min_p", 1.5), ("noise_weight", float("nan")), ("repetition_penalty", 0.0)),
         *(("presence_penalty", float("inf")), ("frequency_penalty", float("nan"))),
-        *(("tenant", "t" * 1025), ("tenant", "a\0b"), ("tenant", Owner("group", "g").key_name)),
+        *(("tenant", "t" * 1025), ("tenant", "a\0b")),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(name, value):

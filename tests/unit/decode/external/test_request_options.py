@@ -28,6 +28,7 @@ PRIVATE = RequestOptions(tenant="b", is_stored=False)
         ({"omnidraft_store": "maybe"}, RequestOptions(is_stored=False)),
         ({"omnidraft_user": ""}, RequestOptions(is_stored=False)),
         ({"omnidraft_user": 7}, RequestOptions(is_stored=False)),
+        ({"omnidraft_user": "memory group g"}, RequestOptions(is_stored=False)),
     ],
 )
 def test_arguments_have_the_names_of_our_http_api(arguments: dict | None, options: RequestOptions) -> None:

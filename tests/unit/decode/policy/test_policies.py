@@ -202,6 +202,17 @@ def test_plain_passes_of_one_text_do_not_stand_for_those_of_four():
     assert num_nodes == [4] * 32 + [0]
 
 
+def test_a_plain_pass_is_measured_only_where_no_prompt_is_read_beside_it():
+    policy, others = CostPolicy(flat(1.0, 1.2), flat(0.05, 0.05)), 8
+    for _ in range(40):
+        assert policy.start_round([RoundText(TENANT, 500)], others).prune([0.9]) == 1
+        policy.update([TextOutcome(TENANT, 2, 1, [])], others)
+        policy.update([TextOutcome(TENANT, 1, 0, [])], others)
+    assert alone(policy).prune([0.9]) == 0
+    policy.update([TextOutcome(TENANT, 1, 0, [])])
+    assert alone(policy).prune([0.9]) == 1
+
+
 def test_a_surer_place_is_gone_on_from_where_a_doubtful_one_is_not():
     policy = CostPolicy(flat(0.18, 0.2), flat(0.04, 0.05))
     plan = alone(policy)

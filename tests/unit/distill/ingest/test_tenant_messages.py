@@ -41,6 +41,8 @@ def dead(record, **headers: bytes) -> tuple[bytes, dict[str, bytes]]:
         (b"", {"forgotten": mark("team-b")}, False),
         (b"closed", {"encryption": b"fernet", "encryption_key_id": b"id-1"}, True),
         (b"closed", {"encryption": b"fernet"}, False),
+        (b"closed", {"original.encryption": b"fernet", "original.encryption_key_id": b"id-1"}, True),
+        (b"closed", {"original.encryption": b"fernet", "original.encryption_key_id": b"id-2"}, False),
         (b"..\x0cteam-a..", {"schema": b"omnidraft.trace"}, True),
         (b"..\x0cteam-a..", {"schema": b"omnidraft.trace", "encryption": b"fernet"}, False),
         (b"..\x0cteam-a..", {"original.schema": b"omnidraft.trace", "original.encryption": b"fernet"}, False),
@@ -59,6 +61,7 @@ def test_it_is_told_what_no_key_protects_and_where_the_first_one_is():
         message(2, *of(MINE)),
         message(7, *of(MINE, encryption_key_id=b"id-of-nobody"), partition=1),
         message(3, b"", {"forgotten": b"1", "encryption_key_id": b"id-1"}),
+        message(4, b"closed", {"original.encryption": b"fernet", "original.encryption_key_id": b"id-1"}),
     ]
     found = TenantMatcher("team-a", ["id-1"]).find(messages)
     assert found.first_offsets == {0: 1, 1: 7}
@@ -73,9 +76,11 @@ def test_what_no_key_opens_and_may_be_anybodys_is_counted():
         message(3, b"closed", {"encryption": b"fernet"}),
         message(4, b"closed", {"original.encryption": b"fernet"}),
         message(5, codec.encode(MINE)[:60], {}),
+        message(6, b"closed", {"encryption": b"fernet", "encryption_key_id": b"id-2"}),
+        message(7, b"closed", {"original.encryption": b"fernet", "original.encryption_key_id": b"id-2"}),
     ]
-    found = TenantMatcher("team-a", ["id-1"]).find(messages)
-    assert found.num_unopened == 2
+    found = TenantMatcher("team-a", ["id-1"], other_key_ids=["id-2"]).find(messages)
+    assert found.num_unopened == 3
     assert found.positions == [(0, 0), (0, 1), (0, 5)]
 
 

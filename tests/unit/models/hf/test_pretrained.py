@@ -1,6 +1,7 @@
 """Loading a model changes torch's default floating type meanwhile: nothing that runs beside it may depend on that.
 Folders whose weights are not the whole model are refused."""
 
+import copy
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, SiglipVisionConfig
 
 from omnidraft.errors import ModelError
 from omnidraft.models.hf.pretrained import causal_lm
@@ -103,6 +105,38 @@ def test_a_folder_without_weights_that_fit_is_refused(
     save_file(others | head, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"has no weights that fit lm_head\.weight: "):
         LOADERS[loader](tmp_path)
+
+
+def save_multimodal_without(parts: tuple[str, ...], folder: Path) -> Gemma3ForConditionalGeneration:
+    """Save a tiny model that reads images too, without the weights whose names contain one of these parts."""
+    vision = SiglipVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=4
+    )
+    text_config = copy.deepcopy(CONFIGS["gemma3"])
+    model = Gemma3ForConditionalGeneration(
+        Gemma3Config(text_config=text_config, vision_config=vision, mm_tokens_per_image=4)
+    )
+    model.save_pretrained(folder / "whole")
+    model.config.save_pretrained(folder)
+    weights = load_file(folder / "whole" / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if not any(part in name for part in parts)}
+    assert 0 < len(kept) < len(weights)
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    return model
+
+
+def test_a_multimodal_model_that_was_saved_without_its_vision_part_is_loaded(tmp_path: Path) -> None:
+    saved = save_multimodal_without(("vision", "multi_modal"), tmp_path)
+    loaded = causal_lm(tmp_path, dtype=torch.float32)
+    assert isinstance(loaded, Gemma3ForConditionalGeneration)
+    assert_same(loaded.get_decoder().state_dict(), saved.get_decoder().state_dict())
+    assert torch.equal(loaded.lm_head.weight, saved.lm_head.weight)
+
+
+def test_a_multimodal_model_without_weights_that_compute_text_is_refused(tmp_path: Path) -> None:
+    save_multimodal_without(("up_proj",), tmp_path)
+    with pytest.raises(ModelError, match=r"has no weights that fit model\.language_model\.layers\.0\.mlp\.up_proj"):
+        causal_lm(tmp_path, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("loader", LOADERS)

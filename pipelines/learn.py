@@ -142,9 +142,20 @@ def _finish(run: TrainingRun, out: Path, json_path: Path | None) -> None:
         table.add_row(name, f"{point.agreement:.3f}", *(f"{value:.2f}" for value in point.tokens_per_pass.values()))
     Console().print(table)
     print(f"predicted tokens per pass, on held-out answers; {run.tokens_per_s:.0f} tokens learned a second")
+    _warn_of_a_loss(run.curve[0], run.curve[-1])
     if json_path is not None:
         rows = {"curve": [point.plain_data() for point in run.curve], "tokens_per_s": run.tokens_per_s}
         report.save(rows | {"skipped": run.learner.counters.skipped}, json_path)
+
+
+def _warn_of_a_loss(before: Point, after: Point) -> None:
+    """Say what to do where learning made the drafter worse, as steps that are too large for a good one do."""
+    if after.agreement < before.agreement:
+        print(
+            f"agreement fell from {before.agreement:.3f} to {after.agreement:.3f}, so this snapshot drafts worse than "
+            "the drafter before: learn with learner.train = 'lora', or with a smaller learner.learning_rate",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

@@ -56,6 +56,8 @@ class LearnerSettings(Section):
     is faster on processors that multiply it (AMX, AVX-512 BF16) and slower on others. `auto` is the faster one in a
     trial on this machine; a learner that resumes keeps the format that it began with."""
     learning_rate: float = Field(1e-4, gt=0)
+    """Fits full weights of SmolLM2-135M. Larger drafters, and those that agree well already, lose by it: they want LoRA
+    or a smaller one."""
     weight_decay: float = Field(0.0, ge=0)
     head: Literal["off", "joint", "interleaved", "only"] = "off"
     """Whether an acceptance head is trained for `decode.policy = "acceptance"`: in the drafter's steps (`joint`),

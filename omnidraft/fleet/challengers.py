@@ -7,8 +7,8 @@ before, or a promotion in MLflow deleted the alias of the version before at the 
 import time
 from collections.abc import Callable
 
-from omnidraft.errors import SnapshotNotFound
 from omnidraft.fleet.judgements import is_undecided
+from omnidraft.fleet.version_lookup import find_version
 from omnidraft.ports import SnapshotReader, SnapshotVersion
 
 UNNAMED_S = 60.0
@@ -29,24 +29,18 @@ class Challengers:
 
     def find(self) -> SnapshotVersion | None:
         """Return the version to judge, if there is any; it may have been judged already."""
-        named = self._resolve("challenger")
+        named = find_version(self._registry, "challenger")
         if named is not None and named.version == self._overtaken:
             named = None
         if (named is not None and named.judgement is None) or self._clock() < self._next_look_s:
             return named
-        latest = self._resolve("latest")
+        latest = find_version(self._registry, "latest")
         if named is not None and latest is not None and latest.version > named.version:
             self._overtaken, named = named.version, None
         if latest is not None and _is_unnamed(latest):
             return latest
         self._next_look_s = self._clock() + UNNAMED_S
         return named
-
-    def _resolve(self, name: str) -> SnapshotVersion | None:
-        try:
-            return self._registry.resolve(name)
-        except SnapshotNotFound:
-            return None
 
 
 def _is_unnamed(version: SnapshotVersion) -> bool:

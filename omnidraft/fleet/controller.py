@@ -14,6 +14,7 @@ from omnidraft.fleet.judgements import BY_OPERATOR, CANARY, PROMOTED, PROMOTING,
 from omnidraft.fleet.promotion import Decision, decide, lineage_between, lineage_to, signed_versions
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.fleet.tenant_gate import MOST_HISTORY
+from omnidraft.fleet.version_lookup import find_version
 from omnidraft.ports import (
     CHAMPION_STATEMENT,
     JUDGEMENT,
@@ -111,7 +112,7 @@ class Controller:
         if waiting is None or waiting.version == self._judged_version:
             return
         fence = self._registry.fence()  # before what the decision rests on is read
-        challenger, champion = self._challengers.find(), self._find("champion")
+        challenger, champion = self._challengers.find(), find_version(self._registry, "champion")
         if challenger is None:
             return
         if (challenger.judgement or "").startswith(VOID):
@@ -223,7 +224,7 @@ class Controller:
             return
         self._worse |= {version}  # one judged again counts once
         limit = self._settings.refusals_before_rewind
-        if not limit or len(self._worse) < limit or (champion := self._find("champion")) is None:
+        if not limit or len(self._worse) < limit or (champion := find_version(self._registry, "champion")) is None:
             return
         reason = f"{len(self._worse)} challengers in a row were worse than champion {champion.version}"
         self._announcer.publish("rewind", champion.version, restart_id=challenger.snapshot_id, reason=reason)
@@ -233,7 +234,7 @@ class Controller:
     def _announce_champion(self) -> None:
         """Announce the champion unless it is the one announced last, and not long ago. A champion that changed while a
         canary ran ends that trial; one that changed during its announcement is announced next."""
-        while (champion := self._find("champion")) is not None and self._must_announce(champion):
+        while (champion := find_version(self._registry, "champion")) is not None and self._must_announce(champion):
             if not self._is_attested(champion):
                 return
             self._note_promotion(champion)
@@ -260,7 +261,7 @@ class Controller:
         trial = self._trial
         if trial is None or champion.version in (trial.champion, trial.version):
             return
-        if self._find(str(trial.version)) is not None:
+        if find_version(self._registry, str(trial.version)) is not None:
             reason = f"version {champion.version} became champion while it was a canary beside {trial.champion}"
             self._registry.annotate(trial.version, {JUDGEMENT: f"{VOID}: {reason}"})
 
@@ -291,9 +292,3 @@ class Controller:
             return False
         self._refused_version = None
         return True
-
-    def _find(self, alias: str) -> SnapshotVersion | None:
-        try:
-            return self._registry.resolve(alias)
-        except SnapshotNotFound:
-            return None

@@ -20,6 +20,7 @@ from omnidraft.fleet.drift import MOST_STREAMS, DriftChange, DriftDetector, traf
 from omnidraft.fleet.promotion import signed_versions
 from omnidraft.fleet.request_stats import RequestStats
 from omnidraft.fleet.return_check import objection
+from omnidraft.fleet.version_lookup import find_version
 from omnidraft.ports import (
     JUDGEMENT,
     Announcement,
@@ -151,12 +152,9 @@ class DriftRecovery:
     def _roll_back(self, suspect: int, tenant: str, reason: str) -> None:
         """Roll back from a champion that was bad from its first requests on to the one before."""
         fence = self._registry.fence()
-        try:
-            previous = self._registry.resolve("previous").version
-        except SnapshotNotFound:
-            return
-        if self._registry.resolve("champion").version == suspect:
-            self._promote(previous, tenant, reason, fence)
+        previous = find_version(self._registry, "previous")
+        if previous is not None and self._registry.resolve("champion").version == suspect:
+            self._promote(previous.version, tenant, reason, fence)
 
     def _promote_best(self, version: int, announcement: Announcement) -> None:
         tenant = announcement.tenant or ""

@@ -5,10 +5,11 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omnidraft.errors import RegistryError, SnapshotError, SnapshotNotFound
+from omnidraft.errors import RegistryError, SnapshotError
 from omnidraft.fleet.authentication import Authenticator
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import publish_announcement
+from omnidraft.fleet.version_lookup import find_version
 from omnidraft.ports import Announcement, LogReader, LogWriter, Metrics, Offsets, Registry, SnapshotVersion
 from omnidraft.snapshots.bundle import parts_of
 from omnidraft.snapshots.memory_part import ALL_PARTS, PRUNED_PARTS
@@ -118,7 +119,5 @@ def _has_private_parts(version: SnapshotVersion) -> bool:
 
 
 def _champion(registry: Registry) -> int | None:
-    try:
-        return registry.resolve("champion").version
-    except SnapshotNotFound:
-        return None
+    champion = find_version(registry, "champion")
+    return None if champion is None else champion.version

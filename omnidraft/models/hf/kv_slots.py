@@ -70,7 +70,7 @@ class KvSlots(Cache):
             layer.start, layer.visible = start, visible
 
     def _tensors(self) -> Iterator[torch.Tensor]:
-        """Return the keys and the values of each layer; a layer that reads those of another one has none."""
+        """Yield the keys and the values of each layer; a layer that reads those of another one has none."""
         for layer in self._slots:
             if layer.keys is not None and layer.values is not None:
                 yield from (layer.keys, layer.values)

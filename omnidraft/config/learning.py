@@ -55,9 +55,9 @@ class LearnerSettings(Section):
     """The format of a training step's products; weights, their gradients and the optimizer stay in float32. `bfloat16`
     is faster on processors that multiply it (AMX, AVX-512 BF16) and slower on others. `auto` is the faster one in a
     trial on this machine; a learner that resumes keeps the format that it began with."""
-    learning_rate: float = Field(1e-4, gt=0)
-    """Fits full weights of SmolLM2-135M. Larger drafters, and those that agree well already, lose by it: they want LoRA
-    or a smaller one."""
+    learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    """`auto` fits any drafter: full weights move in proportion to their size, about 1e-4 in SmolLM2-135M and 1e-5 in
+    Qwen2.5-Coder-0.5B; LoRA factors by 1e-4. A number holds for all weights."""
     weight_decay: float = Field(0.0, ge=0)
     head: Literal["off", "joint", "interleaved", "only"] = "off"
     """Whether an acceptance head is trained for `decode.policy = "acceptance"`: in the drafter's steps (`joint`),

@@ -22,6 +22,7 @@ from omnidraft.distill.examples.training_example import ExampleBuilder, Training
 from omnidraft.distill.resume_tensors import adam_state, copy_into, from_plain_tensor, plain_tensor
 from omnidraft.distill.training.gradients import backward, num_positions
 from omnidraft.distill.training.head import HeadTrainer
+from omnidraft.distill.training.learning_rates import parameter_groups
 from omnidraft.distill.training.losses import parse
 from omnidraft.distill.training.replay_buffer import ReplayBuffer
 from omnidraft.distill.training.step_report import Counters, StepReport
@@ -71,7 +72,7 @@ class Learner:
         self._terms = parse(settings.loss)
         self._settings = settings
         self._optimizer = torch.optim.AdamW(
-            model.trained().values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+            parameter_groups(model.trained(), settings), weight_decay=settings.weight_decay, fused=True
         )
         self._head = None if head is None else HeadTrainer(head, settings)
         self._replay = ReplayBuffer(

@@ -46,8 +46,9 @@ class LearnerSettings(Section):
     loss: str = "dm + 0.2 ngram"
     """A weighted sum of losses by name, such as "nll + 0.2 ngram", which needs no log-probabilities of the target.
     On the target's log-probabilities: dm (forward KL), dm_reverse, dm_mixed, dm_paper (OmniDraft's own form), jsd, tv,
-    lk, osd (where the drafter was wrong), rejected (rejected drafts), alm and alm_tv (chunks of text), ngram_p. On the
-    emitted tokens alone: nll, ngram."""
+    lk, osd (where the drafter was wrong), rejected (rejected drafts), alm and alm_tv (chunks of text), ngram_p, and to
+    compare with, mined (nearest spelling; needs rapidfuzz) and uld (by rank). On the emitted tokens alone: nll, ngram.
+    """
     alm: AlmSettings = AlmSettings()
     train: Literal["full", "lora"] = "full"
     lora_rank: int = Field(32, ge=1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omnidraft.distill.examples.targets import BucketTargets, Positions
+from omnidraft.distill.examples.targets import BucketTargets, Positions, RankedTargets
 from omnidraft.traces.record import TargetLogprobs
 from omnidraft.vocab.alignment import Alignment
 
@@ -59,6 +59,30 @@ def direct_buckets(logprobs: TargetLogprobs, positions: Positions, alignment: Al
     total_N = np.where(total_N > 0, total_N, 1.0)
     mass_NK, rest_N = mass_NK / total_N[:, None], rest_N / total_N
     return _from_mass(positions.at_P, ids_NK, mass_NK, real_NK, rest_N, positions.draft_P, rest_V=alignment.is_direct_D)
+
+
+def nearest_buckets(
+    logprobs: TargetLogprobs, positions: Positions, nearest_T: np.ndarray, num_draft: int
+) -> BucketTargets[np.ndarray]:
+    """Return the mass per draft token that target tokens are spelled most like.
+
+    Args:
+        nearest_T: that draft token of each target token, num_draft where there is none.
+    """
+    ids_NK, mass_NK = _by_draft_token(logprobs, positions, nearest_T, num_draft)
+    real_NK = (ids_NK >= 0) & (ids_NK < num_draft)
+    rest_N = np.exp(logprobs.tail_log_p_E[positions.emitted_P].astype(np.float64))
+    rest_N += np.where(ids_NK == num_draft, mass_NK, 0.0).sum(axis=1)
+    return _from_mass(positions.at_P, ids_NK, mass_NK, real_NK, rest_N, positions.draft_P)
+
+
+def ranked_targets(logprobs: TargetLogprobs, positions: Positions) -> RankedTargets[np.ndarray]:
+    """Return the probabilities of the target's likeliest tokens, by rank."""
+    return RankedTargets(
+        row_N=positions.at_P,
+        p_NK=np.exp(-np.sort(-logprobs.top_log_p_EK[positions.emitted_P].astype(np.float32), axis=1)),
+        p_rest_N=np.exp(logprobs.tail_log_p_E[positions.emitted_P].astype(np.float32)),
+    )
 
 
 def certain_buckets(

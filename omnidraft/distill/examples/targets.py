@@ -14,10 +14,14 @@ from torch import Tensor
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
-Kind = Literal["boundary", "direct", "emitted", "piece", "weighted piece", "rejected", "chunk", "hidden"]
+Kind = Literal[
+    "boundary", "direct", "nearest", "ranked", "emitted", "piece", "weighted piece", "rejected", "chunk", "hidden"
+]
 """The positions that a loss is evaluated at:
 boundary: an emitted target token and a draft token start together, and the record has the target's log-probabilities;
 direct: the same positions, over the draft tokens that are target tokens;
+nearest: the same, each target token's mass with the draft token that is spelled most like it;
+ranked: the same, over the target's likeliest tokens by rank, whatever they are;
 emitted: the same, also without log-probabilities, wherever the drafter has a token for the emitted one;
 piece: the draft pieces of an emitted n-gram; weighted piece: the same where the record has log-probabilities;
 rejected: a boundary where a drafted token was rejected, once for each such token;
@@ -80,6 +84,16 @@ class BucketTargets(Targets[Array]):
 
 
 @dataclass(frozen=True, slots=True)
+class RankedTargets(Targets[Array]):
+    """The probabilities of the target's likeliest tokens at N positions, whatever these tokens are."""
+
+    p_NK: Array
+    """float32, falling; 0 where the record has fewer."""
+    p_rest_N: Array
+    """float32; all other tokens together."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkTargets(Targets[Array]):
     """N chunks of text that both tokenisations close, with the target's likelihood of each.
 
@@ -132,7 +146,7 @@ class HiddenTargets(Targets[Array]):
     """float32."""
 
 
-LossTargets = BucketTargets[Array] | ChunkTargets[Array] | HiddenTargets[Array]
+LossTargets = BucketTargets[Array] | RankedTargets[Array] | ChunkTargets[Array] | HiddenTargets[Array]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ The end of the text is predicted at the last boundary. Special ids inside the te
 where the drafter has them. See docs/algorithms.md, section 6.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -15,12 +17,24 @@ import numpy as np
 from omnidraft.config import AlmSettings
 from omnidraft.distill.examples.acceptance_labels import acceptance_targets, rejected_tokens
 from omnidraft.distill.examples.answer_alignment import AlignedAnswer, align_answer, require_inside
-from omnidraft.distill.examples.buckets import Split, bucket_targets, certain_buckets, direct_buckets, one_against_all
+from omnidraft.distill.examples.buckets import (
+    Split,
+    bucket_targets,
+    certain_buckets,
+    direct_buckets,
+    nearest_buckets,
+    one_against_all,
+    ranked_targets,
+)
 from omnidraft.distill.examples.chunks import Chunker
 from omnidraft.distill.examples.targets import AcceptanceTargets, Kind, LossTargets, Positions
+from omnidraft.errors import VocabularyError, WireError
 from omnidraft.traces.record import TargetLogprobs, TraceRecord
 from omnidraft.vocab.alignment import Alignment
+from omnidraft.vocab.nearest_tokens import NearestTokens
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +110,30 @@ class ExampleBuilder:
         *,
         max_tokens: int,
         alm: AlmSettings | None = None,
+        nearest: NearestTokens | None = None,
     ) -> None:
+        """
+        Args:
+            nearest: without it no example has targets at "nearest".
+        """
+        self._nearest = nearest
         self._tokenizer, self._target, self._alignment = draft_tokenizer, target_vocabulary, alignment
         self._max_tokens = max_tokens
         self._chunker = Chunker(alm or AlmSettings(), draft_tokenizer.vocabulary, target_vocabulary)
+
+    def build_readable(self, records: Sequence[TraceRecord], skipped: Counter[str]) -> list[TrainingExample]:
+        """Return the examples of the records that can be read, and count the rest, by reason."""
+        examples = []
+        for record in records:
+            try:
+                examples.append(self.build(record))
+            except (VocabularyError, WireError) as exc:
+                logger.warning("record %s of request %s skipped: %s", record.segment, record.request_id, exc)
+                skipped["unreadable_text"] += 1
+        for example in examples:
+            skipped.update(example.skipped)
+            skipped["without_beliefs"] += "boundary" not in example.targets
+        return examples
 
     def build(self, record: TraceRecord) -> TrainingExample:
         """Return the training example of a record.
@@ -168,9 +202,13 @@ class ExampleBuilder:
         rejected_N2 = self._rejected(record, answer.num_before, row_of)
         log_p_P = logprobs.emitted_log_p_E[positions.emitted_P].astype(np.float32).clip(max=0.0)
         has_bytes_E = self._target.num_bytes[answer.target_ids[answer.num_before :]] > 0
+        if self._nearest is not None:
+            nearest_T = self._nearest.of(logprobs.top_ids_EK[positions.emitted_P])
+            tokens["nearest"] = nearest_buckets(logprobs, positions, nearest_T, self._alignment.num_draft)
         return tokens | {
             "boundary": boundary,
             "direct": direct_buckets(logprobs, positions, self._alignment),
+            "ranked": ranked_targets(logprobs, positions),
             "rejected": one_against_all(boundary, rejected_N2[:, 0], rejected_N2[:, 1]),
             "weighted piece": certain_buckets(piece_at_M, piece_ids_M, log_p_P[piece_row_M]),
             "chunk": self._chunker.chunks(logprobs, positions, ids_T, has_bytes_E),

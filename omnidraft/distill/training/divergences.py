@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from omnidraft.distill.examples.targets import LOG_P_FLOOR, BucketTargets
+from omnidraft.distill.examples.targets import LOG_P_FLOOR, BucketTargets, RankedTargets
 from omnidraft.distill.training.picked_logits import OUT, picked_and_rest
 
 LK_ETA = 3.0
@@ -111,6 +111,21 @@ def weighted_nll(logits_NV: Tensor, buckets: BucketTargets[Tensor]) -> Tensor:
     The mean is over pieces, not over their weights: a piece counts at most as much as with a constant weight.
     """
     return buckets.log_p_NS[:, 0].exp() * emitted_nll(logits_NV, buckets)
+
+
+def sorted_distance(logits_NV: Tensor, ranked: RankedTargets[Tensor]) -> Tensor:
+    """Return sum |p_k - q_k| over the likeliest tokens of either side by rank, and their rests. Range [0, 2].
+
+    No token is compared with its like, so no vocabularies have to be.
+    Source: universal logit distillation (ULD), https://arxiv.org/abs/2402.12030, section 3.2, over the ranks that a
+    trace has.
+    """
+    logits_NV = logits_NV.float()
+    top_NK = logits_NV.topk(min(ranked.p_NK.shape[1], logits_NV.shape[1])).values
+    p_NK = ranked.p_NK[:, : top_NK.shape[1]]
+    q_NK = (top_NK - logits_NV.logsumexp(dim=-1, keepdim=True)).exp() * (p_NK > 0)
+    rest_N = ranked.p_rest_N - (1 - q_NK.sum(dim=-1))
+    return (p_NK - q_NK).abs().sum(dim=-1) + rest_N.abs()
 
 
 def _forward(log_p_NB: Tensor, log_q_NB: Tensor) -> Tensor:

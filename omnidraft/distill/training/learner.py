@@ -28,10 +28,11 @@ from omnidraft.distill.training.replay_buffer import ReplayBuffer
 from omnidraft.distill.training.step_report import Counters, StepReport
 from omnidraft.distill.training.tenant_factors import FactorTrainer
 from omnidraft.distill.training.weight_loading import load_serving_tensors, load_training_state
-from omnidraft.errors import ConfigError, VocabularyError, WireError
+from omnidraft.errors import ConfigError
 from omnidraft.ports import TrainableDrafter, TrainableHead
 from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.alignment import Alignment
+from omnidraft.vocab.nearest_tokens import NearestTokens
 from omnidraft.vocab.ngram_cache import NgramCache
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
@@ -66,10 +67,16 @@ class Learner:
         self.model, self.cache, self.alignment = model, cache, alignment
         self.counters = Counters()
         max_tokens = min(settings.max_tokens, model.context_limit)
-        self._builder = ExampleBuilder(
-            draft_tokenizer, target_vocabulary, alignment, max_tokens=max_tokens, alm=settings.alm
-        )
         self._terms = parse(settings.loss)
+        vocabularies = draft_tokenizer.vocabulary, target_vocabulary
+        self._builder = builder = ExampleBuilder(
+            draft_tokenizer,
+            target_vocabulary,
+            alignment,
+            max_tokens=max_tokens,
+            alm=settings.alm,
+            nearest=NearestTokens(alignment, *vocabularies) if "mined" in dict(self._terms) else None,
+        )
         self._settings = settings
         self._optimizer = torch.optim.AdamW(
             parameter_groups(model.trained(), settings), weight_decay=settings.weight_decay, fused=True
@@ -83,17 +90,17 @@ class Learner:
             for_tenants=settings.records_per_step if settings.tenant_factors.most_tenants else 0,
         )
         self.factors = FactorTrainer(
-            model, settings, self._terms, self._replay, lambda records: self._examples(records, Counter())
+            model, settings, self._terms, self._replay, lambda records: builder.build_readable(records, Counter())
         )
 
     def step(self, records: Sequence[TraceRecord]) -> StepReport:
         """Learn once from these records, cache included, and again from earlier ones that the replay buffer draws."""
         started = time.perf_counter()
         skipped = Counter[str]()
-        examples = self._examples(records, skipped)
+        examples = self._builder.build_readable(records, skipped)
         self._count_ngrams(examples)
         number = self.counters.num_steps
-        replayed = self._examples(self._replay.draw(number), Counter())
+        replayed = self._builder.build_readable(self._replay.draw(number), Counter())
         batch = [*examples, *replayed]
         losses, grad_norm, is_update = self._update(*self._gradients(batch), len(batch), skipped)
         self._replay.add(records, number)
@@ -113,7 +120,7 @@ class Learner:
 
     def dry_run(self, record: TraceRecord) -> None:
         """Compute the gradients of a step on this record alone, and change nothing."""
-        examples = self._examples([record], Counter())
+        examples = self._builder.build_readable([record], Counter())
         self._gradients(examples)
         if self._head:
             self._head.gradients(self.model, examples)
@@ -131,7 +138,7 @@ class Learner:
     def rebuild_cache(self, cache: NgramCache, records: Sequence[TraceRecord]) -> None:
         """Replace the n-gram cache by this one, and count the n-grams of these records in it."""
         self.cache = cache
-        self._count_ngrams(self._examples(records, Counter()))
+        self._count_ngrams(self._builder.build_readable(records, Counter()))
 
     def read(self, record: TraceRecord) -> TrainingExample:
         """Return the training example of a record. Raises VocabularyError, WireError when it cannot be read."""
@@ -147,7 +154,7 @@ class Learner:
 
     def hits_by_cache(self, records: Sequence[TraceRecord], *caches: NgramCache | None) -> list[list[np.ndarray]]:
         """Return the hits with each n-gram cache, with None for one that knows all, of one pass over the records."""
-        examples = [self._examples([record], Counter()) for record in records]
+        examples = [self._builder.build_readable([record], Counter()) for record in records]
         readable = [example for each in examples for example in each]
         matches = agreement.first_candidate_matches(self.model, readable, self.alignment, caches)
         return [[next(hits) if each else np.zeros(0, bool) for each in examples] for hits in map(iter, matches)]
@@ -217,20 +224,6 @@ class Learner:
         if self._settings.precision == "auto" and _PRECISION in tensors:
             self.model.compute_in(from_plain_tensor(tensors[_PRECISION]))
 
-    def _examples(self, records: Sequence[TraceRecord], skipped: Counter[str]) -> list[TrainingExample]:
-        """Return the examples of the records that can be read, and count the rest."""
-        examples = []
-        for record in records:
-            try:
-                examples.append(self._builder.build(record))
-            except (VocabularyError, WireError) as exc:
-                logger.warning("record %s of request %s skipped: %s", record.segment, record.request_id, exc)
-                skipped["unreadable_text"] += 1
-        for example in examples:
-            skipped.update(example.skipped)
-            skipped["without_beliefs"] += "boundary" not in example.targets
-        return examples
-
     def _count_ngrams(self, examples: Sequence[TrainingExample]) -> None:
         for example in examples:
             for ngram in example.ngrams:
@@ -238,7 +231,7 @@ class Learner:
 
     def _train_interleaved_head(self, number: int, skipped: Counter[str]) -> tuple[dict[str, float], float, bool]:
         """Train the head alone between two steps of the drafter, when the replay buffer draws records for it."""
-        examples = self._examples(self._replay.draw_for_head(number), Counter())
+        examples = self._builder.build_readable(self._replay.draw_for_head(number), Counter())
         if self._head is None or not examples:
             return {}, 0.0, False
         losses, norm = self._head.gradients(self.model, examples)

@@ -33,6 +33,8 @@ LOSSES: dict[str, Loss] = {
     "lk": Loss(divergences.lk_hybrid, "boundary"),
     "osd": Loss(divergences.wrong_token_kl, "boundary"),
     "nll": Loss(divergences.emitted_nll, "emitted"),
+    "mined": Loss(divergences.forward_kl, "nearest"),
+    "uld": Loss(divergences.sorted_distance, "ranked"),
     "ngram": Loss(divergences.emitted_nll, "piece"),
     "ngram_p": Loss(divergences.weighted_nll, "weighted piece"),
     "rejected": Loss(divergences.rejected_kl, "rejected"),

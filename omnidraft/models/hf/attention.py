@@ -80,8 +80,17 @@ def has_length_dependent_rope(config: PreTrainedConfig) -> bool:
 
 def context_limit(config: PreTrainedConfig) -> int:
     """Return the number of positions whose keys are rotated alike in texts of all lengths. A `longrope` model rotates
-    all keys of a text anew when it grows past the context of its first training; those that are cached would stay."""
-    limit: int = config.max_position_embeddings
+    all keys of a text anew when it grows past the context of its first training; those that are cached would stay.
+
+    Raises:
+        ModelError: the model states no number of positions.
+    """
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        raise ModelError(
+            f"a {config.model_type} model states no max_position_embeddings, as those with ALiBi do not; use a model "
+            "with rotary positions"
+        )
     longrope = [rope for rope in _ropes(config) if rope.get("rope_type") == "longrope"]
     shortest = min([limit, *(rope.get("original_max_position_embeddings", limit) for rope in longrope)])
     if shortest < limit:

@@ -60,9 +60,9 @@ class _TextsLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, cache: "PackedTextCache") -> None:
+    def __init__(self, rows_of_text: Sequence[tuple[int, slice]]) -> None:
         super().__init__()
-        self._cache = cache
+        self._rows_of_text = rows_of_text
         self._of_text: dict[int, tuple[Tensor, Tensor]] = {}
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -71,7 +71,7 @@ class _TextsLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         packed: PackedKeys = key_states.as_subclass(PackedKeys)
         packed.texts = []
-        for text, rows in self._cache.rows_of_text:
+        for text, rows in self._rows_of_text:
             new = (key_states[:, :, rows], value_states[:, :, rows])
             old = self._of_text.get(text)
             keys, values = new if old is None else (torch.cat(pair, dim=2) for pair in zip(old, new, strict=True))
@@ -92,19 +92,18 @@ class _TextsLayer(CacheLayerMixin):
 class PackedTextCache(Cache):
     """Keys and values of all texts of a pass."""
 
-    rows_of_text: Sequence[tuple[int, slice]]
-    """The texts that have rows in the pass under way, and these rows."""
-
     def __init__(self, num_layers: int) -> None:
-        self.rows_of_text = ()
-        super().__init__(layers=[_TextsLayer(self) for _ in range(num_layers)])
+        self._rows_of_text: list[tuple[int, slice]] = []
+        """The texts that have rows in the pass under way, and these rows. All layers have this list: a layer with its
+        cache would be a cycle, which keeps the pass in memory."""
+        super().__init__(layers=[_TextsLayer(self._rows_of_text) for _ in range(num_layers)])
 
     def begin(self, texts: PackedTexts, rows: slice) -> None:
         """Expect a pass over these rows; those of a text stand together."""
         numbers, lengths = torch.unique_consecutive(texts.text_R[rows], return_counts=True)
         ends = lengths.cumsum(0).tolist()
         starts = [0, *ends[:-1]]
-        self.rows_of_text = [
+        self._rows_of_text[:] = [
             (number, slice(start, end)) for number, start, end in zip(numbers.tolist(), starts, ends, strict=True)
         ]
 

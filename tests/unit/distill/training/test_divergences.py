@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from omnidraft.distill.examples.targets import BucketTargets
-from omnidraft.distill.training.divergences import LK_ETA, log_q
+from omnidraft.distill.examples.targets import BucketTargets, RankedTargets
+from omnidraft.distill.training.divergences import LK_ETA, log_q, sorted_distance
 from omnidraft.distill.training.losses import LOSSES
 
 V = 9
-NAMES = [name for name, loss in LOSSES.items() if loss.positions != "chunk"]
-DIVERGENCES = [name for name in NAMES if LOSSES[name].positions in ("boundary", "direct")]
+NAMES = [name for name, loss in LOSSES.items() if loss.positions not in ("chunk", "ranked")]
+DIVERGENCES = [name for name in NAMES if LOSSES[name].positions in ("boundary", "direct", "nearest")]
 every_loss = pytest.mark.parametrize("name", NAMES)
 
 DIRECT_V = torch.tensor([1, 1, 1, 0, 1, 0, 0, 1, 1], dtype=torch.bool)
@@ -161,6 +161,7 @@ def plain(name: str, log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
         "tv": 0.5 * (p_NV - q_NV).abs().sum(dim=-1),
         "lk": weight_N * forward_N + (1 - weight_N) * (1 - acceptance_N),
         "osd": forward_N,
+        "mined": forward_N,
     }[name]
 
 
@@ -238,3 +239,36 @@ def test_kl_leads_far_off_and_total_variation_close_by() -> None:
     weight = torch.exp(torch.tensor(-LK_ETA))
     mixed_N = weight * losses_of("dm", close_NV, targets) + (1 - weight) * losses_of("tv", close_NV, targets)
     torch.testing.assert_close(losses_of("lk", close_NV), mixed_N, rtol=1e-2, atol=0)
+
+
+def ranked(p: list[list[float]], rest: list[float]) -> RankedTargets:
+    return RankedTargets(torch.arange(len(p)), torch.tensor(p), torch.tensor(rest))
+
+
+def test_probabilities_are_compared_by_rank_whatever_the_tokens_are() -> None:
+    q_V = torch.tensor([0.05, 0.5, 0.02, 0.03, 0.3, 0.02, 0.04, 0.01, 0.03])
+    same = ranked([[0.5, 0.3, 0.05]], [0.15])
+    for shift in range(V):
+        assert sorted_distance(q_V.roll(shift).log()[None], same).item() == pytest.approx(0, abs=1e-6)
+    other = ranked([[0.7, 0.1, 0.1]], [0.1])
+    assert sorted_distance(q_V.log()[None] + 7.0, other).item() == pytest.approx(0.2 + 0.2 + 0.05 + 0.05, abs=1e-6)
+
+
+def test_ranks_that_a_record_does_not_have_count_as_the_rest() -> None:
+    logits_NV = random_logits(3)
+    narrow, wide = ranked([[0.6, 0.2]] * 2, [0.2] * 2), ranked([[0.6, 0.2, 0.0, 0.0]] * 2, [0.2] * 2)
+    torch.testing.assert_close(sorted_distance(logits_NV, wide), sorted_distance(logits_NV, narrow))
+
+
+def test_more_ranks_than_the_drafter_has_tokens_are_no_mistake() -> None:
+    p = [0.5 * 0.5**rank for rank in range(V + 3)]
+    assert sorted_distance(random_logits(0, 1), ranked([p], [1 - sum(p)])).isfinite().all()
+
+
+def test_the_distance_by_rank_falls_along_its_gradient() -> None:
+    targets = ranked([[0.5, 0.3, 0.1], [0.6, 0.2, 0.1]], [0.1, 0.1])
+    for seed in range(50):
+        logits_NV = random_logits(seed).requires_grad_()
+        before = sorted_distance(logits_NV, targets).sum()
+        (grad_NV,) = torch.autograd.grad(before, logits_NV)
+        assert sorted_distance((logits_NV - 0.02 * grad_NV).detach(), targets).sum() < before

@@ -15,6 +15,7 @@ from omnidraft.distill.examples.training_example import ExampleBuilder, Training
 from omnidraft.distill.training import gradients as fast
 from omnidraft.distill.training.losses import LOSSES
 from omnidraft.ports import PackedTexts
+from omnidraft.vocab.nearest_tokens import NearestTokens
 
 TEXTS = (
     "The river goes into the sea. ",
@@ -28,7 +29,10 @@ SUM = tuple((name, 0.1 + 0.2 * index) for index, name in enumerate(LOSSES))
 
 def examples_of(pair, alm: AlmSettings) -> list[TrainingExample]:
     """Several records with beliefs of unlike width, one of them without any."""
-    builder = ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=60, alm=alm)
+    nearest = NearestTokens(pair.alignment, pair.draft.vocabulary, pair.target.vocabulary)
+    builder = ExampleBuilder(
+        pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=60, alm=alm, nearest=nearest
+    )
     records = [pair.record(f"r{n}", text, seed=n) for n, text in enumerate(TEXTS)]
     narrow = replace(
         records[1].beliefs,
@@ -53,7 +57,16 @@ def slow_losses(model, example: TrainingExample, name: str) -> list[Tensor]:
         weight_N = np.exp(targets.log_p_NS[:, 0])
         rows = zip(targets.row_N, targets.emitted_N, weight_N, strict=True)
         return [-float(weight) * logits_TV[at].log_softmax(dim=-1)[token] for at, token, weight in rows]
+    if kind == "ranked":
+        rows = zip(targets.row_N, targets.p_NK, targets.p_rest_N, strict=True)
+        return [distance_by_rank(logits_TV[at], p_K, float(rest)) for at, p_K, rest in rows]
     return [one(LOSSES[name], logits_TV, targets, number) for number in range(len(targets))]
+
+
+def distance_by_rank(logits_V: Tensor, p_K: np.ndarray, p_rest: float) -> Tensor:
+    q_V = logits_V.softmax(dim=-1).sort(descending=True).values
+    ranks = sum((float(p) - q).abs() for p, q in zip(p_K, q_V, strict=False))
+    return ranks + (p_rest - q_V[len(p_K) :].sum()).abs()
 
 
 def all_logits(model, example: TrainingExample) -> Tensor:

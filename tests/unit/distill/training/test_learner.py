@@ -1,5 +1,7 @@
 """The learner learns, says what it did, and a resumed run is the uninterrupted one, bit for bit."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -335,3 +337,17 @@ def test_a_record_is_never_longer_than_the_drafters_context(pair) -> None:
     long = pair.record(emitted=pair.target.encode("The water of the river goes. " * 200))
     assert len(learner.read(long).ids_T) == learner.model.context_limit == 512
     assert learner.step([long]).is_update
+
+
+@WAYS
+def test_the_weights_of_a_learner_that_nobody_holds_are_freed_at_once(pair, train) -> None:
+    """Gigabytes that waited for the collection of cycles would be in the way of whoever decodes next."""
+    learner = pair.learner(train=train, precision="bfloat16")
+    learner.step(records_of(pair, 2))
+    weights = [weakref.ref(weight) for weight in learner.model.trained().values()]
+    gc.disable()
+    try:
+        del learner
+        assert not [weight for weight in weights if weight() is not None]
+    finally:
+        gc.enable()

@@ -565,7 +565,7 @@ def test_mlflow_shows_how_a_snapshot_of_an_online_distiller_was_learned(mlflow_u
     assert (runs[0].data.params["train"], runs[0].data.params.get("loss")) == ("base", None)
     shown = runs[1].data.params
     names = ("train", "loss", "learning_rate", "lora_rank")
-    assert [shown[name] for name in names] == ["lora", "dm + 0.2 ngram", "0.0001", "8"]
+    assert [shown[name] for name in names] == ["lora", "dm + 0.2 ngram", "auto", "8"]
 
 
 def test_mlflow_shows_figures_and_story_of_a_version(mlflow_url, targets, tmp_path):

@@ -28,7 +28,7 @@ from omnidraft.progress import bar
 from omnidraft.traces import archive
 from omnidraft.transfer.bits_per_byte import token_nats
 from pipelines.lib import report
-from pipelines.lib.learning import learn, new_run, split_by_request
+from pipelines.lib.learning import TrainingRun, learn, new_run, split_by_request
 from pipelines.lib.other_drafters import for_drafter
 
 if TYPE_CHECKING:
@@ -63,15 +63,17 @@ def main(
     settings = config.load(config_path, models=models)
     tokenizers = wiring.vocabularies(settings)
     asked = [] if questions is None else _asked(questions, num_questions)
-    read = archive.read(answers)
-    records = for_drafter(list(read), settings.models.target, settings.models.drafter, tokenizers)
+    records = for_drafter(list(archive.read(answers)), settings.models.target, settings.models.drafter, tokenizers)
     train, held_out = split_by_request(records, held_out_every)
     rows: dict[str, dict[str, Any]] = {}
     for loss in [None, *losses]:
-        chosen = config.load(config_path, models=models, learner={"loss": loss})
-        learned = train * num_passes if loss else []
-        name = loss or AS_IT_COMES
-        rows[name] = _row(name, chosen, tokenizers, learned, held_out, asked, max_new_tokens)
+        chosen, name = config.load(config_path, models=models, learner={"loss": loss}), loss or AS_IT_COMES
+        run, learned = new_run(chosen, tokenizers), train if loss else []
+        with bar(f"{name}: learning", num_passes * len(learned)) as advance:
+            learn(run, learned, held_out, chosen, num_passes=num_passes, advance=advance)
+        rows[name] = _figures(run, tokenizers, held_out)
+        if asked:
+            rows[name] |= _right_answers(run, tokenizers, asked, max_new_tokens, name)
         _print(rows, answers)
         if json_path is not None:
             options = {"answers": str(answers), "train": len(train), "passes": num_passes, "held_out": len(held_out)}
@@ -92,32 +94,25 @@ def answer_of(text: str) -> float | None:
     return float(numbers[-1].replace(",", "")) if numbers else None
 
 
-def _row(
-    name: str,
-    settings: config.Settings,
-    tokenizers: "Vocabularies",
-    train: "Sequence[TraceRecord]",
-    held_out: "Sequence[TraceRecord]",
-    asked: Sequence[prompts.Prompt],
-    max_new_tokens: int,
-) -> dict[str, Any]:
-    """Let a new small model learn these answers, and measure it."""
-    run = new_run(settings, tokenizers)
-    with bar(f"{name}: learning", len(train)) as advance:
-        learn(run, train, held_out, settings, advance=advance)
+def _figures(run: TrainingRun, tokenizers: "Vocabularies", held_out: "Sequence[TraceRecord]") -> dict[str, Any]:
+    """Return what a model that has learned makes of the held-out answers."""
     bits = [_bits_per_byte(run.learner, tokenizers, record) for record in held_out]
-    row = {
+    return {
         "agreement": run.curve[-1].agreement,
         "bits_per_byte": sum(each for each, _ in bits) / sum(num for _, num in bits),
         "bits_and_bytes": bits,
         "tokens_per_s": run.tokens_per_s,
     }
+
+
+def _right_answers(
+    run: TrainingRun, tokenizers: "Vocabularies", asked: Sequence[prompts.Prompt], max_new_tokens: int, name: str
+) -> dict[str, Any]:
+    """Return the answers to these questions, and how many have the right number; the run is of no use afterwards."""
     assert isinstance(run.learner.model, TransformersTrainable)
-    if asked:
-        answers = _answers(run.learner.model, tokenizers, asked, max_new_tokens, name)
-        right = [answer_of(each.reference or "") == answer_of(text) for each, text in zip(asked, answers, strict=True)]
-        row |= {"right": sum(right), "questions": len(right), "answers": answers}
-    return row
+    answers = _answers(run.learner.model, tokenizers, asked, max_new_tokens, name)
+    right = [answer_of(each.reference or "") == answer_of(text) for each, text in zip(asked, answers, strict=True)]
+    return {"right": sum(right), "questions": len(right), "answers": answers}
 
 
 def _bits_per_byte(learner: "Learner", tokenizers: "Vocabularies", record: "TraceRecord") -> tuple[float, int]:

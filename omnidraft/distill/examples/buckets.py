@@ -35,12 +35,8 @@ def bucket_targets(
     logprobs: TargetLogprobs, positions: Positions, alignment: Alignment, splits: Sequence[Split]
 ) -> BucketTargets[np.ndarray]:
     """Return the mass per draft token that begins a target token; the last of S = K + 1 buckets is for splits."""
-    ids_NK, mass_NK = _by_draft_token(logprobs, positions, alignment.draft_first_T, alignment.num_draft)
-    rest_N = np.exp(logprobs.tail_log_p_E[positions.emitted_P].astype(np.float64))
-    undraftable_NK = ids_NK == alignment.num_draft
-    rest_N += np.where(undraftable_NK, mass_NK, 0.0).sum(axis=1)
-    real_NS = np.pad((ids_NK >= 0) & ~undraftable_NK, ((0, 0), (0, 1)))
-    ids_NS, mass_NS = np.pad(ids_NK, ((0, 0), (0, 1))), np.pad(mass_NK, ((0, 0), (0, 1)))
+    *by_token, rest_N = _draftable_mass(logprobs, positions, alignment.draft_first_T, alignment.num_draft)
+    ids_NS, mass_NS, real_NS = (np.pad(column, ((0, 0), (0, 1))) for column in by_token)
     for split in splits:
         _move(split, alignment, ids_NS, mass_NS, real_NS, rest_N)
     return _from_mass(positions.at_P, ids_NS, mass_NS, real_NS, rest_N, positions.draft_P)
@@ -69,11 +65,7 @@ def nearest_buckets(
     Args:
         nearest_T: that draft token of each target token, num_draft where there is none.
     """
-    ids_NK, mass_NK = _by_draft_token(logprobs, positions, nearest_T, num_draft)
-    real_NK = (ids_NK >= 0) & (ids_NK < num_draft)
-    rest_N = np.exp(logprobs.tail_log_p_E[positions.emitted_P].astype(np.float64))
-    rest_N += np.where(ids_NK == num_draft, mass_NK, 0.0).sum(axis=1)
-    return _from_mass(positions.at_P, ids_NK, mass_NK, real_NK, rest_N, positions.draft_P)
+    return _from_mass(positions.at_P, *_draftable_mass(logprobs, positions, nearest_T, num_draft), positions.draft_P)
 
 
 def ranked_targets(logprobs: TargetLogprobs, positions: Positions) -> RankedTargets[np.ndarray]:
@@ -137,6 +129,18 @@ def _from_mass(
         emitted_N=emitted_N,
         rest_V=rest_V,
     )
+
+
+def _draftable_mass(
+    logprobs: TargetLogprobs, positions: Positions, draft_of_T: np.ndarray, num_draft: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the draft tokens, their mass, which of these columns are real, and the rest, what cannot be drafted
+    included."""
+    ids_NK, mass_NK = _by_draft_token(logprobs, positions, draft_of_T, num_draft)
+    undraftable_NK = ids_NK == num_draft
+    rest_N = np.exp(logprobs.tail_log_p_E[positions.emitted_P].astype(np.float64))
+    rest_N += np.where(undraftable_NK, mass_NK, 0.0).sum(axis=1)
+    return ids_NK, mass_NK, (ids_NK >= 0) & ~undraftable_NK, rest_N
 
 
 def _by_draft_token(

@@ -82,7 +82,7 @@ def main(
 
 def _asked(path: Path, num: int) -> list[prompts.Prompt]:
     """Return questions that have a number for an answer. Raises RequestError when there are none."""
-    asked = [each for each in prompts.read(path, split="test") if each.reference and answer_of(each.reference)]
+    asked = [each for each in prompts.read(path, split="test") if _NUMBER.search(each.reference or "")]
     if not asked:
         raise RequestError(f"{path} has no row of the split test whose reference has a number")
     return asked[:num]

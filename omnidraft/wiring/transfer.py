@@ -15,6 +15,7 @@ from omnidraft.wiring.transfer_models import (
     HYPERNETWORK_FILE,
     TokenizerPair,
     frozen,
+    goes_on,
     hypernetworks,
     initialised,
     load_model,
@@ -163,6 +164,7 @@ def _trained(
     from omnidraft.models.hf.trainable_drafter import trainable_with_embeddings
     from omnidraft.transfer.checkpoint import Checkpoint
     from omnidraft.transfer.original_model import OriginalModel
+    from omnidraft.transfer.prefix_targets import PrefixBuckets
     from omnidraft.transfer.run import resume, train
     from omnidraft.transfer.trainer import Trainer
 
@@ -180,7 +182,8 @@ def _trained(
     after = trainable_with_embeddings(
         model, train=settings.train, rank=settings.lora_rank, seed=settings.seed, precision=precision
     )
-    original = OriginalModel(before, pair.old.vocabulary, pair.new.vocabulary, settings.alm)
+    buckets = PrefixBuckets(pair.alignment) if "prefix" in dict(settings.terms()) else None
+    original = OriginalModel(before, pair.old.vocabulary, pair.new.vocabulary, settings.alm, buckets)
     trainer = Trainer(after, original, learned, settings, networks)
     curve = train(
         trainer,
@@ -195,7 +198,7 @@ def _trained(
     for parameter in saved.parameters():  # not the frequencies of rotary embeddings, which no folder has
         parameter.data = parameter.data.to(dtype).float()
     trained_bits = bits(frozen(saved, precision), held_out, "new")
-    name = "hypernetwork" if folder else str(request.init)
+    name = _name_of_init(request, pair)
     report = {
         "run": checkpoint.run,
         "bits_per_byte": {"original": original_bits, name: curve[0].bits_per_byte, "trained": trained_bits},
@@ -205,6 +208,13 @@ def _trained(
         "curve": [asdict(point) for point in curve],
     }
     return saved.to(dtype), networks, report  # type: ignore[arg-type]
+
+
+def _name_of_init(request: TransferRequest, pair: TokenizerPair) -> str:
+    """Return what the report calls the model as training began."""
+    if isinstance(request.init, str):
+        return request.init
+    return "continued" if goes_on(request.init, pair) else "hypernetwork"
 
 
 def _write(

@@ -81,7 +81,8 @@ def initialised(model: str, init: "Method | Path", pair: TokenizerPair) -> Any:
 
     Args:
         init: how new rows are made, or the folder of another transfer of this model, with any tokenizer: then its
-            hypernetwork makes them, and all other weights are those of the folder.
+            hypernetwork makes them, and all other weights are those of the folder. With this very tokenizer they are
+            the folder's as well.
 
     Raises:
         ModelError: a model cannot be had or used.
@@ -99,12 +100,19 @@ def initialised(model: str, init: "Method | Path", pair: TokenizerPair) -> Any:
             rows = [average_rows(old_DH, pair.alignment) for old_DH in old]
         case "omp":
             rows = _pursued(old, pair)
+        case folder if goes_on(folder, pair):
+            return load_model(folder, str(folder))
         case folder:
             networks = hypernetworks(made, pair, folder)
             rows = [fvt_rows(old_DH, pair.alignment) + net.added() for old_DH, net in zip(old, networks, strict=True)]
             made = load_model(folder, str(folder))
     replace_vocabulary(made, rows[0], rows[-1], pair.new.vocabulary)
     return made
+
+
+def goes_on(folder: Path, pair: TokenizerPair) -> bool:
+    """Return whether the model of a folder has the new tokenizer already. Raises ModelError."""
+    return _tokenizer(folder).fingerprint == _tokenizer(pair.new_folder).fingerprint
 
 
 def hypernetworks(model: Any, pair: TokenizerPair, folder: Path | None = None) -> "list[LinearHypernetwork]":

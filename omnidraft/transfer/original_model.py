@@ -15,7 +15,7 @@ from torch import Tensor
 from omnidraft.config import AlmSettings
 from omnidraft.distill.examples.buckets import certain_buckets
 from omnidraft.distill.examples.chunks import chunk_spans, chunk_targets, word_starts
-from omnidraft.distill.examples.targets import ChunkTargets, HiddenTargets
+from omnidraft.distill.examples.targets import ChunkTargets, HiddenTargets, Kind, LossTargets
 from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.distill.training.alm import log_q
 from omnidraft.ports import TrainableDrafter
@@ -53,18 +53,14 @@ class OriginalModel:
         chunks = self._chunks(text.new_ids_T, text.new_at_P, spans_N2, self._starts_new)
         log_p_N = self._log_p(logits_OV, self._chunks(text.old_ids_O, text.old_at_P, spans_N2, self._starts_old))
         at_T = np.arange(len(text.new_ids_T) - 1)
-        prefixes = {} if self._buckets is None else {"prefix": self._buckets.of_text(text, logits_OV)}
-        return TrainingExample.of_text(
-            text.new_ids_T,
-            at_T,
-            text.new_ids_T[1:],
-            {
-                "chunk": replace(chunks, log_p_N=log_p_N),
-                "hidden": HiddenTargets(text.new_at_P, hidden_OH[text.old_at_P].float().numpy()),
-                "emitted": certain_buckets(at_T, text.new_ids_T[1:]),
-                **prefixes,
-            },
-        )
+        targets: dict[Kind, LossTargets[np.ndarray]] = {
+            "chunk": replace(chunks, log_p_N=log_p_N),
+            "hidden": HiddenTargets(text.new_at_P, hidden_OH[text.old_at_P].float().numpy()),
+            "emitted": certain_buckets(at_T, text.new_ids_T[1:]),
+        }
+        if self._buckets is not None:
+            targets["prefix"] = self._buckets.of_text(text, logits_OV)
+        return TrainingExample.of_text(text.new_ids_T, at_T, text.new_ids_T[1:], targets)
 
     def _closes(self, logits_OV: Tensor, old_at_P: np.ndarray) -> np.ndarray:
         """Return whether a word starts after each point with enough probability for a chunk to end there."""

@@ -1,7 +1,7 @@
 """The divergence from a teacher's next token, whatever longer tokens the student has for it.
 
-Shapes: N targets, S buckets, B = S + 1, R rows of logits, V the student's vocabulary. Letters: P is the teacher's mass
-of a bucket, Q the student's among the ids that the target is about.
+Shapes: N targets, S buckets, B = S + 1, M = N x B, R rows of logits, V the student's vocabulary. Letters: P is the
+teacher's mass of a bucket, Q the student's among the ids that the target is about.
 Source: docs/algorithms.md, section 14.
 """
 
@@ -17,9 +17,9 @@ _LEAST = 1e-12
 
 def prefix_kl(logits_RV: Tensor, targets: PrefixTargets[Tensor]) -> Tensor:
     """Return sum P log(P / Q) over buckets and rest, [N]. 0 when Q equals P."""
-    row_NB = targets.row_N[:, None].expand_as(targets.low_NB)
-    flat = (each.reshape(-1) for each in (row_NB, targets.low_NB, targets.high_NB))
-    mass_NB = span_masses(logits_RV, *flat, targets.order_V).reshape(row_NB.shape)
+    shape, row_NB = targets.low_NB.shape, targets.row_N[:, None].expand_as(targets.low_NB)
+    row_M, low_M, high_M = (each.reshape(-1) for each in (row_NB, targets.low_NB, targets.high_NB))
+    mass_NB = span_masses(logits_RV, row_M, low_M, high_M, targets.order_V).reshape(shape)
     within_N, mass_NS = mass_NB[:, 0], mass_NB[:, 1:]
     rest_N = within_N - mass_NS.sum(dim=1)
     q_NB = (torch.cat([mass_NS, rest_N[:, None]], dim=1) / within_N.clamp_min(_LEAST)[:, None]).clamp_min(_LEAST)

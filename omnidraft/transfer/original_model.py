@@ -15,12 +15,11 @@ from torch import Tensor
 from omnidraft.config import AlmSettings
 from omnidraft.distill.examples.buckets import certain_buckets
 from omnidraft.distill.examples.chunks import chunk_spans, chunk_targets, word_starts
-from omnidraft.distill.examples.targets import ChunkTargets, HiddenTargets, Kind, LossTargets
+from omnidraft.distill.examples.targets import ChunkTargets, HiddenTargets
 from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.distill.training.alm import log_q
 from omnidraft.ports import TrainableDrafter
 from omnidraft.transfer.bits_per_byte import hidden_states
-from omnidraft.transfer.prefix_targets import PrefixBuckets
 from omnidraft.transfer.texts import AlignedText
 from omnidraft.vocab.tokenizer import Vocabulary
 
@@ -28,20 +27,12 @@ from omnidraft.vocab.tokenizer import Vocabulary
 class OriginalModel:
     """Makes training examples of texts, each with one pass. It has no state but its weights."""
 
-    def __init__(
-        self,
-        model: TrainableDrafter,
-        old: Vocabulary,
-        new: Vocabulary,
-        settings: AlmSettings,
-        buckets: PrefixBuckets | None = None,
-    ) -> None:
+    def __init__(self, model: TrainableDrafter, old: Vocabulary, new: Vocabulary, settings: AlmSettings) -> None:
         """
         Args:
             model: it does not learn here.
-            buckets: without them no example has targets at "prefix".
         """
-        self._model, self._settings, self._buckets = model, settings, buckets
+        self._model, self._settings = model, settings
         self._starts_old, self._starts_new = word_starts(old), word_starts(new)
 
     @torch.no_grad()
@@ -53,14 +44,16 @@ class OriginalModel:
         chunks = self._chunks(text.new_ids_T, text.new_at_P, spans_N2, self._starts_new)
         log_p_N = self._log_p(logits_OV, self._chunks(text.old_ids_O, text.old_at_P, spans_N2, self._starts_old))
         at_T = np.arange(len(text.new_ids_T) - 1)
-        targets: dict[Kind, LossTargets[np.ndarray]] = {
-            "chunk": replace(chunks, log_p_N=log_p_N),
-            "hidden": HiddenTargets(text.new_at_P, hidden_OH[text.old_at_P].float().numpy()),
-            "emitted": certain_buckets(at_T, text.new_ids_T[1:]),
-        }
-        if self._buckets is not None:
-            targets["prefix"] = self._buckets.of_text(text, logits_OV)
-        return TrainingExample.of_text(text.new_ids_T, at_T, text.new_ids_T[1:], targets)
+        return TrainingExample.of_text(
+            text.new_ids_T,
+            at_T,
+            text.new_ids_T[1:],
+            {
+                "chunk": replace(chunks, log_p_N=log_p_N),
+                "hidden": HiddenTargets(text.new_at_P, hidden_OH[text.old_at_P].float().numpy()),
+                "emitted": certain_buckets(at_T, text.new_ids_T[1:]),
+            },
+        )
 
     def _closes(self, logits_OV: Tensor, old_at_P: np.ndarray) -> np.ndarray:
         """Return whether a word starts after each point with enough probability for a chunk to end there."""

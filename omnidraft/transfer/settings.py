@@ -6,6 +6,9 @@ from typing import Literal
 from omnidraft.config import AlmSettings
 from omnidraft.errors import ConfigError
 
+LOSSES = ("alm", "alm_tv", "nll")
+"""The losses that need no trace: likelihood matching with KL or total variation, and the text's own likelihood."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
@@ -21,7 +24,7 @@ class TrainingSettings:
     """The learning rate of the map that all rows share, as a multiple of the others'; 0 leaves it out."""
     warmup_steps: int = 5
     loss: str = "alm"
-    """A weighted sum of losses.OF_TEXTS."""
+    """A weighted sum of LOSSES."""
     hidden_weight: float = 1.0
     """The weight of the hidden states' loss; 0 leaves it out."""
     grad_mag: bool = True
@@ -36,12 +39,12 @@ class TrainingSettings:
 
     def terms(self) -> tuple[tuple[str, float], ...]:
         """Return (loss, weight) of the sum. Raises ConfigError for a loss that needs a trace, or is none."""
-        from omnidraft.distill.training.losses import ALL_LOSSES, OF_TEXTS, parse
+        from omnidraft.distill.training.losses import parse
 
-        terms = parse(self.loss, ALL_LOSSES)
+        terms = parse(self.loss)
         for name, _ in terms:
-            if name not in OF_TEXTS:
-                raise ConfigError(f"loss {name!r} needs a trace; a transfer has {', '.join(OF_TEXTS)}")
+            if name not in LOSSES:
+                raise ConfigError(f"loss {name!r} needs a trace; a transfer has {', '.join(LOSSES)}")
         return terms
 
     def rate_at(self, step: int) -> float:

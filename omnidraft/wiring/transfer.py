@@ -164,7 +164,6 @@ def _trained(
     from omnidraft.models.hf.trainable_drafter import trainable_with_embeddings
     from omnidraft.transfer.checkpoint import Checkpoint
     from omnidraft.transfer.original_model import OriginalModel
-    from omnidraft.transfer.prefix_targets import PrefixBuckets
     from omnidraft.transfer.run import resume, train
     from omnidraft.transfer.trainer import Trainer
 
@@ -182,8 +181,7 @@ def _trained(
     after = trainable_with_embeddings(
         model, train=settings.train, rank=settings.lora_rank, seed=settings.seed, precision=precision
     )
-    buckets = PrefixBuckets(pair.alignment) if "prefix" in dict(settings.terms()) else None
-    original = OriginalModel(before, pair.old.vocabulary, pair.new.vocabulary, settings.alm, buckets)
+    original = OriginalModel(before, pair.old.vocabulary, pair.new.vocabulary, settings.alm)
     trainer = Trainer(after, original, learned, settings, networks)
     curve = train(
         trainer,

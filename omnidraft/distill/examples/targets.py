@@ -15,17 +15,7 @@ from torch import Tensor
 Array = TypeVar("Array", np.ndarray, Tensor)
 
 Kind = Literal[
-    "boundary",
-    "direct",
-    "nearest",
-    "ranked",
-    "emitted",
-    "piece",
-    "weighted piece",
-    "rejected",
-    "chunk",
-    "prefix",
-    "hidden",
+    "boundary", "direct", "nearest", "ranked", "emitted", "piece", "weighted piece", "rejected", "chunk", "hidden"
 ]
 """The positions that a loss is evaluated at:
 boundary: an emitted target token and a draft token start together, and the record has the target's log-probabilities;
@@ -36,7 +26,6 @@ emitted: the same, also without log-probabilities, wherever the drafter has a to
 piece: the draft pieces of an emitted n-gram; weighted piece: the same where the record has log-probabilities;
 rejected: a boundary where a drafted token was rejected, once for each such token;
 chunk: draft tokens between two points where the tokenisations meet;
-prefix: where tokens of a teacher end, at the row that predicts what begins with those read since both ended;
 hidden: these points, where the target's hidden states are known. No loss on logits is evaluated there."""
 
 LOG_P_FLOOR = -14.0
@@ -135,30 +124,6 @@ class ChunkTargets(Targets[Array]):
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixTargets(Targets[Array]):
-    """What a teacher expects next, in buckets of ids that begin with the same of its own tokens.
-
-    The ids of a bucket stand together in `order_V`; so do those that it is about, which begin with all that was read.
-    """
-
-    low_NB: Array
-    """int64; where the ids begin in `order_V`: first of all that the target is about, then of its S buckets."""
-    high_NB: Array
-    """int64; where they end there; padding ends where it begins."""
-    p_NS: Array
-    """float32, 0 at padding; over these buckets and the rest they sum to 1."""
-    p_rest_N: Array
-    """float32; of all other ids that the target is about."""
-    order_V: Array
-    """int64; the ids in the order of their spellings in the teacher's tokens."""
-
-    def select(self, chosen: slice, logits_RV: Tensor, start: int) -> tuple[Tensor, Any]:
-        """Return all given logits and these targets, whose rows count from the first of the logits."""
-        targets = self[chosen]
-        return logits_RV, replace(targets, row_N=targets.row_N - start)
-
-
-@dataclass(frozen=True, slots=True)
 class AcceptanceTargets(Targets[Array]):
     """N tokens that the drafter drafted, with the labels that the acceptance head learns; in drafting order.
 
@@ -181,9 +146,7 @@ class HiddenTargets(Targets[Array]):
     """float32."""
 
 
-LossTargets = (
-    BucketTargets[Array] | RankedTargets[Array] | ChunkTargets[Array] | PrefixTargets[Array] | HiddenTargets[Array]
-)
+LossTargets = BucketTargets[Array] | RankedTargets[Array] | ChunkTargets[Array] | HiddenTargets[Array]
 
 
 @dataclass(frozen=True, slots=True)

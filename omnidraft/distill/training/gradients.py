@@ -17,7 +17,7 @@ from omnidraft import throttle
 from omnidraft.distill.examples.collate import LOGIT_ROWS, LOSS_ROWS, PackedBatch, collate, pack
 from omnidraft.distill.examples.targets import Kind, LossTargets
 from omnidraft.distill.examples.training_example import TrainingExample
-from omnidraft.distill.training.losses import ALL_LOSSES
+from omnidraft.distill.training.losses import LOSSES
 from omnidraft.ports import TrainableDrafter
 
 Terms = Sequence[tuple[str, float]]
@@ -37,7 +37,7 @@ class HiddenStateLoss(Protocol):
 
 def num_positions(examples: Sequence[TrainingExample], terms: Terms) -> dict[str, int]:
     """Return the number of positions that each loss has a mean over."""
-    return {name: sum(len(each.targets.get(ALL_LOSSES[name].positions, ())) for each in examples) for name, _ in terms}
+    return {name: sum(len(each.targets.get(LOSSES[name].positions, ())) for each in examples) for name, _ in terms}
 
 
 def backward(
@@ -54,7 +54,7 @@ def backward(
     """
     sums = dict.fromkeys(num_by_loss, 0.0)
     weight_of = {name: weight / num_by_loss[name] for name, weight in terms if num_by_loss[name]}
-    kinds = list(dict.fromkeys(ALL_LOSSES[name].positions for name, _ in terms))
+    kinds = list(dict.fromkeys(LOSSES[name].positions for name, _ in terms))
     for batch in pack(examples, model.precision):
         rows_N, targets_of = collate(batch, kinds)
         if not len(rows_N):
@@ -94,9 +94,9 @@ def _backward_of_block(
         part_RV = logits_RV.detach()[rows].requires_grad_()
         total = torch.zeros((), dtype=torch.float32)
         for name, weight in weight_of.items():
-            kind = ALL_LOSSES[name].positions
+            kind = LOSSES[name].positions
             if kind in spans:
-                loss = ALL_LOSSES[name].per_position(*targets_of[kind].select(spans[kind], part_RV, first)).sum()
+                loss = LOSSES[name].per_position(*targets_of[kind].select(spans[kind], part_RV, first)).sum()
                 total = total + weight * loss
                 sums[name] += loss.item()
         total.backward()

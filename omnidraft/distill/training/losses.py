@@ -3,14 +3,14 @@
 docs/algorithms.md, sections 6 (losses at positions) and 7 (approximate likelihood matching).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from omnidraft.distill.examples.targets import Kind
-from omnidraft.distill.training import alm, divergences, prefix
+from omnidraft.distill.training import alm, divergences
 from omnidraft.errors import ConfigError
 
 
@@ -41,32 +41,25 @@ LOSSES: dict[str, Loss] = {
     "alm": Loss(alm.chunk_kl, "chunk"),
     "alm_tv": Loss(alm.chunk_tv, "chunk"),
 }
-"""Those that records teach."""
-OF_TEXTS = {name: LOSSES[name] for name in ("alm", "alm_tv", "nll")} | {"prefix": Loss(prefix.prefix_kl, "prefix")}
-"""Those that a text teaches a model with another tokenizer, beside the model that it was."""
-ALL_LOSSES = LOSSES | OF_TEXTS
 
 
-def parse(text: str, losses: Mapping[str, Loss] = LOSSES) -> tuple[tuple[str, float], ...]:
+def parse(text: str) -> tuple[tuple[str, float], ...]:
     """Return (name, weight) of each term of a sum such as "dm + 0.2 ngram".
-
-    Args:
-        losses: the ones that it may name.
 
     Raises:
         ConfigError: an unknown name, a weight that is no positive number, or the same name twice.
     """
-    terms = tuple(_parse_term(term, losses) for term in text.split("+"))
+    terms = tuple(_parse_term(term) for term in text.split("+"))
     if len({name for name, _ in terms}) < len(terms):
         raise ConfigError(f"loss {text!r} names a loss twice")
     return terms
 
 
-def _parse_term(term: str, losses: Mapping[str, Loss]) -> tuple[str, float]:
+def _parse_term(term: str) -> tuple[str, float]:
     parts = term.replace("*", " ").split()
     name = parts[-1] if parts else ""
-    if name not in losses or len(parts) > 2:
-        raise ConfigError(f"no loss {term.strip()!r}; write a sum of [weight] name, names: {', '.join(losses)}")
+    if name not in LOSSES or len(parts) > 2:
+        raise ConfigError(f"no loss {term.strip()!r}; write a sum of [weight] name, names: {', '.join(LOSSES)}")
     weight = _number(parts[0]) if len(parts) == 2 else 1.0
     if not 0 < weight < float("inf"):
         raise ConfigError(f"the weight of loss {name!r} must be a positive number, got {parts[0]!r}")

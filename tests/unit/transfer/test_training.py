@@ -21,13 +21,13 @@ def sharp(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair(tmp_path_factory.mktemp("sharp"), tied=False, spread=0.3)
 
 
-@pytest.mark.parametrize("loss", ["alm", "alm_tv", "prefix"])
+@pytest.mark.parametrize("loss", ["alm", "alm_tv"])
 def test_a_model_with_its_own_tokenizer_has_nothing_to_learn(sharp: Pair, loss: str) -> None:
     transfer = Transfer(sharp.folder, sharp.draft, sharp.draft, with_loss(loss))
     losses, norm = transfer.trainer.gradients([transfer.original.example(text) for text in transfer.texts])
     assert set(losses) == {loss, "hidden"}
     assert max(losses.values()) < (1e-3 if loss == "alm_tv" else 1e-6)
-    if loss != "alm_tv":  # the gradient of an absolute value is its sign, also of a rounding error
+    if loss == "alm":  # the gradient of an absolute value is its sign, also of a rounding error
         assert norm < 1e-3
 
 
@@ -77,10 +77,7 @@ def test_a_checkpoint_of_another_run_is_refused(sharp: Pair, tmp_path: Path) -> 
     assert Checkpoint(tmp_path / "none", {}).load() is None
 
 
-@pytest.mark.parametrize("loss", ["alm", "prefix"])
-def test_what_the_model_before_has_learned_is_learned_with_the_new_tokenizer(
-    sharp: Pair, tmp_path: Path, loss: str
-) -> None:
+def test_what_the_model_before_has_learned_is_learned_with_the_new_tokenizer(sharp: Pair, tmp_path: Path) -> None:
     """Bits per byte fall from those of the initialisation towards those of the model before."""
     settings = with_loss("nll", num_steps=40, texts_per_step=3, learning_rate=1e-2, hidden_weight=0.0)
     teacher = Transfer(sharp.folder, sharp.draft, sharp.draft, settings)
@@ -88,7 +85,7 @@ def test_what_the_model_before_has_learned_is_learned_with_the_new_tokenizer(
     before = teacher.bits()
     learned = tmp_path / "learned"
     teacher.after.into_model().save_pretrained(learned)
-    student = Transfer(learned, sharp.draft, sharp.target, with_loss(loss, num_steps=30, texts_per_step=3))
+    student = Transfer(learned, sharp.draft, sharp.target, with_loss("alm", num_steps=30, texts_per_step=3))
     curve = train(
         student.trainer,
         [],

@@ -12,7 +12,6 @@ from omnidraft.models.hf.trainable_drafter import TransformersTrainable, trainab
 from omnidraft.transfer.bits_per_byte import bits_per_byte, token_nats
 from omnidraft.transfer.hypernetwork import LinearHypernetwork
 from omnidraft.transfer.original_model import OriginalModel
-from omnidraft.transfer.prefix_targets import PrefixBuckets
 from omnidraft.transfer.settings import TrainingSettings
 from omnidraft.transfer.texts import AlignedText, TextTokenizer, align_text
 from omnidraft.transfer.trainer import Trainer
@@ -31,12 +30,11 @@ class Transfer:
         self.texts: list[AlignedText] = [align_text(text, *sides, settings.max_tokens) for text in TEXTS]
         before = causal_lm(folder, dtype=torch.float32).eval().requires_grad_(False)
         self.before = TransformersTrainable(before, "full")
-        alignment = align(old, new)
-        buckets = PrefixBuckets(alignment) if "prefix" in settings.loss else None
-        self.original = OriginalModel(self.before, old.vocabulary, new.vocabulary, settings.alm, buckets)
+        self.original = OriginalModel(self.before, old.vocabulary, new.vocabulary, settings.alm)
         model = causal_lm(folder, dtype=torch.float32)
         networks: list[LinearHypernetwork] = []
         if old.fingerprint != new.fingerprint:
+            alignment = align(old, new)
             networks = [LinearHypernetwork(each.clone(), alignment.drafts_of_target) for each in matrices(model)]
             adopt_target_vocabulary(model, alignment, new.vocabulary)
         self.after = trainable_with_embeddings(model, train=settings.train, rank=4, seed=0, precision="float32")

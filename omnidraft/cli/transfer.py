@@ -78,9 +78,9 @@ def transfer(
     (fvt), with the same sum of shared tokens that makes it in the embeddings of the model that the tokenizer comes from
     (omp: needs that model's weights), or with the mean of all embeddings (mean: for comparisons). With the FOLDER of
     another transfer of this model, to any tokenizer, it begins with what that one learned: its hypernetwork makes all
-    embeddings, and the other weights are its own. Then the likelihoods
-    of the same bytes, and the hidden states behind them, learn to be what they were before. Tokens that no text has
-    learn too, by a linear map of the old pieces' embeddings, a small hypernetwork.
+    embeddings, and the other weights are its own; with the same tokenizer all are its own, and training goes on. Then
+    the likelihoods of the same bytes, and the hidden states behind them, learn to be what they were before. Tokens that
+    no text has learn too, by a linear map of the old pieces' embeddings, a small hypernetwork.
 
     A line of the data has a prompt or question, and maybe answer, reference or answer_ids (ids of the new tokenizer).
 

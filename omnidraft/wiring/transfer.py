@@ -44,7 +44,8 @@ class TransferRequest:
     out: Path
     settings: "TrainingSettings"
     init: "Method | Path" = "fvt"
-    """How new rows begin, or the folder of another transfer of the model to begin with its hypernetwork and weights."""
+    """How new rows begin, or the folder of another transfer of the model to begin with its hypernetwork and weights, or
+    to go on from it where it has this tokenizer."""
     num_texts: int | None = None
     """The most texts of each file."""
     split: str | None = None

@@ -100,12 +100,12 @@ def initialised(model: str, init: "Method | Path", pair: TokenizerPair) -> Any:
             rows = [average_rows(old_DH, pair.alignment) for old_DH in old]
         case "omp":
             rows = _pursued(old, pair)
-        case folder if goes_on(folder, pair):
-            return load_model(folder, str(folder))
         case folder:
             networks = hypernetworks(made, pair, folder)
-            rows = [fvt_rows(old_DH, pair.alignment) + net.added() for old_DH, net in zip(old, networks, strict=True)]
             made = load_model(folder, str(folder))
+            if goes_on(folder, pair):
+                return made
+            rows = [fvt_rows(old_DH, pair.alignment) + net.added() for old_DH, net in zip(old, networks, strict=True)]
     replace_vocabulary(made, rows[0], rows[-1], pair.new.vocabulary)
     return made
 

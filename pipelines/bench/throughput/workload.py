@@ -1,4 +1,4 @@
-"""The prompts of a measurement. None begins like another, so no server finds a prompt's keys in an earlier one."""
+"""The prompts of a measurement. No question begins like another: all that a server finds again is the chat template."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ from omnidraft.errors import BusError, SignatureRefused, SnapshotCorrupt, Snapsh
 from omnidraft.fleet.canary_trial import CanaryTrial
 from omnidraft.fleet.challengers import Challengers
 from omnidraft.fleet.drift_recovery import DriftRecovery
-from omnidraft.fleet.judgements import BY_OPERATOR, CANARY, PROMOTED, PROMOTING, is_undecided
+from omnidraft.fleet.judgements import BY_OPERATOR, CANARY, PROMOTED, PROMOTING, REFUSED, is_undecided, was_only_canary
 from omnidraft.fleet.promotion import Decision, decide, lineage_between, lineage_to, signed_versions
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.fleet.tenant_gate import MOST_HISTORY
@@ -175,6 +175,8 @@ class Controller:
         if self._follower is None or self._recovery is None:
             return
         if not self._has_resumed:
+            versions = self._registry.versions(VERSIONS_OF_HISTORY)
+            self._canaries |= {each.version for each in versions if was_only_canary(each)}
             self._recovery.resume(self._follower.poll(CONTROL_TIMEOUT_S))
             self._has_resumed = True
         for announcement in self._follower.poll(0.0):
@@ -194,7 +196,7 @@ class Controller:
         self._trial, self._announced_version = None, None
 
     def _settle(self, version: int, decision: Decision, fence: str) -> None:
-        verdict = PROMOTING if decision.promote else "refused"
+        verdict = PROMOTING if decision.promote else REFUSED
         self._registry.annotate(version, {JUDGEMENT: f"{verdict}: {decision.reason}"})
         if decision.promote:
             try:

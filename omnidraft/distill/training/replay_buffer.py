@@ -33,6 +33,7 @@ class ReplayBuffer:
         """
         self._for_tenants = for_tenants
         self._capacity, self._per_step, self._for_head, self._seed = capacity, per_step, for_head, seed
+        self._is_drawn = bool(per_step or for_head or for_tenants)
         self._records_of: dict[str, list[TraceRecord]] = {}
 
     def draw(self, step: int) -> list[TraceRecord]:
@@ -65,12 +66,12 @@ class ReplayBuffer:
 
     def add(self, records: Iterable[TraceRecord], step: int) -> None:
         """Add the records learned in this step."""
-        if not (self._per_step or self._for_head or self._for_tenants):
+        if not self._is_drawn:
             return
         random = np.random.default_rng((self._seed, step, 1))
         for record in records:
             self._records_of.setdefault(record.tenant, []).append(record)
-            if sum(map(len, self._records_of.values())) > self._capacity:
+            while sum(map(len, self._records_of.values())) > self._capacity:
                 self._evict(random)
 
     def _evict(self, random: np.random.Generator) -> None:
@@ -95,7 +96,10 @@ class ReplayBuffer:
         return records_to_tensors(_RECORD, self.records())
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from where `state` was taken. Raises WireError when a record cannot be read."""
+        """Continue from where `state` was taken; with nothing to draw, with nothing. Raises WireError when a record
+        cannot be read."""
         self._records_of = {}
+        if not self._is_drawn:
+            return
         for record in records_from_tensors(_RECORD, tensors):
             self._records_of.setdefault(record.tenant, []).append(record)

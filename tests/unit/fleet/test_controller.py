@@ -401,6 +401,25 @@ def test_a_canary_that_agrees_less_is_no_drift_of_the_champion(canaries):
     assert ("drift", None) in canaries.told()
 
 
+def test_a_refused_canary_of_an_earlier_controller_is_no_drift_of_the_champion_either(canaries):
+    controller = champion_two(canaries)
+    drift_of(canaries, controller, 2, is_good=1, number=40)
+    canaries.publish("s3", 2, 0.9, 0.95)
+    controller.step()
+    drift_of(canaries, controller, 3, is_good=0, number=10)
+    drift_of(canaries, controller, 2, is_good=1, number=20, first=40)
+    serve(canaries.traces, 3, 30, seconds=10.0)
+    canaries.now += 1000
+    controller.step()
+    assert "refused: canary" in canaries.judgement(3)
+    drift_of(canaries, controller, 3, is_good=0, number=40, first=10)  # it took them before it was refused
+    canaries.publish("s4", 3, 0.9, 0.5)
+    controller.step()
+    canaries.told()
+    drift_of(canaries, canaries.controller(), 2, is_good=1, number=1, first=60)
+    assert canaries.told() == [("champion", 2)]
+
+
 def test_the_snapshot_that_agrees_best_with_the_drifted_traffic_is_taken_while_it_drifts_and_not_after(canaries):
     controller = champion_two(canaries)
     best = partial(

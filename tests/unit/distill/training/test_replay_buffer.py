@@ -49,6 +49,18 @@ def test_nothing_is_stored_when_nothing_is_drawn(record) -> None:
     assert replay.state() == {}
 
 
+def test_a_restored_buffer_is_as_large_as_the_settings_now_say(record) -> None:
+    before = ReplayBuffer(capacity=100, per_step=2, seed=0)
+    before.add(of(record, "a", 40), 0)
+    smaller = ReplayBuffer(capacity=10, per_step=2, seed=0)
+    smaller.load_state(before.state())
+    smaller.add(of(record, "b", 1), 1)
+    assert sum(smaller.num_records().values()) == 10
+    off = ReplayBuffer(capacity=100, per_step=0, seed=0)
+    off.load_state(before.state())
+    assert off.state() == {}
+
+
 @settings(max_examples=40)
 @given(st.lists(st.lists(st.sampled_from("abc"), max_size=4), max_size=12), st.integers(1, 6), st.integers(0, 12))
 def test_a_restored_buffer_goes_on_like_the_one_that_was_never_stopped(record, steps, capacity, stopped_at) -> None:

@@ -23,12 +23,12 @@ learning_app = group("Pause, resume or restart learning everywhere.")
 
 @app.command("list")
 def list_snapshots(target: Target = None, config_path: Config = None, as_json: AsJson = False) -> None:
-    """List all versions of the drafter for this target."""
+    """List all versions of the drafter for this target, with what the controller decided about each, and why."""
     versions = _registry(_settings(config_path, target)).versions()
     if as_json:
         print(json.dumps([_as_json(each) for each in versions]))
         return
-    table = Table("version", "aliases", "records", "agreement before", "after", "loss", "id")
+    table = Table("version", "aliases", "records", "agreement before", "after", "loss", "id", "judgement")
     for each in versions:
         manifest = each.manifest
         table.add_row(
@@ -39,6 +39,7 @@ def list_snapshots(target: Target = None, config_path: Config = None, as_json: A
             _share(manifest.agreement_after),
             " ".join(f"{name} {value:.3f}" for name, value in manifest.losses.items()),
             manifest.snapshot_id[:12],
+            each.judgement or "-",
         )
     Console().print(table)
 
@@ -49,7 +50,7 @@ def show(
     target: Target = None,
     config_path: Config = None,
 ) -> None:
-    """Print the manifest of a snapshot as JSON."""
+    """Print the manifest of a snapshot and its judgement as JSON."""
     print(json.dumps(_as_json(_registry(_settings(config_path, target)).resolve(name)), indent=2))
 
 
@@ -165,8 +166,12 @@ def _registry(settings: "config.Settings") -> "Registry":
 
 
 def _as_json(each: "SnapshotVersion") -> dict[str, Any]:
-    return {"version": each.version, "aliases": each.aliases, "created_ms": each.created_ms} | {
-        "manifest": each.manifest.model_dump(mode="json")
+    return {
+        "version": each.version,
+        "aliases": each.aliases,
+        "created_ms": each.created_ms,
+        "judgement": each.judgement,
+        "manifest": each.manifest.model_dump(mode="json"),
     }
 
 

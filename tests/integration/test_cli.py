@@ -11,6 +11,7 @@ import pytest
 
 from omnidraft import config, wiring
 from omnidraft.errors import SnapshotCorrupt, VocabularyError
+from omnidraft.ports import JUDGEMENT
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from tests.cli_runs import run_cli
 from tests.snapshot_folders import make_bundle
@@ -176,8 +177,13 @@ def test_a_folder_learned_offline_becomes_the_newest_version(
         folder = make_bundle(tmp_path, f"s{number}", target=target, drafter=drafter)
         done = omnidraft("snapshots", "publish", folder, "--config", settings)
         assert f"published as version {number}" in done.stdout, done.stderr
+    wiring.registry(config.load(settings, {})).annotate(1, {JUDGEMENT: "refused: it agrees less"})
     listed = json.loads(omnidraft("snapshots", "list", "--json", "--config", settings).stdout)
-    assert [row["aliases"] for row in listed] == [[], ["challenger"]]
+    assert [(row["aliases"], row["judgement"]) for row in listed] == [
+        ([], "refused: it agrees less"),
+        (["challenger"], None),
+    ]
+    assert "it agrees" in omnidraft("snapshots", "list", "--config", settings).stdout
     assert_refused(omnidraft("snapshots", "publish", tmp_path, "--config", settings), "manifest.json")
 
 

@@ -113,7 +113,8 @@ class CandidateRanker:
         """Return log q at the request's temperature, lower for the tokens that truncation would leave out."""
         if not sampling.temperature or not len(log_q_M):
             return log_q_M
-        log_q_M = log_q_M / sampling.temperature
+        with np.errstate(over="ignore"):  # the least temperatures leave the likeliest token alone
+            log_q_M = (log_q_M - log_q_M.max()) / sampling.temperature
         q_M = np.exp(log_q_M - log_q_M.max())
         order = np.argsort(-q_M, kind="stable")
         is_inside = np.ones(len(order), bool)

@@ -55,6 +55,15 @@ def test_confidence_is_q_as_the_temperature_makes_it():
     assert cold.confidence > cold.q > warm.confidence
 
 
+@pytest.mark.parametrize("temperature", [1e-307, 5e-324])
+def test_the_least_temperatures_rank_like_none_and_leave_numbers(temperature):
+    """A confidence that is no number would spoil what all tenants' rounds of a policy share."""
+    logits = torch.linspace(0.0, 3.0, len(DRAFT_PIECES))
+    cold = CandidateRanker(logits, ALIGNMENT, Sampling(temperature)).best(3, 1.0, NOISE, 0)
+    assert [each.confidence for each in cold] == [1.0, 0.0, 0.0]
+    assert cold[0].target_id == CandidateRanker(logits, ALIGNMENT, Sampling(0.0)).best(1, 0.0, NOISE, 0)[0].target_id
+
+
 def test_each_weight_says_what_it_would_have_guessed_first():
     logits = torch.zeros(len(DRAFT_PIECES))
     ranking = CandidateRanker(logits, ALIGNMENT, Sampling(1.0))

@@ -7,6 +7,7 @@ pending, and the log says so. Without RAY_ADDRESS a local Ray runs as this proce
 """
 
 import logging
+import math
 import os
 import threading
 import time
@@ -27,7 +28,11 @@ from omnidraft.telemetry.exposition import Exposition, MergedCollector
 
 WATCH_S = 1.0
 PLACED_S = 30.0
-"""The time after which an actor without an answer is logged as pending."""
+"""The time after which an actor that never answered is logged as pending."""
+LOST_S = 120.0
+"""The same for one that has answered. It answers in a thread of its own, so no step delays that for long."""
+STOP_S = 120.0
+"""How long the other learners have to stop where one has failed: for a step and a snapshot."""
 LAST_STATUS_S = 2.0
 """How long an actor that has ended has for each answer."""
 OBJECT_STORE_BYTES = 80_000_000  # Ray's minimum; nothing large goes through it
@@ -127,14 +132,14 @@ class _LearnerActor:
     def __init__(self, settings: Settings, journal_folder: Path) -> None:
         self.target = settings.models.target
         self.metrics = ""
-        """Its process's metrics of a second ago."""
+        """Its process's metrics of a second ago; empty while it has no place."""
         self._actor = _actor(settings, journal_folder)
         self.ended = self._actor.run.remote()
         """The object ref that resolves when `run` returns."""
         self._status_ref = self._actor.status.remote()
         self._last_status: dict[str, Any] = {}
         self.is_placed = False
-        """Whether it has answered, so a node has taken it."""
+        """Whether it answers, so a node has taken it."""
         self._warn_pending_at: float | None = time.monotonic() + PLACED_S
         """None after the warning."""
         self._needs = _needs(settings)
@@ -151,14 +156,25 @@ class _LearnerActor:
         if not ray.wait([self._status_ref], timeout=0)[0]:
             self._warn_pending()
             return
-        self.is_placed = True
+        self.is_placed, self._warn_pending_at = True, time.monotonic() + LOST_S
         try:
-            status = ray.get(self._status_ref)
+            self._log_changes(ray.get(self._status_ref))
         except RayError as exc:  # the process died during the call
             logger.warning("%s: no status: %s", self.target, exc)
-            status = None
         self._status_ref = self._actor.status.remote()
-        self._log_changes(status)
+
+    def failure(self) -> Exception | None:
+        """Return why `run` has ended; None: it was stopped."""
+        import ray
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            ray.get(self.ended)
+        except RayTaskError as exc:  # the actor's traceback stays out of a refusal, which is one line
+            return exc.cause if isinstance(exc.cause, OmnidraftError) else exc
+        except RayError as exc:
+            return exc
+        return None
 
     def log_last_status(self) -> None:
         """Log what an actor that has ended did and warned of since `log_status`, as far as it still answers."""
@@ -170,20 +186,20 @@ class _LearnerActor:
             self._log_changes(ray.get(self._actor.status.remote(), timeout=LAST_STATUS_S))
 
     def _warn_pending(self) -> None:
-        if self.is_placed or self._warn_pending_at is None or time.monotonic() < self._warn_pending_at:
+        """Warn once that the actor has no place, or lost it with its node."""
+        if self._warn_pending_at is None or time.monotonic() < self._warn_pending_at:
             return
         logger.warning("%s: waits for a Ray node that has %s free", self.target, self._needs)
-        self._warn_pending_at = None
+        self.is_placed, self.metrics, self._warn_pending_at = False, "", None
+        self._last_status = {}
 
-    def _log_changes(self, status: dict[str, Any] | None) -> None:
-        if status is None:
-            return
+    def _log_changes(self, status: dict[str, Any]) -> None:
         self.metrics = status["metrics"]
         if self._last_status.get("pid") != status["pid"]:
             logger.info("%s: learning in process %d", self.target, status["pid"])
         for level, warning in status["warnings"]:
             logger.log(level, "%s: %s", self.target, warning)
-        if self._last_status.get("version") != status["version"]:
+        if status["version"] not in (None, self._last_status.get("version")):
             names = ("version", "num_records", "num_tokens", "num_steps", "losses", "agreement")
             logger.info(
                 "%s: snapshot %s: %d records, %d tokens, %d steps, losses %s, agreement %s",
@@ -194,23 +210,28 @@ class _LearnerActor:
 
 
 def _watch(learners: Sequence[_LearnerActor], stop: threading.Event) -> None:
-    """Supervise the actors until all have ended. Raises the error of one of them; the others end with this process."""
+    """Supervise the actors until all have ended. Raises the error of the first that fails, once the others have
+    stopped or STOP_S have passed: one killed in a step would accuse that step's records."""
     import ray
-    from ray.exceptions import RayTaskError
 
     running = {each.ended: each for each in learners}
-    while running:
+    error: Exception | None = None
+    end_at = math.inf
+    while running and time.monotonic() < end_at:
         for ended in ray.wait(list(running), num_returns=len(running), timeout=WATCH_S)[0]:
-            running.pop(ended).log_last_status()
-            try:
-                ray.get(ended)
-            except RayTaskError as exc:
-                if isinstance(exc.cause, OmnidraftError):
-                    raise exc.cause from None  # without the actor's traceback: a refusal is one line
-                raise
+            learner = running.pop(ended)
+            learner.log_last_status()
+            failure = learner.failure()
+            if failure is not None and len(learners) > 1:
+                logger.error("%s: all learners stop: %s", learner.target, failure)
+            if failure is not None and error is None:
+                error, end_at = failure, time.monotonic() + STOP_S
+                stop.set()
         for each in tuple(running.values()):
             each.log_status()
             if stop.is_set() and each.is_placed:
                 each.stop()
             elif stop.is_set():
-                del running[each.ended]  # it has not begun; Ray drops it with this process
+                del running[each.ended]  # it has no place; Ray drops it with this process
+    if error is not None:
+        raise error from None

@@ -28,13 +28,8 @@ def main(settings: Settings) -> int:
     learner = DistillerActor(settings, str(own_folder()))
     stop_on_signals(learner.stopping)
     registry = CollectorRegistry()
-    registry.register(MergedCollector("target", lambda: [(settings.models.target, _metrics(learner))]))
+    registry.register(MergedCollector("target", lambda: [(settings.models.target, learner.status()["metrics"])]))
     with closing(Exposition(registry, settings.metrics, settings.metrics.distiller_port)):
         learner.run()
     logger.info("stopped")
     return 0
-
-
-def _metrics(learner: DistillerActor) -> str:
-    status = learner.status()
-    return status["metrics"] if status else ""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft.config import LearnerSettings, Settings
+from omnidraft.distill.control import Status
 from omnidraft.distill.distiller import Distiller
 from omnidraft.hosts.process import configure_logging
 from omnidraft.registry.staging_folder import own_folder
@@ -70,13 +71,19 @@ class DistillerActor:
 
     def run(self) -> None:
         """Learn until `stop`. Raises the OmnidraftError of settings, log or registry unchanged."""
+        configure_logging(f"distiller for {self._settings.models.target}")  # it adds no handler beside others
+        logging.getLogger().addHandler(self._warnings)
+        try:
+            self._learn()
+        finally:
+            logging.getLogger().removeHandler(self._warnings)
+
+    def _learn(self) -> None:
         from omnidraft import wiring
 
-        configure_logging(f"distiller for {self._settings.models.target}")
         _limit_resources(self._settings.learner)
         tracing = wiring.tracing(self._settings, "distiller", self._metrics)
         folder = own_folder()
-        logging.getLogger().addHandler(self._warnings)
         try:
             self._distiller = wiring.distillation(
                 self._settings, self._metrics, folder=folder, journal_folder=self._journal_folder, tracing=tracing
@@ -85,15 +92,12 @@ class DistillerActor:
         finally:
             shutil.rmtree(folder, ignore_errors=True)  # at once: Ray ends processes without their exit handlers
             tracing.close(self._settings.tracing.timeout_s)
-            logging.getLogger().removeHandler(self._warnings)
 
-    def status(self) -> dict[str, Any] | None:
+    def status(self) -> dict[str, Any]:
         """Return the fields of distill.control.Status, the process id, the metrics in Prometheus' text format, and the
-        level and text of the warnings logged since the last call; None while the actor starts."""
-        if self._distiller is None:
-            return None
+        level and text of the warnings logged since the last call."""
         return {
-            **asdict(self._distiller.status()),
+            **asdict(Status() if self._distiller is None else self._distiller.status()),
             "pid": os.getpid(),
             "metrics": self._metrics.render().decode(),
             "warnings": self._warnings.take(),
@@ -109,5 +113,4 @@ def _limit_resources(settings: LearnerSettings) -> None:
     import torch
 
     lower_priority(settings.nice)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    torch.set_num_threads(settings.threads or 1)

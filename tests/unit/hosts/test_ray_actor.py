@@ -1,8 +1,16 @@
 """The distiller's actor without Ray around it."""
 
 import logging
+import tempfile
+from pathlib import Path
+from typing import Any
 
-from omnidraft.hosts.ray_actor import WarningBuffer
+import pytest
+import torch
+
+from omnidraft import config, wiring
+from omnidraft.errors import ConfigError
+from omnidraft.hosts.ray_actor import DistillerActor, WarningBuffer, _limit_resources
 
 
 def test_a_warning_that_cannot_be_formatted_raises_nothing_and_loses_no_other() -> None:
@@ -11,3 +19,30 @@ def test_a_warning_that_cannot_be_formatted_raises_nothing_and_loses_no_other() 
     logger.warning("x", FutureWarning)
     logger.warning("%d records", 3)
     assert buffer.take() == [(logging.WARNING, "3 records")]
+
+
+def test_what_a_learner_warned_of_before_it_failed_to_start_is_in_its_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def distillation(*args: Any, **options: Any) -> None:
+        logging.getLogger("omnidraft").warning("the process before crashed")
+        raise ConfigError("no such loss")
+
+    monkeypatch.setattr(wiring, "distillation", distillation)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    actor = DistillerActor(config.load(None, {}, learner={"nice": 0}), str(tmp_path))
+    with pytest.raises(ConfigError, match="no such loss"):
+        actor.run()
+    assert actor.status()["warnings"] == [(logging.WARNING, "the process before crashed")]
+    assert actor.status()["warnings"] == []
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(None, 1), (2, 2)])
+def test_a_learner_computes_on_the_threads_of_its_settings_else_on_one(threads: int | None, expected: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        _limit_resources(config.LearnerSettings(threads=threads, nice=0))
+        assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)

@@ -3,6 +3,7 @@
 A wrapped key names its id and its tenant, so that rows of the store cannot be exchanged unnoticed.
 Keys are looked up again after CACHE_S: that is how long a process may go on using one that was destroyed, unless it
 clears the cache.
+Without a key store the master keys take their place, under the id MASTER_KEY_ID.
 """
 
 import json
@@ -21,6 +22,8 @@ from omnidraft.errors import RecordForgotten, UnknownKey, WireError
 CACHE_S = 10.0
 MAX_CACHED = 10_000
 _ID_BYTES = 16
+MASTER_KEY_ID = "00" * _ID_BYTES
+"""The id of all master keys, where a record outside the log needs one."""
 
 
 class Cipher:
@@ -38,6 +41,34 @@ class Cipher:
             with suppress(InvalidToken):
                 return key.decrypt(token)
         raise InvalidToken
+
+
+class MasterKeys:
+    """Implements ports.RecordCipher without a key store: no tenant has a key of its own."""
+
+    def __init__(self, master_keys: Sequence[str]) -> None:
+        """`master_keys`: newest first, at least one."""
+        self._master = Cipher(master_keys)
+
+    def encrypt(self, tenant: str, plain: bytes) -> tuple[str, bytes]:
+        """See ports.RecordCipher."""
+        return MASTER_KEY_ID, self._master.encrypt(plain)
+
+    def forgotten_ms(self, tenants: Collection[str]) -> dict[str, int]:
+        """See ports.RecordCipher."""
+        return {}
+
+    def decrypt(self, key_id: str, token: bytes) -> bytes:
+        """See ports.RecordCipher."""
+        if key_id != MASTER_KEY_ID:
+            raise UnknownKey(f"key {key_id} is in a key store, and log.key_store names none")
+        try:
+            return self._master.decrypt(token)
+        except InvalidToken as exc:
+            raise UnknownKey("it was changed, or encrypted with a key that is not among log.encryption_keys") from exc
+
+    def clear_cache(self) -> None:
+        """See ports.RecordCipher."""
 
 
 class TenantKeys:
@@ -89,9 +120,9 @@ class TenantKeys:
         return self._store.destroyed_ms(tenants)
 
     def decrypt(self, key_id: str, token: bytes) -> bytes:
-        """See ports.RecordCipher."""
+        """See ports.RecordCipher. What MasterKeys encrypted can be decrypted, too."""
         try:
-            return self.cipher(key_id).decrypt(token)
+            return (self._master if key_id == MASTER_KEY_ID else self.cipher(key_id)).decrypt(token)
         except InvalidToken as exc:
             raise UnknownKey(f"key {key_id} does not open it: it was changed, or encrypted with another key") from exc
 

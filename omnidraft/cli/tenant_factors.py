@@ -69,11 +69,11 @@ def roll_back(
     from omnidraft import wiring
     from omnidraft.distill.factor_rollback import FactorRollback
     from omnidraft.registry.republish import republish
-    from omnidraft.wiring.logs import tenant_keys
+    from omnidraft.wiring.record_cipher import record_cipher
 
     settings = config.load(config_path, models={"target": target})
     registry = wiring.registry(settings)
-    edit = FactorRollback(registry, tenant, to, tenant_keys(settings))
+    edit = FactorRollback(registry, tenant, to, record_cipher(settings))
     published = republish(registry, "latest", edit)
     [fit] = [each for each in published.manifest.tenant_factors if each.tenant == tenant]
     _print(f"published as version {published.version}: {printable(tenant)} has {_described(fit)}")

@@ -1,7 +1,8 @@
 """Encryption of the records in the resume part of a snapshot, and of tenants' factors, each with its tenant's key.
 
-So a key that is destroyed makes a tenant's records and factors unreadable in every version and every copy. An encrypted
-tensor has the id of its key at the end of its name: `held_out.000003.<key id>`.
+So a key that is destroyed makes a tenant's records and factors unreadable in every version and every copy. Without a
+key store all are encrypted with the master key. An encrypted tensor has the id of its key at the end of its name:
+`held_out.000003.<key id>`.
 """
 
 import re
@@ -77,5 +78,5 @@ def decrypt_records(tensors: Mapping[str, Tensor], cipher: RecordCipher | None) 
 
 def _decrypted(tensor: torch.Tensor, key_id: str, cipher: RecordCipher | None) -> Tensor:
     if cipher is None:
-        raise UnknownKey("there is no key store")
+        raise UnknownKey("there are no keys here")
     return tensor_of_bytes(cipher.decrypt(key_id, tensor_to_bytes(tensor)))

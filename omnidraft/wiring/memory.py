@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import MemorySettings, Settings
 from omnidraft.ports import Metrics
-from omnidraft.wiring.logs import tenant_keys
 from omnidraft.wiring.models import TargetVocabulary
+from omnidraft.wiring.record_cipher import record_cipher
 from omnidraft.wiring.recording import recorded_as
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def memory_files(settings: Settings, tokenizers: TargetVocabulary, metrics: Metr
     from omnidraft.distill.memory.text_memory import TextMemory
 
     memory = TextMemory(_kept(settings), vocabulary_size=len(tokenizers.target.vocabulary))
-    return MemoryFiles(memory, folder, metrics, tenant_keys(settings))
+    return MemoryFiles(memory, folder, metrics, record_cipher(settings))
 
 
 def memory_loader(settings: Settings, metrics: Metrics) -> "MemoryLoader":
@@ -35,7 +35,7 @@ def memory_loader(settings: Settings, metrics: Metrics) -> "MemoryLoader":
         Owners(settings.memory.groups),
         metrics,
         target=settings.models.target,
-        cipher=tenant_keys(settings),
+        cipher=record_cipher(settings),
         recorded_as=recorded_as(settings),
     )
 

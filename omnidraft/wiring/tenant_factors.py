@@ -9,7 +9,7 @@ from omnidraft.config import Settings
 from omnidraft.errors import ConfigError, SnapshotCorrupt
 from omnidraft.models.kv_session import BatchingDrafter
 from omnidraft.ports import DraftModel, RecordCipher
-from omnidraft.wiring.logs import tenant_keys
+from omnidraft.wiring.record_cipher import record_cipher
 from omnidraft.wiring.recording import recorded_as
 
 if TYPE_CHECKING:
@@ -53,24 +53,24 @@ def load_tenant_factors(
     if not known or not isinstance(model, BatchingDrafter):
         return None
     base = weights_digest(weights)
-    openers, keys = {}, tenant_keys(settings)
+    openers, cipher = {}, record_cipher(settings)
     for tenant, each in known.items():
         if each.base != base:
             logger.warning("the factors of a tenant in snapshot %s fit other weights", manifest.snapshot_id)
-        elif (tensors := _read(folder, each.file or "", tenant, keys)) is not None:
+        elif (tensors := _read(folder, each.file or "", tenant, cipher)) is not None:
             openers[tenant] = model.with_factors(tensors)
     logger.info("snapshot %s: %d tenants draft with factors of their own", manifest.snapshot_id, len(openers))
     return LoadedFactors(openers, lambda tenant: switch.serves(tenant, manifest), recorded_as(settings))
 
 
-def _read(folder: Path, name: str, tenant: str, keys: RecordCipher | None) -> "Mapping[str, Tensor] | None":
+def _read(folder: Path, name: str, tenant: str, cipher: RecordCipher | None) -> "Mapping[str, Tensor] | None":
     """Return the factors in a file; None when their key is destroyed or not known here."""
     from omnidraft.distill.resume_encryption import decrypt_records
     from omnidraft.snapshots import bundle
     from omnidraft.snapshots.tenant_factors import from_tensor
 
     try:
-        decrypted, _ = decrypt_records(bundle.tensors(folder, name), keys)
+        decrypted, _ = decrypt_records(bundle.tensors(folder, name), cipher)
     except ConfigError as exc:
         logger.warning("a tenant drafts without its factors: %s", exc)
         return None

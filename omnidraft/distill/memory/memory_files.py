@@ -95,7 +95,7 @@ class MemoryFiles:
 
     def _decrypt(self, key_id: str, content: bytes) -> bytes:
         if self.cipher is None:
-            raise UnknownKey("there is no key store")
+            raise UnknownKey("there are no keys here")
         return self.cipher.decrypt(key_id, content)
 
     def _count_dropped(self, reason: UnreadableReason) -> None:

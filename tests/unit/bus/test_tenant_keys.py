@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from omnidraft.bus.encryption import EncryptedReader, EncryptedWriter, new_key
 from omnidraft.bus.key_store import KeyStore, StoredKey
-from omnidraft.bus.tenant_keys import CACHE_S, TenantKeys
+from omnidraft.bus.tenant_keys import CACHE_S, MasterKeys, TenantKeys
 from omnidraft.errors import KeyStoreError, RecordForgotten, UnknownKey
 from omnidraft.ports import Message, Outgoing
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
@@ -83,6 +83,18 @@ def test_rows_that_were_exchanged_in_the_store_open_nothing(keys: Keys, tmp_path
     for key_id, token in (mine, yours):
         with pytest.raises(UnknownKey):
             keys().decrypt(key_id, token)
+
+
+def test_without_a_store_everything_has_the_master_keys_and_a_store_that_comes_later_reads_it(keys: Keys):
+    key_id, token = MasterKeys([MASTER]).encrypt("team-a", PLAIN)
+    assert PLAIN not in token
+    for cipher in (MasterKeys([OTHER_MASTER, MASTER]), keys(OTHER_MASTER, MASTER)):
+        assert cipher.decrypt(key_id, token) == PLAIN
+    for cipher in (MasterKeys([OTHER_MASTER]), keys(OTHER_MASTER)):
+        with pytest.raises(UnknownKey, match="was changed, or encrypted with"):
+            cipher.decrypt(key_id, token)
+    with pytest.raises(UnknownKey, match=r"log\.key_store names none"):
+        MasterKeys([MASTER]).decrypt(*keys().encrypt("team-a", PLAIN))
 
 
 def test_the_store_keeps_keys_wrapped_and_to_its_owner(keys: Keys, tmp_path: Path):

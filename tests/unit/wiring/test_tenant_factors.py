@@ -14,7 +14,8 @@ from omnidraft.config import LearnerSettings, Settings
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.snapshot.factor_switch import FactorSwitch
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
-from omnidraft.distill.resume_encryption import encrypt_records
+from omnidraft.distill.publisher import LEARNER
+from omnidraft.distill.resume_encryption import decrypt_records, encrypt_records
 from omnidraft.errors import SnapshotCorrupt
 from omnidraft.ports import Announcement, SnapshotVersion
 from omnidraft.snapshots import bundle
@@ -22,8 +23,8 @@ from omnidraft.snapshots.low_rank import B
 from omnidraft.snapshots.manifest import TenantFactors
 from omnidraft.snapshots.tenant_factors import FittedFactors, file_name, tensor_name, to_tensor, weights_digest
 from omnidraft.traces.redaction import hash_of_tenant
-from omnidraft.wiring.logs import tenant_keys
 from omnidraft.wiring.models import snapshot_loader
+from omnidraft.wiring.record_cipher import record_cipher
 from tests.cli_runs import run_cli
 from tests.snapshot_folders import manifest
 from tests.tiny_engine import tiny_settings
@@ -53,13 +54,22 @@ class Snapshots:
         return FittedFactors(tenant, 1, 0, {name: each.to(torch.bfloat16) for name, each in random.items()})
 
     def write(
-        self, name: str, *, tenants=("a", "b"), inside: dict[str, str] | None = None, cipher=None, **changes
+        self,
+        name: str,
+        *,
+        tenants=("a", "b"),
+        inside: dict[str, str] | None = None,
+        cipher=None,
+        is_resumable: bool = False,
+        **changes,
     ) -> SnapshotVersion:
-        """`inside`: whose factors a tenant's file really holds. `changes` of what the manifest says of each."""
+        """`inside`: whose factors a tenant's file really holds. `is_resumable`: a learner can go on with the last ones.
+        `changes` of what the manifest says of each."""
         parts, told = {bundle.DRAFTER: self.weights}, []
         for tenant in tenants:
             tensors = {tensor_name(0): to_tensor(self.fitted((inside or {}).get(tenant, tenant)))}
             parts[file_name(tenant)] = tensors if cipher is None else encrypt_records(tensors, cipher)
+            parts |= {LEARNER: parts[file_name(tenant)]} if is_resumable else {}
             fields = {"version": 1, "rank": 8, "num_requests": 9, "before": 0.5, "after": 0.6, "change_error": 0.01}
             base = {"base": weights_digest(self.weights), "file": file_name(tenant)}
             told.append(TenantFactors(tenant=tenant, **fields | base | changes))
@@ -77,6 +87,15 @@ class Snapshots:
 @pytest.fixture
 def snapshots(settings: Settings, tmp_path: Path) -> Snapshots:
     return Snapshots(settings, tmp_path / "snapshots")
+
+
+def environ_of(settings: Settings) -> dict[str, str]:
+    return {
+        "OMNIDRAFT_LOG": settings.log.url,
+        "OMNIDRAFT_REGISTRY__URL": settings.registry.url,
+        "OMNIDRAFT_MODELS__TARGET": settings.models.target,
+        "OMNIDRAFT_MODELS__DRAFTER": settings.models.drafter,
+    }
 
 
 def drafter_of(loaded: LoadedSnapshot):
@@ -142,7 +161,7 @@ def test_factors_that_do_not_fit_the_drafter_are_refused(snapshots: Snapshots) -
 
 
 def test_encrypted_factors_serve_as_long_as_their_tenant_has_its_key(snapshots: Snapshots, caplog) -> None:
-    version = snapshots.write("s", cipher=tenant_keys(snapshots.settings))
+    version = snapshots.write("s", cipher=record_cipher(snapshots.settings))
     assert snapshots.load(version).factors.tenants == {"a", "b"}
     wiring.logs.key_store(snapshots.settings).destroy("a")
     assert snapshots.load(version).factors.tenants == {"b"}
@@ -151,6 +170,17 @@ def test_encrypted_factors_serve_as_long_as_their_tenant_has_its_key(snapshots: 
     with caplog.at_level(logging.WARNING):
         assert not snapshots.load(version).factors.tenants
     assert "drafts without its factors" in caplog.text
+
+
+def without_store(settings: Settings) -> Settings:
+    """With Kafka, which has no key store unless it is told of one."""
+    return settings.model_copy(update={"log": settings.log.model_copy(update={"url": "kafka://localhost:1"})})
+
+
+def test_factors_that_are_encrypted_with_the_master_key_serve(snapshots: Snapshots) -> None:
+    snapshots.settings = without_store(snapshots.settings)
+    version = snapshots.write("s", cipher=record_cipher(snapshots.settings))
+    assert snapshots.load(version).factors.tenants == {"a", "b"}
 
 
 def test_a_snapshot_of_an_earlier_version_has_no_factors(snapshots: Snapshots) -> None:
@@ -164,12 +194,7 @@ def test_an_operator_lists_factors_and_turns_them_off(
 ) -> None:
     snapshots.write("s")
     wiring.registry(settings).publish(tmp_path / "snapshots" / "s", None)
-    environ = {
-        "OMNIDRAFT_LOG": settings.log.url,
-        "OMNIDRAFT_REGISTRY__URL": settings.registry.url,
-        "OMNIDRAFT_MODELS__TARGET": settings.models.target,
-        "OMNIDRAFT_MODELS__DRAFTER": settings.models.drafter,
-    }
+    environ = environ_of(settings)
     told = run_cli(("tenants", "factors", "list", "--snapshot", "1"), monkeypatch, capsys, environ).stdout
     assert "a: fit 1 of rank 8, agreement 0.5000 -> 0.6000 +- 0.0196 (95 %) on 9 requests, in use" in told
     run_cli(("tenants", "factors", "off", "a"), monkeypatch, capsys, environ)
@@ -186,12 +211,7 @@ def test_an_operator_takes_an_earlier_fit_back(
     for number, name in enumerate(("first", "second")):
         snapshots.write(name, version=number + 1)
         registry.publish(tmp_path / "snapshots" / name, number or None)
-    environ = {
-        "OMNIDRAFT_LOG": settings.log.url,
-        "OMNIDRAFT_REGISTRY__URL": settings.registry.url,
-        "OMNIDRAFT_MODELS__TARGET": settings.models.target,
-        "OMNIDRAFT_MODELS__DRAFTER": settings.models.drafter,
-    }
+    environ = environ_of(settings)
     command = ("tenants", "factors", "rollback", "a")
     assert "published as version 3: a has fit 1" in run_cli(command, monkeypatch, capsys, environ).stdout
     versions = {each.tenant: each.version for each in registry.resolve("latest").manifest.tenant_factors}
@@ -199,3 +219,20 @@ def test_an_operator_takes_an_earlier_fit_back(
     refused = run_cli((*command, "--to", "7"), monkeypatch, capsys, environ)
     assert refused.returncode != 0
     assert "no snapshot is called '7'" in refused.stderr
+
+
+def test_an_earlier_fit_comes_back_encrypted_with_the_master_key(
+    snapshots: Snapshots, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    settings = without_store(settings)
+    registry, cipher = wiring.registry(settings), record_cipher(settings)
+    for number, name in enumerate(("first", "second")):
+        snapshots.write(name, tenants=["a"], cipher=cipher, is_resumable=True, version=number + 1)
+        registry.publish(tmp_path / "snapshots" / name, number or None)
+    keys = json.dumps([key.get_secret_value() for key in settings.log.encryption_keys])
+    environ = environ_of(settings) | {"OMNIDRAFT_LOG__ENCRYPTION_KEYS": keys}
+    done = run_cli(("tenants", "factors", "rollback", "a"), monkeypatch, capsys, environ)
+    assert "published as version 3: a has fit 1" in done.stdout
+    tensors = bundle.tensors(registry.fetch(3, tmp_path / "look", ("resume",)), LEARNER)
+    assert tensor_name(0) not in tensors
+    assert tensor_name(0) in decrypt_records(tensors, cipher)[0]

@@ -31,13 +31,15 @@ class TrainingControl:
         """Take in what was ordered before, which has to be known before anything is learned. Kafka's first answer takes
         a while. Raises BusError; then it may be repeated."""
         if self._follower is not None:
-            for announcement in self._follower.poll(timeout_s):
+            for announcement in self._follower.poll_all(timeout_s):
                 self._apply(announcement)
 
     def poll(self) -> None:
         """Take in new announcements, without waiting for any."""
-        with suppress(BusError):
-            self.start(0.0)
+        if self._follower is not None:
+            with suppress(BusError):
+                for announcement in self._follower.poll(0.0):
+                    self._apply(announcement)
 
     @property
     def is_drifting(self) -> bool:

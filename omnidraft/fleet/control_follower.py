@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from omnidraft.errors import OffsetOutOfRange, SignatureRefused, WireError
+from omnidraft.errors import BusError, OffsetOutOfRange, SignatureRefused, WireError
 from omnidraft.fleet.control_log import FOR_ALL_PAIRS, PARTITION, parse_announcement, subject
-from omnidraft.ports import Announcement, AnnouncementKind, LogReader, Message, Metrics
+from omnidraft.ports import Announcement, AnnouncementKind, LogReader, Message, Metrics, Offsets
 
 MAX_MESSAGES = 1000
+MAX_SILENCE_S = 20.0
+"""Seconds of polls without a message after which the rest of a log counts as unreadable."""
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,8 @@ class LogControlFollower:
         """The number added to offsets to give sequences."""
         self._highest = 0
         """The highest sequence so far."""
+        self._silent_s = 0.0
+        """Seconds that `poll_all` has waited since the last message or error."""
         reader.seek({})
 
     def poll(self, timeout_s: float) -> tuple[Announcement, ...]:
@@ -84,29 +88,54 @@ class LogControlFollower:
 
         Superseded ones are skipped: after a long absence only the last champion is returned.
         """
+        self._read(timeout_s)
+        return self._take_pending()
+
+    def poll_all(self, timeout_s: float) -> tuple[Announcement, ...]:
+        """See ports.ControlFollower. Messages that a log still does not give after MAX_SILENCE_S are left out."""
+        before, silent_s, self._silent_s = dict(self._next), self._silent_s, 0.0
+        unread = self._read(timeout_s)
+        if self._holds(unread):
+            self._silent_s = timeout_s + (silent_s if self._next == before else 0.0)
+            silence = f"the control log gave nothing for {self._silent_s:.0f} s before its ends {unread}"
+            if self._silent_s < MAX_SILENCE_S:
+                raise BusError(silence)
+            logger.warning("%s: these messages count as unreadable", silence)
+        return self._take_pending()
+
+    def _holds(self, unread: Offsets) -> bool:
+        """Return whether the log holds messages before one of these ends; retention may have deleted them."""
+        firsts = self._reader.first_offsets() if unread else {}
+        return any(firsts.get(partition, 0) < end for partition, end in unread.items())
+
+    def _read(self, timeout_s: float) -> Offsets:
+        """Read up to the end of the log, or until nothing comes within `timeout_s`; return the ends not reached."""
         try:
-            return self._poll(timeout_s)
+            return self._read_on(timeout_s)
         except OffsetOutOfRange as exc:
             logger.warning("reading the control log from its first message again: %s", exc)
             self._reader.seek({})
             self._next, self._sequence_base = {}, self._highest + 1
             self._other_partitions, self._offsets, self._newest_ms, self._newest = [], [], [], {}
-            return self._poll(timeout_s)
+            return self._read_on(timeout_s)
 
-    def _poll(self, timeout_s: float) -> tuple[Announcement, ...]:
+    def _read_on(self, timeout_s: float) -> Offsets:
         ends = self._reader.end_offsets()
         while True:
             polled = self._reader.poll(MAX_MESSAGES, timeout_s)
             self._next |= polled.next_offsets
             self._other_partitions += [message for message in polled.messages if message.partition != PARTITION]
             self._process([message for message in polled.messages if message.partition == PARTITION])
-            has_caught_up = all(self._next.get(partition, 0) >= end for partition, end in ends.items())
-            if not polled.next_offsets or has_caught_up:
-                self._process(sorted(self._other_partitions, key=lambda message: message.timestamp_ms))
-                pending, self._pending, self._other_partitions = self._pending, {}, []
-                accepted = [each for each in pending.values() if self._accepts(each)]
-                self._report_refusals()
-                return tuple(sorted(accepted, key=lambda each: each.sequence))
+            unread = {partition: end for partition, end in ends.items() if self._next.get(partition, 0) < end}
+            if not polled.next_offsets or not unread:
+                return unread
+
+    def _take_pending(self) -> tuple[Announcement, ...]:
+        self._process(sorted(self._other_partitions, key=lambda message: message.timestamp_ms))
+        pending, self._pending, self._other_partitions = self._pending, {}, []
+        accepted = [each for each in pending.values() if self._accepts(each)]
+        self._report_refusals()
+        return tuple(sorted(accepted, key=lambda each: each.sequence))
 
     def _process(self, messages: Sequence[Message]) -> None:
         for message in messages:

@@ -177,7 +177,7 @@ class Controller:
         if not self._has_resumed:
             versions = self._registry.versions(VERSIONS_OF_HISTORY)
             self._canaries |= {each.version for each in versions if was_only_canary(each)}
-            self._recovery.resume(self._follower.poll(CONTROL_TIMEOUT_S))
+            self._recovery.resume(self._follower.poll_all(CONTROL_TIMEOUT_S))
             self._has_resumed = True
         for announcement in self._follower.poll(0.0):
             self._recovery.on_announcement(announcement)

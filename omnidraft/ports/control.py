@@ -96,6 +96,14 @@ class ControlFollower(Protocol):
             BusError: the log cannot be read; polling again may succeed, and nothing is lost.
         """
 
+    def poll_all(self, timeout_s: float) -> Sequence[Announcement]:
+        """As `poll`, for a start: nothing that the log holds by now is missing.
+
+        Raises:
+            BusError: the log cannot be read, or gave nothing for `timeout_s` before its end; then it may be repeated,
+                and nothing is lost.
+        """
+
 
 class ChampionStatements(Protocol):
     """The signed statements, kept in the registry beside each version, that the version is the champion. They bind a

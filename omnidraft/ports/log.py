@@ -162,7 +162,7 @@ class LogReader(Protocol):
 
 
 class RecordCipher(Protocol):
-    """Encrypts records outside the log, each with its tenant's key."""
+    """Encrypts records outside the log, each with its tenant's key; without a key store all have the master key."""
 
     def encrypt(self, tenant: str, plain: bytes) -> tuple[str, bytes]:
         """Return the id of the tenant's key and the record encrypted with it. Raises KeyStoreError."""

@@ -20,7 +20,7 @@ from omnidraft.distill.evaluation.agreement import share
 from omnidraft.distill.evaluation.paired_error import paired_standard_error
 from omnidraft.distill.ingest.topic_scan import RecentRecords
 from omnidraft.distill.training.learner import Learner
-from omnidraft.errors import BusError, ConfigError, SnapshotError
+from omnidraft.errors import BusError, ConfigError, SnapshotCorrupt, SnapshotError, SnapshotNotFound
 from omnidraft.ports import Announcer, Offsets, Registry, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
@@ -90,7 +90,7 @@ class SnapshotComparison:
         if serving is None:
             return  # there is nothing that another one could be better than
         for each in measurements:
-            self._registry.log_metrics(each.version, {"agreement_on_drift": each.agreement}, each.version)
+            self._log_agreement(each)
         best = max(measurements, key=lambda each: each.agreement)
         by_version = ", ".join(f"{each.version}: {each.agreement:.3f}" for each in measurements)
         reason = f"agreement on the {len(records)} newest records of {tenant}, by version: {by_version}"
@@ -99,16 +99,27 @@ class SnapshotComparison:
             self._announcer.publish("best", best.version, tenant=tenant, reason=reason, fence=fence)
 
     def _measure(self, version: SnapshotVersion, records: Sequence[TraceRecord]) -> _Measurement | None:
-        """Return None for a snapshot that does not fit the drafter, as its rank is another."""
-        folder = self._registry.fetch(version.version, self._folder)
+        """Return None for a snapshot that is damaged or gone, or does not fit the drafter, as its rank is another."""
         try:
-            with self._learner.serving(bundle.serving_tensors(folder) or self._base()):
-                return _Measurement(version.version, self._learner.hits(records))
-        except ConfigError as exc:
+            return _Measurement(version.version, self._hits(version.version, records))
+        except (ConfigError, SnapshotCorrupt, SnapshotNotFound) as exc:
             logger.warning("snapshot %d is not compared: %s", version.version, exc)
             return None
+
+    def _hits(self, version: int, records: Sequence[TraceRecord]) -> Sequence[np.ndarray]:
+        folder = self._registry.fetch(version, self._folder)
+        try:
+            with self._learner.serving(bundle.serving_tensors(folder) or self._base()):
+                return self._learner.hits(records)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _log_agreement(self, measured: _Measurement) -> None:
+        metrics = {"agreement_on_drift": measured.agreement}
+        try:
+            self._registry.log_metrics(measured.version, metrics, measured.version)
+        except SnapshotError as exc:  # a curve is not worth a recovery
+            logger.warning("the agreement of snapshot %d is in no curve: %s", measured.version, exc)
 
 
 def candidates(versions: Sequence[SnapshotVersion], firsts: Offsets) -> list[SnapshotVersion]:

@@ -4,9 +4,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Protocol, TypeVar
 
 from omnidraft.distill.ingest.trace_consumer import RecordAt, TraceConsumer
+from omnidraft.errors import BusError
 from omnidraft.ports import LogReader, Message, Offsets
 from omnidraft.traces.record import TraceRecord
 
@@ -30,8 +32,11 @@ class PollResult(Protocol):
 Poll = TypeVar("Poll", bound=PollResult)
 
 
-def polls_until(poll: Callable[[], Poll], ends: Offsets, *, idle_s: float = IDLE_S) -> Iterator[Poll]:
-    """Yield polls until every partition reached its end, which they may pass, or nothing came for `idle_s` seconds."""
+def polls_until(
+    poll: Callable[[], Poll], ends: Offsets, *, idle_s: float = IDLE_S, must_reach_ends: bool = False
+) -> Iterator[Poll]:
+    """Yield polls until every partition reached its end, which they may pass, or nothing came for `idle_s` seconds.
+    Raises BusError in the latter case with `must_reach_ends`."""
     waiting = {partition for partition, end in ends.items() if end > 0}
     last_message_s = time.monotonic()
     while waiting:
@@ -40,6 +45,8 @@ def polls_until(poll: Callable[[], Poll], ends: Offsets, *, idle_s: float = IDLE
             last_message_s = time.monotonic()
             yield polled
         elif time.monotonic() - last_message_s >= idle_s:
+            if must_reach_ends:
+                raise BusError(f"partitions {sorted(waiting)} gave nothing for {idle_s:.0f} s before their ends {ends}")
             return
         waiting -= {partition for partition, offset in polled.next_offsets.items() if offset >= ends.get(partition, 0)}
 
@@ -56,14 +63,21 @@ class RecentRecords:
     """The newest records in the log, read from its end, wherever the learner stands. Not thread-safe."""
 
     def __init__(
-        self, open_reader: Callable[[], LogReader], source_over: Callable[[LogReader], TraceConsumer], num_records: int
+        self,
+        open_reader: Callable[[], LogReader],
+        source_over: Callable[[LogReader], TraceConsumer],
+        num_records: int,
+        *,
+        idle_s: float = IDLE_S,
     ) -> None:
         """
         Args:
             open_reader: opens a reader of the trace topic, which is closed after each look.
             source_over: a consumer of the pair over a reader; it must not write dead letters, the learner does.
+            idle_s: seconds without a message, before the end of the log, after which a look fails.
         """
-        self._open_reader, self._source_over, self._num_records = open_reader, source_over, num_records
+        self._open_reader, self._source_over = open_reader, source_over
+        self._num_records, self._idle_s = num_records, idle_s
 
     def of(self, tenant: str) -> list[RecordAt]:
         """Return the tenant's newest records among the last LOOK_BACK messages, in offset order within each partition.
@@ -82,6 +96,8 @@ class RecentRecords:
             consumer = self._source_over(reader)
             ends = consumer.end_offsets()
             consumer.seek_back(num_messages)
-            polls = polls_until(lambda: consumer.poll(POLL_MESSAGES, POLL_TIMEOUT_S), ends, idle_s=POLL_TIMEOUT_S)
-            for polled in polls:
+            firsts = consumer.first_offsets()  # read last: what retention has deleted by now is not waited for
+            ends = {partition: end for partition, end in ends.items() if firsts.get(partition, 0) < end}
+            poll = partial(consumer.poll, POLL_MESSAGES, POLL_TIMEOUT_S)
+            for polled in polls_until(poll, ends, idle_s=self._idle_s, must_reach_ends=True):
                 yield from polled.records

@@ -430,6 +430,8 @@ class Telling:
         kind = self.kinds.get(self.num_polls)
         return [Announcement(self.num_polls, kind, tenant=self.tenant)] if kind else []
 
+    poll_all = poll
+
 
 def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_same(setting, tmp_path, pair) -> None:
     setting.emit(*names(12))

@@ -7,16 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from omnidraft.audit.run import DiscardingWriter
 from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.tenant_keys import TenantKeys
 from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.forgetting import MAX_NOTED, Forgetting, Retention
 from omnidraft.distill.ingest.batcher import Batcher
+from omnidraft.distill.ingest.topic_scan import RecentRecords
+from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.publisher import BATCHER, LEARNER
 from omnidraft.distill.resume_encryption import decrypt_records, encrypt_records
 from omnidraft.distill.resume_tensors import records_from_tensors, records_to_tensors, tensor_to_bytes
-from omnidraft.errors import ConfigError, KeyStoreError
+from omnidraft.errors import BusError, ConfigError, KeyStoreError
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.ports import Announcement
@@ -26,6 +29,7 @@ from omnidraft.snapshots.memory_part import MEMORY
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
 from tests.distiller_runs import Killed, Setting, learned, names, run_until_idle, until_idle
+from tests.silent_reader import SilentReader
 from tests.snapshot_folders import manifest
 from tests.trace_records import make_record
 
@@ -232,26 +236,53 @@ def test_a_new_learner_reads_nothing_of_a_tenant_forgotten_before(setting):
     assert setting.registry.resolve("1").manifest.forgets == ("order",)
 
 
-class LateFollower:
-    """Answers the first poll of a start only if it may wait, as Kafka does."""
-
-    def __init__(self, follower: LogControlFollower) -> None:
-        self._follower, self._is_awake = follower, False
-
-    def poll(self, timeout_s: float):
-        was_awake, self._is_awake = self._is_awake, True
-        return self._follower.poll(0.0) if was_awake or timeout_s >= 1 else ()
+def late_control(setting: Setting) -> TrainingControl:
+    """A control log with orders whose first poll brings nothing, as Kafka's while a partition has no leader."""
+    publish_announcement(MemoryWriter(setting.log, "control"), "restart", start="latest", restart_id="old")
+    forget(setting, "leaver", until_ms=NOW_MS)
+    kinds = ("forget", "rewind", "pause", "resume", "restart")
+    reader = SilentReader(setting.log, "control", range(1))
+    return TrainingControl(LogControlFollower(reader, CountingMetrics(), kinds=kinds))
 
 
 def test_orders_are_known_before_anything_is_read_although_the_control_log_answers_late(setting):
     emit_both(setting, 6)
-    publish_announcement(MemoryWriter(setting.log, "control"), "restart", start="latest", restart_id="old")
-    forget(setting, "leaver", until_ms=NOW_MS)
-    kinds = ("forget", "rewind", "pause", "resume", "restart")
-    follower = LogControlFollower(MemoryReader(setting.log, "control"), CountingMetrics(), kinds=kinds)
-    _, journal = run(setting, control=TrainingControl(LateFollower(follower)))
+    _, journal = run(setting, control=late_control(setting))
     assert learned(journal)  # the restart was meant for those who had learned something
     assert all(int(name[-3:]) >= 100 for name in learned(journal))
+
+
+def test_a_start_fails_while_the_control_log_is_silent_and_then_knows_every_order(setting):
+    publish_announcement(MemoryWriter(setting.log, "control"), "pause")
+    late = late_control(setting)
+    with pytest.raises(BusError, match="control log gave nothing"):
+        late.start(2.0)
+    late.start(2.0)
+    assert (late.is_paused, late.restart and late.restart.restart_id) == (True, "old")
+    assert [order.tenant for order in late.new_forgets()] == ["leaver"]
+
+
+def test_an_order_is_not_carried_out_while_the_trace_log_is_silent(setting):
+    """Else the cache would be rebuilt of the records that came by then."""
+    emit_both(setting, 6)
+    batcher = Batcher([0], records_per_step=2, held_out_every=0, held_out_records=0)
+    batcher.start_at({0: 12})
+    reader, learner = SilentReader(setting.log, "t", range(2)), setting.pair.learner()
+
+    def source_over(reader) -> TraceConsumer:
+        return TraceConsumer(reader, DiscardingWriter(), None, CountingMetrics(), topic="t")
+
+    before, new_cache = RecentRecords(lambda: reader, source_over, 16, idle_s=0).before, setting.pair.cache
+    forgetting = Forgetting(
+        Retention(), batcher, learner, CountingMetrics(), new_cache=new_cache, learned_records=before
+    )
+    cache, orders = learner.cache, [Announcement(0, "forget", tenant="leaver", until_ms=NOW_MS, forget_id="order")]
+    for _ in range(2):
+        with pytest.raises(BusError, match="gave nothing"):
+            forgetting.carry_out(orders)
+        assert (learner.cache is cache, forgetting.manifest_fields()) == (True, {"forgets": ()})
+    forgetting.carry_out(orders)
+    assert (learner.cache is cache, forgetting.manifest_fields()) == (False, {"forgets": ("order",)})
 
 
 def test_the_retention_reaches_held_out_records_and_the_replay_buffer(setting):

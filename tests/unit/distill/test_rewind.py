@@ -30,6 +30,8 @@ class Orders:
         given, self.order = ([self.order] if self.order else []), None
         return given
 
+    poll_all = poll
+
 
 def rewind(setting: Setting, refused: str = "latest", champion: str = "champion") -> TrainingControl:
     version = setting.registry.resolve(champion).version

@@ -2,12 +2,15 @@
 
 import pytest
 
+from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
+from omnidraft.bus.sqlite_trim import delete_before
 from omnidraft.errors import BusError
 from omnidraft.fleet import control_log
-from omnidraft.fleet.control_follower import LogControlFollower
+from omnidraft.fleet.control_follower import MAX_SILENCE_S, LogControlFollower
 from omnidraft.ports import Announcement, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from tests.silent_reader import SilentReader
 
 
 @pytest.fixture
@@ -122,6 +125,36 @@ def test_what_was_read_before_the_log_went_down_is_told_when_it_is_back(log, wri
     with pytest.raises(BusError):
         follower.poll(0)
     assert follower.poll(0) == (Announcement(2, "champion", 3),)
+
+
+def test_a_start_is_complete_at_the_end_of_the_log_and_not_at_the_first_silence(log, writer, metrics):
+    for version in range(1, 7):
+        control_log.publish_announcement(writer, "champion", version)
+    follower = LogControlFollower(SilentReader(log, "control", (1, 3)), metrics, kinds=("champion",))
+    for _ in range(2):
+        with pytest.raises(BusError, match="gave nothing for"):
+            follower.poll_all(MAX_SILENCE_S / 2 + 1)  # a message ends the silence
+        control_log.publish_announcement(writer, "champion", 7)
+    assert follower.poll_all(0) == (Announcement(7, "champion", 7),)
+
+
+def test_a_start_goes_on_without_messages_that_the_log_does_not_give_for_long(log, writer, metrics, caplog):
+    for version in range(1, 7):
+        control_log.publish_announcement(writer, "champion", version)
+    follower = LogControlFollower(SilentReader(log, "control", range(1, 99)), metrics, kinds=("champion",))
+    for _ in range(3):
+        with pytest.raises(BusError, match="gave nothing for"):
+            follower.poll_all(MAX_SILENCE_S / 4)
+    assert follower.poll_all(MAX_SILENCE_S / 4) == (Announcement(2, "champion", 3),)
+    assert "these messages count as unreadable" in caplog.text
+
+
+def test_a_start_waits_for_no_message_that_retention_deleted(tmp_path, metrics):
+    path = tmp_path / "log.db"
+    control_log.publish_announcement(SqliteWriter(path, "control"), "champion", 1)
+    delete_before(path, "control", {0: 1})
+    follower = LogControlFollower(SqliteReader(path, "control"), metrics, kinds=("champion",))
+    assert follower.poll_all(0) == ()
 
 
 def test_a_champion_after_a_canary_supersedes_it_and_drifts_of_tenants_hold_side_by_side(log, writer, metrics):

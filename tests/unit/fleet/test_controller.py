@@ -21,6 +21,7 @@ from omnidraft.registry.republish import republish
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
+from tests.silent_reader import SilentReader
 from tests.snapshot_folders import make_bundle, version_folder
 from tests.trace_records import make_record
 from tests.unit.fleet.served import serve
@@ -211,7 +212,7 @@ class Canaries(Fleet):
         kinds = ("champion", "canary", "drift", "drift_over")
         self.everything = LogControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=kinds)
 
-    def controller(self, writer=None):
+    def controller(self, writer=None, reader=None):
         settings = ControllerSettings(canary_share=0.1, canary_requests=20, confidence=0.95)
         announcer = control_log.LogAnnouncer(writer or self.writer, "big", "org/small")
         pair = {"target": "big", "drafter": "org/small"}
@@ -224,7 +225,9 @@ class Canaries(Fleet):
             target="big",
             traffic=RequestStatsReader(MemoryReader(self.log, "traces"), **pair),
             recovery=DriftRecovery(self.registry, announcer, watch, self.metrics, target="big"),
-            follower=LogControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=FOLLOWED_KINDS),
+            follower=LogControlFollower(
+                reader or MemoryReader(self.log, "control"), self.metrics, kinds=FOLLOWED_KINDS
+            ),
             clock=lambda: self.now,
         )
 
@@ -460,6 +463,19 @@ def test_a_drift_whose_beginning_is_long_past_is_over_for_a_controller_that_star
     drift_of(canaries, after, 2, is_good=0, number=20, first=1000)
     assert canaries.told() == [("champion", 2)]
     drift_of(canaries, after, 2, is_good=1, number=20, first=1020)
+    assert canaries.told() == [("drift_over", None)]
+
+
+def test_a_controller_that_starts_while_the_control_log_is_silent_reads_no_traffic_before_it_knows_the_open_drifts(
+    canaries,
+):
+    champion_two(canaries)
+    control_log.publish_announcement(canaries.writer, "drift", tenant="default", work="text", level=1.0)
+    after = canaries.controller(reader=SilentReader(canaries.log, "control", range(1)))
+    with pytest.raises(BusError, match="gave nothing"):
+        after.step()
+    canaries.told()
+    drift_of(canaries, after, 2, is_good=1, number=40)
     assert canaries.told() == [("drift_over", None)]
 
 

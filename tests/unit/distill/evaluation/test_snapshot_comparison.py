@@ -175,6 +175,27 @@ def test_a_registry_that_is_away_is_no_reason_to_stop_learning(setting: Setting,
     assert (setting.announcements.published, "were not compared" in caplog.text) == ([], True)
 
 
+def test_a_damaged_snapshot_is_left_out(setting: Setting, caplog) -> None:
+    setting.emit(TEXTS[0], 10, "t")
+    damaged = setting.publish("damaged", setting.base)
+    (version_folder(setting.folder / "registry", damaged) / "snapshot" / bundle.DRAFTER).write_bytes(b"damaged")
+    setting.earlier().compare("t")
+    ((kind, version, what),) = setting.announcements.published
+    assert (kind, version, f"{damaged}: " in what["reason"]) == ("best", 2, False)
+    assert f"snapshot {damaged} is not compared" in caplog.text
+
+
+def test_a_refused_curve_is_no_reason_to_announce_nothing(setting: Setting, monkeypatch, caplog) -> None:
+    def no_curves(*args) -> None:
+        raise RegistryError("the run is deleted")
+
+    monkeypatch.setattr(setting.registry, "log_metrics", no_curves)
+    setting.emit(TEXTS[0], 10, "t")
+    setting.earlier().compare("t")
+    assert [(kind, version) for kind, version, _ in setting.announcements.published] == [("best", 2)]
+    assert "the agreement of snapshot 2 is in no curve: the run is deleted" in caplog.text
+
+
 def test_few_snapshots_are_compared_and_those_with_a_part_to_play_among_them() -> None:
     aliases = {3: ("champion",), 2: ("previous",)}
     versions = [
@@ -196,4 +217,4 @@ def test_a_snapshot_without_weights_is_not_compared_and_a_champion_without_is_no
     assert (kind, version, "1: " in what["reason"]) == ("best", 2, False)
     shutil.rmtree(version_folder(setting.folder / "registry", 3) / "snapshot/serving")
     setting.earlier().compare("t")
-    assert "were not compared" in caplog.text
+    assert "snapshot 3 is not compared" in caplog.text

@@ -201,6 +201,8 @@ class Ordering:
     def poll(self, timeout_s: float) -> list[Announcement]:
         return [Announcement(0, "restart", start="latest", restart_id="one")]
 
+    poll_all = poll
+
 
 def test_a_restart_by_an_operator_ends_the_range(pair, tmp_path: Path) -> None:
     setting = Setting(pair, tmp_path)

@@ -1,8 +1,21 @@
 """A bounded read returns what the topic held when it began, and ends."""
 
-from omnidraft.distill.ingest.topic_scan import messages, polls_until
-from omnidraft.ports import Offsets, Outgoing
+from pathlib import Path
+
+import pytest
+
+from omnidraft.audit.run import DiscardingWriter
+from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
+from omnidraft.bus.sqlite_trim import delete_before
+from omnidraft.distill.ingest.topic_scan import RecentRecords, messages, polls_until
+from omnidraft.distill.ingest.trace_consumer import TraceConsumer
+from omnidraft.errors import BusError
+from omnidraft.ports import LogReader, Offsets, Outgoing
+from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from omnidraft.traces import codec
+from tests.silent_reader import SilentReader
+from tests.trace_records import make_record
 
 
 class GrowingReader(MemoryReader):
@@ -26,3 +39,32 @@ def test_polls_of_a_partition_that_is_added_are_yielded_too_and_do_not_end_the_o
     reader = make_reader()
     polls = polls_until(lambda: reader.poll(10, 0), reader.end_offsets(), idle_s=0)
     assert [message.value for polled in polls for message in polled.messages] == [b"added", b"known"]
+
+
+def recent_over(reader: LogReader) -> RecentRecords:
+    def source_over(reader: LogReader) -> TraceConsumer:
+        return TraceConsumer(reader, DiscardingWriter(), None, CountingMetrics(), topic="t")
+
+    return RecentRecords(lambda: reader, source_over, 8, idle_s=0)
+
+
+def outgoing(name: str) -> Outgoing:
+    record = make_record(name)
+    return Outgoing(codec.key(record), codec.encode(record), codec.headers(record))
+
+
+def test_a_look_at_the_newest_records_fails_while_the_log_is_silent_instead_of_returning_fewer() -> None:
+    log = MemoryLog()
+    MemoryWriter(log, "t").append([outgoing(name) for name in "abcde"])  # the memory log gives three messages a poll
+    recent = recent_over(SilentReader(log, "t", (0, 2, 3)))
+    for look in (lambda: recent.before({0: 5}), lambda: recent.before({0: 5}), lambda: recent.of("default")):
+        with pytest.raises(BusError, match="gave nothing"):
+            look()
+    assert [record.request_id for record in recent.before({0: 5})] == list("abcde")
+
+
+def test_what_retention_deleted_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    SqliteWriter(path, "t").append([outgoing(name) for name in "abc"])
+    delete_before(path, "t", {0: 3})
+    assert recent_over(SqliteReader(path, "t")).before({0: 3}) == []

@@ -19,6 +19,12 @@ def fleet_settings(folder: Path) -> config.Settings:
     return config.load(None, {}, **sections)
 
 
+def following(settings: config.Settings) -> config.Settings:
+    """Settings of a process without a drafter that follows the pair of these."""
+    models = settings.models.model_copy(update={"drafter": config.NO_DRAFTER, "memory_of": settings.models.drafter})
+    return settings.model_copy(update={"models": models})
+
+
 def publish_two(settings: config.Settings, folder: Path) -> None:
     """Version 1 is champion, version 2 a challenger that was refused; a tenant's traffic drifted and came back."""
     pair = {"target": settings.models.target, "drafter": settings.models.drafter}

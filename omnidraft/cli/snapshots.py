@@ -151,7 +151,7 @@ def _promote(name: str, settings: "config.Settings") -> None:
     from omnidraft.fleet import orders
 
     models, registry, open_control = settings.models, _registry(settings), partial(wiring.control_writer, settings)
-    chosen = orders.promote(registry, open_control, name, target=models.target, drafter=models.drafter)
+    chosen = orders.promote(registry, open_control, name, target=models.target, drafter=models.followed_drafter)
     print(f"champion is version {chosen.version}")
 
 

@@ -96,6 +96,10 @@ class Decoder:
         pass_s = self._pass_s(mode)
         return None if pass_s is None else pass_s(num_running) / num_running
 
+    def scoring_rows(self, mode: Mode) -> int:
+        """Return the number of prompt ids that a pass scores before the next round."""
+        return self.scheduler.scoring_rows(mode, self._pass_s(mode))
+
     def with_target(self, target: Target, *, max_num_seqs: int = 1) -> "Decoder":
         """Return the same decoder over another view of its target, whose passes do not update the measured costs."""
         other = copy.copy(self)
@@ -210,7 +214,7 @@ class Decoder:
                     result.errors[sequence] = exc
         steps = self._draw_all(drafts, result)
         errors = {**dict(scheduled.failed), **result.errors}
-        self._update_costs(scheduled, drafts, result.seconds)
+        self._update_costs(scheduled, drafts, result)
         outputs = [SequenceOutput(sequence, error=error) for sequence, error in errors.items()]
         round_s = time.perf_counter() - started_s
         outputs += _with_timings(steps, scheduled.num_other_rows, result.seconds, round_s)
@@ -243,11 +247,14 @@ class Decoder:
         return outputs
 
     def _update_costs(
-        self, scheduled: ScheduledRound, drafts: Sequence[tuple[SequenceState, DraftTree]], seconds: float
+        self, scheduled: ScheduledRound, drafts: Sequence[tuple[SequenceState, DraftTree]], result: PassResult
     ) -> None:
-        """Add the duration of the pass, if it computed trees and nothing else."""
-        if self.costs is not None and drafts and not scheduled.num_other_rows:
-            self.costs.update_pass(drafts[0][0].request.mode, sum(len(tree) for _, tree in drafts), seconds)
+        """Add the duration of the pass, if it computed trees and nothing else, as the passes of one cost curve do."""
+        if self.costs is None or result.has_failed or scheduled.num_other_rows:
+            return
+        curves = {self.target.limits(sequence.request.mode) for sequence, _ in drafts}
+        if len(curves) == 1:
+            self.costs.update_pass(drafts[0][0].request.mode, sum(len(tree) for _, tree in drafts), result.seconds)
 
     def _pass_s(self, mode: Mode) -> Callable[[int], float] | None:
         return None if self.costs is None else self.costs.measured(mode)

@@ -182,11 +182,10 @@ class Engine:
         RequestError."""
         assert request.num_prompt_log_probs is not None
         decode_request = self.decode_request(request)
-        num, mode = request.num_prompt_log_probs, decode_request.mode
         try:
-            yield from score_prompt(self.decoder.target, decode_request.prompt_ids, num, mode)
+            yield from score_prompt(self.decoder, decode_request, request.num_prompt_log_probs)
         except ModeRefused as exc:
-            raise text_error(exc, mode, self._decode.mode) from None
+            raise text_error(exc, decode_request.mode, self._decode.mode) from None
 
     def _observed_steps(
         self, request: GenerationRequest, decode_request: Request, snapshot: LoadedSnapshot

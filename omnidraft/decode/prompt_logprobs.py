@@ -3,13 +3,14 @@
 Shapes: N rows of a pass, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
-from omnidraft.config import Mode
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.logprobs import client_logprobs
 from omnidraft.decode.teacher_forcing import ForcedPass, forced_passes
-from omnidraft.ports import Target
+from omnidraft.ports import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +25,15 @@ class PromptToken:
     """The most probable tokens in its place with their log-probabilities, most probable first."""
 
 
-def score_prompt(target: Target, prompt_ids: Sequence[int], num: int, mode: Mode) -> Iterator[list[PromptToken]]:
-    """Yield the tokens after the first, pass by pass; `num` of the likeliest with each.
+def score_prompt(decoder: Decoder, request: Request, num: int) -> Iterator[list[PromptToken]]:
+    """Yield the tokens of the request's prompt after the first, pass by pass; `num` of the likeliest with each.
 
     Raises:
         RequestError: the target cannot take the prompt.
     """
-    if len(prompt_ids) > 1:
-        for each in forced_passes(target, prompt_ids[:1], prompt_ids[1:], mode):
+    first, others, mode = request.prompt_ids[:1], request.prompt_ids[1:], request.mode
+    if others:
+        for each in forced_passes(decoder.target, first, others, mode, partial(decoder.scoring_rows, mode)):
             yield list(_scored(each, num))
 
 

@@ -28,6 +28,8 @@ class PassResult:
     logits: dict[SequenceState, torch.Tensor] = field(default_factory=dict)
     errors: dict[SequenceState, Exception] = field(default_factory=dict)
     seconds: float = 0.0
+    has_failed: bool = False
+    """Whether the pass raised: `seconds` holds the failed attempt too, and the passes over each sequence alone."""
 
 
 def run_pass(
@@ -43,6 +45,7 @@ def run_pass(
     try:
         _forward(target, trees, prompts, result)
     except Exception as exc:  # found out below whose it is
+        result.has_failed = True
         clear_frames(exc.__traceback__)  # they hold the tensors of the pass, whose memory the next one needs
         if len(sequences) == 1:
             result.errors[sequences[0]] = exc

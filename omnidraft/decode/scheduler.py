@@ -11,18 +11,13 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from omnidraft.config import SchedulerSettings
+from omnidraft.decode.prefill_chunk import PassSeconds, chunk_beside, chunk_between
 from omnidraft.decode.prefix_cache import PrefixCache
 from omnidraft.decode.sequence import SequenceState
-from omnidraft.ports import Mode, Target
+from omnidraft.ports import Mode, Target, TreeLimits
 
-_MIN_CHUNK = 8
-"""Prompt ids that a round reads at least, so that a prompt is read in the end."""
-_UNMEASURED_CHUNK = 16
 _MIN_REUSED = 16
 """Common ids that are worth waiting for until another sequence has read them."""
-
-PassSeconds = Callable[[int], float]
-"""The seconds of a pass by its number of rows."""
 
 
 @dataclass(slots=True)
@@ -116,11 +111,22 @@ class Scheduler:
         self._preempt_for_fairness()
         self._admit(scheduled)
         self._preempt_for_memory()
-        scheduled.running = [each for each in self._admitted if not each.num_unread and not each.num_unreplayed]
-        rows = self._chunk(scheduled.running, pass_s_of)
+        scheduled.running = self._running
+        pass_s = pass_s_of(scheduled.running[0].request.mode) if scheduled.running else None
+        rows = chunk_beside(len(scheduled.running), self._target.max_rows, pass_s, self._settings.max_prefill_s)
         for sequence, num_ids in self._shares(rows).items():
             (scheduled.replays if sequence.num_unreplayed else scheduled.prompts).append((sequence, num_ids))
         return scheduled
+
+    def scoring_rows(self, mode: Mode, pass_s: PassSeconds | None) -> int:
+        """Return the number of prompt ids that a pass scores before the next round; `pass_s` as for chunks."""
+        longest = self._target.limits(mode).longest_chain
+        return chunk_between(longest, pass_s, self._settings.max_prefill_s) if self._running else longest
+
+    @property
+    def _running(self) -> list[SequenceState]:
+        """The admitted sequences whose next tokens are drawn."""
+        return [each for each in self._admitted if not each.num_unread and not each.num_unreplayed]
 
     def _shares(self, num_rows: int) -> dict[SequenceState, int]:
         """Return how many ids each sequence reads or replays: every client has an equal share of the rows for its first
@@ -139,7 +145,7 @@ class Scheduler:
         return {each: num for each, num in shares.items() if num}
 
     def _num_wanted(self, sequence: SequenceState) -> int:
-        return min(sequence.num_unreplayed, self._longest_chain(sequence)) or sequence.num_unread
+        return min(sequence.num_unreplayed, self._limits(sequence).longest_chain) or sequence.num_unread
 
     def _admit(self, scheduled: ScheduledRound) -> None:
         """Admit the first sequence of the client with the fewest admitted ones, again and again. One that waits for a
@@ -265,23 +271,10 @@ class Scheduler:
         it holds no memory for ids to come."""
         request, num_ids = sequence.request, len(sequence.ids)
         max_ids = num_ids if is_idle and request.mode == "fast" else len(request.prompt_ids) + request.max_new_tokens
-        return self._target.kv_bytes(num_ids + self._longest_chain(sequence), max_ids, request.mode)
+        return self._target.kv_bytes(num_ids + self._limits(sequence).longest_chain, max_ids, request.mode)
 
-    def _longest_chain(self, sequence: SequenceState) -> int:
-        limits = self._target.limits(sequence.request.mode)
-        return 1 + min(limits.num_nodes, limits.depth or limits.num_nodes)
-
-    def _chunk(self, running: list[SequenceState], pass_s_of: Callable[[Mode], PassSeconds | None]) -> int:
-        """Return the number of prompt ids that this round may read."""
-        num_running = len(running)
-        free = self._target.max_rows - num_running
-        if not running or free <= _MIN_CHUNK:
-            return max(free, _MIN_CHUNK)
-        pass_s = pass_s_of(running[0].request.mode)
-        if pass_s is None:
-            return min(free, _UNMEASURED_CHUNK)
-        longest_s = pass_s(num_running) + self._settings.max_prefill_s
-        return next((num for num in range(free, _MIN_CHUNK, -1) if pass_s(num_running + num) <= longest_s), _MIN_CHUNK)
+    def _limits(self, sequence: SequenceState) -> TreeLimits:
+        return self._target.limits(sequence.request.mode)
 
 
 def _clients(sequences: Sequence[SequenceState]) -> list[str]:

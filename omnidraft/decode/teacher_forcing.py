@@ -4,7 +4,7 @@ Shapes: E ids of the given answer, N nodes of a pass, V vocabulary.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,25 +26,34 @@ class ForcedPass:
     target_s: float
 
 
-def forced_passes(target: Target, prompt_ids: Sequence[int], ids: Sequence[int], mode: Mode) -> Iterator[ForcedPass]:
-    """Yield passes that read these ids after a prompt, as many in each as a tree has room for.
+def forced_passes(
+    target: Target,
+    prompt_ids: Sequence[int],
+    ids: Sequence[int],
+    mode: Mode,
+    num_rows: Callable[[], int] | None = None,
+) -> Iterator[ForcedPass]:
+    """Yield passes that read these ids after a prompt.
+
+    Args:
+        num_rows: returns how many ids the next pass reads at most; None reads as many as a tree has room for.
 
     Raises:
         RequestError: the target cannot take the prompt with the ids.
     """
-    limits = target.limits(mode)
-    rows = 1 + min(limits.num_nodes, limits.depth or limits.num_nodes)
+    longest = target.limits(mode).longest_chain
     session = target.open(prompt_ids, len(ids), mode)
-    root = prompt_ids[-1]
+    root, num_read = prompt_ids[-1], 0
     try:
-        for start in range(0, len(ids), rows):
-            forced = tuple(ids[start : start + rows])
+        while num_read < len(ids):
+            forced = tuple(ids[num_read : num_read + (num_rows() if num_rows else longest)])
+            num_read += len(forced)
             inside = forced[:-1]
             started = time.perf_counter()
             chain = DraftTree.chain(root, inside, [Source.LOOKUP] * len(inside), [0.0] * len(inside))
             logits_NV = session.score(chain)
             target_s = time.perf_counter() - started
-            if start + rows < len(ids):
+            if num_read < len(ids):
                 session.keep(range(len(chain)))
             yield ForcedPass(root, forced, logits_NV, target_s)
             root = forced[-1]

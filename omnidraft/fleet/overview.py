@@ -207,7 +207,7 @@ def _control_states(
 ) -> dict[str, ControlState]:
     """Return the control state of every target."""
     timeout_s = POLL_S if any(reader.end_offsets().values()) else 0.0
-    drafter = settings.models.drafter
+    drafter = settings.models.followed_drafter
     return {
         target: read_control_state(
             reader,

@@ -47,6 +47,6 @@ def _carry_out(order: FleetOrder, settings: Settings) -> None:
                 publish_announcement(control, order.kind, target=order.target)
         case "promote" | "rollback":
             name = "previous" if order.version is None else str(order.version)
-            registry, drafter = wiring.existing_registry(settings), settings.models.drafter
+            registry, drafter = wiring.existing_registry(settings), settings.models.followed_drafter
             open_control = partial(wiring.control_writer, settings)
             orders.promote(registry, open_control, name, target=order.target, drafter=drafter)

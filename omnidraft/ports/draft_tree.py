@@ -112,3 +112,8 @@ class TreeLimits:
     """The maximal number of leaves; 1 takes chains only, None any number."""
     depth: int | None = None
     """The maximal number of nodes on a path from the root; None takes any."""
+
+    @property
+    def longest_chain(self) -> int:
+        """The maximal number of ids on a path, the root counted."""
+        return 1 + min(self.num_nodes, self.depth or self.num_nodes)

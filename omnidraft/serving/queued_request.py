@@ -33,13 +33,15 @@ class QueuedRequest:
         *,
         client: str = "default",
         cache_scope: str | None = None,
+        note: Callable[[], None] = lambda: None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
             client: the fair queue charges the decoding time to it.
             cache_scope: requests of one scope may reuse each other's keys; None reuses nothing.
-            wake: the decoding thread calls it whenever there is something to read; it must return at once.
+            note: the decoding thread calls it before each result can be read; it must return at once, like `wake`.
+            wake: the decoding thread calls it whenever there is something to read.
         """
         self.engine = engine
         self.texts = tuple(QueuedText(request) for request in requests)
@@ -47,7 +49,7 @@ class QueuedRequest:
         self.cache_scope = cache_scope
         self.is_abandoned = False
         """The client went away: decoding ends at its next step."""
-        self._wake = wake
+        self._note, self._wake = note, wake
         self._results: queue.SimpleQueue[tuple[int, Step] | Exception | None] = queue.SimpleQueue()
 
     @property
@@ -78,6 +80,7 @@ class QueuedRequest:
 
     def put(self, result: tuple[int, Step] | Exception | None) -> None:
         """Hand over the next step with the index of its text; an exception or None ends the request."""
+        self._note()
         self._results.put(result)
         self._wake()
 

@@ -8,13 +8,14 @@ from functools import partial
 from typing import Protocol
 
 from fastapi import Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 
 from omnidraft.config import WorkerSettings
 from omnidraft.errors import RequestError
 from omnidraft.serving import auth
 from omnidraft.serving.answer import Answer, Body, ServedModel
 from omnidraft.serving.error_handlers import REQUEST_ID, REQUEST_ID_HEADERS, ModelNotServed
+from omnidraft.serving.event_stream import EventStream
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.response_formats import ChoicePart
@@ -58,7 +59,7 @@ class Responder:
         """
         model = self.model(body.model)
         ready = asyncio.Event()
-        queued = self._requests.submit(await self.queued_request(request, body, model, waker(ready)))
+        queued = self._requests.submit(await self.queued_request(request, body, model, wake=waker(ready)))
         disconnect = asyncio.create_task(self._abandon_on_disconnect(request, queued))
         answer = Answer(queued, model, body, int(time.time()))
         writer, parts = writer_of(answer), answer.parts(ready)
@@ -74,9 +75,8 @@ class Responder:
             first = await anext(parts)  # so that a bad request is still a 4xx
         finally:
             disconnect.cancel()
-        stream = self._stream(queued, writer, first, parts)
         headers["Cache-Control"] = "no-store"
-        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+        return EventStream(_events(writer, first, parts), headers, self._requests, queued)
 
     def model(self, name: str | None) -> ServedModel:
         """Return the served model of this name, the first for None. Raises ModelNotServed."""
@@ -96,7 +96,13 @@ class Responder:
         return self._tenants.tenant_of(auth.authenticated_client(request), body.user)
 
     async def queued_request(
-        self, request: Request, body: Body, model: ServedModel, wake: Callable[[], None]
+        self,
+        request: Request,
+        body: Body,
+        model: ServedModel,
+        *,
+        wake: Callable[[], None],
+        note: Callable[[], None] = lambda: None,
     ) -> QueuedRequest:
         """Return the body as a request for the queue, in the name of its client and tenant. Raises RequestError."""
         self._require_few_choices(body)
@@ -108,7 +114,7 @@ class Responder:
         sampling = (await self._grammars.prepare(client, model.engine, first)).sampling
         traceparent = valid_traceparent(request.headers.get("traceparent"))
         generations = [replace(each, sampling=sampling, traceparent=traceparent) for each in (first, *others)]
-        return QueuedRequest(model.engine, generations, client=client, cache_scope=scope, wake=wake)
+        return QueuedRequest(model.engine, generations, client=client, cache_scope=scope, note=note, wake=wake)
 
     def _require_few_choices(self, body: Body) -> None:
         """Raises RequestError for more texts than a request may ask for."""
@@ -124,20 +130,17 @@ class Responder:
             pass
         self._requests.abandon(queued)
 
-    async def _stream(
-        self, queued: QueuedRequest, writer: ResponseWriter, first: ChoicePart, parts: AsyncIterator[ChoicePart]
-    ) -> AsyncIterator[bytes]:
-        """Yield the events of a stream. Closing it early, because the client went away, abandons the request."""
-        try:
-            yield writer.events(first)
-            async for part in parts:
-                yield writer.events(part)
-            last = writer.last_events()
-        except Exception as exc:  # the status line is out: all that is left is to say it in the stream
-            last = writer.error_events(exc)
-        finally:
-            self._requests.abandon(queued)
-        yield last
+
+async def _events(writer: ResponseWriter, first: ChoicePart, parts: AsyncIterator[ChoicePart]) -> AsyncIterator[bytes]:
+    """Yield the events of a stream."""
+    try:
+        yield writer.events(first)
+        async for part in parts:
+            yield writer.events(part)
+        last = writer.last_events()
+    except Exception as exc:  # the status line is out: all that is left is to say it in the stream
+        last = writer.error_events(exc)
+    yield last
 
 
 def waker(ready: asyncio.Event) -> Callable[[], None]:

@@ -35,7 +35,7 @@ def announcer(settings: Settings) -> Announcer:
     """Return the announcer of `models.target` and its drafter. Raises BusError."""
     from omnidraft.fleet.control_log import LogAnnouncer
 
-    return LogAnnouncer(control_writer(settings), settings.models.target, settings.models.drafter)
+    return LogAnnouncer(control_writer(settings), settings.models.target, settings.models.followed_drafter)
 
 
 def control_follower(
@@ -92,7 +92,7 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
         metrics,
         target=models.target,
         traffic=RequestStatsReader(
-            log_reader(settings, settings.log.traces_topic), target=models.target, drafter=models.drafter
+            log_reader(settings, settings.log.traces_topic), target=models.target, drafter=models.followed_drafter
         ),
         recovery=recovery if settings.drift.enabled else None,
         follower=control_follower(settings, metrics, FOLLOWED_KINDS),

@@ -145,7 +145,7 @@ def _kept_curve(
 def measure_passes(target: Target, mode: Mode, all_rows: Sequence[int], *, num_context: int) -> dict[int, float]:
     """Time passes over chains of several lengths; over one length where passes are padded to one width."""
     sizes = _sizes(target, mode, all_rows)
-    num_ids = _longest(target, mode) + _REPEATS * len(sizes)
+    num_ids = target.limits(mode).longest_chain + _REPEATS * len(sizes)
     session = target.open([0] * max(min(num_context, target.context_limit - num_ids), 1), num_ids, mode)
     try:
         return {rows: _fastest_s(partial(_pass_s, session, rows)) for rows in sizes}
@@ -153,16 +153,11 @@ def measure_passes(target: Target, mode: Mode, all_rows: Sequence[int], *, num_c
         session.close()
 
 
-def _longest(target: Target, mode: Mode) -> int:
-    """Return the rows of the longest chain of a mode."""
-    limits = target.limits(mode)
-    return 1 + min(limits.num_nodes, limits.depth or limits.num_nodes)
-
-
 def _sizes(target: Target, mode: Mode, all_rows: Sequence[int]) -> list[int]:
     """Return which of these numbers of rows a mode's passes can have; one where they are padded to it."""
-    longest, is_padded = _longest(target, mode), mode == "reproducible" and target.limits(mode).num_chains is not None
-    return [longest] if is_padded else [rows for rows in all_rows if rows <= longest]
+    limits = target.limits(mode)
+    is_padded = mode == "reproducible" and limits.num_chains is not None
+    return [limits.longest_chain] if is_padded else [rows for rows in all_rows if rows <= limits.longest_chain]
 
 
 def measure_steps(

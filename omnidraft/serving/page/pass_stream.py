@@ -7,14 +7,15 @@ without drafting, and compares the two texts.
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from fastapi import FastAPI, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 
 from omnidraft.errors import RequestError
 from omnidraft.serving.answer import steps_of
 from omnidraft.serving.error_handlers import stream_error
+from omnidraft.serving.event_stream import EventStream
 from omnidraft.serving.page.files import add_files
 from omnidraft.serving.page.pass_events import Event, PassEvents
 from omnidraft.serving.queued_request import QueuedRequest
@@ -40,15 +41,14 @@ class StepClock:
     """Notes in the decoding thread when each step came, and whether others shared the target with it: not how many,
     which would tell a tenant the others' traffic."""
 
-    def __init__(self, requests: RequestQueue, wake: Callable[[], None]) -> None:
-        self._requests, self._wake = requests, wake
+    def __init__(self, requests: RequestQueue) -> None:
+        self._requests = requests
         self._started_s = time.perf_counter()
         self._notes: deque[tuple[float, bool]] = deque()
 
-    def wake(self) -> None:
-        """Note one result of the request, and wake its reader."""
+    def note(self) -> None:
+        """Note one result of the request, before it can be read."""
         self._notes.append((time.perf_counter() - self._started_s, self._requests.num_texts > 1))
-        self._wake()
 
     def next(self) -> Event:
         """Return the notes about the next result."""
@@ -71,25 +71,24 @@ class PassWatcher:
         if body.num_choices > 1:
             raise RequestError("n: one text at a time is watched")
         model, ready = self._responder.model(body.model), asyncio.Event()
-        clock = StepClock(self._requests, waker(ready))
-        queued = self._requests.submit(await self._responder.queued_request(request, body, model, clock.wake))
-        stream = self._stream(queued, model, ready, clock)
-        return StreamingResponse(stream, media_type="text/event-stream", headers=EVENT_HEADERS)
+        clock, wake = StepClock(self._requests), waker(ready)
+        queued = await self._responder.queued_request(request, body, model, note=clock.note, wake=wake)
+        self._requests.submit(queued)
+        return EventStream(_events(queued, model, ready, clock), EVENT_HEADERS, self._requests, queued)
 
-    async def _stream(
-        self, queued: QueuedRequest, model: ServedModel, ready: asyncio.Event, clock: StepClock
-    ) -> AsyncIterator[bytes]:
-        """Yield the events. Closing it early, because the reader went away, abandons the request."""
-        events = PassEvents(model.engine.pair)
-        try:
-            yield event("queued", {"target": model.name, "drafter": model.engine.pair.drafter})
-            async for _, step in steps_of(queued, ready):
-                yield event("pass", events.of_pass(step) | clock.next())
-            yield event("end", events.of_end() | _summary(queued))
-        except Exception as exc:  # the status line is out: all that is left is to say it in the stream
-            yield event("error", stream_error(exc))
-        finally:
-            self._requests.abandon(queued)
+
+async def _events(
+    queued: QueuedRequest, model: ServedModel, ready: asyncio.Event, clock: StepClock
+) -> AsyncIterator[bytes]:
+    """Yield the events of a stream."""
+    events = PassEvents(model.engine.pair)
+    try:
+        yield event("queued", {"target": model.name, "drafter": model.engine.pair.drafter})
+        async for _, step in steps_of(queued, ready):
+            yield event("pass", events.of_pass(step) | clock.next())
+        yield event("end", events.of_end() | _summary(queued))
+    except Exception as exc:  # the status line is out: all that is left is to say it in the stream
+        yield event("error", stream_error(exc))
 
 
 def _summary(queued: QueuedRequest) -> Event:

@@ -10,6 +10,7 @@ from omnidraft import config, wiring
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.wiring.controller import control_follower
 from tests.cli_runs import run_cli
 from tests.snapshot_folders import make_bundle
 
@@ -85,6 +86,17 @@ def test_a_champion_is_named_while_the_log_is_away(command: Run, environ: dict[s
     assert done.returncode == 2
     assert "version 1 is the champion, but it cannot be announced: " in done.stderr
     assert registry.resolve("champion").version == 1
+
+
+def test_a_champion_is_named_to_the_pair_that_is_followed_without_its_drafter(
+    command: Run, environ: dict[str, str], tmp_path: Path
+) -> None:
+    environ |= {"OMNIDRAFT_MODELS__DRAFTER": "none", "OMNIDRAFT_MODELS__MEMORY_OF": "org/small"}
+    settings = config.load(None, environ)
+    wiring.registry(settings).publish(make_bundle(tmp_path, target="big", drafter="org/small"), None)
+    assert command("snapshots", "promote", "1").returncode == 0
+    (champion,) = control_follower(settings, CountingMetrics(), ("champion",)).poll(0)
+    assert (champion.version, champion.drafter) == (1, "org/small")
 
 
 def test_learning_restarts_from_a_version_of_the_target_that_is_named(

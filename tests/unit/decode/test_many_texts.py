@@ -1,6 +1,7 @@
 """Many texts in one target: each is the text that it is alone, whatever is beside it, reused, chunked or preempted."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from weakref import ref
 
@@ -10,10 +11,12 @@ from hypothesis import strategies as st
 
 from omnidraft.config import SchedulerSettings
 from omnidraft.decode.decoder import Decoder
+from omnidraft.decode.policy.cost_model import CostCurve, MeasuredCosts
 from omnidraft.decode.prefix_cache import PrefixCache
+from omnidraft.decode.prompt_logprobs import score_prompt
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.errors import ContractError, RequestError
-from omnidraft.ports import Mode, Request, Sampling
+from omnidraft.ports import Mode, Request, Sampling, TreeLimits
 from omnidraft.testing.toy_models import ToyTarget
 from tests.unit.decode.toys import (
     PROMPT,
@@ -127,6 +130,43 @@ def test_a_prompt_is_read_in_chunks_beside_running_texts():
         sizes.append(long.session.num_kept - before)
     assert max(sizes) <= 16
     assert emitted_meanwhile == len(sizes) > 5
+
+
+class Curve(MeasuredCosts):
+    """Known from the start, whatever passes take here."""
+
+    def __init__(self, seconds_by_rows: dict[int, float]) -> None:
+        self.curve = CostCurve(seconds_by_rows)
+
+    def measured(self, mode):
+        return self.curve
+
+    def update_pass(self, mode, rows, seconds):
+        """The curve stays."""
+
+
+@pytest.mark.parametrize(
+    ("seconds_by_rows", "beside"),
+    [({1: 0.1, 5: 0.3, 65: 3.3}, 4), ({1: 0.4, 64: 0.8}, 1), ({64: 0.8}, 65), (None, 16)],
+    ids=["slow", "too slow for one", "padded", "unmeasured"],
+)
+def test_a_prompt_is_scored_in_passes_that_running_texts_may_wait_for(seconds_by_rows, beside):
+    costs = None if seconds_by_rows is None else Curve(seconds_by_rows)
+    scoring = Decoder(ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary, costs=costs)
+    request = replace(make_request(num_draft_tokens=0), prompt_ids=PROMPT * 60)
+    num_scored = len(request.prompt_ids) - 1
+    alone = [len(each) for each in score_prompt(scoring, request, 0)]
+    assert alone == [65, 65, 65, 65, num_scored - 4 * 65]
+    scoring.add(make_request(num_draft_tokens=0), None)
+    waiting = score_prompt(scoring, request, 0)
+    sizes = [len(next(waiting))]  # nothing runs yet
+    scoring.step()
+    scoring.step()
+    sizes += [len(next(waiting)) for _ in range(2)]
+    assert sizes == [65, beside, beside]
+    finish(scoring)
+    assert len(next(waiting)) == 65
+    assert sum(map(len, waiting)) == num_scored - 2 * (65 + beside)
 
 
 def test_keys_are_reused_within_a_scope_only():
@@ -291,6 +331,48 @@ def test_a_target_that_cannot_compute_several_texts_is_told_once(
     found = finish(together)
     assert [found[each] for each in texts] == [slow_decode(TABLE, each.request) for each in texts]
     assert caplog.text.count("one by one, as the target cannot compute several in a pass: ContractError") == 1
+
+
+class Padded(ToyTarget):
+    """The passes of the modes differ."""
+
+    def limits(self, mode: Mode) -> TreeLimits:
+        return TreeLimits(7) if mode == "reproducible" else super().limits(mode)
+
+
+def costs_around(target: ToyTarget, modes: Sequence[Mode]) -> tuple[list[float], list[float]]:
+    """What a row costs in either mode, before and after texts of these modes were decoded together."""
+    costs = MeasuredCosts(target)
+    curves = [costs.passes("fast"), costs.passes("reproducible")]
+    together = Decoder(target, TARGET_TOKENIZER.vocabulary, costs=costs)
+    before = [curve(1) for curve in curves]
+    for mode in modes:
+        together.add(make_request(mode=mode, num_draft_tokens=0), None)
+    finish(together)
+    return before, [curve(1) for curve in curves]
+
+
+def test_a_pass_over_texts_of_both_modes_is_on_no_cost_curve() -> None:
+    before, after = costs_around(Padded(TABLE), ["fast", "reproducible"])
+    assert after == before
+    before, after = costs_around(Padded(TABLE), ["fast", "fast"])
+    assert after[0] != before[0]
+    assert after[1] == before[1]
+
+
+def test_passes_over_each_text_alone_after_one_that_failed_are_on_no_cost_curve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forward = ToyTarget.forward
+
+    def only_one(target, trees, prompts=()):
+        if len(trees) + len(prompts) > 1:
+            raise ContractError("the keys of one text, not those of several")
+        return forward(target, trees, prompts)
+
+    monkeypatch.setattr(ToyTarget, "forward", only_one)
+    before, after = costs_around(Padded(TABLE), ["fast", "fast"])
+    assert after == before
 
 
 class Activations:

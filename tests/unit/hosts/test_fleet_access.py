@@ -9,7 +9,9 @@ from omnidraft.errors import RequestError
 from omnidraft.hosts.fleet_access import SettingsFleet
 from omnidraft.serving.page.fleet_stream import FleetOrder
 from omnidraft.snapshots import keys
-from tests.page_fleet import fleet_settings, publish_two
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.wiring.controller import control_follower
+from tests.page_fleet import fleet_settings, following, publish_two
 
 
 @pytest.fixture
@@ -46,6 +48,16 @@ def test_promoting_and_rolling_back_move_the_champion(fleet: SettingsFleet) -> N
     assert aliases(fleet) == {1: ("previous",), 2: ("champion",)}
     fleet.obey(order("rollback"))
     assert "champion" in aliases(fleet)[1]
+
+
+def test_an_operator_without_a_drafter_sees_and_orders_the_pair_that_is_followed(
+    fleet: SettingsFleet, settings: config.Settings
+) -> None:
+    without = following(settings)
+    assert SettingsFleet(without).read()["targets"] == fleet.read()["targets"]
+    SettingsFleet(without).obey(order("promote", version=2))
+    (champion,) = control_follower(without, CountingMetrics(), ("champion",)).poll(0)
+    assert (champion.version, champion.drafter) == (2, settings.models.drafter)
 
 
 def test_learning_is_paused_and_resumed(fleet: SettingsFleet) -> None:

@@ -1,6 +1,7 @@
 """The page's stream tells every pass as it was, and its files come from here and run nothing else."""
 
 import re
+import threading
 import time
 
 import httpx
@@ -12,10 +13,13 @@ from hypothesis import strategies as st
 
 from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.ports import DraftTree, Step, Timings
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.page.files import FILES_PATH, FOLDER
 from omnidraft.serving.page.pass_events import PassEvents
+from omnidraft.serving.page.pass_stream import StepClock
+from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.page_recordings import LANES, PASSES, body, end, passes, told
@@ -117,6 +121,36 @@ def test_a_reader_that_goes_away_ends_its_text(url: str, metrics: CountingMetric
     while not metrics.value("omnidraft_requests_total") and time.monotonic() < deadline:
         time.sleep(0.005)
     assert metrics.value("omnidraft_requests_total", status="abandoned") == 1
+
+
+class SlowCount(RequestQueue):
+    """Counts its texts for as long as the gate is closed, from the second time on."""
+
+    def __init__(self) -> None:
+        self.num_counts = 0
+        self.is_reached, self.gate = threading.Event(), threading.Event()
+
+    @property
+    def num_texts(self) -> int:
+        self.num_counts += 1
+        if self.num_counts > 1:
+            self.is_reached.set()
+            assert self.gate.wait(PATIENCE_S)
+        return 1
+
+
+def test_a_pass_that_can_be_read_has_its_time_although_the_decoding_thread_is_still_at_it(engine: Engine) -> None:
+    requests, step = SlowCount(), Step(DraftTree.empty(0), (1,), (), "", None, Timings(), None)
+    clock = StepClock(requests)
+    queued = QueuedRequest(engine, [GenerationRequest(prompt=QUESTION)], note=clock.note)
+    decoding = threading.Thread(target=lambda: [queued.put((0, step)) for _ in range(3)])
+    decoding.start()
+    assert requests.is_reached.wait(PATIENCE_S)
+    early = [clock.next() for _ in queued.ready_steps()]
+    requests.gate.set()
+    decoding.join(PATIENCE_S)
+    late = [clock.next() for _ in queued.ready_steps()]
+    assert (len(early), len(late)) == (1, 2)
 
 
 @pytest.mark.parametrize(

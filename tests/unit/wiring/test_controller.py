@@ -1,0 +1,49 @@
+"""The controller of a pair works from any settings that name the pair."""
+
+from pathlib import Path
+
+from omnidraft import config, wiring
+from omnidraft.ports import Outgoing
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.traces import codec
+from omnidraft.wiring.controller import control_follower
+from tests.page_fleet import fleet_settings, following
+from tests.snapshot_folders import make_bundle
+from tests.trace_records import make_record
+
+
+def settings_in(folder: Path) -> config.Settings:
+    """Version 1 is champion, version 2 a challenger that has to serve two requests."""
+    settings = fleet_settings(folder)
+    registry = wiring.registry(settings)
+    pair = {"target": settings.models.target, "drafter": settings.models.drafter}
+    registry.publish(make_bundle(folder, "s1", **pair, agreement_after=0.5), None)
+    registry.promote(1)
+    told = {"agreement_before": 0.5, "agreement_after": 0.625, "held_out_records": 8, "agreement_change_error": 0.001}
+    registry.publish(make_bundle(folder, "s2", parent_id="s1", **pair, **told), 1)
+    canary = settings.controller.model_copy(update={"canary_share": 0.5, "canary_requests": 2})
+    drift = settings.drift.model_copy(update={"enabled": False})
+    return settings.model_copy(update={"controller": canary, "drift": drift})
+
+
+def serve(settings: config.Settings, version: int) -> None:
+    """Put two requests of the pair, drafted by this version, into the log."""
+    traces = wiring.log_writer(settings, settings.log.traces_topic)
+    pair = {"target": settings.models.target, "drafter": settings.models.drafter}
+    for number in range(2):
+        record = make_record(f"r{version}-{number}", snapshot_version=version, **pair)
+        traces.append([Outgoing(codec.key(record), codec.encode(record), codec.headers(record))])
+    traces.close()
+
+
+def test_without_a_drafter_it_judges_and_announces_for_the_pair_that_is_followed(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    controller = wiring.controller(following(settings), CountingMetrics())
+    follower = control_follower(settings, CountingMetrics(), ("champion", "canary"))
+    controller.step()
+    assert follower.poll(0)[-1].kind == "canary"
+    serve(settings, 1)
+    serve(settings, 2)
+    controller.step()
+    champion = follower.poll(0)[-1]
+    assert (champion.kind, champion.version) == ("champion", 2)

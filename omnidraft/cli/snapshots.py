@@ -10,7 +10,7 @@ from rich.table import Table
 
 from omnidraft import config
 from omnidraft.cli.export import export
-from omnidraft.cli.options import AsJson, Config, Target, group
+from omnidraft.cli.options import AsJson, Config, Target, group, printable
 from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def list_snapshots(target: Target = None, config_path: Config = None, as_json: A
     if as_json:
         print(json.dumps([_as_json(each) for each in versions]))
         return
-    table = Table("version", "aliases", "records", "agreement before", "after", "loss", "id", "judgement")
+    table = Table("version", "aliases", "records", "agreement before", "after", "loss", "id")
     for each in versions:
         manifest = each.manifest
         table.add_row(
@@ -39,9 +39,12 @@ def list_snapshots(target: Target = None, config_path: Config = None, as_json: A
             _share(manifest.agreement_after),
             " ".join(f"{name} {value:.3f}" for name, value in manifest.losses.items()),
             manifest.snapshot_id[:12],
-            each.judgement or "-",
         )
-    Console().print(table)
+    console = Console(markup=False, highlight=False)
+    console.print(table)
+    for each in versions:
+        if each.judgement:
+            console.print(f"{each.version}: {printable(each.judgement)}", soft_wrap=True)
 
 
 @app.command("show")

@@ -135,7 +135,8 @@ def recent_records(settings: Settings, alignment: str) -> "RecentRecords":
         return trace_source(settings, alignment, reader, DiscardingWriter(), CountingMetrics())
 
     reader_of_traces = partial(log_reader, settings, settings.log.traces_topic)
-    return RecentRecords(reader_of_traces, source_over, settings.learner.drift_records)
+    silence_s = 3 * settings.log.request_timeout_s  # a Kafka reader passes offsets that give nothing after two of them
+    return RecentRecords(reader_of_traces, source_over, settings.learner.drift_records, idle_s=silence_s)
 
 
 def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":

@@ -111,8 +111,9 @@ def initialised(model: str, init: "Method | Path", pair: TokenizerPair) -> Any:
 
 
 def goes_on(folder: Path, pair: TokenizerPair) -> bool:
-    """Return whether the model of a folder has the new tokenizer already. Raises ModelError."""
-    return _tokenizer(folder).fingerprint == _tokenizer(pair.new_folder).fingerprint
+    """Return whether the rows of the model of a folder are for the ids of the new tokenizer. Raises ModelError."""
+    own, new = _tokenizer(folder).vocabulary, pair.new.vocabulary
+    return (own.token_bytes, own.special_ids) == (new.token_bytes, new.special_ids)
 
 
 def hypernetworks(model: Any, pair: TokenizerPair, folder: Path | None = None) -> "list[LinearHypernetwork]":

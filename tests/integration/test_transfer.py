@@ -144,13 +144,15 @@ def test_a_transfer_begins_with_the_hypernetwork_of_another(
     assert_refused(transfer(target, "bytes", tmp_path / "none", "--init", first), "no hypernetwork of this model")
 
 
+@pytest.mark.parametrize(("number", "tokenizer"), [(1, None), (0, "bytes")])
 def test_a_transfer_goes_on_from_one_to_the_same_tokenizer(
-    transfer: Run, tiny_models: tuple[Path, Path], tmp_path: Path
+    transfer: Run, tiny_models: tuple[Path, Path], tmp_path: Path, number: int, tokenizer: str | None
 ) -> None:
-    target, drafter = tiny_models
+    """Also where transformers writes the same tokenizer in other words, as it does beside models of another type."""
+    model, tokenizer_of = tiny_models[number], tokenizer or tiny_models[0]
     first, again = tmp_path / "first", tmp_path / "again"
-    assert transfer(drafter, target, first, "--learning-rate", 1e-2).returncode == 0
-    done = transfer(drafter, target, again, "--init", first, "--num-steps", 0)
+    assert transfer(model, tokenizer_of, first, "--learning-rate", 1e-2).returncode == 0
+    done = transfer(model, tokenizer_of, again, "--init", first, "--num-steps", 0)
     assert done.returncode == 0, done.stderr
     assert_same(load(again).state_dict(), load(first).state_dict())
     assert_same(load_file(again / HYPERNETWORK_FILE), load_file(first / HYPERNETWORK_FILE))

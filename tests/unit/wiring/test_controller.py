@@ -6,7 +6,7 @@ from omnidraft import config, wiring
 from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
-from omnidraft.wiring.controller import control_follower
+from omnidraft.wiring.controller import control_follower, recent_records
 from tests.page_fleet import fleet_settings, following
 from tests.snapshot_folders import make_bundle
 from tests.trace_records import make_record
@@ -47,3 +47,10 @@ def test_without_a_drafter_it_judges_and_announces_for_the_pair_that_is_followed
     controller.step()
     champion = follower.poll(0)[-1]
     assert (champion.kind, champion.version) == ("champion", 2)
+
+
+def test_a_look_at_the_newest_records_outlasts_the_silence_before_a_gap_in_kafkas_log_is_passed(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    log = settings.log.model_copy(update={"request_timeout_s": 7.0})
+    recent = recent_records(settings.model_copy(update={"log": log}), "alignment")
+    assert recent._idle_s > 2 * log.request_timeout_s

@@ -74,6 +74,7 @@ def main(
     """Flood a fleet with poison, and see what its champions are worth to the others."""
     if kind not in KINDS:
         raise RequestError(f"--kind {kind}: choose one of {', '.join(KINDS)}")
+    parts = _split(list(archive.read(answers)))
     with tempfile.TemporaryDirectory(prefix="omnidraft-poison-") as folder:
         section = {"steps_per_snapshot": steps_per_snapshot, "held_out_every": held_out_every}
         settings = config.load(
@@ -84,7 +85,7 @@ def main(
             learner=section,
         )
         fleet = FloodedFleet(settings, Path(folder))
-        figures = fleet.attack(_split(list(archive.read(answers))), kind, share, one_tenant=one_tenant)
+        figures = fleet.attack(parts, kind, share, one_tenant=one_tenant)
     Console().print(figures)
     if json_path is not None:
         report.save(figures, json_path)

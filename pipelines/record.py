@@ -5,9 +5,11 @@ log-probabilities that somebody else's API told.
 after the last. `pipelines.learn`, `replay` and `evaluate` read the archive.
 """
 
+import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -59,6 +61,7 @@ def main(
     if len(sources) != 1:
         raise RequestError("exactly one of --answers, --prompts and --from-api is needed")
     (source,) = sources
+    _require_writable(out)
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
     if from_api is not None:
         prompts_alone = {"--split": split, "--max-new-tokens": max_new_tokens}
@@ -78,6 +81,26 @@ def main(
     shutil.rmtree(parts)
 
 
+def _require_writable(out: Path) -> None:
+    """Make the archive's folder. Raises RequestError when no archive can be written there."""
+    folder = out.absolute().parent
+    with _write_errors(out):
+        folder.mkdir(parents=True, exist_ok=True)
+    if out.is_dir():
+        raise RequestError(f"cannot write {out}: it is a folder; name a file")
+    if not os.access(folder, os.W_OK):
+        raise RequestError(f"cannot write {out}: {folder} is not writable")
+
+
+@contextmanager
+def _write_errors(out: Path) -> Iterator[None]:
+    """Translate the errors of writing the archive into RequestError."""
+    try:
+        yield
+    except OSError as exc:
+        raise RequestError(f"cannot write {out}: {exc.strerror}; name another file, or make it writable") from exc
+
+
 def _import(settings: config.Settings, exchanges: Sequence[ApiExchange], tenant: str, out: Path) -> None:
     """Write the archive of an API's responses, and count what is not in it. Raises RequestError when nothing is."""
     recording = ApiRecording(settings, tenant)
@@ -94,7 +117,8 @@ def _import(settings: config.Settings, exchanges: Sequence[ApiExchange], tenant:
 
 
 def _write(out: Path, records: list[TraceRecord]) -> None:
-    archive.write(out, records)
+    with _write_errors(out):
+        archive.write(out, records)
     num_tokens = sum(len(record.emitted_ids) for record in records)
     num_answers = len({record.request_id for record in records})
     print(f"{num_answers} answers, {num_tokens} tokens, in {out}, {out.stat().st_size / 1e6:.1f} MB")

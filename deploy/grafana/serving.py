@@ -2,12 +2,15 @@
 
 from panels import CHOSEN, WINDOW, Board, Panel, Query, Row, increase, quantiles, rate, share
 
+from omnidraft.telemetry.metric_definitions import GENERATION_PATHS
+
 PLAIN, SPENT = "omnidraft_plain_decode_seconds_total", "omnidraft_decode_seconds_total"
 EMITTED, PASSES = "omnidraft_emitted_tokens_total", "omnidraft_target_passes_total"
 SCORED, AGREED = "omnidraft_scored_positions_total", "omnidraft_agreed_positions_total"
 DRAFTED, ACCEPTED = "omnidraft_spec_decode_num_draft_tokens_total", "omnidraft_spec_decode_num_accepted_tokens_total"
 ON_PATH, TREES = "omnidraft_spec_decode_num_accepted_tokens_per_pos_total", "omnidraft_spec_decode_num_drafts_total"
 WORKERS = 'job="omnidraft-worker"'
+GENERATION = f'{WORKERS}, path=~"{"|".join(GENERATION_PATHS)}"'
 
 SPEED = Row(
     "What drafting brings",
@@ -156,7 +159,7 @@ REQUESTS = Row(
             "Duration of requests",
             "s",
             "From the first byte of the request to the last of the response.",
-            quantiles("omnidraft_http_request_seconds", selector=f'{WORKERS}, path=~"/v1/.*completions"'),
+            quantiles("omnidraft_http_request_seconds", selector=GENERATION),
         ),
     ),
 )

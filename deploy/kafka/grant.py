@@ -2,7 +2,8 @@
 
 The settings name broker and topics, as everywhere; log.kafka's user has to be one of the broker's super users. What
 each user may do is in rights.toml, his password in a variable like OMNIDRAFT_KAFKA_WORKER_PASSWORD. Passwords are
-replaced, rights of these users that the table does not name are taken away, and everything may be repeated.
+replaced, rights of these users that the table names for no log.topic_prefix are taken away, and everything may be
+repeated, also with another prefix.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from omnidraft.bus.kafka_client import connection
 from omnidraft.errors import OmnidraftError
 
 RIGHTS = Path(__file__).with_name("rights.toml")
+TABLE_PREFIX = "omnidraft."
 OPERATIONS = {
     "Read": ACLOperation.READ,
     "Write": ACLOperation.WRITE,
@@ -46,7 +48,7 @@ class GrantError(Exception):
 
 
 def rights() -> Rights:
-    """Return user -> topic -> operations."""
+    """Return user -> topic -> operations, with topics of TABLE_PREFIX."""
     return tomllib.loads(RIGHTS.read_text(encoding="utf-8"))
 
 
@@ -73,7 +75,7 @@ def grant(settings: config.Settings, passwords: Mapping[str, str]) -> None:
         admin = KafkaAdminClient(**shared, request_timeout_ms=int(log.request_timeout_s * 1000))
     with closing(admin):
         _set_passwords(admin, passwords)
-        _set_rights(admin)
+        _set_rights(admin, log.topic_prefix)
 
 
 def _set_passwords(admin: KafkaAdminClient, passwords: Mapping[str, str]) -> None:
@@ -84,9 +86,9 @@ def _set_passwords(admin: KafkaAdminClient, passwords: Mapping[str, str]) -> Non
         raise GrantError(f"the broker refused users: {refused}")
 
 
-def _set_rights(admin: KafkaAdminClient) -> None:
+def _set_rights(admin: KafkaAdminClient, prefix: str) -> None:
     """Give what is missing first, so that a running service never lacks a right that it keeps."""
-    wanted = [_rule(user, topic, each) for user, may in rights().items() for topic, ops in may.items() for each in ops]
+    wanted = [rule for user in rights() for rule in _rules(user, prefix)]
     if failed := admin.create_acls(wanted)["failed"]:
         raise GrantError(f"the broker refused rights: {failed}")
     for user in rights():
@@ -96,8 +98,19 @@ def _set_rights(admin: KafkaAdminClient) -> None:
         )
         if error is not NoError:
             raise GrantError(f"the broker does not tell the rights of {user}: {error}")
-        if surplus := [rule for rule in found if rule not in wanted]:
+        if surplus := [rule for rule in found if rule not in _rules(user, _prefix(rule))]:
             admin.delete_acls(surplus)
+
+
+def _rules(user: str, prefix: str) -> list[ACL]:
+    """Return what the table names, for topics of this prefix."""
+    topics = {f"{prefix}.{topic.removeprefix(TABLE_PREFIX)}": may for topic, may in rights()[user].items()}
+    return [_rule(user, topic, operation) for topic, may in topics.items() for operation in may]
+
+
+def _prefix(rule: ACL) -> str:
+    """Return the prefix of its topic's name, as in PREFIX.traces.v1."""
+    return str(rule.resource_pattern.resource_name).rsplit(".", 2)[0]
 
 
 def _rule(user: str, topic: str, operation: str) -> ACL:

@@ -19,7 +19,8 @@ import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,8 +118,9 @@ def start(port: int, data: Path, *, protocol: str = "PLAINTEXT", more: str = "")
         command = [*_java(jars), "kafka.Kafka", str(properties)]
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=data, start_new_session=True)
     broker = Broker(process, port)
-    _wait_until_ready(broker, data)
-    (data / "broker.pid").write_text(str(process.pid))
+    with _killed_on_error(broker):
+        _wait_until_ready(broker, data)
+        (data / "broker.pid").write_text(str(process.pid))
     return broker
 
 
@@ -139,22 +141,31 @@ def start_secured(port: int, data: Path, passwords: Mapping[str, str]) -> Broker
     account = {"SECURITY": "sasl_plaintext", "MECHANISM": "PLAIN", "USERNAME": "admin", "PASSWORD": password}
     environ = os.environ | passwords | {f"OMNIDRAFT_LOG__KAFKA__{name}": value for name, value in account.items()}
     environ["OMNIDRAFT_LOG__URL"] = f"kafka://{broker.bootstrap}"
+    with _killed_on_error(broker):
+        _grant(environ)
+    return broker
+
+
+@contextmanager
+def _killed_on_error(broker: Broker) -> Iterator[None]:
+    """Kill the broker when its start fails or is interrupted: it is in a session of its own and would stay."""
+    try:
+        yield
+    except BaseException:
+        broker.kill()
+        raise
+
+
+def _grant(environ: Mapping[str, str]) -> None:
+    command = [sys.executable, str(GRANT)]
     try:
         done = subprocess.run(
-            [sys.executable, str(GRANT)],
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=READY_TIMEOUT_S,
-            check=False,
+            command, env=environ, capture_output=True, text=True, timeout=READY_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired as exc:
-        broker.kill()
         raise BrokerError(f"giving rights took over {READY_TIMEOUT_S} s") from exc
     if done.returncode:
-        broker.kill()
         raise BrokerError(done.stderr[-2000:])
-    return broker
 
 
 def fetch_jars() -> Path:
@@ -246,7 +257,6 @@ def _wait_until_ready(broker: Broker, data: Path) -> None:
             last = (data / "broker.log").read_text(errors="replace")[-2000:]
             raise BrokerError(f"Kafka ended with {broker.process.returncode}:\n{last}")
         if time.monotonic() > deadline:
-            broker.kill()
             raise BrokerError(f"nothing on {broker.bootstrap} after {READY_TIMEOUT_S} s; see {data}/broker.log")
         time.sleep(0.05)
 
@@ -267,6 +277,7 @@ def main() -> int:
     parser.add_argument("--background", action="store_true", help="leave it running; DATA/broker.pid names it")
     parser.add_argument("--passwords", type=Path, help="lines of NAME=VALUE, as deploy/new_secrets.py writes them")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end the broker first
     try:
         if options.passwords is None:
             broker = start(options.port, options.data)
@@ -275,10 +286,14 @@ def main() -> int:
     except BrokerError as exc:
         print(exc, file=sys.stderr)
         return 1
+    except OSError as exc:
+        print(f"no broker can be started in {options.data}: {exc}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
     print(broker.bootstrap, flush=True)
     if options.background:
         return 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end the broker first
     try:
         return broker.process.wait()
     except KeyboardInterrupt:

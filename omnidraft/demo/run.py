@@ -54,7 +54,7 @@ def run_demo(plan: DemoPlan, log: str | None, target: str | None, drafter: str |
 
     Raises:
         ExtraMissing: what a worker needs is not installed.
-        RequestError: the recorded answers are of another pair of vocabularies, or too few for so many snapshots.
+        RequestError: the recorded answers are of another vocabulary pair or too few, or `plan.out` cannot be written.
         ServiceFailed: a service ended, or took too long.
     """
     extras.require("serve", "omnidraft demo")
@@ -286,9 +286,12 @@ def _write_config(plan: DemoPlan, log: str | None, target: str | None, drafter: 
         "[worker]",
         f"port = {free_port()}",
     ]
-    plan.out.mkdir(parents=True, exist_ok=True)
     path = plan.out / CONFIG_FILE
-    path.write_text("\n".join(lines) + "\n")
+    try:
+        plan.out.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n")
+    except OSError as exc:
+        raise RequestError(f"cannot write {path}: {exc.strerror}; name another --out, or make it writable") from exc
     return path
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import fastavro
 
 from omnidraft.durable_files import put_in_place, sync
-from omnidraft.errors import UnknownSchema, WireError
+from omnidraft.errors import RequestError, UnknownSchema, WireError
 from omnidraft.private_files import private_opener
 from omnidraft.traces.codec import from_row, parsed_schema, to_row
 from omnidraft.traces.record import TraceRecord
@@ -48,17 +48,20 @@ def read(path: Path) -> Iterator[TraceRecord]:
     """Yield the records of a file, in order.
 
     Raises:
+        RequestError: the file cannot be read.
         UnknownSchema: the file holds something else.
         WireError: the file is broken, or a record breaks a rule of checks.py.
     """
-    with path.open("rb") as file:
-        try:
+    try:
+        with path.open("rb") as file:
             reader = fastavro.reader(file, parsed_schema(SCHEMA_VERSION))
             if reader.metadata.get("omnidraft.schema") != SCHEMA_NAME:
                 raise UnknownSchema(f"{path} holds no {SCHEMA_NAME} records")
             for row in reader:
                 yield from_row(row)
-        except WireError:
-            raise
-        except (EOFError, IndexError, KeyError, TypeError, ValueError, OverflowError, zlib.error) as exc:
-            raise WireError(f"{path} is not a whole trace archive: {type(exc).__name__}: {exc}") from exc
+    except WireError:
+        raise
+    except OSError as exc:
+        raise RequestError(f"cannot read trace records: {exc}") from exc
+    except (EOFError, IndexError, KeyError, TypeError, ValueError, OverflowError, zlib.error) as exc:
+        raise WireError(f"{path} is not a whole trace archive: {type(exc).__name__}: {exc}") from exc

@@ -11,8 +11,8 @@ hf-uad, hf-tli          transformers' assisted generation across tokenizers (mod
 llamacpp                our engine over llama.cpp with speculation off
 llamacpp+omnidraft      ... with the drafter
 
-A row with a `schema` is answered under it, by our own engine. Nothing is remembered from one answer to the next, except
-in a stream (Setup.is_stream), nor from one method to another.
+A row with a `schema` is answered under it by our own engine; transformers' methods fail on it. Nothing is remembered from one
+answer to the next, except in a stream (Setup.is_stream), nor from one method to another.
 """
 
 import tempfile
@@ -27,7 +27,7 @@ from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
-from omnidraft.errors import OmnidraftError
+from omnidraft.errors import OmnidraftError, RequestError
 from omnidraft.ports import Grammar, Mode, Sampling
 from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -181,6 +181,8 @@ def huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:
 
     def method(model: HfGenerate | HfAssisted) -> Method:
         def run(prompt: Prompt, max_new_tokens: int) -> BenchRun:
+            if prompt.schema is not None:
+                raise RequestError("transformers answers under no schema")
             prompt_ids = ids_of(prompt, tokenizers.target)
             return run_of_generate(
                 model.generate(prompt_ids, max_new_tokens, stop_ids=stop_ids, temperature=setup.temperature)

@@ -1,7 +1,6 @@
-"""`omnidraft serve` as a process of its own; its settings are known to the measuring process."""
+"""A worker as a process of its own; its settings are known to the measuring process."""
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,7 +8,14 @@ from pathlib import Path
 
 from omnidraft import config
 from omnidraft.container_limits import usable_processors
-from omnidraft.demo.local_cluster import LocalCluster, empty_folder, free_port, is_serving, tiny_models
+from omnidraft.demo.local_cluster import (
+    LocalCluster,
+    empty_folder,
+    free_port,
+    is_serving,
+    service_command,
+    tiny_models,
+)
 
 START_TIMEOUT_S = 300.0
 NAME = "server"
@@ -60,9 +66,9 @@ def serving(plan: ServeBenchPlan, part: str, more: str = "") -> Iterator[Server]
     settings = config.load(path, {})
     url = f"http://127.0.0.1:{port}"
     with LocalCluster(folder, config.without_settings(os.environ)) as cluster:
-        cluster.start(NAME, [sys.executable, "-m", "omnidraft.cli", "serve", "--config", str(path)])
+        pid = cluster.start(NAME, service_command("decode_worker", path))
         cluster.wait_for(lambda: is_serving(url), "serving worker", START_TIMEOUT_S)
-        yield Server(url, cluster.pid(NAME), settings, folder)
+        yield Server(url, pid, settings, folder)
 
 
 def _models(plan: ServeBenchPlan) -> str:

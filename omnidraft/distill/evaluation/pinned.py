@@ -30,7 +30,7 @@ def read_pinned(path: Path, alignment: str) -> PinnedRecords:
     try:
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         records = tuple(islice(archive.read(path), MOST_RECORDS + 1))
-    except (OSError, WireError) as exc:
+    except (OSError, RequestError, WireError) as exc:
         raise ConfigError(f"learner.pinned_held_out: {path} cannot be read: {exc}") from exc
     if not 0 < len(records) <= MOST_RECORDS:
         number = "no record" if not records else f"more than {MOST_RECORDS} records"

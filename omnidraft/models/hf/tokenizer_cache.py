@@ -15,12 +15,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Encoding
+
 from omnidraft.cache_files import replace_file
 from omnidraft.errors import ModelError
 from omnidraft.models.hf import tokenizer_json
 from omnidraft.vocab import token_bytes
 from omnidraft.vocab.tokenizer import Vocabulary
 
+_CODE = (__file__, tokenizer_json.__file__, token_bytes.__file__)
 logger = logging.getLogger(__name__)
 
 
@@ -139,8 +142,13 @@ def _load(folder: Path) -> ResolvedTokenizer:
         special_ids_by_text=tokenizer_json.special_tokens(plain),
         special_tokens=named,
         chat_template=tokenizer.chat_template or None,
-        prefix_ids=tokenizer.encode("", add_special_tokens=True),
+        prefix_ids=_prefix_ids(tokenizer.backend_tokenizer.encode("a", add_special_tokens=True)),
     )
+
+
+def _prefix_ids(encoding: Encoding) -> list[int]:
+    """Return the ids that were put before a text; some tokenizers put others behind it."""
+    return encoding.ids[: [*encoding.special_tokens_mask, 0].index(0)]
 
 
 def _key(folder: Path) -> dict[str, Any]:
@@ -149,7 +157,7 @@ def _key(folder: Path) -> dict[str, Any]:
         "folder": str(folder.resolve()),
         "files": [[path.name, status.st_size, status.st_mtime_ns] for path, status in files],
         "libraries": [metadata.version(name) for name in ("transformers", "tokenizers")],
-        "code": [zlib.crc32(Path(each).read_bytes()) for each in (tokenizer_json.__file__, token_bytes.__file__)],
+        "code": [zlib.crc32(Path(each).read_bytes()) for each in _CODE],
     }
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from omnidraft.models.hf.tokenizer import HfTokenizer, load_tokenizer
@@ -27,6 +28,17 @@ def test_it_renders_and_encodes_as_transformers_does(tiny_models, cache):
             assert ours.render(CHAT) == theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
             assert ours.special_tokens == theirs.special_tokens_map
             assert ours.prefix_ids == theirs.encode("", add_special_tokens=True)
+
+
+def test_what_a_tokenizer_puts_behind_a_text_does_not_stand_before_a_prompt(tiny_models, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_models[0])
+    first, last = ((text, tokenizer.convert_tokens_to_ids(text)) for text in tokenizer.all_special_tokens[:2])
+    template = TemplateProcessing(single=f"{first[0]} $A {last[0]}", special_tokens=[first, last])
+    tokenizer.backend_tokenizer.post_processor = template
+    tokenizer.save_pretrained(tmp_path / "ends")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "ends").encode("ab")
+    assert theirs[-1] == last[1]
+    assert HfTokenizer(tmp_path / "ends").prompt_ids("ab") == theirs[:-1]
 
 
 def test_a_second_start_gives_an_equal_tokenizer_without_transformers(tiny_models, cache):

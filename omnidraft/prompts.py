@@ -58,7 +58,8 @@ def _row(path: Path, number: int, line: str) -> Prompt:
         answer = row.get("answer")
         if not isinstance(answer, str | None):
             raise TypeError(f"answer is not a text: {answer!r}")
-        reference = row.get("reference")
+        reference = row["reference"] if isinstance(row.get("reference"), str) else None
+        _require_encodable(text, answer, reference)
         schema = row.get("schema")
         has_schema = isinstance(schema, dict)
         return Prompt(
@@ -67,7 +68,16 @@ def _row(path: Path, number: int, line: str) -> Prompt:
             answer,
             row.get("split"),
             json.dumps(schema) if has_schema else None,
-            reference if isinstance(reference, str) else None,
+            reference,
         )
     except (ValueError, KeyError, AttributeError, TypeError) as exc:
         raise RequestError(f"{path}:{number} needs a JSON object with a prompt or question: {exc!r}") from exc
+
+
+def _require_encodable(*texts: str | None) -> None:
+    """Raise ValueError for a text that has half of a surrogate pair, as an escape in JSON can."""
+    for text in texts:
+        try:
+            (text or "").encode()
+        except UnicodeEncodeError as exc:
+            raise ValueError(f"character {exc.start} is half of a surrogate pair, not text") from exc

@@ -76,7 +76,7 @@ def align_text(text: str, old: TextTokenizer, new: TextTokenizer, max_tokens: in
     Raises:
         VocabularyError: one of the two cannot spell some byte.
     """
-    data = text.encode("utf-8", "surrogateescape")
+    data = text.encode()
     old_ids_O, old_ends_O = _ids_and_ends(old, data)
     new_ids_T, new_ends_T = _ids_and_ends(new, data)
     ends_P = np.intersect1d(old_ends_O, new_ends_T)

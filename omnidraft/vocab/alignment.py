@@ -10,7 +10,8 @@ without a partner is unmapped.
 """
 
 import hashlib
-import os
+import logging
+import uuid
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from typing import Self
 
 import numpy as np
 
+from omnidraft.durable_files import put_in_place, sync
 from omnidraft.errors import VocabularyError
 from omnidraft.vocab.tokenizer import ByteTable, Tokenizer, Vocabulary
 
@@ -27,6 +29,8 @@ _FORMAT = "1"
 _NEVER_MATCHED = "unk"
 _GENERAL_ROLES = ("eos", "end_of_text", "bos", "pad")
 """Matched last, in this order: an id that is both end_of_turn and eos is the end of a turn first."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +125,23 @@ class Alignment:
         return replace(self, targets_of_draft=direct)
 
     def save(self, path: Path) -> None:
-        """Write a file; it appears whole or not at all."""
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        with partial.open("wb") as file:
-            np.savez(
-                file,
-                format=np.array(_FORMAT),
-                fingerprint=np.array(self.fingerprint),
-                target_offsets=self.targets_of_draft.offsets,
-                target_ids=self.targets_of_draft.ids,
-                draft_offsets=self.drafts_of_target.offsets,
-                draft_ids=self.drafts_of_target.ids,
-            )
-        partial.replace(path)
+        """Write a file; it appears whole or not at all, also after a power failure."""
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+        try:
+            with partial.open("wb") as file:
+                np.savez(
+                    file,
+                    format=np.array(_FORMAT),
+                    fingerprint=np.array(self.fingerprint),
+                    target_offsets=self.targets_of_draft.offsets,
+                    target_ids=self.targets_of_draft.ids,
+                    draft_offsets=self.drafts_of_target.offsets,
+                    draft_ids=self.drafts_of_target.ids,
+                )
+            sync(partial)
+            put_in_place(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -141,14 +149,14 @@ class Alignment:
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 if str(arrays["format"]) != _FORMAT:
-                    raise VocabularyError(f"{path} has format {arrays['format']}, this is {_FORMAT}: delete it")
+                    raise VocabularyError(f"{path} has format {arrays['format']}, this is {_FORMAT}")
                 return cls(
                     fingerprint=str(arrays["fingerprint"]),
                     targets_of_draft=PackedLists(arrays["target_offsets"], arrays["target_ids"]),
                     drafts_of_target=PackedLists(arrays["draft_offsets"], arrays["draft_ids"]),
                 )
         except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as exc:
-            raise VocabularyError(f"{path} is no alignment: {exc}; delete it") from exc
+            raise VocabularyError(f"{path} is no alignment: {exc}") from exc
 
 
 def align(draft: Tokenizer, target: Tokenizer) -> Alignment:
@@ -166,11 +174,15 @@ def align(draft: Tokenizer, target: Tokenizer) -> Alignment:
 
 
 def align_cached(draft: Tokenizer, target: Tokenizer, folder: Path) -> Alignment:
-    """Return `align` of both, from a file in this folder that is named by the fingerprint; write it if it is absent."""
+    """Return `align` of both, from a file in this folder that is named by the fingerprint; write it if it is absent or
+    damaged."""
     fingerprint = pair_fingerprint(draft.vocabulary, target.vocabulary)
     path = folder / f"{fingerprint}.npz"
     if path.exists():
-        return _require_fingerprint(Alignment.load(path), fingerprint, path)
+        try:
+            return _require_fingerprint(Alignment.load(path), fingerprint, path)
+        except VocabularyError as exc:
+            logger.warning("%s; building it again", exc)
     alignment = align(draft, target)
     folder.mkdir(parents=True, exist_ok=True)
     alignment.save(path)
@@ -192,7 +204,7 @@ def pair_fingerprint(draft: Vocabulary, target: Vocabulary) -> str:
 
 def _require_fingerprint(alignment: Alignment, fingerprint: str, path: Path) -> Alignment:
     if alignment.fingerprint != fingerprint:
-        raise VocabularyError(f"{path} holds alignment {alignment.fingerprint}, not {fingerprint}: delete it")
+        raise VocabularyError(f"{path} holds alignment {alignment.fingerprint}, not {fingerprint}")
     return alignment
 
 

@@ -20,6 +20,14 @@ def test_a_bad_prompt_is_refused_by_file_and_line(tmp_path: Path, line: str) -> 
         prompts.read(path)
 
 
+@pytest.mark.parametrize("field", ["prompt", "answer", "reference"])
+def test_half_of_a_surrogate_pair_is_refused_by_file_and_line(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": "a", field: "b\ud83d"}) + "\n")
+    with pytest.raises(RequestError, match=f"{path}:1 .*character 1 is half of a surrogate pair, not text"):
+        prompts.read(path)
+
+
 def test_prompts_are_skipped_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     rows = [{"question": "a"}, {"prompt": "b", "answer_ids": [1, 2]}, {"prompt": "c"}]

@@ -47,15 +47,18 @@ def convert(gguf: Path, folder: Path) -> None:
     """Write the model and its tokenizer into `folder`, ready for `from_pretrained`.
 
     Needs about two times the size of the bf16 weights in memory; one thread converts at a time. Raises ModelError where
-    a file and the class of its model in transformers differ in their weights.
+    a file cannot be read or converted, or differs from the class of its model in transformers in its weights.
     """
     from omnidraft.models.catalog import gguf_speedups
 
-    require_plain_rope(gguf)
-    with _CONVERTING, _quiet_transformers(), gguf_speedups.applied():
-        logger.info("converting %s", gguf.name)
-        _convert_tokenizer(gguf, folder)
-        _convert_weights(gguf, folder)
+    try:
+        require_plain_rope(gguf)
+        with _CONVERTING, _quiet_transformers(), gguf_speedups.applied():
+            logger.info("converting %s", gguf.name)
+            _convert_tokenizer(gguf, folder)
+            _convert_weights(gguf, folder)
+    except (LookupError, OSError, ValueError) as exc:
+        raise ModelError(f"{gguf.name} cannot be converted: {exc!r}") from exc
 
 
 def require_plain_rope(gguf: Path) -> None:

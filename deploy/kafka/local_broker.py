@@ -98,7 +98,6 @@ class Broker:
 def start(port: int, data: Path, *, protocol: str = "PLAINTEXT", more: str = "") -> Broker:
     """Start a broker and return it when it answers; port 0 picks a free one.
 
-
     Args:
         data: folder of its log, which may be that of an earlier broker.
         protocol: protocol of its listener: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
@@ -156,12 +155,10 @@ def _killed_on_error(broker: Broker) -> Iterator[None]:
         raise
 
 
-def _grant(environ: Mapping[str, str]) -> None:
+def _grant(env: Mapping[str, str]) -> None:
     command = [sys.executable, str(GRANT)]
     try:
-        done = subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=READY_TIMEOUT_S, check=False
-        )
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=READY_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as exc:
         raise BrokerError(f"giving rights took over {READY_TIMEOUT_S} s") from exc
     if done.returncode:
@@ -283,11 +280,8 @@ def main() -> int:
             broker = start(options.port, options.data)
         else:
             broker = start_secured(options.port, options.data, _read_passwords(options.passwords))
-    except BrokerError as exc:
-        print(exc, file=sys.stderr)
-        return 1
-    except OSError as exc:
-        print(f"no broker can be started in {options.data}: {exc}", file=sys.stderr)
+    except (BrokerError, OSError) as exc:
+        print(f"no broker: {exc}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

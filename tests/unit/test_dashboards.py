@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from omnidraft.telemetry.metric_definitions import DEFINITIONS
+from omnidraft.telemetry.metric_definitions import DEFINITIONS, GENERATION_PATHS, TOKENIZATION_PATHS
 from tests.dashboards import ALERTS, BOARDS, DEPLOY, alerts, board, metric_names, queries
 from tests.page_anchors import anchors
 
@@ -72,6 +72,15 @@ def test_a_legend_names_labels_that_the_query_keeps(where: str, expr: str) -> No
 def test_every_metric_is_shown() -> None:
     shown = set().union(*(metric_names(expr) for _, expr in queries()))
     assert set(DEFINITIONS) - shown == UNSHOWN
+
+
+def test_the_duration_of_requests_is_that_of_all_that_generate_and_of_no_others() -> None:
+    durations = [expr for where, expr in queries() if ": Duration of requests: " in where]
+    assert durations
+    for expr in durations:
+        (paths,) = re.findall(r'path=~"([^"]*)"', expr)
+        known = (*GENERATION_PATHS, *TOKENIZATION_PATHS)
+        assert [path for path in known if re.fullmatch(paths, path)] == list(GENERATION_PATHS)
 
 
 @pytest.mark.parametrize("name", alerts())

@@ -1,5 +1,6 @@
 """deploy/kubernetes: every overlay builds, fits its schemas, and keeps what an operator counts on."""
 
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ from tests.kubernetes_manifests import (
 )
 
 RAY_PROBED = {"RayService", "RayJob"}
-"""KubeRay adds the probes of Ray's own containers."""
+"""KubeRay adds the probes of Ray's own containers where they have none; these run wget in the image."""
 
 pytestmark = pytest.mark.parametrize("overlay", OVERLAYS)
 
@@ -106,6 +107,8 @@ def test_every_container_is_probed(overlay: str) -> None:
             ports = {each["name"] for each in container["ports"]}
             asked = [probe["httpGet"]["port"] for probe in container.values() if "httpGet" in (probe or ())]
             assert set(asked) <= ports
+        elif not {"readinessProbe", "livenessProbe"} <= container.keys():
+            assert re.search(r"apt-get install .*\bwget\b", (ROOT / "deploy/Dockerfile").read_text())
 
 
 def test_services_and_policies_meet_pods_that_exist(overlay: str) -> None:

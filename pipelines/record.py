@@ -84,7 +84,7 @@ def main(
 def _require_writable(out: Path) -> None:
     """Make the archive's folder. Raises RequestError when no archive can be written there."""
     folder = out.absolute().parent
-    with _write_errors(out):
+    with _write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     if out.is_dir():
         raise RequestError(f"cannot write {out}: it is a folder; name a file")
@@ -93,12 +93,12 @@ def _require_writable(out: Path) -> None:
 
 
 @contextmanager
-def _write_errors(out: Path) -> Iterator[None]:
-    """Translate the errors of writing the archive into RequestError."""
+def _write_errors(path: Path) -> Iterator[None]:
+    """Translate the errors of writing there into RequestError."""
     try:
         yield
     except OSError as exc:
-        raise RequestError(f"cannot write {out}: {exc.strerror}; name another file, or make it writable") from exc
+        raise RequestError(f"cannot write {path}: {exc.strerror}; name another file, or make it writable") from exc
 
 
 def _import(settings: config.Settings, exchanges: Sequence[ApiExchange], tenant: str, out: Path) -> None:

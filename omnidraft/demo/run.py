@@ -58,8 +58,7 @@ def run_demo(plan: DemoPlan, log: str | None, target: str | None, drafter: str |
         ServiceFailed: a service ended, or took too long.
     """
     extras.require("serve", "omnidraft demo")
-    config_path = _write_config(plan, log, target, drafter)
-    settings = config.load(config_path, {})
+    settings = config.load(_write_config(plan, log, target, drafter), {})
     _introduce(plan, settings)
     started = time.monotonic()
     with local_cluster(plan) as cluster:

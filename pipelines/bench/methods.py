@@ -11,8 +11,8 @@ hf-uad, hf-tli          transformers' assisted generation across tokenizers (mod
 llamacpp                our engine over llama.cpp with speculation off
 llamacpp+omnidraft      ... with the drafter
 
-A row with a `schema` is answered under it by our own engine; transformers' methods fail on it. Nothing is remembered from one
-answer to the next, except in a stream (Setup.is_stream), nor from one method to another.
+A row with a `schema` is answered under it by our own engine; transformers' methods fail on it. Nothing is remembered
+from one answer to the next, except in a stream (Setup.is_stream), nor from one method to another.
 """
 
 import tempfile

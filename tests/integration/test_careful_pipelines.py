@@ -1,7 +1,8 @@
 """Pipelines refuse before they work, keep what they have until it is safe, and say what a snapshot learned already."""
 
+import errno
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from omnidraft.errors import ConfigError, ModelError, RequestError, StorageError
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle
 from omnidraft.traces import archive, codec
-from pipelines import evaluate, learn, record, replay
+from pipelines import evaluate, large_to_small, learn, poison, record, replay
 from pipelines.lib import recording
 from tests.cli_runs import made_once, pipeline_environ
 from tests.cli_runs import run_pipeline as run
@@ -121,6 +122,46 @@ def test_recorded_answers_are_kept_until_their_snapshot_is_written(
     run(learn.main, *asked)
     assert bundle.read_manifest(tmp_path / "warm").num_records > 0
     assert not (tmp_path / "warm.parts").exists()
+
+
+@pytest.mark.parametrize(
+    ("out", "reason"),
+    [("folder", "folder: it is a folder"), ("answers.jsonl/traces.avro", "answers.jsonl: File exists")],
+)
+@pytest.mark.parametrize("source", ["--answers", "--from-api"])
+def test_a_recording_that_cannot_be_written_is_refused_before_anything_is_read(
+    answers: Path, tmp_path: Path, source: str, out: str, reason: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(RequestError, match=f"cannot write {tmp_path}/{reason}"):
+        run(record.main, source, tmp_path / "missing.jsonl", "--out", tmp_path / out)
+    assert sorted(tmp_path.iterdir()) == [answers, tmp_path / "folder"]
+
+
+def test_an_archive_that_the_system_does_not_write_is_told_in_one_line(
+    answers: Path, good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers are kept for the next try."""
+    out = tmp_path / "new" / "traces.avro"
+
+    def put_in_place(partial: Path, path: Path) -> None:
+        if path == out:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        partial.rename(path)
+
+    monkeypatch.setattr(archive, "put_in_place", put_in_place)
+    with pytest.raises(RequestError, match=r"^cannot write .*traces\.avro: No space left on device; [^\n]*$"):
+        run(record.main, "--answers", answers, "--out", out, "--config", good)
+    assert len(list(out.with_suffix(".parts").glob("*.avro"))) == NUM_ANSWERS
+
+
+@pytest.mark.parametrize(("command", "options"), [(poison.main, ()), (large_to_small.main, ("--loss", "nll"))])
+@pytest.mark.parametrize(("name", "reason"), [("missing.avro", "No such file"), (".", "Is a directory")])
+def test_an_archive_that_cannot_be_read_is_refused_in_one_line(
+    good: Path, tmp_path: Path, command: Callable[..., None], options: tuple[str, ...], name: str, reason: str
+) -> None:
+    with pytest.raises(RequestError, match=rf"^cannot read trace records: .*{reason}[^\n]*$"):
+        run(command, "--answers", tmp_path / name, *options, "--config", good)
 
 
 def _dies(*_: Any, **__: Any) -> None:

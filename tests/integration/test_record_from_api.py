@@ -104,8 +104,9 @@ def test_records_of_responses_are_those_of_the_target_that_answered(responses: P
 
 
 def test_a_drafter_learns_from_responses(responses: Path, tmp_path: Path) -> None:
-    run(record.main, "--from-api", responses, "--out", tmp_path / "api.avro")
-    run(learn.main, "--answers", tmp_path / "api.avro", "--out", tmp_path / "snapshot", "--held-out-every", 4)
+    imported = tmp_path / "new" / "api.avro"
+    run(record.main, "--from-api", responses, "--out", imported)
+    run(learn.main, "--answers", imported, "--out", tmp_path / "snapshot", "--held-out-every", 4)
     manifest = bundle.verify(tmp_path / "snapshot", ["serving"])
     assert manifest.num_records
     assert manifest.losses["dm"] > 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from omnidraft.errors import ConfigError, WireError
+from omnidraft.errors import ConfigError, RequestError, WireError
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
 

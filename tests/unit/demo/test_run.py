@@ -8,6 +8,7 @@ import pytest
 
 from omnidraft.demo.run import DemoPlan, local_cluster, run_demo
 from omnidraft.errors import RequestError
+from tests.cli_runs import run_cli
 
 SERVICE = """
 import os, signal
@@ -41,3 +42,15 @@ def test_more_snapshots_than_the_answers_make_are_refused_before_anything_starts
     with pytest.raises(RequestError, match="choose fewer --num-snapshots or more --num-recorded"):
         run_demo(plan, None, None, None)
     assert not plan.out.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "file"
+    out.touch()
+    done = run_cli(["demo", "--out", out], monkeypatch, capsys)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"omnidraft: cannot write {out}/")
+    assert done.stderr.endswith(": Not a directory; name another --out, or make it writable\n")
+    assert done.stderr.count("\n") == 1

@@ -191,11 +191,13 @@ def test_the_drafting_of_one_method_leaves_the_cache_of_another_as_it_was(tiny_m
     assert len(drafted.cache) > 0 == len(other.cache)
 
 
-def test_a_row_with_a_schema_is_answered_under_it(run_bench: Bench, tmp_path: Path) -> None:
+def test_a_row_with_a_schema_is_answered_under_it_or_not_at_all(run_bench: Bench, tmp_path: Path) -> None:
     path = tmp_path / "facts.jsonl"
     path.write_text(json.dumps({"prompt": QUESTIONS[0], "split": "test", "schema": {"const": "clips"}}))
-    report = run_bench(QUESTIONS, prompts_paths=[path], methods="plain,omnidraft", max_new_tokens=60)
-    assert [row["failed_prompts"] for row in report["rows"]] == [0, 0]
+    report = run_bench(QUESTIONS, prompts_paths=[path], methods="plain,omnidraft,hf-generate", max_new_tokens=60)
+    assert [row["failed_prompts"] for row in report["rows"]] == [0, 0, 1]
+    assert report["rows"][2]["failures"] == ["RequestError: transformers answers under no schema"]
+    assert report["rows"][2]["speedup"] is None
     assert report["runs"][0]["num_tokens"] < 60
 
 

@@ -3,8 +3,10 @@
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
@@ -15,7 +17,7 @@ from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.serve_bench import load, overhead, swap
 from pipelines.serve_bench.clients import ClientTally, send_load
-from pipelines.serve_bench.server import ServeBenchPlan
+from pipelines.serve_bench.server import ServeBenchPlan, serving
 from tests.http_server import served
 from tests.tiny_engine import PATIENCE_S, tiny_worker
 
@@ -48,6 +50,16 @@ def test_memory_that_grows_and_errors_break_a_promise() -> None:
     growing = load.figures_of(tally, [float(100 + second) for second in range(40)], PLAN)
     assert growing["rss_growth_share"] > load.MAX_GROWTH
     assert list(load.assertions(growing | {"num_errors": 1}).values()) == [False, False]
+
+
+def test_the_process_whose_memory_is_measured_is_the_one_that_listens(
+    tmp_path: Path, omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+    with serving(replace(PLAN, out=tmp_path), "load") as server:
+        connections = psutil.Process(server.pid).net_connections()
+    ports = {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
+    assert ports == {server.settings.worker.port}
 
 
 def test_a_client_that_left_got_no_answer() -> None:

@@ -21,7 +21,7 @@ def bar(title: str, total: int | None, *, transient: bool = False) -> Iterator[C
         transient: leave nothing at the end but the lines.
     """
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     progress = Progress(
         *columns,

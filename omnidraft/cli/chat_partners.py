@@ -104,11 +104,15 @@ class ServerPartner:
         body = self._body | {"messages": list(messages)}
         try:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
-                if response.is_error:
+                if response.status_code != httpx.codes.OK:
                     response.read()
                     raise ServerError(_refusal(response))
+                num_chunks = 0
                 for chunk in _chunks(response.iter_lines()):
+                    num_chunks += 1
                     yield from self._spans(chunk)
+                if num_chunks == 0:
+                    raise ServerError(f"{response.request.url} does not answer as a server of models: no chunk came")
         except httpx.HTTPError as exc:
             raise ServerError(f"{self._client.base_url}: {exc or type(exc).__name__}") from exc
 
@@ -129,7 +133,7 @@ class ServerPartner:
     def _first_model(self) -> str:
         try:
             response = self._client.get("/v1/models")
-            if response.is_error:
+            if response.status_code != httpx.codes.OK:
                 raise ServerError(_refusal(response))
             name: str = response.json()["data"][0]["id"]
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as exc:
@@ -178,6 +182,9 @@ def _chunks(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
 
 
 def _refusal(response: httpx.Response) -> str:
+    if response.next_request is not None:
+        base_url = str(response.next_request.url).partition("/v1/")[0]
+        return f"{response.request.url} answers {response.status_code} and points to {base_url}; give that as --url"
     try:
         message: str = response.json()["error"]["message"]
     except (ValueError, LookupError, TypeError):

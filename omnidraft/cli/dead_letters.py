@@ -34,11 +34,15 @@ def list_dead_letters(
 ) -> None:
     """List dead letters, oldest first."""
     from omnidraft.distill.ingest import dead_letters
+    from omnidraft.progress import bar
 
     settings = config.load(config_path)
     newest: dict[int, deque[dict[str, Any]]] = {}
-    with closing(_dead_letters(settings)) as reader:
-        for dead_letter in dead_letters.read(reader):
+    with (
+        closing(_dead_letters(settings)) as reader,
+        bar(f"reading {settings.log.dead_letters_topic}", _num_messages(reader), transient=True) as saw,
+    ):
+        for dead_letter in _counted(dead_letters.read(reader), saw):
             if not reasons or dead_letter.reason in reasons:
                 newest.setdefault(dead_letter.position[0], deque(maxlen=num)).append(_summary(dead_letter))
     rows = [row for partition in sorted(newest) for row in newest[partition]]
@@ -94,7 +98,7 @@ def _redrive(settings: "config.Settings", choice: "Choice", again: bool) -> "Red
     done: frozenset[str] = frozenset()
     if not again:
         with (
-            closing(wiring.log_reader(settings, log.traces_topic)) as origin,
+            closing(wiring.existing_log_reader(settings, log.traces_topic)) as origin,
             bar(f"reading {log.traces_topic}", _num_messages(origin), transient=True) as saw,
         ):
             done = redriven_before(origin, on_message=lambda message: saw())
@@ -135,7 +139,7 @@ def _parse_offset(text: str) -> tuple[int, int]:
 def _dead_letters(settings: "config.Settings") -> "LogReader":
     from omnidraft import wiring
 
-    return wiring.log_reader(settings, settings.log.dead_letters_topic)
+    return wiring.existing_log_reader(settings, settings.log.dead_letters_topic)
 
 
 def _find(reader: "LogReader", partition: int, offset: int) -> "DeadLetter":

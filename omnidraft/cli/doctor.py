@@ -16,7 +16,9 @@ STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold
 def doctor(config_path: Config = None, as_json: AsJson = False) -> None:
     """Check settings, libraries, models, log, registry, disk, memory, clock and port; exit code 1 on a problem."""
     from omnidraft.doctor.all_checks import examine
+    from omnidraft.hosts.process import configure_command_logging
 
+    configure_command_logging("omnidraft")
     console, findings = Console(), []
     for finding in examine(config_path):
         findings.append(finding)

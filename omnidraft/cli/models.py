@@ -25,7 +25,7 @@ def list_models(as_json: AsJson = False) -> None:
     table = Table("name", "hub id", "tokens", "licence", "installed")
     for model, path in rows:
         table.add_row(model.name, model.hub_id, f"{model.num_tokens:,}", model.licence, str(path or "-"))
-    Console().print(table)
+    Console(markup=False, highlight=False).print(table)
 
 
 @app.command("pull")

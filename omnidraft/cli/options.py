@@ -59,7 +59,7 @@ def download_bars() -> "Iterator[Progress]":
     from omnidraft.hosts.process import configure_command_logging
 
     configure_command_logging("omnidraft")
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield progress

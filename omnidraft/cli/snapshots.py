@@ -64,7 +64,9 @@ def publish(
     config_path: Config = None,
 ) -> None:
     """Add a snapshot folder as the newest version: the controller judges it, and a distiller continues from it."""
-    registry = _registry(_settings(config_path, target))
+    from omnidraft import wiring
+
+    registry = wiring.registry(_settings(config_path, target))
     versions = registry.versions()
     published = registry.publish(folder, versions[-1].version if versions else None)
     print(f"published as version {published.version}")
@@ -165,7 +167,7 @@ def _settings(config_path: Path | None, target: str | None) -> "config.Settings"
 def _registry(settings: "config.Settings") -> "Registry":
     from omnidraft import wiring
 
-    return wiring.registry(settings)
+    return wiring.existing_registry(settings)
 
 
 def _as_json(each: "SnapshotVersion") -> dict[str, Any]:

@@ -33,7 +33,7 @@ def status(
     from omnidraft import wiring
 
     settings, urls = config.load(config_path), [url.rstrip("/") for url in worker or ()]
-    console = Console()
+    console = Console(markup=False, highlight=False)
     try:
         while True:
             fleet = wiring.overview(settings, urls)

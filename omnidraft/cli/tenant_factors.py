@@ -26,7 +26,7 @@ def list_factors(
     from omnidraft import wiring
 
     settings = config.load(config_path, models={"target": target})
-    manifest = wiring.registry(settings).resolve(snapshot).manifest
+    manifest = wiring.existing_registry(settings).resolve(snapshot).manifest
     if as_json:
         typer.echo(json.dumps([each.model_dump(mode="json") for each in manifest.tenant_factors]))
         return

@@ -87,9 +87,12 @@ def _found(tenant: str, data: "TenantData") -> str:
 
 def _purge(settings: "config.Settings", data: "TenantData", forget_id: str, wait_s: float) -> bool:
     """Return whether the snapshots of all targets were purged."""
+    from omnidraft.progress import bar
     from omnidraft.wiring import tenants
 
-    purged = tenants.purge_snapshots(settings, data, forget_id, wait_s)
+    num_targets = len(settings.models.targets)
+    with bar("waiting for snapshots without the tenant: targets", num_targets, transient=True) as saw:
+        purged = tenants.purge_snapshots(settings, data, forget_id, wait_s, saw)
     for target, versions in purged.items():
         _print(f"{target}: files deleted of snapshots {_numbers(versions)}")
     missing = [target for target in settings.models.targets if target not in purged]

@@ -75,7 +75,7 @@ def tail(
     from omnidraft import wiring
 
     settings = config.load(config_path)
-    with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
+    with closing(wiring.existing_log_reader(settings, settings.log.traces_topic)) as reader:
         _print_messages(_newest(reader, num))
         while follow:
             _print_messages(reader.poll(num, timeout_s=1.0).messages)
@@ -103,7 +103,7 @@ def export(
 
     require_folder_of(path)
     settings = config.load(config_path, models={"target": target})
-    with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
+    with closing(wiring.existing_log_reader(settings, settings.log.traces_topic)) as reader:
         readable = list(_readable(_newest(reader, num)))
     pair = (settings.models.target, settings.models.drafter)
     ours = [each for each in readable if (each.target, each.drafter) == pair]

@@ -1,6 +1,7 @@
 """Every setting, with its default and what it does when it is turned up; learning is in learning.py, log, registry,
 metrics and tracing in services.py, the worker's HTTP side and vLLM's proposer in worker.py."""
 
+import math
 import re
 from typing import Literal
 
@@ -46,7 +47,8 @@ class ModelSettings(Section):
     """The precision of the target. `auto`: bfloat16 on an accelerator; on a CPU bfloat16 weights in float32 arithmetic
     (`packed16`) or bfloat16, whichever is faster in a trial on this machine. `int8` and `int4` quantize the weights in
     groups of 128 and 32. These three are our kernels, for CPUs only, compiled with g++. Texts depend on the precision:
-    set it where several machines serve; a worker that cannot compute it refuses to start."""
+    set it where several machines serve; a worker that cannot compute it refuses to start. With `engine = "llamacpp"`
+    the GGUF file has it."""
     drafter_precision: Literal["auto", "float32", "bfloat16", "packed16", "int8", "int4"] = "auto"
     """The precision of the drafter; it changes agreement, never the text. `auto`: int8 for models of the Llama family
     where our kernels work, else the target's `auto`: there int8 costs agreement."""
@@ -93,6 +95,22 @@ class ModelSettings(Section):
         if (self.engine == "ensemble") != bool(self.members):
             raise ValueError(
                 f"models.members are for engine = 'ensemble', and it needs some; engine is {self.engine!r}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_positive_weight_for_each_member(self) -> "ModelSettings":
+        num_models = 1 + len(self.members)
+        are_positive = all(0 < weight < math.inf for weight in self.member_weights)
+        if self.member_weights and self.members and not (are_positive and len(self.member_weights) == num_models):
+            raise ValueError(f"models.member_weights needs a positive number for each of {num_models} models")
+        return self
+
+    @model_validator(mode="after")
+    def _leaves_the_precision_to_a_gguf_file(self) -> "ModelSettings":
+        if self.engine == "llamacpp" and self.precision != "auto":
+            raise ValueError(
+                "models.precision is for transformers; with models.engine = 'llamacpp' the GGUF file says it"
             )
         return self
 

@@ -93,14 +93,19 @@ def configure_logging(role: str) -> None:
     handler.setFormatter(formatter(role))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.captureWarnings(_is_json())
-    for name, level in _CLIENT_LOG_LEVELS.items():
-        logging.getLogger(name).setLevel(level)
+    _set_client_log_levels()
 
 
 def configure_command_logging(name: str) -> None:
     """Log to stderr for an interactive command: warnings, and the slow steps of loading models."""
     logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s", stream=sys.stderr)
+    _set_client_log_levels()
     logging.getLogger("omnidraft.models").setLevel(logging.INFO)
+
+
+def _set_client_log_levels() -> None:
+    for name, level in _CLIENT_LOG_LEVELS.items():
+        logging.getLogger(name).setLevel(level)
 
 
 def formatter(role: str) -> logging.Formatter:

@@ -26,12 +26,12 @@ class EnsembleTarget:
     def __init__(self, members: Sequence[Target], weights: Sequence[float], mean: Mean) -> None:
         """
         Args:
-            weights: one for each member, in any scale.
+            weights: a positive one for each member, in any scale.
 
         Raises:
-            ConfigError: there are not two members or more of one vocabulary, or not one positive weight for each.
+            ConfigError: there are not two members or more of one vocabulary.
         """
-        _require_members(members, weights)
+        _require_members(members)
         self._members, self._mean = tuple(members), mean
         self._weights = [weight / sum(weights) for weight in weights]
         self.vocab_size = members[0].vocab_size
@@ -132,11 +132,9 @@ def mean_logits(logits: Sequence[Tensor], weights: Sequence[float], mean: Mean) 
     return total
 
 
-def _require_members(members: Sequence[Target], weights: Sequence[float]) -> None:
+def _require_members(members: Sequence[Target]) -> None:
     if len(members) < 2:
         raise ConfigError(f"an ensemble has two members or more, not {len(members)}; name more in models.members")
     sizes = sorted({member.vocab_size for member in members})
     if len(sizes) > 1:
         raise ConfigError(f"members of an ensemble need one vocabulary, these have {sizes} tokens; omnidraft transfer")
-    if len(weights) != len(members) or not all(0 < weight < math.inf for weight in weights):
-        raise ConfigError(f"models.member_weights needs a positive number for each of {len(members)} models")

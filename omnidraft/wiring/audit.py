@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from omnidraft.config import Settings
 from omnidraft.errors import SnapshotNotFound
 from omnidraft.ports import Registry, SnapshotVersion
-from omnidraft.wiring.logs import log_reader, registry, trace_source
+from omnidraft.wiring.existing import existing_log_reader, existing_registry
+from omnidraft.wiring.logs import log_reader, topic_names, trace_source
 
 if TYPE_CHECKING:
     from omnidraft.audit.findings import Report
+    from omnidraft.audit.log_replay import DeadLetterReasons
 
 
 def audit(
@@ -25,21 +27,20 @@ def audit(
         saw: called with the number of messages of each poll.
 
     Raises:
-        BusError, SnapshotError: log or registry cannot be read.
+        BusError, SnapshotError: log or registry cannot be read, or there is no registry.
+        RequestError: there is no trace topic.
         LogReplaced: it is not the log that the newest snapshot learned from.
     """
-    from omnidraft.audit.run import DiscardingWriter, dead_letter_reasons
+    from omnidraft.audit.run import DiscardingWriter
     from omnidraft.audit.run import audit as run
-    from omnidraft.distill.ingest import dead_letters
     from omnidraft.distill.ingest.log_position import require_same_log
     from omnidraft.telemetry.metrics import CountingMetrics
 
-    snapshots, log = registry(settings), settings.log
+    snapshots, log = existing_registry(settings), settings.log
     versions = snapshots.versions()  # first: all that they refer to is in the log or dead-lettered by now
     seen = None if counts_only else _seen_names(snapshots, versions)
-    with closing(log_reader(settings, log.dead_letters_topic)) as reader:
-        dead_letter_index = dead_letter_reasons(log.traces_topic, dead_letters.read(reader))
-    with closing(log_reader(settings, log.traces_topic)) as reader:
+    with closing(existing_log_reader(settings, log.traces_topic)) as reader:
+        dead_letter_index = _dead_letter_reasons(settings)
         if versions:
             manifest = versions[-1].manifest
             require_same_log(manifest.log_id, reader.identity(), manifest.offsets, manifest.offsets)  # ends: as faults
@@ -50,6 +51,18 @@ def audit(
         return run(
             source, ends, versions, dead_letter_index, seen_keys=seen, held_out_every=held_out_every, on_poll=on_poll
         )
+
+
+def _dead_letter_reasons(settings: Settings) -> "DeadLetterReasons":
+    """Return the reasons of all dead letters of traces; none where there is no topic of dead letters."""
+    from omnidraft.audit.run import dead_letter_reasons
+    from omnidraft.distill.ingest import dead_letters
+
+    log = settings.log
+    if log.dead_letters_topic not in topic_names(settings):
+        return {}
+    with closing(log_reader(settings, log.dead_letters_topic)) as reader:
+        return dead_letter_reasons(log.traces_topic, dead_letters.read(reader))
 
 
 def _seen_names(snapshots: Registry, versions: Sequence[SnapshotVersion]) -> frozenset[int] | None:

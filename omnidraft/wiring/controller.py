@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.ports import AnnouncementKind, Announcer, ControlFollower, LogReader, Metrics
+from omnidraft.wiring.existing import existing_registry
 from omnidraft.wiring.logs import (
     control_reader,
     control_writer,
-    existing_registry,
     log_reader,
     registry,
     topic_names,

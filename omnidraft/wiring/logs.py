@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from omnidraft import extras
 from omnidraft.config import Settings, masked
-from omnidraft.errors import ConfigError, RegistryError
+from omnidraft.errors import ConfigError
 from omnidraft.ports import LogReader, LogWriter, Metrics, Registry, SnapshotReader, TopicFacts
 from omnidraft.wiring import signing
 
@@ -208,14 +208,6 @@ def _with_retention(facts: TopicFacts, settings: Settings, topic: str) -> TopicF
     """Add the retention of an SQLite log, which its writers' settings determine; they are assumed to be these."""
     keep_s = _retention_s(settings, topic)
     return facts if keep_s in (None, math.inf) else replace(facts, retention_ms=int(keep_s * 1000))
-
-
-def existing_registry(settings: Settings) -> Registry:
-    """Return the registry without creating a local store. Raises RegistryError when there is none."""
-    if not has_registry(settings):
-        where = masked(settings.registry.url)
-        raise RegistryError(f"there is no registry at {where}; the first service that starts makes it")
-    return registry(settings)
 
 
 def has_registry(settings: Settings) -> bool:

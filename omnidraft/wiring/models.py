@@ -159,8 +159,6 @@ def _llamacpp_target(settings: Settings, tokenizers: TargetVocabulary) -> Target
     from omnidraft.models.llamacpp.crash_probe import require_surviving_build
     from omnidraft.models.llamacpp.target import load_target
 
-    if settings.models.precision != "auto":
-        raise ConfigError("models.precision is for transformers; with models.engine = 'llamacpp' the GGUF file says it")
     library()
     gguf = store.gguf_path(settings.models.target)
     require_surviving_build(gguf, store.default_home())

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError, RequestError
+from omnidraft.wiring.existing import existing_registry
 from omnidraft.wiring.logs import (
     control_reader,
     control_writer,
-    existing_registry,
     has_registry,
     key_store,
     log_path,
@@ -127,8 +127,13 @@ def affected(settings: Settings, data: TenantData, forget_id: str) -> "dict[str,
     }
 
 
-def purge_snapshots(settings: Settings, data: TenantData, forget_id: str, timeout_s: float) -> dict[str, list[int]]:
+def purge_snapshots(
+    settings: Settings, data: TenantData, forget_id: str, timeout_s: float, on_target: Callable[[], None] = lambda: None
+) -> dict[str, list[int]]:
     """Wait until every target's newest snapshot was made without the tenant, then delete the files of the others.
+
+    Args:
+        on_target: called when the snapshots of a target are purged.
 
     Returns:
         Target -> versions that lost their weights; targets whose distiller did not publish in time are missing.
@@ -148,6 +153,7 @@ def purge_snapshots(settings: Settings, data: TenantData, forget_id: str, timeou
                 registry = existing_registry(settings.for_target(target))
                 newest = registry.versions(1)
                 purged[target] = purge(registry, snapshots, newest[-1].version) if newest else []
+                on_target()
         if time.monotonic() >= deadline:
             break
         time.sleep(WATCH_S)

@@ -148,7 +148,9 @@ def test_what_cannot_be_reached_or_found_is_refused_in_one_line(omnidraft: Run, 
     assert_refused(omnidraft("traces", "tail", "--config", settings, **broker), "127.0.0.1:1")
     registry = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:1"}
     assert_refused(omnidraft("snapshots", "list", "--config", settings, **registry), "http://127.0.0.1:1")
-    assert_refused(omnidraft("snapshots", "show", "99", "--config", settings), "99")
+    assert_refused(omnidraft("snapshots", "show", "99", "--config", settings), "there is no registry at directory:///")
+    (tmp_path / "registry").mkdir()
+    assert_refused(omnidraft("snapshots", "show", "99", "--config", settings), "no snapshot is called '99'")
     assert_refused(omnidraft("snapshots", "list", "--config", tmp_path / "missing.toml"), "missing.toml")
     wrong = tmp_path / "wrong.toml"
     wrong.write_text("[decode]\nwidht = 6\n")

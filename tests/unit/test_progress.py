@@ -27,6 +27,13 @@ def test_lines_follow_one_another_while_work_goes_on(monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines() == ["messages: 10", "messages: 20", "messages: 30"]
 
 
+def test_a_title_from_outside_is_shown_as_it_is_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with progress.bar("x [/x]", None, transient=True):
+        pass
+    assert "x [/x]" in capsys.readouterr().err
+
+
 def test_a_failure_ends_the_lines(monkeypatch, capsys):
     monkeypatch.setattr(progress, "FIRST_LINE_S", 0.2)
     with pytest.raises(RuntimeError), progress.bar("reading", 3, transient=True):

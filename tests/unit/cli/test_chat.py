@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
 
 from omnidraft.cli.chat_partners import LocalPartner, Message, ServerError, ServerPartner, Span
 from omnidraft.cli.chat_screen import SOURCES, ChatScreen, style_of
@@ -121,6 +124,32 @@ def test_a_server_that_cannot_be_asked_is_named(
 ) -> None:
     with pytest.raises(error, match=named):
         ServerPartner(url_of(url), None, key, **SAMPLING)
+
+
+@pytest.mark.parametrize("model", [None, "x"])
+def test_a_redirect_is_refused_with_the_address_it_points_to(
+    model: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def moved(request: Any) -> RedirectResponse:
+        return RedirectResponse(f"https://new.example/base{request.url.path}", 308)
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
+    with served(Starlette(routes=[Route("/{path:path}", moved, methods=["GET", "POST"])])) as url:
+        asked = ["chat", "--url", url, *(("--target", model) if model else ())]
+        done = run_cli(asked, monkeypatch, capsys)
+    assert (done.returncode, done.stdout.strip()) == (2, "")
+    assert "answers 308 and points to https://new.example/base; give that as --url\n" in done.stderr
+
+
+def test_a_stream_without_a_chunk_is_no_answer() -> None:
+    async def empty(_: Any) -> Response:
+        return Response("<html></html>")
+
+    with served(Starlette(routes=[Route("/{path:path}", empty, methods=["POST"])])) as url:
+        partner = ServerPartner(url, "x", None, **SAMPLING)
+        with pytest.raises(ServerError, match="/v1/chat/completions does not answer as a server of models"):
+            list(partner.answer(MESSAGES))
+        partner.close()
 
 
 def test_every_source_has_a_colour_and_a_name_and_what_nobody_drafted_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

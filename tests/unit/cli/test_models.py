@@ -1,9 +1,10 @@
-"""`omnidraft models pull` prints the path of what it fetched."""
+"""`omnidraft models` prints the path of what it fetched, and paths as they are."""
 
 from pathlib import Path
 
 import pytest
 
+from omnidraft.models.catalog import store
 from tests.cli_runs import run_cli
 
 
@@ -18,3 +19,12 @@ def test_a_pull_prints_the_folder_or_the_gguf_file(
     done = run_cli(("models", "pull", "gemma3-270m", *options), monkeypatch, capsys, {"OMNIDRAFT_HOME": str(tmp_path)})
     assert done.returncode == 0
     assert done.stdout.strip() == str(tmp_path / "models" / name)
+
+
+def test_a_path_in_the_list_is_shown_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(store, "installed", lambda name: Path("/[/x]"))
+    done = run_cli(("models", "list"), monkeypatch, capsys, {"COLUMNS": "200"})
+    assert done.returncode == 0
+    assert "/[/x]" in done.stdout

@@ -74,6 +74,18 @@ def test_a_tenant_without_a_name_is_refused(command: Run, environ: dict[str, str
     assert num_orders(environ) == 0
 
 
+def test_forgetting_shows_each_wait_on_a_terminal_whatever_the_tenant_is_called(
+    command: Run, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config.load(None, environ)
+    wiring.log_writer(settings, settings.log.traces_topic)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    done = command("tenants", "forget", "[/x]", "--yes", "--purge-snapshots", "--wait", "0")
+    assert done.returncode == 0, done.stderr
+    for words in ("looking for [/x]", "forgetting [/x]", "waiting for snapshots without the tenant"):
+        assert words in done.stderr
+
+
 def test_a_champion_is_named_while_the_log_is_away(command: Run, environ: dict[str, str], tmp_path: Path) -> None:
     """Workers look at the alias too."""
     registry = wiring.registry(config.load(None, environ))

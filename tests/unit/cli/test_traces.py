@@ -1,4 +1,4 @@
-"""`omnidraft traces verify`: exit code 0 when all is accounted for, 1 when not, and the whole report as JSON."""
+"""`omnidraft traces`: `verify` has exit code 0 when all is accounted for, 1 when not; what is not there is refused."""
 
 import json
 from pathlib import Path
@@ -69,6 +69,48 @@ def test_a_file_in_a_folder_that_is_not_there_is_refused_before_the_log_is_read(
     done = run_cli(("traces", *command, "/nonexistent/out"), monkeypatch, capsys, environ)
     assert done.returncode == 2
     assert done.stderr == "omnidraft: cannot write /nonexistent/out: there is no folder /nonexistent\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "traces tail",
+        "traces tail --follow",
+        "traces export out.avro",
+        "traces verify",
+        "traces dead-letters list",
+        "traces dead-letters show 0 0",
+        "traces dead-letters redrive --all",
+        "snapshots list",
+        "snapshots show champion",
+        "snapshots promote latest",
+        "tenants factors list",
+    ],
+)
+@pytest.mark.parametrize("registry", ["sqlite:///mlflow.db", "directory:///registry"])
+def test_in_an_empty_folder_a_command_that_reads_is_refused_and_makes_nothing(
+    command: str, registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    environ = {"OMNIDRAFT_LOG": "sqlite:///runs/log.db", "MLFLOW_TRACKING_URI": registry}
+    done = run_cli(command.split(), monkeypatch, capsys, environ)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert " yet: " in done.stderr
+    assert done.stderr.endswith("run this where the services run, or name --config\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [("tail",), ("dead-letters", "list")])
+def test_a_log_without_the_topic_is_refused_and_gets_none(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environ = {"OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db"}
+    settings = config.load(None, environ)
+    wiring.control_writer(settings)
+    done = run_cli(("traces", *command), monkeypatch, capsys, environ)
+    assert done.returncode == 2
+    assert f"at {settings.log.url} yet: " in done.stderr
+    assert wiring.topic_names(settings) == {settings.log.control_topic}
 
 
 def test_the_newest_records_of_a_target_become_an_archive(

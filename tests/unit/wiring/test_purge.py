@@ -29,7 +29,10 @@ def test_a_target_without_snapshots_holds_up_nobody(settings: Settings, tmp_path
     registry.publish(make_bundle(tmp_path, "s1", offsets={0: 4}), None)
     registry.publish(make_bundle(tmp_path, "s2", offsets={0: 4}, forgets=("order",)), 1)
     wiring.registry(settings.for_target("new"))
-    assert purge_snapshots(settings, DATA, "order", 5.0) == {"new": [], "big": [1]}
+    purged: list[None] = []
+    done = purge_snapshots(settings, DATA, "order", 5.0, lambda: purged.append(None))
+    assert done == {"new": [], "big": [1]}
+    assert len(purged) == 2
 
 
 def test_without_a_registry_there_is_nothing_to_wait_for(settings: Settings) -> None:

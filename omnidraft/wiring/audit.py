@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from omnidraft.config import Settings
 from omnidraft.errors import SnapshotNotFound
 from omnidraft.ports import Registry, SnapshotVersion
-from omnidraft.wiring.existing import existing_log_reader, existing_registry
-from omnidraft.wiring.logs import log_reader, topic_names, trace_source
+from omnidraft.wiring.existing import existing_log_reader
+from omnidraft.wiring.logs import log_reader, registry, topic_names, trace_source
 
 if TYPE_CHECKING:
     from omnidraft.audit.findings import Report
@@ -24,10 +24,10 @@ def audit(
 
     Args:
         counts_only: skip the record names that the newest snapshot stores, which come with its optimizer.
-        saw: called with the number of messages of each poll.
+        on_poll: called with the number of messages of each poll.
 
     Raises:
-        BusError, SnapshotError: log or registry cannot be read, or there is no registry.
+        BusError, SnapshotError: log or registry cannot be read.
         RequestError: there is no trace topic.
         LogReplaced: it is not the log that the newest snapshot learned from.
     """
@@ -36,10 +36,11 @@ def audit(
     from omnidraft.distill.ingest.log_position import require_same_log
     from omnidraft.telemetry.metrics import CountingMetrics
 
-    snapshots, log = existing_registry(settings), settings.log
-    versions = snapshots.versions()  # first: all that they refer to is in the log or dead-lettered by now
-    seen = None if counts_only else _seen_names(snapshots, versions)
-    with closing(existing_log_reader(settings, log.traces_topic)) as reader:
+    log = settings.log
+    with closing(existing_log_reader(settings, log.traces_topic)) as reader:  # no snapshot was published without it
+        snapshots = registry(settings)
+        versions = snapshots.versions()  # first: all that they refer to is in the log or dead-lettered by now
+        seen = None if counts_only else _seen_names(snapshots, versions)
         dead_letter_index = _dead_letter_reasons(settings)
         if versions:
             manifest = versions[-1].manifest

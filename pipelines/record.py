@@ -8,8 +8,7 @@ after the last. `pipelines.learn`, `replay` and `evaluate` read the archive.
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -84,21 +83,14 @@ def main(
 def _require_writable(out: Path) -> None:
     """Make the archive's folder. Raises RequestError when no archive can be written there."""
     folder = out.absolute().parent
-    with _write_errors(folder):
+    try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise RequestError(f"cannot write {folder}: {exc.strerror}; name another file, or make it writable") from exc
     if out.is_dir():
         raise RequestError(f"cannot write {out}: it is a folder; name a file")
     if not os.access(folder, os.W_OK):
         raise RequestError(f"cannot write {out}: {folder} is not writable")
-
-
-@contextmanager
-def _write_errors(path: Path) -> Iterator[None]:
-    """Translate the errors of writing there into RequestError."""
-    try:
-        yield
-    except OSError as exc:
-        raise RequestError(f"cannot write {path}: {exc.strerror}; name another file, or make it writable") from exc
 
 
 def _import(settings: config.Settings, exchanges: Sequence[ApiExchange], tenant: str, out: Path) -> None:
@@ -117,8 +109,7 @@ def _import(settings: config.Settings, exchanges: Sequence[ApiExchange], tenant:
 
 
 def _write(out: Path, records: list[TraceRecord]) -> None:
-    with _write_errors(out):
-        archive.write(out, records)
+    archive.write(out, records)
     num_tokens = sum(len(record.emitted_ids) for record in records)
     num_answers = len({record.request_id for record in records})
     print(f"{num_answers} answers, {num_tokens} tokens, in {out}, {out.stat().st_size / 1e6:.1f} MB")

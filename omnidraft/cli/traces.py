@@ -13,7 +13,7 @@ from rich.table import Table
 from omnidraft import config, json_report
 from omnidraft.cli import dead_letters
 from omnidraft.cli.options import Config, Target, group, printable, require_folder_of
-from omnidraft.errors import ConfigError, RequestError, WireError
+from omnidraft.errors import ConfigError, WireError
 
 if TYPE_CHECKING:
     from omnidraft.audit.findings import Report
@@ -114,10 +114,7 @@ def export(
         raise ConfigError(
             f"none of the newest {num} messages is a record of {pair[0]} that was asked for; ask for more"
         )
-    try:
-        archive.write(path, chosen)
-    except OSError as exc:
-        raise RequestError(f"cannot write {path}: {exc.strerror}; name another file, or make it writable") from exc
+    archive.write(path, chosen)
     print(f"{len(chosen)} records of {pair[0]} are in {path}")
 
 

@@ -5,6 +5,7 @@ A file contains its writer's schema, so it needs no headers, and later versions 
 
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import fastavro
@@ -24,6 +25,7 @@ def write(path: Path, records: Iterable[TraceRecord]) -> None:
     """Write all records, in order; the file appears whole or not at all, also after a power failure.
 
     Raises:
+        RequestError: the file cannot be written.
         WireError: a record breaks a rule of checks.py.
     """
     partial = path.with_name(f".{path.name}.partial")
@@ -35,8 +37,11 @@ def write(path: Path, records: Iterable[TraceRecord]) -> None:
             fastavro.writer(file, schema, rows, codec="deflate", metadata=metadata, sync_marker=_SYNC_MARKER)
         sync(partial)
         put_in_place(partial, path)
+    except OSError as exc:
+        raise RequestError(f"cannot write {path}: {exc.strerror}; name another file, or make it writable") from exc
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # it has its name, or there is none
+            partial.unlink()
 
 
 def is_archive(path: Path) -> bool:

@@ -40,6 +40,7 @@ from omnidraft.errors import (
     LogTruncated,
     OffsetOutOfRange,
     RegistryError,
+    RequestError,
     SnapshotCorrupt,
     SnapshotNotFound,
     StorageError,
@@ -709,7 +710,7 @@ def test_a_disk_that_cannot_keep_the_name_of_an_archive_says_so_but_not_one_that
         real(descriptor)
 
     monkeypatch.setattr("os.fsync", synced)
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)) if is_told else contextlib.nullcontext():
+    with pytest.raises(RequestError, match=os.strerror(errno.EIO)) if is_told else contextlib.nullcontext():
         archive.write(tmp_path / "traces.avro", [make_record()])
     assert len(list(archive.read(tmp_path / "traces.avro"))) == 1
 

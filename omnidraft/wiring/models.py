@@ -134,7 +134,7 @@ def _target_on_kernels_or_transformers(settings: Settings, folder: Path) -> Targ
     from omnidraft.models.native.target import cached_target
 
     section, cache = settings.models, packed_cache(settings)
-    options = {"name": section.target, "precision": section.precision, "kernels": section.kernels}
+    options = {"name": _name(section.target, folder), "precision": section.precision, "kernels": section.kernels}
     if cache is not None and (cached := cached_target(folder, **options, cache=cache)):
         return cached
     from omnidraft.models.hf.target import load_target  # takes seconds
@@ -163,9 +163,16 @@ def _llamacpp_target(settings: Settings, tokenizers: TargetVocabulary) -> Target
     gguf = store.gguf_path(settings.models.target)
     require_surviving_build(gguf, store.default_home())
     max_texts = settings.scheduler.max_num_seqs
-    return load_target(
-        gguf, tokenizers.target.vocabulary, settings.decode, name=settings.models.target, max_texts=max_texts
-    )
+    name = _name(settings.models.target, gguf)
+    return load_target(gguf, tokenizers.target.vocabulary, settings.decode, name=name, max_texts=max_texts)
+
+
+def _name(model: str, source: Path) -> str:
+    """Return what fingerprints call this model: other weights under the same name have another. Raises ModelError."""
+    from omnidraft.models.catalog import store
+    from omnidraft.models.weights_name import weights_digest
+
+    return f"{model}@{weights_digest(source, store.default_home() / 'digests')}"
 
 
 def ngram_cache(

@@ -60,7 +60,8 @@ class TransformersTarget:
         self._bytes_of_slot = kv_bytes_of_slot(config, torch.float32 if precision in native.PACKED else model.dtype)
         self._has_length_dependent_rope = attention.has_length_dependent_rope(config)
         self.fingerprint = (
-            f"{name}-{precision}-b{settings.chains}-w{settings.width}-p{settings.prefill_rows}-c{settings.capacity_step}"
+            f"{name}-{precision}-{_device(model.device)}"
+            f"-b{settings.chains}-w{settings.width}-p{settings.prefill_rows}-c{settings.capacity_step}"
             f"-t{torch.get_num_threads()}-torch{torch.__version__}-{_arithmetic(precision, kernels)}"
         )
         self.max_rows = _MAX_ROWS if model.device.type == "cpu" else _MAX_ROWS_ON_ACCELERATOR
@@ -200,6 +201,10 @@ def load_target(
         return LlamaTarget(packed, name=name, precision=chosen, kernels=kernels)
     changed = precisions.apply(model, chosen, kernels)
     return TransformersTarget(changed, settings, name=name, precision=chosen, kernels=kernels)  # type: ignore[arg-type]
+
+
+def _device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _arithmetic(precision: str, kernels: str) -> str:

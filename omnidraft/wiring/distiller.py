@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.config import Settings
+from omnidraft.freed_memory import keep_freed_memory
 from omnidraft.ports import Metrics, NoopTracing, Tracing
 from omnidraft.wiring.controller import base_serving_tensors, control_follower, recent_records, snapshot_comparison
 from omnidraft.wiring.logs import log_reader, log_writer, registry, trace_source
@@ -61,6 +62,7 @@ def distillation(
     from omnidraft.telemetry.metrics import LabelledMetrics
 
     require_signer(settings, ("distiller", "operator"))
+    keep_freed_memory()
     metrics = LabelledMetrics(metrics, target=settings.models.target)
     tokenizers, section = tokenizers or vocabularies(settings), settings.learner
     groups = TenantGroups(section.tenants)

@@ -22,6 +22,7 @@ from omnidraft.distill.ingest.record_disposition import hash_64
 from omnidraft.distill.ingest.tenant_shares import TenantGroups
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import RequestError
+from omnidraft.freed_memory import keep_freed_memory
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces.record import TraceRecord
@@ -150,6 +151,7 @@ def learn(
 def new_run(settings: config.Settings, tokenizers: wiring.Vocabularies) -> TrainingRun:
     """Return a learner at the base drafter, with all threads unless the settings have a number: nothing is served."""
     torch.set_num_threads(settings.learner.threads or usable_processors())
+    keep_freed_memory()
     return TrainingRun(wiring.learner(settings, tokenizers))
 
 

@@ -16,7 +16,7 @@ PRODUCT = ("omnidraft", "services", "pipelines")
 
 LEVELS = (  # lowest first
     {"errors", "exit_status", "config", "throttle", "private_files", "cache_files", "progress", "supervised_thread"}
-    | {"container_limits", "durable_files"},
+    | {"container_limits", "durable_files", "freed_memory"},
     {"vocab", "traces", "snapshots", "prompts", "memory", "tools", "extras"},
     {"ports", "json_report"},
     {"bus", "registry", "models", "telemetry", "decode", "distill", "fleet"},

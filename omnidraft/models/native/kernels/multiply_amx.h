@@ -134,11 +134,12 @@ struct Bfloat16WeightsAmx : Bfloat16Layout, SplitInputs {
     }
 };
 
-// A tile of inputs has what is under one step of up to 16 rows. Vectors are faster for one or two rows.
+// A tile of inputs has what is under one step of up to 16 rows. Vectors are faster for few rows, more of them in four bits,
+// whose levels a tile needs unpacked in memory.
 template <int BITS, class Layout = QuantizedLayout<BITS>, class Inputs = ByteInputs<Layout>>
 struct QuantizedWeightsAmx : Layout, Inputs {
     using Layout::GROUP_BYTES, Inputs::row_bytes;
-    static constexpr int MIN_BLOCKS = 1, MAX_VECTOR_ROWS = 2, STEPS = Inputs::STEPS, STEP_SIZE = Inputs::STEP_SIZE;
+    static constexpr int MIN_BLOCKS = 1, MAX_VECTOR_ROWS = BITS == 4 ? 5 : 2, STEPS = Inputs::STEPS, STEP_SIZE = Inputs::STEP_SIZE;
 
     static void configure(int num_rows) {
         TileConfig config;

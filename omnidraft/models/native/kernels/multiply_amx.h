@@ -139,7 +139,8 @@ struct Bfloat16WeightsAmx : Bfloat16Layout, SplitInputs {
 template <int BITS, class Layout = QuantizedLayout<BITS>, class Inputs = ByteInputs<Layout>>
 struct QuantizedWeightsAmx : Layout, Inputs {
     using Layout::GROUP_BYTES, Inputs::row_bytes;
-    static constexpr int MIN_BLOCKS = 1, MAX_VECTOR_ROWS = BITS == 4 ? 5 : 2, STEPS = Inputs::STEPS, STEP_SIZE = Inputs::STEP_SIZE;
+    static constexpr int MIN_BLOCKS = 1, MAX_VECTOR_ROWS = BITS == 4 ? 5 : 2;
+    static constexpr int STEPS = Inputs::STEPS, STEP_SIZE = Inputs::STEP_SIZE;
 
     static void configure(int num_rows) {
         TileConfig config;

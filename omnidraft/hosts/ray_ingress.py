@@ -20,6 +20,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import RequestError
@@ -194,7 +195,7 @@ class _ForwardedCall:
             if headers.get("content-type", "").startswith(EVENT_STREAM):
                 first = await anext(frames, None)
                 cleanup.pop_all()
-                return StreamingResponse(_stream(self._call.path, first, frames), head.status, headers)
+                return _ReplicaStream(self._call.path, first, frames, head.status, headers)
             body = b"".join([piece async for piece in frames if isinstance(piece, bytes)])
             return Response(body, head.status, headers)
 
@@ -212,18 +213,38 @@ async def _frames(replicas: DeploymentHandle, call: HttpCall) -> AsyncGenerator[
             answer.cancel()
 
 
+class _ReplicaStream(StreamingResponse):
+    """Cancels its request at the replica when the response ends, however it ends. The iterator of the body cannot do
+    that: see EventStream of serving/event_stream.py."""
+
+    def __init__(
+        self,
+        path: str,
+        first: ResponseStart | bytes | None,
+        frames: AsyncGenerator[ResponseStart | bytes, None],
+        status: int,
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(_stream(path, first, frames), status, headers)
+        self._frames = frames
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the body. See StreamingResponse."""
+        async with aclosing(self._frames):
+            await super().__call__(scope, receive, send)
+
+
 async def _stream(
     path: str, first: ResponseStart | bytes | None, frames: AsyncGenerator[ResponseStart | bytes, None]
 ) -> AsyncIterator[bytes]:
     """Yield the body; when the replica dies in between, end the stream with the error event of its API."""
     follower = StreamFollower(path)
-    async with aclosing(frames):
-        try:
-            if isinstance(first, bytes):
-                yield follower.take(first)
-            async for piece in frames:
-                if isinstance(piece, bytes):
-                    yield follower.take(piece)
-        except RayActorError:
-            logger.warning("a replica died under a stream")
-            yield follower.error_events(error("the replica that wrote this text died; ask again", "server_error"))
+    try:
+        if isinstance(first, bytes):
+            yield follower.take(first)
+        async for piece in frames:
+            if isinstance(piece, bytes):
+                yield follower.take(piece)
+    except RayActorError:
+        logger.warning("a replica died under a stream")
+        yield follower.error_events(error("the replica that wrote this text died; ask again", "server_error"))

@@ -303,3 +303,30 @@ def test_a_request_that_serve_cancels_is_cancelled_at_the_replica() -> None:
 
     asyncio.run(cancelled())
     assert answer.is_cancelled
+
+
+def test_a_client_that_leaves_at_the_head_of_its_stream_is_told_to_the_replica_at_once() -> None:
+    """Before the first event is sent, so the iterator of the events never starts."""
+    answer = Answer([EVENTS, b"data: 1\n\n"], never_ends=True)
+
+    async def leave() -> None:
+        ingress = Ingress(1000, {"t": Replicas([answer])})
+        scope = HttpCall("POST", "/v1/completions").scope
+        messages = iter([{"type": "http.request", "body": b"{}", "more_body": False}])
+        head = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            if (message := next(messages, None)) is not None:
+                return message
+            await head.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(_message: dict[str, Any]) -> None:
+            head.set()
+            await asyncio.Event().wait()
+
+        response = await ingress(Request(scope, receive))
+        await response(scope, receive, send)
+        assert answer.is_cancelled
+
+    asyncio.run(leave())

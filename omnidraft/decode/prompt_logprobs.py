@@ -33,8 +33,9 @@ def score_prompt(decoder: Decoder, request: Request, num: int) -> Iterator[list[
     """
     first, others, mode = request.prompt_ids[:1], request.prompt_ids[1:], request.mode
     if others:
-        for each in forced_passes(decoder.target, first, others, mode, partial(decoder.scoring_rows, mode)):
-            yield list(_scored(each, num))
+        with decoder.scheduler.reserve(len(request.prompt_ids), mode):
+            for each in forced_passes(decoder.target, first, others, mode, partial(decoder.scoring_rows, mode)):
+                yield list(_scored(each, num))
 
 
 def _scored(each: ForcedPass, num: int) -> Iterator[PromptToken]:

@@ -6,11 +6,13 @@ large as the gap between two tokens may grow by.
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from omnidraft.config import SchedulerSettings
+from omnidraft.decode.fairness import clients_of, is_unfair_to, most_admitted
 from omnidraft.decode.prefill_chunk import PassSeconds, chunk_beside, chunk_between
 from omnidraft.decode.prefix_cache import PrefixCache
 from omnidraft.decode.sequence import SequenceState
@@ -53,6 +55,8 @@ class Scheduler:
         """In the order in which they were admitted."""
         self.prefixes = PrefixCache(public_prefixes)
         self.num_preemptions = 0
+        self._reserved_bytes = 0
+        """The memory for keys that belong to no sequence."""
 
     @property
     def sequences(self) -> list[SequenceState]:
@@ -69,18 +73,18 @@ class Scheduler:
         Args:
             reserved: the client of each sequence that has been promised room and is added later.
         """
-        admitted = Counter(_clients(self._admitted))
-        for each in (*_clients(self._waiting), *reserved):
+        admitted = Counter(clients_of(self._admitted))
+        for each in (*clients_of(self._waiting), *reserved):
             self._take_place(each, admitted)
         return self._take_place(client, admitted)
 
     def _take_place(self, client: str, admitted: Counter[str]) -> bool:
         """Return whether a sequence of this client has a place, also one of a client that has more; count it if so."""
         is_full = admitted.total() >= self._settings.max_num_seqs
-        if is_full and not _is_unfair_to(client, admitted):
+        if is_full and not is_unfair_to(client, admitted):
             return False
         if is_full:
-            admitted[_most(admitted)] -= 1
+            admitted[most_admitted(admitted)] -= 1
         admitted[client] += 1
         return True
 
@@ -104,6 +108,18 @@ class Scheduler:
         sequence.release()
         self._waiting.insert(0, sequence)
         self.num_preemptions += 1
+
+    @contextmanager
+    def reserve(self, num_ids: int, mode: Mode) -> Iterator[None]:
+        """Keep memory for the keys of a prompt that is read outside the rounds. Prefixes and the newest sequences make
+        room for it at once; the oldest sequence goes on beside it in any case."""
+        reserved_bytes = self._target.kv_bytes(num_ids, num_ids, mode)
+        self._reserved_bytes += reserved_bytes
+        try:
+            self._preempt_for_memory()
+            yield
+        finally:
+            self._reserved_bytes -= reserved_bytes
 
     def schedule(self, pass_s_of: Callable[[Mode], PassSeconds | None]) -> ScheduledRound:
         """Return the next round. `pass_s_of` a mode sizes the chunks of prompts; None where it was not measured."""
@@ -150,7 +166,7 @@ class Scheduler:
     def _admit(self, scheduled: ScheduledRound) -> None:
         """Admit the first sequence of the client with the fewest admitted ones, again and again. One that waits for a
         prefix does so to the end of the round, since no more is read in it."""
-        running, readers = Counter(_clients(self._admitted)), self._readers
+        running, readers = Counter(clients_of(self._admitted)), self._readers
         waiting = defaultdict[str, deque[tuple[int, SequenceState]]](deque)
         for position, each in enumerate(self._waiting):
             waiting[each.client].append((position, each))
@@ -222,18 +238,18 @@ class Scheduler:
     def _preempt_for_fairness(self) -> None:
         """Let the newest sequences of the client with most of them wait, if a client with fewer waits for a place or
         for memory, and that is enough for it. Where only places are short, their keys stay as prefixes."""
-        running, readers, admitted = Counter(_clients(self._admitted)), self._readers, list(self._admitted)
-        clients = {client for client in set(_clients(self._waiting)) if _is_unfair_to(client, running)}
+        running, readers, admitted = Counter(clients_of(self._admitted)), self._readers, list(self._admitted)
+        clients = {client for client in set(clients_of(self._waiting)) if is_unfair_to(client, running)}
         waiting = [each for each in self._waiting if each.client in clients]
         waiting.sort(key=lambda each: running[each.client])
         sequence = next((each for each in waiting if not self._waits_for_prefix(each, readers)), None)
         if sequence is None:
             return
         while not self._has_place_for(sequence, admitted):
-            running = Counter(_clients(admitted))
-            if not _is_unfair_to(sequence.client, running):
+            running = Counter(clients_of(admitted))
+            if not is_unfair_to(sequence.client, running):
                 return
-            most = _most(running)
+            most = most_admitted(running)
             admitted.remove(next(each for each in reversed(admitted) if each.client == most))
         keys_fit = self._fit(*self._admitted, sequence)
         for each in reversed([each for each in self._admitted if each not in admitted]):
@@ -246,7 +262,8 @@ class Scheduler:
 
     def _fit(self, *sequences: SequenceState) -> bool:
         """Return whether there is memory for the keys of these sequences together, without any prefixes."""
-        return sum(map(self._bytes_of, sequences)) <= self._settings.kv_cache_gib * 2**30
+        used_bytes = self._reserved_bytes + sum(map(self._bytes_of, sequences))
+        return used_bytes <= self._settings.kv_cache_gib * 2**30
 
     def _preempt_for_memory(self) -> None:
         while self._used_bytes() > self._settings.kv_cache_gib * 2**30 and len(self.prefixes):
@@ -264,7 +281,7 @@ class Scheduler:
         return True
 
     def _used_bytes(self) -> float:
-        return self.prefixes.kv_bytes + sum(map(self._bytes_of, self._admitted))
+        return self._reserved_bytes + self.prefixes.kv_bytes + sum(map(self._bytes_of, self._admitted))
 
     def _bytes_of(self, sequence: SequenceState, *, is_idle: bool = False) -> int:
         """Return the memory of a sequence's keys after its next pass. An idle one takes part in none, so in fast mode
@@ -275,17 +292,3 @@ class Scheduler:
 
     def _limits(self, sequence: SequenceState) -> TreeLimits:
         return self._target.limits(sequence.request.mode)
-
-
-def _clients(sequences: Sequence[SequenceState]) -> list[str]:
-    return [each.client for each in sequences]
-
-
-def _is_unfair_to(client: str, running: Counter[str]) -> bool:
-    """Return whether another client has at least two sequences more than this one, given the number of each."""
-    return max(running.values(), default=0) >= running[client] + 2
-
-
-def _most(running: Counter[str]) -> str:
-    """Return the client with most sequences."""
-    return max(running, key=lambda client: running[client])

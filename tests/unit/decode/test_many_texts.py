@@ -169,6 +169,36 @@ def test_a_prompt_is_scored_in_passes_that_running_texts_may_wait_for(seconds_by
     assert sum(map(len, waiting)) == num_scored - 2 * (65 + beside)
 
 
+def test_the_keys_of_a_prompt_that_is_scored_count_as_memory():
+    together = decoder(kv_cache_gib=440 / 2**30)
+    together.add(replace(make_request(), prompt_ids=PROMPT * 2), None, cache_scope="me")
+    finish(together)
+    texts = [together.add(each, None) for each in requests(3, max_new_tokens=60)]
+    together.step()
+    assert all(each.session is not None for each in texts)
+    scoring = score_prompt(together, replace(make_request(), prompt_ids=PROMPT * 50), 0)
+    next(scoring)
+    assert [each.session is None for each in texts] == [False, False, True]
+    assert len(together.scheduler.prefixes) == 0
+    together.step()
+    assert texts[2].session is None
+    scoring.close()
+    together.step()
+    assert texts[2].session is not None
+    assert finish(together)
+    assert together.scheduler.num_preemptions == 1
+
+
+def test_one_text_goes_on_beside_a_prompt_that_fills_the_memory():
+    together = decoder(kv_cache_gib=200 / 2**30)
+    texts = [together.add(each, None) for each in requests(2)]
+    for _ in score_prompt(together, replace(make_request(), prompt_ids=PROMPT * 60), 0):
+        together.step()
+    assert texts[0].is_finished or len(texts[0].ids) > len(texts[0].request.prompt_ids)
+    finish(together)
+    assert all(each.is_finished for each in texts)
+
+
 def test_keys_are_reused_within_a_scope_only():
     together = decoder()
     first = together.add(make_request(), None, cache_scope="tenant a")

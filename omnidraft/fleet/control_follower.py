@@ -88,13 +88,13 @@ class LogControlFollower:
 
         Superseded ones are skipped: after a long absence only the last champion is returned.
         """
-        self._read(timeout_s)
+        self._read(timeout_s, at_end_s=timeout_s)
         return self._take_pending()
 
     def poll_all(self, timeout_s: float) -> tuple[Announcement, ...]:
         """See ports.ControlFollower. Messages that a log still does not give after MAX_SILENCE_S are left out."""
         before, silent_s, self._silent_s = dict(self._next), self._silent_s, 0.0
-        unread = self._read(timeout_s)
+        unread = self._read(timeout_s, at_end_s=0.0)
         if self._holds(unread):
             self._silent_s = timeout_s + (silent_s if self._next == before else 0.0)
             silence = f"the control log gave nothing for {self._silent_s:.0f} s before its ends {unread}"
@@ -103,32 +103,54 @@ class LogControlFollower:
             logger.warning("%s: these messages count as unreadable", silence)
         return self._take_pending()
 
+    def read_whole(self, timeout_s: float) -> tuple[Announcement, ...]:
+        """As `poll_all`, repeated while the log is only silent, for a process that looks once.
+
+        Raises:
+            BusError: the log cannot be read.
+        """
+        while True:
+            try:
+                return self.poll_all(timeout_s)
+            except BusError:
+                if not self._silent_s:
+                    raise
+
     def _holds(self, unread: Offsets) -> bool:
         """Return whether the log holds messages before one of these ends; retention may have deleted them."""
         firsts = self._reader.first_offsets() if unread else {}
         return any(firsts.get(partition, 0) < end for partition, end in unread.items())
 
-    def _read(self, timeout_s: float) -> Offsets:
-        """Read up to the end of the log, or until nothing comes within `timeout_s`; return the ends not reached."""
+    def _read(self, timeout_s: float, *, at_end_s: float) -> Offsets:
+        """Read up to the end of the log, or until nothing comes within `timeout_s`; return the ends not reached.
+
+        Args:
+            at_end_s: seconds to wait for a message where all were read before.
+        """
         try:
-            return self._read_on(timeout_s)
+            return self._read_on(timeout_s, at_end_s)
         except OffsetOutOfRange as exc:
             logger.warning("reading the control log from its first message again: %s", exc)
             self._reader.seek({})
             self._next, self._sequence_base = {}, self._highest + 1
             self._other_partitions, self._offsets, self._newest_ms, self._newest = [], [], [], {}
-            return self._read_on(timeout_s)
+            return self._read_on(timeout_s, at_end_s)
 
-    def _read_on(self, timeout_s: float) -> Offsets:
+    def _read_on(self, timeout_s: float, at_end_s: float) -> Offsets:
         ends = self._reader.end_offsets()
+        wait_s = timeout_s if self._unread(ends) else at_end_s
         while True:
-            polled = self._reader.poll(MAX_MESSAGES, timeout_s)
+            polled = self._reader.poll(MAX_MESSAGES, wait_s)
             self._next |= polled.next_offsets
             self._other_partitions += [message for message in polled.messages if message.partition != PARTITION]
             self._process([message for message in polled.messages if message.partition == PARTITION])
-            unread = {partition: end for partition, end in ends.items() if self._next.get(partition, 0) < end}
+            unread = self._unread(ends)
             if not polled.next_offsets or not unread:
                 return unread
+
+    def _unread(self, ends: Offsets) -> Offsets:
+        """Return those of these ends that were not reached yet."""
+        return {partition: end for partition, end in ends.items() if self._next.get(partition, 0) < end}
 
     def _take_pending(self) -> tuple[Announcement, ...]:
         self._process(sorted(self._other_partitions, key=lambda message: message.timestamp_ms))

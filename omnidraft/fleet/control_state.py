@@ -61,7 +61,7 @@ def read_control_state(
         authenticator=authenticator,
         on_genuine=history.take,
     )
-    return _state(follower.poll(timeout_s), history)
+    return _state(follower.read_whole(timeout_s), history)
 
 
 def _state(announcements: Sequence[Announcement], history: ControlHistory) -> ControlState:

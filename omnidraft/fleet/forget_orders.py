@@ -21,7 +21,8 @@ def last_order(
     reader: LogReader, metrics: Metrics, tenant: str, authenticator: Authenticator | None = None
 ) -> Announcement | None:
     """Return the newest genuine order to forget this tenant. Raises BusError."""
-    orders = LogControlFollower(reader, metrics, kinds=("forget",), authenticator=authenticator).poll(POLL_S)
+    follower = LogControlFollower(reader, metrics, kinds=("forget",), authenticator=authenticator)
+    orders = follower.read_whole(POLL_S)
     return next((order for order in reversed(orders) if order.tenant == tenant), None)
 
 

@@ -206,7 +206,6 @@ def _control_states(
     reader: LogReader, settings: Settings, metrics: Metrics, sources: OverviewSources
 ) -> dict[str, ControlState]:
     """Return the control state of every target."""
-    timeout_s = POLL_S if any(reader.end_offsets().values()) else 0.0
     drafter = settings.models.followed_drafter
     return {
         target: read_control_state(
@@ -214,7 +213,7 @@ def _control_states(
             metrics,
             target=target,
             drafter=drafter,
-            timeout_s=timeout_s,
+            timeout_s=POLL_S,
             authenticator=sources.authenticator(target),
         )
         for target in settings.models.targets

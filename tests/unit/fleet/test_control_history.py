@@ -12,6 +12,7 @@ from omnidraft.fleet.control_state import read_control_state
 from omnidraft.ports import Announcement, LogReader, Message, Offsets, Outgoing, PollResult
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from tests.silent_reader import SilentReader
 
 PAIR = {"target": "big", "drafter": "small"}
 
@@ -31,7 +32,7 @@ def told(log: MemoryLog, **fields: object) -> list[tuple[str, int | None, str]]:
 
 
 def told_by(reader: LogReader, **fields: object) -> list[tuple[str, int | None, str]]:
-    events = read_control_state(reader, CountingMetrics(), **PAIR, timeout_s=0, **fields).events
+    events = read_control_state(reader, CountingMetrics(), **PAIR, timeout_s=0.1, **fields).events
     assert [each.at_ms for each in events] == sorted(each.at_ms for each in events)
     return [(each.kind, each.version, each.reason) for each in events]
 
@@ -138,6 +139,12 @@ def test_an_old_announcement_that_somebody_sends_again_is_no_event(log: MemoryLo
     for version in (5, 6, 5):
         control_log.publish_announcement(writer, "champion", version, **PAIR)
     assert told(log, authenticator=SignedWithItsVersion()) == [("promoted", 5, ""), ("promoted", 6, "")]
+
+
+def test_a_slow_log_hides_no_pause(log: MemoryLog, writer: MemoryWriter) -> None:
+    control_log.publish_announcement(writer, "pause", **PAIR)
+    reader = SilentReader(log, "control", (0, 1))
+    assert read_control_state(reader, CountingMetrics(), **PAIR, timeout_s=0.1).is_learning_paused
 
 
 def test_no_topic_has_no_history(log: MemoryLog) -> None:

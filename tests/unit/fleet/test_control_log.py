@@ -157,6 +157,48 @@ def test_a_start_waits_for_no_message_that_retention_deleted(tmp_path, metrics):
     assert follower.poll_all(0) == ()
 
 
+def test_a_start_with_an_empty_log_waits_for_nothing(log, metrics):
+    class NeverWaits(MemoryReader):
+        def poll(self, max_messages, timeout_s):
+            assert timeout_s == 0
+            return super().poll(max_messages, timeout_s)
+
+    follower = LogControlFollower(NeverWaits(log, "control"), metrics, kinds=("champion",))
+    assert follower.poll_all(5.0) == ()
+    assert follower.read_whole(5.0) == ()
+
+
+def test_one_look_at_a_slow_log_misses_nothing(log, writer, metrics):
+    for version in range(1, 7):
+        control_log.publish_announcement(writer, "champion", version)
+    follower = LogControlFollower(SilentReader(log, "control", (0, 1, 3)), metrics, kinds=("champion",))
+    assert follower.read_whole(MAX_SILENCE_S / 4) == (Announcement(5, "champion", 6),)
+
+
+def test_one_look_at_a_log_that_gives_nothing_more_ends(log, writer, metrics, caplog):
+    for version in range(1, 7):
+        control_log.publish_announcement(writer, "champion", version)
+    follower = LogControlFollower(SilentReader(log, "control", range(1, 99)), metrics, kinds=("champion",))
+    assert follower.read_whole(MAX_SILENCE_S / 4) == (Announcement(2, "champion", 3),)
+    assert "these messages count as unreadable" in caplog.text
+
+
+def test_one_look_at_a_log_that_goes_away_says_so(log, writer, metrics):
+    class Gone(SilentReader):
+        num_asked = 0
+
+        def end_offsets(self):
+            self.num_asked += 1
+            if self.num_asked > 3:
+                raise BusError("no broker answers")
+            return super().end_offsets()
+
+    control_log.publish_announcement(writer, "champion", 1)
+    follower = LogControlFollower(Gone(log, "control", range(99)), metrics, kinds=("champion",))
+    with pytest.raises(BusError, match="no broker answers"):
+        follower.read_whole(MAX_SILENCE_S / 9)
+
+
 def test_a_champion_after_a_canary_supersedes_it_and_drifts_of_tenants_hold_side_by_side(log, writer, metrics):
     control_log.publish_announcement(writer, "champion", 1)
     control_log.publish_announcement(writer, "canary", 2, share=0.1)

@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 
 from omnidraft.errors import RegistryError, SnapshotNotFound
-from omnidraft.fleet.forget_orders import affected_snapshots, purge
+from omnidraft.fleet.forget_orders import affected_snapshots, last_order, order_forgetting, purge
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.snapshots import bundle
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.memory_log import MemoryLog, MemoryWriter
+from tests.silent_reader import SilentReader
 from tests.snapshot_folders import make_bundle, manifest
 
 
@@ -99,3 +102,12 @@ def test_a_version_that_cannot_be_deleted_is_named_and_stops_no_other(registry, 
     for version in (1, 3, 4):
         with pytest.raises(SnapshotNotFound):
             registry.fetch(version, tmp_path / "look", ("serving",))
+
+
+def test_the_last_order_is_found_in_a_slow_log() -> None:
+    log = MemoryLog()
+    writer = MemoryWriter(log, "control")
+    orders = [order_forgetting(writer, tenant, 0) for tenant in ("a", "a", "b")]
+    last = last_order(SilentReader(log, "control", (0, 1)), CountingMetrics(), "a")
+    assert last is not None
+    assert last.forget_id == orders[1]

@@ -1,17 +1,30 @@
 """Small files of the user's cache, which no reader finds half written."""
 
-import os
-import threading
+import time
+import uuid
+from contextlib import suppress
 from pathlib import Path
+
+SUFFIX = ".replacement"
+LEFTOVER_S = 3600.0
+"""The age from which on no writer is at work on a file any more."""
 
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file aside, in its folder, which is made if it is missing, and rename it. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+    _delete_leftovers(path.parent)
+    partial = path.with_name(f".{uuid.uuid4().hex}{SUFFIX}")  # process ids of containers that share a home are equal
     try:
         partial.write_bytes(content)
         partial.replace(path)
-    except OSError:
+    finally:
         partial.unlink(missing_ok=True)
-        raise
+
+
+def _delete_leftovers(folder: Path) -> None:
+    """Delete what killed writers left in this folder."""
+    for leftover in folder.glob(f".*{SUFFIX}"):
+        with suppress(OSError):  # another writer deletes it too
+            if time.time() - leftover.stat().st_mtime > LEFTOVER_S:
+                leftover.unlink()

@@ -5,7 +5,7 @@ to the champion, which tenants are to be forgotten, and whose traffic drifts. Wh
 read last hold.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -31,15 +31,13 @@ class TrainingControl:
         """Take in what was ordered before, which has to be known before anything is learned. Kafka's first answer takes
         a while. Raises BusError; then it may be repeated."""
         if self._follower is not None:
-            for announcement in self._follower.poll_all(timeout_s):
-                self._apply(announcement)
+            self._apply(self._follower.poll_all(timeout_s))
 
     def poll(self) -> None:
         """Take in new announcements, without waiting for any."""
         if self._follower is not None:
             with suppress(BusError):
-                for announcement in self._follower.poll(0.0):
-                    self._apply(announcement)
+                self._apply(self._follower.poll(0.0))
 
     @property
     def is_drifting(self) -> bool:
@@ -56,20 +54,21 @@ class TrainingControl:
         orders, self._forgets = self._forgets, []
         return orders
 
-    def _apply(self, announcement: Announcement) -> None:
-        match announcement.kind:
-            case "pause" | "resume":
-                self.is_paused = announcement.kind == "pause"
-            case "restart":
-                self.restart = announcement
-            case "rewind":
-                self.rewind = announcement
-            case "forget":
-                self._forgets.append(announcement)
-            case "drift" | "drift_over":
-                self._drifting = self._drifting.after(announcement)
-                if announcement.kind == "drift" and announcement.tenant is not None:
-                    self._new_drifts.append(announcement.tenant)
+    def _apply(self, announcements: Iterable[Announcement]) -> None:
+        for announcement in announcements:
+            match announcement.kind:
+                case "pause" | "resume":
+                    self.is_paused = announcement.kind == "pause"
+                case "restart":
+                    self.restart = announcement
+                case "rewind":
+                    self.rewind = announcement
+                case "forget":
+                    self._forgets.append(announcement)
+                case "drift" | "drift_over":
+                    self._drifting = self._drifting.after(announcement)
+                    if announcement.kind == "drift" and announcement.tenant is not None:
+                        self._new_drifts.append(announcement.tenant)
 
 
 @dataclass(frozen=True, slots=True)

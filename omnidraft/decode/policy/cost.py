@@ -45,26 +45,34 @@ Seconds = Callable[[int], float]
 class CostPolicy:
     """Implements ports.Policy for one target and mode. Every tenant has its own gain and trials for each kind of
     request, so that losses with one kind do not end the gains of another; and for each load, a power of two of texts
-    that are drafted for together, since rows that were free for one text are dear when many have them."""
+    that are drafted for together, since rows that were free for one text are dear when many have them. A new tenant
+    begins with what was measured over all."""
 
     def __init__(self, pass_s: Seconds, step_s: Seconds, num_candidates: int = 4) -> None:
         """Take the seconds of a pass and of a drafter step by their rows."""
         self.pass_s, self.step_s, self.num_candidates = pass_s, step_s, num_candidates
         self.next_value = 0.5
         """Share of a prefix's probability that its best child has: the tokens that one more drafter step gives."""
-        self._stats: Callable[[str, Work, int], DraftingStats] = lru_cache(_MAX_STREAMS)(self._new_stats)
-        self._lengths: Callable[[str, Work], AnswerLength] = lru_cache(_MAX_STREAMS)(lambda *stream: AnswerLength())
+        self._stats: Callable[[str | None, Work, int], DraftingStats] = lru_cache(_MAX_STREAMS)(self._new_stats)
+        self._lengths: Callable[[str | None, Work], AnswerLength] = lru_cache(_MAX_STREAMS)(self._new_length)
         self._num_since_plain = Counter[int]()
         """Rounds with drafts since the last one without, by load."""
         self.num_without = Counter[int]()
         """Nodes that the last round would have scored without the drafter, by load."""
 
-    def stats(self, tenant: str, work: Work = "text", num_texts: int = 1) -> DraftingStats:
-        """Return what drafting gained for this tenant's texts of this kind in rounds of about so many texts."""
+    def stats(self, tenant: str | None, work: Work = "text", num_texts: int = 1) -> DraftingStats:
+        """Return what drafting gained for this tenant's texts of this kind, None: for those of all, in rounds of about
+        so many texts."""
         return self._stats(tenant, work, _load(num_texts))
 
-    def length(self, tenant: str, work: Work = "text") -> AnswerLength:
-        """Return how long this tenant's answers of this kind are."""
+    def trial_payer(self, tenant: str, work: Work = "text", num_texts: int = 1) -> DraftingStats:
+        """Return whose seconds without a drafter a trial is taken from. Tenants that were never drafted for pay
+        together: each may have too few of them."""
+        stats = self.stats(tenant, work, num_texts)
+        return stats if stats.num_drafted else self.stats(None, work, num_texts)
+
+    def length(self, tenant: str | None, work: Work = "text") -> AnswerLength:
+        """Return how long this tenant's answers of this kind are, None: those of all."""
         return self._lengths(tenant, work)
 
     def start_round(self, texts: Sequence[RoundText], num_other_rows: int = 0) -> "CostPlan":
@@ -83,12 +91,17 @@ class CostPolicy:
         self.num_without[load] = sum(each.num_nodes_without for each in outcomes)
         token_s, texts = self.pass_s(len(outcomes)) / len(outcomes), self._spent(outcomes, num_other_rows)
         for stream in dict.fromkeys(_stream(outcome) for outcome in outcomes):
-            self.stats(*stream, len(outcomes)).add([each for each in texts if _stream(each.outcome) == stream], token_s)
+            own = [each for each in texts if _stream(each.outcome) == stream]
+            self.stats(*stream, len(outcomes)).add(own, token_s)
+            self.trial_payer(*stream, len(outcomes)).add_idle(own)
+        for work in dict.fromkeys(outcome.work for outcome in outcomes):
+            self.stats(None, work, len(outcomes)).add([each for each in texts if each.outcome.work == work], token_s)
 
     def finish(self, tenant: str, num_emitted: int, work: Work = "text") -> None:
         """See ports.Policy."""
         if num_emitted:
-            self.length(tenant, work).add(num_emitted)
+            for each in (tenant, None):
+                self.length(each, work).add(num_emitted)
 
     def _must_measure_plain(self, num_texts: int) -> bool:
         """Return whether the next round measures a plain pass; where all passes have one size, each of them does."""
@@ -115,8 +128,14 @@ class CostPolicy:
         """Return the average seconds of so many drafted nodes beside other rows."""
         return (self.pass_s(num_plain + num_nodes) - self.pass_s(num_plain)) / max(num_nodes, 1)
 
-    def _new_stats(self, tenant: str, work: Work, load: int) -> DraftingStats:
-        return DraftingStats(self.first_gain(2**load))
+    def _new_stats(self, tenant: str | None, work: Work, load: int) -> DraftingStats:
+        of_all = None if tenant is None else self._stats(None, work, load)
+        if of_all is None or not of_all.num_drafted:
+            return DraftingStats(self.first_gain(2**load))
+        return DraftingStats(of_all.gain, of_all.emits)
+
+    def _new_length(self, tenant: str | None, work: Work) -> AnswerLength:
+        return AnswerLength() if tenant is None else AnswerLength(self._lengths(None, work).mean)
 
     def first_gain(self, num_texts: int) -> float:
         """Return the gain that is expected before any was measured: that of the best chains at the prior agreement of a
@@ -214,8 +233,9 @@ class CostPlan:
 
     def _gain(self, index: int) -> float:
         """Return the tokens that the drafter is expected to gain for a text in a round."""
-        stats = self._stats(*_stream(self._texts[index]))
-        if stats.num_drafted:
+        tenant, work = _stream(self._texts[index])
+        stats = self._stats(tenant, work)
+        if stats.num_drafted or self._stats(None, work).num_drafted:
             return stats.gain
         return min(stats.gain, self._policy.first_gain(len(self._texts)))  # of passes that may have been measured since
 
@@ -252,11 +272,12 @@ class CostPlan:
         if not stats.trials_left:
             pass_s = self._policy.pass_s(self._num_plain + len(same)) - self._plain_s
             trial_s = self._catch_up_s(num_ids) + _TRIAL_ROUNDS * (self._policy.step_s(len(same)) + pass_s)
-            if trial_s < TRIAL_SHARE * stats.idle_s:
-                stats.trials_left, stats.idle_s = _TRIAL_ROUNDS, 0.0
+            payer = self._policy.trial_payer(*stream, len(self._texts))
+            if trial_s < TRIAL_SHARE * payer.idle_s:
+                stats.trials_left, payer.idle_s = _TRIAL_ROUNDS, 0.0
         return stats.trials_left > 0
 
-    def _stats(self, tenant: str, work: Work) -> DraftingStats:
+    def _stats(self, tenant: str | None, work: Work) -> DraftingStats:
         return self._policy.stats(tenant, work, len(self._texts))
 
     def _update_next_value(self, value: float) -> bool:

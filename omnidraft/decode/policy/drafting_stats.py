@@ -1,4 +1,4 @@
-"""What drafting gained for the texts of one tenant, kind and load, and how long their answers are."""
+"""What drafting gained for the texts of one tenant, or of all, of one kind and load, and how long their answers are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class SpentText:
 
 @dataclass(slots=True)
 class DraftingStats:
-    """The gain of the drafter for one tenant's texts of one kind under one load."""
+    """The gain of the drafter for one tenant's texts, or for those of all, of one kind under one load."""
 
     gain: float
     emits: float = 2.0
@@ -70,9 +70,12 @@ class DraftingStats:
             emits = sum(each.outcome.num_emitted for each in drafted) / len(drafted)
             earned = sum(each.gain(token_s / self.speedup_without) for each in drafted)
             self._add_gain(emits, earned / len(drafted))
-        self.idle_s += sum(each.seconds for each in texts if not each.outcome.has_drafter)
         self.plain_s = self.plain_s * _DECAY + token_s * sum(each.outcome.num_emitted for each in texts)
         self.seconds = self.seconds * _DECAY + sum(each.seconds for each in texts)
+
+    def add_idle(self, texts: Sequence[SpentText]) -> None:
+        """Add the seconds of those of these texts that had no drafter, which trials are taken from."""
+        self.idle_s += sum(each.seconds for each in texts if not each.outcome.has_drafter)
 
     def _add_gain(self, emits: float, earned: float) -> None:
         """Add a round with a drafter: tokens per text, and how many of them it earned."""
@@ -85,7 +88,7 @@ class DraftingStats:
 
 @dataclass(slots=True)
 class AnswerLength:
-    """The moving average of the tokens of one tenant's answers of one kind."""
+    """The moving average of the tokens of one tenant's answers, or of all, of one kind."""
 
     mean: float = 128.0
 

@@ -405,7 +405,7 @@ def test_the_whole_of_a_long_text_is_read_where_an_answer_gains_more_by_it_than_
 def test_a_trial_reads_the_end_of_a_long_text_and_never_the_whole():
     policy = CostPolicy(flat(0.055, 0.17), CostCurve({1: 0.005, 64: 0.074}))
     policy.stats(TENANT).gain = -0.1
-    policy.stats(TENANT).idle_s = 15.0
+    policy.trial_payer(TENANT).idle_s = 15.0
     for _ in range(2):  # the trial begins, and goes on
         plan = policy.start_round([RoundText(TENANT, 500)])
         assert not plan.should_read(0, 300, 64)
@@ -423,7 +423,7 @@ def test_many_texts_take_drafting_up_again_when_it_recovers():
 def test_for_a_trial_only_the_first_text_of_a_tenant_is_read():
     policy = CostPolicy(flat(1.0, 1.6), CostCurve({1: 0.05, 64: 0.8}))
     policy.stats(TENANT, num_texts=3).gain = -0.1
-    policy.stats(TENANT, num_texts=3).idle_s = 1e6
+    policy.trial_payer(TENANT, num_texts=3).idle_s = 1e6
     plan = policy.start_round([RoundText(TENANT, 100)] * 3)
     assert [plan.should_draft(at, num_ids) for at, num_ids in enumerate([500, 500, 2])] == [True, False, True]
     assert plan.select_expansions([0.01, 0.01], 0) == 1

@@ -1,9 +1,11 @@
 """Keys of sequences that ended or made way, for the next ones that begin with the same ids: another turn, a common
 system prompt.
 
-A sequence only finds what its own scope left behind, so that the time to its first token says nothing about others.
+A sequence only finds what its own scope left behind, and public prefixes, so that the time to its first token says
+nothing else about others.
 """
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,8 +20,14 @@ class CachedPrefix:
 
     scope: str
     ids: Sequence[int]
+    nums_public: tuple[int, ...]
+    """The number of leading ids that it has in common with each public prefix."""
     session: TargetSession
     kv_bytes: int
+
+
+_Group = OrderedDict[CachedPrefix, int]
+"""Prefixes with the number of their last use, the least recently used first."""
 
 
 class PrefixCache:
@@ -28,15 +36,15 @@ class PrefixCache:
     def __init__(self, public: Sequence[Sequence[int]] = ()) -> None:
         """`public` prefixes are shared by all scopes."""
         self._public = tuple(map(list, public))
-        self._prefixes: list[CachedPrefix] = []
+        self._prefixes: _Group = OrderedDict()
+        self._by_scope = defaultdict[str, _Group](OrderedDict)
+        self._by_nums_public = defaultdict[tuple[int, ...], _Group](OrderedDict)
+        self._num_uses = 0
+        self.kv_bytes = 0
+        """The memory of all keys."""
 
     def __len__(self) -> int:
         return len(self._prefixes)
-
-    @property
-    def kv_bytes(self) -> int:
-        """The memory of all keys."""
-        return sum(each.kv_bytes for each in self._prefixes)
 
     def add(self, sequence: SequenceState, kv_bytes: int) -> None:
         """Take over a sequence's keys, and their memory, in the place of prefixes that it continues."""
@@ -45,45 +53,72 @@ class PrefixCache:
         if sequence.cache_scope is None or not session.num_kept:
             session.close()
             return
-        added = CachedPrefix(sequence.cache_scope, sequence.ids[: session.num_kept], session, kv_bytes)
-        for each in [each for each in self._prefixes if _continues(added, each)]:
+        ids = sequence.ids[: session.num_kept]
+        added = CachedPrefix(sequence.cache_scope, ids, self._nums_public(ids), session, kv_bytes)
+        for each in [each for each in self._by_scope[added.scope] if _continues(added, each)]:
             self._remove(each)
-        self._prefixes.append(added)
+        self._use(added)
+        self.kv_bytes += kv_bytes
 
     def find(self, scope: str, ids: Sequence[int]) -> tuple[CachedPrefix, int] | None:
-        """Return the prefix that has the most of these ids in common, with their number; None without any."""
-        lengths = [(self.num_shared(each.scope, each.ids, scope, ids), each) for each in self._prefixes]
-        length, best = max(lengths, key=lambda each: each[0], default=(0, None))
-        if best is None or not length:
+        """Return the prefix that has the most of these ids in common, with their number; None without any. Of other
+        scopes' prefixes with equally many public ids it looks at one only."""
+        nums_public = self._nums_public(ids)
+        oldest = [next(iter(group)) for group in self._by_nums_public.values()]
+        lengths = {each: _shared(each.nums_public, nums_public) for each in oldest}
+        lengths |= {each: common_prefix(each.ids, ids) for each in self._by_scope.get(scope, ())}
+        best = max(lengths, key=lambda each: (lengths[each], -self._prefixes[each]), default=None)
+        if best is None or not lengths[best]:
             return None
-        self._prefixes.remove(best)
-        self._prefixes.append(best)
-        return best, length
+        self._use(best)
+        return best, lengths[best]
 
     def num_shared(self, source_scope: str | None, source: Sequence[int], scope: str | None, ids: Sequence[int]) -> int:
         """Return the number of leading ids whose keys a text of `scope` may take from a source: all common ones of its
         own scope, public ones of others."""
         if source_scope is None or scope is None:
             return 0
-        num_common = common_prefix(source, ids)
         if source_scope == scope:
-            return num_common
-        return min(num_common, max((common_prefix(each, ids) for each in self._public), default=0))
+            return common_prefix(source, ids)
+        return _shared(self._nums_public(source), self._nums_public(ids))
 
     def evict(self) -> None:
         """Close the least recently used prefix."""
-        self._remove(self._prefixes[0])
+        self._remove(next(iter(self._prefixes)))
 
     def clear(self) -> None:
         """Close all prefixes."""
         while self._prefixes:
             self.evict()
 
+    def _nums_public(self, ids: Sequence[int]) -> tuple[int, ...]:
+        return tuple(common_prefix(each, ids) for each in self._public)
+
+    def _use(self, prefix: CachedPrefix) -> None:
+        """Make this prefix the most recently used one."""
+        self._num_uses += 1
+        for group in self._groups(prefix):
+            group[prefix] = self._num_uses
+            group.move_to_end(prefix)
+
     def _remove(self, prefix: CachedPrefix) -> None:
-        self._prefixes.remove(prefix)
+        for group in self._groups(prefix):
+            del group[prefix]
+        if not self._by_scope[prefix.scope]:
+            del self._by_scope[prefix.scope]
+        if not self._by_nums_public[prefix.nums_public]:
+            del self._by_nums_public[prefix.nums_public]
+        self.kv_bytes -= prefix.kv_bytes
         prefix.session.close()
+
+    def _groups(self, prefix: CachedPrefix) -> tuple[_Group, _Group, _Group]:
+        return self._prefixes, self._by_scope[prefix.scope], self._by_nums_public[prefix.nums_public]
+
+
+def _shared(nums_public: Sequence[int], others: Sequence[int]) -> int:
+    """Return the number of public ids with which two texts begin, given the number for each public prefix."""
+    return max(map(min, nums_public, others), default=0)
 
 
 def _continues(longer: CachedPrefix, shorter: CachedPrefix) -> bool:
-    same_scope = longer.scope == shorter.scope
-    return same_scope and common_prefix(longer.ids, shorter.ids) == len(shorter.ids)
+    return common_prefix(longer.ids, shorter.ids) == len(shorter.ids)

@@ -115,8 +115,8 @@ class Controller:
         challenger, champion = self._challengers.find(), find_version(self._registry, "champion")
         if challenger is None:
             return
-        if (challenger.judgement or "").startswith(VOID):
-            self._judged_version = challenger.version  # an operator decided, before this process began
+        if (challenger.judgement or "").startswith((VOID, PROMOTED)):
+            self._judged_version = challenger.version  # that was decided, before this process began
             return
         if champion is not None and not self._has_statement(champion):
             return  # its manifest is half of the comparison

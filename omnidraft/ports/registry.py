@@ -54,7 +54,8 @@ class Registry(SnapshotReader, Protocol):
     def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
         """Add a snapshot folder as the next version, point `challenger` at it, and delete the parts of old versions
         that are kept no longer (`registry.keep_resume`, `registry.keep_serving`); those that cannot be deleted are
-        logged, and tried again by the next publication. `parent` is the newest version that the publisher knows.
+        logged, and tried again by the next publication. `parent` is the newest version that the publisher knows. One
+        that is the newest version already is not added again, and not `challenger` if anything was decided about it.
 
         Raises:
             SnapshotStale: another process has published since.
@@ -67,9 +68,9 @@ class Registry(SnapshotReader, Protocol):
         after years of learning."""
 
     def promote(self, version: int) -> None:
-        """Move `champion` to this version, and `previous` to the last champion. A challenger that becomes champion is
-        no longer `challenger`, so that a rollback is not undone. Promoting the champion again moves nothing. This is
-        the operator's method: it invalidates every fence taken before.
+        """Move `champion` to this version, and `previous` to the last champion. Neither of them is `challenger`
+        any longer, so that a rollback is not undone. Promoting the champion again moves nothing. This is the operator's
+        method: it invalidates every fence taken before.
 
         Raises:
             SnapshotNotFound: there is no such version, or its serving part was deleted.

@@ -64,13 +64,14 @@ class DirectoryRegistry:
         manifest = staging.check_incoming(bundle, *self._pair, self._signing)
         with self._locked():
             newest = self._newest()
-            if newest is not None and staging.is_published(newest, manifest):
-                version = newest.version  # published before; the publisher never got the answer
+            if newest is not None and staging.is_published(newest, manifest):  # the publisher never got the answer
+                version, is_waiting = newest.version, staging.awaits_judgement(newest)
             else:
                 staging.check_parent(newest, parent)
-                version = max(map(_number, self._folders()), default=0) + 1
+                version, is_waiting = max(map(_number, self._folders()), default=0) + 1, True
                 self._add(bundle, version, manifest)
-            self._write_state(self._state() | {"challenger": version})
+            if is_waiting:
+                self._write_state(self._state() | {"challenger": version})
             self._prune()
         return self.resolve(str(version))
 
@@ -158,8 +159,8 @@ class DirectoryRegistry:
         champion = state.get("champion")
         if champion is not None and champion != version:
             moved["previous"] = champion
-        if state.get("challenger") == version:
-            del moved["challenger"]
+        if state.get("challenger") in (version, champion):
+            moved.pop("challenger", None)
         self._write_state(moved)
 
     def _folder(self, version: int) -> Path:

@@ -79,12 +79,13 @@ class MlflowRegistry:
         manifest = staging.check_incoming(bundle, *self._pair, self._signing)
         with self._translate_errors("publishing a snapshot"):
             newest = next(reversed(self.versions(1)), None)
-            if newest is not None and staging.is_published(newest, manifest):
-                version = newest.version  # published before; the publisher never got the answer
+            if newest is not None and staging.is_published(newest, manifest):  # the publisher never got the answer
+                version, is_waiting = newest.version, staging.awaits_judgement(newest)
             else:
                 staging.check_parent(newest, parent)
-                version = self._add(bundle, manifest, parent)
-            self._client.set_registered_model_alias(self._name, "challenger", str(version))
+                version, is_waiting = self._add(bundle, manifest, parent), True
+            if is_waiting:
+                self._client.set_registered_model_alias(self._name, "challenger", str(version))
         with self._housekeeping("what is kept no longer"):
             self._prune()
             self._clear_up()
@@ -139,14 +140,13 @@ class MlflowRegistry:
                 raise SnapshotStale(f"version {version} gives way to {chosen}, which an operator promoted meanwhile")
 
     def _move_champion(self, version: int) -> None:
-        aliases = self._aliases()
-        moves = [("champion", version)]
-        if aliases.get("champion", version) != version:
+        aliases, moves = self._aliases(), [("champion", version)]
+        if (former := aliases.get("champion", version)) != version:
             is_rollback = aliases.get("previous") == version  # `previous` says where to, until the champion has moved
-            moves.insert(1 if is_rollback else 0, ("previous", aliases["champion"]))
+            moves.insert(1 if is_rollback else 0, ("previous", former))
         for alias, number in moves:
             self._client.set_registered_model_alias(self._name, alias, str(number))
-        if self._aliases().get("challenger") == version:  # read again: a publication may have moved it meanwhile
+        if self._aliases().get("challenger") in (version, former):  # read again: a publication may have moved it
             self._client.delete_registered_model_alias(self._name, "challenger")
 
     def _operator(self) -> str:

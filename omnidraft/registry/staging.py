@@ -66,6 +66,12 @@ def is_published(newest: SnapshotVersion, manifest: Manifest) -> bool:
     return known.snapshot_id == manifest.snapshot_id and _signatures(known) == _signatures(manifest)
 
 
+def awaits_judgement(version: SnapshotVersion) -> bool:
+    """Return whether nothing was decided about a version: else its publisher's next try would have it judged again, and
+    undo an operator's rollback from it."""
+    return version.judgement is None and not {"champion", "previous"} & set(version.aliases)
+
+
 def _signatures(manifest: Manifest) -> tuple[str | None, dict[str, str]]:
     return manifest.signature, manifest.signatures
 

@@ -235,6 +235,43 @@ def test_a_version_that_is_not_there_is_not_promoted_by_a_decision(opened):
     assert registry.resolve("champion").version == 1
 
 
+@pytest.mark.parametrize("judgement", [None, "promoted: better"])
+def test_a_snapshot_that_is_published_again_after_its_promotion_is_no_challenger_also_after_a_rollback(
+    opened, tmp_path, judgement
+):
+    """The publisher never got its first answer."""
+    controller, operator, fence = judged(opened)
+    publisher, folder = opened[0](), tmp_path / "bundles/s2"
+    controller.promote_unless_changed(2, fence)
+    if judgement:
+        controller.annotate(2, {"judgement": judgement})
+    assert publisher.publish(folder, 1).aliases == ("champion",)
+    operator.promote(1)
+    assert publisher.publish(folder, 1).aliases == ("previous",)
+
+
+def test_a_snapshot_that_was_judged_is_no_challenger_when_it_is_published_again(opened):
+    controller, operator, _ = judged(opened)
+    folder = opened[1]("s3")
+    controller.publish(folder, 2)
+    for version in (3, 2, 1):
+        operator.promote(version)  # in the end 3 has no alias any more
+    controller.annotate(3, {"judgement": "promoted by an operator"})
+    assert opened[0]().publish(folder, 2).aliases == ()
+
+
+def test_a_champion_that_is_still_called_challenger_is_not_once_it_is_rolled_back(opened):
+    """Its alias stayed where a publisher tried again meanwhile, or a promotion in MLflow was killed half way."""
+    controller, operator, fence = judged(opened)
+    controller.promote_unless_changed(2, fence)
+    if isinstance(controller, MlflowRegistry):
+        controller._client.set_registered_model_alias(controller._name, "challenger", "2")
+    else:
+        controller._write_state(controller._state() | {"challenger": 2})
+    operator.promote(1)
+    assert [version.aliases for version in operator.versions()] == [("champion",), ("previous",)]
+
+
 class Sleepy(MlflowRegistry):
     """Falls asleep between its look at the operator's tag and its move of the alias."""
 

@@ -190,6 +190,19 @@ def test_a_rollback_by_hand_is_announced_and_not_undone_by_a_restart(fleet):
     assert fleet.metrics.value("omnidraft_rollbacks_total") == 1
 
 
+def test_a_challenger_that_was_promoted_before_is_not_judged_after_a_rollback(fleet):
+    """It is called `challenger` once more, as by a publisher that tried again in between."""
+    controller_of_two_snapshots(fleet)
+    fleet.registry.promote(1)
+    aliases = version_folder(fleet.folder / "registry", 2).parent / "aliases.json"
+    aliases.write_text(json.dumps(json.loads(aliases.read_text()) | {"challenger": 2}))
+    fleet.controller().step()
+    assert fleet.champion() == 1
+    fleet.publish("s3", 2, 0.8, 0.9)
+    fleet.controller().step()
+    assert fleet.champion() == 3
+
+
 def test_a_log_that_is_down_does_not_end_the_controller(fleet):
     fleet.publish("s1", None)
     stop = threading.Event()

@@ -54,6 +54,8 @@ class DrafterSession:
         self._keys_scope: Hashable = None
         """The scope of the texts that may reuse the keys in the model's session."""
         self._may_resume = True
+        self._is_blocked = False
+        """Whether the plan would have drafted for the text last time, and could not."""
         self._num_forgotten = drafter.pool.memory.num_forgotten
         self._read_to = 0
         """Ids of the target's text that the drafter has read."""
@@ -86,12 +88,17 @@ class DrafterSession:
             return None
         if self._may_resume:
             self._resume(draft.position)
+        if self._is_blocked and not self._can_read():
+            return None  # without asking the plan, which may try another text instead
         if not self._reading_pays(draft, plan):
             return None
         ids = self.context.ids
-        if ids is None or not self._rereading_pays(ids, draft, plan):
+        if ids is not None and not self._rereading_pays(ids, draft, plan):
             return None
-        return ids if self.drafter.pool.memory.reserve(self._num_missed(ids)) or self.model is not None else None
+        memory = self.drafter.pool.memory
+        can_read = ids is not None and (memory.reserve(self._num_missed(ids)) or self.model is not None)
+        self._is_blocked = not can_read
+        return ids if can_read else None
 
     def begin(self, ids: list[int]) -> tuple[DraftSession, int, list[int]]:
         """Return the arguments of `prefill_or_extend` that take the drafter to the end of the text; `end` comes after
@@ -107,6 +114,11 @@ class DrafterSession:
     def end(self, ids: list[int], position: int) -> None:
         """Count the keys of these ids, to this position of the target's text, as there."""
         self.fed, self._read_to = list(ids), position
+
+    def _can_read(self) -> bool:
+        """Return whether there is something to read, and room for its keys."""
+        ids = self.context.ids
+        return ids is not None and (self.model is not None or self.drafter.pool.memory.fits(self._num_missed(ids)))
 
     def _reading_pays(self, draft: TextDraft, plan: RoundPlan) -> bool:
         """Return whether reading what the drafter has not read is worth it; where only its end is, skip to that."""

@@ -35,7 +35,11 @@ class DrafterMemory:
     @property
     def num_ids(self) -> int:
         """The number of ids whose keys are held."""
-        return sum(len(each.fed) for each in self._running) + sum(pool.num_ids for pool in self._pools)
+        return self._num_running_ids + sum(pool.num_ids for pool in self._pools)
+
+    @property
+    def _num_running_ids(self) -> int:
+        return sum(len(each.fed) for each in self._running)
 
     def hold(self, text: KvHolder) -> None:
         """Count the keys of a running text until it is freed or released."""
@@ -55,6 +59,10 @@ class DrafterMemory:
         """Free the keys of all ended texts; running ones leave none behind."""
         self.num_forgotten += 1
         self.evict_all()
+
+    def fits(self, num_ids: int) -> bool:
+        """Return whether keys of so many more ids fit where those of ended texts give way."""
+        return self._num_running_ids + num_ids <= self._max_ids
 
     def reserve(self, num_ids: int) -> bool:
         """Return whether keys of so many more ids fit; those of ended texts give way, the least recently used first."""

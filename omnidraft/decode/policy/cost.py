@@ -167,6 +167,7 @@ class CostPlan:
         self._plain_s = policy.pass_s(self._num_plain)
         self._last_value: float | None = None
         self._has_trial = self._has_gain = False
+        self._first_tried: dict[tuple[str, Work], int] = {}
 
     @property
     def rate(self) -> float:
@@ -263,15 +264,16 @@ class CostPlan:
         return self._has_trial and not self._has_gain
 
     def _is_tried(self, index: int, num_ids: int) -> bool:
-        """Return whether this text is part of a trial, for which only the first text of a stream catches up."""
+        """Return whether this text is part of a trial, for which only the first text of a stream that could be drafted
+        for catches up."""
         stream = _stream(self._texts[index])
         stats = self._stats(*stream)
-        same = [number for number, text in enumerate(self._texts) if _stream(text) == stream]
-        if index != same[0] and num_ids > CATCH_UP:
+        num_same = sum(_stream(text) == stream for text in self._texts)
+        if index != self._first_tried.setdefault(stream, index) and num_ids > CATCH_UP:
             return False
         if not stats.trials_left:
-            pass_s = self._policy.pass_s(self._num_plain + len(same)) - self._plain_s
-            trial_s = self._catch_up_s(num_ids) + _TRIAL_ROUNDS * (self._policy.step_s(len(same)) + pass_s)
+            pass_s = self._policy.pass_s(self._num_plain + num_same) - self._plain_s
+            trial_s = self._catch_up_s(num_ids) + _TRIAL_ROUNDS * (self._policy.step_s(num_same) + pass_s)
             payer = self._policy.trial_payer(*stream, len(self._texts))
             if trial_s < TRIAL_SHARE * payer.idle_s:
                 stats.trials_left, payer.idle_s = _TRIAL_ROUNDS, 0.0

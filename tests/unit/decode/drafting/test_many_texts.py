@@ -218,6 +218,23 @@ def test_without_memory_only_what_costs_none_is_drafted():
     assert [len(tree) > 1 for tree in trees] == [True, False]
 
 
+@pytest.mark.parametrize("why", ["unspellable", "no room"])
+def test_a_trial_is_not_left_to_a_text_that_cannot_be_drafted_for(why):
+    policy = cost_policy()
+    policy.stats("default", num_texts=2).gain, policy.stats(None, num_texts=2).idle_s = -0.1, 1e6
+    proposer = proposer_over(Counting(), policy, DrafterMemory(20), has_lookup=False)
+    blocked, other = [proposer.open(request_of(text)) for text in ("abc he." * 6, "gh ab")]
+    blocked.sources[-1].context._is_unspellable = why == "unspellable"
+    num_drafted = [0, 0]
+    for position in range(50, 53):
+        trees = proposer.propose_all([draft(each, position) for each in (blocked, other)])
+        num_drafted = [num + len(tree) - 1 for num, tree in zip(num_drafted, trees, strict=True)]
+        for session in (blocked, other):
+            session.observe([T[b"a"]])
+    assert num_drafted[0] == 0
+    assert num_drafted[1] > 0
+
+
 def test_keys_are_forgotten_after_a_failure_and_kept_over_a_pause():
     model = Counting()
     proposer = proposer_over(model, has_lookup=False)

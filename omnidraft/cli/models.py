@@ -1,14 +1,17 @@
 """`omnidraft models`: list the catalog, pull a model, print its path."""
 
 import json
-from typing import Annotated, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from omnidraft.cli.options import AsJson, download_bars, group
+from omnidraft.cli.options import AsJson, download_bars, group, whole_table
 from omnidraft.errors import ModelUnknown, RequestError
+
+if TYPE_CHECKING:
+    from omnidraft.models.catalog.known_models import CatalogModel
 
 app = group("Models: list the catalog, pull one, or say where it lies.")
 
@@ -20,12 +23,17 @@ def list_models(as_json: AsJson = False) -> None:
 
     rows = [(model, store.installed(model.name)) for model in map(known_models.find, known_models.names())]
     if as_json:
-        print(json.dumps([{"name": m.name, "licence": m.licence, "path": str(p) if p else None} for m, p in rows]))
+        print(json.dumps([_as_json(model, path) for model, path in rows]))
         return
-    table = Table("name", "hub id", "tokens", "licence", "installed")
+    table = whole_table("name", "hub id", "tokens", "licence", "installed")
     for model, path in rows:
         table.add_row(model.name, model.hub_id, f"{model.num_tokens:,}", model.licence, str(path or "-"))
     Console(markup=False, highlight=False).print(table)
+
+
+def _as_json(model: "CatalogModel", path: Path | None) -> dict[str, Any]:
+    fields = {"name": model.name, "hub_id": model.hub_id, "num_tokens": model.num_tokens, "licence": model.licence}
+    return fields | {"path": str(path) if path else None}
 
 
 @app.command("pull")

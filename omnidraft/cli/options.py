@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Column, Table
 
 from omnidraft.errors import RequestError
 
@@ -41,6 +42,11 @@ def group(about: str) -> typer.Typer:
 def printable(text: str) -> str:
     """Replace the control characters in text from outside."""
     return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def whole_table(first: str, *others: str) -> Table:
+    """Return a table without rows in which nothing is cut off: the first column stays on one line, the others fold."""
+    return Table(Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in others))
 
 
 def require_folder_of(path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from omnidraft import config
-from omnidraft.cli.options import AsJson, Config, printable
+from omnidraft.cli.options import AsJson, Config, printable, whole_table
 
 if TYPE_CHECKING:
     from omnidraft.fleet.overview import NamedVersion, Overview, TargetOverview
@@ -70,7 +70,7 @@ def _parts(fleet: "Overview") -> Iterable[RenderableType]:
 
 
 def _targets(fleet: "Overview") -> Table:
-    table = Table("target", "name", "version", "age", "records", "agreement before", "after", "lag", "learning")
+    table = whole_table("target", "name", "version", "age", "records", "agreement before", "after", "lag", "learning")
     for each in fleet.targets:
         shared = (_lag(each), {None: "?", True: "paused", False: "on"}[each.is_learning_paused])
         if not each.standings:
@@ -128,9 +128,9 @@ def _log_line(fleet: "Overview") -> Text:
 
 
 def _workers(workers: Iterable["WorkerStatus"]) -> Table:
-    table = Table("worker", "state", "target", "version", "requests", "failed", "agreement", "tokens per pass")
+    table = whole_table("worker", "state", "target", "version", "requests", "failed", "agreement", "tokens per pass")
     for each in workers:
-        state = each.problem or "ready"
+        state = "ready" if each.problem is None else _in_short(each.problem)
         for number, served in enumerate(each.served):
             counts = (str(served.num_requests), str(served.num_failed), _number(served.agreement))
             version = "base" if served.version is None else str(served.version)
@@ -139,6 +139,11 @@ def _workers(workers: Iterable["WorkerStatus"]) -> Table:
         if not each.served:
             table.add_row(each.url, state)
     return table
+
+
+def _in_short(problem: str) -> str:
+    """Return the beginning of a worker's problem, which stands below the table in full."""
+    return problem.partition(":")[0]
 
 
 def _by_name(counts: Iterable[tuple[object, int]]) -> str:

@@ -1,10 +1,11 @@
 """`omnidraft models` prints the path of what it fetched, and paths as they are."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from omnidraft.models.catalog import store
+from omnidraft.models.catalog import known_models, store
 from tests.cli_runs import run_cli
 
 
@@ -28,3 +29,23 @@ def test_a_path_in_the_list_is_shown_as_it_is(
     done = run_cli(("models", "list"), monkeypatch, capsys, {"COLUMNS": "200"})
     assert done.returncode == 0
     assert "/[/x]" in done.stdout
+
+
+@pytest.mark.parametrize("columns", ["60", "80"])
+def test_the_names_to_type_are_whole_in_a_narrow_list(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = run_cli(("models", "list"), monkeypatch, capsys, {"COLUMNS": columns}).stdout
+    assert all(f" {name} " in shown for name in known_models.names())
+    assert "…" not in shown
+
+
+def test_the_list_as_json_has_what_the_table_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(store, "installed", lambda name: None)
+    told = json.loads(run_cli(("models", "list", "--json"), monkeypatch, capsys).stdout)
+    assert [each["name"] for each in told] == list(known_models.names())
+    model = known_models.find(told[0]["name"])
+    expected = {"hub_id": model.hub_id, "num_tokens": model.num_tokens, "licence": model.licence, "path": None}
+    assert told[0] == {"name": model.name, **expected}

@@ -15,3 +15,15 @@ def test_a_target_whose_name_looks_like_markup_is_shown_as_it_is(
     done = run_cli(("status", "--worker", "http://127.0.0.1:9"), monkeypatch, capsys, environ)
     assert done.returncode == 1, done.stderr
     assert "[/x]" in done.stdout
+
+
+def test_names_are_whole_in_a_narrow_table_and_a_problem_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    environ = {"OMNIDRAFT_MODELS__TARGET": "qwen2.5-coder-1.5b", "COLUMNS": "80"}
+    shown = run_cli(("status", "--worker", "http://127.0.0.1:9"), monkeypatch, capsys, environ).stdout
+    assert "│ qwen2.5-coder-1.5b │" in shown
+    assert "│ http://127.0.0.1:9 │" in shown
+    assert "…" not in shown
+    assert shown.count("refused") == 1

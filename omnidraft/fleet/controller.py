@@ -13,6 +13,7 @@ from omnidraft.fleet.drift_recovery import DriftRecovery
 from omnidraft.fleet.judgements import BY_OPERATOR, CANARY, PROMOTED, PROMOTING, REFUSED, is_undecided, was_only_canary
 from omnidraft.fleet.promotion import Decision, decide, lineage_between, lineage_to, signed_versions
 from omnidraft.fleet.request_stats import RequestStatsReader
+from omnidraft.fleet.rewinds import Rewinds
 from omnidraft.fleet.tenant_gate import MOST_HISTORY
 from omnidraft.fleet.version_lookup import find_version
 from omnidraft.ports import (
@@ -81,8 +82,9 @@ class Controller:
         self._canaries: set[int] = set()
         """The canary and those before it that did not become champion; workers may still finish requests with them."""
         self._has_resumed = False
-        self._worse: frozenset[int] = frozenset()
-        """Challengers in a row that were worse than the champion, since this process started."""
+        self._rewinds = Rewinds(registry, announcer, settings.refusals_before_rewind, target)
+        self._open_promotion: tuple[int, Decision, str] | None = None
+        """Version, decision and fence of a promotion that an error cut off; it may have moved the alias."""
 
     def run(self, stop: threading.Event) -> None:
         """Step until `stop` is set; while the registry or log is down, retry every `poll_s`."""
@@ -100,11 +102,18 @@ class Controller:
 
     def step(self) -> None:
         """Judge, announce and read traffic once. Raises SnapshotError, BusError; the next step completes this one."""
+        self._complete_promotion()
         self._judge_challenger()
         self._announce_champion()
         self._read_traffic()
         self._end_trial()
         self._announce_champion()
+
+    def _complete_promotion(self) -> None:
+        """Settle again what was cut off, before that champion is announced: an operator may have promoted meanwhile."""
+        if self._open_promotion and find_version(self._registry, str(self._open_promotion[0])) is not None:
+            self._settle(*self._open_promotion)
+        self._open_promotion = None
 
     def _judge_challenger(self) -> None:
         """Judge the challenger, one at a time: while a canary runs the next one waits."""
@@ -199,13 +208,16 @@ class Controller:
         verdict = PROMOTING if decision.promote else REFUSED
         self._registry.annotate(version, {JUDGEMENT: f"{verdict}: {decision.reason}"})
         if decision.promote:
+            self._open_promotion = version, decision, fence
             try:
                 self._registry.promote_unless_changed(version, fence)
             except (SnapshotStale, SnapshotCorrupt) as exc:
                 self._registry.annotate(version, {JUDGEMENT: f"{VOID}: {exc}"})
+                self._open_promotion = None
                 logger.warning("%s: a decision is void: %s", self._target, exc)
                 return
-        self._maybe_rewind(version, decision)
+            self._open_promotion = None
+        self._rewinds.count(version, decision)
         self._log_verdict(version, decision)
         self._metrics.add("omnidraft_promotions_total" if decision.promote else "omnidraft_refusals_total")
         done = PROMOTED if decision.promote else verdict
@@ -216,22 +228,6 @@ class Controller:
             self._registry.log_metrics(version, {"promoted": float(decision.promote)}, version)
         except SnapshotError as exc:  # a curve is not worth a second judgement
             logger.warning("%s: the verdict on version %d is in no curve: %s", self._target, version, exc)
-
-    def _maybe_rewind(self, version: int, decision: Decision) -> None:
-        """Order learning back to the champion after `refusals_before_rewind` challengers in a row that were worse. One
-        that an operator published again is none of them, and no refusal from before it counts."""
-        challenger = self._registry.resolve(str(version)).manifest if decision.is_worse else None
-        if challenger is None or challenger.is_republished:
-            self._worse = frozenset()
-            return
-        self._worse |= {version}  # one judged again counts once
-        limit = self._settings.refusals_before_rewind
-        if not limit or len(self._worse) < limit or (champion := find_version(self._registry, "champion")) is None:
-            return
-        reason = f"{len(self._worse)} challengers in a row were worse than champion {champion.version}"
-        self._announcer.publish("rewind", champion.version, restart_id=challenger.snapshot_id, reason=reason)
-        self._worse = frozenset()
-        logger.warning("%s: learning goes back to champion %d: %s", self._target, champion.version, reason)
 
     def _announce_champion(self) -> None:
         """Announce the champion unless it is the one announced last, and not long ago. A champion that changed while a

@@ -81,7 +81,8 @@ class Registry(SnapshotReader, Protocol):
         reading the data of a decision."""
 
     def promote_unless_changed(self, version: int, fence: str) -> None:
-        """Promote by a decision made since this fence was taken.
+        """Promote by a decision made since this fence was taken. After an error, call it again with the same fence: it
+        completes what was begun, or gives way to an operator who promoted meanwhile.
 
         Raises:
             SnapshotStale: an operator promoted since, the champion is another, or the version's serving part was

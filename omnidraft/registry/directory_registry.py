@@ -127,6 +127,8 @@ class DirectoryRegistry:
     def promote_unless_changed(self, version: int, fence: str) -> None:
         with self._locked():
             state = self._state()
+            if _fence(state) == f"{fence.partition(':')[0]}:{version}":
+                return  # an earlier call moved it, whose answer was lost
             staging.check_decision(self.resolve(str(version)), fence, _fence(state))
             self._move_champion(state, version)
 

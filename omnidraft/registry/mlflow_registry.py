@@ -25,6 +25,7 @@ from omnidraft.registry.manifest_tags import from_tags, to_tags
 from omnidraft.registry.mlflow_runs import Runs
 from omnidraft.registry.mlflow_store import (
     create_model,
+    find_model,
     newest_first,
     open_client,
     translate_errors,
@@ -132,11 +133,12 @@ class MlflowRegistry:
 
     def promote_unless_changed(self, version: int, fence: str) -> None:
         with self._translate_errors(f"promoting version {version}"):
-            staging.check_decision(self.resolve(str(version)), fence, self.fence())
-            self._move_champion(version)
+            if self._aliases().get("champion") != version:  # else an earlier call moved it, whose answer was lost
+                staging.check_decision(self.resolve(str(version)), fence, self.fence())
+                self._move_champion(version)
             if (operator := self._operator()) != fence.partition("|")[0]:
-                chosen = operator.rpartition(":")[2]
-                self._client.set_registered_model_alias(self._name, "champion", chosen)
+                if (chosen := operator.rpartition(":")[2]) != str(version):
+                    self._client.set_registered_model_alias(self._name, "champion", chosen)
                 raise SnapshotStale(f"version {version} gives way to {chosen}, which an operator promoted meanwhile")
 
     def _move_champion(self, version: int) -> None:
@@ -151,9 +153,8 @@ class MlflowRegistry:
 
     def _operator(self) -> str:
         """Return the tag of the last promotion by an operator, empty when there was none."""
-        with suppress(SnapshotNotFound), self._translate_errors("asking for the champion"):
-            return str(self._client.get_registered_model(self._name).tags.get(OPERATOR_TAG, ""))
-        return ""
+        model = find_model(self._client, self._url, self._name)
+        return str(model.tags.get(OPERATOR_TAG, "")) if model else ""
 
     def annotate(self, version: int, notes: Mapping[str, str]) -> None:
         with self._translate_errors(f"annotating version {version}"):
@@ -275,10 +276,8 @@ class MlflowRegistry:
         return is_shown and self._damaged.read(int(version.version), partial(_manifest_of, version)) is not None
 
     def _aliases(self) -> dict[str, int]:
-        with suppress(SnapshotNotFound), self._translate_errors("reading aliases"):
-            aliases = self._client.get_registered_model(self._name).aliases
-            return {name: int(version) for name, version in aliases.items()}
-        return {}
+        model = find_model(self._client, self._url, self._name)
+        return {name: int(version) for name, version in model.aliases.items()} if model else {}
 
     def _snapshot_version(self, registered: "ModelVersion", aliases: Mapping[str, int]) -> SnapshotVersion:
         number = int(registered.version)

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from omnidraft.errors import OmnidraftError, RegistryError, SnapshotNotFound, St
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 logger = logging.getLogger(__name__)
 
@@ -200,6 +200,13 @@ def create_model(client: "MlflowClient", name: str, description: str) -> None:
     except MlflowException as exc:
         if exc.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
+
+
+def find_model(client: "MlflowClient", url: str, name: str) -> "RegisteredModel | None":
+    """Return the registered model of this name, None before the first publication."""
+    with suppress(SnapshotNotFound), translate_errors(url, f"reading aliases of {name}"):
+        return client.get_registered_model(name)
+    return None
 
 
 def newest_first(client: "MlflowClient", name: str) -> "Iterator[ModelVersion]":

@@ -228,6 +228,17 @@ def test_of_two_controllers_with_one_fence_one_promotes(opened):
     assert second.resolve("champion").version == 2
 
 
+def test_a_decision_that_was_carried_out_while_its_answer_was_lost_may_be_told_once_more(opened):
+    controller, operator, fence = judged(opened)
+    for _ in range(2):
+        controller.promote_unless_changed(2, fence)
+    assert [version.aliases for version in controller.versions()] == [("previous",), ("champion",)]
+    operator.promote(1)
+    with pytest.raises(SnapshotStale):
+        controller.promote_unless_changed(2, fence)
+    assert operator.resolve("champion").version == 1
+
+
 def test_a_version_that_is_not_there_is_not_promoted_by_a_decision(opened):
     registry, _, fence = judged(opened)
     with pytest.raises(SnapshotNotFound):
@@ -855,6 +866,24 @@ def test_a_rollback_that_fails_half_way_and_is_tried_again_ends_at_the_version_b
     with pytest.raises(RegistryError, match="no answer to set_registered_model_alias"):
         failing.promote_unless_changed(failing.resolve("previous").version, failing.fence())
     registry.promote_unless_changed(registry.resolve("previous").version, registry.fence())
+    assert registry.resolve("champion").version == 1
+
+
+def test_a_promotion_in_mlflow_whose_answer_is_lost_gives_way_to_an_operator_when_it_is_told_once_more(
+    mlflow_url, targets, tmp_path
+):
+    target = next(targets)
+    registry = open_mlflow(mlflow_url, target)
+    for parent, name in ((None, "s1"), (1, "s2")):
+        registry.publish(make_bundle(tmp_path, name, target=target), parent)
+    registry.promote(1)
+    fence = registry.fence()
+    sleepy = Sleepy(mlflow_url, "org/small", target, artifacts=None, keep_resume=2)
+    with pytest.raises(RegistryError, match="no answer"):
+        unwilling(sleepy, "set_registered_model_alias", also_done=True, num_done=1).promote_unless_changed(2, fence)
+    assert registry.resolve("champion").version == 2
+    with pytest.raises(SnapshotStale, match="gives way to 1"):
+        registry.promote_unless_changed(2, fence)
     assert registry.resolve("champion").version == 1
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from omnidraft.config import ControllerSettings, DriftSettings
-from omnidraft.errors import BusError, RegistryError, SnapshotNotFound
+from omnidraft.errors import BusError, RegistryError, SnapshotNotFound, SnapshotStale
 from omnidraft.fleet import control_log
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.controller import Controller
@@ -109,9 +109,9 @@ class DeadWriter:
     def close(self): ...
 
 
-def controller_of_two_snapshots(fleet):
+def controller_of_two_snapshots(fleet, controller=None):
     """Return the controller that promoted version 1, then judged the better version 2."""
-    controller = fleet.controller()
+    controller = controller or fleet.controller()
     fleet.publish("s1", None)
     controller.step()
     fleet.publish("s2", 1, 0.7, 0.8)
@@ -517,6 +517,40 @@ def test_a_tenant_whose_traffic_drifts_chooses_no_refused_snapshot_for_all(canar
     control_log.publish_announcement(canaries.writer, "best", 3, tenant="default", reason="0.9 on 16 records")
     controller.step()
     assert canaries.champion() == 2
+
+
+class LosesAnswers(DirectoryRegistry):
+    """Loses the answer to the first promotion, and hears of an operator's when it is asked once more, as MLflow may."""
+
+    num_asked = 0
+
+    def promote_unless_changed(self, version, fence):
+        if version == 1:
+            return super().promote_unless_changed(version, fence)
+        self.num_asked += 1
+        if self.num_asked > 1:
+            super().promote(1)
+            raise SnapshotStale("version 2 gives way to 1")
+        super().promote_unless_changed(version, fence)
+        raise RegistryError("no answer")
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_promotion_whose_answer_was_lost_is_settled_before_its_champion_is_announced(tmp_path, is_deleted):
+    fleet = Fleet(tmp_path)
+    fleet.registry = LosesAnswers(tmp_path / "registry", "org/small", "big", keep_resume=2)
+    with pytest.raises(RegistryError, match="no answer"):
+        controller_of_two_snapshots(fleet, controller := fleet.controller())
+    assert (fleet.champion(), fleet.heard()) == (2, 1)
+    if is_deleted:
+        fleet.registry.promote(1)
+        shutil.rmtree(version_folder(tmp_path / "registry", 2))
+    for _ in range(2):
+        controller.step()
+    assert fleet.registry.num_asked == (1 if is_deleted else 2)
+    assert (fleet.champion(), fleet.heard()) == (1, None)
+    if not is_deleted:
+        assert fleet.registry.resolve("2").judgement == "void: version 2 gives way to 1"
 
 
 class Asleep(DirectoryRegistry):

@@ -33,6 +33,10 @@ from omnidraft.ports import (
 )
 from omnidraft.vocab.tokenizer import Vocabulary
 
+_MAX_BESIDE_PROMPTS = 32
+"""Rounds in a row that read prompts beside running sequences, where passes are measured: theirs are on no cost curve,
+and none of them is a plain pass."""
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceOutput:
@@ -88,6 +92,8 @@ class Decoder:
         self.failures = failures or DraftingFailures()
         self._drafting = SafeDrafting(target.vocab_size, self.failures)
         self.scheduler = Scheduler(target, scheduling or SchedulerSettings(), public_prefixes)
+        self._num_beside_prompts = 0
+        """Rounds since the last one whose pass could be measured."""
 
     def plain_token_s(self, mode: Mode) -> float | None:
         """Return the seconds that a token without drafts takes now, beside the other sequences; None where the mode was
@@ -202,7 +208,7 @@ class Decoder:
     def step(self) -> list[SequenceOutput]:
         """Run one round; return the steps of the sequences that drew tokens, and the errors of those that failed."""
         started_s = time.perf_counter()
-        scheduled = self.scheduler.schedule(self._pass_s)
+        scheduled = self._schedule()
         drafts = self._draft(scheduled)
         replays = [(sequence, sequence.replay(num_ids)) for sequence, num_ids in scheduled.replays]
         result = run_pass(self.target, [*replays, *drafts], scheduled.prompts)
@@ -222,6 +228,16 @@ class Decoder:
             if output.error is not None or output.sequence.is_finished:
                 self.abort(output.sequence)
         return outputs
+
+    def _schedule(self) -> ScheduledRound:
+        """Return the next round. After many in a row that read prompts beside running sequences one reads none, so that
+        a pass is measured."""
+        scheduled = self.scheduler.schedule(self._pass_s)
+        is_beside = self.costs is not None and bool(scheduled.running and scheduled.num_other_rows)
+        if is_beside and self._num_beside_prompts >= _MAX_BESIDE_PROMPTS:
+            scheduled = replace(scheduled, prompts=[], replays=[])
+        self._num_beside_prompts = self._num_beside_prompts + 1 if is_beside and scheduled.num_other_rows else 0
+        return scheduled
 
     def _draft(self, scheduled: ScheduledRound) -> list[tuple[SequenceState, DraftTree]]:
         """Return the tree of every running sequence."""

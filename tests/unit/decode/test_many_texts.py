@@ -390,6 +390,22 @@ def test_a_pass_over_texts_of_both_modes_is_on_no_cost_curve() -> None:
     assert after[1] == before[1]
 
 
+def test_where_some_prompt_is_always_read_one_round_in_33_reads_none_and_is_measured() -> None:
+    target = ToyTarget(TABLE)
+    costs = MeasuredCosts(target)
+    costs.passes("fast")
+    measured: list[int] = []
+    costs.update_pass = lambda mode, rows, seconds: measured.append(rows)  # type: ignore[method-assign]
+    together, texts = Decoder(target, TARGET_TOKENIZER.vocabulary, costs=costs), []
+    for seed in range(100):
+        texts.append(together.add(make_request(num_draft_tokens=0, max_new_tokens=3, seed=seed), None))
+        together.step()
+    assert len(measured) == 3
+    finish(together)
+    for text in texts:
+        assert text.ids[len(PROMPT) :] == slow_decode(TABLE, text.request)
+
+
 def test_passes_over_each_text_alone_after_one_that_failed_are_on_no_cost_curve(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from omnidraft.errors import RequestError
 
@@ -32,8 +33,10 @@ def read(path: Path, num: int | None = None, *, skip: int = 0, split: str | None
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise RequestError(f"cannot read prompts: {exc}") from exc
+    except OSError as exc:
+        raise RequestError(f"cannot read {path}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise RequestError(f"cannot read {path}: it is not UTF-8 text") from exc
     prompts = [_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if split is not None:
         prompts = [prompt for prompt in prompts if prompt.split in (None, split)]
@@ -51,27 +54,31 @@ def built_in(num: int | None = None) -> list[Prompt]:
 
 def _row(path: Path, number: int, line: str) -> Prompt:
     try:
-        row = json.loads(line)
-        text = row.get("prompt") or row["question"]
-        if not isinstance(text, str):
-            raise TypeError(f"not a text: {text!r}")
-        answer = row.get("answer")
-        if not isinstance(answer, str | None):
-            raise TypeError(f"answer is not a text: {answer!r}")
-        reference = row["reference"] if isinstance(row.get("reference"), str) else None
-        _require_encodable(text, answer, reference)
-        schema = row.get("schema")
-        has_schema = isinstance(schema, dict)
-        return Prompt(
-            text,
-            tuple(map(int, row.get("answer_ids", ()))),
-            answer,
-            row.get("split"),
-            json.dumps(schema) if has_schema else None,
-            reference,
-        )
-    except (ValueError, KeyError, AttributeError, TypeError) as exc:
-        raise RequestError(f"{path}:{number} needs a JSON object with a prompt or question: {exc!r}") from exc
+        return _prompt(json.loads(line))
+    except json.JSONDecodeError as exc:
+        why = f"it is not JSON ({exc.msg}, column {exc.colno})"
+        raise RequestError(f"{path}:{number} needs a JSON object with a prompt or question: {why}") from exc
+    except ValueError as exc:
+        raise RequestError(f"{path}:{number} needs a JSON object with a prompt or question: {exc}") from exc
+
+
+def _prompt(row: Any) -> Prompt:
+    """Return the prompt of a row. Raises ValueError, in plain words, for a row that is none."""
+    if not isinstance(row, dict):
+        raise ValueError("it is not a JSON object")
+    field = "prompt" if row.get("prompt") else "question"
+    if row.get(field) is None:
+        raise ValueError("it has neither, or an empty prompt")
+    text, answer, answer_ids = row[field], row.get("answer"), row.get("answer_ids", [])
+    for name, value in ((field, text), ("answer", answer)):
+        if not isinstance(value, str | None):
+            raise ValueError(f"the {name} is not a text: {json.dumps(value)}")
+    if not isinstance(answer_ids, list) or not all(type(each) is int for each in answer_ids):
+        raise ValueError(f"answer_ids is not a list of whole numbers: {json.dumps(answer_ids)}")
+    reference = row["reference"] if isinstance(row.get("reference"), str) else None
+    _require_encodable(text, answer, reference)
+    schema = json.dumps(row["schema"]) if isinstance(row.get("schema"), dict) else None
+    return Prompt(text, tuple(answer_ids), answer, row.get("split"), schema, reference)
 
 
 def _require_encodable(*texts: str | None) -> None:

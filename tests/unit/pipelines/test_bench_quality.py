@@ -75,7 +75,7 @@ def test_texts_are_windows_of_prompts_with_answers_and_the_test_split_is_first(
     whole = "".join(f"{TEXT['prompt']}\n{TEXT['reference']}\n\n" for _ in range(3)) + "learned from\n\n\n"
     assert tokenizer.vocabulary.spell(read.windows[0]).decode() == whole
     assert len(read.prompts) == 4
-    with pytest.raises(RequestError, match="cannot read prompts"):
+    with pytest.raises(RequestError, match="cannot read "):
         texts.read(prompts.with_name("none"), tokenizer, num_tokens=8, num_prompts=1)
 
 

@@ -7,11 +7,12 @@ itself) are the addresses of external services; any other setting is `OMNIDRAFT_
 
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -32,6 +33,8 @@ _SHORT_NAMES = {
 }
 """Variables for the addresses of external services."""
 _PREFIX = "OMNIDRAFT_"
+_MOST_NAMED = 5
+"""As many wrong settings are named in one error."""
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
@@ -47,19 +50,22 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None, **o
             example = 'a section is a dict, for example decode={"mode": "reproducible"}'
             raise ConfigError(f"{section} = {fields!r} is no section of settings: {example}")
     given = {section: {k: v for k, v in fields.items() if v is not None} for section, fields in overrides.items()}
-    loaded = _sources(path, os.environ if environ is None else environ)
+    environ = os.environ if environ is None else environ
+    loaded = _sources(path, environ)
     try:
         return Settings(**dict(loaded(**given)))
     except ValidationError as exc:
-        raise ConfigError(_first_problem(exc)) from exc
+        raise ConfigError(_problems(exc)) from exc
     except FileNotFoundError as exc:
         raise ConfigError(f"no settings file at {path}") from exc
     except OSError as exc:
         raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path} is not TOML: {exc}") from exc
-    except SettingsError as exc:
-        raise ConfigError(f'{exc}: lists and tables are given as JSON, for example \'["a", "b"]\'') from None
+    except SettingsError:
+        names = ", ".join(_not_json(loaded, environ))
+        form = 'lists and tables are given as JSON, for example \'["a", "b"]\''
+        raise ConfigError(f"setting {names}: not JSON: {form}") from None
 
 
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
@@ -72,7 +78,7 @@ def _is_setting(name: str) -> bool:
     return name in _SHORT_NAMES or name == "RAY_ADDRESS" or ("__" in name and name.upper().startswith(_PREFIX))
 
 
-def _sources(path: Path | None, environ: Mapping[str, str]) -> Callable[..., BaseSettings]:
+def _sources(path: Path | None, environ: Mapping[str, str]) -> type[BaseSettings]:
     """Return the class that builds the settings from this file and this environment."""
 
     class Loaded(Settings, BaseSettings):
@@ -111,6 +117,15 @@ class _Environment(EnvSettingsSource):
         return {name: {} for name in names if name not in self.settings_cls.model_fields}
 
 
+def _not_json(settings_cls: type[BaseSettings], environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the variables whose setting is a list or a table, and whose value is not JSON."""
+    for name, value in environ.items():
+        try:
+            _Environment(settings_cls, {name: value})()
+        except SettingsError:
+            yield name
+
+
 class _TomlFile(TomlConfigSettingsSource):
     """Reads the settings file; unlike its base class it raises when the file is missing."""
 
@@ -120,13 +135,18 @@ class _TomlFile(TomlConfigSettingsSource):
         super().__init__(settings_cls, path)
 
 
-def _first_problem(exc: ValidationError) -> str:
-    problem = exc.errors()[0]
+def _problems(exc: ValidationError) -> str:
+    """Return one line that names the first wrong settings, and how many more there are."""
+    named = "; ".join(map(_problem, exc.errors()[:_MOST_NAMED]))
+    more = exc.error_count() - _MOST_NAMED
+    return f"{named} (and {more} more)" if more > 0 else named
+
+
+def _problem(problem: ErrorDetails) -> str:
     where = ".".join(map(str, problem["loc"]))
-    more = f" (and {exc.error_count() - 1} more)" if exc.error_count() > 1 else ""
     if problem["type"] == "extra_forbidden":
-        return f"setting {where}: there is no such setting{more}"
+        return f"setting {where}: there is no such setting"
     what = problem["msg"].removeprefix("Value error, ")
     if holds_secret(Settings, problem["loc"]):
-        return f"setting {where}: {what}{more}"
-    return f"setting {where}: {what}, got {masked(repr(problem.get('input')))}{more}"
+        return f"setting {where}: {what}"
+    return f"setting {where}: {what}, got {masked(repr(problem.get('input')))}"

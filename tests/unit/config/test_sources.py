@@ -137,7 +137,7 @@ def test_a_misspelt_variable_is_refused_by_name(environ, name):
         ("[learner]\nseeed = 1\n", "setting learner.seeed: there is no such setting"),
         ("[lerner]\nseed = 1\n", "setting lerner: there is no such setting"),
         ("[decode]\nwidth = 1\n", "setting decode.width: Input should be greater than or equal to 2, got 1"),
-        ("[decode]\nwidth = 1\n[worker]\nport = 70000\n", "(and 1 more)"),
+        ("[decode]\nwidth = 1\n[worker]\nport = 70000\n", "got 1; setting worker.port: "),
         ("decode = 3\n", "setting decode: "),
         ("[decode\n", "is not TOML"),
     ],
@@ -146,6 +146,21 @@ def test_a_mistake_in_the_file_is_one_line_that_names_it(toml, text, said):
     line = problem(toml(text), environ={})
     assert said in line
     assert "\n" not in line
+
+
+def test_five_mistakes_are_named_and_the_others_counted():
+    mistakes = {name: 1 for name in "abcdefg"}
+    five = "; ".join(f"setting learner.{name}: there is no such setting" for name in "abcde")
+    assert problem(environ={}, learner=mistakes) == f"{five} (and 2 more)"
+
+
+def test_variables_that_are_not_json_are_named():
+    environ = {"OMNIDRAFT_WORKER__API_KEYS": "notjson", "OMNIDRAFT_LEARNER__SEED": "1", "omnidraft_log__kafka": "{"}
+    said = problem(environ=environ)
+    assert said == (
+        "setting OMNIDRAFT_WORKER__API_KEYS, omnidraft_log__kafka: not JSON: "
+        'lists and tables are given as JSON, for example \'["a", "b"]\''
+    )
 
 
 def test_a_file_that_is_missing_or_a_folder_is_refused_by_name(tmp_path):

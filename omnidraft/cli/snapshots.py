@@ -193,7 +193,8 @@ def pause_learning(target: OfTarget = None, config_path: Config = None) -> None:
     from omnidraft import wiring
     from omnidraft.fleet.control_log import publish_announcement
 
-    publish_announcement(wiring.control_writer(_learning_settings(config_path, target)), "pause", target=target)
+    settings = _learning_settings(config_path, target)
+    publish_announcement(wiring.existing_control_writer(settings), "pause", target=target)
     _print_order("pauses", target)
 
 
@@ -203,7 +204,8 @@ def resume_learning(target: OfTarget = None, config_path: Config = None) -> None
     from omnidraft import wiring
     from omnidraft.fleet.control_log import publish_announcement
 
-    publish_announcement(wiring.control_writer(_learning_settings(config_path, target)), "resume", target=target)
+    settings = _learning_settings(config_path, target)
+    publish_announcement(wiring.existing_control_writer(settings), "resume", target=target)
     _print_order("resumes", target)
 
 
@@ -267,11 +269,11 @@ def _order_restart(start: str, target: str | None, settings: "config.Settings") 
     from omnidraft import wiring
     from omnidraft.fleet.control_log import publish_announcement
 
+    control, restart_id = wiring.existing_control_writer(settings), uuid.uuid4().hex
     offsets = " ".join(start.replace(",", " ").split())
     if offsets == "latest":
         offsets = _latest_offsets(settings)
     try:
-        control, restart_id = wiring.control_writer(settings), uuid.uuid4().hex
         publish_announcement(control, "restart", target=target, start=offsets, restart_id=restart_id)
     except ValueError as exc:
         raise typer.BadParameter(f"{start!r} is not earliest, latest or offsets such as '0:120 1:96'") from exc

@@ -72,7 +72,7 @@ def roll_back(
     from omnidraft.wiring.record_cipher import record_cipher
 
     settings = config.load(config_path, models={"target": target})
-    registry = wiring.registry(settings)
+    registry = wiring.existing_registry(settings)
     edit = FactorRollback(registry, tenant, to, record_cipher(settings))
     published = republish(registry, "latest", edit)
     [fit] = [each for each in published.manifest.tenant_factors if each.tenant == tenant]
@@ -84,7 +84,7 @@ def _announce(kind: Literal["factors_off", "factors_on"], tenant: str, config_pa
     from omnidraft.fleet.control_log import publish_announcement
 
     settings = config.load(config_path)
-    publish_announcement(wiring.control_writer(settings), kind, tenant=tenant)
+    publish_announcement(wiring.existing_control_writer(settings), kind, tenant=tenant)
     _print(f"{printable(tenant)}: {kind.replace('_', ' ')}, every worker is told")
 
 

@@ -4,7 +4,7 @@ from omnidraft.wiring.controller import controller, overview, worker_url
 from omnidraft.wiring.device import device_settings, learning_engine
 from omnidraft.wiring.distiller import distillation, identity, learner, learner_from_snapshot
 from omnidraft.wiring.drafting import proposer, shared_drafting
-from omnidraft.wiring.existing import existing_log_reader, existing_registry
+from omnidraft.wiring.existing import existing_control_writer, existing_log_reader, existing_registry
 from omnidraft.wiring.loaded_model import LoadedModel, loaded_model
 from omnidraft.wiring.logs import (
     control_writer,
@@ -48,6 +48,7 @@ __all__ = [
     "device_settings",
     "distillation",
     "engine",
+    "existing_control_writer",
     "existing_log_reader",
     "existing_registry",
     "experiment",

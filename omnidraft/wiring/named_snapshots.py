@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.errors import SnapshotError, SnapshotNotFound
-from omnidraft.ports import SnapshotVersion
+from omnidraft.ports import Registry, SnapshotVersion
+from omnidraft.wiring.existing import existing_registry
 from omnidraft.wiring.logs import registry
 from omnidraft.wiring.models import SnapshotLoader
 from omnidraft.wiring.signing import snapshot_signing
@@ -42,19 +43,25 @@ def named_folder(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersio
         snapshot_signing(settings).require(manifest)
         yield SnapshotVersion(UNPUBLISHED, manifest, aliases=(), created_ms=manifest.created_ms), folder
         return
-    with _fetched(settings, name) as (version, folder):
+    with _fetched(existing_registry(settings), name) as (version, folder):
         yield version, folder
 
 
 @contextmanager
-def _fetched(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersion, Path]]:
+def _fetched(snapshots: Registry, name: str) -> Iterator[tuple[SnapshotVersion, Path]]:
     """Yield the version or alias of the registry, fetched into a temporary folder. Raises SnapshotError."""
     from omnidraft.decode.snapshot.fetching import fetch_for_serving
 
-    snapshots = registry(settings)
     version = snapshots.resolve(name)
     with tempfile.TemporaryDirectory(prefix="omnidraft-snapshot-") as staging:
         yield version, fetch_for_serving(snapshots, version.version, Path(staging))
+
+
+def require_named(settings: Settings, name: str | None) -> None:
+    """Raise SnapshotError unless there is a folder, a version or an alias of this name, or none is named: before what
+    takes long."""
+    if name is not None and not Path(name).expanduser().is_dir():
+        existing_registry(settings).resolve(name)
 
 
 def named_or_base(settings: Settings, load: SnapshotLoader, name: str | None) -> "LoadedSnapshot":
@@ -70,7 +77,7 @@ def named_or_base(settings: Settings, load: SnapshotLoader, name: str | None) ->
 def champion_or_base(settings: Settings, load: SnapshotLoader) -> "LoadedSnapshot":
     """Load the champion; the base drafter where there is none, or none that can be read."""
     try:
-        with _fetched(settings, "champion") as (version, folder):
+        with _fetched(registry(settings), "champion") as (version, folder):
             return load(version, folder)
     except SnapshotNotFound:
         pass

@@ -23,7 +23,7 @@ from omnidraft.wiring.models import (
     snapshot_loader,
     target,
 )
-from omnidraft.wiring.named_snapshots import champion_or_base, named_or_base
+from omnidraft.wiring.named_snapshots import champion_or_base, named_or_base, require_named
 from omnidraft.wiring.recording import trace_producer
 from omnidraft.wiring.signing import champion_statements
 
@@ -88,6 +88,7 @@ def engine(
     from omnidraft.decode.snapshot.slot import SnapshotSlot
     from omnidraft.memory.recent_texts import RecentTexts
 
+    require_named(settings, snapshot)
     tokenizers = served_vocabularies(settings, progress)
     loaded_target = target(settings, tokenizers)
     costs = measured_costs(settings, loaded_target)
@@ -124,6 +125,8 @@ def _all_served(
 ) -> tuple[ServedTarget, ...]:
     pairs = [settings.for_target(name) for name in settings.models.targets]
     readers = [snapshot_reader(pair) for pair in pairs]  # a wrong address is known before anything large is loaded
+    for pair in pairs:
+        require_named(pair, pair.worker.snapshot)
     tokenizers = [served_vocabularies(pair, progress) for pair in pairs]
     logger.info("loaded the tokenizers")
     first = tokenizers[0]

@@ -114,7 +114,7 @@ def test_a_planted_bug_is_found_and_shown(
         (("--prompts", "missing.jsonl"), "missing.jsonl"),
         (("--json", "no/such/folder/out.json"), "no/such/folder"),
         (("--target", "no-such-model"), "no-such-model"),
-        (("--snapshot", "no-such-snapshot"), "no-such-snapshot"),
+        (("--snapshot", "no-such-snapshot"), "there is no registry"),
         (("--max-new-tokens", "5000"), "1024"),
     ],
 )

@@ -94,7 +94,9 @@ def test_public_keys_neither_publish_nor_promote_nor_announce(url, keys, tmp_pat
 
 @pytest.mark.parametrize("arguments", [("pause",), ("resume",), ("restart", "--from", "latest")])
 def test_orders_to_the_learner_are_the_operators(arguments, keys, tmp_path, monkeypatch, capsys):
-    path = toml(settings_of(keys, tmp_path), tmp_path / "settings.toml")
+    settings = settings_of(keys, tmp_path)
+    path = toml(settings, tmp_path / "settings.toml")
+    wiring.log_writer(settings, settings.log.traces_topic)  # as the first service does
     for role in (None, "distiller", "controller"):
         environ = {"OMNIDRAFT_REGISTRY__PRIVATE_KEY": keys.texts[role]} if role else {}
         refused = run_cli(("learning", *arguments, "--config", path), monkeypatch, capsys, environ)

@@ -41,6 +41,32 @@ def num_orders(environ: dict[str, str]) -> int:
     return sum(wiring.log_reader(settings, settings.log.control_topic).end_offsets().values())
 
 
+def begin_log(environ: dict[str, str]) -> None:
+    """Do what the first service does."""
+    settings = config.load(None, environ)
+    wiring.log_writer(settings, settings.log.traces_topic)
+
+
+@pytest.mark.parametrize("order", ["pause", "resume", "restart --from latest", "factors off acme", "factors on acme"])
+def test_an_order_where_no_service_has_begun_a_log_is_refused_and_begins_none(
+    command: Run, tmp_path: Path, order: str
+) -> None:
+    done = command("tenants" if order.startswith("factors") else "learning", *order.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"omnidraft: there is no log at sqlite:///{tmp_path}/log.db yet: the first service that starts makes it; run "
+        "this where the services run, or name --config\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_factors_are_not_rolled_back_where_there_is_no_registry(command: Run, tmp_path: Path) -> None:
+    done = command("tenants", "factors", "rollback", "acme")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"there is no registry at directory:///{tmp_path}/registry yet: " in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "order", [("pause",), ("resume",), ("restart", "--from", "latest"), ("restart", "--version", "1")]
 )
@@ -57,6 +83,7 @@ def test_an_order_for_a_target_that_nobody_learns_for_is_refused(
 @pytest.mark.parametrize("kind", ["pause", "resume"])
 @pytest.mark.parametrize("target", ["big", "other", None])
 def test_what_is_ordered_is_printed(command: Run, environ: dict[str, str], kind: str, target: str | None) -> None:
+    begin_log(environ)
     done = command("learning", kind, *(("--target", target) if target else ()))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"ordered: learning {kind}s for {target or 'all targets'}, ")

@@ -15,7 +15,7 @@ from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.policy.cost_model import MeasuredCosts
-from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, VocabularyError
+from omnidraft.errors import RegistryError, SnapshotCorrupt, VocabularyError
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.signing import SnapshotSigning
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -108,7 +108,7 @@ def test_a_snapshot_that_cannot_be_used_is_refused(settings: Settings, folder: P
     def load(name: str) -> None:
         wiring.engine(settings, CountingMetrics(), snapshot=name)
 
-    with pytest.raises(SnapshotNotFound):
+    with pytest.raises(RegistryError, match="there is no registry"):
         load("champion")
     with pytest.raises(SnapshotCorrupt):
         load(str(tmp_path))

@@ -197,8 +197,9 @@ def test_an_operator_lists_factors_and_turns_them_off(
     environ = environ_of(settings)
     told = run_cli(("tenants", "factors", "list", "--snapshot", "1"), monkeypatch, capsys, environ).stdout
     assert "a: fit 1 of rank 8, agreement 0.5000 -> 0.6000 +- 0.0196 (95 %) on 9 requests, in use" in told
-    run_cli(("tenants", "factors", "off", "a"), monkeypatch, capsys, environ)
     plain = settings.model_copy(update={"log": config.LogSettings(url=settings.log.url)})
+    wiring.log_writer(plain, plain.log.traces_topic)  # as the first service does
+    assert run_cli(("tenants", "factors", "off", "a"), monkeypatch, capsys, environ).returncode == 0
     reader = wiring.log_reader(plain, settings.log.control_topic)
     reader.seek({})
     assert b"factors_off" in reader.poll(10, 1.0).messages[0].value

@@ -2,6 +2,7 @@
 
 OmnidraftError
 |- ConfigError            a setting is missing or contradicts another; fix the settings
+|  |- SettingsUnreadable  the settings file is missing or not TOML; correct --config, or the file
 |  |- ModeRefused         a target cannot serve a mode; set another one
 |  `- ExtraMissing        an optional part of the package is not installed; run the command that the message names
 |- RequestError           a request asks for what cannot be served; fix the request (HTTP 4xx)
@@ -39,6 +40,10 @@ class OmnidraftError(Exception):
 
 class ConfigError(OmnidraftError):
     """A setting is missing or contradicts another."""
+
+
+class SettingsUnreadable(ConfigError):
+    """The settings file is missing, cannot be read, or is not TOML."""
 
 
 class ModeRefused(ConfigError):

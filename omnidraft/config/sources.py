@@ -24,7 +24,7 @@ from pydantic_settings import (
 
 from omnidraft.config.secrets import holds_secret, masked
 from omnidraft.config.sections import Settings
-from omnidraft.errors import ConfigError
+from omnidraft.errors import ConfigError, SettingsUnreadable
 
 _SHORT_NAMES = {
     "OMNIDRAFT_LOG": "log__url",
@@ -43,7 +43,8 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None, **o
     An override that is None is ignored.
 
     Raises:
-        ConfigError: the file is missing or not TOML, or a setting is unknown or out of range.
+        SettingsUnreadable: the file is missing or not TOML.
+        ConfigError: a setting is unknown or out of range.
     """
     for section, fields in overrides.items():
         if not isinstance(fields, Mapping):
@@ -57,11 +58,11 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None, **o
     except ValidationError as exc:
         raise ConfigError(_problems(exc)) from exc
     except FileNotFoundError as exc:
-        raise ConfigError(f"no settings file at {path}") from exc
+        raise SettingsUnreadable(f"no settings file at {path}") from exc
     except OSError as exc:
-        raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
+        raise SettingsUnreadable(f"{path} cannot be read: {exc.strerror}") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} is not TOML: {exc}") from exc
+        raise SettingsUnreadable(f"{path} is not TOML: {exc}") from exc
     except SettingsError:
         names = ", ".join(_not_json(loaded, environ))
         form = 'lists and tables are given as JSON, for example \'["a", "b"]\''
@@ -130,6 +131,8 @@ class _TomlFile(TomlConfigSettingsSource):
     """Reads the settings file; unlike its base class it raises when the file is missing."""
 
     def __init__(self, settings_cls: type[BaseSettings], path: Path | None) -> None:
+        if path is not None and path.is_dir():
+            raise SettingsUnreadable(f"{path} is a folder, not a settings file")
         if path is not None and not path.is_file():
             raise FileNotFoundError(path)
         super().__init__(settings_cls, path)

@@ -10,6 +10,7 @@ from omnidraft.errors import (
     ModelError,
     OmnidraftError,
     RegistryError,
+    SettingsUnreadable,
     SnapshotCorrupt,
     VocabularyError,
 )
@@ -67,6 +68,8 @@ def is_fatal(findings: Iterable[Finding]) -> bool:
 
 def _advice(exc: OmnidraftError) -> str:
     match exc:
+        case SettingsUnreadable():
+            return "correct --config, or the file"
         case ConfigError():
             return "correct this setting in the TOML file or the environment (OMNIDRAFT_<SECTION>__<FIELD>)"
         case BusError():

@@ -412,3 +412,12 @@ def test_weights_that_a_repository_has_twice_are_counted_once(tmp_path: Path) ->
     for name in ("model-00001-of-00001.safetensors", "consolidated.safetensors"):
         (tmp_path / name).write_bytes(b"x" * 10)
     assert models.weights_bytes(tmp_path) == 10
+
+
+@pytest.mark.parametrize("content", [None, "[decode\n"])
+def test_a_settings_file_of_no_use_is_no_wrong_setting(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "settings.toml"
+    if content is not None:
+        path.write_text(content)
+    found = run_check("settings", lambda: config.load(path, {}))
+    assert (found.verdict, found.advice) == (Verdict.PROBLEM, "correct --config, or the file")

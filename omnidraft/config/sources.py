@@ -50,7 +50,9 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None, **o
         if not isinstance(fields, Mapping):
             example = 'a section is a dict, for example decode={"mode": "reproducible"}'
             raise ConfigError(f"{section} = {fields!r} is no section of settings: {example}")
-    given = {section: {k: v for k, v in fields.items() if v is not None} for section, fields in overrides.items()}
+    given: dict[str, Any] = {
+        section: {k: v for k, v in fields.items() if v is not None} for section, fields in overrides.items()
+    }
     environ = os.environ if environ is None else environ
     loaded = _sources(path, environ)
     try:

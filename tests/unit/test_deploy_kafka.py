@@ -22,18 +22,20 @@ from kafka.errors import NoError
 
 GRANT = Path(__file__).parents[2] / "deploy/kafka/grant.py"
 ADMIN = {"OMNIDRAFT_KAFKA_ADMIN_PASSWORD": "secret"}
+SLEEP = "import time; time.sleep(300)"
 
 
 def brokers() -> list[psutil.Process]:
-    children = psutil.Process().children()
-    return [each for each in children if "kafka.Kafka" in (each.as_dict(["cmdline"])["cmdline"] or ())]
+    """The brokers of local_broker: this process may have a real one, for other tests."""
+    commands = {each: each.as_dict(["cmdline"])["cmdline"] or () for each in psutil.Process().children()}
+    return [each for each, command in commands.items() if {SLEEP, "kafka.Kafka"} <= set(command)]
 
 
 @pytest.fixture
 def local_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """Its brokers only sleep; `tmp_path` has the log of an earlier one."""
     module = load_local_broker()
-    sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
+    sleep = [sys.executable, "-c", SLEEP]
     monkeypatch.setattr(module, "fetch_jars", lambda: tmp_path)
     monkeypatch.setattr(module, "_java", lambda jars: sleep)
     monkeypatch.setattr(module, "_answers", lambda port: bool(brokers()))

@@ -14,7 +14,7 @@ from omnidraft.wiring.drafter_prompt import drafter_prompt
 from omnidraft.wiring.drafting import drafter_memory
 from omnidraft.wiring.memory import memory_loader
 from omnidraft.wiring.models import TargetVocabulary, Vocabularies, snapshot_loader
-from omnidraft.wiring.named_snapshots import named_or_base
+from omnidraft.wiring.named_snapshots import named_or_base, require_named
 
 if TYPE_CHECKING:
     from omnidraft.decode.decoder import Decoder
@@ -82,6 +82,7 @@ def loaded_model(
     from omnidraft.models.hf.target import TransformersTarget
     from omnidraft.models.hf.tokenizer import loaded_tokenizer
 
+    require_named(settings, snapshot)
     name = f"{settings.models.target}-{model.num_parameters()}"
     target = TransformersTarget(model, settings.decode, name=name, precision=f"{model.dtype}-{model.device.type}")
     tokenizers = _tokenizers(settings, loaded_tokenizer(tokenizer, model.config.get_text_config().vocab_size))

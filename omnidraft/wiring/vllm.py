@@ -17,7 +17,7 @@ from omnidraft.wiring.drafter_prompt import drafter_prompt
 from omnidraft.wiring.drafting import SharedDrafting, policy, proposer
 from omnidraft.wiring.logs import snapshot_reader
 from omnidraft.wiring.models import SnapshotLoader, Vocabularies, snapshot_loader_with, vocabularies
-from omnidraft.wiring.named_snapshots import named_or_base
+from omnidraft.wiring.named_snapshots import named_or_base, require_named
 from omnidraft.wiring.recording import trace_producer
 from omnidraft.wiring.signing import champion_statements
 
@@ -67,6 +67,8 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
     from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
     from omnidraft.decode.snapshot.slot import SnapshotSlot
 
+    pinned = settings.worker.snapshot
+    require_named(settings, pinned)
     is_recorded = has_tenants or settings.worker.tenant not in settings.recorder.opted_out
     producer = trace_producer(settings, metrics) if is_recorded else None
     tokenizers, section = vocabularies(settings), settings.vllm
@@ -88,7 +90,6 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
             settings.decode, tokenizers, shared, model, ngrams, is_external=True
         ),
     )
-    pinned = settings.worker.snapshot
     slot = SnapshotSlot(named_or_base(settings, load, pinned))
     drafting = SafeDrafting(len(tokenizers.target.vocabulary), failures)
     scheduler = RoundScheduler(

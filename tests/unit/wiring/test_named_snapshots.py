@@ -22,6 +22,15 @@ def _worker(settings: config.Settings, name: str) -> object:
     return wiring.worker(settings.model_copy(update={"worker": section}), CountingMetrics())
 
 
+def _batching(settings: config.Settings, name: str) -> object:
+    section = settings.worker.model_copy(update={"snapshot": name})
+    return wiring.batching(settings.model_copy(update={"worker": section}), CountingMetrics(), num_tokens=2)
+
+
+def _loaded_model(settings: config.Settings, name: str) -> object:
+    return wiring.loaded_model(None, None, settings, CountingMetrics(), snapshot=name)
+
+
 def _folder(settings: config.Settings, name: str) -> object:
     with named_folder(settings, name) as found:
         return found
@@ -37,7 +46,7 @@ def settings(tmp_path: Path) -> config.Settings:
     return config.load(None, environ, models={"target": str(tmp_path / "big"), "drafter": str(tmp_path / "small")})
 
 
-@pytest.mark.parametrize("use", [_engine, _worker, _folder])
+@pytest.mark.parametrize("use", [_engine, _worker, _batching, _loaded_model, _folder])
 def test_a_name_is_refused_where_there_is_no_registry_before_anything_is_loaded(
     use: Callable[[config.Settings, str], object], settings: config.Settings, tmp_path: Path
 ) -> None:
@@ -46,7 +55,7 @@ def test_a_name_is_refused_where_there_is_no_registry_before_anything_is_loaded(
     assert not (tmp_path / "registry").exists()
 
 
-@pytest.mark.parametrize("use", [_engine, _worker, _folder])
+@pytest.mark.parametrize("use", [_engine, _worker, _batching, _loaded_model, _folder])
 def test_a_name_that_the_registry_does_not_know_is_refused_before_anything_is_loaded(
     use: Callable[[config.Settings, str], object], settings: config.Settings, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from omnidraft.cache_files import replace_file
+from omnidraft.cache_files import file_states, replace_file
 from omnidraft.errors import ModelError
 
 _LENGTH = 12
@@ -34,8 +34,7 @@ def weights_digest(source: Path, cache: Path) -> str:
 
 
 def _state(source: Path, files: Sequence[Path]) -> str:
-    statuses = [(file.name, file.stat()) for file in files]
-    facts = [str(source.resolve()), *([name, status.st_size, status.st_mtime_ns] for name, status in statuses)]
+    facts = [str(source.resolve()), *file_states(files)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tokenizers import Encoding
 
-from omnidraft.cache_files import replace_file
+from omnidraft.cache_files import file_states, replace_file
 from omnidraft.errors import ModelError
 from omnidraft.models.hf import tokenizer_json
 from omnidraft.vocab import token_bytes
@@ -152,10 +152,10 @@ def _prefix_ids(encoding: Encoding) -> list[int]:
 
 
 def _key(folder: Path) -> dict[str, Any]:
-    files = [(path, path.stat()) for path in sorted(folder.iterdir()) if path.suffix != ".safetensors"]
+    files = (path for path in sorted(folder.iterdir()) if path.suffix != ".safetensors")
     return {
         "folder": str(folder.resolve()),
-        "files": [[path.name, status.st_size, status.st_mtime_ns] for path, status in files],
+        "files": file_states(files),
         "libraries": [metadata.version(name) for name in ("transformers", "tokenizers")],
         "code": [zlib.crc32(Path(each).read_bytes()) for each in _CODE],
     }

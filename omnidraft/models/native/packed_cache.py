@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omnidraft.cache_files import file_states
 from omnidraft.errors import ModelCorrupt
 from omnidraft.models.native import library as native
 from omnidraft.models.native.packed_file import PackedFile, is_in_use, write
@@ -128,8 +129,7 @@ class PackedCache:
 def _state(source: Path, precision: str) -> FolderState:
     """Return the state that a folder has now. Raises OSError."""
     read = [source / "config.json", *sorted(source.glob("*.safetensors"))]
-    facts = [(path, path.stat()) for path in read]
-    files = [[path.name, status.st_size, status.st_mtime_ns] for path, status in facts]
+    files = file_states(read)
     return {"folder": str(source.resolve()), "files": files, "precision": precision, "layout": native.LAYOUT}
 
 

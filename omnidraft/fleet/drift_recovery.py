@@ -166,12 +166,17 @@ class DriftRecovery:
             self._promote(version, tenant, reason, fence)
 
     def _promote(self, version: int, tenant: str, reason: str, fence: str) -> None:
-        """Make it the champion unless other tenants lose by it; the controller announces every champion."""
+        """Let it be made the champion next, unless other tenants lose by it."""
         candidate, champion = self._registry.resolve(str(version)), self._registry.resolve("champion")
         versions = signed_versions(self._registry, self._statements)
         if against := objection(candidate, champion, versions, self._gate, tenant=tenant):
             logger.warning("%s: not back to snapshot %d: %s", self._target, version, against)
             return
+        self._reactions.insert(1, partial(self._carry_out, version, reason, fence))
+
+    def _carry_out(self, version: int, reason: str, fence: str) -> None:
+        """Make it the champion, which the controller announces. A reaction of its own, as an error in it may have moved
+        the alias: the next call then has to ask with the same fence, whatever the registry says by now."""
         try:
             self._registry.promote_unless_changed(version, fence)
         except SnapshotStale as exc:

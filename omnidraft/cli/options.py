@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -16,11 +16,17 @@ if TYPE_CHECKING:
 
 Config = Annotated[Path | None, typer.Option("--config", help="TOML settings; the environment overrides them.")]
 Target = Annotated[str | None, typer.Option(help="The target of the pair; without it models.target.")]
-Engine = Annotated[str | None, typer.Option("--engine", help="What runs the target: transformers or llamacpp.")]
+Engine = Annotated[
+    Literal["transformers", "llamacpp", "ensemble"] | None, typer.Option("--engine", help="What runs the target.")
+]
 Snapshot = Annotated[
     str | None, typer.Option(help="Draft with this version, alias or snapshot folder, not with the base drafter.")
 ]
-Quantize = Annotated[str | None, typer.Option("--quantize", help="int8 or int4: the target's weights, in groups.")]
+Quantize = Annotated[
+    Literal["int8", "int4"] | None, typer.Option("--quantize", help="Quantise the target's weights, in groups.")
+]
+Mode = Literal["fast", "reproducible"]
+"""As config.Mode, which takes a second to import."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from omnidraft.cli.options import Config, Engine, Quantize, download_bars, group
+from omnidraft.cli.options import Config, Engine, Mode, Quantize, download_bars, group
 
 if TYPE_CHECKING:
     from omnidraft.config import Settings
@@ -28,7 +28,7 @@ def serve(
     ] = None,
     engine: Engine = None,
     quantize: Quantize = None,
-    mode: Annotated[str | None, typer.Option(help="fast or reproducible, unless a request says it.")] = None,
+    mode: Annotated[Mode | None, typer.Option(help="How texts are decoded, unless a request says it.")] = None,
     snapshot: Annotated[
         str | None, typer.Option(help="Draft with this version, alias or snapshot folder for good.")
     ] = None,

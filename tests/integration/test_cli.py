@@ -123,7 +123,6 @@ def test_generate_keeps_to_a_pattern_and_to_a_schema(omnidraft: Run, settings: P
         (("--file", "missing.txt"), "missing.txt"),
         (("--prompt", "x", "--file", "missing.txt"), "either --prompt or --file"),
         (("--prompt", "clips " * 2000), "1024"),
-        (("--prompt", "x", "--mode", "wild"), "decode.mode"),
     ],
     ids=[
         "unknown model",
@@ -136,7 +135,6 @@ def test_generate_keeps_to_a_pattern_and_to_a_schema(omnidraft: Run, settings: P
         "no file",
         "two prompts",
         "too long",
-        "mode",
     ],
 )
 def test_generate_refuses_in_one_line(omnidraft: Run, settings: Path, arguments: tuple[str, ...], words: str) -> None:

@@ -113,6 +113,14 @@ class GrammarCompiler:
         return CompiledGrammar(backend, kind)
 
 
+def check_schema(text: str, name: str) -> None:
+    """Raise RequestError, which calls the schema by this name, where no vocabulary could keep to it."""
+    from llguidance import LLMatcher
+
+    if error := LLMatcher.validate_grammar(f"{_FREE_SPELLING}%json {json.dumps(checked_schema(text, name))}"):
+        raise RequestError(f"{name}: {_one_line(error)}")
+
+
 @contextmanager
 def _naming(tool: CallableTool) -> Iterator[None]:
     """Inside, a refusal of a schema names the tool."""

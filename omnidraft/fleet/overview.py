@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from omnidraft.config import Settings
-from omnidraft.errors import OmnidraftError
-from omnidraft.fleet.control_follower import Authenticator
+from omnidraft.errors import BusError, OmnidraftError
+from omnidraft.fleet.control_follower import MAX_SILENCE_S, Authenticator
 from omnidraft.fleet.control_history import ControlEvent
 from omnidraft.fleet.control_state import CanaryState, ControlState, DriftingTenant, read_control_state
 from omnidraft.fleet.learned_versions import MOST_VERSIONS, LearnedVersion, learned_versions
@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 ALIASES = ("champion", "challenger", "previous")
 POLL_S = 2.0
 MOST_DEAD_LETTERS = 1000
-"""The number of newest dead letters whose reasons are read."""
+"""The number of newest dead letters of each partition whose reasons are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class DeadLetters:
 
     number: int
     by_reason: Mapping[str, int]
-    """Reason -> number among the newest MOST_DEAD_LETTERS, as far as retention has left them."""
+    """Reason -> number among the newest MOST_DEAD_LETTERS of each partition, as far as retention has left them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,12 +221,16 @@ def _control_states(
 
 
 def _dead_letters(reader: LogReader) -> DeadLetters:
-    number = sum(reader.end_offsets().values())
+    """Read to the ends of now. Raises BusError when the log is silent before them for MAX_SILENCE_S."""
+    ends, firsts = reader.end_offsets(), reader.first_offsets()
     reader.seek_back(MOST_DEAD_LETTERS)
-    reasons: Counter[str] = Counter()
-    while sum(reasons.values()) < min(number, MOST_DEAD_LETTERS):
-        messages = reader.poll(MOST_DEAD_LETTERS, POLL_S).messages
-        if not messages:
-            break
-        reasons.update(message.headers.get("reason", b"unknown").decode(errors="replace") for message in messages)
-    return DeadLetters(number, dict(reasons.most_common()))
+    unread = {partition for partition, end in ends.items() if firsts.get(partition, 0) < end}
+    reasons, silent_s = Counter[str](), 0.0
+    while unread:
+        polled = reader.poll(MOST_DEAD_LETTERS, POLL_S)
+        silent_s = 0.0 if polled.next_offsets else silent_s + POLL_S
+        if silent_s >= MAX_SILENCE_S:
+            raise BusError(f"the log gave nothing for {silent_s:.0f} s before its ends")
+        reasons.update(each.headers.get("reason", b"unknown").decode(errors="replace") for each in polled.messages)
+        unread -= {partition for partition, offset in polled.next_offsets.items() if offset >= ends.get(partition, 0)}
+    return DeadLetters(sum(ends.values()), dict(reasons.most_common()))

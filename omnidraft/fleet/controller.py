@@ -102,7 +102,7 @@ class Controller:
 
     def step(self) -> None:
         """Judge, announce and read traffic once. Raises SnapshotError, BusError; the next step completes this one."""
-        self._complete_promotion()
+        self._complete_promotion()  # before the champion is announced: an operator may have promoted meanwhile
         self._judge_challenger()
         self._announce_champion()
         self._read_traffic()
@@ -110,10 +110,14 @@ class Controller:
         self._announce_champion()
 
     def _complete_promotion(self) -> None:
-        """Settle again what was cut off, before that champion is announced: an operator may have promoted meanwhile."""
-        if self._open_promotion and find_version(self._registry, str(self._open_promotion[0])) is not None:
-            self._settle(*self._open_promotion)
+        """Promote what was decided, in this step or in one that was cut off; a deleted version is left alone."""
+        if self._open_promotion is None:
+            return
+        version, decision, fence = self._open_promotion
+        is_promoted = find_version(self._registry, str(version)) is not None and self._promote(version, fence)
         self._open_promotion = None
+        if is_promoted:
+            self._count_decision(version, decision)
 
     def _judge_challenger(self) -> None:
         """Judge the challenger, one at a time: while a canary runs the next one waits."""
@@ -209,25 +213,29 @@ class Controller:
         self._registry.annotate(version, {JUDGEMENT: f"{verdict}: {decision.reason}"})
         if decision.promote:
             self._open_promotion = version, decision, fence
-            try:
-                self._registry.promote_unless_changed(version, fence)
-            except (SnapshotStale, SnapshotCorrupt) as exc:
-                self._registry.annotate(version, {JUDGEMENT: f"{VOID}: {exc}"})
-                self._open_promotion = None
-                logger.warning("%s: a decision is void: %s", self._target, exc)
-                return
-            self._open_promotion = None
-        self._rewinds.count(version, decision)
-        self._log_verdict(version, decision)
-        self._metrics.add("omnidraft_promotions_total" if decision.promote else "omnidraft_refusals_total")
-        done = PROMOTED if decision.promote else verdict
-        logger.info("%s version %d for %s: %s", done, version, self._target, decision.reason)
+            self._complete_promotion()
+        else:
+            self._count_decision(version, decision)
 
-    def _log_verdict(self, version: int, decision: Decision) -> None:
+    def _promote(self, version: int, fence: str) -> bool:
+        """Return whether the version is the champion now; the decision is void if what it rests on has changed."""
+        try:
+            self._registry.promote_unless_changed(version, fence)
+        except (SnapshotStale, SnapshotCorrupt) as exc:
+            self._registry.annotate(version, {JUDGEMENT: f"{VOID}: {exc}"})
+            logger.warning("%s: a decision is void: %s", self._target, exc)
+            return False
+        return True
+
+    def _count_decision(self, version: int, decision: Decision) -> None:
+        self._rewinds.count(version, decision)
         try:
             self._registry.log_metrics(version, {"promoted": float(decision.promote)}, version)
         except SnapshotError as exc:  # a curve is not worth a second judgement
             logger.warning("%s: the verdict on version %d is in no curve: %s", self._target, version, exc)
+        self._metrics.add("omnidraft_promotions_total" if decision.promote else "omnidraft_refusals_total")
+        verdict = PROMOTED if decision.promote else REFUSED
+        logger.info("%s version %d for %s: %s", verdict, version, self._target, decision.reason)
 
     def _announce_champion(self) -> None:
         """Announce the champion unless it is the one announced last, and not long ago. A champion that changed while a

@@ -24,6 +24,8 @@ from typing import Any
 
 from omnidraft.errors import ModelError
 
+VERSION = "1"
+"""Of what `convert` writes; raise it whenever that changes: folders that an earlier version made are not used."""
 UNUSED_TYPE = 5  # llama.cpp's LLAMA_TOKEN_TYPE_UNUSED
 STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<eos>", "<end_of_turn>", "</s>", "<|eot_id|>")
 GENERIC_CLASS = "PreTrainedTokenizerFast"  # takes tokenizer.json as it is; a model's own class would rebuild it

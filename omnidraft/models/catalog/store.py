@@ -153,7 +153,8 @@ class _Store:
             self.sources.convert(file.resolve(), partial)
             return Origin("file", sha256)
 
-        return install_once(_folder(self.home, f"{file.stem}-{sha256[:12]}"), "file", make)
+        name = f"{file.stem}-{sha256[:12]}-{gguf_conversion.VERSION}"
+        return install_once(_folder(self.home, name), "file", make)
 
     def gguf(self, model: CatalogModel) -> Path:
         from filelock import FileLock

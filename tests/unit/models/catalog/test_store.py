@@ -14,7 +14,7 @@ import pytest
 from gguf import GGUFWriter
 
 from omnidraft.errors import ModelDownloadError, ModelError, ModelUnknown
-from omnidraft.models.catalog import known_models, store
+from omnidraft.models.catalog import gguf_conversion, known_models, store
 from omnidraft.models.catalog.hub import FILES, WEIGHTS, Repository
 from omnidraft.models.catalog.install import MARKER, Origin, install_once, is_complete, read_origin
 from omnidraft.models.catalog.store import DownloadSources, gguf_path, installed, resolve, resolve_tokenizer
@@ -236,6 +236,17 @@ def test_a_gguf_file_of_ones_own_is_converted_once(tmp_path: Path, home: Path) -
     assert resolve(str(file), home=home, sources=known) == resolve(str(file), home=home, sources=known)
     assert converted == [file]
     assert gguf_path(str(file), home=home) == file
+
+
+def test_a_converter_that_writes_something_else_converts_again(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.gguf"
+    file.write_bytes(b"weights")
+    first = resolve(str(file), home=home, sources=sources(FakeHub()))
+    monkeypatch.setattr(gguf_conversion, "VERSION", "mended")
+    second = resolve(str(file), home=home, sources=sources(FakeHub()))
+    assert (first != second, is_complete(first), is_complete(second)) == (True, True, True)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 3, 20, 40, None], ids=["empty", "magic", "header", "fields", "no model"])

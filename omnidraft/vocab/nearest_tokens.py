@@ -5,11 +5,9 @@ Source: minimum edit distance, Wan et al., https://arxiv.org/abs/2401.10491 (Fus
 of ALM, https://arxiv.org/abs/2503.20083.
 """
 
-from importlib.util import find_spec
-
 import numpy as np
 
-from omnidraft.errors import ExtraMissing
+from omnidraft import extras
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.tokenizer import Vocabulary
 
@@ -22,8 +20,7 @@ class NearestTokens:
 
     def __init__(self, alignment: Alignment, draft: Vocabulary, target: Vocabulary) -> None:
         """Raises ExtraMissing without rapidfuzz."""
-        if find_spec("rapidfuzz") is None:
-            raise ExtraMissing("the loss mined needs the Python package rapidfuzz, which is not installed")
+        extras.require_package("rapidfuzz", "the loss mined")
         self._target = target
         self._nearest_T = alignment.direct_draft_T.copy()
         has_bytes_T = target.num_bytes[: len(self._nearest_T)] > 0

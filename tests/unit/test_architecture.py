@@ -17,7 +17,8 @@ PRODUCT = ("omnidraft", "services", "pipelines")
 LEVELS = (  # lowest first
     {"errors", "exit_status", "config", "throttle", "private_files", "cache_files", "progress", "supervised_thread"}
     | {"container_limits", "durable_files", "freed_memory"},
-    {"vocab", "traces", "snapshots", "prompts", "memory", "tools", "extras"},
+    {"extras"},
+    {"vocab", "traces", "snapshots", "prompts", "memory", "tools"},
     {"ports", "json_report"},
     {"bus", "registry", "models", "telemetry", "decode", "distill", "fleet"},
     {"serving", "exactness", "audit", "device", "sampling_params", "testing", "transfer"},

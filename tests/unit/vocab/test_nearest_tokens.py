@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from omnidraft import extras
 from omnidraft.errors import ExtraMissing
-from omnidraft.vocab import nearest_tokens
 from omnidraft.vocab.alignment import Alignment, PackedLists
 from omnidraft.vocab.nearest_tokens import NearestTokens
 from omnidraft.vocab.tokenizer import Vocabulary
@@ -47,6 +47,6 @@ def test_ids_outside_the_vocabulary_are_left_out() -> None:
 
 
 def test_without_its_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nearest_tokens, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(ExtraMissing, match="the loss mined needs the Python package rapidfuzz"):
         NearestTokens(ALIGNMENT, DRAFT, TARGET)

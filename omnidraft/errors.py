@@ -33,6 +33,8 @@ OmnidraftError
    `- RegistryError       the registry refused or cannot be reached; the caller may retry
 """
 
+from pathlib import Path
+
 
 class OmnidraftError(Exception):
     """The base of all errors raised on purpose; the message says what to do."""
@@ -63,6 +65,11 @@ class ExtraMissing(ConfigError):
 
 class RequestError(OmnidraftError, ValueError):
     """A request cannot be served as it is."""
+
+
+def cannot_write(path: Path, error: OSError, instead: str = "another file") -> RequestError:
+    """Return the error of a command whose output cannot be written; name what to give `instead`."""
+    return RequestError(f"cannot write {path}: {error.strerror}; name {instead}, or make it writable")
 
 
 class ModelError(OmnidraftError):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omnidraft.errors import RequestError
+from omnidraft.errors import cannot_write
 from omnidraft.snapshots import files
 
 
@@ -23,4 +23,4 @@ def save(report: Mapping[str, Any], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_text(path.resolve(), text)
     except OSError as exc:
-        raise RequestError(f"cannot write {path}: {exc.strerror}; name another file, or make it writable") from exc
+        raise cannot_write(path, exc) from exc

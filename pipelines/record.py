@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from omnidraft import config, prompts
-from omnidraft.errors import RequestError
+from omnidraft.errors import RequestError, cannot_write
 from omnidraft.hosts import process
 from omnidraft.progress import bar
 from omnidraft.traces import archive
@@ -86,7 +86,7 @@ def _require_writable(out: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise RequestError(f"cannot write {folder}: {exc.strerror}; name another file, or make it writable") from exc
+        raise cannot_write(folder, exc) from exc
     if out.is_dir():
         raise RequestError(f"cannot write {out}: it is a folder; name a file")
     if not os.access(folder, os.W_OK):

@@ -26,7 +26,7 @@ from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
 from omnidraft.demo.measure import ChatClient, SpeedComparison, compare, compare_again
 from omnidraft.demo.recorded import HELD_OUT_EVERY, NUM_TEST, QUESTIONS
 from omnidraft.demo.screen import bar, console, downloads, spinner
-from omnidraft.errors import RequestError
+from omnidraft.errors import RequestError, cannot_write
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.ports import Outgoing, Registry, SnapshotVersion
 from omnidraft.traces import codec
@@ -290,7 +290,7 @@ def _write_config(plan: DemoPlan, log: str | None, target: str | None, drafter: 
         plan.out.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines) + "\n")
     except OSError as exc:
-        raise RequestError(f"cannot write {path}: {exc.strerror}; name another --out, or make it writable") from exc
+        raise cannot_write(path, exc, "another --out") from exc
     return path
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import fastavro
 
 from omnidraft.durable_files import put_in_place, sync
-from omnidraft.errors import RequestError, UnknownSchema, WireError
+from omnidraft.errors import RequestError, UnknownSchema, WireError, cannot_write
 from omnidraft.private_files import private_opener
 from omnidraft.traces.codec import from_row, parsed_schema, to_row
 from omnidraft.traces.record import TraceRecord
@@ -38,7 +38,7 @@ def write(path: Path, records: Iterable[TraceRecord]) -> None:
         sync(partial)
         put_in_place(partial, path)
     except OSError as exc:
-        raise RequestError(f"cannot write {path}: {exc.strerror}; name another file, or make it writable") from exc
+        raise cannot_write(path, exc) from exc
     finally:
         with suppress(OSError):  # it has its name, or there is none
             partial.unlink()

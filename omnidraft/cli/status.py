@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from omnidraft import config
-from omnidraft.cli.options import AsJson, Config, printable, whole_table
+from omnidraft.cli.fitting_table import FittingTable
+from omnidraft.cli.options import AsJson, Config, printable
 
 if TYPE_CHECKING:
     from omnidraft.fleet.overview import NamedVersion, Overview, TargetOverview
@@ -69,8 +69,8 @@ def _parts(fleet: "Overview") -> Iterable[RenderableType]:
     yield from (Text(f"cannot be reached: {problem}", style="red") for problem in fleet.problems)
 
 
-def _targets(fleet: "Overview") -> Table:
-    table = whole_table("target", "name", "version", "age", "records", "agreement before", "after", "lag", "learning")
+def _targets(fleet: "Overview") -> FittingTable:
+    table = FittingTable("target", "name", "version", "age", "records", "agreement before", "after", "lag", "learning")
     for each in fleet.targets:
         shared = (_lag(each), {None: "?", True: "paused", False: "on"}[each.is_learning_paused])
         if not each.standings:
@@ -127,8 +127,8 @@ def _log_line(fleet: "Overview") -> Text:
     return Text(f"trace records: {traces}; dead letters: {dead_letters.number:,}{reasons}")
 
 
-def _workers(workers: Iterable["WorkerStatus"]) -> Table:
-    table = whole_table("worker", "state", "target", "version", "requests", "failed", "agreement", "tokens per pass")
+def _workers(workers: Iterable["WorkerStatus"]) -> FittingTable:
+    table = FittingTable("worker", "state", "target", "version", "requests", "failed", "agreement", "tokens per pass")
     for each in workers:
         state = "ready" if each.problem is None else _in_short(each.problem)
         for number, served in enumerate(each.served):

@@ -3,7 +3,8 @@ everything that a broker sends, and a search for what lies behind the offsets th
 
 The broker answers a fetch at such an offset with an error, or with nothing, for ever. An offset counts as unreadable
 only when it was fetched alone and gave nothing twice, before and after a later one was read: a slow broker, or one
-whose disk is gone, does not behave like that.
+whose disk is gone, does not behave like that. One that throttles us does: it answers with nothing until the quota
+suffices, and says so. A search during which it did finds nothing.
 """
 
 from collections.abc import Iterator
@@ -65,6 +66,12 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]
     positions remain the client's own. Where a broker cannot read its own files this raises, or returns nothing."""
 
     PartitionRecords = TolerantRecords
+    was_throttled = False
+    """Whether a fetch exceeded a quota, and was answered with nothing for that reason."""
+
+    def _handle_fetch_response(self, node_id: Any, fetch_offsets: Any, send_time: float, response: Any) -> None:
+        self.was_throttled |= response.throttle_time_ms > 0
+        super()._handle_fetch_response(node_id, fetch_offsets, send_time, response)
 
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
         self._num_bytes = 0
@@ -91,16 +98,17 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]
 
 
 def first_readable_offset(consumer: KafkaConsumer, partition: TopicPartition, start: int, end: int) -> int:
-    """Return the first readable offset from `start` on, or `start` when none before `end` can be read.
+    """Return the first readable offset from `start` on, or `start` when none before `end` can be read, or the broker
+    throttled us meanwhile.
 
     Args:
-        consumer: used by nobody else; it is assigned and sought.
+        consumer: new, with a TolerantFetcher; it is assigned and sought.
 
     Raises:
         KafkaError: the broker cannot be reached.
     """
     consumer.assign([partition])
-    if _is_readable(consumer, partition, start, START_TIMEOUT_MS):
+    if _is_readable(consumer, partition, start, START_TIMEOUT_MS) or consumer._fetcher.was_throttled:
         return start
     unreadable, readable = _next_readable(consumer, partition, start, end)
     while readable - unreadable > 1:
@@ -109,7 +117,9 @@ def first_readable_offset(consumer: KafkaConsumer, partition: TopicPartition, st
             readable = middle
         else:
             unreadable = middle
-    return start if _is_readable(consumer, partition, start, START_TIMEOUT_MS) else readable
+    if _is_readable(consumer, partition, start, START_TIMEOUT_MS) or consumer._fetcher.was_throttled:
+        return start
+    return readable
 
 
 def _next_readable(consumer: KafkaConsumer, partition: TopicPartition, start: int, end: int) -> tuple[int, int]:

@@ -2,15 +2,16 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-import torch
 import typer
 
 from omnidraft.cli import main
+
+Environ = Callable[[Mapping[str, str]], None]
+"""Sets variables until the test ends."""
 
 
 def run_cli(
@@ -36,16 +37,6 @@ def run_pipeline(command: Callable[..., None], *arguments: object) -> None:
     app = typer.Typer()
     app.command()(command)
     app([str(argument) for argument in arguments], standalone_mode=False)
-
-
-@contextmanager
-def pipeline_environ(monkeypatch: pytest.MonkeyPatch, chosen: Mapping[str, str]) -> Iterator[None]:
-    """The environment of pipelines that run in this process, whose number of threads is afterwards what it was."""
-    for name, value in chosen.items():
-        monkeypatch.setenv(name, value)
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def made_once(made: dict[str, bytes], path: Path, command: Callable[..., None], *arguments: object) -> Path:

@@ -2,7 +2,7 @@
 
 import errno
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from omnidraft.snapshots import bundle
 from omnidraft.traces import archive, codec
 from pipelines import evaluate, large_to_small, learn, poison, record, replay
 from pipelines.lib import recording
-from tests.cli_runs import made_once, pipeline_environ
+from tests.cli_runs import Environ, made_once
 from tests.cli_runs import run_pipeline as run
 
 NUM_ANSWERS = 24
@@ -26,21 +26,14 @@ EVERY = 2
 
 
 @pytest.fixture(autouse=True)
-def environ(
-    omnidraft_home: Path, tiny_models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    chosen = {
-        "OMNIDRAFT_HOME": str(omnidraft_home),
-        "OMNIDRAFT_MODELS__TARGET": str(tiny_models[0]),
-        "OMNIDRAFT_MODELS__PRECISION": "float32",
-        "OMNIDRAFT_MODELS__DRAFTER_PRECISION": "float32",
-        "OMNIDRAFT_LEARNER__THREADS": "1",
-        "OMNIDRAFT_LEARNER__HELD_OUT_EVERY": str(EVERY),
-        "OMNIDRAFT_DECODE__THREADS": "1",
-        "MLFLOW_TRACKING_URI": f"directory:///{tmp_path}/registry",
-    }
-    with pipeline_environ(monkeypatch, chosen):
-        yield
+def environ(pipeline_environ: Environ, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline_environ(
+        {
+            "OMNIDRAFT_LEARNER__HELD_OUT_EVERY": str(EVERY),
+            "MLFLOW_TRACKING_URI": f"directory:///{tmp_path}/registry",
+        }
+    )
+    monkeypatch.delenv("OMNIDRAFT_MODELS__DRAFTER")  # each test gives its own
 
 
 @pytest.fixture

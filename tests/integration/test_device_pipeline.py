@@ -15,24 +15,19 @@ from pipelines.device.curve import CurvePoint
 from pipelines.device.user import Stage
 from pipelines.lib import report
 from pipelines.lib.pictures import picture
+from tests.cli_runs import Environ
 from tests.cli_runs import run_pipeline as run
 
 
 @pytest.fixture(autouse=True)
-def environ(omnidraft_home: Path, tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = {
-        "OMNIDRAFT_HOME": str(omnidraft_home),
-        "OMNIDRAFT_MODELS__TARGET": str(tiny_models[0]),
-        "OMNIDRAFT_MODELS__DRAFTER": str(tiny_models[1]),
-        "OMNIDRAFT_MODELS__PRECISION": "float32",
-        "OMNIDRAFT_MODELS__DRAFTER_PRECISION": "float32",
-        "OMNIDRAFT_LEARNER__RECORDS_PER_STEP": "2",
-        "OMNIDRAFT_LEARNER__STEPS_PER_SNAPSHOT": "1",
-        "OMNIDRAFT_DECODE__THREADS": "1",
-        "OMNIDRAFT_DECODE__POLICY": "fixed",
-    }
-    for name, value in chosen.items():
-        monkeypatch.setenv(name, value)
+def environ(pipeline_environ: Environ) -> None:
+    pipeline_environ(
+        {
+            "OMNIDRAFT_LEARNER__RECORDS_PER_STEP": "2",
+            "OMNIDRAFT_LEARNER__STEPS_PER_SNAPSHOT": "1",
+            "OMNIDRAFT_DECODE__POLICY": "fixed",
+        }
+    )
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The long experiments on tiny real models: the paper's tables and drift, their resuming, and what they refuse."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +13,20 @@ from pipelines.bench.methods import HUGGINGFACE
 from pipelines.paper_table import __main__, decoding, sweeps
 from pipelines.paper_table.methods import METHODS
 from pipelines.paper_table.result_cache import ResultCache
-from tests.cli_runs import pipeline_environ
+from tests.cli_runs import Environ
 from tests.cli_runs import run_pipeline as run
 
 TEXTS = {"numbers": "How many are {n} and {n}?", "clips": "Natalia sold {n} clips in May. How many in April?"}
 
 
 @pytest.fixture(autouse=True)
-def environ(omnidraft_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    chosen = {
-        "OMNIDRAFT_HOME": str(omnidraft_home),
-        "OMNIDRAFT_MODELS__PRECISION": "float32",
-        "OMNIDRAFT_MODELS__DRAFTER_PRECISION": "float32",
-        "OMNIDRAFT_LEARNER__LEARNING_RATE": "3e-3",
-        "OMNIDRAFT_DECODE__THREADS": "1",
-        "MLFLOW_TRACKING_URI": f"directory:///{tmp_path}/registry",
-        "COLUMNS": "160",
-    }
-    with pipeline_environ(monkeypatch, chosen):
-        yield
+def environ(pipeline_environ: Environ, tmp_path: Path) -> None:
+    pipeline_environ(
+        {
+            "OMNIDRAFT_LEARNER__LEARNING_RATE": "3e-3",
+            "MLFLOW_TRACKING_URI": f"directory:///{tmp_path}/registry",
+        }
+    )
 
 
 @pytest.fixture

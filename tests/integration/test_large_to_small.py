@@ -1,7 +1,6 @@
 """A small model learns a large one's answers by several losses, on tiny real models."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +9,15 @@ import pytest
 from omnidraft.errors import ConfigError, RequestError
 from pipelines import large_to_small, record
 from pipelines.large_to_small import AS_IT_COMES, answer_of, difference
-from tests.cli_runs import made_once, pipeline_environ
+from tests.cli_runs import Environ, made_once
 from tests.cli_runs import run_pipeline as run
 
 ANSWERS = ["She sold 48 clips in April.", "A number: 10 11 12", "Natalia sold half as many in May."]
 
 
 @pytest.fixture(autouse=True)
-def environ(omnidraft_home: Path, tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    chosen = {
-        "OMNIDRAFT_HOME": str(omnidraft_home),
-        "OMNIDRAFT_MODELS__TARGET": str(tiny_models[0]),
-        "OMNIDRAFT_MODELS__DRAFTER": str(tiny_models[1]),
-        "OMNIDRAFT_MODELS__PRECISION": "float32",
-        "OMNIDRAFT_LEARNER__LEARNING_RATE": "3e-3",
-        "OMNIDRAFT_LEARNER__THREADS": "1",
-        "OMNIDRAFT_DECODE__THREADS": "1",
-        "COLUMNS": "160",
-    }
-    with pipeline_environ(monkeypatch, chosen):
-        yield
+def environ(pipeline_environ: Environ) -> None:
+    pipeline_environ({"OMNIDRAFT_LEARNER__LEARNING_RATE": "3e-3"})
 
 
 @pytest.fixture(scope="module")

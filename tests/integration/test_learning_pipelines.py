@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from omnidraft.traces import archive, codec
 from pipelines import evaluate, learn, record, replay
 from pipelines.bench import __main__ as bench
 from pipelines.lib.other_drafters import for_drafter
-from tests.cli_runs import made_once, pipeline_environ, run_cli
+from tests.cli_runs import Environ, made_once, run_cli
 from tests.cli_runs import run_pipeline as run
 from tests.tiny_fleet import memory_in, memory_of
 
@@ -31,24 +30,14 @@ ANSWERS = ["She sold 48 clips in April.", "A number: 10 11 12", "Natalia sold ha
 
 
 @pytest.fixture(autouse=True)
-def environ(
-    omnidraft_home: Path, tiny_models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    chosen = {
-        "OMNIDRAFT_HOME": str(omnidraft_home),
-        "OMNIDRAFT_MODELS__TARGET": str(tiny_models[0]),
-        "OMNIDRAFT_MODELS__DRAFTER": str(tiny_models[1]),
-        "OMNIDRAFT_MODELS__PRECISION": "float32",
-        "OMNIDRAFT_MODELS__DRAFTER_PRECISION": "float32",
-        "OMNIDRAFT_LEARNER__LEARNING_RATE": "3e-3",
-        "OMNIDRAFT_LEARNER__THREADS": "1",
-        "OMNIDRAFT_DECODE__THREADS": "1",
-        "OMNIDRAFT_DECODE__POLICY": "fixed",
-        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
-        "COLUMNS": "160",
-    }
-    with pipeline_environ(monkeypatch, chosen):
-        yield
+def environ(pipeline_environ: Environ, tmp_path: Path) -> None:
+    pipeline_environ(
+        {
+            "OMNIDRAFT_LEARNER__LEARNING_RATE": "3e-3",
+            "OMNIDRAFT_DECODE__POLICY": "fixed",
+            "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
+        }
+    )
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
 from pipelines import learn, record
+from tests.cli_runs import Environ
 from tests.cli_runs import run_pipeline as run
 from tests.http_server import served
 from tests.tiny_engine import PATIENCE_S, tiny_worker
@@ -27,18 +28,8 @@ NUM_ANSWERS, NUM_TOKENS = 24, 12
 
 
 @pytest.fixture(autouse=True)
-def environ(omnidraft_home: Path, tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = {
-        "OMNIDRAFT_HOME": str(omnidraft_home),
-        "OMNIDRAFT_MODELS__TARGET": str(tiny_models[0]),
-        "OMNIDRAFT_MODELS__DRAFTER": str(tiny_models[1]),
-        "OMNIDRAFT_MODELS__PRECISION": "float32",
-        "OMNIDRAFT_LEARNER__THREADS": "1",
-        "OMNIDRAFT_DECODE__THREADS": "1",
-        "OMNIDRAFT_RECORDER__TOP_K": "5",
-    }
-    for name, value in chosen.items():
-        monkeypatch.setenv(name, value)
+def environ(pipeline_environ: Environ) -> None:
+    pipeline_environ({"OMNIDRAFT_RECORDER__TOP_K": "5"})
 
 
 @pytest.fixture

@@ -60,15 +60,17 @@ class GrowingIndex:
         ending = array("I", context[-max_length:])
         packed, ids = ending.tobytes(), memoryview(self._ids).cast("B")
         for order, last_hash in _last_hashes(ending[-_ORDERS[0] :]):
-            matches = [
-                (num_common(packed, ids[max(4 * position - len(packed), 0) : 4 * position].tobytes()), position)
-                for position in self._chains[order].newest(last_hash)
-                if position < len(self._ids)
-            ]
-            length = max((length for length, _ in matches), default=0)
-            if length >= order:
-                longest = sorted(position for each, position in matches if each == length)
-                return SuffixMatch(self._ids, longest, length, len(longest))
+            length, longest = order, list[int]()
+            for position in self._chains[order].newest(last_hash):
+                behind = 4 * position
+                if position >= len(self._ids) or ids[max(behind - 4 * length, 0) : behind] != packed[-4 * length :]:
+                    continue  # shorter than another one
+                common = num_common(packed, ids[max(behind - len(packed), 0) : behind].tobytes())
+                if common > length:
+                    length, longest = common, []
+                longest.append(position)
+            if longest:
+                return SuffixMatch(self._ids, longest[::-1], length, len(longest))
         return None
 
 

@@ -86,10 +86,13 @@ class LocalAlignment:
         """Add an id, and update the scores of the positions before it."""
         num = self._num_ids
         before, ramp, is_equal = self._scores[: num + 1], self._ramp[: num + 1], self._ids[:num] == token
-        scores = before - 1  # the text has one id more
-        np.maximum(scores[1:], np.where(is_equal, before[:-1] + 1, before[:-1] - 1), out=scores[1:])
-        np.clip(scores, 0, MAX_SCORE, out=scores)
-        np.maximum.accumulate(scores + ramp, out=scores)  # the text leaves ids out
+        aligned = 2 * is_equal.view(np.int8) + before[:-1]  # one more than the score behind a pair of ids
+        scores = np.maximum(before, 1)  # the text has one id more
+        np.maximum(scores[1:], aligned, out=scores[1:])
+        np.minimum(scores, MAX_SCORE + 1, out=scores)
+        scores += ramp
+        np.maximum.accumulate(scores, out=scores)  # the text leaves ids out
+        scores -= 1
         np.subtract(scores, ramp, out=before)
         self._ids[num] = token
         self._num_ids += 1

@@ -70,11 +70,11 @@ class AcceptanceCalibrator:
 
     def estimate(self, kind: CandidateKind, q: float, depth: int) -> float:
         """Return the probability that such a draft token is accepted, given that everything before it was."""
-        key, estimate = (kind, bisect(_EDGES, q)), q
+        key, depth_bin, estimate = (kind, bisect(_EDGES, q)), 1 + bisect(_DEEP, depth), q
         for counts in self._all_counts:
-            by_depth = counts.get(key)
-            if by_depth is not None:
-                estimate = _shrunk(by_depth[1 + bisect(_DEEP, depth)], _shrunk(by_depth[0], estimate))
+            if (by_depth := counts.get(key)) is not None:
+                for num_seen, num_accepted in (by_depth[0], by_depth[depth_bin]):
+                    estimate = (num_accepted + _PRIOR_COUNT * estimate) / (num_seen + _PRIOR_COUNT)
         return min(max(estimate, _MIN_ESTIMATE), _MAX_ESTIMATE)
 
     def update(self, kind: CandidateKind, q: float, depth: int, *, is_right: bool) -> None:
@@ -88,11 +88,6 @@ class AcceptanceCalibrator:
                 fade = min(1.0, _MAX_COUNT / (counts[0] + 1))
                 counts[0] = counts[0] * fade + 1
                 counts[1] = counts[1] * fade + is_right
-
-
-def _shrunk(counts: Sequence[float], prior: float) -> float:
-    """Return the share of accepted ones, as far as they are many enough to outweigh the prior."""
-    return (counts[1] + _PRIOR_COUNT * prior) / (counts[0] + _PRIOR_COUNT)
 
 
 class Calibrators:

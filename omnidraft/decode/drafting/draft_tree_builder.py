@@ -101,6 +101,8 @@ class DraftTreeBuilder:
         """Lower the acceptance of a drafter's and a memory's nodes where the other is surer of another token: the
         target draws one. (Two readings of a drafter may be likely side by side, until the target's way is known.)"""
         for numbers in self._children:
+            if len(numbers) < 2:
+                continue
             siblings = [self.nodes[number] for number in numbers.values()]
             surest = {True: 0.0, False: 0.0}
             for node in siblings:

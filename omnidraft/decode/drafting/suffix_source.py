@@ -10,6 +10,7 @@ Source: SuffixDecoding, https://arxiv.org/abs/2411.04975; docs/algorithms.md sec
 from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from heapq import heappop, heappush
 
 from omnidraft.decode.drafting.acceptance_stats import (
@@ -143,22 +144,30 @@ class SuffixSession:
         num_added = 0
         while paths and num_added < num_nodes:
             value, node, memory, match = heappop(paths)
-            for rank, (token, count) in enumerate(match.continuations(_MAX_SIBLINGS)):
-                kind, prior = self._kind(memory, match, rank), _prior(memory, match, count)
-                acceptance = self._calibrator.estimate(kind, prior, tree.nodes[node].depth + 1)
+            depth, continuations = tree.nodes[node].depth + 1, match.continuations(_MAX_SIBLINGS)
+            for kind, (token, count) in zip(self._kinds(memory, match), continuations, strict=False):
+                prior = _prior(memory, match, count)
+                acceptance = self._calibrator.estimate(kind, prior, depth)
                 if token >= self._source.vocab_size or (node and -value * acceptance < _MIN_VALUE):
                     continue
                 child = tree.add(node, token, Source.SUFFIX, acceptance, estimated_from=(kind, prior))
-                longer = match.extend(token)
                 if child is not None:
                     num_added += 1
+                    longer = match.extend(token)
                     if longer is not None and token not in self._stop_ids:
                         found_in: Memory = "aligned" if memory == "changed" else memory
                         heappush(paths, (value * acceptance, child, found_in, longer))
 
-    def _kind(self, memory: Memory, match: SuffixMatch, rank: int) -> CandidateKind:
-        bins = MatchBin(memory, bisect(_LENGTH_EDGES, match.length), bisect(_COUNT_EDGES, match.count))
-        return CandidateKind(Source.SUFFIX, rank, self._style, bins)
+    def _kinds(self, memory: Memory, match: SuffixMatch) -> Sequence[CandidateKind]:
+        """Return the kind of each of the match's continuations."""
+        return _kinds(memory, bisect(_LENGTH_EDGES, match.length), bisect(_COUNT_EDGES, match.count), self._style)
+
+
+@lru_cache(None)
+def _kinds(memory: Memory, length_bin: int, count_bin: int, style: tuple[float, float]) -> Sequence[CandidateKind]:
+    """Return the kinds of siblings, the first choice first."""
+    bins = MatchBin(memory, length_bin, count_bin)
+    return [CandidateKind(Source.SUFFIX, rank, style, bins) for rank in range(_MAX_SIBLINGS)]
 
 
 def _prior(memory: Memory, match: SuffixMatch, count: int) -> float:

@@ -20,6 +20,9 @@ from omnidraft.ports import Offsets
 from omnidraft.private_files import PRIVATE
 from omnidraft.snapshots import files
 
+SNAPSHOT = -1
+"""Stands for the partition of held-out records that a snapshot holds; their keys stand for the offsets."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -79,9 +82,9 @@ class CrashJournal:
         self._save_if_under_way()
 
     def published(self, offsets: Offsets) -> None:
-        """Forget the records before these offsets, which do not come up again."""
+        """Forget the records before these offsets, which do not come up again, and those of the snapshot before."""
         known = {*self._together, *self._alone, *self._survived}
-        passed = [(partition, offset) for partition, offset in known if offset < offsets.get(partition, 0)]
+        passed = [each for each in known if each[0] == SNAPSHOT or each[1] < offsets.get(each[0], 0)]
         if passed:
             self._forget(passed)
             self._save()

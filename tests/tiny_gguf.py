@@ -1,10 +1,12 @@
-"""Tiny Qwen2 and Llama models as GGUF files, written tensor by tensor."""
+"""Tiny Qwen2 and Llama models as GGUF files, written tensor by tensor, and a file for its tokenizer alone."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
+import numpy as np
 import torch
+from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 LAYER = {
@@ -62,6 +64,24 @@ def write_gguf_beside(folder: Path) -> Path:
         for i in range(num_ids)
     ]
     return write_gguf(model, folder.with_name(f"{folder.name}.gguf"), tokens, kinds)
+
+
+def write_scaled_gguf(file: Path) -> list[str]:
+    """A Llama's file that scales its rotary frequencies, without weights; its tokens, the last of which ends a text."""
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "<|eot_id|>"]
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    writer.add_tensor("rope_freqs.weight", np.full(2, 8, np.float32))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.NORMAL] * (len(tokens) - 1) + [gguf.TokenType.CONTROL])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(len(tokens) - 1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return tokens
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, tokens: Sequence[str] | None, types: Sequence[int] | None) -> None:

@@ -68,9 +68,13 @@ def _main(settings: "Settings") -> int:
     from omnidraft.models.catalog import store
 
     extras.require("serve", "omnidraft serve")
+    models = settings.models
     with download_bars() as progress:
-        for name in settings.models.names:
-            store.resolve(name, progress=progress)
+        for name in models.names:
+            if models.engine == "llamacpp" and name != models.drafter:
+                store.resolve_tokenizer(name, converts_weights=False, progress=progress)
+            else:
+                store.resolve(name, progress=progress)
     return process.run_worker(settings)
 
 

@@ -59,7 +59,10 @@ def served_vocabularies(settings: Settings, progress: "Progress | None" = None) 
     from omnidraft.models.catalog import store
     from omnidraft.models.hf.tokenizer import load_tokenizer
 
-    folder = store.resolve(settings.models.target, progress=progress)
+    if settings.models.engine == "llamacpp":
+        folder = store.resolve_tokenizer(settings.models.target, converts_weights=False, progress=progress)
+    else:
+        folder = store.resolve(settings.models.target, progress=progress)
     if settings.models.has_drafter:
         return _pair(settings, folder, progress)
     return TargetVocabulary(folder, load_tokenizer(folder, store.default_home() / "tokenizers"))
@@ -77,7 +80,9 @@ def vocabularies(settings: Settings, progress: "Progress | None" = None) -> Voca
 
     if not settings.models.has_drafter:
         raise ConfigError("this needs a drafter, and models.drafter is 'none': only workers go without one")
-    return _pair(settings, store.resolve_tokenizer(settings.models.target, progress=progress), progress)
+    name, converts_weights = settings.models.target, settings.models.engine != "llamacpp"
+    folder = store.resolve_tokenizer(name, converts_weights=converts_weights, progress=progress)
+    return _pair(settings, folder, progress)
 
 
 def _pair(settings: Settings, target_folder: Path, progress: "Progress | None") -> Vocabularies:

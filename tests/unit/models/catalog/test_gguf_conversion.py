@@ -15,12 +15,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from omnidraft.errors import ModelError
 from omnidraft.models.catalog import gguf_conversion
 from omnidraft.models.catalog.gguf_conversion import (
+    convert_tokenizer,
     repair_config,
     repair_tokenizer,
     require_known_biases,
     require_plain_rope,
 )
-from tests.tiny_gguf import write_gguf
+from omnidraft.models.hf.tokenizer import load_tokenizer
+from tests.tiny_gguf import write_gguf, write_scaled_gguf
 from tests.unit.models.tiny import SHAPE, tiny_model
 
 SPACE = "\u2581"
@@ -113,6 +115,17 @@ def test_a_file_that_scales_its_rotary_frequencies_is_refused(tmp_path: Path, sc
     require_plain_rope(tmp_path / "plain.gguf")
     with pytest.raises(ModelError, match=r"scaled\.gguf scales its rotary frequencies .* models\.engine = 'llamacpp'"):
         require_plain_rope(tmp_path / "scaled.gguf")
+
+
+def test_the_tokenizer_of_a_file_that_scales_its_rotary_frequencies_is_converted(tmp_path: Path) -> None:
+    """llama.cpp computes with the scaling, and needs no weights of ours."""
+    tokens = write_scaled_gguf(tmp_path / "scaled.gguf")
+    convert_tokenizer(tmp_path / "scaled.gguf", tmp_path)
+    read = load_tokenizer(tmp_path)
+    assert len(read.vocabulary) == len(tokens)
+    assert read.encode("ab") == [tokens.index("ab")]
+    assert read.stop_ids == {len(tokens) - 1}
+    assert not list(tmp_path.glob("*.safetensors"))
 
 
 def test_biases_that_the_model_of_transformers_lacks_are_refused(tmp_path: Path) -> None:

@@ -238,6 +238,27 @@ def test_a_gguf_file_of_ones_own_is_converted_once(tmp_path: Path, home: Path) -
     assert gguf_path(str(file), home=home) == file
 
 
+def test_for_llamacpp_the_tokenizer_of_a_gguf_file_is_converted_alone_unless_all_of_it_was(
+    tmp_path: Path, home: Path
+) -> None:
+    file = tmp_path / "mine.gguf"
+    file.write_bytes(b"weights")
+    converted: list[str] = []
+    known = replace(
+        sources(FakeHub(), convert=lambda gguf, folder: converted.append("all")),
+        convert_tokenizer=lambda gguf, folder: converted.append("tokenizer"),
+    )
+
+    def for_llamacpp() -> Path:
+        return resolve_tokenizer(str(file), converts_weights=False, home=home, sources=known)
+
+    alone = for_llamacpp()
+    assert for_llamacpp() == alone
+    whole = resolve_tokenizer(str(file), home=home, sources=known)
+    assert converted == ["tokenizer", "all"]
+    assert alone != whole == resolve(str(file), home=home, sources=known) == for_llamacpp()
+
+
 def test_a_converter_that_writes_something_else_converts_again(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

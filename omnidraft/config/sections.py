@@ -206,7 +206,8 @@ class SchedulerSettings(Section):
     waits then; its keys are computed again."""
     max_prefill_s: float = Field(0.25, gt=0)
     """Seconds by which reading other prompts may lengthen the time between two tokens of a running text, and as many by
-    which scoring them may. Lower means smoother streams, and a later first token for the others."""
+    which scoring them may, and the drafter's reading of them. Lower means smoother streams, and a later first token for
+    the others."""
     prefix_caching: bool = True
     """Keep the keys of finished texts for requests of the same client or tenant that begin with the same tokens."""
     public_prompts: tuple[str, ...] = ()

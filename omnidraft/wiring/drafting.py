@@ -35,6 +35,8 @@ class SharedDrafting:
     memory: "DrafterMemory"
     recent: "RecentTexts | None" = None
     """What the worker said lately; None remembers nothing."""
+    max_read_s: float | None = None
+    """See Drafter."""
 
 
 def shared_drafting(
@@ -44,6 +46,7 @@ def shared_drafting(
     memory: "DrafterMemory | None" = None,
     *,
     has_drafter: bool = True,
+    max_read_s: float | None = None,
 ) -> SharedDrafting:
     """Return policies, costs and memory for our own engine. A mode is measured when the policy first needs it."""
 
@@ -52,7 +55,7 @@ def shared_drafting(
         step_s = costs.step_s if has_drafter else _no_step_s
         return policy(settings, lambda rows: costs.passes(mode)(rows), step_s)
 
-    return SharedDrafting(policy_for, costs.step_s, memory or drafter_memory(), recent)
+    return SharedDrafting(policy_for, costs.step_s, memory or drafter_memory(), recent, max_read_s)
 
 
 def drafter_memory(*, keeps_ended: bool = True) -> "DrafterMemory":
@@ -105,6 +108,7 @@ def proposer(
         factors,
         TokenHealing(tokenizers.drafter.vocabulary, tokenizers.target, alignment),
         extends_to_depth=is_external,
+        max_read_s=shared.max_read_s,
     )
     memories = memory_sources(settings, tokenizers, shared.recent, fleet, is_external=is_external)
     if settings.policy == "acceptance" and not model.has_head:

@@ -5,6 +5,7 @@ Shapes: D the drafter's vocabulary, R rows of one text in a step.
 """
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -15,7 +16,7 @@ from omnidraft.decode.device_wait import wait_for
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, NoiseCoupling
 from omnidraft.decode.drafting.draft_tree_builder import TextDraft
 from omnidraft.decode.drafting.drafter_context import DrafterContext
-from omnidraft.decode.drafting.drafter_session import MAX_ROWS, DrafterSession, Extension
+from omnidraft.decode.drafting.drafter_session import LAST_IDS, MAX_ROWS, DrafterSession, Extension
 from omnidraft.decode.drafting.loaded_factors import LoadedFactors
 from omnidraft.decode.drafting.session_pool import SessionPool
 from omnidraft.decode.drafting.token_healing import TokenHealing
@@ -47,6 +48,15 @@ class Drafter:
     """None drafts behind every line break as it is."""
     extends_to_depth: bool = False
     """Whether it extends its chain to the limit also where another source's chain has as many nodes as are scored."""
+    max_read_s: float | None = None
+    """Seconds that texts wait in a round for the reading of others; None, or steps that are not measured: for all."""
+
+    @property
+    def num_read_beside(self) -> int | None:
+        """The number of ids that a round reads where other texts wait, at least those of a text's end; None: all."""
+        if self.max_read_s is None or self.step_s is None:
+            return None
+        return max(bisect_right(range(1, self.model.context_limit), self.max_read_s, key=self.step_s), LAST_IDS)
 
     def context(self, request: Request) -> DrafterContext:
         """Return the drafter's view of a request's text."""
@@ -95,10 +105,10 @@ class _Steps:
     def run(self, extensions: Sequence[Extension]) -> None:
         """Step until no further step pays."""
         at_end = [(sum(map(each.draft.tree.open_value, each.start.ends)), each, each.start) for each in extensions]
-        readers = self._select(at_end)
+        readers = self._read_long(list(self._select(at_end)))
         if not readers:
             return
-        self._prefill_or_extend(list(readers))
+        self._prefill_or_extend(readers)
         while selected := self._select([each for reader in readers for each in reader.best_prefixes()]):
             self._branch(selected)
 
@@ -118,6 +128,33 @@ class _Steps:
         a row beside those costs, however many unlikely ones a memory has drafted."""
         values = [draft.tree.best_values(draft.limits.num_nodes) for draft in self._drafts]
         return self._plan.prune(sorted(chain.from_iterable(values), reverse=True))
+
+    def _read_long(self, readers: Sequence[Extension]) -> Sequence[Extension]:
+        """Return the texts that can be read to their ends now. Where others wait, long ones are read in pieces, one
+        text after another, and drafted for afterwards."""
+        num_ids = self._drafter.num_read_beside
+        if num_ids is None or len(self._drafts) == 1:
+            return readers
+        short = []
+        for each in readers:
+            num_missed = each.session.num_missed(each.ids)
+            if num_missed <= max(num_ids, LAST_IDS):
+                short.append(each)
+            elif num_ids >= LAST_IDS:
+                self._read_piece(each, num_ids)
+            num_ids = max(num_ids - num_missed, 0)
+        return short
+
+    def _read_piece(self, reader: Extension, num_ids: int) -> None:
+        """Read so many ids of a text. This is no step of the round: the plan has weighed the reading of the whole, and
+        no drafts come of a piece."""
+        started = time.perf_counter()
+        model, keep, missed = reader.session.begin(reader.ids)
+        wait_for(self._drafter.model.prefill_or_extend_all([(model, keep, missed[:num_ids])]))
+        num_left = len(missed) - num_ids
+        reader.session.end(reader.ids[:-num_left], max(reader.draft.position - num_left, 0))
+        self._step_started = time.perf_counter()
+        reader.draft.tree.draft_s += self._step_started - started
 
     def _prefill_or_extend(self, readers: Sequence[Extension]) -> None:
         """Read the texts to their ends and add the first candidates."""

@@ -151,6 +151,7 @@ def test_a_swap_keeps_the_policys_statistics_and_the_limit_of_the_drafters_memor
     assert all(isinstance(each, Drafter) for each in drafters)
     assert drafters[0].pool.memory is drafters[1].pool.memory  # type: ignore[attr-defined]
     assert drafters[0].pool is not drafters[1].pool  # type: ignore[attr-defined]
+    assert drafters[0].max_read_s == settings.scheduler.max_prefill_s  # type: ignore[attr-defined]
 
 
 def test_a_target_that_is_packed_already_computes_on_as_many_threads_as_the_settings_say(

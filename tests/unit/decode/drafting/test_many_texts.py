@@ -29,6 +29,8 @@ from tests.unit.decode.toys import (
 )
 
 TEXTS = ["abc he.\n", "he abc", "ch. e", "gh ab", "abc abc ab", "\u20ac he"]
+LONG = "abc he.\n" * 560
+"""Nearly 4,000 of the drafter's ids."""
 
 
 class Counting(ToyDrafter):
@@ -51,12 +53,27 @@ class Counting(ToyDrafter):
         return super().branch_all(requests)
 
 
+class Fixed(CostCurve):
+    """A second for a thousand rows, however fast the toys are."""
+
+    def __init__(self) -> None:
+        super().__init__({1: 0.1, 1000: 1.0})
+
+    def update(self, rows: int, seconds: float) -> None:
+        pass
+
+
 def proposer_over(
-    model: ToyDrafter, policy: Policy | None = None, memory: DrafterMemory | None = None, *, has_lookup: bool = True
+    model: ToyDrafter,
+    policy: Policy | None = None,
+    memory: DrafterMemory | None = None,
+    *,
+    has_lookup: bool = True,
+    **fields: object,
 ) -> TreeProposer:
     proposer = make_drafter(policy=policy, has_lookup=has_lookup)
     *others, drafter = proposer.sources
-    proposer.sources = (*others, replace(drafter, model=model, pool=SessionPool(memory)))
+    proposer.sources = (*others, replace(drafter, model=model, pool=SessionPool(memory), **fields))
     return proposer
 
 
@@ -107,6 +124,34 @@ def test_one_step_serves_all_texts_with_four_rows_of_each_at_most(policy):
     assert 1 <= len(model.branched) <= 6
     assert max(map(len, model.branched)) > 1
     assert max(max(rows) for rows in model.branched) <= 4
+
+
+def test_long_prompts_are_read_in_pieces_beside_other_texts_and_drafted_for_as_if_they_had_been_read_at_once():
+    """The others wait for a thousand ids in a round, and are drafted for in each."""
+    texts, worlds = (TEXTS[0], LONG, LONG), []
+    for max_read_s in (None, 1.0):
+        model = Counting()
+        proposer = proposer_over(model, has_lookup=False, step_s=Fixed(), max_read_s=max_read_s)
+        sessions, rounds, num_read = [proposer.open(request_of(text)) for text in texts], [], []
+        for _ in range(10):
+            model.advanced.clear()
+            rounds.append(proposer.propose_all([draft(session, position=3000) for session in sessions]))
+            proposer.observe_all([(session, [3, 4]) for session in sessions])
+            num_read.append(sum(map(sum, model.advanced)))
+        assert all(len(tree) > 1 for tree, *_ in rounds)
+        worlds.append((max(num_read), sum(num_read), rounds[-1]))
+    at_once, in_pieces = worlds
+    assert at_once[0] > 7000
+    assert in_pieces[0] <= 1000 + len(texts) * 64
+    assert abs(in_pieces[1] - at_once[1]) < 64
+    assert in_pieces[2] == at_once[2]
+
+
+def test_a_long_prompt_is_read_at_once_where_no_other_text_waits():
+    model = Counting()
+    proposer = proposer_over(model, has_lookup=False, step_s=Fixed(), max_read_s=1.0)
+    tree = proposer.open(request_of(LONG)).propose(9, TreeLimits(5), NOISE)
+    assert (len(model.advanced), len(tree)) == (1, 6)
 
 
 def test_texts_of_two_modes_have_the_policy_of_each():

@@ -83,6 +83,12 @@ class TextOutcome:
     """The nodes that the target would have scored without the drafter, since others drafted them."""
     num_accepted_without: int = 0
     """Those of them that it drew."""
+    search_s: float = 0.0
+    """Seconds in which the suffix memory was searched for it; 0 where it was not."""
+    num_remembered: int = 0
+    """The scored nodes that this memory drafted."""
+    num_accepted_remembered: int = 0
+    """Those of them that the target drew."""
 
     @property
     def has_drafter(self) -> bool:
@@ -97,6 +103,9 @@ class RoundPlan(Protocol):
     """The number of guesses that the drafter makes after each node."""
     uses_acceptance_head: bool
     """Whether the values of guesses come from the drafter's acceptance head, where it has one."""
+
+    def should_search(self, index: int) -> bool:
+        """Return whether the suffix memory is searched for this text."""
 
     def should_draft(self, index: int, num_ids: int) -> bool:
         """Return whether the drafter drafts for this text, of which it has to read about `num_ids` ids first."""

@@ -43,6 +43,8 @@ class DraftTreeBuilder:
         self.draft_ids: tuple[int, ...] = ()
         self.step_rows: list[int] = []
         self.draft_s = 0.0
+        self.search_s = 0.0
+        """Seconds in which the suffix memory was searched."""
         self.noise_weight: float | None = None
         self._max_depth = max_depth
         self._children: list[dict[int, int]] = [{}]

@@ -7,6 +7,7 @@ along a path.
 Source: SuffixDecoding, https://arxiv.org/abs/2411.04975; docs/algorithms.md section 12.
 """
 
+import time
 from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,7 +76,10 @@ class SuffixSource:
     def extend_all(self, sessions: Sequence["SuffixSession"], drafts: Sequence[TextDraft], plan: RoundPlan) -> None:
         """See tree_proposer.DraftSource."""
         for session, draft in zip(sessions, drafts, strict=True):
-            session.extend(draft.tree, draft.limits.num_nodes)
+            if draft.limits.num_nodes and plan.should_search(draft.index):
+                started_s = time.perf_counter()
+                session.extend(draft.tree, draft.limits.num_nodes)
+                draft.tree.search_s += time.perf_counter() - started_s
 
 
 class SuffixSession:
@@ -94,9 +98,8 @@ class SuffixSession:
 
     def extend(self, tree: DraftTreeBuilder, num_nodes: int) -> None:
         """Add up to `num_nodes` nodes from each memory."""
-        if num_nodes:
-            for memory, match in self._matches():
-                self._grow(tree, memory, match, num_nodes)
+        for memory, match in self._matches():
+            self._grow(tree, memory, match, num_nodes)
 
     def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:
         """See tree_proposer.DraftSourceSession."""

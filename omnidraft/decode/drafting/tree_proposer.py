@@ -23,6 +23,7 @@ from omnidraft.ports import (
     Request,
     RoundPlan,
     RoundText,
+    Source,
     TextOutcome,
     TreeLimits,
 )
@@ -136,7 +137,8 @@ class TreeSession:
         self._root = request.prompt_ids[-1]
         self._draft: TextDraft | None = None
         self._round: Round | None = None
-        self._num_scored = self._num_emitted = 0
+        self._scored: Sequence[int] = ()
+        self._num_emitted = 0
         self.nodes_without: frozenset[int] = frozenset()
         """The nodes that would be scored without the last source, which is the drafter if there is one."""
 
@@ -167,7 +169,7 @@ class TreeSession:
     def score(self, nodes: Sequence[int]) -> DraftTree:
         """Return the tree of these nodes, which the target is about to score."""
         assert self._draft is not None
-        self._num_scored = len(nodes)
+        self._scored = nodes
         return self._draft.tree.build(nodes)
 
     def observe(self, emitted: Sequence[int]) -> None:
@@ -205,9 +207,19 @@ class TreeSession:
 
     def _outcome(self, tree: DraftTreeBuilder, num_emitted: int, reached: Sequence[tuple[int, int]]) -> TextOutcome:
         tenant, work = self.request.tenant, self.request.work
-        without = self.nodes_without
-        num_accepted = sum(node in without for node, _ in reached)
-        return TextOutcome(tenant, num_emitted, self._num_scored, tree.step_rows, work, len(without), num_accepted)
+        without, accepted = self.nodes_without, [node for node, _ in reached]
+        return TextOutcome(
+            tenant,
+            num_emitted,
+            len(self._scored),
+            tree.step_rows,
+            work,
+            num_nodes_without=len(without),
+            num_accepted_without=sum(node in without for node in accepted),
+            search_s=tree.search_s,
+            num_remembered=_num_remembered(tree, self._scored),
+            num_accepted_remembered=_num_remembered(tree, accepted),
+        )
 
     def _end_round(self, outcome: TextOutcome | None) -> None:
         ended, self._round, self._draft = self._round, None, None
@@ -219,6 +231,11 @@ class TreeSession:
             for child in tree.children(node):
                 for kind, q in child.estimates:
                     self.calibrator.update(kind, q, child.depth, is_right=child.token == token)
+
+
+def _num_remembered(tree: DraftTreeBuilder, nodes: Sequence[int]) -> int:
+    """Return how many of these nodes the suffix memory drafted."""
+    return sum(tree.nodes[node].source is Source.SUFFIX for node in nodes)
 
 
 def _session(request: DraftRequest) -> TreeSession:

@@ -58,6 +58,10 @@ class _ProbePlan:
         """Whether every text is drafted the length that is measured."""
         return not self._num_nodes or len(self._ready) == self._num_texts
 
+    def should_search(self, index: int) -> bool:
+        """See ports.RoundPlan."""
+        return self._plan.should_search(index)
+
     def should_draft(self, index: int, num_ids: int) -> bool:
         """See ports.RoundPlan."""
         if not self._num_nodes:

@@ -16,6 +16,10 @@ class FixedPolicy:
         """See ports.Policy."""
         return self
 
+    def should_search(self, index: int) -> bool:
+        """See ports.RoundPlan."""
+        return True
+
     def should_draft(self, index: int, num_ids: int) -> bool:
         """See ports.RoundPlan."""
         return True

@@ -12,17 +12,22 @@ one. A text that it has not read yet is read only when the rest of the answer is
 is too long for that, its end is.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 
-from omnidraft.decode.policy.drafting_stats import EMA_WEIGHT, MIN_GAIN, AnswerLength, DraftingStats, SpentText
+from omnidraft.decode.policy.drafting_stats import (
+    EMA_WEIGHT,
+    MIN_GAIN,
+    AnswerLength,
+    DraftingStats,
+    SpentText,
+    load_of,
+    stream_of,
+)
+from omnidraft.decode.policy.search_gains import MAX_STREAMS, TRIAL_ROUNDS, TRIAL_SHARE, SearchGains
 from omnidraft.ports import RoundText, TextOutcome, Work
 
-TRIAL_SHARE = 0.02
-"""Share of the time without drafting that trials may cost."""
-_TRIAL_ROUNDS = 4
 CATCH_UP = 4
 """Ids that an active drafter reads at most before its next step; more count as catching up."""
 _PRIOR_AGREEMENT, _PRIOR_DEPTH = 0.65, 4
@@ -35,8 +40,6 @@ _MAX_DRAFTED = 32
 how fast the machine is, but not what further rows cost."""
 _MANY_ROWS = 1024
 """Rows that cost more than one does, unless all passes are padded to one size."""
-_MAX_STREAMS = 2048
-"""Tenants, kinds and loads of requests with statistics of their own; the least recently seen one is dropped."""
 
 Seconds = Callable[[int], float]
 """Seconds by number of rows."""
@@ -53,17 +56,18 @@ class CostPolicy:
         self.pass_s, self.step_s, self.num_candidates = pass_s, step_s, num_candidates
         self.next_value = 0.5
         """Share of a prefix's probability that its best child has: the tokens that one more drafter step gives."""
-        self._stats: Callable[[str | None, Work, int], DraftingStats] = lru_cache(_MAX_STREAMS)(self._new_stats)
-        self._lengths: Callable[[str | None, Work], AnswerLength] = lru_cache(_MAX_STREAMS)(self._new_length)
+        self._stats: Callable[[str | None, Work, int], DraftingStats] = lru_cache(MAX_STREAMS)(self._new_stats)
+        self._lengths: Callable[[str | None, Work], AnswerLength] = lru_cache(MAX_STREAMS)(self._new_length)
         self._num_since_plain = Counter[int]()
         """Rounds with drafts since the last one without, by load."""
+        self.searches = SearchGains(pass_s)
         self.num_without = Counter[int]()
         """Nodes that the last round would have scored without the drafter, by load."""
 
     def stats(self, tenant: str | None, work: Work = "text", num_texts: int = 1) -> DraftingStats:
         """Return what drafting gained for this tenant's texts of this kind, None: for those of all, in rounds of about
         so many texts."""
-        return self._stats(tenant, work, _load(num_texts))
+        return self._stats(tenant, work, load_of(num_texts))
 
     def trial_payer(self, tenant: str, work: Work = "text", num_texts: int = 1) -> DraftingStats:
         """Return whose seconds without a drafter a trial is taken from. Tenants that were never drafted for pay
@@ -83,15 +87,17 @@ class CostPolicy:
     def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
         """See ports.Policy. Seconds are those of the cost curves, which are smoother than the clock's; catching up was
         paid for when the ids were read."""
-        load = _load(len(outcomes))
+        load = load_of(len(outcomes))
         if any(each.num_nodes for each in outcomes):
             self._num_since_plain[load] += 1
         elif not num_other_rows:  # which are no part of a plain pass
             self._num_since_plain[load] = 0
         self.num_without[load] = sum(each.num_nodes_without for each in outcomes)
+        num_nodes, num_plain = sum(each.num_nodes for each in outcomes), len(outcomes) + num_other_rows
+        self.searches.update(outcomes, self._node_s(num_plain, num_nodes))
         token_s, texts = self.pass_s(len(outcomes)) / len(outcomes), self._spent(outcomes, num_other_rows)
-        for stream in dict.fromkeys(_stream(outcome) for outcome in outcomes):
-            own = [each for each in texts if _stream(each.outcome) == stream]
+        for stream in dict.fromkeys(stream_of(outcome) for outcome in outcomes):
+            own = [each for each in texts if stream_of(each.outcome) == stream]
             self.stats(*stream, len(outcomes)).add(own, token_s)
             self.trial_payer(*stream, len(outcomes)).add_idle(own)
         for work in dict.fromkeys(outcome.work for outcome in outcomes):
@@ -105,7 +111,7 @@ class CostPolicy:
 
     def _must_measure_plain(self, num_texts: int) -> bool:
         """Return whether the next round measures a plain pass; where all passes have one size, each of them does."""
-        is_due = self._num_since_plain[_load(num_texts)] >= _MAX_DRAFTED
+        is_due = self._num_since_plain[load_of(num_texts)] >= _MAX_DRAFTED
         return is_due and self.pass_s(1) < self.pass_s(_MANY_ROWS)
 
     def _spent(self, outcomes: Sequence[TextOutcome], num_other_rows: int) -> list[SpentText]:
@@ -172,10 +178,14 @@ class CostPlan:
     @property
     def rate(self) -> float:
         """Tokens per second that further drafting must beat; at least that of plain decoding."""
-        stats = [self._stats(*stream) for stream in {_stream(text) for text in self._texts}]
+        stats = [self._stats(*stream) for stream in {stream_of(text) for text in self._texts}]
         seconds = sum(each.seconds for each in stats)
         speedup = max(sum(each.plain_s for each in stats) / seconds, 1.0) if seconds else 1.0
         return speedup / self._token_s
+
+    def should_search(self, index: int) -> bool:
+        """See ports.RoundPlan."""
+        return self._policy.searches.should_search(index, self._texts)
 
     def should_draft(self, index: int, num_ids: int) -> bool:
         """See ports.RoundPlan."""
@@ -228,13 +238,13 @@ class CostPlan:
     def _gain_pays(self, index: int, num_ids: int) -> bool:
         """Return whether the expected gain is worth reading so many ids, and the first step would be taken: where it
         would not, only a trial can correct what is expected."""
-        is_tried = self._stats(*_stream(self._texts[index])).trials_left > 0
+        is_tried = self._stats(*stream_of(self._texts[index])).trials_left > 0
         is_worth_it = not is_tried and self._gain(index) * self._left_s(index) > self._catch_up_s(num_ids)
         return is_worth_it and self._first_step_pays
 
     def _gain(self, index: int) -> float:
         """Return the tokens that the drafter is expected to gain for a text in a round."""
-        tenant, work = _stream(self._texts[index])
+        tenant, work = stream_of(self._texts[index])
         stats = self._stats(tenant, work)
         if stats.num_drafted or self._stats(None, work).num_drafted:
             return stats.gain
@@ -245,7 +255,7 @@ class CostPlan:
         """Whether a step over the ends of all texts that gain would be taken, alone or beside the nodes of others that
         the last round had."""
         ends = [1.0] * sum(self._gain(index) > 0 for index in range(len(self._texts)))
-        num_without = self._policy.num_without[_load(len(self._texts))]
+        num_without = self._policy.num_without[load_of(len(self._texts))]
         return any(self._num_paying(ends, num_nodes) for num_nodes in (0, num_without))
 
     def _catch_up_s(self, num_ids: int) -> float:
@@ -253,7 +263,7 @@ class CostPlan:
 
     def _left_s(self, index: int) -> float:
         """Return the seconds that one more token in each of a text's rounds with a drafter is worth."""
-        text, stream = self._texts[index], _stream(self._texts[index])
+        text, stream = self._texts[index], stream_of(self._texts[index])
         stats, length = self._stats(*stream), self._policy.length(*stream).mean
         return min(length, text.max_new_tokens) / stats.emits * self._token_s / stats.speedup_without
 
@@ -266,17 +276,17 @@ class CostPlan:
     def _is_tried(self, index: int, num_ids: int) -> bool:
         """Return whether this text is part of a trial, for which only the first text of a stream that could be drafted
         for catches up."""
-        stream = _stream(self._texts[index])
+        stream = stream_of(self._texts[index])
         stats = self._stats(*stream)
-        num_same = sum(_stream(text) == stream for text in self._texts)
+        num_same = sum(stream_of(text) == stream for text in self._texts)
         if index != self._first_tried.setdefault(stream, index) and num_ids > CATCH_UP:
             return False
         if not stats.trials_left:
             pass_s = self._policy.pass_s(self._num_plain + num_same) - self._plain_s
-            trial_s = self._catch_up_s(num_ids) + _TRIAL_ROUNDS * (self._policy.step_s(num_same) + pass_s)
+            trial_s = self._catch_up_s(num_ids) + TRIAL_ROUNDS * (self._policy.step_s(num_same) + pass_s)
             payer = self._policy.trial_payer(*stream, len(self._texts))
             if trial_s < TRIAL_SHARE * payer.idle_s:
-                stats.trials_left, payer.idle_s = _TRIAL_ROUNDS, 0.0
+                stats.trials_left, payer.idle_s = TRIAL_ROUNDS, 0.0
         return stats.trials_left > 0
 
     def _stats(self, tenant: str | None, work: Work) -> DraftingStats:
@@ -288,13 +298,3 @@ class CostPlan:
         if last:
             self._policy.next_value += EMA_WEIGHT * (min(value / last, 1.0) - self._policy.next_value)
         return last is None
-
-
-def _load(num_texts: int) -> int:
-    """Return the nearest power of two, so that a text that ends changes no load of 2, 4, 8 or 16 texts."""
-    return round(math.log2(num_texts))
-
-
-def _stream(text: RoundText | TextOutcome) -> tuple[str, Work]:
-    """Return what the text's gains are counted for: its tenant and its kind."""
-    return text.tenant, text.work

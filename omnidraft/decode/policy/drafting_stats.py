@@ -1,9 +1,10 @@
 """What drafting gained for the texts of one tenant, or of all, of one kind and load, and how long their answers are."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omnidraft.ports import TextOutcome
+from omnidraft.ports import RoundText, TextOutcome, Work
 
 EMA_WEIGHT = 0.03
 """Weight of a new observation in a moving average."""
@@ -69,7 +70,7 @@ class DraftingStats:
         if drafted:
             emits = sum(each.outcome.num_emitted for each in drafted) / len(drafted)
             earned = sum(each.gain(token_s / self.speedup_without) for each in drafted)
-            self._add_gain(emits, earned / len(drafted))
+            self.add_gain(emits, earned / len(drafted))
         self.plain_s = self.plain_s * _DECAY + token_s * sum(each.outcome.num_emitted for each in texts)
         self.seconds = self.seconds * _DECAY + sum(each.seconds for each in texts)
 
@@ -77,7 +78,7 @@ class DraftingStats:
         """Add the seconds of those of these texts that had no drafter, which trials are taken from."""
         self.idle_s += sum(each.seconds for each in texts if not each.outcome.has_drafter)
 
-    def _add_gain(self, emits: float, earned: float) -> None:
+    def add_gain(self, emits: float, earned: float) -> None:
         """Add a round with a drafter: tokens per text, and how many of them it earned."""
         weight = max(EMA_WEIGHT, 1 / (_FIRST_ROUNDS + self.num_drafted))
         self.num_drafted += 1
@@ -95,3 +96,13 @@ class AnswerLength:
     def add(self, num_tokens: int) -> None:
         """Add the tokens of an answer that ended."""
         self.mean += EMA_WEIGHT * (num_tokens - self.mean)
+
+
+def load_of(num_texts: int) -> int:
+    """Return the nearest power of two, so that a text that ends changes no load of 2, 4, 8 or 16 texts."""
+    return round(math.log2(num_texts))
+
+
+def stream_of(text: RoundText | TextOutcome) -> tuple[str, Work]:
+    """Return what the text's gains are counted for: its tenant and its kind."""
+    return text.tenant, text.work

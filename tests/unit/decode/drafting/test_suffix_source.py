@@ -15,7 +15,7 @@ from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.memory.growing_index import GrowingIndex
 from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.memory.suffix_index import SuffixIndex
-from omnidraft.ports import DraftTree, ProposerSession, Request, Sampling, Source, TreeLimits
+from omnidraft.ports import DraftTree, ProposerSession, Request, RoundText, Sampling, Source, TreeLimits
 from omnidraft.testing.toy_models import ToyTarget
 from tests.unit.decode.toys import (
     NOISE,
@@ -196,6 +196,19 @@ def test_a_stale_memory_switches_itself_off_by_what_it_costs_and_comes_back_when
     assert rows([9, 10, 13]) > 0
     assert [rows([14]) for _ in range(60)][-20:] == [0] * 20
     assert [rows([9]) for _ in range(60)][-1] > 0
+
+
+@pytest.mark.parametrize(("pass_s", "is_searched"), [(1e-6, False), (10.0, True)])
+def test_a_memory_that_is_never_right_is_searched_no_more_where_a_pass_takes_no_longer(
+    pass_s: float, is_searched: bool
+) -> None:
+    policy = CostPolicy(CostCurve({1: pass_s, 32: 1.5 * pass_s}), CostCurve({1: pass_s}))
+    proposer = make_proposer(fleet_of(default=[[5, 6, 7, 8, 9, 10, 11, 12]]), policy=policy)
+    for _ in range(20):
+        session = proposer.open(request_for([3, 5, 6, 7, 8]))
+        propose(session)
+        session.observe([14])
+    assert policy.start_round([RoundText("default", 100)]).should_search(0) is is_searched
 
 
 def test_a_planted_secret_of_one_tenant_is_drafted_for_no_other_in_10000_requests() -> None:

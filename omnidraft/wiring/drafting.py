@@ -35,8 +35,6 @@ class SharedDrafting:
     memory: "DrafterMemory"
     recent: "RecentTexts | None" = None
     """What the worker said lately; None remembers nothing."""
-    max_read_s: float | None = None
-    """See Drafter."""
 
 
 def shared_drafting(
@@ -46,7 +44,6 @@ def shared_drafting(
     memory: "DrafterMemory | None" = None,
     *,
     has_drafter: bool = True,
-    max_read_s: float | None = None,
 ) -> SharedDrafting:
     """Return policies, costs and memory for our own engine. A mode is measured when the policy first needs it."""
 
@@ -55,7 +52,7 @@ def shared_drafting(
         step_s = costs.step_s if has_drafter else _no_step_s
         return policy(settings, lambda rows: costs.passes(mode)(rows), step_s)
 
-    return SharedDrafting(policy_for, costs.step_s, memory or drafter_memory(), recent, max_read_s)
+    return SharedDrafting(policy_for, costs.step_s, memory or drafter_memory(), recent)
 
 
 def drafter_memory(*, keeps_ended: bool = True) -> "DrafterMemory":
@@ -80,6 +77,7 @@ def proposer(
     factors: "LoadedFactors | None" = None,
     *,
     is_external: bool = False,
+    max_read_s: float | None = None,
 ) -> Proposer:
     """Return a proposer that drafts with the model and from memory. For an external engine the drafter uses no noise,
     since the engine's is unknown, and the memory is that of the text alone.
@@ -87,6 +85,7 @@ def proposer(
     Args:
         fleet: what the fleet said; None remembers nothing.
         factors: tenants with factors of their own over the model; None: there are none.
+        max_read_s: see Drafter.
     """
     from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
     from omnidraft.decode.drafting.drafter import Drafter
@@ -108,7 +107,7 @@ def proposer(
         factors,
         TokenHealing(tokenizers.drafter.vocabulary, tokenizers.target, alignment),
         extends_to_depth=is_external,
-        max_read_s=shared.max_read_s,
+        max_read_s=max_read_s,
     )
     memories = memory_sources(settings, tokenizers, shared.recent, fleet, is_external=is_external)
     if settings.policy == "acceptance" and not model.has_head:

@@ -235,15 +235,12 @@ def snapshot_loader(
         drafter_memory: holds the drafters' keys; None gives this loader its own.
     """
     has_drafter = settings.models.has_drafter
-    max_read_s = settings.scheduler.max_prefill_s
-    shared = shared_drafting(
-        settings.decode, costs, recent, drafter_memory, has_drafter=has_drafter, max_read_s=max_read_s
-    )
+    shared = shared_drafting(settings.decode, costs, recent, drafter_memory, has_drafter=has_drafter)
     if not isinstance(tokenizers, Vocabularies):
         return _loader_without_drafter(
             lambda memory: memory_proposer(settings.decode, tokenizers, shared, memory), memories
         )
-    make = partial(proposer, settings.decode, tokenizers, shared)
+    make = partial(proposer, settings.decode, tokenizers, shared, max_read_s=settings.scheduler.max_prefill_s)
     return snapshot_loader_with(settings, tokenizers, make, base, memories, switch)
 
 

@@ -12,7 +12,8 @@ def keep_freed_memory() -> None:
 
     A training step makes and frees the same gigabytes as the one before. By itself malloc returns large arrays to the
     system, which clears and maps their pages anew for the next: a tenth of the time of a step, for a twentieth less
-    memory.
+    memory. A transfer to a vocabulary of 150,000 tokens does not keep it: arrays of hundreds of megabytes leave pieces
+    that no other fits into, and it needed 15.6 GB instead of 8.5.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

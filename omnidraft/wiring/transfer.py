@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from omnidraft.errors import ConfigError, RequestError
-from omnidraft.freed_memory import keep_freed_memory
 from omnidraft.progress import bar
 from omnidraft.snapshots.files import whole_folder
 from omnidraft.wiring.export import require_empty
@@ -169,7 +168,6 @@ def _trained(
     from omnidraft.transfer.run import resume, train
     from omnidraft.transfer.trainer import Trainer
 
-    keep_freed_memory()
     settings, precision = request.settings, _precision(request)
     checkpoint = Checkpoint(parts / "checkpoint.safetensors", _identity(request, pair, learned, held_out, precision))
     original_model = load_model(pair.old_folder, request.model)

@@ -12,7 +12,7 @@ from omnidraft.ports import Metrics, NoopTracing
 from omnidraft.wiring.controller import controller
 from omnidraft.wiring.distiller import distillation, identity
 from omnidraft.wiring.logs import log_path, log_reader, registry, snapshot_reader
-from omnidraft.wiring.models import Vocabularies, base_drafter, vocabularies
+from omnidraft.wiring.models import Vocabularies, base_drafter, served_vocabularies
 from omnidraft.wiring.recording import trace_producer
 from omnidraft.wiring.worker import served_target
 
@@ -65,7 +65,8 @@ def learning_engine(settings: Settings, metrics: Metrics, home: Path) -> "tuple[
     with ExitStack() as undo:
         held = DeviceHome(home.expanduser().absolute())
         undo.callback(held.close)
-        tokenizers = vocabularies(own)
+        tokenizers = served_vocabularies(own)
+        assert isinstance(tokenizers, Vocabularies)
         held.claim(_pair(own, tokenizers))
         producer = trace_producer(own, metrics)
         assert producer is not None

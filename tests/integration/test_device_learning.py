@@ -86,6 +86,17 @@ def test_what_is_asked_is_learned_and_the_next_start_goes_on(tiny_models: tuple[
     assert_is_of_one_pair(tmp_path, tiny_models)
 
 
+def test_the_target_is_had_with_its_weights(
+    tiny_models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve_tokenizer(name: str, **_: object) -> Path:
+        raise AssertionError(f"{name} would come from a hub without its weights")
+
+    monkeypatch.setattr("omnidraft.models.catalog.store.resolve_tokenizer", resolve_tokenizer)
+    with open_llm(tmp_path, tiny_models) as llm:
+        assert ask(llm, 1)
+
+
 def assert_is_tidy(home: Path, models: tuple[Path, Path]) -> None:
     """Weights of old versions and learned records are gone."""
     known = versions(home, models)

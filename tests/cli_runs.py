@@ -46,3 +46,15 @@ def made_once(made: dict[str, bytes], path: Path, command: Callable[..., None], 
         made[path.name] = path.read_bytes()
     path.write_bytes(made[path.name])
     return path
+
+
+def tiny_pair_environ(home: Path, models: tuple[Path, Path]) -> dict[str, str]:
+    """Return the environment in which the tiny models are the pair, in float32, on one thread."""
+    return {
+        "OMNIDRAFT_HOME": str(home),
+        "OMNIDRAFT_MODELS__TARGET": str(models[0]),
+        "OMNIDRAFT_MODELS__DRAFTER": str(models[1]),
+        "OMNIDRAFT_MODELS__PRECISION": "float32",
+        "OMNIDRAFT_MODELS__DRAFTER_PRECISION": "float32",
+        "OMNIDRAFT_DECODE__THREADS": "1",
+    }

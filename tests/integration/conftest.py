@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cli_runs import Environ
+from tests.cli_runs import Environ, tiny_pair_environ
 
 
 @pytest.fixture
@@ -19,18 +19,8 @@ def pipeline_environ(
         for name, value in chosen.items():
             monkeypatch.setenv(name, value)
 
-    choose(
-        {
-            "OMNIDRAFT_HOME": str(omnidraft_home),
-            "OMNIDRAFT_MODELS__TARGET": str(tiny_models[0]),
-            "OMNIDRAFT_MODELS__DRAFTER": str(tiny_models[1]),
-            "OMNIDRAFT_MODELS__PRECISION": "float32",
-            "OMNIDRAFT_MODELS__DRAFTER_PRECISION": "float32",
-            "OMNIDRAFT_LEARNER__THREADS": "1",
-            "OMNIDRAFT_DECODE__THREADS": "1",
-            "COLUMNS": "160",
-        }
-    )
+    own = {"OMNIDRAFT_LEARNER__THREADS": "1", "COLUMNS": "160"}
+    choose(tiny_pair_environ(omnidraft_home, tiny_models) | own)
     threads = torch.get_num_threads()
     yield choose
     torch.set_num_threads(threads)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft.decode.sampling.noise import SeededNoise
-from tests.cli_runs import run_cli
+from tests.cli_runs import run_cli, tiny_pair_environ
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"texts", "identical", "explained", "unexplained", "law", "runs", "passed", "target", "drafter", "snapshot"}
@@ -24,12 +24,7 @@ Check = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def environ(omnidraft_home: Path, tiny_models: tuple[Path, Path]) -> dict[str, str]:
     return {
-        "OMNIDRAFT_HOME": str(omnidraft_home),
-        "OMNIDRAFT_MODELS__TARGET": str(tiny_models[0]),
-        "OMNIDRAFT_MODELS__DRAFTER": str(tiny_models[1]),
-        "OMNIDRAFT_MODELS__PRECISION": "float32",
-        "OMNIDRAFT_MODELS__DRAFTER_PRECISION": "float32",
-        "OMNIDRAFT_DECODE__THREADS": "1",
+        **tiny_pair_environ(omnidraft_home, tiny_models),
         "OMNIDRAFT_DECODE__PREFILL_ROWS": "16",
         "OMNIDRAFT_DECODE__POLICY": "fixed",  # `cost` may draft nothing on so small a pair
         "COLUMNS": "150",

@@ -25,7 +25,8 @@ from omnidraft.decode.policy.drafting_stats import (
     load_of,
     stream_of,
 )
-from omnidraft.decode.policy.search_gains import MAX_STREAMS, TRIAL_ROUNDS, TRIAL_SHARE, SearchGains
+from omnidraft.decode.policy.search_gains import SearchGains
+from omnidraft.decode.policy.stream_stats import MAX_STREAMS, TRIAL_ROUNDS, StreamStats
 from omnidraft.ports import RoundText, TextOutcome, Work
 
 CATCH_UP = 4
@@ -56,24 +57,13 @@ class CostPolicy:
         self.pass_s, self.step_s, self.num_candidates = pass_s, step_s, num_candidates
         self.next_value = 0.5
         """Share of a prefix's probability that its best child has: the tokens that one more drafter step gives."""
-        self._stats: Callable[[str | None, Work, int], DraftingStats] = lru_cache(MAX_STREAMS)(self._new_stats)
+        self.streams = StreamStats(self.first_gain)
         self._lengths: Callable[[str | None, Work], AnswerLength] = lru_cache(MAX_STREAMS)(self._new_length)
         self._num_since_plain = Counter[int]()
         """Rounds with drafts since the last one without, by load."""
         self.searches = SearchGains(pass_s)
         self.num_without = Counter[int]()
         """Nodes that the last round would have scored without the drafter, by load."""
-
-    def stats(self, tenant: str | None, work: Work = "text", num_texts: int = 1) -> DraftingStats:
-        """Return what drafting gained for this tenant's texts of this kind, None: for those of all, in rounds of about
-        so many texts."""
-        return self._stats(tenant, work, load_of(num_texts))
-
-    def trial_payer(self, tenant: str, work: Work = "text", num_texts: int = 1) -> DraftingStats:
-        """Return whose seconds without a drafter a trial is taken from. Tenants that were never drafted for pay
-        together: each may have too few of them."""
-        stats = self.stats(tenant, work, num_texts)
-        return stats if stats.num_drafted else self.stats(None, work, num_texts)
 
     def length(self, tenant: str | None, work: Work = "text") -> AnswerLength:
         """Return how long this tenant's answers of this kind are, None: those of all."""
@@ -98,10 +88,12 @@ class CostPolicy:
         token_s, texts = self.pass_s(len(outcomes)) / len(outcomes), self._spent(outcomes, num_other_rows)
         for stream in dict.fromkeys(stream_of(outcome) for outcome in outcomes):
             own = [each for each in texts if stream_of(each.outcome) == stream]
-            self.stats(*stream, len(outcomes)).add(own, token_s)
-            self.trial_payer(*stream, len(outcomes)).add_idle(own)
+            self.streams.of(*stream, len(outcomes)).add(own, token_s)
+            self.streams.payer(*stream, len(outcomes)).add_idle(own)
         for work in dict.fromkeys(outcome.work for outcome in outcomes):
-            self.stats(None, work, len(outcomes)).add([each for each in texts if each.outcome.work == work], token_s)
+            self.streams.of(None, work, len(outcomes)).add(
+                [each for each in texts if each.outcome.work == work], token_s
+            )
 
     def finish(self, tenant: str, num_emitted: int, work: Work = "text") -> None:
         """See ports.Policy."""
@@ -133,12 +125,6 @@ class CostPolicy:
     def _node_s(self, num_plain: int, num_nodes: int) -> float:
         """Return the average seconds of so many drafted nodes beside other rows."""
         return (self.pass_s(num_plain + num_nodes) - self.pass_s(num_plain)) / max(num_nodes, 1)
-
-    def _new_stats(self, tenant: str | None, work: Work, load: int) -> DraftingStats:
-        of_all = None if tenant is None else self._stats(None, work, load)
-        if of_all is None or not of_all.num_drafted:
-            return DraftingStats(self.first_gain(2**load))
-        return DraftingStats(of_all.gain, of_all.emits)
 
     def _new_length(self, tenant: str | None, work: Work) -> AnswerLength:
         return AnswerLength() if tenant is None else AnswerLength(self._lengths(None, work).mean)
@@ -277,20 +263,15 @@ class CostPlan:
         """Return whether this text is part of a trial, for which only the first text of a stream that could be drafted
         for catches up."""
         stream = stream_of(self._texts[index])
-        stats = self._stats(*stream)
         num_same = sum(stream_of(text) == stream for text in self._texts)
         if index != self._first_tried.setdefault(stream, index) and num_ids > CATCH_UP:
             return False
-        if not stats.trials_left:
-            pass_s = self._policy.pass_s(self._num_plain + num_same) - self._plain_s
-            trial_s = self._catch_up_s(num_ids) + TRIAL_ROUNDS * (self._policy.step_s(num_same) + pass_s)
-            payer = self._policy.trial_payer(*stream, len(self._texts))
-            if trial_s < TRIAL_SHARE * payer.idle_s:
-                stats.trials_left, payer.idle_s = TRIAL_ROUNDS, 0.0
-        return stats.trials_left > 0
+        pass_s = self._policy.pass_s(self._num_plain + num_same) - self._plain_s
+        trial_s = self._catch_up_s(num_ids) + TRIAL_ROUNDS * (self._policy.step_s(num_same) + pass_s)
+        return self._policy.streams.is_tried(*stream, len(self._texts), trial_s)
 
     def _stats(self, tenant: str | None, work: Work) -> DraftingStats:
-        return self._policy.stats(tenant, work, len(self._texts))
+        return self._policy.streams.of(tenant, work, len(self._texts))
 
     def _update_next_value(self, value: float) -> bool:
         """Update the value of a further step with this one's; return True for the first step of a round."""

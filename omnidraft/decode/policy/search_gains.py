@@ -6,16 +6,11 @@ and then for a small share of the time, so that texts that begin to repeat thems
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
-from omnidraft.decode.policy.drafting_stats import DraftingStats, load_of, stream_of
-from omnidraft.ports import RoundText, TextOutcome, Work
+from omnidraft.decode.policy.drafting_stats import DraftingStats, stream_of
+from omnidraft.decode.policy.stream_stats import TRIAL_ROUNDS, TRIAL_SHARE, StreamStats
+from omnidraft.ports import RoundText, TextOutcome
 
-TRIAL_SHARE = 0.02
-"""Share of the time without drafting that trials may cost."""
-TRIAL_ROUNDS = 4
-MAX_STREAMS = 2048
-"""Tenants, kinds and loads of requests with statistics of their own; the least recently seen one is dropped."""
 _FIRST_GAIN = 0.2
 """Tokens per text and round that are expected before any was measured."""
 _MIN_SEARCHES = 10
@@ -35,24 +30,19 @@ class SearchGains:
         self._search_s = 0.0
         """The moving mean of the seconds of a search for one text; 0 before any is measured."""
         self._num_searches = 0
-        self._stats = lru_cache(MAX_STREAMS)(self._new_stats)
-
-    def stats(self, tenant: str | None, work: Work = "text", num_texts: int = 1) -> DraftingStats:
-        """Return the gain for this tenant's texts of this kind, None: for those of all, in rounds of about so many."""
-        return self._stats(tenant, work, load_of(num_texts))
+        self.streams = StreamStats(lambda num_texts: _FIRST_GAIN)
 
     def should_search(self, index: int, texts: Sequence[RoundText]) -> bool:
         """Return whether memory is searched for one of a round's texts; begin a trial where one is due."""
         stream, num_texts = stream_of(texts[index]), len(texts)
-        stats = self.stats(*stream, num_texts)
-        is_cheap = self._search_s <= TRIAL_SHARE * self._token_s(num_texts)
-        if stats.gain > 0 or is_cheap or self._num_searches < _MIN_SEARCHES:
+        gain, is_cheap = (
+            self.streams.of(*stream, num_texts).gain,
+            self._search_s <= TRIAL_SHARE * self._token_s(num_texts),
+        )
+        if gain > 0 or is_cheap or self._num_searches < _MIN_SEARCHES:
             return True
-        payer = self._trial_payer(*stream, num_texts)
         trial_s = TRIAL_ROUNDS * self._search_s * sum(stream_of(text) == stream for text in texts)
-        if not stats.trials_left and trial_s < TRIAL_SHARE * payer.idle_s:
-            stats.trials_left, payer.idle_s = TRIAL_ROUNDS, 0.0
-        return stats.trials_left > 0
+        return self.streams.is_tried(*stream, num_texts, trial_s)
 
     def update(self, outcomes: Sequence[TextOutcome], node_s: float) -> None:
         """Account for the texts of a round, in which a drafted row took `node_s`."""
@@ -63,11 +53,11 @@ class SearchGains:
         for stream in dict.fromkeys(stream_of(outcome) for outcome in outcomes):
             own = [each for each in outcomes if stream_of(each) == stream]
             num_idle = sum(not each.search_s for each in own)
-            self._trial_payer(*stream, num_texts).idle_s += num_idle * self._token_s(num_texts)
-            self._add(self.stats(*stream, num_texts), own, node_s, num_texts)
+            self.streams.payer(*stream, num_texts).idle_s += num_idle * self._token_s(num_texts)
+            self._add(self.streams.of(*stream, num_texts), own, node_s, num_texts)
         for work in dict.fromkeys(outcome.work for outcome in outcomes):
             of_work = [each for each in outcomes if each.work == work]
-            self._add(self.stats(None, work, num_texts), of_work, node_s, num_texts)
+            self._add(self.streams.of(None, work, num_texts), of_work, node_s, num_texts)
 
     def _add(self, stats: DraftingStats, outcomes: Sequence[TextOutcome], node_s: float, num_texts: int) -> None:
         searched = [each for each in outcomes if each.search_s]
@@ -89,11 +79,3 @@ class SearchGains:
     def _token_s(self, num_texts: int) -> float:
         """Return the seconds per token of plain decoding."""
         return self._pass_s(num_texts) / num_texts
-
-    def _trial_payer(self, tenant: str, work: Work, num_texts: int) -> DraftingStats:
-        """Return whose seconds without a search a trial is taken from; see CostPolicy.trial_payer."""
-        stats = self.stats(tenant, work, num_texts)
-        return stats if stats.num_drafted else self.stats(None, work, num_texts)
-
-    def _new_stats(self, tenant: str | None, work: Work, load: int) -> DraftingStats:
-        return DraftingStats(_FIRST_GAIN if tenant is None else self._stats(None, work, load).gain)

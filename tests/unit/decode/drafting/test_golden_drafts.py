@@ -63,8 +63,8 @@ def numbers(policy: Policy) -> list[float]:
     """The state of the policy after the run."""
     if not isinstance(policy, CostPolicy):
         return []
-    stats, plan = policy.stats("default"), policy.start_round([RoundText("default", 1)])
-    tenant = (stats.gain, stats.emits, stats.num_drafted, policy.trial_payer("default").idle_s, stats.trials_left)
+    stats, plan = policy.streams.of("default"), policy.start_round([RoundText("default", 1)])
+    tenant = (stats.gain, stats.emits, stats.num_drafted, policy.streams.payer("default").idle_s, stats.trials_left)
     numbers = (plan.rate, *tenant, policy.next_value, policy.length("default").mean)
     return [float(f"{number:.9g}") for number in numbers]
 

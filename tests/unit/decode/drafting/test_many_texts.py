@@ -266,7 +266,7 @@ def test_without_memory_only_what_costs_none_is_drafted():
 @pytest.mark.parametrize("why", ["unspellable", "no room"])
 def test_a_trial_is_not_left_to_a_text_that_cannot_be_drafted_for(why):
     policy = cost_policy()
-    policy.stats("default", num_texts=2).gain, policy.stats(None, num_texts=2).idle_s = -0.1, 1e6
+    policy.streams.of("default", num_texts=2).gain, policy.streams.of(None, num_texts=2).idle_s = -0.1, 1e6
     proposer = proposer_over(Counting(), policy, DrafterMemory(20), has_lookup=False)
     blocked, other = [proposer.open(request_of(text)) for text in ("abc he." * 6, "gh ab")]
     blocked.sources[-1].context._is_unspellable = why == "unspellable"

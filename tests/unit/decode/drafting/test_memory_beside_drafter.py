@@ -119,7 +119,7 @@ def test_a_drafter_that_only_says_what_memory_knows_gains_nothing() -> None:
         request = make_request(Sampling(0.0), num_draft_tokens=15, num_memory_tokens=31, max_new_tokens=200)
         text = emitted(decoder.decode(replace(request, prompt_ids=(*request.prompt_ids, *phrase * 9)), proposer))
         assert set(text) == set(phrase)
-    assert policy.stats("default").gain <= 0.2
+    assert policy.streams.of("default").gain <= 0.2
     with_drafter = [any(each.step_rows) for each in policy.outcomes]
     assert sum(with_drafter[-10:]) <= 5
 

@@ -25,7 +25,7 @@ def passes() -> StepTimeModel:
 def inner(passes: StepTimeModel) -> CostPolicy:
     """What the drafter gains is known to be little."""
     policy = CostPolicy(passes, lambda rows: 0.001 * rows)
-    policy.stats("default", num_texts=NUM_TEXTS).gain = -0.1
+    policy.streams.of("default", num_texts=NUM_TEXTS).gain = -0.1
     return policy
 
 
@@ -52,8 +52,8 @@ def test_a_measurement_reads_no_prompts_that_would_not_be_read_anyway(passes: St
         assert num_selected <= 1  # the text that is read is tried now and then
     assert not plan.should_read(0, 300, 64)
     assert round_of(probing, [READ] * NUM_TEXTS)[1] == NUM_TEXTS
-    inner.stats("default", num_texts=NUM_TEXTS).num_drafted = 1
-    inner.stats("default", num_texts=NUM_TEXTS).gain = 2.0
+    inner.streams.of("default", num_texts=NUM_TEXTS).num_drafted = 1
+    inner.streams.of("default", num_texts=NUM_TEXTS).gain = 2.0
     assert round_of(probing, [UNREAD] * NUM_TEXTS)[1] == NUM_TEXTS
 
 

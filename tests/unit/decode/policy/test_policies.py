@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
-from omnidraft.decode.policy.cost import TRIAL_SHARE, CostPlan, CostPolicy
+from omnidraft.decode.policy.cost import CostPlan, CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
+from omnidraft.decode.policy.stream_stats import TRIAL_SHARE
 from omnidraft.ports import Policy, RoundPlan, RoundText, TextOutcome
 
 TENANT = "default"
@@ -328,8 +329,8 @@ def simulate(policy: CostPolicy, agreement: dict[str, float], num_rounds: int, d
 def test_beside_a_tenant_that_gains_drafting_stops_for_the_one_that_loses():
     policy = CostPolicy(flat(1.0, 1.6), CostCurve({1: 0.05, 4: 0.07, 64: 0.8}))
     nodes = simulate(policy, {"gains": 0.8, "loses": 0.05}, 600)
-    assert policy.stats("gains", num_texts=4).gain > 0.3
-    assert policy.stats("loses", num_texts=4).gain < 0
+    assert policy.streams.of("gains", num_texts=4).gain > 0.3
+    assert policy.streams.of("loses", num_texts=4).gain < 0
     assert np.mean(nodes["gains"][300:]) > 3
     assert np.mean(np.array(nodes["loses"][300:]) > 0) < 0.15
 
@@ -351,9 +352,9 @@ def test_losses_with_one_kind_of_request_do_not_stop_the_gains_of_another():
         gains.append(is_drafted[1])
     assert np.mean(gains) > 0.95  # all but the rounds that measure plain passes
     assert np.mean(loses[100:]) < 0.2
-    assert policy.stats(TENANT, "constrained", 2).gain > 1
-    assert policy.stats(TENANT, "text", 2).gain < 0
-    assert policy.stats(TENANT, "tools", 2).num_drafted == 0
+    assert policy.streams.of(TENANT, "constrained", 2).gain > 1
+    assert policy.streams.of(TENANT, "text", 2).gain < 0
+    assert policy.streams.of(TENANT, "tools", 2).num_drafted == 0
 
 
 def rounds_beside_memory(policy: CostPolicy, num_nodes: int, num_more: int, num_steps: int) -> list[bool]:
@@ -378,14 +379,14 @@ def test_a_drafter_is_given_up_where_memory_drafts_as_much_without_it():
     is_drafted = rounds_beside_memory(policy, 6, 0, 2)
     assert is_drafted[0]
     assert np.mean(is_drafted[50:]) < 0.25
-    assert policy.stats(TENANT).gain < 0
+    assert policy.streams.of(TENANT).gain < 0
 
 
 def test_a_drafter_beside_memory_is_kept_for_what_it_adds():
     policy = CostPolicy(flat(1.0, 1.6), flat(0.05, 0.05))
     assert np.mean(rounds_beside_memory(policy, 4, 2, 2)) > 0.95  # all but the rounds that measure plain passes
     memory_rate = 4 / (1 + 4 * 0.04)
-    assert policy.stats(TENANT).gain == pytest.approx(2 - memory_rate * (2 * 0.04 + 2 * 0.05), abs=0.1)
+    assert policy.streams.of(TENANT).gain == pytest.approx(2 - memory_rate * (2 * 0.04 + 2 * 0.05), abs=0.1)
 
 
 def test_a_drafter_is_given_up_where_memory_uses_its_time_better_though_plain_decoding_would_not():
@@ -404,8 +405,8 @@ def test_the_whole_of_a_long_text_is_read_where_an_answer_gains_more_by_it_than_
 
 def test_a_trial_reads_the_end_of_a_long_text_and_never_the_whole():
     policy = CostPolicy(flat(0.055, 0.17), CostCurve({1: 0.005, 64: 0.074}))
-    policy.stats(TENANT).gain = -0.1
-    policy.trial_payer(TENANT).idle_s = 15.0
+    policy.streams.of(TENANT).gain = -0.1
+    policy.streams.payer(TENANT).idle_s = 15.0
     for _ in range(2):  # the trial begins, and goes on
         plan = policy.start_round([RoundText(TENANT, 500)])
         assert not plan.should_read(0, 300, 64)
@@ -422,8 +423,8 @@ def test_many_texts_take_drafting_up_again_when_it_recovers():
 
 def test_for_a_trial_only_the_first_text_of_a_tenant_is_read():
     policy = CostPolicy(flat(1.0, 1.6), CostCurve({1: 0.05, 64: 0.8}))
-    policy.stats(TENANT, num_texts=3).gain = -0.1
-    policy.trial_payer(TENANT, num_texts=3).idle_s = 1e6
+    policy.streams.of(TENANT, num_texts=3).gain = -0.1
+    policy.streams.payer(TENANT, num_texts=3).idle_s = 1e6
     plan = policy.start_round([RoundText(TENANT, 100)] * 3)
     assert [plan.should_draft(at, num_ids) for at, num_ids in enumerate([500, 500, 2])] == [True, False, True]
     assert plan.select_expansions([0.01, 0.01], 0) == 1

@@ -101,7 +101,7 @@ def test_what_one_tenant_lost_does_not_end_the_gains_of_another():
     gains_alone = server.answer_all(repeat("gains"), 50)
     server.agreement = 0.02
     server.answer_all(repeat("loses"), 300)
-    assert server.policy.stats(None).gain < 0
+    assert server.policy.streams.of(None).gain < 0
     server.agreement = 0.9
     assert server.answer_all(repeat("gains"), 50) < gains_alone + 0.05
 

@@ -65,6 +65,14 @@ template <class Inputs, int R> struct QuantizedSums {
         for (int r = 0; r < R; r++, at += stride)
             sums[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(load<float>(at)), sums[r]);
     }
+    ALWAYS_INLINE void restore(const float* from) {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) sums[r] = _mm512_load_ps(from + r * BLOCK);
+    }
+    ALWAYS_INLINE void keep(float* to) const {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) _mm512_store_ps(to + r * BLOCK, sums[r]);
+    }
     ALWAYS_INLINE void write(Floats (*out)[2]) const {
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) out[r][0] = lower(sums[r]), out[r][1] = upper(sums[r]);

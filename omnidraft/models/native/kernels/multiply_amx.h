@@ -9,6 +9,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <type_traits>
+
 #include "multiply_512.h"
 
 namespace {
@@ -159,84 +161,122 @@ struct QuantizedWeightsAmx : Layout, Inputs {
         char bytes[STEP_SIZE * BLOCK];
     };
 
-    // One block by R rows, tile by tile of inputs. What a tile stores can be read only after a while, and so can what a
-    // vector stores by a tile; and a load waits for an earlier store whose address ends in the same 12 bits. So weights are
-    // unpacked AHEAD tiles before their product, which is stored when the next is computed, and added to the sums LAG
-    // tiles later.
-    template <int R> struct Pipeline {
-        static constexpr int AHEAD = 3, LAG = 3, RING = 4, LINES = Layout::QUADS / STEPS;
-        const char *block, *bytes;
-        size_t stride;
-        int tiles;
-        TileSums products[RING];
-        Levels levels[BITS == 8 ? 1 : RING];
+    // Where the next tiles of weights and of inputs are, and what is fetched meanwhile.
+    struct Place {
+        const char *multiplied, *unpacked, *added, *inputs, *fetched;
+        int lines;  // fetched for each tile
 
-        Prefetcher prefetch;
-
-        Pipeline(const char* block, const char* rows, int k, Prefetcher prefetch)
-            : block(block), bytes(rows + Inputs::header_bytes(k)), stride(row_bytes(k)),
-              tiles(num_groups<Layout>(k) * STEPS), prefetch(prefetch) {}
-
-        void run(const char* rows, int k, Floats (*out)[2]) {
-            QuantizedSums<Inputs, R> sums(rows, k);
-            if (BITS == 4)
-                for (int t = 0; t < std::min(AHEAD, tiles); t++) unpack(t);
-            for (int t = 0; t < tiles + LAG; t += 2) step<0>(t, sums), step<1>(t + 1, sums);
-            sums.write(out);
-        }
-        template <int ODD> ALWAYS_INLINE void step(int t, QuantizedSums<Inputs, R>& sums) {
-            if (t < tiles) multiply<ODD>(t);
-            if (t >= 1 && t - 1 < tiles) store_tile<1 - ODD>(products[(t - 1) % RING].of_row, 64);
-            if (BITS == 4 && t + AHEAD < tiles) unpack(t + AHEAD);
-            if (t >= LAG && t - LAG < tiles) add<(ODD + LAG) % STEPS>(t - LAG, sums);
-        }
-        ALWAYS_INLINE const char* group_of(int t) const { return block + (size_t)(t / STEPS) * GROUP_BYTES; }
-        template <int ODD> ALWAYS_INLINE void multiply(int t) {
-            const char* weights = group_of(t) + Layout::HEADER_BYTES + t % STEPS * STEP_SIZE * BLOCK;
-            if (BITS == 4) weights = levels[t % RING].bytes;
-            for (int line = 0; line < LINES + (t % STEPS == 0); line++) prefetch.fetch();
-            zero_tile<ODD>();
-            load_tile<4 + ODD>(weights, Layout::QUAD_BYTES), load_tile<2 + ODD>(bytes + (size_t)t * STEP_SIZE, stride);
-            multiply_bytes<ODD, 2 + ODD, 4 + ODD>();
-        }
-        ALWAYS_INLINE void unpack(int t) {
-            const char* from = group_of(t) + Layout::HEADER_BYTES;
-            for (int nibble = 0; nibble < 8 / BITS; nibble++)
-                for (int quad = 0; quad < Layout::QUADS; quad++) {
-                    __m512i both = _mm512_loadu_si512(from + quad * Layout::QUAD_BYTES);
-                    char* to = levels[t % RING].bytes + (nibble * Layout::QUADS + quad) * Layout::QUAD_BYTES;
-                    _mm512_store_si512(to, QuantizedWeights512<BITS>::nibbles(both, nibble));
-                }
-        }
-        template <int PART> ALWAYS_INLINE void add(int t, QuantizedSums<Inputs, R>& sums) {
-            const auto& from = products[t % RING].of_row;
-            sums.add_products(group_of(t), [&](int r) { return _mm512_load_si512(from[r]); });
-            if (PART == STEPS - 1) sums.add_minimums(group_of(t));
+        ALWAYS_INLINE void fetch() {
+            for (int line = 0; line < lines; line++, fetched += 64) {
+                __builtin_prefetch(fetched + Prefetcher::NEAR);
+                __builtin_prefetch(fetched + Prefetcher::FAR, 0, 2);
+            }
         }
     };
+
+    // One block by R rows, tile by tile of inputs. What a tile stores can be read only after a while, and so can what a
+    // vector stores by a tile; and a load waits for an earlier store whose address ends in the same 12 bits. So weights are
+    // unpacked AHEAD tiles before their product, which is stored when the next is computed, and added to the sums after
+    // that. All is in registers but what tiles read or write: the counters of a loop that are not wait for their stores.
+    template <int R>
+    ALWAYS_INLINE static void multiply_part(Place at, size_t stride, int tiles, QuantizedSums<Inputs, R>& sums) {
+        constexpr int AHEAD = 3;
+        constexpr std::integral_constant<int, 0> even;
+        constexpr std::integral_constant<int, 1> odd;
+        TileSums products[2];
+        Levels levels[BITS == 8 ? 1 : AHEAD + 1];
+        int next = 0, num_unpacked = 0;
+        auto unpack = [&]() __attribute__((always_inline)) {
+            unpack_group(at.unpacked + Layout::HEADER_BYTES, levels[num_unpacked++ % (AHEAD + 1)].bytes);
+            at.unpacked += GROUP_BYTES;
+        };
+        auto multiply = [&](auto tile) __attribute__((always_inline)) {
+            const char* weights = at.multiplied + Layout::HEADER_BYTES + tile % STEPS * STEP_SIZE * BLOCK;
+            if (BITS == 4) weights = levels[next % (AHEAD + 1)].bytes;
+            at.fetch();
+            zero_tile<tile>();
+            load_tile<4 + tile>(weights, Layout::QUAD_BYTES), load_tile<2 + tile>(at.inputs, stride);
+            multiply_bytes<tile, 2 + tile, 4 + tile>();
+            at.inputs += STEP_SIZE, next++;
+            if (tile % STEPS == STEPS - 1) at.multiplied += GROUP_BYTES;
+            if (BITS == 4 && num_unpacked < tiles) unpack();
+        };
+        auto store = [&](auto tile) __attribute__((always_inline)) { store_tile<tile>(products[tile].of_row, 64); };
+        auto add = [&](auto tile) __attribute__((always_inline)) {
+            sums.add_products(at.added, [&](int r) { return _mm512_load_si512(products[tile].of_row[r]); });
+            if (tile % STEPS == STEPS - 1) sums.add_minimums(at.added), at.added += GROUP_BYTES;
+        };
+        if (BITS == 4)
+            while (num_unpacked < std::min(AHEAD, tiles)) unpack();
+        multiply(even);
+        if (tiles == 1) return store(even), add(even);
+        multiply(odd), store(even);
+        while (next + 1 < tiles) {
+            multiply(even), store(odd), add(even);
+            multiply(odd), store(even), add(odd);
+        }
+        if (next == tiles) return store(odd), add(even), add(odd);
+        multiply(even), store(odd), add(even), store(even), add(odd), add(even);
+    }
+    ALWAYS_INLINE static void unpack_group(const char* from, char* to) {
+        for (int nibble = 0; nibble < 8 / BITS; nibble++)
+            for (int quad = 0; quad < Layout::QUADS; quad++, to += Layout::QUAD_BYTES) {
+                __m512i both = _mm512_loadu_si512(from + quad * Layout::QUAD_BYTES);
+                _mm512_store_si512(to, QuantizedWeights512<BITS>::nibbles(both, nibble));
+            }
+    }
+
+    // Groups of inputs that meet all tiles of rows before the next ones, so that the first cache has their weights for all
+    // but the first; and the most tiles of rows that they meet.
+    static constexpr int PART_GROUPS = 8 / STEPS, MOST_TILES = 4;
 
     template <class Write>
     static void multiply_all(const char* weights, int first, int last, const char* rows, int num_rows, int k, Write write) {
         if (num_rows <= MAX_VECTOR_ROWS)
             return QuantizedWeights512<BITS>::multiply_all(weights, first, last, rows, num_rows, k, write);
-        Floats out[TILE_ROWS][2];
         int tiles = (num_rows + TILE_ROWS - 1) / TILE_ROWS, tile_rows = (num_rows + tiles - 1) / tiles;
         configure(tile_rows);
-        for (int block = first; block < last; block++)
-            for (int row = 0; row < num_rows; row += tile_rows) {
-                const char *from = weights + block * block_bytes<Layout>(k), *tile = rows + row * row_bytes(k);
-                auto prefetch = Prefetcher::of_tile(from, block_bytes<Layout>(k), row / tile_rows, tiles);
-                multiply_rows(tile_rows, from, tile, k, prefetch, out);
-                for (int r = 0; r < std::min(tile_rows, num_rows - row); r++) write(block, row + r, out[r][0], out[r][1]);
-            }
+        for (int row = 0; row < num_rows; row += MOST_TILES * tile_rows) {
+            int count = std::min(MOST_TILES * tile_rows, num_rows - row);
+            auto shifted = [&](int block, int r, Floats low, Floats high) { write(block, row + r, low, high); };
+            for (int block = first; block < last; block++)
+                multiply_rows(block, weights + block * block_bytes<Layout>(k), rows + row * row_bytes(k), count, tile_rows, k,
+                              shifted);
+        }
         _tile_release();
     }
-    template <int R = 1>
-    static void multiply_rows(int num_rows, const char* block, const char* rows, int k, Prefetcher prefetch,
-                              Floats (*out)[2]) {
+    template <int R = 1, class Write>
+    static void multiply_rows(int block, const char* weights, const char* rows, int num_rows, int tile_rows, int k,
+                              const Write& write) {
         if constexpr (R < TILE_ROWS)
-            if (num_rows > R) return multiply_rows<R + 1>(num_rows, block, rows, k, prefetch, out);
-        Pipeline<R>(block, rows, k, prefetch).run(rows, k, out);
+            if (tile_rows > R) return multiply_rows<R + 1>(block, weights, rows, num_rows, tile_rows, k, write);
+        multiply_block<R>(block, weights, rows, num_rows, k, write);
+    }
+    template <int R, class Write>
+    static void multiply_block(int block, const char* weights, const char* rows, int num_rows, int k, const Write& write) {
+        alignas(64) float partial[MOST_TILES][R][BLOCK];
+        int tiles = (num_rows + R - 1) / R, groups = num_groups<Layout>(k), lines = (Layout::QUADS / STEPS + tiles) / tiles;
+        size_t stride = row_bytes(k);
+        for (int at = 0, size; at < groups; at += size) {
+            size = tiles == 1 ? groups : std::min(PART_GROUPS, groups - at);
+            const char* group = weights + (size_t)at * GROUP_BYTES;
+            for (int tile = 0; tile < tiles; tile++) {
+                const char* row = rows + tile * R * stride;
+                QuantizedSums<Inputs, R> sums(row + (size_t)at * (STEPS + 1) * sizeof(float), k);
+                if (at > 0) sums.restore(partial[tile][0]);
+                const char* inputs = row + Inputs::header_bytes(k) + (size_t)at * STEPS * STEP_SIZE;
+                const char* fetched = group + (size_t)tile * size * STEPS * lines * 64;
+                multiply_part<R>({group, group, group, inputs, fetched, lines}, stride, size * STEPS, sums);
+                if (at + size < groups) {
+                    sums.keep(partial[tile][0]);
+                    continue;
+                }
+                Floats out[R][2];
+                sums.write(out);
+                for (int r = 0; r < std::min(R, num_rows - tile * R); r++)
+                    write(block, tile * R + r, out[r][0], out[r][1]);
+            }
+        }
     }
 };
 

@@ -4,7 +4,6 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
-from omnidraft.errors import KernelsUnavailable
 from omnidraft.ports import Target
 
 if TYPE_CHECKING:
@@ -18,34 +17,20 @@ def measured_costs(settings: Settings, loaded_target: Target) -> "MeasuredCosts"
 
     models = settings.models
     drafter_name = f"{models.drafter} in {models.drafter_precision}"
-    costs = MeasuredCosts(loaded_target, _cost_file(settings.models.kernels, loaded_target), drafter_name)
+    costs = MeasuredCosts(loaded_target, _cost_file(loaded_target), drafter_name)
     if settings.decode.policy == "cost":
         costs.passes(settings.decode.mode)
     return costs
 
 
-def _cost_file(variant: str, loaded_target: Target) -> "CostFile":
-    """Return the file of this target's costs on this machine, with these of our kernels."""
+def _cost_file(loaded_target: Target) -> "CostFile":
+    """Return the file of this target's costs on this machine."""
     import torch
 
     from omnidraft.decode.policy.cost_file import CostFile
     from omnidraft.models.catalog import store
     from omnidraft.models.probe.subprocess_trial import processor
 
-    facts = (loaded_target.fingerprint, torch.get_num_threads(), processor(), _library_name(variant))
+    facts = (loaded_target.fingerprint, torch.get_num_threads(), processor())
     name = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
     return CostFile(store.default_home() / "costs" / f"{name}.json")
-
-
-def _library_name(variant: str) -> str | None:
-    """Return the name of a build of our kernels, which its instructions and its source decide; None where none is used.
-
-    A fingerprint names bits, and int8 has the same in every build, but further rows cost AVX2 three times what they
-    cost AMX.
-    """
-    from omnidraft.models.probe import choice
-
-    try:
-        return choice.kernels(variant).library.name
-    except KernelsUnavailable:
-        return None

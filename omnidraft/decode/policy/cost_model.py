@@ -25,6 +25,9 @@ _CONTEXT = 64
 """Ids in the context of the measured rows."""
 _MIN_CHANGE = 0.9
 """A pass that takes less than this share of its time at an earlier start: that start measured beside other load."""
+_MAX_DIFFERENCE = 1.3
+"""Two sizes whose times changed by factors further apart: something else computes now, such as another build of our
+kernels or another device, or the earlier start was disturbed while it measured one of them."""
 
 
 class CostCurve:
@@ -127,15 +130,16 @@ class _Measure(Protocol):
 def _kept_curve(
     file: CostFile | None, name: str, measure: _Measure, all_rows: Sequence[int], sizes: Set[int]
 ) -> CostCurve:
-    """Return the costs of an earlier start, scaled by those of the smallest size now; measured anew, and kept for the
-    next start, without them, when it measured other sizes, or when the machine was busy then. On a busy machine all
-    sizes are slower, and measuring them would take longest."""
+    """Return the costs of an earlier start, scaled by that of the smallest size now; measured anew, and kept for the next
+    start, without them, when it measured other sizes, when the machine was busy then, or when a larger size did not
+    change alike. On a busy machine all sizes are slower, and measuring them would take longest."""
     seconds = {} if file is None else file.read(name)
     if seconds.keys() == sizes:
-        fewest = min(seconds)
-        change = measure((fewest,), num_context=1)[fewest] / seconds[fewest]
-        if change > _MIN_CHANGE:
-            return CostCurve({rows: change * each for rows, each in seconds.items()})
+        checked = sorted({min(seconds), sorted(seconds)[len(seconds) // 2]})
+        now = measure(checked, num_context=1)
+        changes = [now[rows] / seconds[rows] for rows in checked]
+        if min(changes) > _MIN_CHANGE and max(changes) < _MAX_DIFFERENCE * min(changes):
+            return CostCurve({rows: changes[0] * each for rows, each in seconds.items()})
     seconds = measure(all_rows, num_context=_CONTEXT)
     if file is not None:
         file.write(name, seconds)

@@ -136,7 +136,7 @@ def test_a_second_start_measures_only_how_fast_the_machine_is_now(tmp_path):
     before = MeasuredCosts(first, CostFile(tmp_path / "costs.json")).passes("fast")
     after = MeasuredCosts(second, CostFile(tmp_path / "costs.json")).passes("fast")
     assert set(first.passes) == {1, 2, 4, 6, 8}
-    assert set(second.passes) == {1}
+    assert set(second.passes) == {1, 4}
     assert after(1) == pytest.approx(1.2 * before(1))
     assert after(8) / after(1) == pytest.approx(before(8) / before(1))
 
@@ -148,7 +148,18 @@ def test_costs_measured_on_a_busy_machine_are_scaled_while_it_is_busy_and_measur
         return set(target.passes)
 
     everything = {1, 2, 4, 6, 8}
-    assert [start(pace) for pace in (3, 9, 1, 1)] == [everything, {1}, everything, {1}]
+    assert [start(pace) for pace in (3, 9, 1, 1)] == [everything, {1, 4}, everything, {1, 4}]
+
+
+def test_costs_of_which_only_further_rows_are_wrong_are_measured_anew_once(tmp_path):
+    """As after a start with other kernels, or one that another program disturbed from the second size on."""
+    file = CostFile(tmp_path / "costs.json")
+    expected = MeasuredCosts(Counting(), file).passes("fast")(8)
+    file.write("fast", {rows: each * (4 if rows > 1 else 1) for rows, each in file.read("fast").items()})
+    starts = [Counting(), Counting()]
+    curves = [MeasuredCosts(target, file).passes("fast") for target in starts]
+    assert [curve(8) for curve in curves] == pytest.approx([expected, expected])
+    assert [set(target.passes) for target in starts] == [{1, 2, 4, 6, 8}, {1, 4}]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +197,7 @@ def test_steps_are_measured_once():
     assert measure_steps(ToyDrafter(TABLE, context_limit=9))[4] > 0
 
 
-def test_a_second_start_measures_the_smallest_step_only_and_another_drafter_all(tmp_path, monkeypatch):
+def test_a_second_start_measures_two_sizes_of_steps_only_and_another_drafter_all(tmp_path, monkeypatch):
     measured, step = [], cost_model._step_s
     monkeypatch.setattr(cost_model, "_step_s", lambda *args: measured.append(args[-1]) or 0.001 + 0 * step(*args))
 
@@ -196,7 +207,7 @@ def test_a_second_start_measures_the_smallest_step_only_and_another_drafter_all(
         assert MeasuredCosts(ToyTarget(TABLE), file, name).step_s.measured(ToyDrafter(TABLE))(4) > 0
         return set(measured)
 
-    assert [start(name) for name in ("one", "one", "other", "one")] == [{1, 2, 4}, {1}, {1, 2, 4}, {1}]
+    assert [start(name) for name in ("one", "one", "other", "one")] == [{1, 2, 4}, {1, 4}, {1, 2, 4}, {1, 4}]
 
 
 def test_a_hiccup_of_several_steps_is_not_taken_for_their_cost(monkeypatch):

@@ -130,9 +130,9 @@ class _Measure(Protocol):
 def _kept_curve(
     file: CostFile | None, name: str, measure: _Measure, all_rows: Sequence[int], sizes: Set[int]
 ) -> CostCurve:
-    """Return the costs of an earlier start, scaled by that of the smallest size now; measured anew, and kept for the next
-    start, without them, when it measured other sizes, when the machine was busy then, or when a larger size did not
-    change alike. On a busy machine all sizes are slower, and measuring them would take longest."""
+    """Return the costs of an earlier start, scaled by that of the smallest size now; measured anew, and kept for the
+    next start, without them, when it measured other sizes, when the machine was busy then, or when a larger size did
+    not change alike. On a busy machine all sizes are slower, and measuring them would take longest."""
     seconds = {} if file is None else file.read(name)
     if seconds.keys() == sizes:
         checked = sorted({min(seconds), sorted(seconds)[len(seconds) // 2]})

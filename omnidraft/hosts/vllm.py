@@ -158,7 +158,7 @@ def require_version(version: str) -> None:
     if not version.startswith(tuple(f"{minor}." for minor in SUPPORTED)):
         raise ConfigError(
             f"this omnidraft drafts inside vLLM {' and '.join(SUPPORTED)}, found {version}: pip install "
-            f"'vllm=={SUPPORTED[-1]}.*', or take the omnidraft that names your version in docs/vllm.md"
+            f"'vllm=={SUPPORTED[0]}.*', or take the omnidraft that names your version in docs/vllm.md"
         )
 
 

@@ -107,15 +107,22 @@ class CostPolicy:
         return is_due and self.pass_s(1) < self.pass_s(_MANY_ROWS)
 
     def _spent(self, outcomes: Sequence[TextOutcome], num_other_rows: int) -> list[SpentText]:
-        """Return the seconds of each text: its share of a plain pass, and of nodes and steps by their number."""
+        """Return the seconds of each text: its share of a plain pass, and of nodes and steps by their number. A text
+        that is tried alone pays as if all were drafted for: else no trial beside many texts could show a gain."""
         plain_s, num_plain = self.pass_s(len(outcomes)) / len(outcomes), len(outcomes) + num_other_rows
-        node_s = self._node_s(num_plain, sum(each.num_nodes for each in outcomes))
+        is_tried = [self.streams.of(*stream_of(each), len(outcomes)).trials_left > 0 for each in outcomes]
+        least = [len(outcomes) * each for each in is_tried]
+        num_nodes = sum(each.num_nodes for each in outcomes)
         without_s = self._node_s(num_plain, sum(each.num_nodes_without for each in outcomes))
-        seconds = [plain_s + node_s * each.num_nodes for each in outcomes]
+        seconds = [
+            plain_s + self._node_s(num_plain, max(num_nodes, fewest)) * each.num_nodes
+            for each, fewest in zip(outcomes, least, strict=True)
+        ]
         for rows in zip(*(outcome.step_rows for outcome in outcomes), strict=True):
             capped = [min(each, CATCH_UP) for each in rows]
-            row_s = self.step_s(sum(capped)) / max(sum(capped), 1)
-            seconds = [spent + row_s * each for spent, each in zip(seconds, capped, strict=True)]
+            totals = [max(sum(capped), fewest, 1) for fewest in least]
+            parts = [self.step_s(total) / total * each for total, each in zip(totals, capped, strict=True)]
+            seconds = [spent + part for spent, part in zip(seconds, parts, strict=True)]
         without = [
             plain_s + without_s * each.num_nodes_without if each.has_drafter else spent
             for each, spent in zip(outcomes, seconds, strict=True)

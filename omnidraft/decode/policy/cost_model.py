@@ -15,6 +15,9 @@ from omnidraft.ports import DraftModel, DraftSession, DraftTree, Mode, Source, T
 _EMA_WEIGHT = 0.1
 """Share of the error that one observation corrects."""
 _MAX_LOG_ERROR = math.log(2)
+_FAR, _NEAR = 0.6, 1.4
+"""How much of that all sizes follow, and how much more the observed one; half or twice as many rows follow no more than
+far ones. If all followed nearly alike, plain passes and drafted ones would each undo what the others correct."""
 _REPEATS = 3
 _STEP_REPEATS, _STEP_S = 8, 0.25
 """Repeats of a drafter step, as far as they take no more seconds. Steps are short, so one hiccup of the machine can hit
@@ -26,7 +29,7 @@ _CONTEXT = 64
 _MIN_CHANGE = 0.9
 """A pass that takes less than this share of its time at an earlier start: that start measured beside other load."""
 _MAX_DIFFERENCE = 1.3
-"""Two sizes whose times changed by factors further apart: something else computes now, such as another build of our
+"""Sizes whose times changed by factors further apart: something else computes now, such as another build of our
 kernels or another device, or the earlier start was disturbed while it measured one of them."""
 
 
@@ -44,11 +47,11 @@ class CostCurve:
         return self._table[-1] + self._slope * (rows + 1 - len(self._table))
 
     def update(self, rows: int, seconds: float) -> None:
-        """Move the whole curve towards one observation, the point nearest to `rows` twice as far."""
+        """Move the curve towards one observation, the points near `rows` most."""
         log_error = math.log(max(seconds, 1e-9) / self(rows))
         shift = _EMA_WEIGHT * min(max(log_error, -_MAX_LOG_ERROR), _MAX_LOG_ERROR)
-        self._log_s += shift
-        self._log_s[np.abs(self._rows - rows).argmin()] += shift
+        observed = min(max(rows, self._rows[0]), self._rows[-1])
+        self._log_s += shift * (_FAR + _NEAR * np.clip(1 - np.abs(np.log2(self._rows / observed)), 0, 1))
         self._tabulate()
 
     def _tabulate(self) -> None:
@@ -131,11 +134,12 @@ def _kept_curve(
     file: CostFile | None, name: str, measure: _Measure, all_rows: Sequence[int], sizes: Set[int]
 ) -> CostCurve:
     """Return the costs of an earlier start, scaled by that of the smallest size now; measured anew, and kept for the
-    next start, without them, when it measured other sizes, when the machine was busy then, or when a larger size did
+    next start, without them, when it measured other sizes, when the machine was busy then, or when larger sizes did
     not change alike. On a busy machine all sizes are slower, and measuring them would take longest."""
     seconds = {} if file is None else file.read(name)
     if seconds.keys() == sizes:
-        checked = sorted({min(seconds), sorted(seconds)[len(seconds) // 2]})
+        ranked = sorted(seconds)
+        checked = sorted({ranked[0], *({ranked[len(ranked) * part // 4] for part in (2, 3)} & set(all_rows))})
         now = measure(checked, num_context=1)
         changes = [now[rows] / seconds[rows] for rows in checked]
         if min(changes) > _MIN_CHANGE and max(changes) < _MAX_DIFFERENCE * min(changes):
@@ -152,7 +156,9 @@ def measure_passes(target: Target, mode: Mode, all_rows: Sequence[int], *, num_c
     num_ids = target.limits(mode).longest_chain + _REPEATS * len(sizes)
     session = target.open([0] * max(min(num_context, target.context_limit - num_ids), 1), num_ids, mode)
     try:
-        return {rows: _fastest_s(partial(_pass_s, session, rows)) for rows in sizes}
+        # all sizes in turn, so that other load for a second spoils one run of each and not all runs of one
+        runs = [{rows: _pass_s(session, rows) for rows in sizes} for _ in range(_REPEATS)]
+        return {rows: max(min(run[rows] for run in runs), 1e-9) for rows in sizes}
     finally:
         session.close()
 

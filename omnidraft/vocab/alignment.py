@@ -175,17 +175,20 @@ def align(draft: Tokenizer, target: Tokenizer) -> Alignment:
 
 def align_cached(draft: Tokenizer, target: Tokenizer, folder: Path) -> Alignment:
     """Return `align` of both, from a file in this folder that is named by the fingerprint; write it if it is absent or
-    damaged."""
+    damaged. A folder that cannot be read or written costs time only."""
     fingerprint = pair_fingerprint(draft.vocabulary, target.vocabulary)
     path = folder / f"{fingerprint}.npz"
     if path.exists():
         try:
             return _require_fingerprint(Alignment.load(path), fingerprint, path)
-        except VocabularyError as exc:
+        except (VocabularyError, OSError) as exc:
             logger.warning("%s; building it again", exc)
     alignment = align(draft, target)
-    folder.mkdir(parents=True, exist_ok=True)
-    alignment.save(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        alignment.save(path)
+    except OSError as exc:
+        logger.warning("the next start has to align the vocabularies again: %s", exc)
     return alignment
 
 

@@ -123,6 +123,15 @@ def test_a_damaged_file_is_built_again(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_folder_that_cannot_be_made_costs_time_only(
+    small: HfTokenizer, large: HfTokenizer, alignment: Alignment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    built = align_cached(small, large, tmp_path / "file" / "alignments")
+    np.testing.assert_array_equal(built.first_D, alignment.first_D)
+    assert "the next start has to align the vocabularies again" in caplog.text
+
+
 def test_a_file_is_on_the_disk_before_it_has_its_name(
     alignment: Alignment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,11 +143,16 @@ def _kept_curve(
         now = measure(checked, num_context=1)
         changes = [now[rows] / seconds[rows] for rows in checked]
         if min(changes) > _MIN_CHANGE and max(changes) < _MAX_DIFFERENCE * min(changes):
-            return CostCurve({rows: changes[0] * each for rows, each in seconds.items()})
+            return CostCurve({rows: changes[0] * each for rows, each in _without_noise(seconds).items()})
     seconds = measure(all_rows, num_context=_CONTEXT)
     if file is not None:
         file.write(name, seconds)
-    return CostCurve(seconds)
+    return CostCurve(_without_noise(seconds))
+
+
+def _without_noise(seconds: Mapping[int, float]) -> dict[int, float]:
+    """Return no more for any size than a larger one took: noise only ever adds."""
+    return {rows: min(each for more, each in seconds.items() if more >= rows) for rows in seconds}
 
 
 def measure_passes(target: Target, mode: Mode, all_rows: Sequence[int], *, num_context: int) -> dict[int, float]:

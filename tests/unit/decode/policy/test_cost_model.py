@@ -163,6 +163,16 @@ def test_costs_of_which_only_further_rows_are_wrong_are_measured_anew_once(tmp_p
     assert [set(target.passes) for target in starts] == [{1, 2, 4, 6, 8}, {1, 4, 6}]
 
 
+def test_a_size_that_took_longer_than_a_larger_one_counts_as_fast_as_that(tmp_path):
+    """Else all larger ones would count as slow, and nothing that is drafted would ever correct them."""
+    file = CostFile(tmp_path / "costs.json")
+    expected = MeasuredCosts(Counting(), file).passes("fast")
+    file.write("fast", {rows: each * (3 if rows == 2 else 1) for rows, each in file.read("fast").items()})
+    curve = MeasuredCosts(Counting(), file).passes("fast")
+    assert [curve(rows) for rows in (4, 6, 8)] == pytest.approx([expected(rows) for rows in (4, 6, 8)])
+    assert curve(2) == pytest.approx(expected(4))
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b"{", b"[]", b'{"fast": 3}', b'{"fast": {"x": 1}}', b'{"fast": {"1": 0}}', b'{"fast": {"1": 0.1, "2": 0.1}}'],

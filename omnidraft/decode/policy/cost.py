@@ -91,9 +91,8 @@ class CostPolicy:
             self.streams.of(*stream, len(outcomes)).add(own, token_s)
             self.streams.payer(*stream, len(outcomes)).add_idle(own)
         for work in dict.fromkeys(outcome.work for outcome in outcomes):
-            self.streams.of(None, work, len(outcomes)).add(
-                [each for each in texts if each.outcome.work == work], token_s
-            )
+            of_work = [each for each in texts if each.outcome.work == work]
+            self.streams.of(None, work, len(outcomes)).add(of_work, token_s)
 
     def finish(self, tenant: str, num_emitted: int, work: Work = "text") -> None:
         """See ports.Policy."""

@@ -181,8 +181,8 @@ def measure_steps(
     """Time steps over several branches after a short text, and reading that text."""
     session = drafter.open()
     text = [0] * _text_size(drafter, num_context)
-    read_s = _fastest_s(partial(_read_s, session, text), _STEP_REPEATS)
-    steps_s = {rows: _fastest_s(partial(_step_s, session, len(text), rows), _STEP_REPEATS) for rows in all_rows}
+    read_s = _fastest_s(partial(_read_s, session, text))
+    steps_s = {rows: _fastest_s(partial(_step_s, session, len(text), rows)) for rows in all_rows}
     return {len(text): read_s} | steps_s
 
 
@@ -213,9 +213,9 @@ def _step_s(session: DraftSession, num_ids: int, rows: int) -> float:
     return time.perf_counter() - started
 
 
-def _fastest_s(run_s: Callable[[], float], max_repeats: int = _REPEATS) -> float:
+def _fastest_s(run_s: Callable[[], float]) -> float:
     """Return the shortest of several runs, because noise only ever adds."""
     seconds = [run_s() for _ in range(_REPEATS)]
-    while len(seconds) < max_repeats and sum(seconds) < _STEP_S:
+    while len(seconds) < _STEP_REPEATS and sum(seconds) < _STEP_S:
         seconds.append(run_s())
     return max(min(seconds), 1e-9)

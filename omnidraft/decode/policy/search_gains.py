@@ -35,11 +35,8 @@ class SearchGains:
     def should_search(self, index: int, texts: Sequence[RoundText]) -> bool:
         """Return whether memory is searched for one of a round's texts; begin a trial where one is due."""
         stream, num_texts = stream_of(texts[index]), len(texts)
-        gain, is_cheap = (
-            self.streams.of(*stream, num_texts).gain,
-            self._search_s <= TRIAL_SHARE * self._token_s(num_texts),
-        )
-        if gain > 0 or is_cheap or self._num_searches < _MIN_SEARCHES:
+        is_cheap = self._search_s <= TRIAL_SHARE * self._token_s(num_texts)
+        if self.streams.of(*stream, num_texts).gain > 0 or is_cheap or self._num_searches < _MIN_SEARCHES:
             return True
         trial_s = TRIAL_ROUNDS * self._search_s * sum(stream_of(text) == stream for text in texts)
         return self.streams.is_tried(*stream, num_texts, trial_s)

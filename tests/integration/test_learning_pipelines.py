@@ -111,7 +111,7 @@ def test_learning_writes_a_snapshot_that_check_takes_and_that_agrees_more(
     recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, curve = tmp_path / "warm", tmp_path / "curve.json"
-    run(learn.main, "--answers", recorded, "--out", out, "--num-passes", 8, "--held-out-every", 4, "--json", curve)
+    run(learn.main, "--answers", recorded, "--out", out, "--num-passes", 8, "--held-out-every", 2, "--json", curve)
     points = load(curve)["curve"]
     assert points[-1]["agreement"] > points[0]["agreement"]
     assert points[-1]["tokens_per_pass"]["4"] > points[0]["tokens_per_pass"]["4"]

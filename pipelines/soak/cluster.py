@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-import httpx
 import psutil
 
 from omnidraft import config
@@ -116,7 +115,7 @@ class Cluster(AbstractContextManager["Cluster"]):
             return False
         match name:
             case "registry":
-                return _answers(f"{self.registry_url}/health")
+                return is_serving(self.registry_url, "/health")
             case "decode_worker":
                 return is_serving(self.url)
             case "distiller":
@@ -169,13 +168,6 @@ class Cluster(AbstractContextManager["Cluster"]):
         stores = ["--backend-store-uri", store, "--artifacts-destination", str(self.folder / "artifacts")]
         address = ["--host", "127.0.0.1", "--port", str(self._registry_port), "--workers", "1"]
         return [sys.executable, "-m", "mlflow", "server", *stores, *address]
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=2.0).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def load_local_broker() -> ModuleType:

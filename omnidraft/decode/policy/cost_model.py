@@ -161,8 +161,10 @@ def measure_passes(target: Target, mode: Mode, all_rows: Sequence[int], *, num_c
     num_ids = target.limits(mode).longest_chain + _REPEATS * len(sizes)
     session = target.open([0] * max(min(num_context, target.context_limit - num_ids), 1), num_ids, mode)
     try:
-        # all sizes in turn, so that other load for a second spoils one run of each and not all runs of one
-        runs = [{rows: _pass_s(session, rows) for rows in sizes} for _ in range(_REPEATS)]
+        # all sizes in turn, so that other load for a second spoils one run of each and not all runs of one; each time
+        # in another order, so that load in equal intervals meets other sizes
+        starts = [len(sizes) * number // _REPEATS for number in range(_REPEATS)]
+        runs = [{rows: _pass_s(session, rows) for rows in sizes[start:] + sizes[:start]} for start in starts]
         return {rows: max(min(run[rows] for run in runs), 1e-9) for rows in sizes}
     finally:
         session.close()

@@ -163,6 +163,29 @@ def test_costs_of_which_only_further_rows_are_wrong_are_measured_anew_once(tmp_p
     assert [set(target.passes) for target in starts] == [{1, 2, 4, 6, 8}, {1, 4, 6}]
 
 
+@pytest.mark.parametrize("disturbed", range(5))
+def test_load_in_intervals_of_as_many_passes_as_there_are_sizes_hides_no_size(disturbed):
+    """As a probe that asked a starting worker three times a second did: 24 rows counted as dear as 40."""
+
+    class Probed(ToyTarget):
+        def open(self, prompt_ids, max_new_tokens, mode):
+            class Session(ToyTargetSession):
+                num_passes = 0
+
+                def score(self, tree):
+                    is_disturbed = self.num_passes % 5 == disturbed
+                    self.num_passes += 1
+                    cost_model.time.sleep(0.002 * (1 + len(tree)) + 0.03 * is_disturbed)
+                    return super().score(tree)
+
+            return Session(self, prompt_ids[:-1], len(prompt_ids) + max_new_tokens)
+
+    rows = [1, 2, 4, 6, 8]
+    curves = [MeasuredCosts(each(TABLE, limits=TreeLimits(8))).passes("fast") for each in (Slow, Probed)]
+    slow, probed = ([curve(each) for each in rows] for curve in curves)
+    assert probed == pytest.approx(slow)
+
+
 def test_a_size_that_took_longer_than_a_larger_one_counts_as_fast_as_that(tmp_path):
     """Else all larger ones would count as slow, and nothing that is drafted would ever correct them."""
     file = CostFile(tmp_path / "costs.json")

@@ -30,7 +30,19 @@ from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import ContractError, RequestError
 from omnidraft.hosts import process
-from omnidraft.ports import DraftRequest, DraftTree, Grammar, Mode, Proposer, ProposerSession, Request, Sampling, Source
+from omnidraft.ports import (
+    NO_OTHERS,
+    DraftRequest,
+    DraftTree,
+    Grammar,
+    Mode,
+    OtherTexts,
+    Proposer,
+    ProposerSession,
+    Request,
+    Sampling,
+    Source,
+)
 from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -55,9 +67,9 @@ class UnawareProposer(Proposer):
         """See ports.Proposer."""
         return self._proposer.open(replace(request, sampling=Sampling(request.sampling.temperature)))
 
-    def propose_all(self, requests: Sequence[DraftRequest], num_other_rows: int = 0) -> list[DraftTree]:
+    def propose_all(self, requests: Sequence[DraftRequest], others: OtherTexts = NO_OTHERS) -> list[DraftTree]:
         """See ports.Proposer."""
-        return self._proposer.propose_all(requests, num_other_rows)
+        return self._proposer.propose_all(requests, others)
 
 
 def main(

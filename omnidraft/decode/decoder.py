@@ -23,6 +23,7 @@ from omnidraft.ports import (
     DraftTree,
     Mode,
     Noise,
+    OtherTexts,
     Proposer,
     Request,
     Step,
@@ -243,8 +244,9 @@ class Decoder:
         """Return the tree of every running sequence."""
         trees = {sequence: DraftTree.empty(sequence.ids[-1]) for sequence in scheduled.running}
         drafted = [(sequence, each) for sequence in scheduled.running if (each := sequence.draft_request(self.target))]
-        num_other_rows = scheduled.num_other_rows + len(trees) - len(drafted)
-        proposed = self._drafting.propose_all([each for _, each in drafted], num_other_rows)
+        num_prompts = self.scheduler.num_admitted - len(trees)
+        others = OtherTexts(len(trees) - len(drafted), num_prompts, scheduled.num_other_rows)
+        proposed = self._drafting.propose_all([each for _, each in drafted], others)
         trees |= {sequence: tree for (sequence, _), tree in zip(drafted, proposed, strict=True)}
         return list(trees.items())
 

@@ -29,7 +29,9 @@ from omnidraft.ports.decoding import (
 )
 from omnidraft.ports.draft_tree import DraftTree, TreeLimits
 from omnidraft.ports.drafting import (
+    NO_OTHERS,
     DraftRequest,
+    OtherTexts,
     Policy,
     Proposer,
     ProposerSession,
@@ -76,6 +78,7 @@ __all__ = [
     "FORGOTTEN",
     "JUDGEMENT",
     "MEMORY_DROP_REASONS",
+    "NO_OTHERS",
     "OTHER_PAIR",
     "OVER_SHARE",
     "POISON",
@@ -112,6 +115,7 @@ __all__ = [
     "NoopSpan",
     "NoopTracing",
     "Offsets",
+    "OtherTexts",
     "Outgoing",
     "PackedTexts",
     "Policy",

@@ -1,7 +1,7 @@
 """Drafting for the texts of a round: proposers, and the policies that decide how much they draft."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from omnidraft.ports.decoding import Noise, Request, Work
@@ -41,15 +41,39 @@ class DraftRequest:
     noise: Noise
 
 
+@dataclass(frozen=True, slots=True)
+class OtherTexts:
+    """What shares the target with the texts that are drafted for together."""
+
+    num_texts: int = 0
+    """Texts that decode in the same pass, without these drafts; each has one row in it."""
+    num_prompts: int = 0
+    """Texts that decode as soon as their prompts are read."""
+    num_prompt_rows: int = 0
+    """The rows of the prompts that are read in the same pass."""
+
+    @property
+    def num_rows(self) -> int:
+        """All their rows in the same pass."""
+        return self.num_texts + self.num_prompt_rows
+
+    def with_more(self, num_texts: int) -> "OtherTexts":
+        """Return these with more texts that decode."""
+        return replace(self, num_texts=self.num_texts + num_texts)
+
+
+NO_OTHERS = OtherTexts()
+
+
 class Proposer(Protocol):
     """Drafts trees. One per snapshot, many sessions, one thread."""
 
     def open(self, request: Request) -> ProposerSession:
         """Return a session for this request, whose last prompt id is the first root."""
 
-    def propose_all(self, requests: Sequence[DraftRequest], num_other_rows: int = 0) -> list[DraftTree]:
-        """Return a tree for each of these texts, which the target scores in one pass beside `num_other_rows` other
-        rows. The sessions are distinct. A proposer that cannot batch inherits this: one text after another."""
+    def propose_all(self, requests: Sequence[DraftRequest], others: OtherTexts = NO_OTHERS) -> list[DraftTree]:
+        """Return a tree for each of these texts, which the target scores in one pass beside the others. The sessions
+        are distinct. A proposer that cannot batch inherits this: one text after another."""
         return [each.session.propose(each.position, each.limits, each.noise) for each in requests]
 
     def observe_all(self, emitted: Sequence[tuple[ProposerSession, Sequence[int]]]) -> None:
@@ -128,10 +152,10 @@ class RoundPlan(Protocol):
 class Policy(Protocol):
     """Decides how much to draft, and learns from the outcome."""
 
-    def start_round(self, texts: Sequence[RoundText], num_other_rows: int = 0) -> RoundPlan:
-        """Return the plan for these texts, beside which the target computes `num_other_rows` other rows."""
+    def start_round(self, texts: Sequence[RoundText], others: OtherTexts = NO_OTHERS) -> RoundPlan:
+        """Return the plan for these texts, which share the target with the others."""
 
-    def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
+    def update(self, outcomes: Sequence[TextOutcome], others: OtherTexts = NO_OTHERS) -> None:
         """Account for the texts of a round."""
 
     def finish(self, tenant: str, num_emitted: int, work: Work = "text") -> None:

@@ -11,7 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from omnidraft.errors import ContractError
-from omnidraft.ports import DraftRequest, DraftTree, Metrics, Noise, Proposer, ProposerSession, Request, TreeLimits
+from omnidraft.ports import (
+    NO_OTHERS,
+    DraftRequest,
+    DraftTree,
+    Metrics,
+    Noise,
+    OtherTexts,
+    Proposer,
+    ProposerSession,
+    Request,
+    TreeLimits,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -85,11 +96,11 @@ class SafeDrafting:
             self._failures.report(exc)
         return text
 
-    def propose_all(self, requests: Sequence[SafeRequest], num_other_rows: int = 0) -> list[DraftTree]:
+    def propose_all(self, requests: Sequence[SafeRequest], others: OtherTexts = NO_OTHERS) -> list[DraftTree]:
         """See ports.Proposer; an empty tree replaces one that would change the text."""
         trees = {id(each.text): DraftTree.empty(each.text.root) for each in requests}
         for group in _groups(requests):
-            drafted = self._propose(group, num_other_rows + len(requests) - len(group))
+            drafted = self._propose(group, others.with_more(len(requests) - len(group)))
             trees |= {id(each.text): tree for each, tree in drafted if self._is_harmless(each, tree)}
         return [trees[id(each.text)] for each in requests]
 
@@ -115,7 +126,7 @@ class SafeDrafting:
         """See ports.ProposerSession."""
         self._call(text, lambda session: session.close())
 
-    def _propose(self, group: Sequence[SafeRequest], num_other_rows: int) -> list[tuple[SafeRequest, DraftTree]]:
+    def _propose(self, group: Sequence[SafeRequest], others: OtherTexts) -> list[tuple[SafeRequest, DraftTree]]:
         """Return the trees of texts that are drafted for together; none after a failure."""
         requests = [
             DraftRequest(each.text.session, each.position, each.limits, each.noise)
@@ -123,7 +134,7 @@ class SafeDrafting:
             if each.text.session is not None
         ]
         try:
-            drafted = list(zip(group, group[0].text.proposer.propose_all(requests, num_other_rows), strict=True))
+            drafted = list(zip(group, group[0].text.proposer.propose_all(requests, others), strict=True))
         except Exception as exc:  # the boundary: see above
             self._fail([each.text for each in group], exc)
             return []

@@ -14,10 +14,12 @@ from omnidraft.decode.drafting.constraints import DraftConstraints
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder, TextDraft
 from omnidraft.decode.drafting.forced_tokens import ForcedRuns
 from omnidraft.ports import (
+    NO_OTHERS,
     DraftRequest,
     DraftTree,
     Mode,
     Noise,
+    OtherTexts,
     Policy,
     Proposer,
     Request,
@@ -75,22 +77,22 @@ class TreeProposer(Proposer):
         """See ports.Proposer."""
         return TreeSession(self, request)
 
-    def propose_all(self, requests: Sequence[DraftRequest], num_other_rows: int = 0) -> list[DraftTree]:
+    def propose_all(self, requests: Sequence[DraftRequest], others: OtherTexts = NO_OTHERS) -> list[DraftTree]:
         """See ports.Proposer. Texts of one mode are drafted for together."""
         trees: dict[int, DraftTree] = {}
         by_mode: dict[Mode, list[DraftRequest]] = {}
         for each in requests:
             by_mode.setdefault(_session(each).request.mode, []).append(each)
         for mode, group in by_mode.items():
-            others = num_other_rows + len(requests) - len(group)
-            for each, tree in zip(group, self._propose_group(group, self.policy_for(mode), others), strict=True):
+            beside = others.with_more(len(requests) - len(group))
+            for each, tree in zip(group, self._propose_group(group, self.policy_for(mode), beside), strict=True):
                 trees[id(each)] = tree
         return [trees[id(each)] for each in requests]
 
-    def _propose_group(self, requests: Sequence[DraftRequest], policy: Policy, num_other_rows: int) -> list[DraftTree]:
+    def _propose_group(self, requests: Sequence[DraftRequest], policy: Policy, others: OtherTexts) -> list[DraftTree]:
         sessions = [_session(each) for each in requests]
         texts = [RoundText(each.request.tenant, each.request.max_new_tokens, each.request.work) for each in sessions]
-        plan, this_round = policy.start_round(texts, num_other_rows), Round(policy, num_other_rows)
+        plan, this_round = policy.start_round(texts, others), Round(policy, others)
         drafts = [each.begin(index, requests[index], this_round) for index, each in enumerate(sessions)]
         for number, source in enumerate(self.sources):
             for session in sessions:
@@ -110,7 +112,7 @@ class Round:
     """Collects the outcomes of the texts that were drafted for together, and updates the policy with all of them."""
 
     policy: Policy
-    num_other_rows: int
+    others: OtherTexts
     waiting: set[int] = field(default_factory=set)
     """Identities of the texts whose emitted ids are not known yet."""
     outcomes: list[TextOutcome] = field(default_factory=list)
@@ -121,7 +123,7 @@ class Round:
         if outcome is not None:
             self.outcomes.append(outcome)
         if self.outcomes and not self.waiting:
-            self.policy.update(self.outcomes, self.num_other_rows)
+            self.policy.update(self.outcomes, self.others)
 
 
 class TreeSession:

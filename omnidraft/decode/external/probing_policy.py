@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.policy.cost import CATCH_UP
-from omnidraft.ports import Policy, RoundPlan, RoundText, TextOutcome, Work
+from omnidraft.ports import NO_OTHERS, OtherTexts, Policy, RoundPlan, RoundText, TextOutcome, Work
 
 
 class ProbingPolicy:
@@ -18,18 +18,18 @@ class ProbingPolicy:
         self._probe: _ProbePlan | None = None
         """The plan of the round whose outcome is not known yet, if it may measure."""
 
-    def start_round(self, texts: Sequence[RoundText], num_other_rows: int = 0) -> RoundPlan:
+    def start_round(self, texts: Sequence[RoundText], others: OtherTexts = NO_OTHERS) -> RoundPlan:
         """See ports.Policy."""
-        length = self._passes.probe_length(len(texts) + num_other_rows, self._num_tokens())
-        plan = self._policy.start_round(texts, num_other_rows)
-        self._probe = None if length is None else _ProbePlan(plan, length, len(texts), num_other_rows)
+        length = self._passes.probe_length(len(texts) + others.num_rows, self._num_tokens())
+        plan = self._policy.start_round(texts, others)
+        self._probe = None if length is None else _ProbePlan(plan, length, len(texts), others.num_rows)
         return self._probe or plan
 
-    def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
+    def update(self, outcomes: Sequence[TextOutcome], others: OtherTexts = NO_OTHERS) -> None:
         """See ports.Policy."""
         if self._probe is not None and self._probe.is_measuring:
             self._passes.count_probe(self._probe.num_rows)
-        self._policy.update(outcomes, num_other_rows)
+        self._policy.update(outcomes, others)
 
     def finish(self, tenant: str, num_emitted: int, work: Work = "text") -> None:
         """See ports.Policy."""

@@ -3,7 +3,7 @@ stops it."""
 
 from collections.abc import Sequence
 
-from omnidraft.ports import RoundPlan, RoundText, TextOutcome, Work
+from omnidraft.ports import NO_OTHERS, OtherTexts, RoundPlan, RoundText, TextOutcome, Work
 
 
 class FixedPolicy:
@@ -12,7 +12,7 @@ class FixedPolicy:
     num_candidates = 1
     uses_acceptance_head = False
 
-    def start_round(self, texts: Sequence[RoundText], num_other_rows: int = 0) -> RoundPlan:
+    def start_round(self, texts: Sequence[RoundText], others: OtherTexts = NO_OTHERS) -> RoundPlan:
         """See ports.Policy."""
         return self
 
@@ -36,7 +36,7 @@ class FixedPolicy:
         """See ports.RoundPlan."""
         return len(values)
 
-    def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
+    def update(self, outcomes: Sequence[TextOutcome], others: OtherTexts = NO_OTHERS) -> None:
         """See ports.Policy."""
 
     def finish(self, tenant: str, num_emitted: int, work: Work = "text") -> None:

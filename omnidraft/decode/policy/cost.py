@@ -3,8 +3,10 @@
 The rows of all texts of a round share one pass and the drafter's steps, so their prefixes and nodes compete. Tokens and
 seconds are summed over rounds; their ratio is the rate that every further node or step must beat with what it adds to
 both (Dinkelbach's method for ratios: https://doi.org/10.1287/mnsc.13.7.492; docs/algorithms.md section 10). It is a
-multiple of plain decoding's rate, since that changes with the number of texts. Rows of prompts in the same pass make
-further rows dearer, and their own time is not the drafts'.
+multiple of plain decoding's rate, since that changes with the number of texts. Texts that are not drafted for here and
+those whose prompts are still read count for that number, as for the load of a gain: a drafter would not pay for its
+reading when the others decode. Rows of prompts in the same pass make further rows dearer, and their own time is not the
+drafts'.
 When the drafter does not pay it stops, and is tried again now and then for a small share of the time, so that a
 recovery is seen. Its measured gain over what would have been drafted without it decides that, for each load, so no
 wrong estimate can make it lose for long; nor can that of a plain pass, since now and then nothing is drafted to measure
@@ -27,7 +29,7 @@ from omnidraft.decode.policy.drafting_stats import (
 )
 from omnidraft.decode.policy.search_gains import SearchGains
 from omnidraft.decode.policy.stream_stats import MAX_STREAMS, TRIAL_ROUNDS, StreamStats
-from omnidraft.ports import RoundText, TextOutcome, Work
+from omnidraft.ports import NO_OTHERS, OtherTexts, RoundText, TextOutcome, Work
 
 CATCH_UP = 4
 """Ids that an active drafter reads at most before its next step; more count as catching up."""
@@ -49,8 +51,8 @@ Seconds = Callable[[int], float]
 class CostPolicy:
     """Implements ports.Policy for one target and mode. Every tenant has its own gain and trials for each kind of
     request, so that losses with one kind do not end the gains of another; and for each load, a power of two of texts
-    that are drafted for together, since rows that were free for one text are dear when many have them. A new tenant
-    begins with what was measured over all."""
+    that share the target, since rows that were free for one text are dear when many have them. A new tenant begins with
+    what was measured over all."""
 
     def __init__(self, pass_s: Seconds, step_s: Seconds, num_candidates: int = 4) -> None:
         """Take the seconds of a pass and of a drafter step by their rows."""
@@ -69,30 +71,31 @@ class CostPolicy:
         """Return how long this tenant's answers of this kind are, None: those of all."""
         return self._lengths(tenant, work)
 
-    def start_round(self, texts: Sequence[RoundText], num_other_rows: int = 0) -> "CostPlan":
+    def start_round(self, texts: Sequence[RoundText], others: OtherTexts = NO_OTHERS) -> "CostPlan":
         """See ports.Policy."""
-        is_plain = not num_other_rows and self._must_measure_plain(len(texts))
-        return CostPlan(self, texts, num_other_rows, is_plain=is_plain)
+        is_plain = not others.num_prompt_rows and self._must_measure_plain(num_sharing(texts, others))
+        return CostPlan(self, texts, others, is_plain=is_plain)
 
-    def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
+    def update(self, outcomes: Sequence[TextOutcome], others: OtherTexts = NO_OTHERS) -> None:
         """See ports.Policy. Seconds are those of the cost curves, which are smoother than the clock's; catching up was
         paid for when the ids were read."""
-        load = load_of(len(outcomes))
+        num_texts = num_sharing(outcomes, others)
+        load = load_of(num_texts)
         if any(each.num_nodes for each in outcomes):
             self._num_since_plain[load] += 1
-        elif not num_other_rows:  # which are no part of a plain pass
+        elif not others.num_prompt_rows:  # which are no part of a plain pass
             self._num_since_plain[load] = 0
         self.num_without[load] = sum(each.num_nodes_without for each in outcomes)
-        num_nodes, num_plain = sum(each.num_nodes for each in outcomes), len(outcomes) + num_other_rows
-        self.searches.update(outcomes, self._node_s(num_plain, num_nodes))
-        token_s, texts = self.pass_s(len(outcomes)) / len(outcomes), self._spent(outcomes, num_other_rows)
+        num_nodes, num_plain = sum(each.num_nodes for each in outcomes), len(outcomes) + others.num_rows
+        self.searches.update(outcomes, num_texts, self._node_s(num_plain, num_nodes))
+        token_s, texts = self.pass_s(num_texts) / num_texts, self._spent(outcomes, others)
         for stream in dict.fromkeys(stream_of(outcome) for outcome in outcomes):
             own = [each for each in texts if stream_of(each.outcome) == stream]
-            self.streams.of(*stream, len(outcomes)).add(own, token_s)
-            self.streams.payer(*stream, len(outcomes)).add_idle(own)
+            self.streams.of(*stream, num_texts).add(own, token_s)
+            self.streams.payer(*stream, num_texts).add_idle(own)
         for work in dict.fromkeys(outcome.work for outcome in outcomes):
             of_work = [each for each in texts if each.outcome.work == work]
-            self.streams.of(None, work, len(outcomes)).add(of_work, token_s)
+            self.streams.of(None, work, num_texts).add(of_work, token_s)
 
     def finish(self, tenant: str, num_emitted: int, work: Work = "text") -> None:
         """See ports.Policy."""
@@ -105,11 +108,12 @@ class CostPolicy:
         is_due = self._num_since_plain[load_of(num_texts)] >= _MAX_DRAFTED
         return is_due and self.pass_s(1) < self.pass_s(_MANY_ROWS)
 
-    def _spent(self, outcomes: Sequence[TextOutcome], num_other_rows: int) -> list[SpentText]:
+    def _spent(self, outcomes: Sequence[TextOutcome], others: OtherTexts) -> list[SpentText]:
         """Return the seconds of each text: its share of a plain pass, and of nodes and steps by their number. A text
         that is tried alone pays as if all were drafted for: else no trial beside many texts could show a gain."""
-        plain_s, num_plain = self.pass_s(len(outcomes)) / len(outcomes), len(outcomes) + num_other_rows
-        is_tried = [self.streams.of(*stream_of(each), len(outcomes)).trials_left > 0 for each in outcomes]
+        num_texts, num_plain = num_sharing(outcomes, others), len(outcomes) + others.num_rows
+        plain_s = self.pass_s(num_texts) / num_texts
+        is_tried = [self.streams.of(*stream_of(each), num_texts).trials_left > 0 for each in outcomes]
         least = [len(outcomes) * each for each in is_tried]
         num_nodes = sum(each.num_nodes for each in outcomes)
         without_s = self._node_s(num_plain, sum(each.num_nodes_without for each in outcomes))
@@ -146,21 +150,27 @@ class CostPolicy:
         return min(_FIRST_GAIN, max(MIN_GAIN, best))
 
 
+def num_sharing(texts: Sequence[RoundText] | Sequence[TextOutcome], others: OtherTexts) -> int:
+    """Return how many texts share the target, now or as soon as their prompts are read."""
+    return len(texts) + others.num_texts + others.num_prompts
+
+
 class CostPlan:
     """Implements ports.RoundPlan."""
 
     uses_acceptance_head = False
 
     def __init__(
-        self, policy: CostPolicy, texts: Sequence[RoundText], num_other_rows: int, *, is_plain: bool = False
+        self, policy: CostPolicy, texts: Sequence[RoundText], others: OtherTexts, *, is_plain: bool = False
     ) -> None:
         """With `is_plain` nothing is drafted."""
         self.num_candidates = policy.num_candidates
         self._is_plain = is_plain
         self._policy = policy
         self._texts = texts
-        self._num_plain = len(texts) + num_other_rows
-        self._token_s = policy.pass_s(len(texts)) / len(texts)
+        self._num_sharing = num_sharing(texts, others)
+        self._num_plain = len(texts) + others.num_rows
+        self._token_s = policy.pass_s(self._num_sharing) / self._num_sharing
         """Seconds per token of plain decoding."""
         self._plain_s = policy.pass_s(self._num_plain)
         self._last_value: float | None = None
@@ -177,7 +187,7 @@ class CostPlan:
 
     def should_search(self, index: int) -> bool:
         """See ports.RoundPlan."""
-        return self._policy.searches.should_search(index, self._texts)
+        return self._policy.searches.should_search(index, self._texts, self._num_sharing)
 
     def should_draft(self, index: int, num_ids: int) -> bool:
         """See ports.RoundPlan."""
@@ -240,14 +250,15 @@ class CostPlan:
         stats = self._stats(tenant, work)
         if stats.num_drafted or self._stats(None, work).num_drafted:
             return stats.gain
-        return min(stats.gain, self._policy.first_gain(len(self._texts)))  # of passes that may have been measured since
+        first_gain = self._policy.first_gain(self._num_sharing)  # of passes that may have been measured since
+        return min(stats.gain, first_gain)
 
     @cached_property
     def _first_step_pays(self) -> bool:
         """Whether a step over the ends of all texts that gain would be taken, alone or beside the nodes of others that
         the last round had."""
         ends = [1.0] * sum(self._gain(index) > 0 for index in range(len(self._texts)))
-        num_without = self._policy.num_without[load_of(len(self._texts))]
+        num_without = self._policy.num_without[load_of(self._num_sharing)]
         return any(self._num_paying(ends, num_nodes) for num_nodes in (0, num_without))
 
     def _catch_up_s(self, num_ids: int) -> float:
@@ -274,10 +285,10 @@ class CostPlan:
             return False
         pass_s = self._policy.pass_s(self._num_plain + num_same) - self._plain_s
         trial_s = self._catch_up_s(num_ids) + TRIAL_ROUNDS * (self._policy.step_s(num_same) + pass_s)
-        return self._policy.streams.is_tried(*stream, len(self._texts), trial_s)
+        return self._policy.streams.is_tried(*stream, self._num_sharing, trial_s)
 
     def _stats(self, tenant: str | None, work: Work) -> DraftingStats:
-        return self._policy.streams.of(tenant, work, len(self._texts))
+        return self._policy.streams.of(tenant, work, self._num_sharing)
 
     def _update_next_value(self, value: float) -> bool:
         """Update the value of a further step with this one's; return True for the first step of a round."""

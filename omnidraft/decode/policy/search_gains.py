@@ -32,21 +32,21 @@ class SearchGains:
         self._num_searches = 0
         self.streams = StreamStats(lambda num_texts: _FIRST_GAIN)
 
-    def should_search(self, index: int, texts: Sequence[RoundText]) -> bool:
-        """Return whether memory is searched for one of a round's texts; begin a trial where one is due."""
-        stream, num_texts = stream_of(texts[index]), len(texts)
+    def should_search(self, index: int, texts: Sequence[RoundText], num_texts: int) -> bool:
+        """Return whether memory is searched for one of a round's texts, of which `num_texts` share the target; begin a
+        trial where one is due."""
+        stream = stream_of(texts[index])
         is_cheap = self._search_s <= TRIAL_SHARE * self._token_s(num_texts)
         if self.streams.of(*stream, num_texts).gain > 0 or is_cheap or self._num_searches < _MIN_SEARCHES:
             return True
         trial_s = TRIAL_ROUNDS * self._search_s * sum(stream_of(text) == stream for text in texts)
         return self.streams.is_tried(*stream, num_texts, trial_s)
 
-    def update(self, outcomes: Sequence[TextOutcome], node_s: float) -> None:
-        """Account for the texts of a round, in which a drafted row took `node_s`."""
+    def update(self, outcomes: Sequence[TextOutcome], num_texts: int, node_s: float) -> None:
+        """Account for the texts of a round, of which `num_texts` shared the target and a drafted row took `node_s`."""
         for each in outcomes:
             if each.search_s:
                 self._follow(each.search_s)
-        num_texts = len(outcomes)
         for stream in dict.fromkeys(stream_of(outcome) for outcome in outcomes):
             own = [each for each in outcomes if stream_of(each) == stream]
             num_idle = sum(not each.search_s for each in own)

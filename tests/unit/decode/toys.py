@@ -17,6 +17,7 @@ from omnidraft.decode.sampling.noise import SeededNoise
 from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.memory.suffix_index import SuffixIndex
 from omnidraft.ports import (
+    NO_OTHERS,
     AcceptanceFn,
     DraftTree,
     Noise,
@@ -333,7 +334,7 @@ class Wide(FixedPolicy):
         self.num_asked += 1
         return self._num_rows if self.num_asked <= self._num_steps else 0
 
-    def update(self, outcomes, num_other_rows=0):
+    def update(self, outcomes, others=NO_OTHERS):
         (outcome,) = outcomes
         self.seen.append((outcome.num_emitted, outcome.num_nodes, list(outcome.step_rows)))
         self.num_asked = 0

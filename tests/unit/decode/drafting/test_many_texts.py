@@ -15,7 +15,7 @@ from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.policy.chain import FixedPolicy, ThresholdPolicy
 from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
-from omnidraft.ports import DraftRequest, Policy, Request, Sampling, TreeLimits
+from omnidraft.ports import NO_OTHERS, DraftRequest, OtherTexts, Policy, Request, Sampling, TreeLimits
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable
 from tests.unit.decode.toys import (
     DRAFT_PIECES,
@@ -164,14 +164,14 @@ def test_texts_of_two_modes_have_the_policy_of_each():
 
 def test_the_policy_learns_once_a_round_from_the_texts_that_went_on():
     policy = FixedPolicy()
-    policy.update = lambda outcomes, num_other_rows=0: seen.append((len(outcomes), num_other_rows))
+    policy.update = lambda outcomes, others=NO_OTHERS: seen.append((len(outcomes), others))
     seen, proposer = [], make_drafter(policy=policy)
     first, second, third = (proposer.open(request_of(text)) for text in TEXTS[:3])
-    proposer.propose_all([draft(first), draft(second), draft(third)], num_other_rows=7)
+    proposer.propose_all([draft(first), draft(second), draft(third)], others=OtherTexts(1, 2, 7))
     proposer.observe_all([(first, [3]), (second, [3])])
     assert seen == []
     third.close()
-    assert seen == [(2, 7)]
+    assert seen == [(2, OtherTexts(1, 2, 7))]
 
 
 @settings(max_examples=60)
@@ -196,7 +196,8 @@ def test_texts_that_begin_end_and_fail_in_any_order_have_harmless_trees(seed, ha
         taking_part = texts[: rng.randint(0, len(texts))]
         limits = TreeLimits(rng.randint(0, 6), rng.choice([None, 1, 2]), rng.choice([None, 3]))
         requests = [SafeRequest(text, position, limits, NOISE) for text, position in taking_part]
-        for request, tree in zip(requests, safe.propose_all(requests, rng.randint(0, 9)), strict=True):
+        trees = safe.propose_all(requests, OtherTexts(rng.randint(0, 9)))
+        for request, tree in zip(requests, trees, strict=True):
             require_harmless(tree, request.text.root, limits, len(TARGET_PIECES))
         for at, (text, position) in enumerate(taking_part):
             emitted = [rng.choice([T[b"a"], T[b"he"], T[b"."], T[b"ab"]]) for _ in range(rng.randint(1, 3))]

@@ -13,7 +13,7 @@ from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.memory.recent_texts import RecentTexts
-from omnidraft.ports import Request, Sampling, TextOutcome, TreeLimits
+from omnidraft.ports import NO_OTHERS, OtherTexts, Request, Sampling, TextOutcome, TreeLimits
 from omnidraft.testing.toy_models import ToyTable, ToyTarget
 from omnidraft.traces.record import DRAFTER_SOURCES
 from tests.unit.decode.checks import spied
@@ -46,8 +46,8 @@ class TimedPolicy(CostPolicy):
         super().__init__(CostCurve(AVX2), CostCurve(STEP))
         self.seconds, self.outcomes = 0.0, list[TextOutcome]()
 
-    def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
-        super().update(outcomes, num_other_rows)
+    def update(self, outcomes: Sequence[TextOutcome], others: OtherTexts = NO_OTHERS) -> None:
+        super().update(outcomes, others)
         for each in outcomes:
             self.outcomes.append(each)
             self.seconds += self.pass_s(1 + each.num_nodes) + sum(map(self.step_s, filter(None, each.step_rows)))
@@ -91,8 +91,8 @@ def test_unlikely_nodes_of_a_memory_make_no_step_of_the_drafter_dearer() -> None
     asked: list[int] = []
 
     class Asked(CostPolicy):
-        def start_round(self, texts, num_other_rows=0):  # type: ignore[no-untyped-def]
-            plan = super().start_round(texts, num_other_rows)
+        def start_round(self, texts, others=NO_OTHERS):  # type: ignore[no-untyped-def]
+            plan = super().start_round(texts, others)
             select = plan.select_expansions
             plan.select_expansions = lambda values, num: asked.append(num) or select(values, num)  # type: ignore
             return plan

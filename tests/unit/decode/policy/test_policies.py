@@ -10,7 +10,7 @@ from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, Thresho
 from omnidraft.decode.policy.cost import CostPlan, CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.decode.policy.stream_stats import TRIAL_SHARE
-from omnidraft.ports import Policy, RoundPlan, RoundText, TextOutcome
+from omnidraft.ports import NO_OTHERS, OtherTexts, Policy, RoundPlan, RoundText, TextOutcome
 
 TENANT = "default"
 
@@ -205,7 +205,7 @@ def test_plain_passes_of_one_text_do_not_stand_for_those_of_four():
 
 
 def test_a_plain_pass_is_measured_only_where_no_prompt_is_read_beside_it():
-    policy, others = CostPolicy(flat(1.0, 1.2), flat(0.05, 0.05)), 8
+    policy, others = CostPolicy(flat(1.0, 1.2), flat(0.05, 0.05)), OtherTexts(0, 0, 8)
     for _ in range(40):
         assert policy.start_round([RoundText(TENANT, 500)], others).prune([0.9]) == 1
         policy.update([TextOutcome(TENANT, 2, 1, [])], others)
@@ -255,8 +255,8 @@ def test_acceptance_stops_once_the_chain_is_doubtful_and_keeps_its_last_token():
 # ---------------------------------------------------------------- many texts
 
 
-def plan_of(pass_s, step_s=lambda rows: 0.001, num_texts: int = 2, num_other_rows: int = 0) -> CostPlan:
-    return CostPolicy(pass_s, step_s).start_round([RoundText(TENANT, 100)] * num_texts, num_other_rows)
+def plan_of(pass_s, step_s=lambda rows: 0.001, num_texts: int = 2, others: OtherTexts = NO_OTHERS) -> CostPlan:
+    return CostPolicy(pass_s, step_s).start_round([RoundText(TENANT, 100)] * num_texts, others)
 
 
 def test_free_rows_are_all_taken():
@@ -295,7 +295,26 @@ def test_drafting_fades_out_as_texts_fill_the_pass():
 def test_rows_of_prompts_leave_fewer_to_drafts():
     """Four texts have rows for free, and beside a prompt that takes those only likely nodes pay."""
     values = sorted([0.8, 0.2] * 4, reverse=True)
-    assert [plan_of(knee, num_texts=4, num_other_rows=other).prune(values) for other in (0, 16, 200)] == [8, 4, 4]
+    assert [plan_of(knee, num_texts=4, others=OtherTexts(0, 0, rows)).prune(values) for rows in (0, 16, 200)] == [
+        8,
+        4,
+        4,
+    ]
+
+
+def test_texts_that_are_not_drafted_for_share_the_pass_and_need_it():
+    """Two of sixteen have drafts: what a row of theirs adds to the pass, all sixteen wait for."""
+    num_nodes = [plan_of(knee, others=OtherTexts(num_texts)).prune([0.8] * 4) for num_texts in (0, 2, 14)]
+    assert num_nodes == [4, 4, 0]
+
+
+def test_a_drafter_does_not_read_a_text_alone_that_others_will_decode_beside():
+    """As when eight come at once: the first has been read, and the prompts of seven are being read."""
+    reads = [
+        plan_of(lambda rows: 1.0, lambda rows: 0.1 * rows, 1, OtherTexts(0, num_prompts, 40)).should_draft(0, 100)
+        for num_prompts in (0, 7)
+    ]
+    assert reads == [True, False]
 
 
 def simulate(

@@ -14,7 +14,7 @@ from omnidraft.distill.examples.acceptance_labels import (
     rejected_tokens,
     target_distribution,
 )
-from omnidraft.ports import Grammar, Proposer, Request, Sampling, TextOutcome
+from omnidraft.ports import NO_OTHERS, Grammar, OtherTexts, Proposer, Request, Sampling, TextOutcome
 from omnidraft.testing.toy_models import ToyTable
 from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord
 from omnidraft.traces.schema import ROUND_COLUMNS
@@ -68,7 +68,7 @@ def tree_proposer(seed: int = 3) -> Proposer:
     table = ToyTable.random(len(DRAFT_PIECES), seed=seed)
 
     class Policy(Wide):
-        def update(self, outcomes: Sequence[TextOutcome], num_other_rows: int = 0) -> None:
+        def update(self, outcomes: Sequence[TextOutcome], others: OtherTexts = NO_OTHERS) -> None:
             self.num_asked = 0
 
     return make_drafter(table, cache=cache, policy=Policy(4, 3, 5), has_lookup=True)

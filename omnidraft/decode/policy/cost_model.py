@@ -1,10 +1,14 @@
-"""Costs of target passes and drafter steps on this machine by number of rows: measured at the start, updated since."""
+"""Costs of target passes and drafter steps on this machine by number of rows: measured at the start, updated since.
+
+A start beside other load, such as that of the services around it, measures further rows as far dearer than they are
+alone, and nothing that is drafted corrects costs for which nothing is drafted. So passes are measured again, while
+nothing is decoded, when they take far less time than was measured."""
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
-from typing import Protocol
+from typing import Protocol, get_args
 
 import numpy as np
 
@@ -31,6 +35,10 @@ _MIN_CHANGE = 0.9
 _MAX_DIFFERENCE = 1.3
 """Sizes whose times changed by factors further apart: something else computes now, such as another build of our
 kernels or another device, or the earlier start was disturbed while it measured one of them."""
+_MAX_SHARE = 0.8
+"""Passes that take less than this share of their measured time were measured beside other load."""
+_AGAIN_AFTER_S = 60.0
+"""Seconds until passes are measured once more."""
 
 
 class CostCurve:
@@ -39,12 +47,18 @@ class CostCurve:
     def __init__(self, seconds_by_rows: Mapping[int, float]) -> None:
         self._rows = np.array(sorted(seconds_by_rows), np.float64)
         self._log_s = np.log([seconds_by_rows[int(rows)] for rows in self._rows])
+        self._measured_log_s = self._log_s.copy()
         self._tabulate()
 
     def __call__(self, rows: int) -> float:
         if rows < len(self._table):
             return self._table[rows]
         return self._table[-1] + self._slope * (rows + 1 - len(self._table))
+
+    @property
+    def is_too_dear(self) -> bool:
+        """Whether observed passes take far less time than was measured."""
+        return bool(np.min(self._log_s - self._measured_log_s) < math.log(_MAX_SHARE))
 
     def update(self, rows: int, seconds: float) -> None:
         """Move the curve towards one observation, the points near `rows` most."""
@@ -101,6 +115,8 @@ class MeasuredCosts:
         self._target = target
         self._file = file
         self._passes: dict[TreeLimits, CostCurve] = {}
+        self._again_s = -math.inf
+        """When passes were measured again."""
         self.step_s = StepCosts(file, drafter_name)
 
     def passes(self, mode: Mode) -> CostCurve:
@@ -114,6 +130,18 @@ class MeasuredCosts:
     def _measure(self, mode: Mode) -> CostCurve:
         sizes, measure = _sizes(self._target, mode, _PASS_ROWS), partial(measure_passes, self._target, mode)
         return _kept_curve(self._file, mode, measure, _PASS_ROWS, set(sizes))
+
+    def measure_again(self, goes_on: Callable[[], bool]) -> None:
+        """Measure the passes of modes anew where they have become far faster than measured, at most once a minute;
+        nothing changes where `goes_on` ends it between two passes. For a target that decodes nothing."""
+        dear = [mode for mode in get_args(Mode) if (curve := self.measured(mode)) is not None and curve.is_too_dear]
+        if dear and time.monotonic() > self._again_s + _AGAIN_AFTER_S:
+            self._again_s = time.monotonic()  # before a measurement that may fail
+            seconds = measure_passes(self._target, dear[0], _PASS_ROWS, num_context=_CONTEXT, goes_on=goes_on)
+            if seconds:
+                self._passes[self._target.limits(dear[0])] = _new_curve(self._file, dear[0], seconds)
+            else:
+                self._again_s = -math.inf
 
     def measured(self, mode: Mode) -> CostCurve | None:
         """Return the cost curve of this mode's passes; None while it is not measured."""
@@ -144,7 +172,11 @@ def _kept_curve(
         changes = [now[rows] / seconds[rows] for rows in checked]
         if min(changes) > _MIN_CHANGE and max(changes) < _MAX_DIFFERENCE * min(changes):
             return CostCurve({rows: changes[0] * each for rows, each in _without_noise(seconds).items()})
-    seconds = measure(all_rows, num_context=_CONTEXT)
+    return _new_curve(file, name, measure(all_rows, num_context=_CONTEXT))
+
+
+def _new_curve(file: CostFile | None, name: str, seconds: Mapping[int, float]) -> CostCurve:
+    """Return what was measured, and keep it for the next start."""
     if file is not None:
         file.write(name, seconds)
     return CostCurve(_without_noise(seconds))
@@ -155,8 +187,16 @@ def _without_noise(seconds: Mapping[int, float]) -> dict[int, float]:
     return {rows: min(each for more, each in seconds.items() if more >= rows) for rows in seconds}
 
 
-def measure_passes(target: Target, mode: Mode, all_rows: Sequence[int], *, num_context: int) -> dict[int, float]:
-    """Time passes over chains of several lengths; over one length where passes are padded to one width."""
+def measure_passes(
+    target: Target,
+    mode: Mode,
+    all_rows: Sequence[int],
+    *,
+    num_context: int,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> dict[int, float]:
+    """Time passes over chains of several lengths; over one length where passes are padded to one width. Empty where
+    `goes_on` ended it before the last pass."""
     sizes = _sizes(target, mode, all_rows)
     num_ids = target.limits(mode).longest_chain + _REPEATS * len(sizes)
     session = target.open([0] * max(min(num_context, target.context_limit - num_ids), 1), num_ids, mode)
@@ -164,8 +204,12 @@ def measure_passes(target: Target, mode: Mode, all_rows: Sequence[int], *, num_c
         # all sizes in turn, so that other load for a second spoils one run of each and not all runs of one; each time
         # in another order, so that load in equal intervals meets other sizes
         starts = [len(sizes) * number // _REPEATS for number in range(_REPEATS)]
-        runs = [{rows: _pass_s(session, rows) for rows in sizes[start:] + sizes[:start]} for start in starts]
-        return {rows: max(min(run[rows] for run in runs), 1e-9) for rows in sizes}
+        seconds = dict.fromkeys(sizes, math.inf)
+        for rows in [rows for start in starts for rows in sizes[start:] + sizes[:start]]:
+            if not goes_on():
+                return {}
+            seconds[rows] = max(min(seconds[rows], _pass_s(session, rows)), 1e-9)
+        return seconds
     finally:
         session.close()
 

@@ -20,6 +20,9 @@ class Clock:
     def perf_counter(self) -> float:
         return self.now_s
 
+    def monotonic(self) -> float:
+        return self.now_s
+
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
 
@@ -184,6 +187,69 @@ def test_load_in_intervals_of_as_many_passes_as_there_are_sizes_hides_no_size(di
     curves = [MeasuredCosts(each(TABLE, limits=TreeLimits(8))).passes("fast") for each in (Slow, Probed)]
     slow, probed = ([curve(each) for each in rows] for curve in curves)
     assert probed == pytest.approx(slow)
+
+
+def measured_beside_other_load(tmp_path, target):
+    """Costs of which further rows are four times too dear, and that plain passes have shown to be wrong since."""
+    file = CostFile(tmp_path / "costs.json")
+    alone = MeasuredCosts(target, file).passes("fast")
+    target.pace = 4.0
+    (tmp_path / "costs.json").unlink()
+    costs = MeasuredCosts(target, file)
+    curve = costs.passes("fast")
+    assert curve(8) == pytest.approx(4 * alone(8))
+    assert not curve.is_too_dear
+    target.pace = 1.0
+    for _ in range(100):
+        costs.update_pass("fast", 1, alone(1))
+    assert curve.is_too_dear
+    assert curve(8) > 1.5 * alone(8)
+    return costs, alone, file
+
+
+def test_passes_that_were_measured_beside_other_load_are_measured_again_while_nothing_is_decoded(tmp_path):
+    costs, alone, file = measured_beside_other_load(tmp_path, Counting())
+    costs.measure_again(lambda: True)
+    assert [costs.passes("fast")(rows) for rows in range(1, 9)] == pytest.approx([alone(rows) for rows in range(1, 9)])
+    assert file.read("fast")[8] == pytest.approx(alone(8))
+
+
+def test_measuring_again_ends_between_two_passes_and_changes_nothing(tmp_path):
+    target = Counting()
+    costs, _, file = measured_beside_other_load(tmp_path, target)
+    curve, kept, goes_on = costs.passes("fast"), file.read("fast"), iter([True, True, False])
+    target.passes.clear()
+    costs.measure_again(lambda: next(goes_on))
+    assert len(target.passes) == 2
+    assert costs.passes("fast") is curve
+    assert file.read("fast") == kept
+    costs.measure_again(lambda: True)
+    assert costs.passes("fast") is not curve
+
+
+def test_a_measurement_that_fails_is_not_tried_again_at_once(tmp_path, monkeypatch):
+    target = Counting()
+    costs, _, _ = measured_beside_other_load(tmp_path, target)
+    with monkeypatch.context() as broken:
+        broken.setattr(target, "open", None)
+        with pytest.raises(TypeError):
+            costs.measure_again(lambda: True)
+    target.passes.clear()
+    costs.measure_again(lambda: True)
+    assert target.passes == []
+
+
+def test_passes_are_measured_again_once_a_minute_and_only_where_they_became_faster(tmp_path):
+    target = Counting()
+    costs, alone, _ = measured_beside_other_load(tmp_path, target)
+    costs.measure_again(lambda: True)
+    for share, pause_s, is_measured in ((0.5, 1, False), (0.5, 61, True), (1.0, 61, False), (4.0, 61, False)):
+        for _ in range(100):
+            costs.update_pass("fast", 1, share * alone(1))
+        cost_model.time.sleep(pause_s)
+        target.passes.clear()
+        costs.measure_again(lambda: True)
+        assert bool(target.passes) is is_measured
 
 
 def test_a_size_that_took_longer_than_a_larger_one_counts_as_fast_as_that(tmp_path):

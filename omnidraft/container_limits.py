@@ -34,7 +34,15 @@ def _processor_quota() -> float | None:
         return None
 
 
-def available_memory() -> int | None:
+def available_memory() -> int:
+    """Return the available memory of this machine in bytes, or of this container where that is less."""
+    import psutil
+
+    machines, containers = psutil.virtual_memory().available, container_memory()
+    return machines if containers is None else min(machines, containers)
+
+
+def container_memory() -> int | None:
     """Return the bytes of the container's memory that are free or cache files; None without a limit."""
     try:
         if (CGROUP / "memory.max").is_file():

@@ -132,15 +132,7 @@ def folders(settings: Settings) -> Iterator[tuple[str, Path, int]]:
     yield "disk of staging", Path(tempfile.gettempdir()), snapshot_bytes
 
 
-def available_memory() -> int:
-    """Return the available memory of this machine in bytes, or of this container where that is less."""
-    import psutil
-
-    machines, containers = psutil.virtual_memory().available, container_limits.available_memory()
-    return machines if containers is None else min(machines, containers)
-
-
-def memory(settings: Settings, available: Callable[[], int] = available_memory) -> Finding:
+def memory(settings: Settings, available: Callable[[], int] = container_limits.available_memory) -> Finding:
     """Check the memory for one worker with every target, the members of an ensemble and the drafter."""
     section = settings.models
     sizes = _sizes_in_memory(section)

@@ -193,9 +193,23 @@ class _LearnerActor:
         self.is_placed, self.metrics, self._warn_pending_at = False, "", None
         self._last_status = {}
 
+    def _warn_replaced(self) -> None:
+        """Warn that the process is another one, if there was one, and say what memory that had: Ray does not tell the
+        log why it ended a process, and a machine that is short of memory is the usual reason."""
+        if last := self._last_status:
+            logger.warning(
+                "%s: process %d has ended, and the next one goes on from the newest snapshot; it held %.1f GiB, and "
+                "%.1f GiB were available there; Ray ends learners where memory is short",
+                self.target,
+                last["pid"],
+                last["memory_bytes"] / 2**30,
+                last["available_bytes"] / 2**30,
+            )
+
     def _log_changes(self, status: dict[str, Any]) -> None:
         self.metrics = status["metrics"]
         if self._last_status.get("pid") != status["pid"]:
+            self._warn_replaced()
             logger.info("%s: learning in process %d", self.target, status["pid"])
         for level, warning in status["warnings"]:
             logger.log(level, "%s: %s", self.target, warning)

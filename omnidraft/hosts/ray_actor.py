@@ -16,7 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from omnidraft.config import LearnerSettings, Settings
+from omnidraft.container_limits import available_memory
 from omnidraft.distill.control import Status
 from omnidraft.distill.distiller import Distiller
 from omnidraft.hosts.process import configure_logging
@@ -94,11 +97,13 @@ class DistillerActor:
             tracing.close(self._settings.tracing.timeout_s)
 
     def status(self) -> dict[str, Any]:
-        """Return the fields of distill.control.Status, the process id, the metrics in Prometheus' text format, and the
-        level and text of the warnings logged since the last call."""
+        """Return the fields of distill.control.Status, the process id and its memory, the metrics in Prometheus' text
+        format, and the level and text of the warnings logged since the last call."""
         return {
             **asdict(Status() if self._distiller is None else self._distiller.status()),
             "pid": os.getpid(),
+            "memory_bytes": psutil.Process().memory_info().rss,
+            "available_bytes": available_memory(),
             "metrics": self._metrics.render().decode(),
             "warnings": self._warnings.take(),
         }

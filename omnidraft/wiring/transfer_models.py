@@ -1,5 +1,6 @@
 """The models and vocabularies of a transfer, from their names; new rows for embeddings and head."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ def load_pair(model: str, tokenizer: str) -> TokenizerPair:
 
     old_folder = store.resolve(model)
     old = _tokenizer(old_folder)
-    new_folder = _byte_tokenizer(old_folder, old.fingerprint) if tokenizer == BYTES else _tokenizer_folder(tokenizer)
+    new_folder = _byte_tokenizer(old_folder) if tokenizer == BYTES else _tokenizer_folder(tokenizer)
     new = _tokenizer(new_folder)
     return TokenizerPair(
         old_folder,
@@ -140,12 +141,16 @@ def matrices(model: Any) -> "list[Tensor]":
     return [embedding.weight] if head.weight is embedding.weight else [embedding.weight, head.weight]
 
 
-def _byte_tokenizer(folder: Path, fingerprint: str) -> Path:
-    """Return a folder with the tokenizer of bytes for the model of a folder; write it if it is absent."""
+def _byte_tokenizer(folder: Path) -> Path:
+    """Return a folder with the tokenizer of bytes for the model of a folder; write it if it is absent. Two models of
+    the same tokens may have other special tokens and templates, which are in these files."""
     from omnidraft.models.catalog import store
     from omnidraft.models.hf.byte_tokenizer import write_byte_tokenizer
+    from omnidraft.models.hf.model_folder import TOKENIZER_FILES
 
-    made = store.default_home() / "byte-tokenizers" / fingerprint[:16]
+    files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    states = [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
+    made = store.default_home() / "byte-tokenizers" / hashlib.sha256(repr(states).encode()).hexdigest()[:16]
     if not made.is_dir():
         with whole_folder(made, "the tokenizer of bytes") as partial:
             write_byte_tokenizer(folder, partial)

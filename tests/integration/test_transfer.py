@@ -1,6 +1,7 @@
 """`omnidraft transfer` on tiny models: folders that transformers loads, runs that survive a kill, and refusals."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,23 @@ def test_a_model_reads_bytes(transfer: Run, tiny_models: tuple[Path, Path], tmp_
     assert tokenizer.decode(tokenizer(TEXT[3])["input_ids"]) == TEXT[3]
     assert (tokenizer.eos_token, tokenizer.chat_template) == (given.eos_token, given.chat_template)
     assert load(out).config.vocab_size == 256 + 3
+
+
+def test_the_tokenizer_of_bytes_has_the_template_of_its_own_model(
+    transfer: Run, tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Of two models with the same tokens, in one cache."""
+    other, templates = tmp_path / "other", []
+    shutil.copytree(tiny_models[1], other)
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.chat_template = "{{ messages[0].content }}, please"
+    tokenizer.save_pretrained(other)
+    for number, model in enumerate((tiny_models[1], other)):
+        done = transfer(model, "bytes", tmp_path / str(number), "--num-steps", 0)
+        assert done.returncode == 0, done.stderr
+        templates.append(AutoTokenizer.from_pretrained(tmp_path / str(number)).chat_template)
+    assert templates == [AutoTokenizer.from_pretrained(each).chat_template for each in (tiny_models[1], other)]
+    assert templates[0] != templates[1]
 
 
 def test_a_transfer_begins_with_the_hypernetwork_of_another(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft import container_limits
-from omnidraft.container_limits import allowed_processors, available_memory, usable_processors
+from omnidraft.container_limits import allowed_processors, container_memory, usable_processors
 
 NUM_PROCESSORS = 8
 
@@ -50,16 +50,16 @@ def test_processors_are_named_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_limits_all_processors_and_all_memory_are_there(cgroup: Path) -> None:
     assert usable_processors() == NUM_PROCESSORS
-    assert available_memory() is None
+    assert container_memory() is None
 
 
 def test_memory_in_use_does_not_count_cached_files(cgroup: Path) -> None:
     (cgroup / "memory.max").write_text("1000000\n")
     (cgroup / "memory.current").write_text("600000\n")
     (cgroup / "memory.stat").write_text("anon 500000\ninactive_file 50000\nactive_file 1000\n")
-    assert available_memory() == 450_000
+    assert container_memory() == 450_000
     (cgroup / "memory.max").write_text("max\n")
-    assert available_memory() is None
+    assert container_memory() is None
 
 
 def test_the_memory_of_version_1_counts_too(cgroup: Path) -> None:
@@ -68,6 +68,6 @@ def test_the_memory_of_version_1_counts_too(cgroup: Path) -> None:
     limit.write_text("1000000\n")
     (cgroup / "memory" / "memory.usage_in_bytes").write_text("600000\n")
     (cgroup / "memory" / "memory.stat").write_text("inactive_file 1000\ntotal_inactive_file 50000\n")
-    assert available_memory() == 450_000
+    assert container_memory() == 450_000
     limit.write_text("9223372036854771712\n")
-    assert available_memory() is None
+    assert container_memory() is None

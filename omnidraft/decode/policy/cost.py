@@ -285,7 +285,7 @@ class CostPlan:
             return False
         pass_s = self._policy.pass_s(self._num_plain + num_same) - self._plain_s
         trial_s = self._catch_up_s(num_ids) + TRIAL_ROUNDS * (self._policy.step_s(num_same) + pass_s)
-        return self._policy.streams.is_tried(*stream, self._num_sharing, trial_s)
+        return self._policy.streams.try_again(*stream, self._num_sharing, trial_s)
 
     def _stats(self, tenant: str | None, work: Work) -> DraftingStats:
         return self._policy.streams.of(tenant, work, self._num_sharing)

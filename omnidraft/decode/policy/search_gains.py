@@ -40,7 +40,7 @@ class SearchGains:
         if self.streams.of(*stream, num_texts).gain > 0 or is_cheap or self._num_searches < _MIN_SEARCHES:
             return True
         trial_s = TRIAL_ROUNDS * self._search_s * sum(stream_of(text) == stream for text in texts)
-        return self.streams.is_tried(*stream, num_texts, trial_s)
+        return self.streams.try_again(*stream, num_texts, trial_s)
 
     def update(self, outcomes: Sequence[TextOutcome], num_texts: int, node_s: float) -> None:
         """Account for the texts of a round, of which `num_texts` shared the target and a drafted row took `node_s`."""

@@ -38,7 +38,7 @@ class StreamStats:
         stats = self.of(tenant, work, num_texts)
         return stats if stats.num_drafted else self.of(None, work, num_texts)
 
-    def is_tried(self, tenant: str, work: Work, num_texts: int, trial_s: float) -> bool:
+    def try_again(self, tenant: str, work: Work, num_texts: int, trial_s: float) -> bool:
         """Return whether a trial of this stream goes on; begin one where the seconds that it takes are saved up."""
         stats, payer = self.of(tenant, work, num_texts), self.payer(tenant, work, num_texts)
         if not stats.trials_left and trial_s < TRIAL_SHARE * payer.idle_s:

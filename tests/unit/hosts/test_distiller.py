@@ -18,6 +18,8 @@ from omnidraft.hosts.distiller import LOST_S, STOP_S, _LearnerActor, _watch
 
 STATUS = {
     "pid": 7,
+    "memory_bytes": 5 << 30,
+    "available_bytes": 3 << 28,
     "metrics": "figures",
     "warnings": [(logging.WARNING, "the newest snapshot is not published")],
     "version": None,
@@ -42,7 +44,7 @@ class StubActor:
 
     def __init__(self, *, num_stops: float = 0, error: Exception | None = None, num_answers: float = math.inf) -> None:
         self._stops_left, self._error, self._answers_left = num_stops, error, num_answers
-        self.has_ended = False
+        self.has_ended, self.pid = False, 7
         self.run = SimpleNamespace(remote=lambda: Ref(lambda: self._stops_left <= 0, self._end))
         self.status = SimpleNamespace(remote=lambda: Ref(lambda: self._answers_left > 0, self._answer))
         self.stop = SimpleNamespace(remote=self._stop)
@@ -54,7 +56,7 @@ class StubActor:
 
     def _answer(self) -> dict[str, Any]:
         self._answers_left -= 1
-        return STATUS
+        return STATUS | {"pid": self.pid}
 
     def _stop(self) -> None:
         self._stops_left -= 1
@@ -103,6 +105,25 @@ def test_the_last_warnings_of_a_learner_that_ends_are_in_the_distillers_log(
     learner = stub_ray.learner(StubActor())
     _watch([learner], threading.Event())
     assert f"{learner.target}: the newest snapshot is not published" in caplog.messages
+
+
+def test_a_process_that_ended_is_logged_with_the_memory_that_it_had(
+    stub_ray: StubRay, caplog: pytest.LogCaptureFixture
+) -> None:
+    actor = StubActor(num_stops=1)
+    learner = stub_ray.learner(actor)
+    learner.log_status()
+    assert "has ended" not in caplog.text
+    actor.pid = 8
+    learner.log_status()
+    learner.log_status()
+    said = (
+        f"{learner.target}: process 7 has ended, and the next one goes on from the newest snapshot; it held 5.0 GiB, "
+    )
+    assert caplog.text.count(said + "and 0.8 GiB were available there") == 1
+    stop = threading.Event()
+    stop.set()
+    _watch([learner], stop)
 
 
 def test_a_learner_lost_with_its_node_is_logged_as_waiting_once_and_holds_up_no_stop(

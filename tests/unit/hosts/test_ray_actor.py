@@ -34,7 +34,10 @@ def test_what_a_learner_warned_of_before_it_failed_to_start_is_in_its_status(
     with pytest.raises(ConfigError, match="no such loss"):
         actor.run()
     assert actor.status()["warnings"] == [(logging.WARNING, "the process before crashed")]
-    assert actor.status()["warnings"] == []
+    last = actor.status()
+    assert last["warnings"] == []
+    assert last["memory_bytes"] > 2**20
+    assert last["available_bytes"] > 2**20
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(None, 1), (2, 2)])

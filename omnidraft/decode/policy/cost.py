@@ -278,13 +278,14 @@ class CostPlan:
 
     def _is_tried(self, index: int, num_ids: int) -> bool:
         """Return whether this text is part of a trial, for which only the first text of a stream that could be drafted
-        for catches up."""
+        for catches up; where answers have fewer rounds than a trial, each of several does."""
         stream = stream_of(self._texts[index])
         num_same = sum(stream_of(text) == stream for text in self._texts)
         if index != self._first_tried.setdefault(stream, index) and num_ids > CATCH_UP:
             return False
         pass_s = self._policy.pass_s(self._num_plain + num_same) - self._plain_s
-        trial_s = self._catch_up_s(num_ids) + TRIAL_ROUNDS * (self._policy.step_s(num_same) + pass_s)
+        num_read = max(TRIAL_ROUNDS * self._stats(*stream).emits / self._policy.length(*stream).mean, 1.0)
+        trial_s = num_read * self._catch_up_s(num_ids) + TRIAL_ROUNDS * (self._policy.step_s(num_same) + pass_s)
         return self._policy.streams.try_again(*stream, self._num_sharing, trial_s)
 
     def _stats(self, tenant: str | None, work: Work) -> DraftingStats:

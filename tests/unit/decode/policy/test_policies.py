@@ -128,6 +128,13 @@ def test_a_prompt_that_short_answers_do_not_pay_for_is_not_read(prompt, length):
     assert machine.rate(cost_policy(machine), 2000) > 0.97 / 0.05
 
 
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_trials_cost_no_more_where_answers_end_before_they_do(length):
+    """Each answer of a trial has a prompt of its own, which the drafter reads."""
+    machine = Machine(flat(0.05, 0.06), CostCurve({1: 0.005, 64: 0.065}), 0.02, prompt=60, length=length)
+    assert machine.rate(cost_policy(machine), 6000) > 0.97 / 0.05
+
+
 def test_a_prompt_that_the_answer_pays_for_is_read():
     machine = Machine(flat(0.05, 0.06), CostCurve({1: 0.005, 64: 0.065}), 0.8, prompt=400, length=200)
     assert machine.rate(cost_policy(machine), 1000) > 1.5 / 0.05

@@ -3,39 +3,57 @@
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+import re
 from pathlib import Path
 
 from omnidraft.cache_files import file_states, replace_file
 from omnidraft.errors import ModelError
 
 _LENGTH = 12
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_FIRST_PART = re.compile(r"(.+)-00001-of-(\d{5})\.gguf")
 logger = logging.getLogger(__name__)
 
 
 def weights_digest(source: Path, cache: Path) -> str:
-    """Return the first digits of a SHA-256 of a model folder's config.json and *.safetensors, or of a GGUF file.
+    """Return the first digits of a SHA-256 of a model folder's config.json and *.safetensors, or of a GGUF file with
+    its further parts.
 
-    To read gigabytes takes seconds, so the digest is kept for the next start, for as long as names, sizes and times of
-    the files stay what they are.
+    Args:
+        cache: see file_sha256.
+
+    Raises:
+        ModelError: the model cannot be read.
+    """
+    files = _parts(source) if source.is_file() else [source / "config.json", *sorted(source.glob("*.safetensors"))]
+    digests = [bytes.fromhex(file_sha256(file, cache)) for file in files]
+    return hashlib.sha256(b"".join(digests)).hexdigest()[:_LENGTH]
+
+
+def file_sha256(file: Path, cache: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits.
+
+    To read gigabytes takes seconds, so it is kept for the next time, for as long as the file's name, size and time stay
+    what they are.
 
     Args:
         cache: the folder for digests.
 
     Raises:
-        ModelError: the model cannot be read.
+        ModelError: the file cannot be read.
     """
-    files = [source] if source.is_file() else [source / "config.json", *sorted(source.glob("*.safetensors"))]
     try:
-        kept = cache / f"{_state(source, files)}.txt"
-        return _kept(kept) or _made(files, kept)
+        state = json.dumps([str(file.resolve()), *file_states([file])])
+        kept = cache / f"{hashlib.sha256(state.encode()).hexdigest()[:24]}.sha256"
+        return _kept(kept) or _made(file, kept)
     except OSError as exc:
         raise ModelError(f"cannot read {exc.filename}: {exc.strerror}") from exc
 
 
-def _state(source: Path, files: Sequence[Path]) -> str:
-    facts = [str(source.resolve()), *file_states(files)]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+def _parts(file: Path) -> list[Path]:
+    """Return the files of a model of which llama.cpp is given this one: all parts where it is the first of several."""
+    first = _FIRST_PART.fullmatch(file.name)
+    return [file] if first is None else sorted(file.parent.glob(f"{first[1]}-*-of-{first[2]}.gguf"))
 
 
 def _kept(path: Path) -> str | None:
@@ -43,17 +61,14 @@ def _kept(path: Path) -> str | None:
         found = path.read_text(encoding="ascii")
     except (OSError, ValueError):
         return None
-    return found if len(found) == _LENGTH else None
+    return found if _SHA256.fullmatch(found) else None
 
 
-def _made(files: Sequence[Path], kept: Path) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as opened:
-            digest.update(hashlib.file_digest(opened, "sha256").digest())
-    name = digest.hexdigest()[:_LENGTH]
+def _made(file: Path, kept: Path) -> str:
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
     try:
-        replace_file(kept, name.encode())
+        replace_file(kept, digest.encode())
     except OSError as exc:
-        logger.warning("the next start has to read all of %s for its digest again: %s", files[-1].parent, exc)
-    return name
+        logger.warning("the next start has to read all of %s for its digest again: %s", file, exc)
+    return digest

@@ -177,7 +177,7 @@ def _name(model: str, source: Path) -> str:
     from omnidraft.models.catalog import store
     from omnidraft.models.weights_name import weights_digest
 
-    return f"{model}@{weights_digest(source, store.default_home() / 'digests')}"
+    return f"{model}@{weights_digest(source, store.default_home() / store.DIGESTS)}"
 
 
 def ngram_cache(

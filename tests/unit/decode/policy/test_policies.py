@@ -211,8 +211,20 @@ def test_plain_passes_of_one_text_do_not_stand_for_those_of_four():
     assert num_nodes == [4] * 32 + [0]
 
 
+def test_beside_steady_prompts_passes_with_drafts_are_measured_too():
+    """Every 32nd round reads no prompt, so that its pass can be measured."""
+    policy, measured = CostPolicy(flat(1.0, 1.2), flat(0.05, 0.05)), []
+    for _ in range(6):
+        for others in [OtherTexts(num_prompt_rows=8)] * 32 + [OtherTexts()]:
+            num_nodes = policy.start_round([RoundText(TENANT, 500)], others).prune([0.9])
+            policy.update([TextOutcome(TENANT, 2, num_nodes, [])], others)
+        measured.append(num_nodes)
+    assert measured == [1, 0, 1, 0, 1, 0]
+
+
 def test_a_plain_pass_is_measured_only_where_no_prompt_is_read_beside_it():
-    policy, others = CostPolicy(flat(1.0, 1.2), flat(0.05, 0.05)), OtherTexts(0, 0, 8)
+    policy, others = CostPolicy(flat(1.0, 1.2), flat(0.05, 0.05)), OtherTexts(num_prompt_rows=8)
+    policy.update([TextOutcome(TENANT, 2, 1, [])])
     for _ in range(40):
         assert policy.start_round([RoundText(TENANT, 500)], others).prune([0.9]) == 1
         policy.update([TextOutcome(TENANT, 2, 1, [])], others)

@@ -197,13 +197,14 @@ class _LearnerActor:
         """Warn that the process is another one, if there was one, and say what memory that had: Ray does not tell the
         log why it ended a process, and a machine that is short of memory is the usual reason."""
         if last := self._last_status:
+            held, available = (last.get(name, math.nan) / 2**30 for name in ("memory_bytes", "available_bytes"))
             logger.warning(
                 "%s: process %d has ended, and the next one goes on from the newest snapshot; it held %.1f GiB, and "
                 "%.1f GiB were available there; Ray ends learners where memory is short",
                 self.target,
                 last["pid"],
-                last["memory_bytes"] / 2**30,
-                last["available_bytes"] / 2**30,
+                held,
+                available,
             )
 
     def _log_changes(self, status: dict[str, Any]) -> None:

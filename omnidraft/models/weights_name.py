@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 def weights_digest(source: Path, cache: Path) -> str:
     """Return the first digits of a SHA-256 of a model folder's config.json and *.safetensors, or of a GGUF file with
-    its further parts.
+    all its parts.
 
     Args:
         cache: see file_sha256.
@@ -33,8 +33,8 @@ def weights_digest(source: Path, cache: Path) -> str:
 def file_sha256(file: Path, cache: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits.
 
-    To read gigabytes takes seconds, so it is kept for the next time, for as long as the file's name, size and time stay
-    what they are.
+    To read gigabytes takes seconds, so it is kept for the next time, for as long as the file's name, size and times
+    stay what they are, that of its last change of any kind among them, which no copying tool sets.
 
     Args:
         cache: the folder for digests.
@@ -43,7 +43,7 @@ def file_sha256(file: Path, cache: Path) -> str:
         ModelError: the file cannot be read.
     """
     try:
-        state = json.dumps([str(file.resolve()), *file_states([file])])
+        state = json.dumps([str(file.resolve()), *file_states([file]), file.stat().st_ctime_ns])
         kept = cache / f"{hashlib.sha256(state.encode()).hexdigest()[:24]}.sha256"
         return _kept(kept) or _made(file, kept)
     except OSError as exc:
@@ -53,7 +53,9 @@ def file_sha256(file: Path, cache: Path) -> str:
 def _parts(file: Path) -> list[Path]:
     """Return the files of a model of which llama.cpp is given this one: all parts where it is the first of several."""
     first = _FIRST_PART.fullmatch(file.name)
-    return [file] if first is None else sorted(file.parent.glob(f"{first[1]}-*-of-{first[2]}.gguf"))
+    if first is None:
+        return [file]
+    return [file.with_name(f"{first[1]}-{number:05d}-of-{first[2]}.gguf") for number in range(1, int(first[2]) + 1)]
 
 
 def _kept(path: Path) -> str | None:

@@ -46,7 +46,7 @@ class OtherTexts:
     """What shares the target with the texts that are drafted for together."""
 
     num_texts: int = 0
-    """Texts that decode in the same pass, without these drafts; each has one row in it."""
+    """Texts that decode in the same pass and are not drafted for together with these, each with a row at least."""
     num_prompts: int = 0
     """Texts that decode as soon as their prompts are read."""
     num_prompt_rows: int = 0

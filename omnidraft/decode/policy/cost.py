@@ -3,10 +3,9 @@
 The rows of all texts of a round share one pass and the drafter's steps, so their prefixes and nodes compete. Tokens and
 seconds are summed over rounds; their ratio is the rate that every further node or step must beat with what it adds to
 both (Dinkelbach's method for ratios: https://doi.org/10.1287/mnsc.13.7.492; docs/algorithms.md section 10). It is a
-multiple of plain decoding's rate, since that changes with the number of texts. Texts that are not drafted for here and
-those whose prompts are still read count for that number, as for the load of a gain: a drafter would not pay for its
-reading when the others decode. Rows of prompts in the same pass make further rows dearer, and their own time is not the
-drafts'.
+multiple of plain decoding's rate, since that changes with the number of texts, of which those that are not drafted for
+here are some. Rows of prompts in the same pass make further rows dearer, and their own time is not the drafts'. Whether
+a text is read for the drafter depends on the gain under the load when these prompts' texts decode too.
 When the drafter does not pay it stops, and is tried again now and then for a small share of the time, so that a
 recovery is seen. Its measured gain over what would have been drafted without it decides that, for each load, so no
 wrong estimate can make it lose for long; nor can that of a plain pass, since now and then nothing is drafted to measure
@@ -70,14 +69,13 @@ class CostPolicy:
 
     def start_round(self, texts: Sequence[RoundText], others: OtherTexts = NO_OTHERS) -> "CostPlan":
         """See ports.Policy."""
-        is_plain = not others.num_prompt_rows and self._must_measure_plain(num_sharing(texts, others))
+        is_plain = not others.num_prompt_rows and self._must_measure_plain(len(texts))
         return CostPlan(self, texts, others, is_plain=is_plain)
 
     def update(self, outcomes: Sequence[TextOutcome], others: OtherTexts = NO_OTHERS) -> None:
         """See ports.Policy. Seconds are those of the cost curves, which are smoother than the clock's; catching up was
         paid for when the ids were read."""
-        num_texts = num_sharing(outcomes, others)
-        load = load_of(num_texts)
+        num_texts, load = len(outcomes) + others.num_texts, load_of(len(outcomes))
         is_drafted = any(each.num_nodes for each in outcomes)
         self._plain_rounds.add(load, is_drafted=is_drafted, is_measured=not others.num_prompt_rows)
         self.num_without[load] = sum(each.num_nodes_without for each in outcomes)
@@ -105,7 +103,7 @@ class CostPolicy:
     def _spent(self, outcomes: Sequence[TextOutcome], others: OtherTexts) -> list[SpentText]:
         """Return the seconds of each text: its share of a plain pass, and of nodes and steps by their number. A text
         that is tried alone pays as if all were drafted for: else no trial beside many texts could show a gain."""
-        num_texts, num_plain = num_sharing(outcomes, others), len(outcomes) + others.num_rows
+        num_texts, num_plain = len(outcomes) + others.num_texts, len(outcomes) + others.num_rows
         plain_s = self.pass_s(num_texts) / num_texts
         is_tried = [self.streams.of(*stream_of(each), num_texts).trials_left > 0 for each in outcomes]
         least = [len(outcomes) * each for each in is_tried]
@@ -144,11 +142,6 @@ class CostPolicy:
         return min(_FIRST_GAIN, max(MIN_GAIN, best))
 
 
-def num_sharing(texts: Sequence[RoundText] | Sequence[TextOutcome], others: OtherTexts) -> int:
-    """Return how many texts share the target, now or as soon as their prompts are read."""
-    return len(texts) + others.num_texts + others.num_prompts
-
-
 class CostPlan:
     """Implements ports.RoundPlan."""
 
@@ -162,10 +155,10 @@ class CostPlan:
         self._is_plain = is_plain
         self._policy = policy
         self._texts = texts
-        self._num_sharing = num_sharing(texts, others)
+        self._num_sharing = len(texts) + others.num_texts
+        self._num_later = self._num_sharing + others.num_prompts
+        """Texts that share the target when the prompts have been read."""
         self._num_plain = len(texts) + others.num_rows
-        self._token_s = policy.pass_s(self._num_sharing) / self._num_sharing
-        """Seconds per token of plain decoding."""
         self._plain_s = policy.pass_s(self._num_plain)
         self._last_value: float | None = None
         self._has_trial = self._has_gain = False
@@ -177,7 +170,7 @@ class CostPlan:
         stats = [self._stats(*stream) for stream in {stream_of(text) for text in self._texts}]
         seconds = sum(each.seconds for each in stats)
         speedup = max(sum(each.plain_s for each in stats) / seconds, 1.0) if seconds else 1.0
-        return speedup / self._token_s
+        return speedup / self._token_s(self._num_sharing)
 
     def should_search(self, index: int) -> bool:
         """See ports.RoundPlan."""
@@ -197,7 +190,7 @@ class CostPlan:
     def should_read(self, index: int, num_ids: int, num_last: int) -> bool:
         """See ports.RoundPlan. A trial reads the end."""
         more_s = self._policy.step_s(num_ids) - self._policy.step_s(num_last)
-        return self._gain_pays(index, num_ids) and _WHOLE_GAIN * self._left_s(index) > more_s
+        return self._gain_pays(index, num_ids) and _WHOLE_GAIN * self._left_s(index, self._num_later) > more_s
 
     def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
         """See ports.RoundPlan."""
@@ -235,34 +228,39 @@ class CostPlan:
         """Return whether the expected gain is worth reading so many ids, and the first step would be taken: where it
         would not, only a trial can correct what is expected."""
         is_tried = self._stats(*stream_of(self._texts[index])).trials_left > 0
-        is_worth_it = not is_tried and self._gain(index) * self._left_s(index) > self._catch_up_s(num_ids)
-        return is_worth_it and self._first_step_pays
+        num_texts = self._num_later if num_ids > CATCH_UP else self._num_sharing
+        is_worth_it = self._gain(index, num_texts) * self._left_s(index, num_texts) > self._catch_up_s(num_ids)
+        return not is_tried and is_worth_it and self._first_step_pays
 
-    def _gain(self, index: int) -> float:
-        """Return the tokens that the drafter is expected to gain for a text in a round."""
+    def _gain(self, index: int, num_texts: int) -> float:
+        """Return the tokens that the drafter is expected to gain for a text in a round of so many."""
         tenant, work = stream_of(self._texts[index])
-        stats = self._stats(tenant, work)
-        if stats.num_drafted or self._stats(None, work).num_drafted:
+        stats, of_all = (self._policy.streams.of(each, work, num_texts) for each in (tenant, None))
+        if stats.num_drafted or of_all.num_drafted:
             return stats.gain
-        first_gain = self._policy.first_gain(self._num_sharing)  # of passes that may have been measured since
-        return min(stats.gain, first_gain)
+        return min(stats.gain, self._policy.first_gain(num_texts))  # of passes that may have been measured since
 
     @cached_property
     def _first_step_pays(self) -> bool:
         """Whether a step over the ends of all texts that gain would be taken, alone or beside the nodes of others that
         the last round had."""
-        ends = [1.0] * sum(self._gain(index) > 0 for index in range(len(self._texts)))
-        num_without = self._policy.num_without[load_of(self._num_sharing)]
+        ends = [1.0] * sum(self._gain(index, self._num_sharing) > 0 for index in range(len(self._texts)))
+        num_without = self._policy.num_without[load_of(len(self._texts))]
         return any(self._num_paying(ends, num_nodes) for num_nodes in (0, num_without))
 
     def _catch_up_s(self, num_ids: int) -> float:
         return self._policy.step_s(num_ids) - self._policy.step_s(min(num_ids, CATCH_UP))
 
-    def _left_s(self, index: int) -> float:
-        """Return the seconds that one more token in each of a text's rounds with a drafter is worth."""
+    def _left_s(self, index: int, num_texts: int) -> float:
+        """Return the seconds that one more token in each of a text's rounds with a drafter is worth, in rounds of so
+        many texts."""
         text, stream = self._texts[index], stream_of(self._texts[index])
-        stats, length = self._stats(*stream), self._policy.length(*stream).mean
-        return min(length, text.max_new_tokens) / stats.emits * self._token_s / stats.speedup_without
+        stats, length = self._policy.streams.of(*stream, num_texts), self._policy.length(*stream).mean
+        return min(length, text.max_new_tokens) / stats.emits * self._token_s(num_texts) / stats.speedup_without
+
+    def _token_s(self, num_texts: int) -> float:
+        """Return the seconds per token of plain decoding."""
+        return self._policy.pass_s(num_texts) / num_texts
 
     @property
     def _must_try(self) -> bool:

@@ -1,14 +1,14 @@
 """Costs of target passes and drafter steps on this machine by number of rows: measured at the start, updated since.
 
 A start beside other load, such as that of the services around it, measures further rows as far dearer than they are
-alone, and nothing that is drafted corrects costs for which nothing is drafted. So passes are measured again, while
-nothing is decoded, when they take far less time than was measured."""
+alone, and nothing that is drafted corrects costs for which nothing is drafted. So passes that take far less time than
+was measured are measured again while nothing is decoded."""
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
-from typing import Protocol, get_args
+from typing import Protocol
 
 import numpy as np
 
@@ -38,7 +38,7 @@ kernels or another device, or the earlier start was disturbed while it measured 
 _MAX_SHARE = 0.8
 """Passes that take less than this share of their measured time were measured beside other load."""
 _AGAIN_AFTER_S = 60.0
-"""Seconds until passes are measured once more."""
+"""Seconds until passes may be measured once more."""
 
 
 class CostCurve:
@@ -47,18 +47,15 @@ class CostCurve:
     def __init__(self, seconds_by_rows: Mapping[int, float]) -> None:
         self._rows = np.array(sorted(seconds_by_rows), np.float64)
         self._log_s = np.log([seconds_by_rows[int(rows)] for rows in self._rows])
-        self._measured_log_s = self._log_s.copy()
+        self.too_dear_at: int | None = None
+        """Rows whose passes were seen to take far less time than was measured; None while there are none."""
         self._tabulate()
+        self._measured = self._table
 
     def __call__(self, rows: int) -> float:
         if rows < len(self._table):
             return self._table[rows]
         return self._table[-1] + self._slope * (rows + 1 - len(self._table))
-
-    @property
-    def is_too_dear(self) -> bool:
-        """Whether observed passes take far less time than was measured."""
-        return bool(np.min(self._log_s - self._measured_log_s) < math.log(_MAX_SHARE))
 
     def update(self, rows: int, seconds: float) -> None:
         """Move the curve towards one observation, the points near `rows` most."""
@@ -67,6 +64,8 @@ class CostCurve:
         observed = min(max(rows, self._rows[0]), self._rows[-1])
         self._log_s += shift * (_FAR + _NEAR * np.clip(1 - np.abs(np.log2(self._rows / observed)), 0, 1))
         self._tabulate()
+        if self._table[int(observed)] < _MAX_SHARE * self._measured[int(observed)]:
+            self.too_dear_at = int(observed)
 
     def _tabulate(self) -> None:
         """Tabulate the seconds up to the largest measured number of rows, and the slope beyond it."""
@@ -114,9 +113,10 @@ class MeasuredCosts:
         """
         self._target = target
         self._file = file
-        self._passes: dict[TreeLimits, CostCurve] = {}
+        self._passes: dict[TreeLimits, tuple[Mode, CostCurve]] = {}
+        """With the mode in which they were measured."""
         self._again_s = -math.inf
-        """When passes were measured again."""
+        """When passes may be measured again."""
         self.step_s = StepCosts(file, drafter_name)
 
     def passes(self, mode: Mode) -> CostCurve:
@@ -124,28 +124,33 @@ class MeasuredCosts:
         cannot serve the mode."""
         limits = self._target.limits(mode)
         if limits not in self._passes:
-            self._passes[limits] = self._measure(mode)
-        return self._passes[limits]
+            self._passes[limits] = mode, self._measure(mode)
+        return self._passes[limits][1]
 
     def _measure(self, mode: Mode) -> CostCurve:
         sizes, measure = _sizes(self._target, mode, _PASS_ROWS), partial(measure_passes, self._target, mode)
         return _kept_curve(self._file, mode, measure, _PASS_ROWS, set(sizes))
 
     def measure_again(self, goes_on: Callable[[], bool]) -> None:
-        """Measure the passes of modes anew where they have become far faster than measured, at most once a minute;
-        nothing changes where `goes_on` ends it between two passes. For a target that decodes nothing."""
-        dear = [mode for mode in get_args(Mode) if (curve := self.measured(mode)) is not None and curve.is_too_dear]
-        if dear and time.monotonic() > self._again_s + _AGAIN_AFTER_S:
-            self._again_s = time.monotonic()  # before a measurement that may fail
-            seconds = measure_passes(self._target, dear[0], _PASS_ROWS, num_context=_CONTEXT, goes_on=goes_on)
-            if seconds:
-                self._passes[self._target.limits(dear[0])] = _new_curve(self._file, dear[0], seconds)
-            else:
-                self._again_s = -math.inf
+        """Measure passes anew that take far less time than was measured, at most once a minute and of one mode. Nothing
+        changes where `goes_on` ends it between two passes, or where other load makes them dearer than those seen.
+        For a target that decodes nothing."""
+        dear = [limits for limits, (_, curve) in self._passes.items() if curve.too_dear_at is not None]
+        if not dear or time.monotonic() < self._again_s:
+            return
+        self._again_s = time.monotonic() + _AGAIN_AFTER_S
+        mode, curve = self._passes[dear[0]]
+        rows, curve.too_dear_at = curve.too_dear_at, None  # what fails is not tried for this again
+        assert rows is not None
+        seconds = measure_passes(self._target, mode, _PASS_ROWS, num_context=1, goes_on=goes_on)
+        if seconds and _MAX_SHARE * CostCurve(_without_noise(seconds))(rows) <= curve(rows):
+            self._passes[dear[0]] = mode, _new_curve(self._file, mode, seconds)
+        else:
+            curve.too_dear_at = rows
 
     def measured(self, mode: Mode) -> CostCurve | None:
         """Return the cost curve of this mode's passes; None while it is not measured."""
-        return self._passes.get(self._target.limits(mode))
+        return self._passes.get(self._target.limits(mode), (mode, None))[1]
 
     def update_pass(self, mode: Mode, rows: int, seconds: float) -> None:
         """Add the duration of one pass; ignored while its cost curve is not measured."""

@@ -22,7 +22,7 @@ class PlainRounds:
         return self._num_drafted[load] >= _MAX_DRAFTED and load in self._measured
 
     def add(self, load: int, *, is_drafted: bool, is_measured: bool) -> None:
-        """Count a round, whose pass was measured unless prompts were read in it."""
+        """Count a round; its pass was measured if no prompts were read in it."""
         if is_drafted:
             self._num_drafted[load] += 1
         if is_measured and is_drafted:

@@ -44,7 +44,7 @@ class StubActor:
 
     def __init__(self, *, num_stops: float = 0, error: Exception | None = None, num_answers: float = math.inf) -> None:
         self._stops_left, self._error, self._answers_left = num_stops, error, num_answers
-        self.has_ended, self.pid = False, 7
+        self.has_ended, self.status_of_now = False, dict(STATUS)
         self.run = SimpleNamespace(remote=lambda: Ref(lambda: self._stops_left <= 0, self._end))
         self.status = SimpleNamespace(remote=lambda: Ref(lambda: self._answers_left > 0, self._answer))
         self.stop = SimpleNamespace(remote=self._stop)
@@ -56,7 +56,7 @@ class StubActor:
 
     def _answer(self) -> dict[str, Any]:
         self._answers_left -= 1
-        return STATUS | {"pid": self.pid}
+        return dict(self.status_of_now)
 
     def _stop(self) -> None:
         self._stops_left -= 1
@@ -114,7 +114,7 @@ def test_a_process_that_ended_is_logged_with_the_memory_that_it_had(
     learner = stub_ray.learner(actor)
     learner.log_status()
     assert "has ended" not in caplog.text
-    actor.pid = 8
+    actor.status_of_now["pid"] = 8
     learner.log_status()
     learner.log_status()
     said = (
@@ -124,6 +124,18 @@ def test_a_process_that_ended_is_logged_with_the_memory_that_it_had(
     stop = threading.Event()
     stop.set()
     _watch([learner], stop)
+
+
+def test_a_process_of_an_older_version_on_its_node_tells_no_memory(
+    stub_ray: StubRay, caplog: pytest.LogCaptureFixture
+) -> None:
+    actor = StubActor(num_stops=0)
+    del actor.status_of_now["memory_bytes"], actor.status_of_now["available_bytes"]
+    learner = stub_ray.learner(actor)
+    for actor.status_of_now["pid"] in (7, 8):
+        learner.log_status()
+    assert f"{learner.target}: process 7 has ended" in caplog.text
+    _watch([learner], threading.Event())
 
 
 def test_a_learner_lost_with_its_node_is_logged_as_waiting_once_and_holds_up_no_stop(

@@ -57,13 +57,27 @@ def test_a_folder_for_digests_that_cannot_be_written_costs_a_warning(
     assert "the next start has to read all of" in caplog.text
 
 
+def test_other_weights_with_the_size_and_time_of_those_before_are_read(folder: Path, tmp_path: Path) -> None:
+    """As `rsync --times` leaves them."""
+    weights = folder / "model.safetensors"
+    before, status = weights_digest(folder, tmp_path / "digests"), weights.stat()
+    weights.write_bytes(bytes(status.st_size))
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert weights_digest(folder, tmp_path / "digests") != before
+
+
 def test_all_parts_of_a_gguf_file_count(tmp_path: Path) -> None:
     parts = [tmp_path / f"model-0000{number}-of-00002.gguf" for number in (1, 2)]
     for part in parts:
         part.write_bytes(b"GGUF")
     before = weights_digest(parts[0], tmp_path / "digests")
+    (tmp_path / "model-instruct-00001-of-00002.gguf").write_bytes(b"another model")
+    assert weights_digest(parts[0], tmp_path / "digests") == before
     parts[1].write_bytes(b"other")
     assert weights_digest(parts[0], tmp_path / "digests") != before
+    parts[1].unlink()
+    with pytest.raises(ModelError, match="00002-of-00002"):
+        weights_digest(parts[0], tmp_path / "digests")
 
 
 def test_a_gguf_file_has_a_digest_and_one_that_is_gone_is_said_to_be(folder: Path, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def costs_of(engine: Engine) -> MeasuredCosts:
 
 def make_too_dear(engine: Engine) -> CostCurve:
     curve = costs_of(engine).passes("fast")
-    while not curve.is_too_dear:
+    while curve.too_dear_at is None:
         curve.update(1, 0.5 * curve(1))
     return curve
 

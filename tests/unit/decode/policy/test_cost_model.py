@@ -198,11 +198,11 @@ def measured_beside_other_load(tmp_path, target):
     costs = MeasuredCosts(target, file)
     curve = costs.passes("fast")
     assert curve(8) == pytest.approx(4 * alone(8))
-    assert not curve.is_too_dear
+    assert curve.too_dear_at is None
     target.pace = 1.0
     for _ in range(100):
         costs.update_pass("fast", 1, alone(1))
-    assert curve.is_too_dear
+    assert curve.too_dear_at == 1
     assert curve(8) > 1.5 * alone(8)
     return costs, alone, file
 
@@ -214,6 +214,41 @@ def test_passes_that_were_measured_beside_other_load_are_measured_again_while_no
     assert file.read("fast")[8] == pytest.approx(alone(8))
 
 
+def test_a_size_behind_a_dearer_smaller_one_makes_no_curve_too_dear():
+    """Its own seconds are corrected without end, since what counts are those of the smaller one."""
+    curve = CostCurve({1: 1.0, 2: 3.0, 4: 2.0, 8: 3.1})
+    for _ in range(300):
+        curve.update(4, 2.9)
+    assert curve.too_dear_at is None
+
+
+def test_a_measurement_beside_other_load_again_changes_nothing(tmp_path):
+    target = Counting()
+    costs, alone, file = measured_beside_other_load(tmp_path, target)
+    curve, kept = costs.passes("fast"), file.read("fast")
+    target.pace = 3.0
+    costs.measure_again(lambda: True)
+    assert costs.passes("fast") is curve
+    assert file.read("fast") == kept
+    target.pace = 1.0
+    cost_model.time.sleep(61)
+    costs.measure_again(lambda: True)
+    assert costs.passes("fast")(8) == pytest.approx(alone(8))
+
+
+def test_costs_that_both_modes_have_are_kept_under_the_mode_in_which_they_were_measured(tmp_path):
+    target, file = Counting(), CostFile(tmp_path / "costs.json")
+    target.pace = 4.0
+    costs = MeasuredCosts(target, file)
+    dear = costs.passes("reproducible")(8)
+    target.pace = 1.0
+    for _ in range(100):
+        costs.update_pass("fast", 1, 0.008)
+    costs.measure_again(lambda: True)
+    assert file.read("reproducible")[8] == pytest.approx(dear / 4)
+    assert file.read("fast") == {}
+
+
 def test_measuring_again_ends_between_two_passes_and_changes_nothing(tmp_path):
     target = Counting()
     costs, _, file = measured_beside_other_load(tmp_path, target)
@@ -223,6 +258,7 @@ def test_measuring_again_ends_between_two_passes_and_changes_nothing(tmp_path):
     assert len(target.passes) == 2
     assert costs.passes("fast") is curve
     assert file.read("fast") == kept
+    cost_model.time.sleep(61)
     costs.measure_again(lambda: True)
     assert costs.passes("fast") is not curve
 
@@ -235,6 +271,7 @@ def test_a_measurement_that_fails_is_not_tried_again_at_once(tmp_path, monkeypat
         with pytest.raises(TypeError):
             costs.measure_again(lambda: True)
     target.passes.clear()
+    cost_model.time.sleep(61)
     costs.measure_again(lambda: True)
     assert target.passes == []
 
@@ -243,9 +280,10 @@ def test_passes_are_measured_again_once_a_minute_and_only_where_they_became_fast
     target = Counting()
     costs, alone, _ = measured_beside_other_load(tmp_path, target)
     costs.measure_again(lambda: True)
-    for share, pause_s, is_measured in ((0.5, 1, False), (0.5, 61, True), (1.0, 61, False), (4.0, 61, False)):
+    paces = ((0.5, 1, False), (0.5, 61, True), (1.0, 61, False), (4.0, 61, False))
+    for target.pace, pause_s, is_measured in paces:
         for _ in range(100):
-            costs.update_pass("fast", 1, share * alone(1))
+            costs.update_pass("fast", 1, target.pace * alone(1))
         cost_model.time.sleep(pause_s)
         target.passes.clear()
         costs.measure_again(lambda: True)

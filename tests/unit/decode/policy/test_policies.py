@@ -336,6 +336,14 @@ def test_a_drafter_does_not_read_a_text_alone_that_others_will_decode_beside():
     assert reads == [True, False]
 
 
+def test_a_text_that_decodes_beside_prompts_keeps_its_drafts():
+    """Nobody else decodes before they have been read."""
+    beside = [OtherTexts(0, num_prompts, 40) for num_prompts in (1, 7)]
+    plans = [plan_of(lambda rows: 1.0 + 0.02 * rows, lambda rows: 0.1, 1, others) for others in beside]
+    assert [plan.should_draft(0, 1) for plan in plans] == [True, True]
+    assert [plan.prune([0.8, 0.5]) for plan in plans] == [2, 2]
+
+
 def simulate(
     policy: CostPolicy,
     agreement: dict[str, float],

@@ -4,6 +4,7 @@ A start beside other load, such as that of the services around it, measures furt
 alone, and nothing that is drafted corrects costs for which nothing is drafted. So passes that take far less time than
 was measured are measured again while nothing is decoded."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -15,6 +16,8 @@ import numpy as np
 from omnidraft.decode.device_wait import wait_for
 from omnidraft.decode.policy.cost_file import CostFile
 from omnidraft.ports import DraftModel, DraftSession, DraftTree, Mode, Source, Target, TargetSession, TreeLimits
+
+logger = logging.getLogger(__name__)
 
 _EMA_WEIGHT = 0.1
 """Share of the error that one observation corrects."""
@@ -144,7 +147,12 @@ class MeasuredCosts:
         assert rows is not None
         seconds = measure_passes(self._target, mode, _PASS_ROWS, num_context=1, goes_on=goes_on)
         if seconds and _MAX_SHARE * CostCurve(_without_noise(seconds))(rows) <= curve(rows):
-            self._passes[dear[0]] = mode, _new_curve(self._file, mode, seconds)
+            new, most = _new_curve(self._file, mode, seconds), max(seconds)
+            before_ms, now_ms = 1e3 * curve(most), 1e3 * new(most)
+            logger.info(
+                "passes measured again: %d rows take %.1f ms, not %.1f as at the start", most, now_ms, before_ms
+            )
+            self._passes[dear[0]] = mode, new
         else:
             curve.too_dear_at = rows
 

@@ -207,9 +207,11 @@ def measured_beside_other_load(tmp_path, target):
     return costs, alone, file
 
 
-def test_passes_that_were_measured_beside_other_load_are_measured_again_while_nothing_is_decoded(tmp_path):
+def test_passes_that_were_measured_beside_other_load_are_measured_again_while_nothing_is_decoded(tmp_path, caplog):
     costs, alone, file = measured_beside_other_load(tmp_path, Counting())
-    costs.measure_again(lambda: True)
+    with caplog.at_level("INFO"):
+        costs.measure_again(lambda: True)
+    assert "passes measured again: 8 rows take 36.0 ms" in caplog.text
     assert [costs.passes("fast")(rows) for rows in range(1, 9)] == pytest.approx([alone(rows) for rows in range(1, 9)])
     assert file.read("fast")[8] == pytest.approx(alone(8))
 

@@ -7,6 +7,7 @@ import pytest
 
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
+from omnidraft.decode.policy import cost_model
 from omnidraft.decode.policy.cost_model import CostCurve, MeasuredCosts
 from omnidraft.ports import Target
 from omnidraft.serving import request_queue
@@ -22,9 +23,13 @@ def _short_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """With costs that are too dear."""
-    monkeypatch.setattr(engine.decoder, "costs", MeasuredCosts(engine.decoder.target))
-    make_too_dear(engine)
+    """With costs that are 50 times what passes take, as if something else had taken the processors."""
+    pass_s = cost_model._pass_s
+    costs = MeasuredCosts(engine.decoder.target)
+    with monkeypatch.context() as busy:
+        busy.setattr(cost_model, "_pass_s", lambda session, rows: 50 * pass_s(session, rows))
+        costs.passes("fast")
+    monkeypatch.setattr(engine.decoder, "costs", costs)
     return engine
 
 
@@ -45,7 +50,8 @@ def costs_of(engine: Engine) -> MeasuredCosts:
     return engine.decoder.costs
 
 
-def make_too_dear(engine: Engine) -> CostCurve:
+def see_faster_passes(engine: Engine) -> CostCurve:
+    """Return the curve of costs, which are too dear now."""
     curve = costs_of(engine).passes("fast")
     while curve.too_dear_at is None:
         curve.update(1, 0.5 * curve(1))
@@ -60,9 +66,9 @@ def wait_until(is_true: Callable[[], bool]) -> None:
 
 
 def test_an_idle_worker_measures_again_and_decodes_before_and_after(engine: Engine, served: Callable[[], int]) -> None:
-    costs, curve = costs_of(engine), costs_of(engine).passes("fast")
     assert served() == 4
-    wait_until(lambda: costs.passes("fast") is not curve)
+    curve = see_faster_passes(engine)
+    wait_until(lambda: costs_of(engine).passes("fast") is not curve)
     assert served() == 4
 
 
@@ -75,5 +81,6 @@ def test_a_measurement_that_fails_ends_no_worker(
     assert served() == 4
     with monkeypatch.context() as broken:
         broken.setattr(engine.decoder.target, "open", refuse)
+        see_faster_passes(engine)
         wait_until(lambda: "cannot measure the passes" in caplog.text)
     assert served() == 4

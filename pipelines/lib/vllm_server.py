@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from omnidraft.container_limits import allowed_processors, usable_processors
 from omnidraft.demo import child_process
-from omnidraft.demo.local_cluster import free_port
+from omnidraft.demo.local_cluster import free_port, is_serving
 from omnidraft.demo.openai_client import CHAT, COMPLETIONS, OpenAIClient, text_of
 from omnidraft.errors import ModelError, RequestError
 
@@ -185,11 +185,9 @@ def _environment(venv: Path, threads: int | None) -> dict[str, str]:
 def _await(server: VllmServer, process: "subprocess.Popen[bytes]") -> None:
     deadline_s = time.monotonic() + _READY_S
     while time.monotonic() < deadline_s and process.poll() is None:
-        try:
-            if httpx.get(f"{server.url}/health", timeout=5).status_code == 200:
-                return
-        except httpx.HTTPError:
-            time.sleep(0.5)
+        if is_serving(server.url, "/health"):
+            return
+        time.sleep(0.5)
     lines = server.log_path.read_text(errors="replace").splitlines()[-_LAST_LINES:]
     raise ModelError("vLLM did not come up:\n" + "\n".join(lines))
 

@@ -138,21 +138,19 @@ class MeasuredCosts:
         """Measure passes anew that take far less time than was measured, at most once a minute and of one mode. Nothing
         changes where `goes_on` ends it between two passes, or where other load makes them dearer than those seen.
         For a target that decodes nothing."""
-        dear = [limits for limits, (_, curve) in self._passes.items() if curve.too_dear_at is not None]
+        dear = [(limits, rows) for limits, (_, curve) in self._passes.items() if (rows := curve.too_dear_at)]
         if not dear or time.monotonic() < self._again_s:
             return
         self._again_s = time.monotonic() + _AGAIN_AFTER_S
-        mode, curve = self._passes[dear[0]]
-        rows, curve.too_dear_at = curve.too_dear_at, None  # what fails is not tried for this again
-        assert rows is not None
+        limits, rows = dear[0]
+        mode, curve = self._passes[limits]
+        curve.too_dear_at = None  # what fails is not tried for this again
         seconds = measure_passes(self._target, mode, _PASS_ROWS, num_context=1, goes_on=goes_on)
         if seconds and _MAX_SHARE * CostCurve(_without_noise(seconds))(rows) <= curve(rows):
             new, most = _new_curve(self._file, mode, seconds), max(seconds)
             before_ms, now_ms = 1e3 * curve(most), 1e3 * new(most)
-            logger.info(
-                "passes measured again: %d rows take %.1f ms, not %.1f as at the start", most, now_ms, before_ms
-            )
-            self._passes[dear[0]] = mode, new
+            logger.info("passes measured again: %d rows take %.1f ms, not %.1f as before", most, now_ms, before_ms)
+            self._passes[limits] = mode, new
         else:
             curve.too_dear_at = rows
 

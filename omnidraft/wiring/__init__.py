@@ -17,21 +17,12 @@ from omnidraft.wiring.logs import (
     trace_source,
 )
 from omnidraft.wiring.memory import memory_files, memory_loader
-from omnidraft.wiring.models import (
-    SnapshotLoader,
-    Vocabularies,
-    base_drafter,
-    ngram_cache,
-    packed_cache,
-    served_vocabularies,
-    set_threads,
-    snapshot_loader,
-    target,
-    vocabularies,
-)
+from omnidraft.wiring.models import packed_cache, set_threads, target
 from omnidraft.wiring.recording import tracing
 from omnidraft.wiring.signing import snapshot_signing
+from omnidraft.wiring.snapshot_loading import SnapshotLoader, base_drafter, ngram_cache, snapshot_loader
 from omnidraft.wiring.vllm import Batching, batching
+from omnidraft.wiring.vocabularies import Vocabularies, served_vocabularies, vocabularies
 from omnidraft.wiring.worker import ServedTarget, Worker, engine, worker
 
 __all__ = [

@@ -17,8 +17,8 @@ from omnidraft.wiring.logs import (
     topic_names,
     trace_source,
 )
-from omnidraft.wiring.models import Vocabularies
 from omnidraft.wiring.signing import authenticator, champion_statements, require_signer, restate_s
+from omnidraft.wiring.vocabularies import Vocabularies
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,8 +12,9 @@ from omnidraft.ports import Metrics, NoopTracing
 from omnidraft.wiring.controller import controller
 from omnidraft.wiring.distiller import distillation, identity
 from omnidraft.wiring.logs import log_path, log_reader, registry, snapshot_reader
-from omnidraft.wiring.models import Vocabularies, base_drafter, served_vocabularies
 from omnidraft.wiring.recording import trace_producer
+from omnidraft.wiring.snapshot_loading import base_drafter
+from omnidraft.wiring.vocabularies import Vocabularies, served_vocabularies
 from omnidraft.wiring.worker import served_target
 
 if TYPE_CHECKING:

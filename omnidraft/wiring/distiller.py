@@ -11,15 +11,15 @@ from omnidraft.ports import Metrics, NoopTracing, Tracing
 from omnidraft.wiring.controller import base_serving_tensors, control_follower, recent_records, snapshot_comparison
 from omnidraft.wiring.logs import log_reader, log_writer, registry, trace_source
 from omnidraft.wiring.memory import memory_files
-from omnidraft.wiring.models import Vocabularies, ngram_cache, vocabularies
 from omnidraft.wiring.signing import require_signer
+from omnidraft.wiring.snapshot_loading import ngram_cache
+from omnidraft.wiring.vocabularies import Vocabularies, drafter_hash, vocabularies
 
 if TYPE_CHECKING:
     from omnidraft.distill.control import Status
     from omnidraft.distill.distiller import Distiller
     from omnidraft.distill.publisher import Identity
     from omnidraft.distill.training.learner import Learner
-    from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.snapshots.manifest import Manifest
 
 
@@ -187,11 +187,3 @@ def identity(settings: Settings, tokenizers: Vocabularies) -> "Identity":
         code_version=__version__,
         settings={name: str(value) for name, value in settings.learner.model_dump(exclude={"tenants"}).items()},
     )
-
-
-def drafter_hash(folder: Path, tokenizer: "HfTokenizer") -> str:
-    """Return what tells this base drafter from others: where its weights came from, else its tokenizer."""
-    from omnidraft.models.catalog.install import read_origin
-
-    made = read_origin(folder)
-    return made.fingerprint if made else tokenizer.fingerprint

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from omnidraft.errors import VocabularyError
 
 if TYPE_CHECKING:
-    from omnidraft.wiring.models import Vocabularies
+    from omnidraft.wiring.vocabularies import Vocabularies
 
 _LONGEST_PROMPT_SHARE = 0.75
 """The share of the drafter's context that a prompt may fill; the rest is for the answer."""

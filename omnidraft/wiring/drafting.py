@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from omnidraft.decode.policy.cost_model import MeasuredCosts, StepCosts
     from omnidraft.memory.recent_texts import RecentTexts
     from omnidraft.vocab.ngram_cache import NgramCache
-    from omnidraft.wiring.models import TargetVocabulary, Vocabularies
+    from omnidraft.wiring.vocabularies import TargetVocabulary, Vocabularies
 
 logger = logging.getLogger(__name__)
 

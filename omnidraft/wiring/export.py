@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError, RequestError, SnapshotError, VocabularyError
 from omnidraft.snapshots.files import whole_folder
-from omnidraft.wiring.distiller import drafter_hash
-from omnidraft.wiring.models import Vocabularies, vocabularies
 from omnidraft.wiring.named_snapshots import named_folder
+from omnidraft.wiring.vocabularies import Vocabularies, drafter_hash, vocabularies
 
 if TYPE_CHECKING:
     from omnidraft.snapshots.manifest import Manifest

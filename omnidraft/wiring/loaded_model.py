@@ -13,8 +13,9 @@ from omnidraft.wiring.costs import measured_costs
 from omnidraft.wiring.drafter_prompt import drafter_prompt
 from omnidraft.wiring.drafting import drafter_memory
 from omnidraft.wiring.memory import memory_loader
-from omnidraft.wiring.models import TargetVocabulary, Vocabularies, snapshot_loader
 from omnidraft.wiring.named_snapshots import named_or_base, require_named
+from omnidraft.wiring.snapshot_loading import snapshot_loader
+from omnidraft.wiring.vocabularies import TargetVocabulary, Vocabularies
 
 if TYPE_CHECKING:
     from omnidraft.decode.decoder import Decoder

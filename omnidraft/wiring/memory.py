@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import MemorySettings, Settings
 from omnidraft.ports import Metrics
-from omnidraft.wiring.models import TargetVocabulary
 from omnidraft.wiring.record_cipher import record_cipher
 from omnidraft.wiring.recording import recorded_as
+from omnidraft.wiring.vocabularies import TargetVocabulary
 
 if TYPE_CHECKING:
     from omnidraft.decode.snapshot.fleet_memory import MemoryLoader

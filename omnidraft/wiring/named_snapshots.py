@@ -13,8 +13,8 @@ from omnidraft.errors import SnapshotError, SnapshotNotFound
 from omnidraft.ports import Registry, SnapshotVersion
 from omnidraft.wiring.existing import existing_registry
 from omnidraft.wiring.logs import registry
-from omnidraft.wiring.models import SnapshotLoader
 from omnidraft.wiring.signing import snapshot_signing
+from omnidraft.wiring.snapshot_loading import SnapshotLoader
 
 if TYPE_CHECKING:
     from omnidraft.decode.snapshot.slot import LoadedSnapshot

@@ -16,10 +16,11 @@ from omnidraft.wiring.controller import control_follower
 from omnidraft.wiring.drafter_prompt import drafter_prompt
 from omnidraft.wiring.drafting import SharedDrafting, policy, proposer
 from omnidraft.wiring.logs import snapshot_reader
-from omnidraft.wiring.models import SnapshotLoader, Vocabularies, snapshot_loader_with, vocabularies
 from omnidraft.wiring.named_snapshots import named_or_base, require_named
 from omnidraft.wiring.recording import trace_producer
 from omnidraft.wiring.signing import champion_statements
+from omnidraft.wiring.snapshot_loading import SnapshotLoader, snapshot_loader_with
+from omnidraft.wiring.vocabularies import Vocabularies, vocabularies
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,18 +14,12 @@ from omnidraft.wiring.costs import measured_costs
 from omnidraft.wiring.drafting import drafter_memory
 from omnidraft.wiring.logs import snapshot_reader
 from omnidraft.wiring.memory import memory_loader
-from omnidraft.wiring.models import (
-    SnapshotLoader,
-    TargetVocabulary,
-    Vocabularies,
-    base_drafter,
-    served_vocabularies,
-    snapshot_loader,
-    target,
-)
+from omnidraft.wiring.models import target
 from omnidraft.wiring.named_snapshots import champion_or_base, named_or_base, require_named
 from omnidraft.wiring.recording import trace_producer
 from omnidraft.wiring.signing import champion_statements
+from omnidraft.wiring.snapshot_loading import SnapshotLoader, base_drafter, snapshot_loader
+from omnidraft.wiring.vocabularies import TargetVocabulary, Vocabularies, served_vocabularies
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -16,7 +16,7 @@ from omnidraft.vocab.retokenise import retokenise
 from omnidraft.wiring.drafter_prompt import drafter_prompt
 
 if TYPE_CHECKING:
-    from omnidraft.wiring.models import Vocabularies
+    from omnidraft.wiring.vocabularies import Vocabularies
 
 _ANY_LENGTH = 2**31
 """A learner cuts a prompt to its drafter's context itself."""

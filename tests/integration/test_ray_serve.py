@@ -25,7 +25,8 @@ from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.tiny_models import make_drafter, make_target
-from omnidraft.wiring.models import ngram_cache, vocabularies
+from omnidraft.wiring.snapshot_loading import ngram_cache
+from omnidraft.wiring.vocabularies import vocabularies
 from tests.ray_serve_fleet import Asked, Load, ServeFleet, description
 
 NUM_REPLICAS = 3

@@ -38,8 +38,9 @@ def read_origin(folder: Path) -> Origin | None:
     """Return the origin of an installed folder, None for a folder that was not installed here, or whose marker was lost
     in a power failure."""
     try:
-        return Origin(**json.loads((folder / MARKER).read_text(encoding="utf-8")))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        found = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+        return Origin(found["source"], found["fingerprint"])  # a later release may tell more
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
         return None
 
 

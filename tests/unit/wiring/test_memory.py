@@ -14,7 +14,7 @@ from omnidraft.traces.redaction import hash_of_tenant
 from omnidraft.wiring import tenants
 from omnidraft.wiring.logs import key_store, log_writer
 from omnidraft.wiring.memory import memory_files, memory_loader
-from omnidraft.wiring.models import TargetVocabulary
+from omnidraft.wiring.vocabularies import TargetVocabulary
 from tests.memory_texts import said
 from tests.tiny_pair import Pair
 

@@ -19,7 +19,7 @@ from omnidraft.errors import ModelError, RegistryError, SnapshotCorrupt, Vocabul
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.signing import SnapshotSigning
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.wiring.models import snapshot_loader
+from omnidraft.wiring.snapshot_loading import snapshot_loader
 from tests.homes import make_home
 from tests.snapshot_folders import manifest
 from tests.tiny_engine import tiny_settings
@@ -58,6 +58,19 @@ def test_a_snapshot_without_ngrams_is_served_with_a_fresh_cache(settings: Settin
     held = wiring.engine(settings, CountingMetrics(), snapshot=str(tmp_path / "bare")).engine.slot.current
     assert held.snapshot_id == "bare"
     assert len(held.cache) == 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_snapshot_of_another_base_drafter_serves_and_the_log_says_so(
+    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_ours: bool
+) -> None:
+    own = wiring.identity(settings, wiring.vocabularies(settings))
+    told = manifest("made", target=own.target, drafter=own.drafter, drafter_hash=own.drafter_hash if is_ours else "x")
+    bundle.write(tmp_path / "made", told, {})
+    with caplog.at_level(logging.WARNING):
+        held = wiring.engine(settings, CountingMetrics(), snapshot=str(tmp_path / "made")).engine.slot.current
+    assert held.snapshot_id == "made"
+    assert ("another base drafter" in caplog.text) is not is_ours
 
 
 @pytest.mark.parametrize("name", ["1", "challenger", "latest"])

@@ -16,8 +16,8 @@ from omnidraft.ports import RecordCipher
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.wiring.memory import memory_files
-from omnidraft.wiring.models import TargetVocabulary
 from omnidraft.wiring.record_cipher import record_cipher
+from omnidraft.wiring.vocabularies import TargetVocabulary
 from tests.distiller_runs import Setting, learned, names, run_until_idle
 from tests.tiny_pair import Pair
 

@@ -23,8 +23,8 @@ from omnidraft.snapshots.low_rank import B
 from omnidraft.snapshots.manifest import TenantFactors
 from omnidraft.snapshots.tenant_factors import FittedFactors, file_name, tensor_name, to_tensor, weights_digest
 from omnidraft.traces.redaction import hash_of_tenant
-from omnidraft.wiring.models import snapshot_loader
 from omnidraft.wiring.record_cipher import record_cipher
+from omnidraft.wiring.snapshot_loading import snapshot_loader
 from tests.cli_runs import run_cli
 from tests.snapshot_folders import manifest
 from tests.tiny_engine import tiny_settings

@@ -1,5 +1,6 @@
 """Resolving a name to a folder: the requests that are made, the files that are written, and those left unchanged."""
 
+import json
 import multiprocessing
 import os
 import subprocess
@@ -198,7 +199,7 @@ def test_a_gguf_file_that_was_cut_in_a_power_failure_is_fetched_again(
     assert len(index.requests) == 2 * len(PARTS)
 
 
-@pytest.mark.parametrize("content", [b"", bytes(40)])
+@pytest.mark.parametrize("content", [b"", bytes(40), b"[]", b"{}"])
 def test_a_model_whose_marker_was_lost_in_a_power_failure_is_fetched_again(content: bytes, home: Path) -> None:
     hub = FakeHub()
     folder = resolve("owner/model", home=home, sources=sources(hub))
@@ -207,6 +208,13 @@ def test_a_model_whose_marker_was_lost_in_a_power_failure_is_fetched_again(conte
     assert installed("owner/model", home=home) is None
     assert resolve("owner/model", home=home, sources=sources(hub)) == folder
     assert hub.requests == ["owner/model"] * 2
+    assert read_origin(folder) == Origin("hub", "revision-1")
+
+
+def test_a_marker_of_a_later_release_may_tell_more(home: Path) -> None:
+    folder = resolve("owner/model", home=home, sources=sources(FakeHub()))
+    told = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+    (folder / MARKER).write_text(json.dumps(told | {"pulled_ms": 1}), encoding="utf-8")
     assert read_origin(folder) == Origin("hub", "revision-1")
 
 

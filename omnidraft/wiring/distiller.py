@@ -3,11 +3,11 @@
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from omnidraft.config import Settings
+from omnidraft.config import LearnerSettings, Settings
 from omnidraft.freed_memory import keep_freed_memory
-from omnidraft.ports import Metrics, NoopTracing, Tracing
+from omnidraft.ports import LogReader, Metrics, NoopTracing, Tracing
 from omnidraft.wiring.controller import base_serving_tensors, control_follower, recent_records, snapshot_comparison
 from omnidraft.wiring.logs import log_reader, log_writer, registry, trace_source
 from omnidraft.wiring.memory import memory_files
@@ -18,9 +18,18 @@ from omnidraft.wiring.vocabularies import Vocabularies, drafter_hash, vocabulari
 if TYPE_CHECKING:
     from omnidraft.distill.control import Status
     from omnidraft.distill.distiller import Distiller
+    from omnidraft.distill.forgetting import Forgetting, Retention
+    from omnidraft.distill.ingest.batcher import Batcher
+    from omnidraft.distill.ingest.crash_journal import CrashJournal
+    from omnidraft.distill.ingest.tenant_shares import TenantGroups
+    from omnidraft.distill.ingest.truncation_mark import TruncationMark
+    from omnidraft.distill.memory.memory_files import MemoryFiles
     from omnidraft.distill.publisher import Identity
     from omnidraft.distill.training.learner import Learner
     from omnidraft.snapshots.manifest import Manifest
+
+_HEEDED: Final = ("pause", "resume", "restart", "rewind", "drift", "drift_over", "forget")
+"""The kinds of orders and statements that a distiller acts on."""
 
 
 def distillation(
@@ -52,11 +61,8 @@ def distillation(
     from omnidraft.distill.evaluation.held_out import HeldOut
     from omnidraft.distill.evaluation.pinned import read_pinned
     from omnidraft.distill.evaluation.tenant_factors import FactorJudge
-    from omnidraft.distill.forgetting import Forgetting, Retention
-    from omnidraft.distill.ingest.batcher import Batcher
-    from omnidraft.distill.ingest.crash_journal import CrashJournal
+    from omnidraft.distill.forgetting import Retention
     from omnidraft.distill.ingest.tenant_shares import TenantGroups
-    from omnidraft.distill.ingest.truncation_mark import TruncationMark
     from omnidraft.distill.publisher import Publisher
     from omnidraft.distill.training.step_report import LearningSpans
     from omnidraft.telemetry.metrics import LabelledMetrics
@@ -69,22 +75,13 @@ def distillation(
     learning, alignment = learner(settings, tokenizers), tokenizers.alignment.fingerprint
     pinned = None if section.pinned_held_out is None else read_pinned(section.pinned_held_out, alignment)
     reader = log_reader(settings, settings.log.traces_topic)
-    hours = settings.log.retention_hours
-    retention = Retention(None if hours is None else hours * 3600)
     dead_letters = log_writer(settings, settings.log.dead_letters_topic)
-    notes, name = section.journal_folder or journal_folder or folder, _name_of_notes(settings)
-    journal = CrashJournal(notes / f"trying-{name}.json", tries=section.poison_tries)
-    batcher = Batcher(
-        reader.partitions(),
-        records_per_step=section.records_per_step,
-        held_out_every=section.held_out_every,
-        held_out_records=section.held_out_records,
-        poison=journal.poison,
-        tenant_share=section.tenant_share,
-        groups=groups,
-    )
+    journal, truncation = _notes(settings, section.journal_folder or journal_folder or folder)
+    batcher = _batcher(section, reader, journal, groups)
     staging = folder / "staging"
     files = memory_files(settings, tokenizers, metrics, staging / "memory")
+    hours = settings.log.retention_hours
+    retention = Retention(None if hours is None else hours * 3600)
     return Distiller(
         trace_source(settings, alignment, reader, dead_letters, metrics, retention.is_forgotten),
         batcher,
@@ -98,30 +95,65 @@ def distillation(
         max_lag_records=section.max_lag_records,
         lag_sample_records=section.lag_sample_records,
         journal=journal,
-        truncation=TruncationMark(notes / f"truncated-{name}.txt"),
-        forgetting=Forgetting(
-            retention,
-            batcher,
-            learning,
-            metrics,
-            new_cache=lambda: ngram_cache(settings, tokenizers, None),
-            learned_records=recent_records(settings, alignment).before,
-            memory=files.memory,
-            cipher=files.cipher,
-        ),
+        truncation=truncation,
+        forgetting=_forgetting(settings, tokenizers, retention, batcher, learning, files, metrics),
         memory=files.memory,
         metrics=metrics,
-        control=TrainingControl(
-            control_follower(
-                settings, metrics, ("pause", "resume", "restart", "rewind", "drift", "drift_over", "forget")
-            )
-        ),
+        control=TrainingControl(control_follower(settings, metrics, _HEEDED)),
         compare_earlier=snapshot_comparison(settings, tokenizers, learning, folder).compare,
         drift_haste=section.drift_haste,
         progress=progress,
         on_empty_poll=on_empty_poll,
         spans=LearningSpans(tracing or NoopTracing(), settings.models.target),
     )
+
+
+def _batcher(section: LearnerSettings, reader: LogReader, journal: "CrashJournal", groups: "TenantGroups") -> "Batcher":
+    from omnidraft.distill.ingest.batcher import Batcher
+
+    return Batcher(
+        reader.partitions(),
+        records_per_step=section.records_per_step,
+        held_out_every=section.held_out_every,
+        held_out_records=section.held_out_records,
+        poison=journal.poison,
+        tenant_share=section.tenant_share,
+        groups=groups,
+    )
+
+
+def _forgetting(
+    settings: Settings,
+    tokenizers: Vocabularies,
+    retention: "Retention",
+    batcher: "Batcher",
+    learning: "Learner",
+    files: "MemoryFiles",
+    metrics: Metrics,
+) -> "Forgetting":
+    """Return what drops records that the log no longer keeps, and those of tenants who are forgotten."""
+    from omnidraft.distill.forgetting import Forgetting
+
+    return Forgetting(
+        retention,
+        batcher,
+        learning,
+        metrics,
+        new_cache=lambda: ngram_cache(settings, tokenizers, None),
+        learned_records=recent_records(settings, tokenizers.alignment.fingerprint).before,
+        memory=files.memory,
+        cipher=files.cipher,
+    )
+
+
+def _notes(settings: Settings, folder: Path) -> "tuple[CrashJournal, TruncationMark]":
+    """Return the notes for later processes: what crashed earlier ones, and what the log lost."""
+    from omnidraft.distill.ingest.crash_journal import CrashJournal
+    from omnidraft.distill.ingest.truncation_mark import TruncationMark
+
+    name = _name_of_notes(settings)
+    journal = CrashJournal(folder / f"trying-{name}.json", tries=settings.learner.poison_tries)
+    return journal, TruncationMark(folder / f"truncated-{name}.txt")
 
 
 def _name_of_notes(settings: Settings) -> str:

@@ -1,5 +1,6 @@
 """`omnidraft transfer`: a model with another tokenizer."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
@@ -29,18 +30,22 @@ def transfer(
     num_steps: Annotated[int, typer.Option(min=0, help="Steps of training; 0 initialises only.")] = 400,
     texts_per_step: Annotated[int, typer.Option(min=1)] = 4,
     learning_rate: Annotated[
-        float, typer.Option(min=0, help="The highest; it rises to it, and falls to 0 at the last step.")
-    ] = 1e-4,
+        str,
+        typer.Option(
+            metavar="auto|NUMBER",
+            help="The highest; it rises to it, and falls to 0 at the last step. auto: by the size of the weights.",
+        ),
+    ] = "auto",
     embedding_rate: Annotated[
         float, typer.Option(min=0, help="That of embeddings and head, as a multiple of the others'.")
-    ] = 1.0,
+    ] = 3.0,
     hypernetwork_rate: Annotated[
         float,
         typer.Option(
             min=0, help="That of the map that moves all embeddings, also those of tokens in no text; 0: without."
         ),
     ] = 1.0,
-    loss: Annotated[str, typer.Option(help="A weighted sum of alm, alm_tv and nll.")] = "alm",
+    loss: Annotated[str, typer.Option(help="A weighted sum of alm, alm_tv and nll.")] = "alm + nll",
     hidden_weight: Annotated[float, typer.Option(min=0, help="Weight of the hidden states' loss; 0: without.")] = 1.0,
     grad_mag: Annotated[
         bool, typer.Option("--grad-mag/--no-grad-mag", help="Let that weight count in norms of the other gradient.")
@@ -98,7 +103,7 @@ def transfer(
     settings = TrainingSettings(
         num_steps=num_steps,
         texts_per_step=texts_per_step,
-        learning_rate=learning_rate,
+        learning_rate=_rate(learning_rate),
         embedding_rate=embedding_rate,
         hypernetwork_rate=hypernetwork_rate,
         loss=loss,
@@ -132,6 +137,15 @@ def transfer(
     for name, bits in report["bits_per_byte"].items():
         print(f"{name:10} {bits:.4f} bits per byte")
     print(f"wrote {out}")
+
+
+def _rate(given: str) -> float | Literal["auto"]:
+    if given == "auto":
+        return "auto"
+    with suppress(ValueError):
+        if (rate := float(given)) >= 0:
+            return rate
+    raise typer.BadParameter(f"{given} is neither auto nor a number that is not negative", param_hint="--learning-rate")
 
 
 def _init(given: str) -> "Method | Path":

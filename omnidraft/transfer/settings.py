@@ -16,14 +16,15 @@ class TrainingSettings:
 
     num_steps: int
     texts_per_step: int = 4
-    learning_rate: float = 1e-4
-    """The highest; it rises over `warmup_steps` and falls to 0 at the last step, both linearly."""
-    embedding_rate: float = 1.0
+    learning_rate: float | Literal["auto"] = "auto"
+    """The highest; it rises over `warmup_steps` and falls to 0 at the last step, both linearly. `auto`: see
+    learning_rate.py."""
+    embedding_rate: float = 3.0
     """The learning rate of embeddings and head as a multiple of the others': a row learns only where its id occurs."""
     hypernetwork_rate: float = 1.0
     """The learning rate of the map that all rows share, as a multiple of the others'; 0 leaves it out."""
     warmup_steps: int = 5
-    loss: str = "alm"
+    loss: str = "alm + nll"
     """A weighted sum of LOSSES."""
     hidden_weight: float = 1.0
     """The weight of the hidden states' loss; 0 leaves it out."""
@@ -47,8 +48,8 @@ class TrainingSettings:
                 raise ConfigError(f"loss {name!r} needs a trace; a transfer has {', '.join(LOSSES)}")
         return terms
 
-    def rate_at(self, step: int) -> float:
-        """Return the learning rate of this step, which counts from 0."""
+    def rate_share(self, step: int) -> float:
+        """Return the share of the highest learning rate that this step has, which counts from 0."""
         rising = (step + 1) / max(self.warmup_steps, 1)
         falling = (self.num_steps - step) / max(self.num_steps - self.warmup_steps, 1)
-        return self.learning_rate * min(rising, falling, 1.0)
+        return min(rising, falling, 1.0)

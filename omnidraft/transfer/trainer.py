@@ -19,6 +19,7 @@ from omnidraft.ports import TrainableDrafter
 from omnidraft.transfer import hidden_loss
 from omnidraft.transfer.hidden_loss import HiddenLoss
 from omnidraft.transfer.hypernetwork import LinearHypernetwork
+from omnidraft.transfer.learning_rate import highest_rate
 from omnidraft.transfer.original_model import OriginalModel
 from omnidraft.transfer.row_optimizer import RowOptimizer
 from omnidraft.transfer.settings import TrainingSettings
@@ -67,8 +68,10 @@ class Trainer:
             {"params": [each for name, each in self._others.items() if (name in rows) == are_rows], _MULTIPLE: multiple}
             for are_rows, multiple in ((True, settings.embedding_rate), (False, 1.0))
         ]
+        layers = {name: each for name, each in self._others.items() if name not in rows}
+        self._highest_rate = highest_rate(layers, settings)
         self._optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=settings.learning_rate, weight_decay=0.0, fused=True
+            [group for group in groups if group["params"]], lr=self._highest_rate, weight_decay=0.0, fused=True
         )
         self._hidden = HiddenLoss(settings.hidden_weight, grad_mag=settings.grad_mag)
         self._cache: dict[int, TrainingExample] = {}
@@ -77,7 +80,7 @@ class Trainer:
     def step(self) -> StepResult:
         """Learn once from the next texts. Raises ConfigError when a loss or a gradient is no number."""
         examples = [self._example(index) for index in self._chosen(self.num_steps)]
-        rate = self._settings.rate_at(self.num_steps)
+        rate = self._highest_rate * self._settings.rate_share(self.num_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = rate * group[_MULTIPLE]
         losses, norm = self.gradients(examples)

@@ -211,7 +211,7 @@ def test_a_checkpoint_of_other_options_is_refused(
     too_high = ("--learning-rate", 1e30, "--measure-every", 1)
     assert_refused(transfer(tiny_models[1], tiny_models[0], out, *too_high), "lower learning rate")
     assert (tmp_path / "out.parts").exists()
-    assert_refused(transfer(tiny_models[1], tiny_models[0], out), "learning_rate was 1e+30, is 0.0001")
+    assert_refused(transfer(tiny_models[1], tiny_models[0], out), "learning_rate was 1e+30, is auto")
 
 
 def test_a_gguf_file_has_the_weights_of_the_folder_and_the_tokenizers_tokens(
@@ -255,6 +255,8 @@ def test_what_cannot_be_transferred_is_refused_in_one_line(
     assert_refused(transfer(empty, target, out), "no model")
     assert_refused(transfer(drafter, "no-such-model", out), "no-such-model")
     assert_refused(transfer(drafter, target, out, "--loss", "dm"), "needs a trace")
+    refused = transfer(drafter, target, out, "--learning-rate", "fast")
+    assert (refused.returncode, "neither auto nor a number" in refused.stderr) == (2, True)
     assert "fvd is none of fvt, omp, mean" in transfer(drafter, target, out, "--init", "fvd").stderr
     assert_refused(transfer(drafter, target, out, "--held-out-every", 100), "too few")
     assert_refused(transfer(drafter, target, out, "--max-tokens", 5000), "reads 1024 tokens")

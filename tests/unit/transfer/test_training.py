@@ -10,7 +10,9 @@ from omnidraft.config import AlmSettings
 from omnidraft.errors import ConfigError
 from omnidraft.transfer.checkpoint import Checkpoint
 from omnidraft.transfer.hidden_loss import relative_distances
+from omnidraft.transfer.learning_rate import highest_rate
 from omnidraft.transfer.run import Point, resume, train
+from omnidraft.transfer.settings import TrainingSettings
 from tests.tiny_pair import Pair, assert_same, make_pair
 from tests.unit.transfer.transfers import SETTINGS, Transfer, steps, with_loss
 
@@ -117,10 +119,33 @@ def test_losses_that_need_a_trace_are_refused(loss: str) -> None:
 
 
 def test_the_rate_rises_and_falls_to_nothing_after_the_last_step() -> None:
-    rates = [SETTINGS.rate_at(step) for step in range(SETTINGS.num_steps)]
-    assert rates[0] == SETTINGS.learning_rate / 2
-    assert max(rates) == SETTINGS.learning_rate
-    assert rates[-1] == pytest.approx(SETTINGS.learning_rate / 4)
+    shares = [SETTINGS.rate_share(step) for step in range(SETTINGS.num_steps)]
+    assert shares[0] == 1 / 2
+    assert max(shares) == 1
+    assert shares[-1] == pytest.approx(1 / 4)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+def test_the_rate_that_is_found_follows_the_size_of_the_layers_matrices(scale: float) -> None:
+    layers = {
+        "norm": torch.full((4,), 50.0),
+        "up": torch.full((4, 4), 0.2 * scale),
+        "down": torch.full((4, 4), -0.2 * scale),
+    }
+    assert highest_rate(layers, TrainingSettings(num_steps=1)) == pytest.approx(3.2e-4 * scale)
+    assert highest_rate(layers, TrainingSettings(num_steps=1, train="lora")) == 1e-4
+    assert highest_rate(layers, TrainingSettings(num_steps=1, learning_rate=3e-4)) == 3e-4
+
+
+def test_a_model_learns_at_the_rate_that_was_found_for_it_also_when_it_is_resumed(sharp: Pair) -> None:
+    settings = with_loss("alm", learning_rate="auto")
+    whole, first, second = (Transfer(sharp.folder, sharp.draft, sharp.target, settings) for _ in range(3))
+    rates = [whole.trainer.step().learning_rate for _ in range(4)]
+    layers = {name: each for name, each in first.after.trained().items() if len(each) != first.after.vocab_size}
+    assert max(rates) == highest_rate(layers, settings)
+    steps(first, 2)
+    second.trainer.load_state(first.trainer.state())
+    assert [second.trainer.step().learning_rate for _ in range(2)] == rates[2:]
 
 
 def test_rows_of_tokens_learn_at_a_rate_of_their_own(sharp: Pair) -> None:

@@ -7,6 +7,7 @@ Without a key store the master keys take their place, under the id MASTER_KEY_ID
 """
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -22,6 +23,7 @@ from omnidraft.errors import RecordForgotten, UnknownKey, WireError
 CACHE_S = 10.0
 MAX_CACHED = 10_000
 _ID_BYTES = 16
+_KEY_ID = re.compile(rf"[0-9a-f]{{{2 * _ID_BYTES}}}")
 MASTER_KEY_ID = "00" * _ID_BYTES
 """The id of all master keys, where a record outside the log needs one."""
 
@@ -100,14 +102,17 @@ class TenantKeys:
             UnknownKey: the store does not know it, or no master key opens it.
             KeyStoreError: the store does not answer.
         """
+        if not _KEY_ID.fullmatch(key_id):
+            raise UnknownKey(f"{key_id!r:.80} is no id of a key")
         found = self._found.get(key_id) or self._look_up([key_id])[key_id]
         if isinstance(found, Cipher):
             return found
         raise type(found)(*found.args)
 
     def look_up(self, key_ids: Iterable[str]) -> None:
-        """Look these keys up together, so that what follows need not ask for each. Raises KeyStoreError."""
-        if wanted := sorted({key_id for key_id in key_ids if key_id not in self._found}):
+        """Look these keys up together, so that what follows need not ask for each. What is no id is in no store, which
+        may not even take it for a text. Raises KeyStoreError."""
+        if wanted := sorted({each for each in key_ids if each not in self._found and _KEY_ID.fullmatch(each)}):
             self._look_up(wanted)
 
     def encrypt(self, tenant: str, plain: bytes) -> tuple[str, bytes]:

@@ -92,23 +92,24 @@ def _redrive(settings: "config.Settings", choice: "Choice", again: bool) -> "Red
     from omnidraft import wiring
     from omnidraft.distill.ingest import dead_letters
     from omnidraft.distill.ingest.dead_letters import Redrive, redriven_before
+    from omnidraft.distill.ingest.topic_scan import silence_s
     from omnidraft.progress import bar
 
-    log = settings.log
+    log, idle_s = settings.log, silence_s(settings.log.request_timeout_s)
     done: frozenset[str] = frozenset()
     if not again:
         with (
             closing(wiring.existing_log_reader(settings, log.traces_topic)) as origin,
             bar(f"reading {log.traces_topic}", _num_messages(origin), transient=True) as saw,
         ):
-            done = redriven_before(origin, on_message=lambda message: saw())
+            done = redriven_before(origin, on_message=lambda message: saw(), idle_s=idle_s)
     with (
         closing(_dead_letters(settings)) as reader,
         closing(wiring.log_writer(settings, log.traces_topic)) as writer,
         bar("redriving", _num_messages(reader), transient=True) as saw,
     ):
         job = Redrive(writer, topic=log.traces_topic, dead_letters_topic=log.dead_letters_topic)
-        return job.run(_counted(dead_letters.read(reader), saw), choice, done)
+        return job.run(_counted(dead_letters.read(reader, idle_s=idle_s), saw), choice, done)
 
 
 def _num_messages(reader: "LogReader") -> int:

@@ -1,11 +1,11 @@
 """An operator's orders: which version serves, and whether a pair learns."""
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 
-from omnidraft.errors import BusError
+from omnidraft.errors import BusError, OmnidraftError, SnapshotError
 from omnidraft.fleet.control_log import publish_announcement
-from omnidraft.fleet.judgements import BY_OPERATOR, is_undecided
+from omnidraft.fleet.judgements import BY_OPERATOR, PROMOTING, is_undecided
 from omnidraft.ports import JUDGEMENT, LogWriter, Registry, SnapshotVersion
 from omnidraft.snapshots.manifest import digest
 
@@ -22,13 +22,21 @@ def promote(
     Raises:
         SnapshotNotFound: there is none of this name.
         RegistryError: the registry does not answer.
+        ConfigError: versions have to be signed, and there is no key for that.
         BusError: the version is the champion, and the log does not answer.
     """
     chosen = registry.resolve(name)
-    if chosen.is_servable and is_undecided(chosen.judgement):
+    is_waiting = chosen.is_servable and is_undecided(chosen.judgement)
+    if is_waiting:
         # before the promotion, so that no controller ever takes it for one that waits, once another is champion
         registry.annotate(chosen.version, {JUDGEMENT: BY_OPERATOR})
-    registry.promote(chosen.version)
+    try:
+        registry.promote(chosen.version)
+    except OmnidraftError:
+        if is_waiting:  # so it still does
+            with suppress(SnapshotError):
+                registry.annotate(chosen.version, {JUDGEMENT: chosen.judgement or PROMOTING})
+        raise
     try:
         with closing(open_control()) as control:
             publish_announcement(

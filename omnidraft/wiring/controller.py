@@ -128,15 +128,15 @@ def base_serving_tensors(settings: Settings, tokenizers: Vocabularies) -> "dict[
 def recent_records(settings: Settings, alignment: str) -> "RecentRecords":
     """Return what reads this pair's newest records from the log, wherever the learner stands."""
     from omnidraft.audit.run import DiscardingWriter
-    from omnidraft.distill.ingest.topic_scan import RecentRecords
+    from omnidraft.distill.ingest.topic_scan import RecentRecords, silence_s
     from omnidraft.telemetry.metrics import CountingMetrics
 
     def source_over(reader: LogReader) -> "TraceConsumer":
         return trace_source(settings, alignment, reader, DiscardingWriter(), CountingMetrics())
 
     reader_of_traces = partial(log_reader, settings, settings.log.traces_topic)
-    silence_s = 3 * settings.log.request_timeout_s  # a Kafka reader passes offsets that give nothing after two of them
-    return RecentRecords(reader_of_traces, source_over, settings.learner.drift_records, idle_s=silence_s)
+    idle_s = silence_s(settings.log.request_timeout_s)
+    return RecentRecords(reader_of_traces, source_over, settings.learner.drift_records, idle_s=idle_s)
 
 
 def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":

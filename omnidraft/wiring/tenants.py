@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from omnidraft.ports import LogReader, Message
 
 WATCH_S = 0.5
+_REPEATED_S = 3600.0
+"""Seconds after an order in which none follows unless newer messages are found: the call was cut off, or waits again.
+Later the tenant may have come back, and gone from the log, but not from snapshots and memories."""
 
 OnMessage = Callable[[], None]
 
@@ -223,18 +226,20 @@ def _destroy_keys(settings: Settings, tenant: str) -> int:
 
 
 def _find(settings: Settings, topic: str, matcher: "TenantMatcher", on_message: OnMessage) -> "TenantMessages":
+    from omnidraft.distill.ingest import topic_scan
     from omnidraft.distill.ingest.tenant_messages import TenantMessages
 
     if topic not in topic_names(settings):
         return TenantMessages()
     with closing(log_reader(settings, topic)) as reader:
-        return matcher.find(_messages(reader, on_message))
+        idle_s = topic_scan.silence_s(settings.log.request_timeout_s)
+        return matcher.find(_messages(reader, idle_s, on_message))
 
 
-def _messages(reader: "LogReader", on_message: OnMessage) -> "Iterator[Message]":
+def _messages(reader: "LogReader", idle_s: float, on_message: OnMessage) -> "Iterator[Message]":
     from omnidraft.distill.ingest import topic_scan
 
-    for message in topic_scan.messages(reader):
+    for message in topic_scan.messages(reader, idle_s=idle_s):
         on_message()
         yield message
 
@@ -264,8 +269,9 @@ def _order(settings: Settings, tenant: str, data: TenantData, *, is_needed: bool
 
     with closing(control_reader(settings)) as reader:
         last = last_order(reader, CountingMetrics(), tenant, authenticator(settings, is_remembering=False))
-    newest_ms = max(data.traces.newest_ms, data.dead_letters.newest_ms)
-    if not is_needed and last is not None and last.forget_id is not None and newest_ms <= (last.until_ms or 0):
+    newest_ms, until_ms = max(data.traces.newest_ms, data.dead_letters.newest_ms), (last and last.until_ms) or 0
+    is_covered = newest_ms <= until_ms and (newest_ms > 0 or time.time() * 1000 - until_ms < 1000 * _REPEATED_S)
+    if not is_needed and is_covered and last is not None and last.forget_id is not None:
         return last.forget_id
     with closing(control_writer(settings)) as writer:
         return order_forgetting(writer, tenant, newest_ms)

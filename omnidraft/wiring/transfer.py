@@ -196,7 +196,8 @@ def _trained(
     saved, dtype = after.into_model(), _dtype(pair.old_folder)
     for parameter in saved.parameters():  # not the frequencies of rotary embeddings, which no folder has
         parameter.data = parameter.data.to(dtype).float()
-    trained_bits = bits(frozen(saved, precision), held_out, "new")
+    scored = frozen(saved, precision)
+    trained_bits = bits(scored, held_out, "new")
     name = _name_of_init(request, pair)
     report = {
         "run": checkpoint.run,
@@ -206,7 +207,7 @@ def _trained(
         "held_out_bytes": sum(text.num_bytes for text in held_out),
         "curve": [asdict(point) for point in curve],
     }
-    return saved.to(dtype), networks, report  # type: ignore[arg-type]
+    return scored.into_model().to(dtype), networks, report  # type: ignore[arg-type]
 
 
 def _name_of_init(request: TransferRequest, pair: TokenizerPair) -> str:

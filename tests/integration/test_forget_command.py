@@ -20,6 +20,7 @@ from omnidraft import config, wiring
 from omnidraft.bus import sqlite_forget
 from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
+from omnidraft.bus.sqlite_trim import delete_before
 from omnidraft.bus.tenant_keys import TenantKeys
 from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.trace_producer import TraceProducer
@@ -31,6 +32,7 @@ from omnidraft.doctor.finding import Verdict
 from omnidraft.errors import BusError, RecordForgotten
 from omnidraft.fleet.forget_orders import last_order
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.wiring import tenants as wiring_tenants
 from tests.cli_runs import run_cli
 from tests.postgres_fixture import Postgres
 from tests.trace_records import make_record
@@ -147,6 +149,25 @@ def test_forgetting_again_orders_nothing_new(sqlite: config.Settings, run: Run) 
     record(sqlite, "a/1")
     assert [run(sqlite, "forget", "a", "--yes").returncode for _ in range(3)] == [0, 0, 0]
     assert orders(sqlite) == 1
+
+
+def test_a_tenant_that_came_back_and_left_no_message_is_forgotten_again(
+    sqlite: config.Settings, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snapshots and memories may hold what retention has deleted from the log since the last order."""
+    unencrypted = sqlite.model_copy(update={"log": sqlite.log.model_copy(update={"encryption_keys": ()})})
+    record(unencrypted, "a/1")
+    assert run(unencrypted, "forget", "a", "--yes").returncode == 0
+    with closing(wiring.log_reader(unencrypted, unencrypted.log.traces_topic)) as reader:
+        ends = reader.end_offsets()
+    delete_before(tmp_path / "log.db", unencrypted.log.traces_topic, ends)
+    data = wiring_tenants.tenant_data(unencrypted, "a")
+    assert data.traces.newest_ms == 0
+    first = wiring_tenants.forget(unencrypted, "a", data)
+    assert orders(unencrypted) == 1
+    monkeypatch.setattr(wiring_tenants, "_REPEATED_S", -1.0)
+    assert wiring_tenants.forget(unencrypted, "a", data).forget_id != first.forget_id
+    assert orders(unencrypted) == 2
 
 
 def test_an_order_reaches_up_to_the_newest_record_of_a_worker_whose_clock_is_ahead(

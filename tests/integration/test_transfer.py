@@ -115,6 +115,22 @@ def test_bits_per_byte_before_and_after_are_measured_alike(
     assert bits["original"] == bits["fvt"] == bits["trained"]
 
 
+def test_weights_are_saved_in_their_own_format_whatever_passes_compute_in(
+    transfer: Run, tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    given, out = tmp_path / "given", tmp_path / "out"
+    shutil.copytree(tiny_models[1], given)
+    model = load(given)
+    for weight in model.parameters():
+        weight.data = weight.data.float() * 1.001  # more digits than bfloat16 has
+    model.save_pretrained(given)
+    done = transfer(given, given, out, "--num-steps", 0, "--precision", "bfloat16")
+    assert done.returncode == 0, done.stderr
+    before, after = load(given).state_dict(), load(out).state_dict()
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    assert any(not torch.equal(weight.bfloat16().float(), weight) for weight in after.values())
+
+
 def test_a_model_reads_bytes(transfer: Run, tiny_models: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = transfer(tiny_models[1], "bytes", out)

@@ -37,6 +37,10 @@ def first_candidate_matches(
     first_D = torch.from_numpy(alignment.first_D)
     matches: list[list[np.ndarray]] = [[] for _ in caches]
     for batch in pack(examples, model.precision):
+        if not any(len(each.ids_T) for each in batch.examples):  # of skipped tokens alone
+            for of_cache in matches:
+                of_cache += [np.zeros(0, bool)] * len(batch.examples)
+            continue
         hidden_NH = model.hidden(batch.texts())
         for number, example in enumerate(batch.examples):
             at_PH = hidden_NH[batch.rows(number, example.at_P)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.trace_consumer import MAX_HEADER_BYTES, MAX_HEADERS, PartitionOffset
 from omnidraft.ports import LogReader, LogWriter, Message, Outgoing
-from omnidraft.traces.schema import ENCRYPTION, FORGOTTEN
+from omnidraft.traces.schema import ENCRYPTION, FORGOTTEN, KEY_ID
 
 ORIGINAL = "original."
 """Prefix of the headers that the message had."""
@@ -168,7 +168,9 @@ class Redrive:
             elif refusal := self._refusal(dead_letter):
                 self.result.refused[refusal] += 1
             else:
-                headers = {**dead_letter.original_headers, REDRIVEN_FROM: identifier.encode()}
+                letters = dead_letter.message.headers
+                own_key = {KEY_ID: letters[KEY_ID]} if KEY_ID in letters else {}  # of a record that was poison
+                headers = {**own_key, **dead_letter.original_headers, REDRIVEN_FROM: identifier.encode()}
                 yield Outgoing(dead_letter.message.key, dead_letter.message.value, headers)
 
     def _refusal(self, dead_letter: DeadLetter) -> str | None:

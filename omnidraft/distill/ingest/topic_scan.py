@@ -14,8 +14,8 @@ from omnidraft.traces.record import TraceRecord
 
 POLL_MESSAGES = 256
 POLL_TIMEOUT_S = 1.0
-IDLE_S = 10.0
-"""Seconds without a message after which the rest of a partition counts as gone."""
+IDLE_S = 30.0
+"""Seconds without a message after which a read fails, where nothing else is said; see silence_s."""
 LOOK_BACK = 400
 """Newest messages of each partition among which a tenant's records are looked for."""
 MAX_REREAD = 4_000
@@ -27,6 +27,12 @@ class PollResult(Protocol):
 
     @property
     def next_offsets(self) -> Offsets: ...
+
+
+class HasOffsets(Protocol):
+    """A reader of a log, or a trace consumer."""
+
+    def first_offsets(self) -> Offsets: ...
 
 
 Poll = TypeVar("Poll", bound=PollResult)
@@ -51,12 +57,30 @@ def polls_until(
         waiting -= {partition for partition, offset in polled.next_offsets.items() if offset >= ends.get(partition, 0)}
 
 
+def silence_s(request_timeout_s: float) -> float:
+    """Return after how many seconds without a message a log that answers within `request_timeout_s` has failed: a Kafka
+    reader passes offsets that give nothing after two of them."""
+    return 3 * request_timeout_s
+
+
 def messages(reader: LogReader, *, idle_s: float = IDLE_S) -> Iterator[Message]:
-    """Yield every message that is there now, in offset order within each partition. Raises BusError."""
+    """Yield every message that is there now, in offset order within each partition.
+
+    Raises:
+        BusError: the log does not answer, or gives nothing for `idle_s` seconds before its end.
+    """
     ends = reader.end_offsets()
     reader.seek({})
-    for polled in polls_until(lambda: reader.poll(POLL_MESSAGES, POLL_TIMEOUT_S), ends, idle_s=idle_s):
+    poll = partial(reader.poll, POLL_MESSAGES, POLL_TIMEOUT_S)
+    for polled in polls_until(poll, still_there(reader, ends), idle_s=idle_s, must_reach_ends=True):
         yield from (message for message in polled.messages if message.offset < ends.get(message.partition, 0))
+
+
+def still_there(log: HasOffsets, ends: Offsets) -> Offsets:
+    """Return the ends of the partitions of which retention has left something, asked last, so that nobody waits for
+    what was deleted by now."""
+    firsts = log.first_offsets()
+    return {partition: end for partition, end in ends.items() if firsts.get(partition, 0) < end}
 
 
 class RecentRecords:
@@ -96,8 +120,7 @@ class RecentRecords:
             consumer = self._source_over(reader)
             ends = consumer.end_offsets()
             consumer.seek_back(num_messages)
-            firsts = consumer.first_offsets()  # read last: what retention has deleted by now is not waited for
-            ends = {partition: end for partition, end in ends.items() if firsts.get(partition, 0) < end}
+            ends = still_there(consumer, ends)
             poll = partial(consumer.poll, POLL_MESSAGES, POLL_TIMEOUT_S)
             for polled in polls_until(poll, ends, idle_s=self._idle_s, must_reach_ends=True):
                 yield from polled.records

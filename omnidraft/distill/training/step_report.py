@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from omnidraft.distill.ingest.batcher import Batch
@@ -54,14 +55,15 @@ def count(report: StepReport, metrics: Metrics) -> None:
 
 
 def mean_losses(reports: Sequence[StepReport]) -> dict[str, float]:
-    """Return the mean of each loss over the steps that had it and were finite."""
+    """Return the mean of each loss over the steps that had it, finite, and learned from it or another."""
     sums: defaultdict[str, float] = defaultdict(float)
     nums: Counter[str] = Counter()
     for report in reports:
         if report.is_update:
             for name, loss in report.losses.items():
-                sums[name] += loss
-                nums[name] += 1
+                if isfinite(loss):  # that of a head may be where the drafter's is not
+                    sums[name] += loss
+                    nums[name] += 1
     return {name: total / nums[name] for name, total in sums.items()}
 
 

@@ -25,6 +25,8 @@ class TrainedWeights:
             name_of: the name under which a weight is learned, for its name in the model.
         """
         self._model = model
+        self.precision: Precision = "float32"
+        """The format that the model computes in."""
         self._copies: dict[str, nn.Parameter] = {}
         self._unrounded: dict[int, nn.Parameter] = {}
         """Frozen weights as they were, by the id of what is in their place."""
@@ -32,14 +34,11 @@ class TrainedWeights:
             name_of(name): each for name, each in model.named_parameters() if each.requires_grad
         }
 
-    @property
-    def precision(self) -> Precision:
-        return "bfloat16" if self._copies else "float32"
-
     def compute_in(self, precision: Precision) -> None:
         """Let the model compute in this format from now on. The learned weights and their values stay."""
         if precision == self.precision:
             return
+        self.precision = precision
         if precision == "float32":
             masters = {id(copy): self.masters[name] for name, copy in self._copies.items()}
             known = {**masters, **self._unrounded}

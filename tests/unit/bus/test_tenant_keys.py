@@ -202,6 +202,20 @@ def test_a_strangers_key_id_is_no_error(keys: Keys):
     assert [message.value for message in read(log, keys())] == [PLAIN, PLAIN, b"x"]
 
 
+@pytest.mark.parametrize("named", [b"\0", b"none", b"\xff" * 40, b"A" * 32, b""])
+def test_what_is_no_id_of_a_key_is_not_asked_for(
+    named: bytes, keys: Keys, store: KeyStore, monkeypatch: pytest.MonkeyPatch
+):
+    """PostgreSQL refuses a text with a zero byte, which would stop every reader."""
+    log, asked = MemoryLog(), list[str]()
+    written(log, keys(), of("team-a"))
+    MemoryWriter(log, "t").append([of(None, b"x", encryption=b"fernet", encryption_key_id=named)])
+    get = KeyStore.get
+    monkeypatch.setattr(KeyStore, "get", lambda self, ids: asked.extend(ids) or get(self, ids))
+    assert [message.value for message in read(log, keys())] == [PLAIN, b"x"]
+    assert asked == [store.of_tenant("team-a")[0].key_id]
+
+
 def test_messages_of_a_destroyed_key_come_back_empty_and_say_so(keys: Keys, store: KeyStore):
     log = MemoryLog()
     written(log, keys(), of("team-a", target=b"big", error=PLAIN), of("team-b"), sealed=("error",))
@@ -255,5 +269,5 @@ def test_a_writer_writes_nothing_while_the_store_is_locked(keys: Keys, tmp_path:
 
 def test_reading_creates_no_store(keys: Keys, tmp_path: Path):
     with pytest.raises(KeyStoreError):
-        keys().cipher("any")
+        keys().cipher("ab" * 16)
     assert list(tmp_path.iterdir()) == []

@@ -11,6 +11,7 @@ from omnidraft.fleet import challengers, orders
 from omnidraft.fleet.challengers import UNNAMED_S, Challengers
 from omnidraft.fleet.control_log import LogAnnouncer
 from omnidraft.fleet.controller import Controller
+from omnidraft.fleet.judgements import is_undecided
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -164,6 +165,22 @@ def test_a_champion_whose_judgement_does_not_say_so_is_noted_and_not_promoted_ag
 def test_an_operators_canary_is_noted_as_promoted(fleet: Fleet) -> None:
     fleet.publish("s2", 1)
     fleet.registry.annotate(2, {"judgement": "canary at 10.0%: better"})
+    orders.promote(fleet.registry, lambda: fleet.writer, "2", target="big", drafter="org/small")
+    assert fleet.registry.resolve("2").judgement == "promoted by an operator"
+
+
+@pytest.mark.parametrize("judgement", [None, "canary at 10.0%: better"])
+def test_what_an_operator_could_not_promote_still_waits(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, judgement: str | None
+) -> None:
+    fleet.publish("s2", 1, before=0.8, after=0.9)
+    if judgement is not None:
+        fleet.registry.annotate(2, {"judgement": judgement})
+    with monkeypatch.context() as refusing:
+        refusing.setattr(fleet.registry, "promote", die)
+        with pytest.raises(RegistryError, match="killed"):
+            orders.promote(fleet.registry, lambda: fleet.writer, "2", target="big", drafter="org/small")
+    assert is_undecided(fleet.registry.resolve("2").judgement)
     orders.promote(fleet.registry, lambda: fleet.writer, "2", target="big", drafter="org/small")
     assert fleet.registry.resolve("2").judgement == "promoted by an operator"
 

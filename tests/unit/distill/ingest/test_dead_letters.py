@@ -1,9 +1,13 @@
 """Redriving appends the message as it was, once, and never a part of one."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from omnidraft.bus.encryption import EncryptedReader, EncryptedWriter, new_key
+from omnidraft.bus.key_store import KeyStore
+from omnidraft.bus.tenant_keys import TenantKeys
 from omnidraft.distill.ingest import dead_letters
 from omnidraft.distill.ingest.dead_letters import (
     BATCH_MESSAGES,
@@ -22,6 +26,7 @@ from omnidraft.traces import codec
 from tests.trace_records import make_record
 
 EVERYTHING = Choice(everything=True)
+MASTER = new_key()
 
 
 def outgoing(request_id: str, **headers: bytes) -> Outgoing:
@@ -64,6 +69,22 @@ def test_a_letter_goes_back_as_it_was_and_says_where_it_comes_from():
     first, second = topic(log)
     assert (second.key, second.value) == (first.key, first.value)
     assert second.headers == {**first.headers, REDRIVEN_FROM: b"dead/0/0"}
+
+
+def test_poison_that_is_redriven_keeps_its_tenants_key(tmp_path: Path) -> None:
+    """A dead letter of poison is the record encoded anew, with the key in its own headers alone."""
+    keys, log = TenantKeys(KeyStore(f"sqlite:///{tmp_path}/keys.db"), [MASTER]), MemoryLog()
+    letters = EncryptedWriter(MemoryWriter(log, "dead"), [MASTER], tenant_keys=keys)
+    source = TraceConsumer(MemoryReader(log, "t"), letters, None, CountingMetrics(), topic="t")
+    source.dead_letter([(0, 0, make_record("r", tenant="alice"))])
+    reader = EncryptedReader(MemoryReader(log, "dead"), [MASTER], tenant_keys=keys)
+    origin = EncryptedWriter(MemoryWriter(log, "t"), [MASTER], tenant_keys=keys)
+    driven = Redrive(origin, topic="t", dead_letters_topic="dead").run(
+        dead_letters.read(reader), EVERYTHING, frozenset()
+    )
+    assert driven.num_redriven == 1
+    (message,) = topic(log)
+    assert message.headers["encryption_key_id"].decode() == keys.current("alice")[0]
 
 
 def test_a_redriven_record_is_learned_once_its_schema_is_known(monkeypatch: pytest.MonkeyPatch):

@@ -35,6 +35,21 @@ def test_a_partition_that_is_added_while_a_topic_is_read_is_left_out():
     assert [message.value for message in messages(make_reader(), idle_s=0)] == [b"known"]
 
 
+def test_a_read_of_all_fails_while_the_log_is_silent_instead_of_giving_less() -> None:
+    log = MemoryLog()
+    MemoryWriter(log, "t").append([Outgoing(b"k", b"v") for _ in range(5)])  # the memory log gives three a poll
+    with pytest.raises(BusError, match="gave nothing for 0 s before their ends"):
+        list(messages(SilentReader(log, "t", (1,)), idle_s=0))
+    assert len(list(messages(SilentReader(log, "t", ()), idle_s=0))) == 5
+
+
+def test_a_read_of_all_does_not_wait_for_what_retention_has_deleted(tmp_path: Path) -> None:
+    writer = SqliteWriter(tmp_path / "log.db", "t")
+    writer.append([Outgoing(b"k", b"v") for _ in range(3)])
+    delete_before(tmp_path / "log.db", "t", {0: 3})
+    assert list(messages(SqliteReader(tmp_path / "log.db", "t"), idle_s=3600)) == []
+
+
 def test_polls_of_a_partition_that_is_added_are_yielded_too_and_do_not_end_the_others():
     reader = make_reader()
     polls = polls_until(lambda: reader.poll(10, 0), reader.end_offsets(), idle_s=0)

@@ -14,9 +14,10 @@ from transformers import LlamaForCausalLM
 
 from omnidraft.distill.evaluation.agreement import block_efficiency, first_candidate_matches, share
 from omnidraft.distill.examples import collate as packing
-from omnidraft.distill.examples.training_example import ExampleBuilder
+from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.distill.training import gradients
 from omnidraft.distill.training.losses import LOSSES
+from omnidraft.distill.training.step_report import StepReport, mean_losses
 from omnidraft.errors import ConfigError, SnapshotCorrupt
 from omnidraft.models.hf import training_precision
 from omnidraft.models.hf.serving_tensors import apply_serving_tensors
@@ -237,6 +238,24 @@ def test_a_merge_with_one_wrong_piece_does_not_agree(pair) -> None:
     next_T[example.piece_at_M[0] + 1] = 0
     ((hits_P,),) = first_candidate_matches(Oracle(pair.alignment.num_draft, next_T), [example], pair.alignment)
     assert hits_P.sum() == len(hits_P) - 1
+
+
+def test_a_record_without_any_draft_token_has_no_position_alone_or_beside_others(pair) -> None:
+    none = np.zeros(0, np.int64)
+    empty = TrainingExample.of_text(none, none, none, {})
+    learner = pair.learner()
+    example = learner.read(pair.record(text="The water of the river."))
+    for examples in ([empty], [empty, empty, example], [example, empty]):
+        (hits,) = first_candidate_matches(learner.model, examples, pair.alignment)
+        assert [len(each) for each in hits] == [len(each.at_P) for each in examples]
+
+
+def test_the_mean_of_losses_leaves_out_what_is_no_number() -> None:
+    def report(**losses: float) -> StepReport:
+        return StepReport(losses, 1.0, 1, 0, 1, is_update=True, skipped={}, duration_s=1.0)
+
+    assert mean_losses([report(dm=float("nan"), head=1.0), report(dm=2.0, head=3.0)]) == {"dm": 2.0, "head": 2.0}
+    assert mean_losses([report(dm=float("inf"), head=1.0)]) == {"head": 1.0}
 
 
 def test_agreement_of_nothing_is_none() -> None:

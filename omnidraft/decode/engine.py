@@ -177,11 +177,10 @@ class Engine:
         steps = self._observed_steps(request, decode_request, snapshot)
         return GenerationStream(snapshot, decode_request.seed, len(decode_request.prompt_ids), steps)
 
-    def score_prompt(self, request: GenerationRequest) -> Iterator[list[PromptToken]]:
-        """Yield the prompt's tokens with their log-probabilities, a pass of the target for each item. Raises
-        RequestError."""
+    def score_prompt(self, request: GenerationRequest, decode_request: Request) -> Iterator[list[PromptToken]]:
+        """Yield the prompt's tokens with their log-probabilities, a pass of the target for each item. `decode_request`:
+        what the method of that name returned for the request. Raises RequestError."""
         assert request.num_prompt_log_probs is not None
-        decode_request = self.decode_request(request)
         try:
             yield from score_prompt(self.decoder, decode_request, request.num_prompt_log_probs)
         except ModeRefused as exc:

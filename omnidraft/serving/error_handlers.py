@@ -1,6 +1,6 @@
 """Errors in OpenAI's shape or Anthropic's, and the middleware that refuses bodies that are too large or too deep."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import OmnidraftError, RequestError
 from omnidraft.serving.anthropic_messages.errors import THREAD_REFUSED, anthropic_error, is_anthropic
-from omnidraft.serving.request_queue import Abandoned, QueueFull, Stopping
+from omnidraft.serving.queue_errors import Abandoned, QueueFull, Stopping
 from omnidraft.serving.response_schemas import error
 
 STOPPING_RETRY_S = "1"
@@ -150,9 +150,25 @@ def _invalid(exc: RequestValidationError) -> dict[str, object]:
     if problem["type"] == "json_invalid":  # its location is a position in the body
         message = f"body: no JSON: {problem['ctx']['error']} at character {problem['loc'][-1]}"
         return error(message, "invalid_request_error")
-    path = ".".join(str(part) for part in problem["loc"] if part != "body")
+    path = ".".join(map(str, _fields(problem["loc"][1:], exc.body, is_missing=problem["type"] == "missing")))
     field = path.encode("utf-8", "backslashreplace").decode() or None
     return error(f"{field or 'body'}: {problem['msg']}", "invalid_request_error", field)
+
+
+def _fields(location: Sequence[str | int], body: Any, *, is_missing: bool) -> Iterator[str | int]:
+    """Yield the parts of a location that are in the body, without the names of the types that were tried there."""
+    for number, part in enumerate(location, 1):
+        if _has(body, part):
+            body = body[part]
+        elif not (is_missing and number == len(location)):
+            continue
+        yield part
+
+
+def _has(container: Any, part: str | int) -> bool:
+    if isinstance(container, list):
+        return isinstance(part, int) and part < len(container)
+    return isinstance(container, dict) and part in container
 
 
 def error_response(

@@ -56,6 +56,8 @@ class PromptScoring:
 def _passes(request: QueuedRequest, text: QueuedText) -> Iterator[None]:
     """Score the prompt of one text of the request; yield after each pass."""
     assert text.request.num_prompt_log_probs is not None
-    for scored in request.engine.score_prompt(text.request):
+    request.tokenize()
+    assert text.decoded is not None
+    for scored in request.engine.score_prompt(text.request, text.decoded):
         text.prompt_tokens += scored
         yield

@@ -17,6 +17,8 @@ class QueuedText:
 
     request: GenerationRequest
     stats: DecodeStats = field(default_factory=DecodeStats)
+    decoded: Request | None = None
+    """The request in ids; None until QueuedRequest.tokenize was called."""
     generation: Generation | None = None
     """None until decoding begins."""
     prompt_tokens: list[PromptToken] = field(default_factory=list)
@@ -66,17 +68,16 @@ class QueuedRequest:
         """The sums over all texts."""
         return sum((text.stats for text in self.texts[1:]), self.texts[0].stats)
 
-    def decode_requests(self) -> Iterator[Request]:
-        """Yield the request of each text in ids; the choices of one prompt share what was done for the first of them.
-        Raises RequestError."""
+    def tokenize(self) -> None:
+        """Turn each text's request into ids, once; the choices of one prompt share what was done for the first of them.
+        A long prompt takes seconds. Raises RequestError."""
         last: tuple[GenerationRequest, Request] | None = None
-        for asked in (text.request for text in self.texts):
-            if last is not None and asked.is_choice_beside(last[0]):
-                decoded = replace(last[1], seed=asked.noise_seed())
-            else:
-                decoded = self.engine.decode_request(asked)
-            last = asked, decoded
-            yield decoded
+        for text in self.texts:
+            if text.decoded is None and last is not None and text.request.is_choice_beside(last[0]):
+                text.decoded = replace(last[1], seed=text.request.noise_seed())
+            elif text.decoded is None:
+                text.decoded = self.engine.decode_request(text.request)
+            last = text.request, text.decoded
 
     def put(self, result: tuple[int, Step] | Exception | None) -> None:
         """Hand over the next step with the index of its text; an exception or None ends the request."""

@@ -10,6 +10,7 @@ from omnidraft.decode.generation import GenerationOutput
 from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Metrics
 from omnidraft.serving.engine_queue import EngineQueue
+from omnidraft.serving.queue_errors import Abandoned, QueueFull, Stopping, end_status
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.supervised_thread import SupervisedThread
 
@@ -21,22 +22,6 @@ IDLE_S = 1.0
 """Seconds without a request after which costs may be measured again."""
 LAST_STEP_S = 2.0
 """The time that `close` waits for the current pass after the deadline."""
-
-
-class QueueFull(OmnidraftError):
-    """Too many requests wait; try again after `retry_after_s` (HTTP 429)."""
-
-    def __init__(self, message: str, retry_after_s: int) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-
-class Stopping(OmnidraftError):
-    """The worker is about to end; ask another one (HTTP 503)."""
-
-
-class Abandoned(OmnidraftError):
-    """The client went away; nobody reads the response."""
 
 
 class RequestQueue:
@@ -64,7 +49,7 @@ class RequestQueue:
             try:
                 self._admit(queue, request)
             except (QueueFull, Stopping) as exc:
-                self._count(request, exc)
+                self.count(request, exc)
                 raise
             queue.waiting.add(request)
             self._set_gauges(request.engine)
@@ -131,6 +116,19 @@ class RequestQueue:
         self._end(evicted, full)
 
     def _run(self) -> None:
+        """Serve until the queue is closed. What ends this thread ends all requests: nobody else would."""
+        try:
+            self._serve()
+        except Exception as exc:
+            self.stop_accepting()
+            with self._changed:
+                queues = list(self._queues.values())
+                unserved = [each for queue in queues for each in (*queue.running, *queue.waiting.clear())]
+            for request in unserved:
+                self._end(request, exc)
+            raise
+
+    def _serve(self) -> None:
         while self._has_work():
             for engine, queue in self._engines():
                 self._start_waiting(engine, queue)
@@ -166,8 +164,8 @@ class RequestQueue:
             return list(self._queues.items())
 
     def _start_waiting(self, engine: Engine, queue: EngineQueue) -> None:
-        """Start waiting requests, as many as the engine has room for, for START_S: prompts are tokenised here, and
-        those that are refused take no room."""
+        """Start waiting requests, as many as the engine has room for, for START_S; those that are refused take no
+        room."""
         until_s = time.monotonic() + START_S
         while time.monotonic() < until_s:
             with self._changed:
@@ -205,7 +203,8 @@ class RequestQueue:
 
     def _start(self, request: QueuedRequest, queue: EngineQueue) -> None:
         """Add all texts of a request to the next rounds, with one snapshot."""
-        snapshot, decoded = None, request.decode_requests()
+        snapshot = None
+        request.tokenize()
         for index, text in enumerate(request.texts):
             text.stats.begin()
             text.generation = request.engine.add_request(
@@ -213,7 +212,7 @@ class RequestQueue:
                 snapshot,
                 client=request.client,
                 cache_scope=request.cache_scope,
-                decoded=next(decoded),
+                decoded=text.decoded,
             )
             snapshot = text.generation.snapshot
             queue.texts[text.generation] = request, index
@@ -270,7 +269,7 @@ class RequestQueue:
 
     def _end(self, request: QueuedRequest, error: Exception | None) -> None:
         """Count a request, observe its statistics, and hand the end over to its reader."""
-        self._count(request, error)
+        self.count(request, error)
         target, stats = request.engine.pair.target, request.stats
         if stats.num_passes:
             first_token_s = request.texts[0].stats.first_token_s
@@ -279,21 +278,11 @@ class RequestQueue:
             self._metrics.observe("omnidraft_agreement_ratio", stats.agreement, target=target)
         request.put(error)
 
-    def _count(self, request: QueuedRequest, error: Exception | None) -> None:
-        self._metrics.add("omnidraft_requests_total", status=_status(error), target=request.engine.pair.target)
+    def count(self, request: QueuedRequest, error: Exception | None) -> None:
+        """Count the end of a request, also of one that never was in the queue."""
+        self._metrics.add("omnidraft_requests_total", status=end_status(error), target=request.engine.pair.target)
 
     def _set_gauges(self, engine: Engine) -> None:
         queue, target = self._queues[engine], engine.pair.target
         self._metrics.set("omnidraft_requests_waiting", len(queue.waiting), target=target)
         self._metrics.set("omnidraft_requests_running", len(queue.running), target=target)
-
-
-def _status(error: Exception | None) -> str:
-    """Return the label of the counter of requests."""
-    match error:
-        case None:
-            return "ok"
-        case Abandoned():
-            return "abandoned"
-        case _:
-            return type(error).__name__

@@ -36,7 +36,7 @@ from omnidraft.decode.sampling.validation import (
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar, Mode, Sampling
 from omnidraft.serving.chat_messages import RequestMessage
-from omnidraft.serving.strict_model import MAPPING_LIMITS, TEXT_OR_LIST, StrictModel, Text, TextMapping
+from omnidraft.serving.strict_model import MAPPING_LIMITS, TEXT_OR_LIST, Speculation, StrictModel, Text, TextMapping
 from omnidraft.serving.structured_output import ResponseFormat, StructuredOutputs
 from omnidraft.serving.tool_schemas import Deprecated, ToolChoice, Tools, tool_use
 from omnidraft.traces.request_ids import answer_id
@@ -44,6 +44,7 @@ from omnidraft.traces.request_ids import answer_id
 DEFAULT_MAX_TOKENS = 256
 """The limit of an answer whose client gives none, where the deployment and the context allow as many."""
 MAX_STOPS = 16
+Stop = Annotated[Text | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), Tag("list")], TEXT_OR_LIST]
 MAX_USER_CHARACTERS = 256
 NO_ZERO_BYTE = r"^[^\x00]*$"
 """Databases of tenants' keys cannot hold one."""
@@ -78,7 +79,7 @@ class _GenerationParams(StrictModel):
     structured_outputs: StructuredOutputs | None = None
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     """The same seed gives the same text, whatever drafts. Choice 0 is the text that n = 1 gives."""
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stop: Stop | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_COUNT)
@@ -90,8 +91,7 @@ class _GenerationParams(StrictModel):
     """Whose the request is, unless the API key says it."""
     store: bool | None = None
     """False keeps the request out of the traces the drafter learns from."""
-    speculation: Literal["auto", "off"] | Annotated[int, Field(ge=0, le=MAX_COUNT)] = "auto"
-    """off, or the number of tokens drafted per pass; auto takes the deployment's."""
+    speculation: Speculation = "auto"
     mode: Mode | None = None
     figures: bool = False
     """Answer with what speculation did, as `omnidraft`."""
@@ -154,7 +154,7 @@ class _GenerationParams(StrictModel):
         if num_tokens > max_new_tokens:
             raise RequestError(f"max_tokens may be {max_new_tokens} at most, got {num_tokens}")
         request_id = uuid.uuid4().hex
-        seed = secrets.randbits(63) if self.seed is None else unsigned_seed(self.seed)
+        seed = secrets.randbits(53) if self.seed is None else unsigned_seed(self.seed)
         shared: dict[str, Any] = {
             "max_new_tokens": num_tokens,
             "clamps_to_context": self.num_tokens is None,
@@ -266,6 +266,8 @@ class ChatRequest(_GenerationParams):
     audio: None = None
     web_search_options: None = None
     prompt_cache_retention: None = None
+    prompt_cache_options: None = None
+    moderation: None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")

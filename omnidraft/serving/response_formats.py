@@ -111,8 +111,11 @@ def token_text(token: int, vocabulary: Vocabulary) -> str:
 def _with_emitted(entry: LogprobEntry, vocabulary: Vocabulary) -> dict[str, float]:
     if not entry.likeliest:
         return {}
-    log_p_of = dict(entry.likeliest) | {entry.token: entry.log_p}
-    return {token_text(token, vocabulary): max(log_p, MIN_LOGPROB) for token, log_p in log_p_of.items()}
+    log_p_of: dict[str, float] = {}
+    for token, log_p in entry.likeliest:  # the likeliest first, which stands for others that are spelled alike
+        log_p_of.setdefault(token_text(token, vocabulary), log_p)
+    log_p_of[token_text(entry.token, vocabulary)] = entry.log_p
+    return {text: max(log_p, MIN_LOGPROB) for text, log_p in log_p_of.items()}
 
 
 def _token(token: int, log_p: float, vocabulary: Vocabulary) -> TokenLogProb:

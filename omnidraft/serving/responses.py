@@ -16,6 +16,7 @@ from omnidraft.serving import auth
 from omnidraft.serving.answer import Answer, Body, ServedModel
 from omnidraft.serving.error_handlers import REQUEST_ID, REQUEST_ID_HEADERS, ModelNotServed
 from omnidraft.serving.event_stream import EventStream
+from omnidraft.serving.fair_turns import FairTurns
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.response_formats import ChoicePart
@@ -49,7 +50,7 @@ class Responder:
         self._served = {each.name: each for each in served}
         self._first = served[0].name
         self._settings, self._tenants = settings, auth.TenantNames(settings)
-        self._grammars = GrammarScheduler()
+        self._grammars, self._prompts = GrammarScheduler(), FairTurns()
 
     async def __call__(self, request: Request, body: Body, writer_of: Callable[[Answer], ResponseWriter]) -> Response:
         """Queue a request and return its response.
@@ -114,7 +115,13 @@ class Responder:
         sampling = (await self._grammars.prepare(client, model.engine, first)).sampling
         traceparent = valid_traceparent(request.headers.get("traceparent"))
         generations = [replace(each, sampling=sampling, traceparent=traceparent) for each in (first, *others)]
-        return QueuedRequest(model.engine, generations, client=client, cache_scope=scope, note=note, wake=wake)
+        queued = QueuedRequest(model.engine, generations, client=client, cache_scope=scope, note=note, wake=wake)
+        try:
+            await self._prompts.run(client, queued.tokenize)
+        except Exception as exc:
+            self._requests.count(queued, exc)
+            raise
+        return queued
 
     def _require_few_choices(self, body: Body) -> None:
         """Raises RequestError for more texts than a request may ask for."""

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from omnidraft.decode.sampling.validation import MAX_COUNT
+
 MAX_FIELDS = 64
 MAX_ENTRIES = 2_000
 
@@ -73,6 +75,12 @@ def _form(value: Any) -> str | None:
             return "text"
         case list():
             return "list"
+        case dict() | BaseModel():
+            return "object"
+        case bool():
+            return None
+        case int():
+            return "number"
         case _:
             return None
 
@@ -81,4 +89,17 @@ TEXT_OR_LIST = Discriminator(
     _form, custom_error_type="text_or_list", custom_error_message="Input should be a text or a list"
 )
 """Tells a union of a text (tag `text`) and a list (tag `list`) apart, so that what is wrong in a list is named."""
+TEXT_OR_OBJECT = Discriminator(
+    _form, custom_error_type="text_or_object", custom_error_message="Input should be a text or an object"
+)
+"""The same of a text and an object (tag `object`)."""
+TEXT_OR_NUMBER = Discriminator(
+    _form, custom_error_type="text_or_number", custom_error_message="Input should be a text or a whole number"
+)
+"""The same of a text and a whole number (tag `number`)."""
 Text = Annotated[str, Tag("text")]
+Speculation = Annotated[
+    Annotated[Literal["auto", "off"], Tag("text")] | Annotated[int, Field(ge=0, le=MAX_COUNT), Tag("number")],
+    TEXT_OR_NUMBER,
+]
+"""off, or the number of tokens drafted per pass; auto takes the deployment's."""

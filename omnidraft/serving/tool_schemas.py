@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
 
-from omnidraft.serving.strict_model import JsonObject, StrictModel
+from omnidraft.serving.strict_model import TEXT_OR_OBJECT, JsonObject, StrictModel
 from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN, Choice, Tool, ToolUse
 
 
@@ -38,7 +38,10 @@ class NamedToolChoice(StrictModel):
 
 
 Tools = Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)]
-ToolChoice = Choice | NamedToolChoice
+ToolChoice = Annotated[
+    Annotated[Choice, Tag("text")] | Annotated[NamedToolChoice, Tag("object")],
+    TEXT_OR_OBJECT,
+]
 
 
 def tool_use(tools: list[ToolDefinition] | None, choice: ToolChoice | None, *, is_parallel: bool) -> ToolUse | None:

@@ -64,7 +64,7 @@ class HfTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Encode a text that continues another; nothing is added and no special token is recognised."""
-        return self._backend.encode(text, add_special_tokens=False).ids
+        return _ids(self._backend, text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode each text, faster than one by one."""
@@ -129,7 +129,7 @@ class HfTokenizer:
 
     def _encode_beginning(self, text: str) -> list[int]:
         """Encode a text that continues no other: some tokenizers put a space before it."""
-        return self._beginning_backend.encode(text, add_special_tokens=False).ids
+        return _ids(self._beginning_backend, text)
 
     @cached_property
     def _specials(self) -> re.Pattern[str]:
@@ -200,3 +200,8 @@ def loaded_tokenizer(tokenizer: Any, vocab_size: int) -> HfTokenizer:
     with tempfile.TemporaryDirectory(prefix="omnidraft-tokenizer-") as folder:
         tokenizer.save_pretrained(folder)
         return HfTokenizer(folder, vocab_size)
+
+
+def _ids(backend: Backend, text: str) -> list[int]:
+    """Encode a text as a batch, during which other threads of Python run, unlike with `Backend.encode`."""
+    return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids

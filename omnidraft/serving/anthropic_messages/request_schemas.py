@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from omnidraft.decode.sampling.validation import MAX_COUNT, MAX_SEED, MAX_TEMPERATURE, MIN_SEED
 from omnidraft.serving.anthropic_messages.content import CacheControl, InputMessage, Texts, plain_text
 from omnidraft.serving.request_schemas import MAX_STOPS, MAX_USER_CHARACTERS, NO_ZERO_BYTE, ChatRequest
-from omnidraft.serving.strict_model import JsonObject, StrictModel
+from omnidraft.serving.strict_model import JsonObject, Speculation, StrictModel
 from omnidraft.serving.translation import chat_request
 from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN
 
@@ -135,9 +135,15 @@ class MessagesRequest(CountTokensRequest):
     top_k: int | None = Field(None, ge=1, le=MAX_COUNT)
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    container: None = None
+    diagnostics: None = None
+    inference_geo: None = None
+    speed: None = None
+    user_profile_id: None = None
+    workspace_id: None = None
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     """Ours: the same seed gives the same text, whatever drafts."""
-    speculation: Literal["auto", "off"] | Annotated[int, Field(ge=0, le=MAX_COUNT)] = "auto"
+    speculation: Speculation = "auto"
     """Ours: off, or the number of tokens drafted per pass."""
     thread: Any = None
     """Conversations are not kept here: a thread is refused in the way that lets Anthropic's client send them whole."""

@@ -10,10 +10,18 @@ from pydantic import BeforeValidator, ConfigDict, Field, Tag
 from omnidraft.decode.sampling.validation import MAX_COUNT, MAX_SEED, MAX_TEMPERATURE, MIN_SEED, require_text
 from omnidraft.serving.openai_responses.input_items import InputItem, chat_messages
 from omnidraft.serving.request_schemas import MAX_USER_CHARACTERS, NO_ZERO_BYTE, ChatRequest
-from omnidraft.serving.strict_model import TEXT_OR_LIST, JsonObject, StrictModel, Text, TextMapping
+from omnidraft.serving.strict_model import (
+    TEXT_OR_LIST,
+    TEXT_OR_OBJECT,
+    JsonObject,
+    Speculation,
+    StrictModel,
+    Text,
+    TextMapping,
+)
 from omnidraft.serving.translation import chat_request
 from omnidraft.tools.messages import strings_of
-from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN
+from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN, Choice
 
 
 class FunctionTool(StrictModel):
@@ -107,7 +115,9 @@ class ResponsesRequest(StrictModel):
         ]
         | None
     ) = None
-    tool_choice: Literal["auto", "none", "required"] | NamedFunction | None = None
+    tool_choice: (
+        Annotated[Annotated[Choice, Tag("text")] | Annotated[NamedFunction, Tag("object")], TEXT_OR_OBJECT] | None
+    ) = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     """The format of the answer."""
@@ -122,7 +132,14 @@ class ResponsesRequest(StrictModel):
     truncation: Literal["disabled"] | None = None
     include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=1)] | None = None
     """The models here write no reasoning, so there is none to include."""
+    top_logprobs: Literal[0] | None = None
     reasoning: None = None
+    prompt: None = None
+    max_tool_calls: None = None
+    prompt_cache_retention: None = None
+    prompt_cache_options: None = None
+    context_management: None = None
+    moderation: None = None
     previous_response_id: State = None
     conversation: State = None
     store: Annotated[Literal[False] | None, BeforeValidator(_refuse_keeping)] = None
@@ -130,7 +147,7 @@ class ResponsesRequest(StrictModel):
     background: Annotated[Literal[False] | None, BeforeValidator(_refuse_background)] = None
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     """Ours: the same seed gives the same text, whatever drafts."""
-    speculation: Literal["auto", "off"] | Annotated[int, Field(ge=0, le=MAX_COUNT)] = "auto"
+    speculation: Speculation = "auto"
     """Ours: off, or the number of tokens drafted per pass."""
 
     def chat_request(self) -> ChatRequest:

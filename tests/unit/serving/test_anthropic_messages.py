@@ -209,7 +209,7 @@ def test_a_bad_request_is_refused_by_name_in_anthropics_shape(
             "output_config.format.schema",
             {"output_config": {"format": {"type": "json_schema", "schema": {"const": "number"}}}},
         ),
-        ("tool_use.input", {"messages": [*ASKED, {"role": "assistant", "content": [USED_A_NUMBER]}, *ASKED]}),
+        ("content.0.input", {"messages": [*ASKED, {"role": "assistant", "content": [USED_A_NUMBER]}, *ASKED]}),
     ],
 )
 def test_a_number_that_json_does_not_have_is_refused(

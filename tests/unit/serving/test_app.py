@@ -3,16 +3,23 @@
 import json
 import threading
 import time
+import typing
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 
 import httpx
 import openai
 import pytest
+from anthropic.types import message_create_params
 from fastapi.testclient import TestClient
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params
 
 from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.errors import ContractError, RequestError
+from omnidraft.ports import Request
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.http_server import events
@@ -182,10 +189,10 @@ def test_health_models_and_metrics_answer(client: TestClient) -> None:
     [
         ({"prompt": ""}, "prompt is empty"),
         ({"prompt": 5}, "prompt: Input should be a text or a list"),
-        ({"prompt": []}, "prompt."),
+        ({"prompt": []}, "prompt: List should have at least 1 item"),
         ({"prompt": [5, 6]}, "no token ids are taken"),
         ({"prompt": [[5, 6], [7]]}, "no token ids are taken"),
-        ({"prompt": ["a", 6]}, "prompt.list.1: Input should be a valid string"),
+        ({"prompt": ["a", 6]}, "prompt.1: Input should be a valid string"),
         ({"max_tokens": -1}, "max_tokens: "),
         ({"max_tokens": 65}, "max_tokens may be 64 at most, got 65"),
         ({"max_tokens": "many"}, "max_tokens: "),
@@ -197,10 +204,14 @@ def test_health_models_and_metrics_answer(client: TestClient) -> None:
         ({"n": 0}, "n: "),
         ({"prompt": ["a"] * 9, "n": 2}, "prompt: 16 choices at most"),
         ({"logprobs": 6}, "logprobs: "),
-        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": ["a"] * 17}, "stop: List should have at most 16 items"),
+        ({"stop": ["a", None]}, "stop.1: Input should be a valid string"),
+        ({"speculation": "on"}, "speculation: Input should be 'auto' or 'off'"),
+        ({"speculation": -1}, "speculation: Input should be greater than or equal to 0"),
+        ({"speculation": 1.5}, "speculation: Input should be a text or a whole number"),
         ({"echo": True}, "echo: "),
         ({"seed": 2**64}, "seed: "),
-        ({"stop": 7}, "stop"),
+        ({"stop": 7}, "stop: Input should be a text or a list"),
         ({"logit_bias": {"a": 1}}, "logit_bias.a"),
         ({"logit_bias": {"3": 101}}, "logit_bias of 3 must be between -100 and 100, got 101"),
         ({"logit_bias": {"-3": 1}}, "logit_bias must be of ids from 0"),
@@ -239,6 +250,66 @@ def test_a_bad_request_is_refused_by_name(
     assert "\n" not in message
 
 
+def test_prompts_are_tokenised_beside_decoding(
+    client: TestClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long one takes seconds, in which others' texts go on."""
+    decode_request, threads = engine.decode_request, list[str]()
+
+    def noted(request: GenerationRequest) -> Request:
+        threads.append(threading.current_thread().name)
+        return decode_request(request)
+
+    monkeypatch.setattr(engine, "decode_request", noted)
+    assert client.post("/v1/completions", json=BODY | {"prompt": ["How many", "clips"]}).status_code == 200
+    assert len(threads) == 2
+    assert all(name.startswith("asyncio") for name in threads)
+
+
+def test_a_refused_prompt_is_counted(client: TestClient, metrics: CountingMetrics) -> None:
+    refusal(client.post("/v1/completions", json=BODY | {"prompt": "clips " * 2000}), 400)
+    assert metrics.value("omnidraft_requests_total", status="RequestError") == 1
+
+
+def test_seeds_that_the_server_draws_survive_clients_whose_numbers_are_floats(client: TestClient) -> None:
+    seeds = client.post("/v1/completions", json=WITH_STATS | {"seed": None, "n": 4}).json()["omnidraft"]["seeds"]
+    assert seeds[0] == int(float(seeds[0]))
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ({"type": "function"}, "tool_choice.function: Field required"),
+        ({"type": "allowed_tools", "allowed_tools": {}}, "tool_choice.type: Input should be 'function'"),
+        ("never", "tool_choice: Input should be 'auto', 'none' or 'required'"),
+        (5, "tool_choice: Input should be a text or an object"),
+    ],
+)
+def test_a_choice_of_tools_that_there_is_none_of_is_refused_by_its_field(
+    client: TestClient, choice: object, told: str
+) -> None:
+    answer = client.post("/v1/chat/completions", json=CHAT | {"tool_choice": choice}).json()["error"]
+    assert answer["message"].startswith(told)
+    assert answer["param"] == told.partition(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "body"),
+    [
+        ("/v1/completions", completion_create_params.CompletionCreateParamsBase, BODY),
+        ("/v1/chat/completions", chat_params.CompletionCreateParamsBase, CHAT),
+        ("/v1/responses", response_create_params.ResponseCreateParamsBase, {"input": "clips", "max_output_tokens": 1}),
+        ("/v1/messages", message_create_params.MessageCreateParamsBase, CHAT),
+    ],
+)
+def test_every_field_of_the_sdks_is_taken_as_null(client: TestClient, path: str, params: type, body: dict) -> None:
+    """Clients and gateways dump typed requests with their nulls."""
+    fields = typing.get_type_hints(params, include_extras=True).keys() - body.keys()
+    nulls = dict.fromkeys(fields - {"max_tokens"}) if "max_tokens" in body else dict.fromkeys(fields)
+    response = client.post(path, json=nulls | body)
+    assert response.status_code == 200, response.text
+
+
 @pytest.mark.parametrize(
     ("content", "message_part"),
     [
@@ -247,9 +318,9 @@ def test_a_bad_request_is_refused_by_name(
             "0: Value error, the models here read text only, no 'image",
         ),
         ([{"type": "text", "text": "a"}, {"type": "input_audio"}], "read text only, no 'input_audio'"),
-        ([{"type": "text", "text": "a"}, {"type": "text"}], "list.1.text: Field required"),
+        ([{"type": "text", "text": "a"}, {"type": "text"}], "content.1.text: Field required"),
         (5, "content: Input should be a text or a list"),
-        ([], "content.list: "),
+        ([], "content: List should have at least 1 item"),
     ],
 )
 def test_a_message_that_is_no_text_is_refused_by_what_is_wrong_in_it(

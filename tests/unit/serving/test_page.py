@@ -162,9 +162,10 @@ def test_a_bad_question_is_refused_before_the_stream(client: TestClient, fields:
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_a_question_that_is_too_long_is_told_in_the_stream(client: TestClient) -> None:
-    ((_, _), (name, data)) = told(client.post(PASSES, json=body("clips " * 1500)))
-    assert (name, data["error"]["type"]) == ("error", "invalid_request_error")
+def test_a_question_that_is_too_long_is_refused_before_the_stream(client: TestClient) -> None:
+    refused = client.post(PASSES, json=body("clips " * 1500))
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert "context" in refused.json()["error"]["message"]
 
 
 def test_the_page_is_open_and_asks_for_the_key_that_its_stream_needs(requests: RequestQueue, engine: Engine) -> None:

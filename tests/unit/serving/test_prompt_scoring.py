@@ -8,6 +8,7 @@ from typing import cast
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.prompt_logprobs import PromptToken
+from omnidraft.ports import Request
 from omnidraft.serving.prompt_scoring import PromptScoring
 from omnidraft.serving.queued_request import QueuedRequest
 
@@ -18,7 +19,10 @@ class CountingEngine:
 
     holders: list[str] = field(default_factory=list)
 
-    def score_prompt(self, request: GenerationRequest) -> Iterator[list[PromptToken]]:
+    def decode_request(self, request: GenerationRequest) -> Request:
+        return cast(Request, request)
+
+    def score_prompt(self, request: GenerationRequest, decoded: Request) -> Iterator[list[PromptToken]]:
         self.holders.append(request.request_id)
         try:
             for _ in request.prompt or "":

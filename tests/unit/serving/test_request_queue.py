@@ -11,8 +11,9 @@ from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest
 from omnidraft.errors import ContractError, RequestError
 from omnidraft.ports import Request, Sampling
+from omnidraft.serving.queue_errors import Abandoned, QueueFull, Stopping
 from omnidraft.serving.queued_request import QueuedRequest
-from omnidraft.serving.request_queue import Abandoned, QueueFull, RequestQueue, Stopping
+from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.tiny_engine import PATIENCE_S, Gated, Slow, broken_target, snapshot
 
@@ -92,6 +93,30 @@ def test_the_thread_survives_what_decoding_raises(
     assert metrics.value("omnidraft_requests_total", status=type(error).__name__) == 1
     assert metrics.value("omnidraft_requests_total", status="RequestError") == 1
     assert len(metrics.observed("omnidraft_time_to_first_token_seconds", target=engine.pair.target)) == 2
+
+
+def test_what_ends_the_thread_ends_every_request(
+    engine: Engine, requests: RequestQueue, metrics: CountingMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proposer = gated(engine)
+    asked = [requests.submit(queued(engine)) for _ in range(2)]
+    assert proposer.is_reached.wait(PATIENCE_S)
+    monkeypatch.setattr(engine, "step", lambda: {}["lost"])
+    proposer.gate.set()
+    for each in asked:
+        with pytest.raises(KeyError, match="lost"):
+            num_tokens(each)
+    wait_for(metrics, "KeyError")
+    for text in (each.texts[0] for each in asked):
+        if text.generation is not None:
+            engine.abort(text.generation)  # other tests have this engine too
+    with pytest.raises(Stopping):
+        requests.submit(queued(engine))
+    deadline = time.monotonic() + PATIENCE_S
+    while requests.is_alive:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert requests.problem is not None
 
 
 def test_closing_finishes_what_was_accepted_and_refuses_the_rest(engine: Engine, metrics: CountingMetrics) -> None:

@@ -58,6 +58,15 @@ def test_tokens_are_spelled_so_that_no_two_look_alike() -> None:
     assert names == ["a", "bc", "bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "id:5", "bytes:\\xff"]
 
 
+@pytest.mark.parametrize(("emitted", "told"), [(0, -0.1), (1, -0.1), (2, -9.0)])
+def test_of_tokens_that_are_spelled_alike_the_emitted_one_counts_then_the_likeliest(emitted: int, told: float) -> None:
+    twins = Vocabulary((b"a", b"b", b"a"), {}, frozenset())
+    likeliest = ((0, -0.1), (1, -3.0), (2, -9.0))
+    entry = LogprobEntry(emitted, dict(likeliest)[emitted], likeliest, 0)
+    (top,) = for_completion([entry], twins).top_logprobs
+    assert top == {"a": told, "b": -3.0}
+
+
 def test_both_shapes_have_the_emitted_token_and_the_likeliest() -> None:
     entries = [LogprobEntry(1, -2.0, ((0, -0.5), (2, -math.inf)), 7)]
     completion = for_completion(entries, VOCABULARY)

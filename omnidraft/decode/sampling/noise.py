@@ -85,7 +85,8 @@ def uniform_of(words: np.ndarray) -> np.ndarray:
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """Return the seed of a choice: the request's own for the first, 63 bits of a hash for the others."""
+    """Return the seed of a choice: the request's own for the first, 53 bits of a hash for the others, as many as
+    JavaScript's numbers hold."""
     if choice == 0:
         return seed
-    return int.from_bytes(hashlib.sha256(f"{seed}/{choice}".encode()).digest()[:8], "big") >> 1
+    return int.from_bytes(hashlib.sha256(f"{seed}/{choice}".encode()).digest()[:8], "big") >> 11

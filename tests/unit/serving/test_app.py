@@ -273,7 +273,7 @@ def test_a_refused_prompt_is_counted(client: TestClient, metrics: CountingMetric
 
 def test_seeds_that_the_server_draws_survive_clients_whose_numbers_are_floats(client: TestClient) -> None:
     seeds = client.post("/v1/completions", json=WITH_STATS | {"seed": None, "n": 4}).json()["omnidraft"]["seeds"]
-    assert seeds[0] == int(float(seeds[0]))
+    assert seeds == [int(float(seed)) for seed in seeds]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,10 @@ def main() -> int:
     if not options.kubernetes:
         return write(file, env_file())
     manifest, operator_key = kubernetes_secrets()
-    return write(file.with_name(f"{file.name}.operator-key"), operator_key) or write(file, manifest)
+    key_file = file.with_name(f"{file.name}.operator-key")
+    if file.exists():  # the key of an operator is of no use without the manifest that trusts it
+        return write(file, manifest)
+    return write(key_file, operator_key) or write(file, manifest)
 
 
 def write(file: Path, text: str) -> int:

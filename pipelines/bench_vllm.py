@@ -102,6 +102,8 @@ def main(
 ) -> None:
     """Compare decoding inside vLLM."""
     names = _names(methods)
+    if not (venv / "bin" / "python").exists():
+        raise RequestError(f"{venv} is no virtual environment with vLLM; --venv names another (docs/vllm.md)")
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
     files = named_files(prompts_paths or [QUESTIONS])
     tasks = {task: prompts.read(path, num_prompts, split="test") for task, path in files.items()}

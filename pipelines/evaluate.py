@@ -22,6 +22,7 @@ from omnidraft.distill.ingest.record_disposition import is_held_out, record_key
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
+from omnidraft.output_files import require_writable_file
 from omnidraft.progress import bar
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.traces.record import TraceRecord
@@ -52,6 +53,7 @@ def main(
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:
     """Measure snapshots on recorded traffic."""
+    require_writable_file(json_path)
     log_url = log if "://" in log else None
     settings = config.load(config_path, models={"target": target, "drafter": drafter}, log={"url": log_url})
     tokenizers = wiring.vocabularies(settings)

@@ -19,6 +19,7 @@ from omnidraft import config, prompts, wiring
 from omnidraft.distill.training.losses import parse
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
+from omnidraft.output_files import require_writable, require_writable_file
 from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from omnidraft.traces import archive
@@ -67,6 +68,8 @@ def main(
     settings = config.load(config_path, models=models, learner=learner)
     parse(settings.learner.loss)
     require_new(out)
+    require_writable(out)
+    require_writable_file(json_path)
     tokenizers = wiring.vocabularies(settings)
     parts = out.with_name(f"{out.name}.parts")
     if archive.is_archive(answers):

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+import httpx
 import typer
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 
 CHROMIUM = "/usr/bin/chromium"
@@ -49,6 +51,10 @@ def main(
     chromium: Annotated[str, typer.Option(help="The browser.")] = CHROMIUM,
 ) -> None:
     """Ask once, save the recording, and take every picture of it."""
+    try:
+        httpx.get(url, timeout=10.0).raise_for_status()
+    except httpx.HTTPError as exc:
+        raise RequestError(f"no page at {url}: {exc}; start `omnidraft serve`, or name another --url") from exc
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium)
         for picture in PICTURES:

@@ -5,7 +5,6 @@ log-probabilities that somebody else's API told.
 after the last. `pipelines.learn`, `replay` and `evaluate` read the archive.
 """
 
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -15,8 +14,9 @@ from typing import Annotated
 import typer
 
 from omnidraft import config, prompts
-from omnidraft.errors import RequestError, cannot_write
+from omnidraft.errors import RequestError
 from omnidraft.hosts import process
+from omnidraft.output_files import require_writable_file
 from omnidraft.progress import bar
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
@@ -60,7 +60,8 @@ def main(
     if len(sources) != 1:
         raise RequestError("exactly one of --answers, --prompts and --from-api is needed")
     (source,) = sources
-    _require_writable(out)
+    require_writable_file(out)
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
     if from_api is not None:
         prompts_alone = {"--split": split, "--max-new-tokens": max_new_tokens}
@@ -78,19 +79,6 @@ def main(
             advance()
     _write(out, records)
     shutil.rmtree(parts)
-
-
-def _require_writable(out: Path) -> None:
-    """Make the archive's folder. Raises RequestError when no archive can be written there."""
-    folder = out.absolute().parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise cannot_write(folder, exc) from exc
-    if out.is_dir():
-        raise RequestError(f"cannot write {out}: it is a folder; name a file")
-    if not os.access(folder, os.W_OK):
-        raise RequestError(f"cannot write {out}: {folder} is not writable")
 
 
 def _import(settings: config.Settings, exchanges: Sequence[ApiExchange], tenant: str, out: Path) -> None:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from omnidraft import config, json_report
-from omnidraft.cli.options import Config, Engine, Quantize, Snapshot, download_bars, require_folder_of
+from omnidraft.cli.options import Config, Engine, Quantize, Snapshot, download_bars
 from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ def check(
     """
     from omnidraft import prompts
     from omnidraft.exactness.check import CheckPlan
+    from omnidraft.output_files import require_writable_file
 
     temperatures, modes = _temperatures(temperature), _modes(mode)
-    if json_path is not None:
-        require_folder_of(json_path)
+    require_writable_file(json_path, makes_folder=False)
     rows = prompts.read(prompts_path, num_prompts) if prompts_path else prompts.built_in(num_prompts)
     models = {"target": target, "drafter": drafter, "engine": engine, "precision": quantize}
     settings = config.load(config_path, models=models)

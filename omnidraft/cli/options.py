@@ -55,13 +55,6 @@ def whole_table(first: str, *others: str) -> Table:
     return Table(Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in others))
 
 
-def require_folder_of(path: Path) -> None:
-    """Raise RequestError if no file can be made at this path because its folder is missing. Call it before long work
-    whose result goes there."""
-    if not path.absolute().parent.is_dir():
-        raise RequestError(f"cannot write {path}: there is no folder {path.absolute().parent}")
-
-
 @contextmanager
 def download_bars() -> "Iterator[Progress]":
     """Show transient progress bars over bytes on stderr, nothing when stderr is not a terminal. Other slow steps log

@@ -11,7 +11,7 @@ from rich.table import Table
 from omnidraft import config
 from omnidraft.cli.export import export
 from omnidraft.cli.options import AsJson, Config, Target, group, printable
-from omnidraft.errors import RequestError
+from omnidraft.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from omnidraft.ports import Registry, SnapshotVersion
@@ -104,6 +104,8 @@ def sign(
     from omnidraft.snapshots import bundle
 
     settings = _settings(config_path, target)
+    if settings.registry.private_key is None:
+        raise ConfigError("registry.private_key is not set, so nothing can be signed; `omnidraft snapshots new-key`")
     registry, unverified = _registry(settings), _registry(_without_keys(settings))
     chosen, newest = registry.resolve(name), registry.resolve("latest")
     with tempfile.TemporaryDirectory(prefix="omnidraft-sign-") as folder:

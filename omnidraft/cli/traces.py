@@ -12,7 +12,7 @@ from rich.table import Table
 
 from omnidraft import config, json_report
 from omnidraft.cli import dead_letters
-from omnidraft.cli.options import Config, Target, group, printable, require_folder_of
+from omnidraft.cli.options import Config, Target, group, printable
 from omnidraft.errors import ConfigError, WireError
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ def verify(
     config_path: Config = None,
 ) -> None:
     """Compare the trace log with what snapshots learned and with the dead letters; exit code 1 when they disagree."""
+    from omnidraft.output_files import require_writable_file
     from omnidraft.progress import bar
     from omnidraft.wiring.audit import audit
 
-    if json_path is not None:
-        require_folder_of(json_path)
+    require_writable_file(json_path, makes_folder=False)
     settings = config.load(config_path, models={"target": target})
     with bar(f"reading {settings.log.traces_topic}: messages", None, transient=True) as saw:
         report = audit(settings, counts_only=counts_only, on_poll=saw)
@@ -99,9 +99,10 @@ def export(
     """Write the newest records of a target into an archive, for pipelines or as learner.pinned_held_out."""
     from omnidraft import wiring
     from omnidraft.distill.ingest.record_disposition import is_held_out
+    from omnidraft.output_files import require_writable_file
     from omnidraft.traces import archive
 
-    require_folder_of(path)
+    require_writable_file(path, makes_folder=False)
     settings = config.load(config_path, models={"target": target})
     with closing(wiring.existing_log_reader(settings, settings.log.traces_topic)) as reader:
         readable = list(_readable(_newest(reader, num)))

@@ -1,6 +1,7 @@
 """Checks of the machine: kernels, processor, disk, memory, and the worker's port."""
 
 import errno
+import os
 import platform
 import shutil
 import socket
@@ -107,6 +108,13 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
+def is_writable(folder: Path) -> bool:
+    """Return whether this process may write into a folder, or make it."""
+    while not folder.exists():
+        folder = folder.parent
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
 def disk(what: str, folder: Path, needed_bytes: int, free: Callable[[Path], int] = free_bytes) -> Finding:
     """Check the free space of `folder`; `what` names the check."""
     available = free(folder.absolute())
@@ -114,6 +122,8 @@ def disk(what: str, folder: Path, needed_bytes: int, free: Callable[[Path], int]
     advice = "free space there, or give it another folder"
     if available < needed_bytes:
         return problem(what, message, advice)
+    if not is_writable(folder.absolute()):
+        return problem(what, f"{folder} cannot be written", "make it writable, or give another folder")
     return warning(what, message, advice) if available < COMFORT * needed_bytes else ok(what, message)
 
 

@@ -13,7 +13,7 @@ from omnidraft.config import Settings, WorkerSettings
 from omnidraft.errors import ConfigError
 from omnidraft.hosts.fleet_access import SettingsFleet
 from omnidraft.hosts.http_server import http_server
-from omnidraft.hosts.process import freeze_loaded_objects, stop_on_signals
+from omnidraft.hosts.process import end_at_once_on_interrupt, freeze_loaded_objects, stop_on_signals
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.telemetry_middleware import TelemetryMiddleware
@@ -93,6 +93,7 @@ def main(settings: Settings) -> int:
 
 
 def _serve(settings: Settings, listener: socket.socket) -> int:
+    end_at_once_on_interrupt("loading")  # which threads do, and nothing is accepted yet
     worker = WorkerRuntime(settings)
     stop_on_signals(worker.stop)
     server = http_server(worker.traced_app, settings.worker)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from omnidraft.errors import ConfigError, RequestError
+from omnidraft.output_files import require_writable
 from omnidraft.progress import bar
 from omnidraft.snapshots.files import whole_folder
 from omnidraft.wiring.export import require_empty
@@ -72,6 +73,7 @@ def transfer(request: TransferRequest, on_point: "Callable[[Point], None]") -> d
         StorageError: the disk is full, or cannot be written for another reason.
     """
     require_empty(request.out)
+    require_writable(request.out)
     request.settings.terms()
     gguf_files = _gguf_files(request) if request.with_gguf else None
     pair = load_pair(request.model, request.tokenizer)

@@ -21,6 +21,7 @@ from omnidraft import config, prompts
 from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.errors import ConfigError, RequestError
 from omnidraft.hosts import process
+from omnidraft.output_files import require_writable_file
 from omnidraft.prompts import Prompt
 from pipelines.bench import page, summary
 from pipelines.bench.methods import NAMES, LoadedMethods, Setup, load
@@ -58,6 +59,7 @@ def main(
 ) -> None:
     """Compare decoding methods."""
     names = _names(methods)
+    require_writable_file(json_path)
     _choose_device(device)
     models = {"target": target, "drafter": drafter, "precision": quantize}
     settings = config.load(config_path, models=models, decode={"mode": mode})

@@ -109,4 +109,7 @@ class Recording:
         ids = prompt.answer_ids or self._tokenizers.target.encode(prompt.answer or "")
         if not ids:
             raise RequestError(f"no answer_ids and no answer to score: {prompt.text[:60]!r}")
+        size = len(self._tokenizers.target.vocabulary)
+        if not all(0 <= each < size for each in ids):
+            raise RequestError(f"answer_ids outside the target's {size} ids, of the prompt {prompt.text[:60]!r}")
         return ids

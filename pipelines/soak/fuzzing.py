@@ -2,7 +2,7 @@
 
 from statistics import median
 
-from pipelines.fuzz import __main__
+from pipelines.fuzz import batches
 from pipelines.lib.check_result import CheckResult
 from pipelines.soak.plan import SoakPlan
 
@@ -12,7 +12,7 @@ MAX_GROWTH = 1.1
 
 def run(plan: SoakPlan) -> CheckResult:
     """Run the fuzz pipeline. Raises ContractError when a message has no disposition, or two."""
-    figures = __main__.run(plan.fuzzed, seed=plan.seed, processes=plan.threads)
+    figures = batches.run(plan.fuzzed, seed=plan.seed, processes=plan.threads)
     peaks = figures["peaks_rss_mib"]
     tenth = max(1, len(peaks) // 10)
     growth = median(peaks[-tenth:]) / median(peaks[:tenth])

@@ -124,6 +124,15 @@ def test_snapshots_from_before_the_keys_are_signed_by_an_operator(url, keys, tmp
     reader.fetch(2, tmp_path / "fetched")
 
 
+def test_without_a_key_nothing_is_signed(keys, tmp_path, monkeypatch, capsys):
+    settings = settings_of(keys, tmp_path, "operator", private_key=None, trusted_keys=())
+    wiring.registry(settings).publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
+    path = toml(settings, tmp_path / "operator.toml")
+    done = run_cli(("snapshots", "sign", "1", "--config", path), monkeypatch, capsys, {})
+    assert (done.returncode, "registry.private_key is not set" in done.stderr) == (2, True)
+    assert len(wiring.registry(settings).versions()) == 1
+
+
 def test_an_operator_publishes_an_earlier_version_again(url, keys, tmp_path):
     publisher = wiring.registry(settings_of(keys, tmp_path, "distiller", url))
     for number, name in enumerate(("s1", "s2")):

@@ -257,3 +257,13 @@ def test_no_secret_of_kubernetes_has_the_operators_key(tmp_path):
     assert public in text
     assert key.read_text().strip() not in text
     assert text.count("ed25519-private:") == 2  # the distiller's and the controller's
+
+
+def test_a_manifest_that_is_there_keeps_its_operators_key(tmp_path: Path) -> None:
+    """Another key would look right, and no service would trust it."""
+    file = tmp_path / "secrets.json"
+    assert run_script("--kubernetes", file).returncode == 0
+    (tmp_path / "secrets.json.operator-key").rename(tmp_path / "safe")
+    again = run_script("--kubernetes", file)
+    assert (again.returncode, "exists and stays" in again.stderr) == (1, True)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["safe", "secrets.json"]

@@ -5,6 +5,7 @@ lock.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from omnidraft.durable_files import put_in_place
-from omnidraft.errors import ModelDownloadError
+from omnidraft.errors import ModelDownloadError, ModelError
 from omnidraft.snapshots.files import sync_tree
 
 MARKER = "omnidraft.json"
@@ -52,7 +53,7 @@ def install_once(
 
     if is_usable(folder):  # perhaps where nothing can be written
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     with FileLock(folder.with_name(f".{folder.name}.lock")):
         if is_usable(folder):
             return folder
@@ -64,6 +65,18 @@ def install_once(
         shutil.rmtree(folder, ignore_errors=True)  # not ours, or incomplete
         put_in_place(partial, folder)
     return folder
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for models, with those that it lies in. Raises ModelError when nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return
+        reason = "it is not writable"
+    except OSError as exc:
+        reason = str(exc.strerror)
+    raise ModelError(f"no model can be put into {folder}: {reason}; give OMNIDRAFT_HOME a place that can be written")
 
 
 def free_bytes(folder: Path) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from omnidraft.errors import ModelDownloadError, ModelUnknown
 from omnidraft.models.catalog import gguf_conversion, hub, known_models, pypi_wheels
-from omnidraft.models.catalog.install import Origin, install_once, is_complete, require_space
+from omnidraft.models.catalog.install import Origin, install_once, is_complete, make_folder, require_space
 from omnidraft.models.catalog.known_models import CatalogModel
 from omnidraft.models.weights_name import file_sha256
 
@@ -171,7 +171,7 @@ class _Store:
         from filelock import FileLock
 
         file = _folder(self.home, model.name).with_name(f"{model.name}.gguf")
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         with FileLock(file.with_name(f".{file.name}.lock")):
             if not file.exists() or file.stat().st_size != model.gguf_bytes:  # cut by a power failure
                 pypi_wheels.fetch_gguf(model, file, progress=self.progress, download=self.sources.download)

@@ -22,6 +22,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from omnidraft import prompts
 from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.hosts import process
 from omnidraft.models.catalog import store
@@ -67,6 +68,8 @@ def main(
     python -m pipelines.bench.quality --prompts gsm8k.jsonl --prompts code.jsonl --json runs/quality.json
     """
     named = chosen(systems, SYSTEMS, "system")
+    for path in prompts_paths or []:
+        prompts.read(path, num_prompts)  # a wrong file is told before gigabytes are converted
     model, gguf = _models(target, permute=permute, with_gguf=LLAMACPP in named)
     ours = [(name, variant) for name in chosen(formats, PACKED, "format") for variant in chosen(variants)]
     specs = {

@@ -54,9 +54,8 @@ def test_a_report_that_cannot_be_written_is_printed_all_the_same(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     environ = learned(tmp_path, 3)
-    (tmp_path / "folder").mkdir()
-    done = run_cli(("traces", "verify", "--target", "target", "--json", "folder"), monkeypatch, capsys, environ)
-    told = "omnidraft: cannot write folder: Is a directory; name another file, or make it writable\n"
+    done = run_cli(("traces", "verify", "--target", "target", "--json", "x" * 300), monkeypatch, capsys, environ)
+    told = f"omnidraft: cannot write {'x' * 300}: File name too long; name another file, or make it writable\n"
     assert (done.returncode, done.stderr) == (2, told)
     assert "up to snapshot 2" in done.stdout
 
@@ -130,7 +129,7 @@ def test_the_newest_records_of_a_target_become_an_archive(
         assert [each.request_id for each in archive.read(tmp_path / "out.avro")] == expected.split()
     (folder := tmp_path / "folder").mkdir()
     refused = run_cli(("traces", "export", folder, "--target", "target"), monkeypatch, capsys, environ)
-    told = f"omnidraft: cannot write {folder}: Is a directory; name another file, or make it writable\n"
+    told = f"omnidraft: cannot write {folder}: it is a folder; name a file\n"
     assert (refused.returncode, refused.stderr) == (2, told)
     asked = ("traces", "export", tmp_path / "none.avro", "--target", "target", "--tenant", "nobody")
     assert run_cli(asked, monkeypatch, capsys, environ).returncode == 2

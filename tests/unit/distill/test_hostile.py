@@ -63,11 +63,13 @@ def test_every_message_is_returned_or_dead_lettered_or_of_another_pair_and_never
 
 def test_the_fuzz_pipeline_accounts_for_every_message(tmp_path: Path):
     import json
+    import os
+    import subprocess
+    import sys
 
-    from pipelines.fuzz import __main__
-    from tests.cli_runs import run_pipeline
-
-    run_pipeline(__main__.main, "--num", 1200, "--seed", 3, "--json", tmp_path / "fuzz.json")
+    command = [sys.executable, "-m", "pipelines.fuzz", "--num", "1200", "--seed", "3", "--json", "fuzz.json"]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
+    subprocess.run(command, check=True, cwd=tmp_path, env=environ, timeout=120)
     report = json.loads((tmp_path / "fuzz.json").read_text())
     assert sum(report["fates"].values()) == report["messages"] == 1200
     assert {"returned", *REJECT_REASONS} <= set(report["fates"])

@@ -201,6 +201,12 @@ def test_a_disk_that_is_nearly_full(tmp_path: Path, free: int, verdict: Verdict)
     assert_found(found, verdict, str(tmp_path), "1.0 GB needed")
 
 
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.os, "access", lambda folder, mode: folder != tmp_path)  # root may write everywhere
+    found = machine.disk("disk of the log", tmp_path / "not" / "there", 10)
+    assert_found(found, Verdict.PROBLEM, str(tmp_path), "cannot be written")
+
+
 def test_every_local_folder_that_grows_is_looked_at(settings: config.Settings, tmp_path: Path) -> None:
     found = {what: (folder, needed) for what, folder, needed in machine.folders(settings)}
     assert list(found) == ["disk of the log", "disk of the registry", "disk of staging"]

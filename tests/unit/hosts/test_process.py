@@ -183,3 +183,22 @@ def test_a_format_that_is_none_is_refused_by_name():
     done = run_service("controller", OMNIDRAFT_LOG_FORMAT="xml")
     assert done.returncode == 2
     assert done.stderr.splitlines() == ["omnidraft controller: OMNIDRAFT_LOG_FORMAT must be text or json, got 'xml'"]
+
+
+def test_an_interrupt_while_something_loads_does_not_wait_for_its_threads() -> None:
+    """Of a child, since it ends the process: the loader's thread would go on for a minute."""
+    program = """
+import signal, threading, time
+from omnidraft.hosts.process import end_at_once_on_interrupt
+end_at_once_on_interrupt("loading")
+thread = threading.Thread(target=time.sleep, args=(60,))
+thread.start()
+print("ready", flush=True)
+thread.join()
+"""
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGINT)
+    _, told = child.communicate(timeout=20.0)
+    assert (child.returncode, "interrupted while loading" in told) == (130, True)

@@ -341,3 +341,10 @@ def _gguf(home: Path) -> Path:
     file.touch()
     os.truncate(file, known_models.find(NAME).gguf_bytes)
     return file
+
+
+def test_a_home_that_cannot_be_written_is_told_with_what_to_do(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "models").parent.mkdir(parents=True, exist_ok=True)
+    (home / "models").write_text("in the way")
+    with pytest.raises(ModelError, match="give OMNIDRAFT_HOME a place that can be written"):
+        resolve("owner/model", home=home, sources=sources(FakeHub()))

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from omnidraft.serving.answer import Answer, Body, ServedModel
 from omnidraft.serving.error_handlers import REQUEST_ID, REQUEST_ID_HEADERS, ModelNotServed
 from omnidraft.serving.event_stream import EventStream
 from omnidraft.serving.fair_turns import FairTurns
+from omnidraft.serving.queue_errors import QueueFull
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.response_formats import ChoicePart
@@ -51,6 +53,8 @@ class Responder:
         self._first = served[0].name
         self._settings, self._tenants = settings, auth.TenantNames(settings)
         self._grammars, self._prompts = GrammarScheduler(), FairTurns()
+        self._num_tokenizing = Counter[str]()
+        """Requests of each client whose prompts are tokenized, or wait for it."""
 
     async def __call__(self, request: Request, body: Body, writer_of: Callable[[Answer], ResponseWriter]) -> Response:
         """Queue a request and return its response.
@@ -117,11 +121,23 @@ class Responder:
         generations = [replace(each, sampling=sampling, traceparent=traceparent) for each in (first, *others)]
         queued = QueuedRequest(model.engine, generations, client=client, cache_scope=scope, note=note, wake=wake)
         try:
-            await self._prompts.run(client, queued.tokenize)
+            await self._tokenize(queued)
         except Exception as exc:
             self._requests.count(queued, exc)
             raise
         return queued
+
+    async def _tokenize(self, queued: QueuedRequest) -> None:
+        """Turn the request into ids when it is its client's turn, of whose requests twice as many may wait for that as
+        the queue holds. Raises RequestError, QueueFull."""
+        client, most = queued.client, 2 * self._settings.max_queue
+        if self._num_tokenizing[client] >= most:
+            raise QueueFull(f"{most} prompts of yours wait to be tokenized already; try again later", 1)
+        self._num_tokenizing[client] += 1
+        try:
+            await self._prompts.run(client, queued.tokenize)
+        finally:
+            self._num_tokenizing -= Counter([client])
 
     def _require_few_choices(self, body: Body) -> None:
         """Raises RequestError for more texts than a request may ask for."""

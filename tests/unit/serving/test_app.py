@@ -266,6 +266,32 @@ def test_prompts_are_tokenised_beside_decoding(
     assert all(name.startswith("asyncio") for name in threads)
 
 
+def test_a_client_whose_prompts_wait_to_be_tokenised_gets_a_429_at_last(
+    client: TestClient, engine: Engine, metrics: CountingMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode_request, gate = engine.decode_request, threading.Event()
+
+    def gated(request: GenerationRequest) -> Request:
+        assert gate.wait(PATIENCE_S)
+        return decode_request(request)
+
+    monkeypatch.setattr(engine, "decode_request", gated)
+    answers: list[httpx.Response] = []
+    asking = [
+        threading.Thread(target=lambda: answers.append(client.post("/v1/completions", json=BODY))) for _ in "12345"
+    ]
+    for each in asking:
+        each.start()
+    wait_until(lambda: bool(answers))
+    assert "wait to be tokenized already; try again later" in refusal(answers[0], 429)
+    assert metrics.value("omnidraft_requests_total", status="QueueFull") == 1
+    gate.set()
+    for each in asking:
+        each.join()
+    assert {each.status_code for each in answers[1:]} <= {200, 429}  # of the queue, where the four come at once
+    assert client.post("/v1/completions", json=BODY).status_code == 200
+
+
 def test_a_refused_prompt_is_counted(client: TestClient, metrics: CountingMetrics) -> None:
     refusal(client.post("/v1/completions", json=BODY | {"prompt": "clips " * 2000}), 400)
     assert metrics.value("omnidraft_requests_total", status="RequestError") == 1

@@ -29,4 +29,7 @@ def require_writable_file(path: Path | None, *, makes_folder: bool = True) -> No
         return
     if os.path.isdir(path):  # unlike Path.is_dir also of a name that is too long
         raise RequestError(f"cannot write {path}: it is a folder; name a file")
-    require_writable(path, makes_folder=makes_folder)
+    if not os.path.exists(path) or os.path.isfile(path):
+        require_writable(Path(os.path.realpath(path)), makes_folder=makes_folder)
+    elif not os.access(path, os.W_OK):  # a pipe, as /dev/stdout may be, which is written to directly
+        raise RequestError(f"cannot write {path}: it is not writable; name another file")

@@ -81,7 +81,7 @@ def _polls(
     there: Offsets = {partition: min(end, log_ends.get(partition, 0)) for partition, end in ends.items()}
     consumer.seek({})
     there = topic_scan.still_there(consumer, there)
-    return topic_scan.polls_until(partial(_poll, consumer, on_poll), there, idle_s=idle_s, must_reach_ends=True)
+    return topic_scan.polls_until(partial(_poll, consumer, on_poll), there, idle_s=idle_s)
 
 
 def _poll(consumer: TraceConsumer, on_poll: Callable[[int], None]) -> PolledRecords:

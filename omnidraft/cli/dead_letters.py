@@ -34,6 +34,7 @@ def list_dead_letters(
 ) -> None:
     """List dead letters, oldest first."""
     from omnidraft.distill.ingest import dead_letters
+    from omnidraft.distill.ingest.topic_scan import silence_s
     from omnidraft.progress import bar
 
     settings = config.load(config_path)
@@ -42,7 +43,8 @@ def list_dead_letters(
         closing(_dead_letters(settings)) as reader,
         bar(f"reading {settings.log.dead_letters_topic}", _num_messages(reader), transient=True) as saw,
     ):
-        for dead_letter in _counted(dead_letters.read(reader), saw):
+        letters = dead_letters.read(reader, idle_s=silence_s(settings.log.request_timeout_s))
+        for dead_letter in _counted(letters, saw):
             if not reasons or dead_letter.reason in reasons:
                 newest.setdefault(dead_letter.position[0], deque(maxlen=num)).append(_summary(dead_letter))
     rows = [row for partition in sorted(newest) for row in newest[partition]]

@@ -126,7 +126,8 @@ def _newest(reader: "LogReader", num: int) -> "list[Message]":
     ends = reader.end_offsets()
     reader.seek_back(num)
     newest: list[Message] = []
-    for polled in topic_scan.polls_until(lambda: reader.poll(num, timeout_s=1.0), ends):
+    there = topic_scan.still_there(reader, ends)
+    for polled in topic_scan.polls_until(lambda: reader.poll(num, timeout_s=1.0), there):
         newest = sorted([*newest, *polled.messages], key=_age)[-num:]
     return newest
 

@@ -60,7 +60,8 @@ class WorkerSettings(Section):
     """The key that the page asks for before it shows the fleet: versions, lag, dead letters, workers. It is none of the
     other keys. None: nobody sees the fleet on this port."""
     max_queue: int = Field(64, ge=1)
-    """Requests that may wait for the target; more get 429. Higher makes clients wait longer instead."""
+    """Requests that may wait for the target, and half of those of one client whose prompts may wait to be tokenized;
+    more get 429. Higher makes clients wait longer instead."""
     max_connections: int = Field(512, ge=1)
     """Connections at most; more get 503 and are closed. Each takes a file descriptor and up to a third of a
     megabyte."""

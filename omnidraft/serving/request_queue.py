@@ -86,6 +86,11 @@ class RequestQueue:
         with self._changed:
             return sum(len(queue.texts) for queue in self._queues.values())
 
+    def require_open(self) -> None:
+        """Raise Stopping unless new requests are taken."""
+        if not self.is_open:
+            raise Stopping("the worker is stopping; ask another one")
+
     def stop_accepting(self) -> None:
         """Refuse new requests; accepted ones go on."""
         with self._changed:
@@ -105,8 +110,7 @@ class RequestQueue:
 
     def _admit(self, queue: EngineQueue, request: QueuedRequest) -> None:
         """Raises QueueFull, Stopping. A full queue may evict the newest request of another client instead."""
-        if not self.is_open:
-            raise Stopping("the worker is stopping; ask another one")
+        self.require_open()
         if len(queue.waiting) < self._max_waiting:
             return
         full = QueueFull(f"{self._max_waiting} requests are waiting already; try again later", queue.retry_after_s())

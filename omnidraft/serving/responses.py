@@ -18,7 +18,7 @@ from omnidraft.serving.answer import Answer, Body, ServedModel
 from omnidraft.serving.error_handlers import REQUEST_ID, REQUEST_ID_HEADERS, ModelNotServed
 from omnidraft.serving.event_stream import EventStream
 from omnidraft.serving.fair_turns import FairTurns
-from omnidraft.serving.queue_errors import QueueFull
+from omnidraft.serving.queue_errors import Abandoned, QueueFull
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.response_formats import ChoicePart
@@ -64,8 +64,13 @@ class Responder:
         """
         model = self.model(body.model)
         ready = asyncio.Event()
-        queued = self._requests.submit(await self.queued_request(request, body, model, wake=waker(ready)))
+        queued = await self.queued_request(request, body, model, wake=waker(ready))
         disconnect = asyncio.create_task(self._abandon_on_disconnect(request, queued))
+        try:
+            await self.submit(queued)
+        except BaseException:
+            disconnect.cancel()
+            raise
         answer = Answer(queued, model, body, int(time.time()))
         writer, parts = writer_of(answer), answer.parts(ready)
         headers = dict.fromkeys(REQUEST_ID_HEADERS, queued.request_id)
@@ -119,13 +124,20 @@ class Responder:
         sampling = (await self._grammars.prepare(client, model.engine, first)).sampling
         traceparent = valid_traceparent(request.headers.get("traceparent"))
         generations = [replace(each, sampling=sampling, traceparent=traceparent) for each in (first, *others)]
-        queued = QueuedRequest(model.engine, generations, client=client, cache_scope=scope, note=note, wake=wake)
+        return QueuedRequest(model.engine, generations, client=client, cache_scope=scope, note=note, wake=wake)
+
+    async def submit(self, queued: QueuedRequest) -> None:
+        """Tokenize the prompts of a request, and add it to the queue. Raises RequestError, QueueFull, Stopping, and
+        Abandoned where its client went away meanwhile."""
         try:
+            self._requests.require_open()
             await self._tokenize(queued)
+            if queued.is_abandoned:
+                raise Abandoned("the client went away before its turn")
         except Exception as exc:
             self._requests.count(queued, exc)
             raise
-        return queued
+        self._requests.submit(queued)
 
     async def _tokenize(self, queued: QueuedRequest) -> None:
         """Turn the request into ids when it is its client's turn, of whose requests twice as many may wait for that as
@@ -135,7 +147,7 @@ class Responder:
             raise QueueFull(f"{most} prompts of yours wait to be tokenized already; try again later", 1)
         self._num_tokenizing[client] += 1
         try:
-            await self._prompts.run(client, queued.tokenize)
+            await self._prompts.run(client, lambda: None if queued.is_abandoned else queued.tokenize())
         finally:
             self._num_tokenizing -= Counter([client])
 

@@ -134,7 +134,7 @@ def _messages(reader: LogReader, *, idle_s: float = topic_scan.IDLE_S) -> Iterat
     ends, reached = reader.end_offsets(), dict(reader.first_offsets())
     reader.seek({})
     poll = partial(reader.poll, topic_scan.POLL_MESSAGES, topic_scan.POLL_TIMEOUT_S)
-    for polled in topic_scan.polls_until(poll, ends, idle_s=idle_s):
+    for polled in topic_scan.polls_until(poll, topic_scan.still_there(reader, ends), idle_s=idle_s):
         reached |= polled.next_offsets
         yield from (each for each in polled.messages if each.offset < ends.get(each.partition, 0))
     if short := [partition for partition, end in ends.items() if reached.get(partition, 0) < end]:

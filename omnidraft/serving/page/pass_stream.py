@@ -73,7 +73,7 @@ class PassWatcher:
         model, ready = self._responder.model(body.model), asyncio.Event()
         clock, wake = StepClock(self._requests), waker(ready)
         queued = await self._responder.queued_request(request, body, model, note=clock.note, wake=wake)
-        self._requests.submit(queued)
+        await self._responder.submit(queued)
         return EventStream(_events(queued, model, ready, clock), EVENT_HEADERS, self._requests, queued)
 
 

@@ -292,6 +292,31 @@ def test_a_client_whose_prompts_wait_to_be_tokenised_gets_a_429_at_last(
     assert client.post("/v1/completions", json=BODY).status_code == 200
 
 
+def test_the_prompt_of_a_client_that_went_away_is_not_tokenised(
+    url: str, engine: Engine, metrics: CountingMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests wait in front of the queue behind the first of them."""
+    decode_request, gate, asked = engine.decode_request, threading.Event(), list[str]()
+
+    def gated(request: GenerationRequest) -> Request:
+        asked.append(request.prompt or "")
+        assert gate.wait(PATIENCE_S)
+        return decode_request(request)
+
+    monkeypatch.setattr(engine, "decode_request", gated)
+    clients = [HTTPConnection(url.removeprefix("http://")) for _ in range(2)]
+    for number, each in enumerate(clients):
+        each.request("POST", "/v1/completions", json.dumps(BODY | {"prompt": f"clips {number}"}), JSON)
+        wait_until(lambda: bool(asked))
+    time.sleep(0.2)  # until the second one waits too, or comes later and meets its end
+    clients[1].close()
+    time.sleep(0.2)
+    gate.set()
+    assert clients[0].getresponse().status == 200
+    wait_until(lambda: metrics.value("omnidraft_requests_total", status="abandoned") == 1)
+    assert asked == ["clips 0"]
+
+
 def test_a_refused_prompt_is_counted(client: TestClient, metrics: CountingMetrics) -> None:
     refusal(client.post("/v1/completions", json=BODY | {"prompt": "clips " * 2000}), 400)
     assert metrics.value("omnidraft_requests_total", status="RequestError") == 1

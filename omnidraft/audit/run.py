@@ -3,7 +3,6 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from functools import partial
 
 from omnidraft.audit.findings import Fault, PartitionReport, Report
 from omnidraft.audit.log_replay import DeadLetterReasons, DedupWindow, LogReplay
@@ -78,10 +77,9 @@ def _polls(
     consumer: TraceConsumer, ends: Offsets, log_ends: Offsets, on_poll: Callable[[int], None], idle_s: float
 ) -> Iterator[PolledRecords]:
     """Yield polls from the beginning of the log to these ends."""
-    there: Offsets = {partition: min(end, log_ends.get(partition, 0)) for partition, end in ends.items()}
+    there = {partition: min(end, log_ends.get(partition, 0)) for partition, end in ends.items()}
     consumer.seek({})
-    there = topic_scan.still_there(consumer, there)
-    return topic_scan.polls_until(partial(_poll, consumer, on_poll), there, idle_s=idle_s)
+    return topic_scan.polls_until(lambda: _poll(consumer, on_poll), there, idle_s=idle_s)
 
 
 def _poll(consumer: TraceConsumer, on_poll: Callable[[int], None]) -> PolledRecords:

@@ -343,9 +343,9 @@ def test_a_mode_that_the_target_refuses_is_the_requests_error_unless_it_is_the_d
     assert str(refused) == message
     assert isinstance(error_of(own), ConfigError)
     with pytest.raises(RequestError, match=f"^{message}$"):
-        next(engine.score_prompt(other))
+        next(engine.score_prompt(other, engine.decode_request(other)))
     with pytest.raises(ConfigError, match=r"^it does not hold: set decode\.mode = 'fast'$"):
-        next(engine.score_prompt(own))
+        next(engine.score_prompt(own, engine.decode_request(own)))
 
 
 def test_while_a_tenants_traffic_drifts_less_is_drafted_for_it_and_the_text_is_the_same(engine: Engine) -> None:

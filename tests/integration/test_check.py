@@ -126,9 +126,9 @@ def test_bad_input_is_refused_in_one_line(
 
 
 def test_a_report_that_cannot_be_written_is_printed_all_the_same(check: Check, tmp_path: Path) -> None:
-    done = check("--temperature", "0", "--mode", "reproducible", *SHORT, "--json", tmp_path)
+    done = check("--temperature", "0", "--mode", "reproducible", *SHORT, "--json", path := tmp_path / ("x" * 300))
     assert done.returncode == 2, done.stderr
-    told = f"omnidraft: cannot write {tmp_path}: Is a directory; name another file, or make it writable"
+    told = f"omnidraft: cannot write {path}: File name too long; name another file, or make it writable"
     assert told in done.stderr.splitlines()
     assert "EXACT: 2 of 2 texts are identical" in done.stdout
 

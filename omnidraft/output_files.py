@@ -6,6 +6,18 @@ from pathlib import Path
 from omnidraft.errors import RequestError
 
 
+def existing_ancestor(path: Path) -> Path:
+    """Return the path if there is something at it, else the nearest of its parents at which there is."""
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def may_write(folder: Path) -> bool:
+    """Return whether this process may make files in a folder that is there."""
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
 def require_writable(path: Path, *, makes_folder: bool = True) -> None:
     """Raise RequestError if no file or folder can be made at this path.
 
@@ -15,11 +27,10 @@ def require_writable(path: Path, *, makes_folder: bool = True) -> None:
     folder = path.absolute().parent
     if not folder.is_dir() and not makes_folder:
         raise RequestError(f"cannot write {path}: there is no folder {folder}")
-    while not folder.exists():
-        folder = folder.parent
+    folder = existing_ancestor(folder)
     if not folder.is_dir():
         raise RequestError(f"cannot write {path}: {folder} is no folder")
-    if not os.access(folder, os.W_OK | os.X_OK):
+    if not may_write(folder):
         raise RequestError(f"cannot write {path}: {folder} is not writable; name another place")
 
 

@@ -1,7 +1,6 @@
 """Checks of the machine: kernels, processor, disk, memory, and the worker's port."""
 
 import errno
-import os
 import platform
 import shutil
 import socket
@@ -14,6 +13,7 @@ from omnidraft import container_limits
 from omnidraft.config import ModelSettings, Settings
 from omnidraft.doctor.finding import Finding, ok, problem, warning
 from omnidraft.doctor.models import folder_of, gguf_of, weights_bytes
+from omnidraft.output_files import existing_ancestor, may_write
 
 if TYPE_CHECKING:
     from omnidraft.models.probe.choice import Kernels, TorchProducts
@@ -103,16 +103,7 @@ def _times(seconds_per_token: Mapping[str, float]) -> str:
 
 def free_bytes(folder: Path) -> int:
     """Return the free space of the disk that this folder is on, or will be on."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
-
-
-def is_writable(folder: Path) -> bool:
-    """Return whether this process may write into a folder, or make it."""
-    while not folder.exists():
-        folder = folder.parent
-    return os.access(folder, os.W_OK | os.X_OK)
+    return shutil.disk_usage(existing_ancestor(folder)).free
 
 
 def disk(what: str, folder: Path, needed_bytes: int, free: Callable[[Path], int] = free_bytes) -> Finding:
@@ -122,7 +113,7 @@ def disk(what: str, folder: Path, needed_bytes: int, free: Callable[[Path], int]
     advice = "free space there, or give it another folder"
     if available < needed_bytes:
         return problem(what, message, advice)
-    if not is_writable(folder.absolute()):
+    if not may_write(existing_ancestor(folder.absolute())):
         return problem(what, f"{folder} cannot be written", "make it writable, or give another folder")
     return warning(what, message, advice) if available < COMFORT * needed_bytes else ok(what, message)
 

@@ -5,7 +5,6 @@ lock.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from typing import Literal
 
 from omnidraft.durable_files import put_in_place
 from omnidraft.errors import ModelDownloadError, ModelError
+from omnidraft.output_files import may_write
 from omnidraft.snapshots.files import sync_tree
 
 MARKER = "omnidraft.json"
@@ -71,7 +71,7 @@ def make_folder(folder: Path) -> None:
     """Make a folder for models, with those that it lies in. Raises ModelError when nothing can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK | os.X_OK):
+        if may_write(folder):
             return
         reason = "it is not writable"
     except OSError as exc:

@@ -202,7 +202,7 @@ def test_a_disk_that_is_nearly_full(tmp_path: Path, free: int, verdict: Verdict)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.os, "access", lambda folder, mode: folder != tmp_path)  # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda folder, mode: folder != tmp_path)  # root may write everywhere
     found = machine.disk("disk of the log", tmp_path / "not" / "there", 10)
     assert_found(found, Verdict.PROBLEM, str(tmp_path), "cannot be written")
 

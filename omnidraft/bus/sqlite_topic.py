@@ -145,12 +145,13 @@ class SqliteTopic:
 
 def describe(path: Path, timeout_s: float = 10.0) -> dict[str, TopicFacts]:
     """Describe every topic of this log without changing it. Raises BusError when the file is missing or is no log."""
+    if not path.exists():
+        raise BusError(f"there is no log at {path}: whatever first writes or reads there makes it")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout_s, uri=True)) as connection:
             rows = connection.execute("SELECT topic, COUNT(*) FROM partitions GROUP BY topic").fetchall()
     except sqlite3.Error as exc:
-        advice = "whatever first writes or reads there makes it" if not path.exists() else "give the log another file"
-        raise BusError(f"reading the log {path}: {exc}; {advice}") from exc
+        raise BusError(f"reading the log {path}: {exc}; give the log another file") from exc
     return {topic: TopicFacts(num_partitions) for topic, num_partitions in rows}
 
 

@@ -19,7 +19,7 @@ def demo(
     num_questions: Annotated[int, typer.Option(min=1, max=NUM_TEST, help="Questions to measure on.")] = 6,
     max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per measured answer.")] = 48,
     num_recorded: Annotated[
-        int, typer.Option(min=0, help="Recorded answers replayed before live traffic, at most.")
+        int, typer.Option(min=1, help="Recorded answers replayed before live traffic, at most.")
     ] = 96,
     num_live: Annotated[int, typer.Option(min=0, max=40, help="Questions served as live traffic.")] = 3,
     num_snapshots: Annotated[int, typer.Option(min=1, help="Snapshots to learn.")] = 2,

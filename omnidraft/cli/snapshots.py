@@ -65,7 +65,9 @@ def publish(
 ) -> None:
     """Add a snapshot folder as the newest version: the controller judges it, and a distiller continues from it."""
     from omnidraft import wiring
+    from omnidraft.snapshots.bundle import read_manifest
 
+    read_manifest(folder)  # before a registry is made for what is no snapshot
     registry = wiring.registry(_settings(config_path, target))
     versions = registry.versions()
     published = registry.publish(folder, versions[-1].version if versions else None)

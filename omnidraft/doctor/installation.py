@@ -1,6 +1,5 @@
 """Checks of the Python version and the libraries against the package's metadata. Imports none of the libraries."""
 
-import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from omnidraft.config import Settings
 from omnidraft.doctor.finding import Finding, ok, problem, warning
 from omnidraft.doctor.registry import is_absent
 from omnidraft.extras import MODULES, distiller_needs_ray, driver_of
+from omnidraft.output_files import existing_ancestor, may_write
 
 PACKAGE = "omnidraft"
 
@@ -71,17 +71,11 @@ def bytecode(library: str = "torch") -> Finding:
     kept = Path(cache_from_source(spec.origin))
     if kept.exists():
         return ok("bytecode", f"{library} is compiled")
-    if not sys.dont_write_bytecode and _can_be_made(kept.parent):
+    if not sys.dont_write_bytecode and may_write(existing_ancestor(kept.parent)):
         return ok("bytecode", "the first start keeps it for later ones")
     reason = "PYTHONDONTWRITEBYTECODE is set" if sys.dont_write_bytecode else f"{kept.parent} cannot be written"
     advice = f"`{sys.executable} -m compileall -q {Path(spec.origin).parents[1]}`, or set PYTHONPYCACHEPREFIX"
     return warning("bytecode", f"every start compiles its libraries, which takes seconds: {reason}", advice)
-
-
-def _can_be_made(folder: Path) -> bool:
-    """Return whether this process may write to the folder, or make it."""
-    nearest = next(each for each in (folder, *folder.parents) if each.exists())
-    return os.access(nearest, os.W_OK)
 
 
 def missing_libraries() -> list[str]:

@@ -60,6 +60,23 @@ def test_an_order_where_no_service_has_begun_a_log_is_refused_and_begins_none(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_no_tenant_is_forgotten_where_there_is_no_log(command: Run, tmp_path: Path) -> None:
+    done = command("tenants", "forget", "acme", "--yes")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"omnidraft: there is no log at {tmp_path}/log.db: " in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_no_snapshot_is_not_published_and_makes_no_registry(
+    command: Run, environ: dict[str, str], tmp_path: Path
+) -> None:
+    environ["OMNIDRAFT_REGISTRY__URL"] = f"sqlite:///{tmp_path}/registry/mlflow.db"
+    done = command("snapshots", "publish", str(tmp_path / "nowhere"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "nowhere has no readable manifest.json" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_factors_are_not_rolled_back_where_there_is_no_registry(command: Run, tmp_path: Path) -> None:
     done = command("tenants", "factors", "rollback", "acme")
     assert (done.returncode, done.stdout) == (2, "")

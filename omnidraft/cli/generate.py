@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 def generate(
     prompt: Annotated[str | None, typer.Option(help="What to ask.")] = None,
     file: Annotated[Path | None, typer.Option(help="Read the prompt from a file; - is standard input.")] = None,
+    suffix: Annotated[
+        str | None, typer.Option(help="Fill the gap between the prompt and this text; for code models.")
+    ] = None,
     target: Annotated[str | None, typer.Option(help="The model whose text you get.")] = None,
     drafter: Annotated[str | None, typer.Option(help="Small model that drafts; any tokenizer, or none.")] = None,
     engine: Engine = None,
@@ -65,12 +68,14 @@ def generate(
     check_sampling(sampling, MAX_COUNT)  # before gigabytes are loaded
     models = {"target": target, "drafter": drafter, "engine": engine, "precision": quantize}
     settings = config.load(config_path, models=models, decode={"mode": mode})
-    text = _prompt(prompt, file)
+    text = _prompt(prompt, file, may_be_empty=bool(suffix))
+    is_plain = raw or bool(suffix)
     with download_bars() as progress:
         worker = wiring.engine(settings, CountingMetrics(), snapshot=snapshot, progress=progress)
     request = GenerationRequest(
-        prompt=text if raw else None,
-        messages=None if raw else [{"role": "user", "content": text}],
+        prompt=text if is_plain else None,
+        suffix=suffix or None,
+        messages=None if is_plain else [{"role": "user", "content": text}],
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         seed=seed,
@@ -93,11 +98,11 @@ def generate(
     )
 
 
-def _prompt(prompt: str | None, file: Path | None) -> str:
+def _prompt(prompt: str | None, file: Path | None, *, may_be_empty: bool) -> str:
     if (prompt is None) == (file is None):
         raise RequestError("give either --prompt or --file")
-    text = prompt if file is None else _read(file)
-    if not text:
+    text = (prompt or "") if file is None else _read(file)
+    if not text and not may_be_empty:
         raise RequestError("the prompt is empty; give at least one character")
     return text
 

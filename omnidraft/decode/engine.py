@@ -11,7 +11,7 @@ from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest, GenerationStream
 from omnidraft.decode.mode_refusal import text_error
 from omnidraft.decode.prompt_logprobs import PromptToken, score_prompt
-from omnidraft.decode.prompting import Pair, client_texts, prompt_ids, with_tool_grammar
+from omnidraft.decode.prompting import Pair, client_texts, drafter_prompt_ids, prompt_ids, stop_ids, with_tool_grammar
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
 from omnidraft.decode.recording.trace_producer import TraceProducer
@@ -251,7 +251,7 @@ class Engine:
             max_new_tokens=max_new_tokens,
             sampling=request.sampling,
             seed=request.noise_seed(),
-            stop_ids=frozenset() if request.ignores_eos else self.pair.target_tokenizer.stop_ids,
+            stop_ids=stop_ids(request, self.pair.target_tokenizer),
             stop_strings=tuple(stop.encode() for stop in request.stop_strings if stop),
             mode=request.mode or self._decode.mode,
             num_draft_tokens=num_draft,
@@ -272,7 +272,7 @@ class Engine:
         if self.pair.drafter_tokenizer is None:
             return []
         try:
-            return prompt_ids(request, self.pair.drafter_tokenizer, self.pair.tool_format)
+            return drafter_prompt_ids(request, self.pair.drafter_tokenizer, self.pair.tool_format)
         except Exception as exc:  # the boundary: see safe_drafting.py
             self.decoder.failures.report(exc)
             return []

@@ -20,6 +20,8 @@ class GenerationRequest:
 
     prompt: str | None = None
     """Plain text to continue; exactly one of prompt and messages is given."""
+    suffix: str | None = None
+    """The text behind the answer, which then fills the gap between both; with a prompt, which may be empty."""
     messages: Sequence[Mapping[str, Any]] | None = None
     """As OpenAI has them, with calls of tools and their results."""
     tools: ToolUse | None = None

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from omnidraft.decode.fill_in_the_middle import can_infill, infill_ids, infill_stop_ids
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar
@@ -77,25 +78,47 @@ def prompt_ids(request: GenerationRequest, tokenizer: PromptTokenizer, tool_form
         tool_format: how the target writes calls.
 
     Raises:
-        RequestError: there is none, or the chat template refuses it.
+        RequestError: there is none, the chat template refuses it, or the model cannot fill in a middle.
     """
     if (request.prompt is None) == (request.messages is None):
         raise RequestError("give either a prompt or messages")
     if request.messages is not None:
+        if request.suffix is not None:
+            raise RequestError("suffix: it is for a plain prompt, not for messages")
         if not request.messages:
             raise RequestError("the prompt is empty; give at least one message")
         definitions = () if request.tools is None else request.tools.definitions()
         return tokenizer.chat_prompt_ids(request.messages, definitions, tool_format)
     if request.tools is not None:
         raise RequestError("tools: they are for messages, not for a plain prompt")
+    if request.suffix is not None:
+        if not can_infill(tokenizer.vocabulary):
+            raise RequestError("suffix: the model has no special tokens for filling in a middle; leave it out")
+        return tokenizer.prompt_ids("") + infill_ids(request.prompt or "", request.suffix, tokenizer)
     if not request.prompt:
         raise RequestError("the prompt is empty; give at least one character")
     return tokenizer.prompt_ids(request.prompt)
 
 
+def drafter_prompt_ids(request: GenerationRequest, tokenizer: PromptTokenizer, tool_format: ToolFormat) -> list[int]:
+    """Return the drafter's ids of the prompt: of what is before the gap, where it cannot fill in a middle. Raises as
+    `prompt_ids` does."""
+    if request.suffix is not None and not can_infill(tokenizer.vocabulary):
+        return tokenizer.prompt_ids(request.prompt or "")
+    return prompt_ids(request, tokenizer, tool_format)
+
+
+def stop_ids(request: GenerationRequest, tokenizer: PromptTokenizer) -> frozenset[int]:
+    """Return the ids that end the answer."""
+    if request.ignores_eos:
+        return frozenset()
+    return tokenizer.stop_ids if request.suffix is None else tokenizer.stop_ids | infill_stop_ids(tokenizer.vocabulary)
+
+
 def client_texts(request: GenerationRequest) -> Mapping[str, Iterable[str]]:
     """Return every string that the client wrote, by its field in the request."""
     texts: dict[str, Iterable[str]] = {"prompt": [request.prompt or ""], "stop": request.stop_strings}
+    texts["suffix"] = [request.suffix or ""]
     texts |= {"user": [request.tenant], "messages": strings_of(list(request.messages or ()))}
     if request.tools is not None:
         texts["tools"] = strings_of(request.tools.definitions())

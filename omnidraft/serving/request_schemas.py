@@ -9,16 +9,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    Strict,
-    Tag,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, ConfigDict, Field, Strict, Tag, ValidationInfo, field_validator, model_validator
 
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.sampling.noise import choice_seed
@@ -228,7 +219,8 @@ class CompletionRequest(_GenerationParams):
     settings."""
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
-    suffix: None = None
+    suffix: str | None = None
+    """The text behind the answer: a target that knows fill-in-the-middle fills the gap. "" is none."""
 
     @property
     def num_log_probs(self) -> int | None:
@@ -239,7 +231,8 @@ class CompletionRequest(_GenerationParams):
         return self.max_tokens
 
     def prompts(self) -> Sequence[dict[str, Any]]:
-        return [{"prompt": prompt} for prompt in ([self.prompt] if isinstance(self.prompt, str) else self.prompt)]
+        prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        return [{"prompt": prompt, "suffix": self.suffix or None} for prompt in prompts]
 
 
 class ChatRequest(_GenerationParams):

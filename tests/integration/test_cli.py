@@ -115,6 +115,7 @@ def test_generate_keeps_to_a_pattern_and_to_a_schema(omnidraft: Run, settings: P
     [
         (("--prompt", "x", "--target", "no-such-model"), "no-such-model"),
         (("--prompt", ""), "prompt is empty"),
+        (("--prompt", "def add(", "--suffix", "return a"), "suffix: the model has no special tokens"),
         (("--prompt", "x", "--temperature", "-1"), "temperature must be between 0 and 100, got -1.0"),
         (("--prompt", "x", "--min-p", "1.5"), "min_p must be between 0 and 1, got 1.5"),
         (("--prompt", "x", "--logit-bias", "seven=1"), "--logit-bias must be ID=NUMBER, got 'seven=1'"),

@@ -210,6 +210,8 @@ def test_health_models_and_metrics_answer(client: TestClient) -> None:
         ({"speculation": -1}, "speculation: Input should be greater than or equal to 0"),
         ({"speculation": 1.5}, "speculation: Input should be a text or a whole number"),
         ({"echo": True}, "echo: "),
+        ({"suffix": 5}, "suffix: Input should be a valid string"),
+        ({"suffix": " in May"}, "suffix: the model has no special tokens for filling in a middle"),
         ({"seed": 2**64}, "seed: "),
         ({"stop": 7}, "stop: Input should be a text or a list"),
         ({"logit_bias": {"a": 1}}, "logit_bias.a"),

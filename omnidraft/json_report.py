@@ -1,4 +1,4 @@
-"""Reports as JSON files, each whole or not there."""
+"""Reports as files, mostly JSON, each whole or not there."""
 
 import json
 from collections.abc import Mapping
@@ -10,12 +10,16 @@ from omnidraft.snapshots import files
 
 
 def save(report: Mapping[str, Any], path: Path) -> None:
-    """Write indented JSON, aside first: an interrupted run leaves the last complete report.
+    """Write indented JSON, as `save_text` does."""
+    save_text(json.dumps(report, indent=2) + "\n", path)
+
+
+def save_text(text: str, path: Path) -> None:
+    """Write a text, aside first: an interrupted run leaves the last complete report.
 
     What is no file, such as a pipe at /dev/stdout, is written to directly. Raises RequestError when it cannot be
     written.
     """
-    text = json.dumps(report, indent=2) + "\n"
     try:
         if path.exists() and not path.is_file():
             path.write_text(text)

@@ -5,7 +5,8 @@ that `omnidraft transfer` holds out with the same options, so nothing is measure
 """
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,8 +19,16 @@ from omnidraft.hosts import process
 from omnidraft.transfer.bits_per_byte import bits_per_byte
 from omnidraft.wiring.transfer import split_texts, text_nats, texts_digest
 from omnidraft.wiring.transfer_models import TokenizerPair, frozen, initialised, load_model, load_pair
-from pipelines.lib import rare_tokens, report
+from pipelines.lib import report
 from pipelines.lib.choices import chosen, named_files
+from pipelines.lib.chunk_costs import (
+    OCCURRENCES,
+    PIECES,
+    nats_by_class,
+    num_pieces,
+    occurrences,
+    rarest_occurrences,
+)
 from pipelines.lib.held_out_rows import require_held_out_alike, require_texts_alike
 
 if TYPE_CHECKING:
@@ -32,6 +41,8 @@ ORIGINAL = "original"
 Side = Literal["old", "new"]
 Nats = dict[str, "list[np.ndarray]"]
 """Of each file, those of each text's tokens."""
+_Kind = tuple[str, "Callable[[AlignedText], np.ndarray]", Sequence[int]]
+"""What chunks are told apart by: its name, a number for each chunk, and the least number of each class."""
 
 
 def main(
@@ -76,9 +87,13 @@ def main(
         Console(stderr=True).print(name, rows[name])
     _print(rows, files)
     figures: dict[str, Any] = {"bits_per_byte": rows, "held_out_bytes": num_bytes}
+    kinds: dict[str, _Kind] = {"by_pieces": ("new tokens of a chunk", num_pieces, PIECES)}
     if by_occurrence:
-        count_V = rare_tokens.occurrences(learned, len(pair.new.vocabulary))
-        figures["by_occurrence"] = {name: _by_occurrence(name, nats, files, count_V) for name in folders}
+        count_V = occurrences(learned, len(pair.new.vocabulary))
+        rarest = partial(rarest_occurrences, count_V=count_V)
+        kinds["by_occurrence"] = ("occurrences of the rarest token", rarest, OCCURRENCES)
+    for key, kind in kinds.items():
+        figures[key] = {name: _by_class(name, nats, files, kind) for name in folders}
     if json_path is not None:
         report.save(figures, json_path)
 
@@ -101,26 +116,25 @@ def _nats(load: Callable[[], Any], side: Side, files: "Mapping[str, list[Aligned
     return nats
 
 
-def _by_occurrence(
-    name: str, nats: Mapping[str, Nats], files: "Mapping[str, list[AlignedText]]", count_V: "np.ndarray"
+def _by_class(
+    name: str,
+    nats: Mapping[str, Nats],
+    files: "Mapping[str, list[AlignedText]]",
+    kind: _Kind,
 ) -> dict[str, list[dict[str, float]]]:
     """Return, and print, rows of nats for each file of a transferred model."""
+    title, amounts, least = kind
     found = {
-        file: rare_tokens.nats_by_occurrence(nats[ORIGINAL][file], nats[name][file], texts, count_V)
+        file: nats_by_class(nats[ORIGINAL][file], nats[name][file], texts, amounts, least)
         for file, texts in files.items()
     }
-    _print_by_occurrence(name, found)
-    return found
-
-
-def _print_by_occurrence(title: str, files: Mapping[str, list[dict[str, float]]]) -> None:
-    """Print what chunks of each class add to a file's bits, in percent of all bits of the original."""
-    table = Table("occurrences of the rarest token", *files, title=f"{title}: bits beside the original's, %")
-    sums = {name: sum(row["before"] for row in rows) for name, rows in files.items()}
-    for number, least in enumerate(rare_tokens.LEAST):
-        added = (100 * (rows[number]["after"] - rows[number]["before"]) / sums[name] for name, rows in files.items())
-        table.add_row(f"{least} and more", *(f"{percent:+.1f}" for percent in added))
+    table = Table(title, *files, title=f"{name}: bits beside the original's, % of them")
+    sums = {file: sum(row["before"] for row in rows) for file, rows in found.items()}
+    for number, each in enumerate(least):
+        added = (100 * (rows[number]["after"] - rows[number]["before"]) / sums[file] for file, rows in found.items())
+        table.add_row(f"{each} and more", *(f"{percent:+.1f}" for percent in added))
     Console().print(table)
+    return found
 
 
 def _print(rows: Mapping[str, Mapping[str, float]], files: "Mapping[str, list[AlignedText]]") -> None:

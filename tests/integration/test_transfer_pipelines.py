@@ -11,9 +11,10 @@ import torch
 from omnidraft.errors import RequestError, VocabularyError
 from omnidraft.testing.tiny_models import TEXT, make_target
 from omnidraft.transfer.report import JSON_FILE
+from omnidraft.transfer.texts import align_text
 from omnidraft.wiring.transfer import split_texts, texts_digest
 from omnidraft.wiring.transfer_models import load_pair
-from pipelines import ensemble, transfer
+from pipelines import ensemble, transfer, transfer_texts
 from tests.cli_runs import run_pipeline
 
 
@@ -50,11 +51,12 @@ def test_initialisations_are_measured_beside_the_original(
             run_pipeline(transfer.main, *measured, *other)
     run_pipeline(transfer.main, *measured)
     figures = json.loads(out.read_text())
-    by_occurrence = figures["by_occurrence"]["made"]["texts"]
-    assert sum(row["chunks"] for row in by_occurrence) > 50
-    for side, name in (("before", "original"), ("after", "made")):
-        bits = sum(row[side] for row in by_occurrence) / math.log(2) / figures["held_out_bytes"]["texts"]
-        assert bits == pytest.approx(figures["bits_per_byte"][name]["texts"], rel=1e-5)
+    for kind in ("by_occurrence", "by_pieces"):
+        rows = figures[kind]["made"]["texts"]
+        assert sum(row["chunks"] for row in rows) > 50
+        for side, name in (("before", "original"), ("after", "made")):
+            bits = sum(row[side] for row in rows) / math.log(2) / figures["held_out_bytes"]["texts"]
+            assert bits == pytest.approx(figures["bits_per_byte"][name]["texts"], rel=1e-5)
     assert list(figures["bits_per_byte"]) == ["original", "mean", "fvt", "omp", "made"]
     assert all(0 < row["texts"] < 20 for row in figures["bits_per_byte"].values())
     assert figures["held_out_bytes"]["texts"] > 100
@@ -105,3 +107,53 @@ def test_fitted_weights_are_the_likeliest() -> None:
         for shift in (-0.02, 0.02):
             moved = [max(weight + shift * (at == number), 1e-6) for at, weight in enumerate(best)]
             assert likelihood([weight / sum(moved) for weight in moved]) <= likelihood(best) + 1e-3
+
+
+def test_texts_are_chosen_for_the_words_that_the_new_tokenizer_cuts_otherwise(
+    tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    target, drafter = map(str, tiny_models)
+    pair, texts, out = load_pair(drafter, target), tmp_path / "pool.jsonl", tmp_path / "chosen.jsonl"
+    pool = [f"{text[at : at + 24]} {number}" for number, text in enumerate(TEXT) for at in range(0, len(text) - 24, 3)]
+    texts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in [*pool, *pool]))
+    asked = (drafter, "--tokenizer", target, "--data", texts, "--out", out, "--num-tokens", 120, "--max-tokens", 64)
+    run_pipeline(transfer_texts.main, *asked)
+    lines = [line for row in out.read_text().splitlines() for line in json.loads(row)["prompt"].splitlines()]
+    assert set(lines) <= set(pool)
+    assert len(out.read_text().splitlines()) < len(lines)
+
+    def words_per_token(chosen: list[str]) -> float:
+        aligned = [align_text(text, pair.old, pair.new, 64) for text in chosen]
+        words = {word for text in aligned for word in transfer_texts.split_words(text)}
+        return len(words) / sum(len(text.new_ids_T) for text in aligned)
+
+    assert words_per_token(lines) > 2 * words_per_token(pool)
+    assert max(lines.count(line) for line in lines) <= 2
+    once = out.read_bytes()
+    run_pipeline(transfer_texts.main, *asked)
+    assert out.read_bytes() == once
+
+
+def test_words_that_are_cut_otherwise_have_several_new_pieces_and_no_common_end_inside(
+    tiny_models: tuple[Path, Path],
+) -> None:
+    target, drafter = map(str, tiny_models)
+    pair = load_pair(drafter, target)
+    text = align_text(" ".join(TEXT), pair.old, pair.new, 256)
+    words = transfer_texts.split_words(text)
+    spelled = {pair.new.vocabulary.spell(word) for word in words}
+    for word in spelled:
+        assert word in " ".join(TEXT).encode()
+    assert all(len(word) > 1 for word in words)
+    inner = set(text.new_at_P.tolist())
+    starts = [at for at in range(len(text.new_ids_T) - 1) if tuple(text.new_ids_T[at + 1 : at + 3]) == words[0][:2]]
+    assert any(at in inner and at + 1 not in inner for at in starts)
+
+
+def test_texts_without_such_words_are_refused(tiny_models: tuple[Path, Path], tmp_path: Path) -> None:
+    texts = tmp_path / "same.jsonl"
+    texts.write_text(json.dumps({"prompt": TEXT[0]}) + "\n")
+    asked = (tiny_models[0], "--tokenizer", tiny_models[0], "--data", texts, "--out", tmp_path / "out.jsonl")
+    with pytest.raises(RequestError, match="no text has a word that the two tokenizers cut in different places"):
+        run_pipeline(transfer_texts.main, *asked)
+    assert not (tmp_path / "out.jsonl").exists()

@@ -1,6 +1,7 @@
 """The rows that a transfer learned and held out: models that it made are measured on the latter alone."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,15 @@ def require_held_out_alike(folder: Path, every: int, split: str | None) -> None:
     if made != (every, split):
         option = f" --split {made[1]}" if made[1] else ""
         raise RequestError(f"{folder} was made with --held-out-every {made[0]}{option}; measure it with the same")
+
+
+def held_out_alike(folders: Sequence[Path]) -> dict[str, Any]:
+    """Return which rows all these transfers held out. Raises RequestError where they differ."""
+    runs = [{key: _run(folder).get(key) for key in ("held_out_every", "split")} for folder in folders]
+    for folder, run in zip(folders[1:], runs[1:], strict=True):
+        if run != runs[0]:
+            raise RequestError(f"{folder} held out other rows ({run}) than {folders[0]} ({runs[0]})")
+    return runs[0]
 
 
 def require_texts_alike(folder: Path, digest: str) -> None:

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from omnidraft.errors import RequestError, VocabularyError
 from omnidraft.testing.tiny_models import TEXT, make_target
 from omnidraft.transfer.report import JSON_FILE
+from omnidraft.transfer.settings import TrainingSettings
 from omnidraft.transfer.texts import align_text
-from omnidraft.wiring.transfer import split_texts, texts_digest
-from omnidraft.wiring.transfer_models import load_pair
-from pipelines import ensemble, transfer, transfer_texts
+from omnidraft.wiring.transfer import TransferRequest, split_texts, texts_digest
+from omnidraft.wiring.transfer import transfer as run_transfer
+from omnidraft.wiring.transfer_models import HYPERNETWORK_FILE, load_pair
+from pipelines import ensemble, transfer, transfer_mean, transfer_texts
 from tests.cli_runs import run_pipeline
 
 
@@ -157,3 +160,60 @@ def test_texts_without_such_words_are_refused(tiny_models: tuple[Path, Path], tm
     with pytest.raises(RequestError, match="no text has a word that the two tokenizers cut in different places"):
         run_pipeline(transfer_texts.main, *asked)
     assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.fixture
+def transferred(tiny_models: tuple[Path, Path], data: Path, tmp_path: Path) -> list[Path]:
+    """A transfer, and one that went on from it."""
+    target, drafter = tiny_models
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder, init in zip(folders, ("fvt", folders[0]), strict=True):
+        request = TransferRequest(
+            model=str(drafter),
+            tokenizer=str(target),
+            data=(data,),
+            out=folder,
+            settings=TrainingSettings(num_steps=2, learning_rate=1e-2),
+            init=init,  # type: ignore[arg-type]
+            held_out_every=2,
+        )
+        run_transfer(request, lambda _: None)
+    return folders
+
+
+def test_a_mean_has_the_mean_of_weights_and_of_hypernetworks(transferred: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "mean"
+    run_pipeline(transfer_mean.main, *transferred, "--out", out)
+    for name in ("model.safetensors", HYPERNETWORK_FILE):
+        first, second, mean = (load_file(folder / name) for folder in (*transferred, out))
+        assert mean.keys() == first.keys()
+        assert any(not torch.equal(first[key], second[key]) for key in first)
+        for key, each in mean.items():
+            expected = ((first[key].float() + second[key].float()) / 2).to(each.dtype)
+            torch.testing.assert_close(each, expected)
+    run = json.loads((out / JSON_FILE).read_text())["run"]
+    assert (run["held_out_every"], run["split"]) == (2, None)
+    assert json.loads((out / "tokenizer.json").read_text()) == json.loads(
+        (transferred[0] / "tokenizer.json").read_text()
+    )
+
+
+def test_models_that_do_not_go_together_have_no_mean(
+    transferred: list[Path], tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    first, second = transferred
+    for folders, message in (
+        ((first,), "a mean is of two folders or more"),
+        ((first, tiny_models[0]), "no folder that omnidraft transfer wrote"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            run_pipeline(transfer_mean.main, *folders, "--out", tmp_path / "mean")
+    report = json.loads((second / JSON_FILE).read_text())
+    (second / JSON_FILE).write_text(json.dumps({"run": report["run"] | {"held_out_every": 4}}))
+    with pytest.raises(RequestError, match="held out other rows"):
+        run_pipeline(transfer_mean.main, first, second, "--out", tmp_path / "mean")
+    (second / JSON_FILE).write_text(json.dumps(report))
+    (second / "tokenizer.json").write_bytes((tiny_models[1] / "tokenizer.json").read_bytes())
+    with pytest.raises(RequestError, match="second has another tokenizer than"):
+        run_pipeline(transfer_mean.main, first, second, "--out", tmp_path / "mean")
+    assert not (tmp_path / "mean").exists()

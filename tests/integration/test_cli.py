@@ -128,6 +128,7 @@ def test_generate_keeps_to_a_pattern_and_to_a_schema(omnidraft: Run, settings: P
     ids=[
         "unknown model",
         "empty prompt",
+        "no middles",
         "temperature",
         "min-p",
         "bias",

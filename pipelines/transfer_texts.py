@@ -2,8 +2,8 @@
 
 `python -m pipelines.transfer_texts MODEL --tokenizer OTHER --data FILE --out CHOSEN`. Where both tokenizers cut a word
 in different places, the model before never said its first new piece there, nor the next one after it. Such words are
-few, and most of what a transfer leaves is in them. Each text is worth the ones that few chosen texts have, beside its
-length; short texts, as entries of a dictionary, are joined.
+few, and half of what a transfer left of articles was in them. Each text is worth the ones that few chosen texts have,
+beside its length; short texts, as entries of a dictionary, are joined.
 """
 
 import heapq
@@ -46,9 +46,9 @@ class _Candidate:
 def main(
     model: Annotated[str, typer.Argument(help="The model before: a name, folder or hub id.")],
     tokenizer: Annotated[str, typer.Option(help="The model, or a folder, whose tokenizer it gets.")],
-    data: Annotated[list[Path], typer.Option(help="JSON lines with texts; may be given again.")],
+    data: Annotated[list[Path], typer.Option(help="JSON lines with texts, none that measure; may be given again.")],
     out: Annotated[Path, typer.Option(help="A file for the chosen texts, in random order.")],
-    num_tokens: Annotated[int, typer.Option(min=1, help="The most new tokens to choose.")] = 300_000,
+    num_tokens: Annotated[int, typer.Option(min=1, help="Stop at so many new tokens.")] = 300_000,
     max_tokens: Annotated[int, typer.Option(min=16, help="The most tokens of a text, joined ones too.")] = 384,
     times: Annotated[int, typer.Option(min=1, help="A word counts until so many chosen texts have it.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Of the order.")] = 0,

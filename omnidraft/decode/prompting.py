@@ -118,8 +118,8 @@ def stop_ids(request: GenerationRequest, tokenizer: PromptTokenizer) -> frozense
 def client_texts(request: GenerationRequest) -> Mapping[str, Iterable[str]]:
     """Return every string that the client wrote, by its field in the request."""
     texts: dict[str, Iterable[str]] = {"prompt": [request.prompt or ""], "stop": request.stop_strings}
-    texts["suffix"] = [request.suffix or ""]
-    texts |= {"user": [request.tenant], "messages": strings_of(list(request.messages or ()))}
+    texts |= {"suffix": [request.suffix or ""], "user": [request.tenant]}
+    texts |= {"messages": strings_of(list(request.messages or ()))}
     if request.tools is not None:
         texts["tools"] = strings_of(request.tools.definitions())
     grammar = request.sampling.grammar

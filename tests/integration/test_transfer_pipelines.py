@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from omnidraft.errors import RequestError, VocabularyError
 from omnidraft.testing.tiny_models import TEXT, make_target
@@ -215,5 +215,9 @@ def test_models_that_do_not_go_together_have_no_mean(
     (second / JSON_FILE).write_text(json.dumps(report))
     (second / "tokenizer.json").write_bytes((tiny_models[1] / "tokenizer.json").read_bytes())
     with pytest.raises(RequestError, match="second has another tokenizer than"):
+        run_pipeline(transfer_mean.main, first, second, "--out", tmp_path / "mean")
+    (second / "tokenizer.json").write_bytes((first / "tokenizer.json").read_bytes())
+    save_file({"0.maps_FHH": torch.zeros(3, 2, 2)}, second / HYPERNETWORK_FILE)
+    with pytest.raises(RequestError, match="second is a model of another shape"):
         run_pipeline(transfer_mean.main, first, second, "--out", tmp_path / "mean")
     assert not (tmp_path / "mean").exists()

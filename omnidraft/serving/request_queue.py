@@ -18,8 +18,6 @@ logger = logging.getLogger(__name__)
 
 START_S = 0.1
 """Seconds in which requests are started before the others' next round; one always is."""
-IDLE_S = 1.0
-"""Seconds without a request after which costs may be measured again."""
 LAST_STEP_S = 2.0
 """The time that `close` waits for the current pass after the deadline."""
 
@@ -144,20 +142,9 @@ class RequestQueue:
 
     def _has_work(self) -> bool:
         """Wait until there is work and return True; False when the queue is closed and all is done."""
-        while True:
-            with self._changed:
-                if self._changed.wait_for(lambda: self._is_closed or self._is_any_request(), IDLE_S):
-                    return self._is_any_request()
-            self._measure_again()
-
-    def _measure_again(self) -> None:
-        """Measure the costs of passes where they were measured beside other load, as long as no request comes."""
-        for engine, _ in self._engines():
-            try:
-                if engine.decoder.costs is not None:
-                    engine.decoder.costs.measure_again(lambda: not (self._is_closed or self._is_any_request()))
-            except Exception:  # the thread that serves all others goes on with the costs that it has
-                logger.exception("cannot measure the passes of %s again", engine.pair.target)
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._is_any_request())
+            return self._is_any_request()
 
     def _is_any_request(self) -> bool:
         with self._changed:

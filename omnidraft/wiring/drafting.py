@@ -46,11 +46,12 @@ def shared_drafting(
     has_drafter: bool = True,
 ) -> SharedDrafting:
     """Return policies, costs and memory for our own engine. A mode is measured when the policy first needs it."""
+    from omnidraft.decode.policy.cost_model import CostCurve
 
     @cache
     def policy_for(mode: Mode) -> Policy:
-        step_s = costs.step_s if has_drafter else _no_step_s
-        return policy(settings, lambda rows: costs.passes(mode)(rows), step_s)
+        step_s = costs.step_s if has_drafter else CostCurve({1: 1e-9})  # nobody takes steps
+        return policy(settings, lambda: costs.passes(mode), step_s)
 
     return SharedDrafting(policy_for, costs.step_s, memory or drafter_memory(), recent)
 
@@ -60,11 +61,6 @@ def drafter_memory(*, keeps_ended: bool = True) -> "DrafterMemory":
     from omnidraft.decode.drafting.session_pool import DrafterMemory
 
     return DrafterMemory(_DRAFTER_IDS, keeps_ended=keeps_ended)
-
-
-def _no_step_s(rows: int) -> float:
-    """Return the seconds of a drafter's step where there is no drafter."""
-    return 0.0
 
 
 def proposer(
@@ -147,8 +143,10 @@ def memory_sources(
     return (PromptLookup(),) if settings.lookup else ()
 
 
-def policy(settings: DecodeSettings, pass_s: "Seconds", step_s: "Seconds", num_candidates: int = 4) -> Policy:
-    """Return a new policy of the kind that the settings name."""
+def policy(
+    settings: DecodeSettings, passes: "Callable[[], Seconds]", step_s: "Seconds", num_candidates: int = 4
+) -> Policy:
+    """Return a new policy of the kind that the settings name; only the one by costs asks for those of passes."""
     from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
     from omnidraft.decode.policy.cost import CostPolicy
 
@@ -160,4 +158,4 @@ def policy(settings: DecodeSettings, pass_s: "Seconds", step_s: "Seconds", num_c
         case "threshold":
             return ThresholdPolicy(settings.min_path_probability)
         case "cost":
-            return CostPolicy(pass_s, step_s, num_candidates if settings.trees else 1)
+            return CostPolicy(passes(), step_s, num_candidates if settings.trees else 1)

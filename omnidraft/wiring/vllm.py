@@ -81,7 +81,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
         section.idle_s,
     )
     step_s = StepCosts()
-    inner = policy(settings.decode, passes, step_s, num_candidates=1)
+    inner = policy(settings.decode, lambda: passes, step_s, num_candidates=1)
     probing = ProbingPolicy(inner, passes, lambda: limits.num_tokens(None))
     shared = SharedDrafting(lambda mode: probing, step_s, memory)
     load = snapshot_loader_with(

@@ -16,7 +16,7 @@ from omnidraft.decode.device_wait import wait_for
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, NoiseCoupling
 from omnidraft.decode.drafting.draft_tree_builder import TextDraft
 from omnidraft.decode.drafting.drafter_context import DrafterContext
-from omnidraft.decode.drafting.drafter_session import LAST_IDS, MAX_ROWS, DrafterSession, Extension
+from omnidraft.decode.drafting.drafter_session import LAST_IDS, DrafterSession, Extension
 from omnidraft.decode.drafting.loaded_factors import LoadedFactors
 from omnidraft.decode.drafting.session_pool import SessionPool
 from omnidraft.decode.drafting.token_healing import TokenHealing
@@ -190,5 +190,5 @@ class _Steps:
     def _end_step(self, num_rows: Mapping[int, int]) -> None:
         """Measure a step, from the end of the one before, with what choosing and adding its candidates takes."""
         started, self._step_started = self._step_started, time.perf_counter()
-        if self._drafter.step_s is not None and max(num_rows.values()) <= MAX_ROWS:
+        if self._drafter.step_s is not None and max(num_rows.values()) <= LAST_IDS:
             self._drafter.step_s.update(sum(num_rows.values()), self._step_started - started)

@@ -52,6 +52,10 @@ class StepTimeModel:
             return float(self._seconds[-1] + self._slope() * (rows - self._rows[-1]))
         return float(np.interp(rows, self._rows, self._seconds))
 
+    def least(self, rows: int, known_rows: int | None = None) -> float:
+        """See policy.cost.Seconds. Probes measure what is unknown, so no trial has to."""
+        return self(rows)
+
     def update(self, rows: int, seconds: float) -> None:
         """Add the duration of one pass."""
         log_s, size = math.log(max(seconds, 1e-9)), self._sizes.get(_size(rows))

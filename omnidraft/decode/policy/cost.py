@@ -7,15 +7,15 @@ multiple of plain decoding's rate, since that changes with the number of texts, 
 here are some. Rows of prompts in the same pass make further rows dearer, and their own time is not the drafts'. Whether
 a text is read for the drafter depends on the gain under the load when these prompts' texts decode too.
 When the drafter does not pay it stops, and is tried again now and then for a small share of the time, so that a
-recovery is seen. Its measured gain over what would have been drafted without it decides that, for each load, so no
-wrong estimate can make it lose for long; nor can that of a plain pass, since now and then nothing is drafted to measure
-one. A text that it has not read yet is read only when the rest of the answer is expected to pay for it; where the whole
-is too long for that, its end is.
+recovery is seen; a trial drafts what would pay if costs were the least that they may be, so that it measures what
+drafting would use. Now and then nothing is drafted, to measure a plain pass. A text that it has not read yet is read
+only when the rest of the answer is expected to pay for it; where the whole is too long for that, its end is.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
+from typing import Protocol
 
 from omnidraft.decode.policy.drafting_stats import (
     EMA_WEIGHT,
@@ -41,8 +41,16 @@ _WHOLE_GAIN = 0.25
 _MANY_ROWS = 1024
 """Rows that cost more than one does, unless all passes are padded to one size."""
 
-Seconds = Callable[[int], float]
-"""Seconds by number of rows."""
+_PRIOR_ROUNDS = 10
+"""Plain rounds that count beside those that were measured, so that one lucky round sets no rate to beat."""
+
+
+class Seconds(Protocol):
+    """Seconds by number of rows, and the least that they may be; see CostCurve."""
+
+    def __call__(self, rows: int) -> float: ...
+
+    def least(self, rows: int, known_rows: int | None = None) -> float: ...
 
 
 class CostPolicy:
@@ -168,9 +176,9 @@ class CostPlan:
     def rate(self) -> float:
         """Tokens per second that further drafting must beat; at least that of plain decoding."""
         stats = [self._stats(*stream) for stream in {stream_of(text) for text in self._texts}]
-        seconds = sum(each.seconds for each in stats)
-        speedup = max(sum(each.plain_s for each in stats) / seconds, 1.0) if seconds else 1.0
-        return speedup / self._token_s(self._num_sharing)
+        prior_s = _PRIOR_ROUNDS * self._policy.pass_s(self._num_sharing)
+        speedup = (prior_s + sum(each.plain_s for each in stats)) / (prior_s + sum(each.seconds for each in stats))
+        return max(speedup, 1.0) / self._token_s(self._num_sharing)
 
     def should_search(self, index: int) -> bool:
         """See ports.RoundPlan."""
@@ -193,9 +201,10 @@ class CostPlan:
         return self._gain_pays(index, num_ids) and _WHOLE_GAIN * self._left_s(index, self._num_later) > more_s
 
     def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
-        """See ports.RoundPlan."""
+        """See ports.RoundPlan. A trial drafts what would pay if costs were the least that they may be."""
         is_first = self._update_next_value(values[0])
-        return max(self._num_paying(values, num_nodes), int(is_first and self._must_try))
+        num_paying = self._num_paying(values, num_nodes, is_trial=self._must_try)
+        return max(num_paying, int(is_first and self._must_try))
 
     def prune(self, values: Sequence[float]) -> int:
         """See ports.RoundPlan."""
@@ -205,24 +214,29 @@ class CostPlan:
         best, gain, tokens, rate = int(is_trial and len(values) > 0), 0.0, 0.0, self.rate
         for num_nodes, value in enumerate(values, 1):
             tokens += value
-            earned = tokens - rate * (self._policy.pass_s(self._num_plain + num_nodes) - self._plain_s)
+            earned = tokens - rate * (self._pass_s(self._num_plain + num_nodes, is_trial) - self._plain_s)
             if earned > gain:
                 best, gain = num_nodes, earned
         return best
 
-    def _num_paying(self, values: Sequence[float], num_nodes: int) -> int:
+    def _num_paying(self, values: Sequence[float], num_nodes: int, *, is_trial: bool) -> int:
         """Return how many of these nodes a step extends for the most tokens per second. A step over several rows costs
         little more than one over a single row. A row of the pass costs what it does on average when every text has one
         more."""
         scored = self._num_plain + num_nodes
-        node_s = (self._policy.pass_s(scored + len(self._texts)) - self._policy.pass_s(scored)) / len(self._texts)
+        more_s = max(self._pass_s(scored + len(self._texts), is_trial) - self._pass_s(scored, is_trial), 0.0)
+        step_s, node_s = self._policy.step_s.least if is_trial else self._policy.step_s, more_s / len(self._texts)
         best, gain, tokens, rate = 0, 0.0, 0.0, self.rate
         for rows, value in enumerate(values, 1):
             tokens += value * self._policy.next_value
-            earned = tokens - rate * (self._policy.step_s(rows) + rows * node_s)
+            earned = tokens - rate * (step_s(rows) + rows * node_s)
             if earned > gain:
                 best, gain = rows, earned
         return best
+
+    def _pass_s(self, rows: int, is_trial: bool) -> float:
+        """Return the seconds of a pass; in a trial the least that they may be, given those of a plain one."""
+        return self._policy.pass_s.least(rows, self._num_plain) if is_trial else self._policy.pass_s(rows)
 
     def _gain_pays(self, index: int, num_ids: int) -> bool:
         """Return whether the expected gain is worth reading so many ids, and the first step would be taken: where it
@@ -246,7 +260,7 @@ class CostPlan:
         the last round had."""
         ends = [1.0] * sum(self._gain(index, self._num_sharing) > 0 for index in range(len(self._texts)))
         num_without = self._policy.num_without[load_of(len(self._texts))]
-        return any(self._num_paying(ends, num_nodes) for num_nodes in (0, num_without))
+        return any(self._num_paying(ends, num_nodes, is_trial=False) for num_nodes in (0, num_without))
 
     def _catch_up_s(self, num_ids: int) -> float:
         return self._policy.step_s(num_ids) - self._policy.step_s(min(num_ids, CATCH_UP))
@@ -275,9 +289,10 @@ class CostPlan:
         num_same = sum(stream_of(text) == stream for text in self._texts)
         if index != self._first_tried.setdefault(stream, index) and num_ids > CATCH_UP:
             return False
-        pass_s = self._policy.pass_s(self._num_plain + num_same) - self._plain_s
+        step_s = self._policy.step_s.least
+        round_s = step_s(num_same) + self._pass_s(self._num_plain + num_same, is_trial=True) - self._plain_s
         num_read = max(TRIAL_ROUNDS * self._stats(*stream).emits / self._policy.length(*stream).mean, 1.0)
-        trial_s = num_read * self._catch_up_s(num_ids) + TRIAL_ROUNDS * (self._policy.step_s(num_same) + pass_s)
+        trial_s = num_read * (step_s(num_ids) - step_s(min(num_ids, CATCH_UP))) + TRIAL_ROUNDS * round_s
         return self._policy.streams.try_again(*stream, self._num_sharing, trial_s)
 
     def _stats(self, tenant: str | None, work: Work) -> DraftingStats:

@@ -1,10 +1,5 @@
-"""Costs of target passes and drafter steps on this machine by number of rows: measured at the start, updated since.
+"""Costs of target passes and drafter steps on this machine by number of rows: measured at the start, updated since."""
 
-A start beside other load, such as that of the services around it, measures further rows as far dearer than they are
-alone, and nothing that is drafted corrects costs for which nothing is drafted. So passes that take far less time than
-was measured are measured again while nothing is decoded."""
-
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -17,14 +12,18 @@ from omnidraft.decode.device_wait import wait_for
 from omnidraft.decode.policy.cost_file import CostFile
 from omnidraft.ports import DraftModel, DraftSession, DraftTree, Mode, Source, Target, TargetSession, TreeLimits
 
-logger = logging.getLogger(__name__)
-
-_EMA_WEIGHT = 0.1
-"""Share of the error that one observation corrects."""
-_MAX_LOG_ERROR = math.log(2)
-_FAR, _NEAR = 0.6, 1.4
-"""How much of that all sizes follow, and how much more the observed one; half or twice as many rows follow no more than
-far ones. If all followed nearly alike, plain passes and drafted ones would each undo what the others correct."""
+_SCALE_SD, _SHAPE_SD = 1.5, 0.5
+"""Doubt about what a start measured, as standard deviations of log seconds: in all sizes alike, since other load makes
+all of them slower, and in each size beside the others."""
+_SCALE_DRIFT, _SHAPE_DRIFT = 0.03, 0.01
+"""Standard deviations of what changes between two observations."""
+_NOISE = 0.1
+"""Standard deviation of the log seconds of one observation."""
+_LEAST_SD = 1.5
+"""Standard deviations below the belief that a cost may turn out to be: with 1 a start that finds only further rows ten
+times too dear is back after 450 tokens, with 1.5 after 160, and with 2 trials among many texts come twice as often."""
+_MAX_LOG_ERROR = math.log(3)
+"""Error that one observation corrects at most: what takes longer may be a hiccup of the machine."""
 _REPEATS = 3
 _STEP_REPEATS, _STEP_S = 8, 0.25
 """Repeats of a drafter step, as far as they take no more seconds. Steps are short, so one hiccup of the machine can hit
@@ -38,42 +37,66 @@ _MIN_CHANGE = 0.9
 _MAX_DIFFERENCE = 1.3
 """Sizes whose times changed by factors further apart: something else computes now, such as another build of our
 kernels or another device, or the earlier start was disturbed while it measured one of them."""
-_MAX_SHARE = 0.8
-"""Passes that take less than this share of their measured time were measured beside other load."""
-_AGAIN_AFTER_S = 60.0
-"""Seconds until passes may be measured once more."""
 
 
 class CostCurve:
-    """Seconds by number of rows; never falls with more rows, because that can only be noise."""
+    """Seconds by number of rows; never falls with more rows, because that can only be noise.
+
+    The log seconds of the measured sizes are jointly normal: what all sizes share is far less certain than what tells
+    them apart, which neighbours share. Each observation corrects all of them by their covariance with it (a Kalman
+    filter, https://doi.org/10.1115/1.3662552), so that a plain pass tells what other load did to passes with drafts."""
 
     def __init__(self, seconds_by_rows: Mapping[int, float]) -> None:
-        self._rows = np.array(sorted(seconds_by_rows), np.float64)
+        self._rows = np.array(sorted(seconds_by_rows))
         self._log_s = np.log([seconds_by_rows[int(rows)] for rows in self._rows])
-        self.too_dear_at: int | None = None
-        """Rows whose passes were seen to take far less time than was measured; None while there are none."""
-        self._tabulate()
-        self._measured = self._table
+        sizes = np.eye(len(self._rows))
+        self._weights = np.stack([np.interp(np.arange(self._rows[-1] + 1), self._rows, each) for each in sizes], axis=1)
+        """The share of each measured size in the seconds of a number of rows."""
+        near = np.exp(-(np.subtract.outer(np.log2(self._rows), np.log2(self._rows)) ** 2) / 2)
+        self._covariance = _SCALE_SD**2 + _SHAPE_SD**2 * near
+        self._drift = _SCALE_DRIFT**2 + _SHAPE_DRIFT**2 * near
+        self._tabulate(0)
 
     def __call__(self, rows: int) -> float:
         if rows < len(self._table):
             return self._table[rows]
         return self._table[-1] + self._slope * (rows + 1 - len(self._table))
 
-    def update(self, rows: int, seconds: float) -> None:
-        """Move the curve towards one observation, the points near `rows` most."""
-        log_error = math.log(max(seconds, 1e-9) / self(rows))
-        shift = _EMA_WEIGHT * min(max(log_error, -_MAX_LOG_ERROR), _MAX_LOG_ERROR)
-        observed = min(max(rows, self._rows[0]), self._rows[-1])
-        self._log_s += shift * (_FAR + _NEAR * np.clip(1 - np.abs(np.log2(self._rows / observed)), 0, 1))
-        self._tabulate()
-        if self._table[int(observed)] < _MAX_SHARE * self._measured[int(observed)]:
-            self.too_dear_at = int(observed)
+    def least(self, rows: int, known_rows: int | None = None) -> float:
+        """Return the seconds that so many rows may turn out to take: less by what another observation may
+        change; with `known_rows` beside those, and no less than they take."""
+        doubt, least_s = self._gradient(rows), 0.0
+        if known_rows is not None:
+            doubt, least_s = doubt - self._gradient(known_rows), self(known_rows)
+        variance = doubt @ self._covariance @ doubt
+        return max(self(rows) * math.exp(-_LEAST_SD * variance / math.sqrt(variance + _NOISE**2)), least_s)
 
-    def _tabulate(self) -> None:
-        """Tabulate the seconds up to the largest measured number of rows, and the slope beyond it."""
-        seconds = np.maximum.accumulate(np.exp(self._log_s))
-        self._table: list[float] = np.interp(np.arange(self._rows[-1] + 1), self._rows, seconds).tolist()
+    def update(self, rows: int, seconds: float) -> None:
+        """Correct the curve by one observation."""
+        gradient, last = self._gradient(rows), len(self._table) - 1
+        expected = self._weights[min(rows, last)] @ np.exp(self._log_s) * self(rows) / self(min(rows, last))
+        error = math.log(max(seconds, 1e-9) / expected)
+        self._covariance += self._drift
+        shared = self._covariance @ gradient
+        variance = gradient @ shared + _NOISE**2
+        largest = min(3 * math.sqrt(variance), _MAX_LOG_ERROR)
+        self._log_s += shared / variance * min(max(error, -largest), largest)
+        if abs(error) < largest:  # else it may have been a hiccup, which makes nothing more certain
+            self._covariance -= np.outer(shared, shared) / variance
+        self._tabulate(int(np.argmax(gradient)))
+
+    def _gradient(self, rows: int) -> np.ndarray:
+        """Return how the log seconds of so many rows follow those of each measured size."""
+        shares = self._weights[min(rows, len(self._table) - 1)] * np.exp(self._log_s)
+        return shares / shares.sum()
+
+    def _tabulate(self, surest: int) -> None:
+        """Tabulate the seconds up to the largest measured number of rows, and the slope beyond it. Smaller sizes take
+        no more than the one that is surest, and larger ones no less."""
+        seconds = np.exp(self._log_s)
+        seconds[: surest + 1] = np.minimum.accumulate(seconds[surest::-1])[::-1]
+        seconds[surest:] = np.maximum.accumulate(seconds[surest:])
+        self._table: list[float] = (self._weights @ seconds).tolist()
         beyond = np.diff(seconds)[-1:] / np.diff(self._rows)[-1:]
         self._slope = float(beyond[0]) if len(beyond) else 0.0
 
@@ -103,6 +126,11 @@ class StepCosts:
         assert self._curve is not None, "no drafter was measured"
         return self._curve(rows)
 
+    def least(self, rows: int, known_rows: int | None = None) -> float:
+        """See CostCurve."""
+        assert self._curve is not None, "no drafter was measured"
+        return self._curve.least(rows, known_rows)
+
 
 class MeasuredCosts:
     """Costs of one target and its drafter on this machine; a mode is measured on first use, unless the target takes the
@@ -116,10 +144,7 @@ class MeasuredCosts:
         """
         self._target = target
         self._file = file
-        self._passes: dict[TreeLimits, tuple[Mode, CostCurve]] = {}
-        """With the mode in which they were measured."""
-        self._again_s = -math.inf
-        """When passes may be measured again."""
+        self._passes: dict[TreeLimits, CostCurve] = {}
         self.step_s = StepCosts(file, drafter_name)
 
     def passes(self, mode: Mode) -> CostCurve:
@@ -127,36 +152,16 @@ class MeasuredCosts:
         cannot serve the mode."""
         limits = self._target.limits(mode)
         if limits not in self._passes:
-            self._passes[limits] = mode, self._measure(mode)
-        return self._passes[limits][1]
+            self._passes[limits] = self._measure(mode)
+        return self._passes[limits]
 
     def _measure(self, mode: Mode) -> CostCurve:
         sizes, measure = _sizes(self._target, mode, _PASS_ROWS), partial(measure_passes, self._target, mode)
         return _kept_curve(self._file, mode, measure, _PASS_ROWS, set(sizes))
 
-    def measure_again(self, goes_on: Callable[[], bool]) -> None:
-        """Measure passes anew that take far less time than was measured, at most once a minute and of one mode. Nothing
-        changes where `goes_on` ends it between two passes, or where other load makes them dearer than those seen.
-        For a target that decodes nothing."""
-        dear = [(limits, rows) for limits, (_, curve) in self._passes.items() if (rows := curve.too_dear_at)]
-        if not dear or time.monotonic() < self._again_s:
-            return
-        self._again_s = time.monotonic() + _AGAIN_AFTER_S
-        limits, rows = dear[0]
-        mode, curve = self._passes[limits]
-        curve.too_dear_at = None  # what fails is not tried for this again
-        seconds = measure_passes(self._target, mode, _PASS_ROWS, num_context=1, goes_on=goes_on)
-        if seconds and _MAX_SHARE * CostCurve(_without_noise(seconds))(rows) <= curve(rows):
-            new, most = _new_curve(self._file, mode, seconds), max(seconds)
-            before_ms, now_ms = 1e3 * curve(most), 1e3 * new(most)
-            logger.info("passes measured again: %d rows take %.1f ms, not %.1f as before", most, now_ms, before_ms)
-            self._passes[limits] = mode, new
-        else:
-            curve.too_dear_at = rows
-
     def measured(self, mode: Mode) -> CostCurve | None:
         """Return the cost curve of this mode's passes; None while it is not measured."""
-        return self._passes.get(self._target.limits(mode), (mode, None))[1]
+        return self._passes.get(self._target.limits(mode))
 
     def update_pass(self, mode: Mode, rows: int, seconds: float) -> None:
         """Add the duration of one pass; ignored while its cost curve is not measured."""
@@ -183,11 +188,7 @@ def _kept_curve(
         changes = [now[rows] / seconds[rows] for rows in checked]
         if min(changes) > _MIN_CHANGE and max(changes) < _MAX_DIFFERENCE * min(changes):
             return CostCurve({rows: changes[0] * each for rows, each in _without_noise(seconds).items()})
-    return _new_curve(file, name, measure(all_rows, num_context=_CONTEXT))
-
-
-def _new_curve(file: CostFile | None, name: str, seconds: Mapping[int, float]) -> CostCurve:
-    """Return what was measured, and keep it for the next start."""
+    seconds = measure(all_rows, num_context=_CONTEXT)
     if file is not None:
         file.write(name, seconds)
     return CostCurve(_without_noise(seconds))
@@ -198,16 +199,8 @@ def _without_noise(seconds: Mapping[int, float]) -> dict[int, float]:
     return {rows: min(each for more, each in seconds.items() if more >= rows) for rows in seconds}
 
 
-def measure_passes(
-    target: Target,
-    mode: Mode,
-    all_rows: Sequence[int],
-    *,
-    num_context: int,
-    goes_on: Callable[[], bool] = lambda: True,
-) -> dict[int, float]:
-    """Time passes over chains of several lengths; over one length where passes are padded to one width. Empty where
-    `goes_on` ended it before the last pass."""
+def measure_passes(target: Target, mode: Mode, all_rows: Sequence[int], *, num_context: int) -> dict[int, float]:
+    """Time passes over chains of several lengths; over one length where passes are padded to one width."""
     sizes = _sizes(target, mode, all_rows)
     num_ids = target.limits(mode).longest_chain + _REPEATS * len(sizes)
     session = target.open([0] * max(min(num_context, target.context_limit - num_ids), 1), num_ids, mode)
@@ -217,8 +210,6 @@ def measure_passes(
         starts = [len(sizes) * number // _REPEATS for number in range(_REPEATS)]
         seconds = dict.fromkeys(sizes, math.inf)
         for rows in [rows for start in starts for rows in sizes[start:] + sizes[:start]]:
-            if not goes_on():
-                return {}
             seconds[rows] = max(min(seconds[rows], _pass_s(session, rows)), 1e-9)
         return seconds
     finally:

@@ -28,7 +28,8 @@ class Machine:
     length: int = 100
     """Tokens of an answer."""
     known: CostCurve | None = None
-    """What the policy knows of the seconds of passes, and corrects by each of them; None: all of it."""
+    """What the policy knows of the seconds of passes, and corrects by each of them; None: all of it, though it has to
+    see them to be sure."""
 
     def rate(self, policy: Policy, num_rounds: int, seed: int = 0) -> float:
         """Tokens per second of the last half of the rounds."""
@@ -63,8 +64,9 @@ class Machine:
         step_rows = [num_unread, *[1] * (len(values) - 1)] if values else []
         policy.update([TextOutcome(TENANT, num_accepted + 1, num_nodes, step_rows)])
         pass_s = self.pass_s(num_nodes + 1)
-        if self.known is not None:
-            self.known.update(num_nodes + 1, pass_s)
+        (self.known or self.pass_s).update(num_nodes + 1, pass_s)
+        for rows in step_rows:
+            self.step_s.update(rows, self.step_s(rows))
         return num_accepted + 1, pass_s + len(values) * self.step_s(1), len(values)
 
 
@@ -111,6 +113,8 @@ def test_drafts_that_are_never_worth_scoring_are_given_up():
         plan = policy.start_round([RoundText(TENANT, 400)])
         step_rows = [1] * (plan.should_draft(0, 1) and plan.select_expansions([1.0], 0))
         policy.update([TextOutcome(TENANT, 1, plan.prune([0.3] if step_rows else []), step_rows)])
+        for rows in step_rows:
+            policy.step_s.update(rows, 0.008)
         steps.append(len(step_rows))
     assert steps[0] == 1
     assert sum(steps[200:]) * 0.008 <= 200 * 0.1 * TRIAL_SHARE
@@ -330,7 +334,9 @@ def test_texts_that_are_not_drafted_for_share_the_pass_and_need_it():
 def test_a_drafter_does_not_read_a_text_alone_that_others_will_decode_beside():
     """As when eight come at once: the first has been read, and the prompts of seven are being read."""
     reads = [
-        plan_of(lambda rows: 1.0, lambda rows: 0.1 * rows, 1, OtherTexts(0, num_prompts, 40)).should_draft(0, 100)
+        plan_of(CostCurve({1: 1.0}), CostCurve({1: 0.1, 64: 6.4}), 1, OtherTexts(0, num_prompts, 40)).should_draft(
+            0, 100
+        )
         for num_prompts in (0, 7)
     ]
     assert reads == [True, False]
@@ -357,7 +363,7 @@ def simulate(
     of each tenant by round.
 
     Args:
-        true_s: corrects the costs that the policy knows after each pass.
+        true_s: the seconds of passes where they are not those that the policy knows, which each pass corrects.
         num_unread: ids that a text has for a drafter that did not draft for it in the last round.
     """
     rng, tenants = np.random.default_rng(0), [tenant for tenant in agreement for _ in range(num_each)]
@@ -383,8 +389,10 @@ def simulate(
             rows = [int(step[at]) for step in steps]
             outcomes.append(TextOutcome(tenant, accepted + 1, scored.count(at), rows))
         policy.update(outcomes)
-        if true_s is not None:
-            policy.pass_s.update(len(tenants) + len(scored), true_s(len(tenants) + len(scored)))
+        policy.pass_s.update(len(tenants) + len(scored), (true_s or policy.pass_s)(len(tenants) + len(scored)))
+        read = [unread[at] for at in drafting] if steps else []
+        for rows in [sum(read), *map(sum, steps[1:])] if steps else []:
+            policy.step_s.update(rows, policy.step_s(rows))
         for tenant in agreement:
             nodes[tenant].append(sum(outcome.num_nodes for outcome in outcomes if outcome.tenant == tenant))
     return nodes
@@ -434,6 +442,9 @@ def rounds_beside_memory(policy: CostPolicy, num_nodes: int, num_more: int, num_
         policy.update(
             [TextOutcome(TENANT, 1 + num_accepted + more, without + more, step_rows, "text", without, num_accepted)]
         )
+        policy.pass_s.update(1 + without + more, policy.pass_s(1 + without + more))
+        for rows in step_rows:
+            policy.step_s.update(rows, policy.step_s(rows))
     return is_drafted
 
 
@@ -494,7 +505,7 @@ AMX_STEPS = {1: 4.2, 2: 4.2, 4: 4.7, 64: 17.9}
 def test_rows_that_are_far_dearer_than_they_were_end_drafting(num_texts):
     """Each pass corrects what is known of it, and a few plain ones must not undo what many drafted ones correct."""
     policy = CostPolicy(CostCurve(AMX_PASSES), CostCurve(AMX_STEPS))
-    nodes = simulate(policy, {TENANT: 0.75}, 3000, 12, num_each=num_texts, true_s=lambda rows: 55 + 25 * (rows - 1))
+    nodes = simulate(policy, {TENANT: 0.75}, 3000, 12, num_each=num_texts, true_s=lambda rows: 55 + 35 * (rows - 1))
     assert np.mean(np.array(nodes[TENANT][2000:]) > 0) < 0.3
 
 

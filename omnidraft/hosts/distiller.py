@@ -215,9 +215,9 @@ class _LearnerActor:
         for level, warning in status["warnings"]:
             logger.log(level, "%s: %s", self.target, warning)
         if status["version"] not in (None, self._last_status.get("version")):
-            names = ("version", "num_records", "num_tokens", "num_steps", "losses", "agreement")
+            names = ("version", "agreement", "num_records", "num_tokens", "num_steps", "losses")
             logger.info(
-                "%s: snapshot %s: %d records, %d tokens, %d steps, losses %s, agreement %s",
+                "%s: snapshot %s, agreement %s; by now %d records, %d tokens, %d steps, losses %s",
                 self.target,
                 *(status[name] for name in names),
             )

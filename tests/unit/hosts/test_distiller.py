@@ -107,6 +107,18 @@ def test_the_last_warnings_of_a_learner_that_ends_are_in_the_distillers_log(
     assert f"{learner.target}: the newest snapshot is not published" in caplog.messages
 
 
+def test_the_line_of_a_snapshot_does_not_claim_what_was_learned_after_it(
+    stub_ray: StubRay, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The counts are those of the moment of the question."""
+    caplog.set_level(logging.INFO)
+    actor = StubActor()
+    actor.status_of_now |= {"version": 4, "agreement": 0.5, "num_records": 16, "num_steps": 8}
+    learner = stub_ray.learner(actor)
+    _watch([learner], threading.Event())
+    assert f"{learner.target}: snapshot 4, agreement 0.5; by now 16 records, 0 tokens, 8 steps" in caplog.text
+
+
 def test_a_process_that_ended_is_logged_with_the_memory_that_it_had(
     stub_ray: StubRay, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -219,17 +219,15 @@ class Engine:
         observers.append(StepCounter(self._metrics, self.pair.target, str(snapshot.version), plain_token_s))
         return tuple(observers)
 
-    def prepare(self, request: GenerationRequest) -> GenerationRequest:
+    def prepare(self, request: GenerationRequest, *, client: str, cache_scope: str) -> GenerationRequest:
         """Return the request with its grammar compiled in the caller's thread, so that decoding never waits for it.
 
         Raises:
             RequestError: the grammar cannot be compiled.
         """
         request = with_tool_grammar(request, self.pair)
-        if (grammar := request.sampling.grammar) is None:
-            return request
-        compiled = self.decoder.grammars.compile(grammar)
-        return replace(request, sampling=replace(request.sampling, grammar=compiled))
+        sampling = self.decoder.grammars.prepared(request.sampling, client=client, cache_scope=cache_scope)
+        return replace(request, sampling=sampling)
 
     def decode_request(self, request: GenerationRequest) -> Request:
         """Return the request in token ids, completed with the deployment's settings. Raises RequestError."""

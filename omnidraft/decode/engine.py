@@ -11,7 +11,7 @@ from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest, GenerationStream
 from omnidraft.decode.mode_refusal import text_error
 from omnidraft.decode.prompt_logprobs import PromptToken, score_prompt
-from omnidraft.decode.prompting import Pair, client_texts, drafter_prompt_ids, prompt_ids, stop_ids, with_tool_grammar
+from omnidraft.decode.prompting import Pair, client_texts, drafter_prompt_ids, read_prompt, stop_ids, with_tool_grammar
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
 from omnidraft.decode.recording.trace_producer import TraceProducer
@@ -239,8 +239,8 @@ class Engine:
         is_default = request.num_draft_tokens is None and default == self._decode.num_draft_tokens
         num_draft = default if request.num_draft_tokens is None else request.num_draft_tokens
         require_integer("num_draft_tokens", num_draft, at_least=0)
-        target_ids = prompt_ids(request, self.pair.target_tokenizer, self.pair.tool_format)
         context_limit = self.decoder.target.context_limit
+        target_ids = read_prompt(request, self.pair, context_limit)
         max_new_tokens = request.max_new_tokens_after(len(target_ids), context_limit)
         ids_needed(target_ids, max_new_tokens, context_limit)
         return Request(

@@ -147,7 +147,8 @@ class Responder:
             raise QueueFull(f"{most} prompts of yours wait to be tokenized already; try again later", 1)
         self._num_tokenizing[client] += 1
         try:
-            await self._prompts.run(client, lambda: None if queued.is_abandoned else queued.tokenize())
+            num_bytes = queued.num_prompt_bytes
+            await self._prompts.run(client, lambda: None if queued.is_abandoned else queued.tokenize(), num_bytes)
         finally:
             self._num_tokenizing -= Counter([client])
 

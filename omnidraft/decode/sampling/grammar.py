@@ -1,8 +1,8 @@
 """Constrains a text to a JSON schema or a regular expression, byte by byte, in the target's own vocabulary.
 
-A grammar is checked against bounds, tried in a child process, compiled here, and cached for its client and scope. Masks
-say which tokens may come next; no spelling is ever forced: every token whose bytes fit is left to the target's draw. The
-engine ends texts itself, so that any stop ids work.
+A grammar is checked against bounds, tried in a child process, compiled here, and cached for its client and scope.
+Masks say which tokens may come next; no spelling is ever forced: every token whose bytes fit is left to the target's
+draw. The engine ends texts itself, so that any stop ids work.
 Shapes: V vocabulary.
 """
 

@@ -219,7 +219,9 @@ class Engine:
         observers.append(StepCounter(self._metrics, self.pair.target, str(snapshot.version), plain_token_s))
         return tuple(observers)
 
-    def prepare(self, request: GenerationRequest, *, client: str, cache_scope: str) -> GenerationRequest:
+    def prepare(
+        self, request: GenerationRequest, *, client: str = "", cache_scope: str | None = None
+    ) -> GenerationRequest:
         """Return the request with its grammar compiled in the caller's thread, so that decoding never waits for it.
 
         Raises:

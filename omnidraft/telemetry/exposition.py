@@ -36,8 +36,9 @@ class Exposition:
         except OSError as exc:
             logger.warning("no metrics at %s:%d, go on without: %s", settings.host, port, exc)
             return
-        names = (*allowed_hosts, settings.host.lower())
-        self._server.set_app(_checking_host(self._server.get_app(), names))
+        app, names = self._server.get_app(), (*allowed_hosts, settings.host.lower())
+        assert app is not None
+        self._server.set_app(_checking_host(app, names))
         self.port = self._server.server_port
         logger.info("metrics at http://%s:%d/metrics", settings.host, self.port)
 

@@ -325,10 +325,15 @@ CHUNKED = post(b"", WITH_KEY).replace(b"Content-Length: 0", b"Transfer-Encoding:
         (b"5\r\n" + GOOD, 400),
         (b"1;" + b"x" * 100_000, 431),
         (b"%x\r\n%b\r\n0\r\n" % (len(GOOD), GOOD) + b"a: b\r\n" * 20_000, 431),
+        (b"1;" + b"x" * 70_000 + b"\r\n{\r\n", 431),
+        (b"%x\r\n%b\r\n0\r\n" % (len(GOOD), GOOD) + b"a: b\r\n" * 15_000 + b"\r\n", 431),
         (b"1\r\n{\r\n" * 2000, 408),
         (b"%x\r\n%b\r\n0\r\n\r\n" % (len(GOOD), GOOD), 200),
     ],
-    ids=["no number", "negative", "huge", "wrong length", "extension", "trailers", "endless", "good"],
+    ids=[
+        *("no number", "negative", "huge", "wrong length", "extension", "trailers", "whole extension"),
+        *("whole trailers", "endless", "good"),
+    ],
 )
 def test_chunks_that_are_none_are_refused(worker: Worker, chunks: bytes, status: int) -> None:
     assert status_of(worker.address.ask(CHUNKED + chunks)) == status

@@ -111,11 +111,12 @@ def start(port: int, data: Path, *, protocol: str = "PLAINTEXT", more: str = "")
     _refuse_taken(port)
     data = data.resolve()  # the broker runs in it
     data.mkdir(parents=True, exist_ok=True)
+    data.chmod(0o700)  # users' words are in it
     properties = _write_properties(port, data, protocol, more)
     _format(jars, properties, data)
     with (data / "broker.log").open("ab") as log:
         command = [*_java(jars), "kafka.Kafka", str(properties)]
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=data, start_new_session=True)
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=data, start_new_session=True, umask=0o077)
     broker = Broker(process, port)
     with _killed_on_error(broker):
         _wait_until_ready(broker, data)
@@ -242,7 +243,7 @@ def _format(jars: Path, properties: Path, data: Path) -> None:
         return
     cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
     command = [*_java(jars), "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=data, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=data, check=False, umask=0o077)
     if done.returncode:
         raise BrokerError(f"Kafka could not format {data}:\n{(done.stdout + done.stderr)[-2000:]}")
 

@@ -2,7 +2,7 @@
 
 A message's time is its writer's clock. Messages are stored in the order of writing, so one with a time in the future is
 at least as old as the next one without. Where the clock says that everything has expired, either nobody wrote for long
-or the clock is ahead: then nothing is deleted until it has said so for a while.
+or the clock is ahead: then nothing is deleted for a while, which the machine's monotonic clock measures.
 """
 
 import time
@@ -36,14 +36,17 @@ def _is_held(topic: SqliteTopic, now_ms: int, keep_ms: int) -> bool:
     """Return whether the clock is not trusted yet."""
     query = "SELECT CAST(held_from_ms AS INTEGER) FROM topics WHERE topic = ?"
     (held_from_ms,) = topic.connection.execute(query, (topic.name,)).fetchone() or (None,)
-    if held_from_ms is not None and held_from_ms - SKEW_MS <= now_ms < held_from_ms + min(keep_ms, MAX_HOLD_MS):
+    monotonic_ms = time.monotonic_ns() // 1_000_000
+    if held_from_ms is not None and monotonic_ms - held_from_ms < min(keep_ms, MAX_HOLD_MS):
+        if monotonic_ms < held_from_ms:  # the machine was restarted
+            _hold(topic, monotonic_ms)
         return True
     newest_ms = _newest_ms(topic)
     is_all_expired = newest_ms is not None and newest_ms < now_ms - keep_ms
     if held_from_ms is not None and not is_all_expired:
-        _hold(topic, None)  # it is trusted now, or it was set back and had been wrong
+        _hold(topic, None)
     if held_from_ms is None and is_all_expired:
-        _hold(topic, now_ms)
+        _hold(topic, monotonic_ms)
         return True
     return False
 

@@ -58,7 +58,7 @@ def serve(
         "decode": {"mode": mode},
         "recorder": {"enabled": record},
     }
-    raise typer.Exit(process.serve("serve", _main, config_path, **overrides))
+    process.serve_and_exit("serve", _main, config_path, **overrides)
 
 
 def _main(settings: "Settings") -> int:
@@ -88,7 +88,7 @@ def worker_command(
     """Serve requests over HTTP and record traces."""
     from omnidraft.hosts import process
 
-    raise typer.Exit(process.serve("worker", process.run_worker, config_path, worker={"snapshot": snapshot}))
+    process.serve_and_exit("worker", process.run_worker, config_path, worker={"snapshot": snapshot})
 
 
 @app.command("distiller")
@@ -96,7 +96,7 @@ def distiller_command(config_path: Config = None) -> None:
     """Learn from the trace log and publish snapshots."""
     from omnidraft.hosts import distiller, process
 
-    raise typer.Exit(process.serve("distiller", distiller.main, config_path))
+    process.serve_and_exit("distiller", distiller.main, config_path)
 
 
 @app.command("controller")
@@ -104,4 +104,4 @@ def controller_command(config_path: Config = None) -> None:
     """Decide which snapshot serves."""
     from omnidraft.hosts import controller, process
 
-    raise typer.Exit(process.serve("controller", controller.main, config_path))
+    process.serve_and_exit("controller", controller.main, config_path)

@@ -19,6 +19,9 @@ def _not_of_group(tenant: str) -> str:
 TenantName = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_not_of_group)]
 
 
+HostName = Annotated[str, Field(pattern=r"^(\*|[^\s:/*]+)$"), AfterValidator(lambda name: name.lower().rstrip("."))]
+
+
 class ApiKey(Section):
     """A key that clients send as `Authorization: Bearer KEY`."""
 
@@ -48,6 +51,10 @@ class WorkerSettings(Section):
     """0.0.0.0 accepts connections from other machines; set `api_keys` first."""
     port: int = Field(8000, ge=0, le=65535)
     """0 takes a free port, which the log names."""
+    allowed_hosts: tuple[HostName, ...] = ()
+    """Names, besides localhost, `host` and any address, that requests may have as their Host header; others get 421,
+    here and where the distiller and the controller answer /metrics. Else a web page could use this machine through a
+    name of its own. "*" allows any name: behind a proxy that checks them."""
     api_keys: tuple[ApiKey, ...] = ()
     """The keys that allow /v1; empty: no authentication. Give them as OMNIDRAFT_WORKER__API_KEYS='[{"key": "...",
     "tenant": "..."}]' rather than in a file."""

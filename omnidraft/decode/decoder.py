@@ -147,7 +147,8 @@ class Decoder:
         Raises:
             RequestError: the grammar does not compile.
         """
-        request = replace(request, sampling=self.grammars.prepared(request.sampling))
+        sampling = self.grammars.prepared(request.sampling, client=client, cache_scope=cache_scope)
+        request = replace(request, sampling=sampling)
         drawing = Drawing(
             self._noise(request.seed, request.choice, self.target.vocab_size),
             LogitsPipeline(request, self.matcher(request)),

@@ -11,7 +11,7 @@ from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest, GenerationStream
 from omnidraft.decode.mode_refusal import text_error
 from omnidraft.decode.prompt_logprobs import PromptToken, score_prompt
-from omnidraft.decode.prompting import Pair, client_texts, drafter_prompt_ids, prompt_ids, stop_ids, with_tool_grammar
+from omnidraft.decode.prompting import Pair, client_texts, drafter_prompt_ids, read_prompt, stop_ids, with_tool_grammar
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
 from omnidraft.decode.recording.trace_producer import TraceProducer
@@ -219,17 +219,17 @@ class Engine:
         observers.append(StepCounter(self._metrics, self.pair.target, str(snapshot.version), plain_token_s))
         return tuple(observers)
 
-    def prepare(self, request: GenerationRequest) -> GenerationRequest:
+    def prepare(
+        self, request: GenerationRequest, *, client: str = "", cache_scope: str | None = None
+    ) -> GenerationRequest:
         """Return the request with its grammar compiled in the caller's thread, so that decoding never waits for it.
 
         Raises:
             RequestError: the grammar cannot be compiled.
         """
         request = with_tool_grammar(request, self.pair)
-        if (grammar := request.sampling.grammar) is None:
-            return request
-        compiled = self.decoder.grammars.compile(grammar)
-        return replace(request, sampling=replace(request.sampling, grammar=compiled))
+        sampling = self.decoder.grammars.prepared(request.sampling, client=client, cache_scope=cache_scope)
+        return replace(request, sampling=sampling)
 
     def decode_request(self, request: GenerationRequest) -> Request:
         """Return the request in token ids, completed with the deployment's settings. Raises RequestError."""
@@ -241,8 +241,8 @@ class Engine:
         is_default = request.num_draft_tokens is None and default == self._decode.num_draft_tokens
         num_draft = default if request.num_draft_tokens is None else request.num_draft_tokens
         require_integer("num_draft_tokens", num_draft, at_least=0)
-        target_ids = prompt_ids(request, self.pair.target_tokenizer, self.pair.tool_format)
         context_limit = self.decoder.target.context_limit
+        target_ids = read_prompt(request, self.pair, context_limit)
         max_new_tokens = request.max_new_tokens_after(len(target_ids), context_limit)
         ids_needed(target_ids, max_new_tokens, context_limit)
         return Request(

@@ -71,6 +71,18 @@ def with_tool_grammar(request: GenerationRequest, pair: Pair) -> GenerationReque
     return replace(request, sampling=replace(request.sampling, grammar=grammar))
 
 
+def read_prompt(request: GenerationRequest, pair: Pair, context_limit: int) -> list[int]:
+    """Return the target's ids of the prompt, which is not tokenized where it cannot fit into the context. Raises as
+    `prompt_ids` does."""
+    num_bytes = prompt_bytes(request)
+    if num_bytes > context_limit * int(pair.target_tokenizer.vocabulary.num_bytes.max()):
+        raise RequestError(
+            f"the prompt has {num_bytes} bytes, more than the target's context of {context_limit} tokens can hold; "
+            "shorten the prompt"
+        )
+    return prompt_ids(request, pair.target_tokenizer, pair.tool_format)
+
+
 def prompt_ids(request: GenerationRequest, tokenizer: PromptTokenizer, tool_format: ToolFormat) -> list[int]:
     """Return the ids of the prompt.
 
@@ -113,6 +125,13 @@ def stop_ids(request: GenerationRequest, tokenizer: PromptTokenizer) -> frozense
     if request.ignores_eos:
         return frozenset()
     return tokenizer.stop_ids if request.suffix is None else tokenizer.stop_ids | infill_stop_ids(tokenizer.vocabulary)
+
+
+def prompt_bytes(request: GenerationRequest) -> int:
+    """Return the bytes of what the client wrote into the prompt, tools not counted."""
+    contents = [message.get("content") for message in request.messages or ()]
+    texts = (request.prompt or "", request.suffix or "", *strings_of(contents))
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
 
 
 def client_texts(request: GenerationRequest) -> Mapping[str, Iterable[str]]:

@@ -22,7 +22,8 @@ def main(settings: Settings) -> int:
     metrics = PrometheusMetrics(CONTROLLER, settings.models.targets)
     controllers = [wiring.controller(settings.for_target(target), metrics) for target in settings.models.targets]
     stop = stop_on_signals()
-    with closing(Exposition(metrics.registry, settings.metrics, settings.metrics.controller_port)):
+    port, hosts = settings.metrics.controller_port, settings.worker.allowed_hosts
+    with closing(Exposition(metrics.registry, settings.metrics, port, hosts)):
         _run_together([controller.run for controller in controllers], stop)
     return 0
 

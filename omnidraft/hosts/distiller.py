@@ -123,7 +123,7 @@ def _exposition(learners: Sequence["_LearnerActor"], settings: Settings) -> Expo
     """Serve the metrics of all actors at one port of this process, wherever they run."""
     registry = CollectorRegistry()
     registry.register(MergedCollector("target", lambda: [(each.target, each.metrics) for each in learners]))
-    return Exposition(registry, settings.metrics, settings.metrics.distiller_port)
+    return Exposition(registry, settings.metrics, settings.metrics.distiller_port, settings.worker.allowed_hosts)
 
 
 class _LearnerActor:

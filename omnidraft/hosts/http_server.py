@@ -1,8 +1,8 @@
 """The worker's HTTP server: uvicorn with h11, and bounds on what one connection, and all of them, may take.
 
-The application bounds bodies (serving/error_handlers.py); this module bounds connections, URLs, headers and times. A
-refusal has the shape of OpenAI's errors. The rest of a refused request is read and discarded for a moment, so that a
-client that still sends can read the refusal.
+The application bounds bodies (serving/error_handlers.py); this module bounds connections, URLs, headers and times, and
+answers to no name that is not allowed. A refusal has the shape of OpenAI's errors. The rest of a refused request is
+read and discarded for a moment, so that a client that still sends can read the refusal.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from omnidraft.allowed_hosts import MISDIRECTED, is_allowed
 from omnidraft.config import WorkerSettings
 from omnidraft.serving.response_schemas import error
 
@@ -27,6 +28,9 @@ LINGER_S = 2.0
 BUSY_LINGER_S = 0.2
 """The same for a connection beyond the limit."""
 RETRY_AFTER_S = "5"
+PIECE_BYTES = 4_096
+"""h11 gets this much at a time, since it bounds only what it has not read to the end: headers, extensions of a chunk,
+trailers."""
 
 
 def http_server(app: ASGIApp, settings: WorkerSettings) -> uvicorn.Server:
@@ -79,11 +83,12 @@ class BoundedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
-        if self._is_refused:
-            return
-        if self.conn.their_state is h11.IDLE and self._deadline is None:
-            self._set_deadline(self._limits.header_timeout_s, self._time_out)
-        super().data_received(data)
+        for start in range(0, len(data), PIECE_BYTES):
+            if self._is_refused:
+                return
+            if self.conn.their_state is h11.IDLE and self._deadline is None:
+                self._set_deadline(self._limits.header_timeout_s, self._time_out)
+            super().data_received(data[start : start + PIECE_BYTES])
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
@@ -118,6 +123,7 @@ class BoundedProtocol(H11Protocol):
         """See H11Protocol, which calls this where h11 refuses the input."""
         status = getattr(sys.exc_info()[1], "error_status_hint", 400)
         reasons = {
+            421: MISDIRECTED,
             414: f"the URL may have {self._limits.max_url_bytes} bytes at most",
             431: f"the headers may have {self._limits.max_header_bytes} bytes at most",
         }
@@ -164,7 +170,7 @@ class BoundedProtocol(H11Protocol):
 
 
 class _BoundedConnection(h11.Connection):
-    """h11 bounds incomplete headers only; this class also bounds URLs, and headers that arrive in one piece."""
+    """h11 bounds incomplete headers only; this class also bounds URLs and whole headers, and checks the host."""
 
     def __init__(self, limits: WorkerSettings, on_event: Callable[[Any], None]) -> None:
         super().__init__(h11.SERVER, limits.max_header_bytes)
@@ -194,6 +200,9 @@ class _BoundedConnection(h11.Connection):
             raise h11.RemoteProtocolError("headers too long", error_status_hint=431)
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
             raise h11.RemoteProtocolError("two lengths")  # a proxy in front may have used the other one
+        host = next((value.decode("latin-1") for name, value in request.headers if name == b"host"), None)
+        if not is_allowed(host, (*self._limits.allowed_hosts, self._limits.host.lower())):
+            raise h11.RemoteProtocolError(MISDIRECTED, error_status_hint=421)
 
 
 def _address(connection: asyncio.Protocol) -> str | None:

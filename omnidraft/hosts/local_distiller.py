@@ -29,7 +29,8 @@ def main(settings: Settings) -> int:
     stop_on_signals(learner.stopping)
     registry = CollectorRegistry()
     registry.register(MergedCollector("target", lambda: [(settings.models.target, learner.status()["metrics"])]))
-    with closing(Exposition(registry, settings.metrics, settings.metrics.distiller_port)):
+    port, hosts = settings.metrics.distiller_port, settings.worker.allowed_hosts
+    with closing(Exposition(registry, settings.metrics, port, hosts)):
         learner.run()
     logger.info("stopped")
     return 0

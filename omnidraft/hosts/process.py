@@ -1,8 +1,10 @@
 """Code shared by all service processes: the command line, logging, signals, and exit codes.
 
-`python -m services.X` uses `run`, `omnidraft run X` uses `serve`. Nothing here depends on a particular service.
+`python -m services.X` uses `run`, `omnidraft run X` uses `serve_and_exit`. Nothing here depends on a particular
+service.
 """
 
+import atexit
 import faulthandler
 import gc
 import logging
@@ -12,9 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -25,6 +28,9 @@ HostMain = Callable[["config.Settings"], int]
 
 EXIT_REFUSED = 2
 """The exit code of a service that cannot run with its settings, models, log or registry."""
+
+EXIT_S = 5.0
+"""The time that exit handlers have after a service has stopped."""
 
 SAME_REQUEST_S = 1.0
 """Signals that come within this time ask for the same stop: one sent to a whole process group reaches a service
@@ -57,11 +63,28 @@ def run(name: str, host_main: HostMain) -> None:
             Path | None, typer.Option("--config", help="TOML file; without it the defaults apply.")
         ] = None,
     ) -> None:
-        raise typer.Exit(serve(name, host_main, config_path))
+        serve_and_exit(name, host_main, config_path)
 
     command.__doc__ = f"Run the omnidraft {name} until SIGTERM."
     faulthandler.enable()
     typer.run(command)
+
+
+def serve_and_exit(name: str, host_main: HostMain, config_path: Path | None, **overrides: Any) -> NoReturn:
+    """Do what `serve` does, then end this process with the exit code, once its exit handlers ran or EXIT_S is over.
+
+    Nothing else is waited for: no other thread, no garbage, no destructors of native libraries, which may take minutes
+    or forever while others use the processors.
+    """
+    code = serve(name, host_main, config_path, **overrides)
+    deadline = threading.Timer(EXIT_S, os._exit, [code])
+    deadline.daemon = True
+    deadline.start()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed by its reader, or by us
+            stream.flush()
+    os._exit(code)
 
 
 def serve(name: str, host_main: HostMain, config_path: Path | None, **overrides: Any) -> int:

@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict
 from typing import Any, cast
 
-from pydantic import SecretStr
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
@@ -22,6 +21,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from omnidraft.allowed_hosts import MISDIRECTED, is_allowed
+from omnidraft.config import WorkerSettings
 from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import RequestError
 from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
@@ -54,21 +55,21 @@ class Ingress:
     """Forwards requests by the model in their body or path. One without a model, or with an unknown one, goes to the
     first target's replicas, which answer or refuse it."""
 
-    def __init__(
-        self, max_body_bytes: int, replicas: Mapping[str, DeploymentHandle], metrics_key: SecretStr | None = None
-    ) -> None:
+    def __init__(self, settings: WorkerSettings, replicas: Mapping[str, DeploymentHandle]) -> None:
         """
         Args:
             replicas: target -> handle of its deployment; the first is the default.
-            metrics_key: what the paths about all tenants ask for; None: nothing.
         """
-        self._metrics_key = OwnKey(metrics_key)
-        self._max_body_bytes = max_body_bytes
+        self._metrics_key = OwnKey(settings.metrics_key)
+        self._max_body_bytes = settings.max_body_bytes
+        self._allowed_hosts = settings.allowed_hosts
         self._replicas = replicas
         self._ready: set[str] = set()
 
     async def __call__(self, request: Request) -> Response:
         path = request.url.path
+        if not is_allowed(request.headers.get("host"), self._allowed_hosts):
+            return error_response(path, 421, error(MISDIRECTED, "invalid_request_error"))
         if path in OPERATOR_PATHS and not self._metrics_key.admits(request.headers.get("authorization", "")):
             return unauthorized(METRICS_REFUSAL)
         match path:

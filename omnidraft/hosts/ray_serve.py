@@ -41,9 +41,7 @@ def build(args: FleetArgs) -> Application:
     """Build the application. Raises ConfigError for wrong settings."""
     settings = config.load(args.config, **args.settings)
     replicas = {target: _deployment(settings.for_target(target)) for target in settings.models.targets}
-    ingress: Application = _ingress_deployment().bind(
-        settings.worker.max_body_bytes, replicas, settings.worker.metrics_key
-    )
+    ingress: Application = _ingress_deployment().bind(settings.worker, replicas)
     return ingress
 
 

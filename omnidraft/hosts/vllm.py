@@ -63,7 +63,8 @@ class VllmProposer:
         if self._batching.producer is not None:
             self._logits = LogitsTap(settings.vllm.trace_rows)
         if settings.vllm.metrics_port is not None:
-            Exposition(metrics.registry, settings.metrics, settings.vllm.metrics_port)
+            port, hosts = settings.vllm.metrics_port, settings.worker.allowed_hosts
+            Exposition(metrics.registry, settings.metrics, port, hosts)
         self._start(settings)
         models, snapshot = settings.models, self._batching.slot.current
         logger.info(

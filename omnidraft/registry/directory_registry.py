@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -199,8 +200,9 @@ class DirectoryRegistry:
             return None
 
     def _add(self, source: Path, version: int, manifest: Manifest) -> None:
-        partial = self._root / f".v{version:06d}.partial"
-        shutil.rmtree(partial, ignore_errors=True)  # of a publisher that died
+        for left in self._root.glob(".v*.partial"):  # by a publisher that died
+            shutil.rmtree(left, ignore_errors=True)
+        partial = self._root / f".v{version:06d}.{uuid.uuid4().hex}.partial"
         try:
             for part in bundle.parts_of(manifest):
                 files.link_folder(source / part, partial / "snapshot" / part)

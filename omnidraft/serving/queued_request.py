@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import Generation, GenerationRequest
 from omnidraft.decode.prompt_logprobs import PromptToken
+from omnidraft.decode.prompting import prompt_bytes
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.ports import Request, Step
 
@@ -67,6 +68,12 @@ class QueuedRequest:
     def stats(self) -> DecodeStats:
         """The sums over all texts."""
         return sum((text.stats for text in self.texts[1:]), self.texts[0].stats)
+
+    @property
+    def num_prompt_bytes(self) -> int:
+        """The bytes of all prompts, those of choices counted once."""
+        requests = [text.request for text in self.texts]
+        return sum({(each.prompt, each.suffix, id(each.messages)): prompt_bytes(each) for each in requests}.values())
 
     def tokenize(self) -> None:
         """Turn each text's request into ids, once; the choices of one prompt share what was done for the first of them.

@@ -121,7 +121,7 @@ class Responder:
         tenant = self.tenant_of(request, body)
         first, *others = body.generation_requests(tenant, self._settings.max_new_tokens)
         setattr(request.state, REQUEST_ID, first.request_id)  # also of an error's answer
-        sampling = (await self._grammars.prepare(client, model.engine, first)).sampling
+        sampling = (await self._grammars.prepare(client, scope, model.engine, first)).sampling
         traceparent = valid_traceparent(request.headers.get("traceparent"))
         generations = [replace(each, sampling=sampling, traceparent=traceparent) for each in (first, *others)]
         return QueuedRequest(model.engine, generations, client=client, cache_scope=scope, note=note, wake=wake)
@@ -147,7 +147,8 @@ class Responder:
             raise QueueFull(f"{most} prompts of yours wait to be tokenized already; try again later", 1)
         self._num_tokenizing[client] += 1
         try:
-            await self._prompts.run(client, lambda: None if queued.is_abandoned else queued.tokenize())
+            num_bytes = queued.num_prompt_bytes
+            await self._prompts.run(client, lambda: None if queued.is_abandoned else queued.tokenize(), num_bytes)
         finally:
             self._num_tokenizing -= Counter([client])
 

@@ -59,8 +59,11 @@ class GrammarScheduler:
     def __init__(self) -> None:
         self._turns = FairTurns()
 
-    async def prepare(self, client: str, engine: Engine, request: GenerationRequest) -> GenerationRequest:
+    async def prepare(
+        self, client: str, cache_scope: str, engine: Engine, request: GenerationRequest
+    ) -> GenerationRequest:
         """Return the request with its grammar compiled. Raises RequestError when that cannot be done."""
         if request.sampling.grammar is None and request.tools is None:
             return request
-        return await self._turns.run(client, partial(engine.prepare, request))
+        prepare = partial(engine.prepare, request, client=client, cache_scope=cache_scope)
+        return await self._turns.run(client, prepare)

@@ -1,16 +1,18 @@
 """Tokens of texts and texts of tokens, in vLLM's shapes: `/tokenize` and `/detokenize`.
 
-Prompts are tokenized beside decoding and the event loop, one at a time, and clients take turns.
+Prompts are tokenized, and answers written, beside decoding and the event loop, and clients take turns.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from fastapi import FastAPI, Request
+from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from omnidraft.decode.prompting import client_texts, prompt_ids
+from omnidraft.decode.prompting import client_texts, prompt_bytes, prompt_ids
 from omnidraft.decode.sampling.validation import MAX_COUNT, require_text
 from omnidraft.errors import RequestError
 from omnidraft.serving.answer import Body, ServedModel
@@ -23,6 +25,9 @@ from omnidraft.serving.responses import Responder
 from omnidraft.serving.strict_model import StrictModel
 from omnidraft.serving.tool_schemas import Tools
 from omnidraft.serving.translation import chat_request
+
+_PIECE_ITEMS = 4_096
+_Result = TypeVar("_Result")
 
 
 class TokenizeRequest(StrictModel):
@@ -77,42 +82,64 @@ class Tokenization:
 
     async def prompt_ids(self, request: Request, body: Body) -> list[int]:
         """Return the ids of the first prompt of a request. Raises RequestError, ModelNotServed, TenantTaken."""
-        pair = self._respond.model(body.model).engine.pair
-        client, tenant = self._respond.client_of(request), self._respond.tenant_of(request, body)
+        pair, tenant = self._respond.model(body.model).engine.pair, self._respond.tenant_of(request, body)
         (first, *_) = body.generation_requests(tenant, MAX_COUNT)
         require_text(client_texts(first))
-        return await self._turns.run(client, partial(prompt_ids, first, pair.target_tokenizer, pair.tool_format))
+        work = partial(prompt_ids, first, pair.target_tokenizer, pair.tool_format)
+        return await self.in_turn(request, work, prompt_bytes(first))
 
     async def encode(self, request: Request, model: ServedModel, text: str) -> list[int]:
         """Return the ids of a text that goes on with another. Raises RequestError."""
         require_text({"prompt": [text]})
-        tokenizer = model.engine.pair.target_tokenizer
-        return await self._turns.run(self._respond.client_of(request), partial(tokenizer.encode, text))
+        work = partial(model.engine.pair.target_tokenizer.encode, text)
+        return await self.in_turn(request, work, len(text.encode()))
+
+    async def in_turn(self, request: Request, work: Callable[[], _Result], num_bytes: int) -> _Result:
+        """See FairTurns.run."""
+        return await self._turns.run(self._respond.client_of(request), work, num_bytes)
 
 
 def add_tokenization(app: FastAPI, respond: Responder, tokenization: Tokenization) -> None:
     """Add the routes to the application."""
 
-    @app.post("/tokenize", responses=error_responses(400, 404, 413, 500))
-    async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
+    @app.post("/tokenize", response_model=TokenizeResponse, responses=error_responses(400, 404, 413, 500))
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Return the tokens of a prompt, or of messages in the target's chat template."""
         chat, model = body.body(), respond.model(body.model)
         if isinstance(chat, ChatRequest) or body.add_special_tokens:
             ids = await tokenization.prompt_ids(request, chat)
         else:
             ids = await tokenization.encode(request, model, body.prompt or "")
-        strings = [token_text(token, model.vocabulary) for token in ids] if body.return_token_strs else None
-        limit = model.engine.decoder.target.context_limit
-        return TokenizeResponse(count=len(ids), max_model_len=limit, tokens=ids, token_strs=strings)
+        content = partial(_tokens_content, ids, model, has_strings=body.return_token_strs)
+        return _json_response(await tokenization.in_turn(request, content, len(ids)))
 
-    @app.post("/detokenize", responses=error_responses(400, 404, 413, 500))
-    async def detokenize(body: DetokenizeRequest) -> DetokenizeResponse:
+    @app.post("/detokenize", response_model=DetokenizeResponse, responses=error_responses(400, 404, 413, 500))
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """Return the text of tokens; bytes that are not UTF-8 are replaced, and special tokens spell nothing."""
-        return DetokenizeResponse(prompt=_spelled(body.tokens, respond.model(body.model)))
+        content = partial(_text_content, body.tokens, respond.model(body.model))
+        return _json_response(await tokenization.in_turn(request, content, len(body.tokens)))
 
 
-def _spelled(tokens: Sequence[int], model: ServedModel) -> str:
+def _json_response(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
+
+
+def _tokens_content(ids: Sequence[int], model: ServedModel, *, has_strings: bool) -> bytes:
+    """Return a TokenizeResponse as JSON."""
+    strings = _array([token_text(token, model.vocabulary) for token in ids]) if has_strings else "null"
+    limit = model.engine.decoder.target.context_limit
+    return f'{{"count":{len(ids)},"max_model_len":{limit},"tokens":{_array(ids)},"token_strs":{strings}}}'.encode()
+
+
+def _array(items: Sequence[object]) -> str:
+    """Return the items as JSON, written piece by piece, since the event loop stands still while `dumps` runs."""
+    pieces = (items[start : start + _PIECE_ITEMS] for start in range(0, len(items), _PIECE_ITEMS))
+    return f"[{','.join(json.dumps(piece)[1:-1] for piece in pieces)}]"
+
+
+def _text_content(tokens: Sequence[int], model: ServedModel) -> bytes:
+    """Return a DetokenizeResponse as JSON. Raises RequestError."""
     size = len(model.vocabulary)
     if (unknown := next((token for token in tokens if token >= size), None)) is not None:
         raise RequestError(f"tokens: {unknown} is none of the {size} of {model.name!r}")
-    return model.vocabulary.spell(tokens).decode("utf-8", "replace")
+    return json.dumps({"prompt": model.vocabulary.spell(tokens).decode("utf-8", "replace")}).encode()

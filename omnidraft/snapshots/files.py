@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from omnidraft import throttle
-from omnidraft.durable_files import put_in_place, sync
+from omnidraft.durable_files import put_in_place, replaced_file, sync, written_aside
 from omnidraft.errors import StorageError
-from omnidraft.private_files import USUAL, create
+from omnidraft.private_files import USUAL
 
 _PIECE_BYTES = 2**20
 
@@ -39,8 +39,7 @@ def link_or_copy(source: Path, destination: Path) -> None:
     except FileExistsError:
         raise
     except OSError:  # another disk, a file system without links, or another user's file
-        create(destination, stat.S_IMODE(source.stat().st_mode))
-        shutil.copyfile(source, destination)
+        _replace_by_copy(source, destination)
 
 
 def link_folder(source: Path, destination: Path) -> None:
@@ -53,10 +52,13 @@ def link_folder(source: Path, destination: Path) -> None:
 def separate(folder: Path) -> None:
     """Replace every hard link below a folder by a copy, so that nobody changes a file through its other name."""
     for path in [path for path in folder.rglob("*") if path.is_file() and path.stat().st_nlink > 1]:
-        partial = path.with_name(f".{path.name}.partial")
-        create(partial, stat.S_IMODE(path.stat().st_mode))
-        shutil.copyfile(path, partial)
-        os.replace(partial, path)
+        _replace_by_copy(path, path)
+
+
+def _replace_by_copy(source: Path, destination: Path) -> None:
+    """Put a copy of the source, with its permissions, in the destination's place."""
+    with written_aside(destination, stat.S_IMODE(source.stat().st_mode)) as file:
+        shutil.copyfile(source, file.name)
 
 
 def has_links(folder: Path) -> bool:
@@ -107,8 +109,5 @@ def whole_folder(folder: Path, name: str, advice: str = "") -> Iterator[Path]:
 
 def write_text(path: Path, text: str, rights: int = USUAL) -> None:
     """Replace the text of a file, all or nothing. `rights`: see private_files."""
-    partial = path.with_name(f".{path.name}.partial")
-    create(partial, rights)
-    partial.write_text(text)
-    sync(partial)
-    put_in_place(partial, path)
+    with replaced_file(path, rights) as file:
+        file.write(text.encode())

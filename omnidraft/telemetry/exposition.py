@@ -1,13 +1,16 @@
 """`/metrics` for Prometheus: of a process without an HTTP server of its own, and of one that answers for several."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from http import HTTPStatus
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from omnidraft.allowed_hosts import MISDIRECTED, is_allowed
 from omnidraft.config import MetricsSettings
 
 logger = logging.getLogger(__name__)
@@ -16,8 +19,14 @@ logger = logging.getLogger(__name__)
 class Exposition:
     """An HTTP server for `/metrics`, in a thread of its own."""
 
-    def __init__(self, registry: CollectorRegistry, settings: MetricsSettings, port: int) -> None:
-        """Serve the registry; if the port is taken, only log a warning: a service does not stop for its metrics."""
+    def __init__(
+        self, registry: CollectorRegistry, settings: MetricsSettings, port: int, allowed_hosts: Collection[str] = ()
+    ) -> None:
+        """Serve the registry; if the port is taken, only log a warning: a service does not stop for its metrics.
+
+        Args:
+            allowed_hosts: see `worker.allowed_hosts`.
+        """
         self.port: int | None = None
         self._server = None
         if not settings.enabled:
@@ -27,6 +36,9 @@ class Exposition:
         except OSError as exc:
             logger.warning("no metrics at %s:%d, go on without: %s", settings.host, port, exc)
             return
+        app, names = self._server.get_app(), (*allowed_hosts, settings.host.lower())
+        assert app is not None
+        self._server.set_app(_checking_host(app, names))
         self.port = self._server.server_port
         logger.info("metrics at http://%s:%d/metrics", settings.host, self.port)
 
@@ -35,6 +47,19 @@ class Exposition:
             self._server.shutdown()
             self._server.server_close()
             self._thread.join()
+
+
+def _checking_host(app: Callable[..., Any], names: Collection[str]) -> Callable[..., Any]:
+    """Return the WSGI application with an answer of 421 to names that are not allowed."""
+
+    def checking(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if is_allowed(environ.get("HTTP_HOST"), names):
+            return app(environ, start_response)  # type: ignore[no-any-return]
+        status = HTTPStatus.MISDIRECTED_REQUEST
+        start_response(f"{status} {status.phrase}", [("Content-Type", "text/plain")])
+        return [MISDIRECTED.encode()]
+
+    return checking
 
 
 class MergedCollector(Collector):

@@ -5,14 +5,13 @@ A file contains its writer's schema, so it needs no headers, and later versions 
 
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import fastavro
 
-from omnidraft.durable_files import put_in_place, sync
+from omnidraft.durable_files import replaced_file
 from omnidraft.errors import RequestError, UnknownSchema, WireError, cannot_write
-from omnidraft.private_files import private_opener
+from omnidraft.private_files import PRIVATE
 from omnidraft.traces.codec import from_row, parsed_schema, to_row
 from omnidraft.traces.record import TraceRecord
 from omnidraft.traces.schema import SCHEMA_NAME, SCHEMA_VERSION
@@ -28,20 +27,14 @@ def write(path: Path, records: Iterable[TraceRecord]) -> None:
         RequestError: the file cannot be written.
         WireError: a record breaks a rule of checks.py.
     """
-    partial = path.with_name(f".{path.name}.partial")
     metadata = {"omnidraft.schema": SCHEMA_NAME}
     try:
-        with open(partial, "wb", opener=private_opener) as file:
+        with replaced_file(path, PRIVATE) as file:
             rows = (to_row(record) for record in records)
             schema = parsed_schema(SCHEMA_VERSION)
             fastavro.writer(file, schema, rows, codec="deflate", metadata=metadata, sync_marker=_SYNC_MARKER)
-        sync(partial)
-        put_in_place(partial, path)
     except OSError as exc:
         raise cannot_write(path, exc) from exc
-    finally:
-        with suppress(OSError):  # it has its name, or there is none
-            partial.unlink()
 
 
 def is_archive(path: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from omnidraft.distill.resume_tensors import from_plain_tensor, plain_tensor
-from omnidraft.durable_files import put_in_place, sync
+from omnidraft.durable_files import replaced_file
 from omnidraft.errors import ConfigError, StorageError
 
 _RUN, _CURVE = "run", "curve"
@@ -27,12 +27,10 @@ class Checkpoint:
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
-        partial = self.file.with_name(f".{self.file.name}.partial")
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            save_file({**tensors, _RUN: plain_tensor(self.run), _CURVE: plain_tensor(curve)}, partial)
-            sync(partial)
-            put_in_place(partial, self.file)
+            with replaced_file(self.file) as file:
+                save_file({**tensors, _RUN: plain_tensor(self.run), _CURVE: plain_tensor(curve)}, file.name)
         except (OSError, SafetensorError) as exc:  # safetensors has its own error for a full disk
             raise StorageError(f"{self.file} cannot be written: {exc}; free space and start again") from exc
 

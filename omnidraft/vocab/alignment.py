@@ -11,7 +11,6 @@ without a partner is unmapped.
 
 import hashlib
 import logging
-import uuid
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from typing import Self
 
 import numpy as np
 
-from omnidraft.durable_files import put_in_place, sync
+from omnidraft.durable_files import replaced_file
 from omnidraft.errors import VocabularyError
 from omnidraft.vocab.tokenizer import ByteTable, Tokenizer, Vocabulary
 
@@ -126,22 +125,16 @@ class Alignment:
 
     def save(self, path: Path) -> None:
         """Write a file; it appears whole or not at all, also after a power failure."""
-        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-        try:
-            with partial.open("wb") as file:
-                np.savez(
-                    file,
-                    format=np.array(_FORMAT),
-                    fingerprint=np.array(self.fingerprint),
-                    target_offsets=self.targets_of_draft.offsets,
-                    target_ids=self.targets_of_draft.ids,
-                    draft_offsets=self.drafts_of_target.offsets,
-                    draft_ids=self.drafts_of_target.ids,
-                )
-            sync(partial)
-            put_in_place(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with replaced_file(path) as file:
+            np.savez(
+                file,
+                format=np.array(_FORMAT),
+                fingerprint=np.array(self.fingerprint),
+                target_offsets=self.targets_of_draft.offsets,
+                target_ids=self.targets_of_draft.ids,
+                draft_offsets=self.drafts_of_target.offsets,
+                draft_ids=self.drafts_of_target.ids,
+            )
 
     @classmethod
     def load(cls, path: Path) -> Self:

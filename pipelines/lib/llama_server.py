@@ -6,6 +6,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from omnidraft.container_limits import usable_processors
+from omnidraft.durable_files import replaced_file
 from omnidraft.errors import ModelError
 from pipelines.lib.llama_build import LlamaPrograms
 
@@ -31,10 +32,9 @@ def with_8_bits(programs: LlamaPrograms, gguf: Path, home: Path) -> Path:
     made.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(made.with_name(f".{made.name}.lock")):
         if not made.exists():
-            partial = made.with_name(f".{made.name}.partial")
-            quantize = [str(programs.quantize), "--allow-requantize", str(gguf), str(partial), "Q8_0"]
-            done = subprocess.run(quantize, capture_output=True, text=True)
-            if done.returncode != 0:
-                raise ModelError(f"llama-quantize of {gguf}: {done.stderr.strip()[-500:]}")
-            partial.rename(made)
+            with replaced_file(made) as file:
+                quantize = [str(programs.quantize), "--allow-requantize", str(gguf), file.name, "Q8_0"]
+                done = subprocess.run(quantize, capture_output=True, text=True)
+                if done.returncode != 0:
+                    raise ModelError(f"llama-quantize of {gguf}: {done.stderr.strip()[-500:]}")
     return made

@@ -37,7 +37,7 @@ class Address:
 
     def get(self, path: str = "/healthz") -> int:
         """The status that an honest client gets."""
-        return status_of(self.ask(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()))
+        return status_of(self.ask(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()))
 
 
 def read_all(client: socket.socket) -> bytes:
@@ -63,5 +63,5 @@ def message_of(response: bytes) -> str:
 
 def post(body: bytes, *headers: bytes) -> bytes:
     """A request for a completion, whatever its body."""
-    lines = [b"POST /v1/completions HTTP/1.1", b"Host: x", b"Content-Length: %d" % len(body), *headers]
+    lines = [b"POST /v1/completions HTTP/1.1", b"Host: localhost", b"Content-Length: %d" % len(body), *headers]
     return b"\r\n".join([*lines, b"Content-Type: application/json", b"Connection: close", b"", body])

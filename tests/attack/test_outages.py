@@ -765,12 +765,16 @@ def test_a_dead_recorder_or_refresher_turns_health_red_and_one_that_was_told_to_
 
 
 class Clock:
-    """The machine's, ahead by so many hours."""
+    """The machine's, ahead by so many hours, when so many hours have passed."""
 
     hours = 0.0
+    passed_hours = 0.0
 
     def time_ns(self) -> int:
-        return time.time_ns() + int(self.hours * HOUR_MS * 1_000_000)
+        return time.time_ns() + int((self.hours + self.passed_hours) * HOUR_MS * 1_000_000)
+
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns() + int(self.passed_hours * HOUR_MS * 1_000_000)
 
 
 @pytest.fixture
@@ -803,9 +807,30 @@ def test_a_clock_that_jumps_ahead_deletes_nothing_until_it_has_said_so_for_an_ho
     assert held(path) == list(range(9))
     clock.hours = 24 * 3650
     append(path, 1)
-    clock.hours += 1.1
+    clock.passed_hours = 1.1
     append(path, 1)
     assert held(path)[0] > 4  # it is believed by now
+
+
+def test_a_second_step_of_the_clock_does_not_end_the_hold_of_the_first(tmp_path, clock):
+    path = tmp_path / "log.db"
+    append(path, 5, keep_hours=1)
+    for clock.hours in (2, 24 * 500):
+        append(path, 1, keep_hours=1)
+    assert held(path) == list(range(7))
+
+
+def test_a_restart_of_the_machine_begins_the_hold_again(tmp_path, clock):
+    path = tmp_path / "log.db"
+    append(path, 5)
+    clock.hours, clock.passed_hours = 24 * 3650, 10
+    append(path, 1)
+    for clock.passed_hours in (0, 0.9):
+        append(path, 1)
+        assert held(path)[0] == 0
+    clock.passed_hours = 1.1
+    append(path, 1)
+    assert held(path)[0] > 4
 
 
 @pytest.mark.parametrize("number", [3, MAX_EXPIRED + 100])

@@ -46,6 +46,7 @@ def poll_ten_times(reader) -> None:
 
 def test_both_ends_go_on_after_the_broker_was_killed_and_started_again(tmp_path):
     local_broker = load_local_broker()
+    tmp_path.chmod(0o755)
     try:
         broker = local_broker.start(0, tmp_path)
     except local_broker.BrokerError as exc:
@@ -56,6 +57,8 @@ def test_both_ends_go_on_after_the_broker_was_killed_and_started_again(tmp_path)
         reader = KafkaReader(broker.bootstrap, "t", request_timeout_s=2)
         append_until_acknowledged(writer, b"before")
         assert set(read_until(reader, 1)) == {b"before"}
+        assert not tmp_path.stat().st_mode & 0o077
+        assert [path for path in (tmp_path / "logs").rglob("*") if path.stat().st_mode & 0o077] == []  # users' words
         broker.stop()
         with pytest.raises(BusError, match=broker.bootstrap):
             writer.append([Outgoing(b"k", b"lost")])

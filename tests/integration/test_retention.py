@@ -149,7 +149,7 @@ def test_an_sqlite_log_expires_traces_and_letters_by_their_settings_and_never_an
                 writer.append([Outgoing(codec.key(record), codec.encode(record), codec.headers(record))])
         with closing(sqlite3.connect(tmp_path / "log.db")) as connection, connection:
             connection.execute("UPDATE messages SET timestamp_ms = timestamp_ms - ?", (aged_hours * HOUR_MS,))
-            connection.execute("UPDATE topics SET held_from_ms = 0")  # and the clock has said so for long
+            connection.execute("UPDATE topics SET held_from_ms = -1000000000")  # and the clock has said so for long
     with closing(sqlite3.connect(tmp_path / "log.db")) as connection:
         held = dict(connection.execute("SELECT topic, COUNT(*) FROM messages GROUP BY topic"))
     assert [held[name] for name in names] == [1, 2, 2]

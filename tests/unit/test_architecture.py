@@ -15,9 +15,10 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("omnidraft", "services", "pipelines")
 
 LEVELS = (  # lowest first
-    {"errors", "exit_status", "config", "throttle", "private_files", "cache_files", "progress", "supervised_thread"}
-    | {"container_limits", "durable_files", "freed_memory"},
-    {"extras", "output_files"},
+    {"errors", "exit_status", "config", "throttle", "private_files", "progress", "supervised_thread"}
+    | {"allowed_hosts", "container_limits", "freed_memory"},
+    {"durable_files"},
+    {"extras", "output_files", "cache_files"},
     {"vocab", "traces", "snapshots", "prompts", "memory", "tools"},
     {"ports", "json_report"},
     {"bus", "registry", "models", "telemetry", "decode", "distill", "fleet"},

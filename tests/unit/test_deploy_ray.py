@@ -54,7 +54,7 @@ def test_its_deployments_are_those_of_the_application(fleet: dict[str, Any]) -> 
 def bound_deployments(application: Any) -> list[Any]:
     """The ingress, and what it was given."""
     ingress = application._bound_deployment
-    _, replicas, _ = ingress.init_args
+    _, replicas = ingress.init_args
     return [ingress, *(each._bound_deployment for each in replicas.values())]
 
 

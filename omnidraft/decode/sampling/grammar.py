@@ -1,8 +1,8 @@
 """Constrains a text to a JSON schema or a regular expression, byte by byte, in the target's own vocabulary.
 
-A grammar is checked against bounds, tried in a child process, compiled here, and cached. Masks say which tokens may
-come next; no spelling is ever forced: every token whose bytes fit is left to the target's draw. The engine ends texts
-itself, so that any stop ids work.
+A grammar is checked against bounds, tried in a child process, compiled here, and cached for its client and scope.
+Masks say which tokens may come next; no spelling is ever forced: every token whose bytes fit is left to the target's
+draw. The engine ends texts itself, so that any stop ids work.
 Shapes: V vocabulary.
 """
 
@@ -20,8 +20,9 @@ from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar, Sampling
 from omnidraft.vocab.tokenizer import Vocabulary
 
-CACHE_SIZE = 32
-"""Compiled and refused grammars that are cached."""
+MAX_CLIENTS, GRAMMARS_PER_CLIENT = 32, 8
+"""Clients with cached grammars, and compiled and refused grammars of each. A client drops its own grammars only, and
+what others compiled shows in nobody's waiting time."""
 
 
 class Grammars:
@@ -35,28 +36,34 @@ class Grammars:
         """
         self._vocabulary = vocabulary
         self._trial = trial
-        self._outcome = lru_cache(CACHE_SIZE)(self._compile)
+        self._outcomes_of = lru_cache(MAX_CLIENTS)(lambda client: lru_cache(GRAMMARS_PER_CLIENT)(self._compile))
 
     def prepare(self) -> None:
         """Read the vocabulary now: half a second in which no other thread runs, for 150,000 tokens."""
         _ = self._compiler
 
-    def compile(self, grammar: Grammar) -> Grammar:
+    def compile(self, grammar: Grammar, *, client: str = "", cache_scope: str | None = None) -> Grammar:
         """Return the grammar compiled, in the caller's thread.
+
+        Args:
+            client: the cache in which it is looked for.
+            cache_scope: a grammar compiled in another scope is compiled again.
 
         Raises:
             RequestError: it cannot be compiled.
         """
         if grammar.compiled is not None:
             return grammar
-        outcome = self._outcome(replace(grammar))
+        outcome = self._outcomes_of(client)(replace(grammar), cache_scope)
         if isinstance(outcome, str):
             raise RequestError(outcome)
         return replace(grammar, compiled=outcome)
 
-    def prepared(self, sampling: Sampling) -> Sampling:
+    def prepared(self, sampling: Sampling, *, client: str = "", cache_scope: str | None = None) -> Sampling:
         """Return the settings with their grammar compiled, so that drafting follows it too. Raises RequestError."""
-        return sampling if sampling.grammar is None else replace(sampling, grammar=self.compile(sampling.grammar))
+        if sampling.grammar is None:
+            return sampling
+        return replace(sampling, grammar=self.compile(sampling.grammar, client=client, cache_scope=cache_scope))
 
     def matcher(self, grammar: Grammar, stop_ids: frozenset[int]) -> "Matcher":
         """Return a matcher at the beginning of a text; compiles the grammar where that was not done.
@@ -72,7 +79,7 @@ class Grammars:
         assert isinstance(compiled, CompiledGrammar)
         return Matcher(compiled.copy(), stop_ids)
 
-    def _compile(self, grammar: Grammar) -> CompiledGrammar | str:
+    def _compile(self, grammar: Grammar, _cache_scope: str | None) -> CompiledGrammar | str:
         """Return the grammar, or the reason for its refusal. Raises TrialUnfinished, which is not cached."""
         try:
             if self._trial is not None:

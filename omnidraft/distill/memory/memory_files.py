@@ -7,20 +7,18 @@ snapshots/memory_part.py.
 """
 
 import logging
-import os
 import shutil
-import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from omnidraft.distill.memory.text_memory import TextMemory
+from omnidraft.durable_files import written_aside
 from omnidraft.errors import ConfigError, RecordForgotten, SnapshotCorrupt, StorageError, UnknownKey
 from omnidraft.memory.memory_file import MemoryFile, encode
 from omnidraft.memory.owners import Owner
 from omnidraft.memory.texts import MemoryText
 from omnidraft.ports import Metrics, RecordCipher, UnreadableReason
-from omnidraft.private_files import PRIVATE, USUAL, create
+from omnidraft.private_files import PRIVATE, USUAL
 from omnidraft.snapshots.files import link_or_copy
 from omnidraft.snapshots.memory_part import MEMORY, encrypted_name, is_private, key_id_of, plain_name
 
@@ -137,14 +135,10 @@ class MemoryFiles:
     def _put(self, name: str, content: bytes) -> Path:
         """Write a file in the place of the one before, which stays as it is in the snapshots that have it."""
         path = self._folder / name
-        partial = path.with_name(f".{name}.{uuid.uuid4().hex}.partial")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            create(partial, PRIVATE if is_private(MEMORY + name) else USUAL)
-            partial.write_bytes(content)
-            os.replace(partial, path)
+            with written_aside(path, PRIVATE if is_private(MEMORY + name) else USUAL) as file:
+                file.write(content)
         except OSError as exc:
-            with suppress(OSError):
-                partial.unlink()
             raise StorageError(f"the memory cannot be staged in {self._folder}: {exc}; free space there") from exc
         return path

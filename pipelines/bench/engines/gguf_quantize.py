@@ -12,6 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from omnidraft.durable_files import replaced_file
 from omnidraft.errors import ModelError
 from omnidraft.models.llamacpp.context import library
 
@@ -30,13 +31,12 @@ def quantized(gguf: Path, kind: str, home: Path, environ: Mapping[str, str]) -> 
     made.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(made.with_name(f".{made.name}.lock")):
         if not made.exists():
-            partial = made.with_name(f".{made.name}.partial")
             print(f"making {made.name}", file=sys.stderr)
-            command = [sys.executable, "-m", __name__, str(gguf), str(partial), kind]
-            done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True)
-            if done.returncode != 0:
-                raise ModelError(f"llama.cpp makes no {kind} of {gguf}: {done.stderr.strip()[-500:]}")
-            partial.rename(made)
+            with replaced_file(made) as file:
+                command = [sys.executable, "-m", __name__, str(gguf), file.name, kind]
+                done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True)
+                if done.returncode != 0:
+                    raise ModelError(f"llama.cpp makes no {kind} of {gguf}: {done.stderr.strip()[-500:]}")
     return made
 
 

@@ -24,6 +24,7 @@ from rich.table import Table
 
 from omnidraft import prompts
 from omnidraft.demo.recorded import QUESTIONS
+from omnidraft.durable_files import replaced_file
 from omnidraft.hosts import process
 from omnidraft.models.catalog import store
 from omnidraft.models.hf.tokenizer import load_tokenizer
@@ -114,10 +115,9 @@ def _permuted_file(gguf: Path, home: Path) -> Path:
     permuted.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(permuted.with_name(f".{permuted.name}.lock")):
         if not permuted.exists():
-            partial = permuted.with_name(f".{permuted.name}.partial")
             sixteen_bits = llamacpp_file(gguf, "BF16", home)
-            write_permuted(sixteen_bits, partial)
-            partial.rename(permuted)
+            with replaced_file(permuted) as file:
+                write_permuted(sixteen_bits, Path(file.name))
             sixteen_bits.unlink()
     return permuted
 

@@ -117,7 +117,7 @@ def test_a_folder_that_cannot_be_made_is_a_bus_error(tmp_path):
 def age(path: Path, hours: float, where: str = "1") -> None:
     """Make messages older than they are, and the clock's hold long enough ago for the clock to be trusted."""
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE topics SET held_from_ms = 0")
+        connection.execute("UPDATE topics SET held_from_ms = -1000000000")
         connection.execute(f"UPDATE messages SET timestamp_ms = timestamp_ms - ? WHERE {where}", (hours * 3_600_000,))
 
 

@@ -202,3 +202,40 @@ thread.join()
     child.send_signal(signal.SIGINT)
     _, told = child.communicate(timeout=20.0)
     assert (child.returncode, "interrupted while loading" in told) == (130, True)
+
+
+LINGERS = """
+import atexit, logging, os, threading, time
+from omnidraft.hosts import process
+
+class Lingering:
+    def __del__(self):
+        time.sleep(600)
+
+lingering = []
+
+def live(settings):
+    atexit.register(print, "handled", flush=True)
+    match os.environ["LINGERS"]:
+        case "thread":
+            threading.Thread(target=time.sleep, args=[600]).start()
+        case "garbage":
+            lingering.append(Lingering())
+        case "handler":
+            atexit.register(time.sleep, 600)
+    logging.getLogger("service").info("stopped")
+    print("written", end="")
+    return 7
+
+process.run("worker", live)
+"""
+
+
+@pytest.mark.parametrize("what", ["thread", "garbage", "handler"])
+def test_a_service_that_stopped_is_gone(what: str) -> None:
+    """Whatever else still runs in it; what its exit handlers do is done, as far as they come to an end."""
+    command, environ = [sys.executable, "-c", LINGERS], {**os.environ, "LINGERS": what}
+    ran = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    assert ran.returncode == 7
+    assert ran.stderr.endswith("stopped\n")
+    assert what == "handler" or ran.stdout == "writtenhandled\n"

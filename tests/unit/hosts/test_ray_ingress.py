@@ -8,11 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
-from pydantic import SecretStr
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.requests import Request
 
+from omnidraft.config import WorkerSettings
 from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
 from omnidraft.hosts.ray_ingress import MAX_ATTEMPTS, Ingress
 from omnidraft.hosts.ray_worker import ReplicaStatus
@@ -20,6 +20,7 @@ from omnidraft.serving.openai_responses.events import response_event
 from omnidraft.serving.openai_responses.response_schemas import ResponseBody
 from omnidraft.serving.server_sent_events import event
 
+SETTINGS = WorkerSettings(max_body_bytes=1000)
 JSON = ResponseStart(200, ((b"content-type", b"application/json"), (b"x-told", b"yes")))
 EVENTS = ResponseStart(200, ((b"content-type", b"text/event-stream; charset=utf-8"),))
 DIED = ActorDiedError()
@@ -100,8 +101,8 @@ def app_of(ingress: Ingress) -> Callable[..., Awaitable[None]]:
 
 def ask(replicas: dict[str, Replicas], path: str = "/v1/completions", body: Any = None) -> httpx.Response:
     async def asked() -> httpx.Response:
-        transport = httpx.ASGITransport(app_of(Ingress(1000, replicas)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://fleet") as client:
+        transport = httpx.ASGITransport(app_of(Ingress(SETTINGS, replicas)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             if body is None:
                 return await client.get(path)
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -227,11 +228,11 @@ def test_it_is_ready_when_every_target_has_a_replica_that_answers() -> None:
 
 def test_what_is_about_all_tenants_is_for_holders_of_the_metrics_key() -> None:
     replicas = Replicas([], [ReplicaStatus("worker-1", "a", 3, "s")])
-    ingress = Ingress(1000, {"a": replicas}, SecretStr("sk-of-prometheus-0123456789"))
+    ingress = Ingress(WorkerSettings(metrics_key="sk-of-prometheus-0123456789"), {"a": replicas})
 
     async def statuses(**headers: str) -> list[int]:
         transport = httpx.ASGITransport(app_of(ingress))
-        async with httpx.AsyncClient(transport=transport, base_url="http://fleet", headers=headers) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
             return [(await client.get(path)).status_code for path in ("/replicas", "/readyz")]
 
     assert asyncio.run(statuses()) == [401, 200]
@@ -239,9 +240,25 @@ def test_what_is_about_all_tenants_is_for_holders_of_the_metrics_key() -> None:
     assert asyncio.run(statuses(authorization="Bearer sk-of-prometheus-0123456789")) == [200, 200]
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/readyz", "/replicas"])
+def test_a_name_that_is_not_allowed_gets_no_answer(path: str) -> None:
+    replicas = Replicas([Answer([JSON, b"{}"])], [ReplicaStatus("worker-1", "a", 3, "s")])
+    ingress = Ingress(WorkerSettings(allowed_hosts=("fleet",)), {"a": replicas})
+
+    async def status(host: str) -> int:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app_of(ingress)), base_url=f"http://{host}"
+        ) as client:
+            return (await client.get(path)).status_code
+
+    assert asyncio.run(status("evil.example:8000")) == 421
+    assert replicas.calls == []
+    assert asyncio.run(status("fleet:8000")) == 200
+
+
 def test_one_replica_that_hangs_makes_nobody_unready() -> None:
     replicas = Replicas([])
-    ingress = Ingress(1000, {"a": replicas})
+    ingress = Ingress(SETTINGS, {"a": replicas})
 
     async def status() -> int:
         return (await ingress(Request(HttpCall("GET", "/readyz").scope))).status_code
@@ -261,7 +278,7 @@ def test_a_client_that_goes_away_is_told_to_the_replica() -> None:
     answer = Answer([EVENTS, *[b"data: 1\n\n"] * 100])
 
     async def leave() -> None:
-        app = app_of(Ingress(1000, {"t": Replicas([answer])}))
+        app = app_of(Ingress(SETTINGS, {"t": Replicas([answer])}))
         scope = HttpCall("POST", "/v1/completions").scope
         messages = iter([{"type": "http.request", "body": b"{}", "more_body": False}])
         sent = 0
@@ -289,7 +306,7 @@ def test_a_request_that_serve_cancels_is_cancelled_at_the_replica() -> None:
     answer = Answer([JSON], never_ends=True)
 
     async def cancelled() -> None:
-        ingress = Ingress(1000, {"t": Replicas([answer])})
+        ingress = Ingress(SETTINGS, {"t": Replicas([answer])})
         messages = iter([{"type": "http.request", "body": b"{}", "more_body": False}])
 
         async def receive() -> dict[str, Any]:
@@ -310,7 +327,7 @@ def test_a_client_that_leaves_at_the_head_of_its_stream_is_told_to_the_replica_a
     answer = Answer([EVENTS, b"data: 1\n\n"], never_ends=True)
 
     async def leave() -> None:
-        ingress = Ingress(1000, {"t": Replicas([answer])})
+        ingress = Ingress(SETTINGS, {"t": Replicas([answer])})
         scope = HttpCall("POST", "/v1/completions").scope
         messages = iter([{"type": "http.request", "body": b"{}", "more_body": False}])
         head = asyncio.Event()

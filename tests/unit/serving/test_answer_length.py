@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from omnidraft.decode.engine import Engine
 
 ALMOST_FULL = "clips " * 995
-TOO_LONG = "clips " * 2000
+TOO_LONG = "clips " * 1024
 MESSAGES = [{"role": "user", "content": "clips " * 980}]
 
 

@@ -11,6 +11,8 @@ from omnidraft import config
 from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
+from omnidraft.decode.sampling.grammar import Grammars
+from omnidraft.decode.sampling.grammar_trial import GrammarTrial
 from omnidraft.errors import ConfigError
 from omnidraft.memory.owners import Owner
 from omnidraft.serving.app import ServedModel, application
@@ -197,3 +199,36 @@ def test_settings_that_would_mix_tenants_are_refused(section: dict, message_part
         config.load(None, {}, worker=section)
     assert message_part in str(refused.value)
     config.load(None, {}, worker={"tenant": "acme", "api_keys": [{"key": KEY, "tenant": "acme"}]})
+
+
+class CountingTrial(GrammarTrial):
+    """Counts the grammars that are compiled, and lets each of them pass."""
+
+    num = 0
+
+    def check(self, kind: str, text: str) -> None:
+        self.num += 1
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["compiled", "refused"])
+@pytest.mark.parametrize("fields", [{}, {"cache_salt": "a"}], ids=["no salt", "salt"])
+def test_no_tenant_finds_a_grammar_that_another_one_used(
+    client: TestClient, engine: Engine, monkeypatch: pytest.MonkeyPatch, fields: dict, *, is_refused: bool
+) -> None:
+    """Whoever finds one learns by speed which schemas, and tools, the others use."""
+    vocabulary = engine.pair.target_tokenizer.vocabulary
+    trial = CountingTrial(vocabulary)
+    monkeypatch.setattr(engine.decoder, "grammars", Grammars(vocabulary, trial))
+
+    def num_compiled(key: str, regex: str, **more: str) -> int:
+        before = trial.num
+        body = BODY | fields | more | {"structured_outputs": {"regex": regex}}
+        assert client.post("/v1/completions", json=body, headers=bearer(key)).status_code in (200, 400)
+        return trial.num - before
+
+    secret = "(" if is_refused else "[ab]+"
+    assert [num_compiled(KEY, secret) for _ in range(2)] == [1, 0]
+    assert [num_compiled(OTHER, secret) for _ in range(2)] == [1, 0]
+    assert num_compiled(KEY, secret, cache_salt="b") == 1
+    assert sum(num_compiled(OTHER, f"[ab]{{{number}}}") for number in range(40)) == 40
+    assert num_compiled(KEY, secret) == 0

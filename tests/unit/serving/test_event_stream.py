@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.sampling.grammar import Grammars
 from omnidraft.hosts.asgi_bridge import HttpCall, respond
-from omnidraft.ports import Grammar
+from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.page_recordings import PASSES, body
 from tests.tiny_engine import PATIENCE_S, Slow, snapshot
@@ -76,10 +76,10 @@ class GatedGrammars:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.whole, name)
 
-    def compile(self, grammar: Grammar) -> Grammar:
+    def prepared(self, sampling: Sampling, **scope: Any) -> Sampling:
         self.is_reached.set()
         assert self.gate.wait(PATIENCE_S)
-        return self.whole.compile(grammar)
+        return self.whole.prepared(sampling, **scope)
 
 
 def test_a_watcher_of_the_page_that_leaves_while_its_grammar_is_compiled(

@@ -35,6 +35,14 @@ def test_a_scrape_gets_what_is_counted_now() -> None:
         assert samples(scraped(exposition))["omnidraft_training_steps_total", frozenset({("target", "t")})] == 3
 
 
+def test_a_name_that_is_not_allowed_gets_no_figures() -> None:
+    with closing(Exposition(CollectorRegistry(), MetricsSettings(), 0, ["distiller"])) as exposition:
+        url = f"http://127.0.0.1:{exposition.port}/metrics"
+        hosts = ["evil.example:8001", "", "distiller:8001", "localhost", "10.0.0.7:8001", "[::1]:8001"]
+        statuses = [httpx.get(url, headers={"Host": host}).status_code for host in hosts]
+    assert statuses == [421, 421, 200, 200, 200, 200]
+
+
 def test_learners_of_two_targets_are_one_scrape_and_nothing_is_lost() -> None:
     learners = {name: PrometheusMetrics(DISTILLER, [name]) for name in ("one", "other")}
     for number, (name, metrics) in enumerate(learners.items()):

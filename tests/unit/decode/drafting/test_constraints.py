@@ -2,6 +2,7 @@
 forced is drafted without asking anybody."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -123,8 +124,8 @@ class SharedGrammar(CompiledGrammar):
 class Sharing(Grammars):
     """Planted: see SharedGrammar."""
 
-    def compile(self, grammar: Grammar) -> Grammar:
-        compiled = super().compile(grammar).compiled
+    def compile(self, grammar: Grammar, **scope: Any) -> Grammar:
+        compiled = super().compile(grammar, **scope).compiled
         assert isinstance(compiled, CompiledGrammar)
         is_shared = isinstance(compiled, SharedGrammar)
         return replace(

@@ -79,7 +79,7 @@ class Tokenization:
         """Return the ids of the first prompt of a request. Raises RequestError, ModelNotServed, TenantTaken."""
         pair = self._respond.model(body.model).engine.pair
         client, tenant = self._respond.client_of(request), self._respond.tenant_of(request, body)
-        (first, *_) = body.generation_requests(tenant, MAX_COUNT)
+        (first, *_) = body.generation_requests(tenant, None)
         require_text(client_texts(first))
         return await self._turns.run(client, partial(prompt_ids, first, pair.target_tokenizer, pair.tool_format))
 

@@ -38,8 +38,7 @@ class CallableTool:
     def schema(self) -> dict[str, Any]:
         """Return the schema of the arguments, an object's, in the compiler's dialect."""
         options = _JSON_OPTIONS if self.is_strict else _LENIENT_OPTIONS
-        given = self.parameters or {}
-        return {"type": "object", **given, "x-guidance": {**options, **_own_options(given)}}
+        return with_options({"type": "object", **(self.parameters or {})}, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +89,12 @@ def grammar_text(
     choice: Choice = "required" if use.must_call else use.choice
     spec = GrammarSpec(form.name, choice, max_calls, special_ids, tools, None if use.must_call else content)
     return json.dumps(asdict(spec))
+
+
+def with_options(schema: Mapping[str, Any], options: Mapping[str, Any] = _JSON_OPTIONS) -> dict[str, Any]:
+    """Return the schema with the compiler's options, of which its own go first."""
+    own = schema.get("x-guidance")
+    return {**schema, "x-guidance": {**options, **(own if isinstance(own, Mapping) else {})}}
 
 
 def without_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,8 +199,3 @@ def _marker(text: str, spec: GrammarSpec) -> str:
     """Return the marker as its bytes, or its special token."""
     special = spec.special_ids.get(text)
     return json.dumps(text) if special is None else f"({json.dumps(text)} | <[{special}]>)"
-
-
-def _own_options(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    given = schema.get("x-guidance")
-    return given if isinstance(given, Mapping) else {}

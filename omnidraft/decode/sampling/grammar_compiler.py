@@ -9,7 +9,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +18,7 @@ import numpy as np
 
 from omnidraft.decode.sampling.input_limits import check_regex, checked_schema
 from omnidraft.errors import RequestError
-from omnidraft.tools.grammar import CallableTool, GrammarSpec, lark
+from omnidraft.tools.grammar import CallableTool, GrammarSpec, lark, with_options
 from omnidraft.vocab.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ MAX_FREE_TEXT_MASK_S = 0.05
 """The same where free text may end in calls: 5 ms for 150,000 tokens when the text begins, and where a marker may."""
 _FREE_SPELLING = '%llguidance {"no_forcing": true}\nstart: '
 _DEAD_END = "NoExtensionBias"
+MAX_DIGITS = 20
+"""The most digits in a row of a number in JSON that may end before: those of any integer of 64 bits."""
+_DIGITS = b"0123456789"
 
 
 class GrammarCompiler:
@@ -47,6 +50,7 @@ class GrammarCompiler:
         from llguidance import LLTokenizer
 
         self._tokenizer = LLTokenizer(_Tokens(vocabulary))  # type: ignore[arg-type]
+        self._spelling = _NumberSpelling(vocabulary)
 
     def compile(self, kind: Kind, text: str) -> "CompiledGrammar":
         """Return the grammar at the beginning of a text.
@@ -110,7 +114,7 @@ class GrammarCompiler:
         backend = LLMatcher(self._tokenizer, _FREE_SPELLING + rules, log_level=0, limits=limits)
         if backend.is_error():
             raise RequestError(f"{kind}: {_one_line(backend.get_error())}")
-        return CompiledGrammar(backend, kind)
+        return CompiledGrammar(backend, kind, self._spelling)
 
 
 def check_schema(text: str, name: str) -> None:
@@ -131,15 +135,24 @@ def _naming(tool: CallableTool) -> Iterator[None]:
 
 
 class CompiledGrammar:
-    """Follows one text token by token; a copy at the beginning costs next to nothing. One thread at a time."""
+    """Follows one text token by token; a copy at the beginning costs next to nothing. One thread at a time.
 
-    def __init__(self, backend: "LLMatcher", kind: Kind) -> None:
+    A number of JSON ends after MAX_DIGITS in a row: a weak model that wants a key which is forbidden would go on with
+    zeros for ever. A schema cannot say so for numbers with an exponent, nor where it allows any value.
+    """
+
+    def __init__(
+        self, backend: "LLMatcher", kind: Kind, spelling: "_NumberSpelling", num_digits: Sequence[int] = ()
+    ) -> None:
         self._backend = backend
         self.kind = kind
+        self._spelling = spelling
+        self._num_digits = list(num_digits)
+        """The digits at the end of the text, after each of its tokens."""
 
     def copy(self) -> "CompiledGrammar":
         """Return another one in the same state."""
-        return CompiledGrammar(self._backend.deep_copy(), self.kind)
+        return CompiledGrammar(self._backend.deep_copy(), self.kind, self._spelling, self._num_digits)
 
     def is_accepting(self) -> bool:
         """Return whether the text so far matches the whole grammar."""
@@ -152,10 +165,16 @@ class CompiledGrammar:
     def take(self, token: int) -> None:
         """Continue the text with this token."""
         self._backend.consume_token(token)
+        self._num_digits.append(self._spelling.digits_after(token, self._last_digits))
 
     def take_back(self, num_tokens: int) -> None:
         """Remove the last tokens from the text."""
         self._backend.rollback(num_tokens)
+        del self._num_digits[len(self._num_digits) - num_tokens :]
+
+    @property
+    def _last_digits(self) -> int:
+        return self._num_digits[-1] if self._num_digits else 0
 
     def allows(self, *tokens: int) -> bool:
         """Return whether these tokens may come next, one after the other; a mask costs twenty times as much."""
@@ -185,7 +204,19 @@ class CompiledGrammar:
         error = self._backend.get_error()
         if error and not error.startswith(_DEAD_END):
             raise RequestError(f"{self.kind}: {_one_line(error)}")
-        return np.unpackbits(bits, count=vocab_size, bitorder="little").astype(bool)
+        is_allowed_V = np.unpackbits(bits, count=vocab_size, bitorder="little").astype(bool)
+        if self.kind != "regex" and self._last_digits + self._spelling.most_digits > MAX_DIGITS:
+            self._end_number(is_allowed_V)
+        return is_allowed_V
+
+    def _end_number(self, is_allowed_V: np.ndarray) -> None:
+        """Forbid digits behind MAX_DIGITS where something else may follow, except in a string that may end there."""
+        known_V = is_allowed_V[: len(self._spelling.num_digits_V)]
+        is_longer_V = known_V & (self._spelling.num_digits_V[: len(known_V)] > MAX_DIGITS - self._last_digits)
+        may_end_otherwise = self.is_accepting() or np.count_nonzero(known_V) > np.count_nonzero(is_longer_V)
+        is_string = bool((known_V & self._spelling.is_quote_V[: len(known_V)]).any())
+        if may_end_otherwise and not is_string:
+            known_V[is_longer_V] = False
 
     def try_out(self, vocab_size: int) -> None:
         """Generate a few tokens, always the same ones.
@@ -226,12 +257,30 @@ class _Tokens:
         return self._longest_match(text.encode())
 
 
+class _NumberSpelling:
+    """The digits in the tokens of a vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._tokens = tokens = vocabulary.token_bytes
+        self.num_digits_V = np.array([len(token) - len(token.lstrip(_DIGITS)) for token in tokens])
+        """The number of digits with which each token begins."""
+        self.most_digits = int(self.num_digits_V.max(initial=0))
+        self.is_quote_V = np.array([token.startswith(b'"') for token in tokens])
+        """Whether each token begins with the mark that ends a string."""
+
+    def digits_after(self, token: int, num_before: int) -> int:
+        """Return the digits at the end of a text of which so many are before its last token."""
+        spelled = self._tokens[token]
+        rest = spelled.rstrip(_DIGITS)
+        return len(spelled) - len(rest) + (0 if rest else num_before)
+
+
 def _lark(kind: str, text: str) -> str:
     """Return the grammar as the right side of a rule of llguidance's own language."""
     from llguidance import regex_to_lark
 
     if kind == "json_schema":
-        return f"%json {json.dumps(checked_schema(text))}"
+        return f"%json {json.dumps(with_options(checked_schema(text)))}"
     check_regex(text)
     return f"/{regex_to_lark(text)}/"
 

@@ -21,6 +21,7 @@ _ANNOTATIONS = ("title", "description", "default", "examples", "deprecated", "re
 """Keys of a schema that allow and forbid nothing, and may be most of its bytes."""
 _NAMED_SCHEMAS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 _RAW_VALUES = ("enum", "const")
+_MAX_MULTIPLE = 10**18
 _JSON_OPTIONS = {"whitespace_pattern": f"{_SPACE}{{0,32}}"}
 """White space that a model may put between two tokens of JSON; without a bound a weak one fills its answer with it."""
 _LENIENT_OPTIONS = {**_JSON_OPTIONS, "lenient": True, "coerce_one_of": True}
@@ -80,7 +81,7 @@ def grammar_text(
     tools = tuple(
         CallableTool(
             tool.name,
-            without_annotations(tool.parameters) if tool.parameters and (tool.is_strict or use.must_call) else None,
+            compilable(tool.parameters) if tool.parameters and (tool.is_strict or use.must_call) else None,
             tool.is_strict,
         )
         for tool in use.callable_tools
@@ -97,23 +98,24 @@ def with_options(schema: Mapping[str, Any], options: Mapping[str, Any] = _JSON_O
     return {**schema, "x-guidance": {**options, **(own if isinstance(own, Mapping) else {})}}
 
 
-def without_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema that allows the same, without descriptions."""
-    return {
-        key: _without_annotations_in(key, value)
+def compilable(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema that allows the same, without descriptions, and no multiple of so many digits that none ends."""
+    kept = {
+        key: _compilable_in(key, value)
         for key, value in schema.items()
         if key not in _ANNOTATIONS or key in _NAMED_SCHEMAS
     }
+    return {"minimum": -_MAX_MULTIPLE, "maximum": _MAX_MULTIPLE, **kept} if "multipleOf" in kept else kept
 
 
-def _without_annotations_in(key: str, value: Any) -> Any:
+def _compilable_in(key: str, value: Any) -> Any:
     match value:
         case Mapping() if key in _NAMED_SCHEMAS:
-            return {name: _without_annotations_in("", each) for name, each in value.items()}
+            return {name: _compilable_in("", each) for name, each in value.items()}
         case Mapping() if key not in _RAW_VALUES:
-            return without_annotations(value)
+            return compilable(value)
         case list() if key not in _RAW_VALUES:
-            return [_without_annotations_in("", each) for each in value]
+            return [_compilable_in("", each) for each in value]
     return value
 
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from omnidraft.decode.sampling.input_limits import check_regex, checked_schema
+from omnidraft.decode.sampling.number_spelling import NumberSpelling
 from omnidraft.errors import RequestError
-from omnidraft.tools.grammar import CallableTool, GrammarSpec, lark, with_options
+from omnidraft.tools.grammar import CallableTool, GrammarSpec, compilable, lark, with_options
 from omnidraft.vocab.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ _FREE_SPELLING = '%llguidance {"no_forcing": true}\nstart: '
 _DEAD_END = "NoExtensionBias"
 MAX_DIGITS = 20
 """The most digits in a row of a number in JSON that may end before: those of any integer of 64 bits."""
-_DIGITS = b"0123456789"
 
 
 class GrammarCompiler:
@@ -50,7 +50,7 @@ class GrammarCompiler:
         from llguidance import LLTokenizer
 
         self._tokenizer = LLTokenizer(_Tokens(vocabulary))  # type: ignore[arg-type]
-        self._spelling = _NumberSpelling(vocabulary)
+        self._spelling = NumberSpelling(vocabulary)
 
     def compile(self, kind: Kind, text: str) -> "CompiledGrammar":
         """Return the grammar at the beginning of a text.
@@ -142,7 +142,7 @@ class CompiledGrammar:
     """
 
     def __init__(
-        self, backend: "LLMatcher", kind: Kind, spelling: "_NumberSpelling", num_digits: Sequence[int] = ()
+        self, backend: "LLMatcher", kind: Kind, spelling: NumberSpelling, num_digits: Sequence[int] = ()
     ) -> None:
         self._backend = backend
         self.kind = kind
@@ -210,13 +210,29 @@ class CompiledGrammar:
         return is_allowed_V
 
     def _end_number(self, is_allowed_V: np.ndarray) -> None:
-        """Forbid digits behind MAX_DIGITS where something else may follow, except in a string that may end there."""
-        known_V = is_allowed_V[: len(self._spelling.num_digits_V)]
-        is_longer_V = known_V & (self._spelling.num_digits_V[: len(known_V)] > MAX_DIGITS - self._last_digits)
-        may_end_otherwise = self.is_accepting() or np.count_nonzero(known_V) > np.count_nonzero(is_longer_V)
-        is_string = bool((known_V & self._spelling.is_quote_V[: len(known_V)]).any())
-        if may_end_otherwise and not is_string:
-            known_V[is_longer_V] = False
+        """Forbid digits behind MAX_DIGITS where a number may end or go on otherwise, else those that bring no end.
+        What may come next tells a number from the digits of a string."""
+        spelling, most = self._spelling, max(MAX_DIGITS - self._last_digits, 0)
+        known_V = is_allowed_V[: len(spelling.num_digits_V)]
+        is_digit_V = known_V & (spelling.num_digits_V[: len(known_V)] > most)
+        if (known_V & ~spelling.follows_digits_V[: len(known_V)]).any():
+            return
+        if self.is_accepting() or np.count_nonzero(known_V) > np.count_nonzero(is_digit_V):
+            known_V[is_digit_V] = False
+        elif last := [token for token in np.flatnonzero(is_digit_V).tolist() if self._may_end_after(token)]:
+            known_V[is_digit_V] = False
+            known_V[last] = True
+
+    def _may_end_after(self, digit: int) -> bool:
+        """Return whether anything but a digit may follow this token, which is one."""
+        if len(self._spelling.tokens[digit]) > 1:
+            return False
+        self._backend.consume_token(digit)
+        bits = np.frombuffer(self._backend.compute_bitmask(), np.uint8)
+        is_next_V = np.unpackbits(bits, count=len(self._spelling.tokens), bitorder="little").astype(bool)
+        may_end = self.is_accepting() or bool((is_next_V & (self._spelling.num_digits_V == 0)).any())
+        self._backend.rollback(1)
+        return may_end
 
     def try_out(self, vocab_size: int) -> None:
         """Generate a few tokens, always the same ones.
@@ -257,30 +273,12 @@ class _Tokens:
         return self._longest_match(text.encode())
 
 
-class _NumberSpelling:
-    """The digits in the tokens of a vocabulary."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._tokens = tokens = vocabulary.token_bytes
-        self.num_digits_V = np.array([len(token) - len(token.lstrip(_DIGITS)) for token in tokens])
-        """The number of digits with which each token begins."""
-        self.most_digits = int(self.num_digits_V.max(initial=0))
-        self.is_quote_V = np.array([token.startswith(b'"') for token in tokens])
-        """Whether each token begins with the mark that ends a string."""
-
-    def digits_after(self, token: int, num_before: int) -> int:
-        """Return the digits at the end of a text of which so many are before its last token."""
-        spelled = self._tokens[token]
-        rest = spelled.rstrip(_DIGITS)
-        return len(spelled) - len(rest) + (0 if rest else num_before)
-
-
 def _lark(kind: str, text: str) -> str:
     """Return the grammar as the right side of a rule of llguidance's own language."""
     from llguidance import regex_to_lark
 
     if kind == "json_schema":
-        return f"%json {json.dumps(with_options(checked_schema(text)))}"
+        return f"%json {json.dumps(with_options(compilable(checked_schema(text))))}"
     check_regex(text)
     return f"/{regex_to_lark(text)}/"
 

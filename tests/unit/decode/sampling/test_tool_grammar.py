@@ -12,7 +12,7 @@ from omnidraft.decode.sampling.grammar_trial import GrammarTrial
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar
 from omnidraft.tools.formats import FORMATS, ToolFormat
-from omnidraft.tools.grammar import grammar_text, without_annotations
+from omnidraft.tools.grammar import compilable, grammar_text
 from omnidraft.tools.parser import parse
 from omnidraft.tools.tool_use import tool_use
 from omnidraft.vocab.tokenizer import Vocabulary
@@ -164,7 +164,7 @@ def test_a_schema_that_is_too_slow_is_refused_even_if_no_call_may_come(choice: s
 
 
 def test_annotations_go_and_names_stay() -> None:
-    assert without_annotations(CITY) == {
+    assert compilable(CITY) == {
         "type": "object",
         "properties": {
             "city": {"enum": ["Paris", "Rome"]},
@@ -175,4 +175,4 @@ def test_annotations_go_and_names_stay() -> None:
         "additionalProperties": False,
     }
     kept = {"const": {"description": 1}, "anyOf": [{"title": "x", "enum": [{"title": "y"}]}]}
-    assert without_annotations(kept) == {"const": {"description": 1}, "anyOf": [{"enum": [{"title": "y"}]}]}
+    assert compilable(kept) == {"const": {"description": 1}, "anyOf": [{"enum": [{"title": "y"}]}]}

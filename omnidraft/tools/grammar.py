@@ -147,17 +147,21 @@ def _beginnings(spec: GrammarSpec, form: ToolFormat) -> Iterator[str]:
     if special is not None:
         yield f"free_text? <[{special}]> calls"
     yield "calls" if form.is_bare else "text_and_opening calls"
+    if form.may_be_unmarked:
+        yield f"unmarked{{1,{spec.max_calls}}}"
 
 
 def _rules(spec: GrammarSpec, schemas: Sequence[Mapping[str, Any]], content: str | None) -> Iterator[str]:
     form = FORMATS[spec.format]
     yield f"content: {content or 'free_text?'}"
     if content is None:
-        yield f"free_text: FREE_TEXT\nFREE_TEXT: /{_ANY_TEXT}/ & ~/{_call_beginning(form)}/"
+        yield "free_text: FREE_TEXT"
+        yield f"FREE_TEXT: /{_ANY_TEXT}/ & ~/{_call_beginning(form)}/{_but_unmarked(form, spec.tools)}"
     if spec.choice == "none":
         return
     if content is None and not form.is_bare and spec.choice == "auto":
-        yield f"text_and_opening[suffix={json.dumps(form.opening)}]: ANY_TEXT\nANY_TEXT: /{_ANY_TEXT}/"
+        yield f"text_and_opening[suffix={json.dumps(form.opening)}]: ANY_TEXT"
+        yield f"ANY_TEXT: /{_ANY_TEXT}/{_but_unmarked(form, spec.tools)}"
     yield f"opening: {_marker(form.opening, spec)}"
     yield f"space: SPACE?\nSPACE: /{_SPACE}{{1,8}}/"
     yield from _call_rules(spec, form)
@@ -166,6 +170,27 @@ def _rules(spec: GrammarSpec, schemas: Sequence[Mapping[str, Any]], content: str
         name = json.dumps(json.dumps(tool.name))
         yield f'tool_{index}: {name} space "," space {key} space ":" space arguments_{index}'
         yield f"arguments_{index}: %json {json.dumps(schema)}"
+    if content is None and form.may_be_unmarked and spec.choice == "auto":
+        yield from _unmarked_rules(spec, form)
+
+
+def _unmarked_rules(spec: GrammarSpec, form: ToolFormat) -> Iterator[str]:
+    """Yield the rules of calls without markers, from each one's name on: any other JSON is free text. A fence closes as
+    one terminal with the space before it, since nothing tells that from the space before another call."""
+    calls = [f'UNMARKED_{index} space arguments_{index} space "}}" FENCE?' for index in range(len(spec.tools))]
+    yield f"unmarked: {' | '.join(calls)}"
+    yield f"FENCE: /{_SPACE}{{0,8}}```/"
+    for index, tool in enumerate(spec.tools):
+        yield f"UNMARKED_{index}: /{_unmarked_head(form, [tool])}/"
+
+
+def _unmarked_head(form: ToolFormat, tools: Sequence[CallableTool]) -> str:
+    """Return a pattern of a call of one of these tools without a marker, up to its arguments."""
+    space, names = f"{_SPACE}{{0,8}}", "|".join(re.escape(tool.name) for tool in tools)
+    return (
+        rf'{space}(```json{space})?\{{{space}"name"{space}:{space}"({names})"'
+        rf'{space},{space}"{form.arguments_key}"{space}:'
+    )
 
 
 def _call_rules(spec: GrammarSpec, form: ToolFormat) -> Iterator[str]:
@@ -187,6 +212,11 @@ def _call_rules(spec: GrammarSpec, form: ToolFormat) -> Iterator[str]:
 def _more(call: str, spec: GrammarSpec) -> str:
     """Return the calls that may follow the first one."""
     return f"({call}){{0,{spec.max_calls - 1}}}" if spec.max_calls > 1 else ""
+
+
+def _but_unmarked(form: ToolFormat, tools: Sequence[CallableTool]) -> str:
+    """Return what takes texts that a call without a marker begins out of a terminal."""
+    return f" & ~/{_unmarked_head(form, tools)}{_ANY_TEXT}/" if form.may_be_unmarked and tools else ""
 
 
 def _call_beginning(form: ToolFormat) -> str:

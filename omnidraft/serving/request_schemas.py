@@ -41,7 +41,6 @@ MAX_PROMPT_LOGPROBS = 20
 MaxTokens = Annotated[
     Annotated[int, Field(ge=1, le=MAX_COUNT)] | None, BeforeValidator(lambda value: None if value == -1 else value)
 ]
-"""A ceiling of an answer's tokens; without it, and with -1, the answer goes on to its end or to that of the context."""
 
 
 class StreamOptions(StrictModel):
@@ -211,6 +210,7 @@ class CompletionRequest(_GenerationParams):
     ]
     """Of several, each has `n` choices."""
     max_tokens: MaxTokens = None
+    """A ceiling; without it, and with -1, the answer goes on to its end or that of the context."""
     logprobs: int | None = Field(None, ge=0, le=5)
     """Tell each token's log-probability and those of so many likeliest ones: the target's own, before sampling
     settings."""
@@ -235,6 +235,7 @@ class CompletionRequest(_GenerationParams):
 class ChatRequest(_GenerationParams):
     messages: Annotated[list[RequestMessage], Field(fail_fast=True)]
     max_tokens: MaxTokens = None
+    """A ceiling; without it, and with -1, the answer goes on to its end or that of the context."""
     max_completion_tokens: MaxTokens = None
     """The same as `max_tokens`, and goes before it."""
     logprobs: bool | None = None

@@ -15,7 +15,7 @@ from omnidraft.decode.policy.cost_model import CostCurve, MeasuredCosts
 from omnidraft.decode.prefix_cache import PrefixCache
 from omnidraft.decode.prompt_logprobs import score_prompt
 from omnidraft.decode.sequence import SequenceState
-from omnidraft.errors import ContractError, RequestError
+from omnidraft.errors import ContextExceeded, ContractError
 from omnidraft.ports import Mode, Request, Sampling, TreeLimits
 from omnidraft.testing.toy_models import ToyTarget
 from tests.unit.decode.toys import (
@@ -342,7 +342,7 @@ def test_a_text_that_the_target_refuses_ends_alone():
     good = together.add(make_request(), None)
     bad = together.add(make_request(max_new_tokens=9999), None)
     outputs = together.step() + together.step()
-    assert [type(each.error) for each in outputs if each.sequence is bad] == [RequestError]
+    assert [type(each.error) for each in outputs if each.sequence is bad] == [ContextExceeded]
     assert emitted([each.step for each in outputs if each.sequence is good]) == slow_decode(TABLE, good.request)[:1]
 
 

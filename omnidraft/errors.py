@@ -6,6 +6,7 @@ OmnidraftError
 |  |- ModeRefused         a target cannot serve a mode; set another one
 |  `- ExtraMissing        an optional part of the package is not installed; run the command that the message names
 |- RequestError           a request asks for what cannot be served; fix the request (HTTP 4xx)
+|  `- ContextExceeded     ... since its prompt leaves the answer no room in the context; shorten it
 |- ModelError             a model cannot be obtained or used
 |  |- ModelUnknown        no such name, folder or repository; see `omnidraft models list`
 |  |- KernelsUnavailable  our kernels cannot be compiled, or do not work here; see `omnidraft doctor`
@@ -65,6 +66,21 @@ class ExtraMissing(ConfigError):
 
 class RequestError(OmnidraftError, ValueError):
     """A request cannot be served as it is."""
+
+
+class ContextExceeded(RequestError):
+    """A prompt and the least answer do not fit into the context; the message has the words that clients look for."""
+
+    def __init__(
+        self, num_prompt_tokens: int, num_new_tokens: int, context_limit: int, *, is_read: bool = True
+    ) -> None:
+        """With `is_read=False` a prompt has at least so many tokens, by its bytes."""
+        least = "" if is_read else "at least "
+        super().__init__(
+            f"This model's maximum context length is {context_limit} tokens. However, your request has {least}"
+            f"{num_prompt_tokens} tokens, and {num_new_tokens} more for the answer; shorten the prompt"
+        )
+        self.num_prompt_tokens, self.most_prompt_tokens = num_prompt_tokens, context_limit - num_new_tokens
 
 
 def cannot_write(path: Path, error: OSError, instead: str = "another file") -> RequestError:

@@ -21,8 +21,8 @@ class SamplingParams:
 
     temperature: float = 1.0
     """0 takes the most probable token."""
-    max_tokens: int | None = 256
-    """None goes on until the target ends the text or its context is full."""
+    max_tokens: int | None = None
+    """A ceiling. None goes on until the target ends the text or its context is full."""
     top_p: float | None = None
     top_k: int | None = None
     """The number of most probable tokens that are drawn from; None, 0 and -1 draw from all."""
@@ -58,8 +58,7 @@ class SamplingParams:
         return [
             GenerationRequest(
                 **prompt,
-                max_new_tokens=MAX_COUNT if self.max_tokens is None else self.max_tokens,
-                clamps_to_context=self.max_tokens is None,
+                max_new_tokens=self.max_tokens,
                 sampling=self._sampling(),
                 seed=choice_seed(seed, number),
                 stop_strings=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),

@@ -32,7 +32,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="What the model is told before the first message.")] = None,
     temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers, whatever drafts.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 512,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Stop answers after so many tokens.")] = None,
     config_path: Config = None,
 ) -> None:
     """Talk with a target: every token has the colour of who drafted it.

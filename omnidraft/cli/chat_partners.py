@@ -48,7 +48,7 @@ class Partner(Protocol):
 class LocalPartner:
     """An engine that decodes for this chat alone; a turn reads only what is new since the last one."""
 
-    def __init__(self, engine: Engine, *, temperature: float, seed: int | None, max_new_tokens: int) -> None:
+    def __init__(self, engine: Engine, *, temperature: float, seed: int | None, max_new_tokens: int | None) -> None:
         self._engine = engine
         self._sampling, self._seed, self._max_new_tokens = Sampling(temperature), seed, max_new_tokens
         self._stats = DecodeStats()
@@ -89,7 +89,14 @@ class ServerPartner:
     """A server of ours."""
 
     def __init__(
-        self, url: str, model: str | None, key: str | None, *, temperature: float, seed: int | None, max_new_tokens: int
+        self,
+        url: str,
+        model: str | None,
+        key: str | None,
+        *,
+        temperature: float,
+        seed: int | None,
+        max_new_tokens: int | None,
     ) -> None:
         """Raises ServerError."""
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}

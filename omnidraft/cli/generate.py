@@ -38,7 +38,7 @@ def generate(
     json_schema: Annotated[Path | None, typer.Option(help="Answer in JSON that fits the schema in this file.")] = None,
     regex: Annotated[str | None, typer.Option(help="Answer with a text that matches all of this pattern.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text, whatever drafts.")] = 0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after so many tokens.")] = 256,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Stop after so many tokens.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given again.")] = None,
     num_draft_tokens: Annotated[int | None, typer.Option(min=0, help="0 decodes plainly.")] = None,
     mode: Annotated[Mode | None, typer.Option(help="How the text is decoded.")] = None,

@@ -150,7 +150,8 @@ class DecodeSettings(Section):
     prefill_rows: int = Field(48, ge=1)
     """Rows of a padded prefill pass."""
     capacity_step: int = Field(256, ge=64)
-    """KV capacities are multiples of this; higher means fewer self-tests and more masked computation."""
+    """KV capacities begin with a multiple of this and double with the text; higher means fewer self-tests and more
+    masked computation."""
     policy: Literal["cost", "acceptance", "threshold", "fixed"] = "cost"
     """The drafting policy. `cost`: the tree with the most tokens per second by measured costs and agreement, possibly
     empty. `acceptance`: one chain until the drafter's acceptance head (`learner.head`) predicts a rejection.

@@ -90,8 +90,8 @@ class WorkerSettings(Section):
     """The time for which a client may read nothing of its response; then its request is cancelled."""
     idle_timeout_s: int = Field(5, ge=1)
     """The time for which a connection stays open without a request."""
-    max_new_tokens: int = Field(2048, ge=1)
-    """The maximal `max_tokens` of a request."""
+    max_new_tokens: int | None = Field(None, ge=1)
+    """The most tokens of an answer, whatever the request says; None: as many as the context holds."""
     max_choices: int = Field(16, ge=1)
     """Texts of one request: `n` times its prompts. They are decoded side by side."""
     drain_timeout_s: float = Field(15.0, ge=0)

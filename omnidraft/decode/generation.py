@@ -26,9 +26,8 @@ class GenerationRequest:
     """As OpenAI has them, with calls of tools and their results."""
     tools: ToolUse | None = None
     """The tools that the answer may call."""
-    max_new_tokens: int = 256
-    clamps_to_context: bool = False
-    """Whether `max_new_tokens` is lowered to what the context holds after the prompt, instead of a refusal."""
+    max_new_tokens: int | None = None
+    """A ceiling, which the context lowers to what it holds after the prompt; None: as much as it holds."""
     sampling: Sampling = field(default_factory=Sampling)
     seed: int | None = None
     """None takes 64 random bits."""
@@ -60,10 +59,11 @@ class GenerationRequest:
 
     def max_new_tokens_after(self, num_prompt_tokens: int, context_limit: int) -> int:
         """Return how many tokens the answer may have, at least one. Raises RequestError."""
+        num_free = max(context_limit - num_prompt_tokens, 1)
+        if self.max_new_tokens is None:
+            return num_free
         require_integer("max_new_tokens", self.max_new_tokens, at_least=1)
-        if not self.clamps_to_context:
-            return self.max_new_tokens
-        return max(min(self.max_new_tokens, context_limit - num_prompt_tokens), 1)
+        return min(self.max_new_tokens, num_free)
 
 
 @dataclass(frozen=True, slots=True)

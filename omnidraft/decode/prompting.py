@@ -1,12 +1,13 @@
 """From a request's texts to prompt ids, and from its tools to a grammar, for a pair of models."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from omnidraft.decode.fill_in_the_middle import can_infill, infill_ids, infill_stop_ids
 from omnidraft.decode.generation import GenerationRequest
-from omnidraft.errors import RequestError
+from omnidraft.errors import ContextExceeded, RequestError
 from omnidraft.ports import Grammar
 from omnidraft.tools.formats import HERMES, ToolFormat
 from omnidraft.tools.grammar import grammar_text
@@ -74,12 +75,9 @@ def with_tool_grammar(request: GenerationRequest, pair: Pair) -> GenerationReque
 def read_prompt(request: GenerationRequest, pair: Pair, context_limit: int) -> list[int]:
     """Return the target's ids of the prompt, which is not tokenized where it cannot fit into the context. Raises as
     `prompt_ids` does."""
-    num_bytes = prompt_bytes(request)
-    if num_bytes > context_limit * int(pair.target_tokenizer.vocabulary.num_bytes.max()):
-        raise RequestError(
-            f"the prompt has {num_bytes} bytes, more than the target's context of {context_limit} tokens can hold; "
-            "shorten the prompt"
-        )
+    least = math.ceil(prompt_bytes(request) / int(pair.target_tokenizer.vocabulary.num_bytes.max()))
+    if least > context_limit:
+        raise ContextExceeded(least, 1, context_limit, is_read=False)
     return prompt_ids(request, pair.target_tokenizer, pair.tool_format)
 
 

@@ -99,7 +99,7 @@ class Scheduler:
         else:
             self._admitted.remove(sequence)
             if sequence.is_finished:
-                self.prefixes.add(sequence, self._bytes_of(sequence, is_idle=True))
+                self.prefixes.add(sequence, self._bytes_of(sequence))
         sequence.close()
 
     def preempt(self, sequence: SequenceState) -> None:
@@ -113,7 +113,7 @@ class Scheduler:
     def reserve(self, num_ids: int, mode: Mode) -> Iterator[None]:
         """Keep memory for the keys of a prompt that is read outside the rounds. Prefixes and the newest sequences make
         room for it at once; the oldest sequence goes on beside it in any case."""
-        reserved_bytes = self._target.kv_bytes(num_ids, num_ids, mode)
+        reserved_bytes = self._target.kv_bytes(num_ids, mode)
         self._reserved_bytes += reserved_bytes
         try:
             self._preempt_for_memory()
@@ -254,7 +254,7 @@ class Scheduler:
         keys_fit = self._fit(*self._admitted, sequence)
         for each in reversed([each for each in self._admitted if each not in admitted]):
             if keys_fit:
-                self.prefixes.add(each, self._bytes_of(each, is_idle=True))
+                self.prefixes.add(each, self._bytes_of(each))
             self.preempt(each)
 
     def _has_place_for(self, sequence: SequenceState, admitted: Sequence[SequenceState]) -> bool:
@@ -283,12 +283,10 @@ class Scheduler:
     def _used_bytes(self) -> float:
         return self._reserved_bytes + self.prefixes.kv_bytes + sum(map(self._bytes_of, self._admitted))
 
-    def _bytes_of(self, sequence: SequenceState, *, is_idle: bool = False) -> int:
-        """Return the memory of a sequence's keys after its next pass. An idle one takes part in none, so in fast mode
-        it holds no memory for ids to come."""
-        request, num_ids = sequence.request, len(sequence.ids)
-        max_ids = num_ids if is_idle and request.mode == "fast" else len(request.prompt_ids) + request.max_new_tokens
-        return self._target.kv_bytes(num_ids + self._limits(sequence).longest_chain, max_ids, request.mode)
+    def _bytes_of(self, sequence: SequenceState) -> int:
+        """Return the memory of a sequence's keys after its next pass."""
+        num_ids = len(sequence.ids) + self._limits(sequence).longest_chain
+        return self._target.kv_bytes(num_ids, sequence.request.mode)
 
     def _limits(self, sequence: SequenceState) -> TreeLimits:
         return self._target.limits(sequence.request.mode)

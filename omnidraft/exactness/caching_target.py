@@ -78,9 +78,9 @@ class CachingTarget:
         require_new(session)
         return 0
 
-    def kv_bytes(self, num_ids: int, max_ids: int, mode: Mode) -> int:
+    def kv_bytes(self, num_ids: int, mode: Mode) -> int:
         """See ports.Target."""
-        return self._target.kv_bytes(num_ids, max_ids, mode)
+        return self._target.kv_bytes(num_ids, mode)
 
     def logits(self, key: _PassKey) -> torch.Tensor:
         """Return the logits [N, V] of this pass, computed by a real session that replays its history."""

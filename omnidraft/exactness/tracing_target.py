@@ -102,9 +102,9 @@ class TracingTarget:
         """See ports.Target."""
         return self._target.reuse(session.traced, source.traced, num_ids)
 
-    def kv_bytes(self, num_ids: int, max_ids: int, mode: Mode) -> int:
+    def kv_bytes(self, num_ids: int, mode: Mode) -> int:
         """See ports.Target."""
-        return self._target.kv_bytes(num_ids, max_ids, mode)
+        return self._target.kv_bytes(num_ids, mode)
 
 
 class _TracingSession:

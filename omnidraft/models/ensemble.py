@@ -76,9 +76,9 @@ class EnsembleTarget:
         pairs = zip(self._members, session.parts, source.parts, strict=True)
         return min(member.reuse(own, other, num_ids) for member, own, other in pairs)
 
-    def kv_bytes(self, num_ids: int, max_ids: int, mode: Mode) -> int:
+    def kv_bytes(self, num_ids: int, mode: Mode) -> int:
         """See ports.Target."""
-        return sum(member.kv_bytes(num_ids, max_ids, mode) for member in self._members)
+        return sum(member.kv_bytes(num_ids, mode) for member in self._members)
 
     def mean(self, logits: Sequence[Tensor]) -> Tensor:
         """Return the mean of the members' distributions, as logits [N, V].

@@ -218,9 +218,8 @@ class Target(Protocol):
             the source keeps fewer.
         """
 
-    def kv_bytes(self, num_ids: int, max_ids: int, mode: Mode) -> int:
-        """Return the memory of the keys and values of a text that has so many ids, and may come to have `max_ids`, for
-        which some targets take the memory at once; in fast mode they do so for passes only."""
+    def kv_bytes(self, num_ids: int, mode: Mode) -> int:
+        """Return the memory of the keys and values of a text that has so many ids; it grows with the text."""
 
 
 class DraftSession(Protocol):

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omnidraft.decode.sampling.input_limits import BODY_LIMITS
-from omnidraft.errors import OmnidraftError, RequestError
+from omnidraft.errors import ContextExceeded, OmnidraftError, RequestError
 from omnidraft.serving.anthropic_messages.errors import THREAD_REFUSED, anthropic_error, is_anthropic
 from omnidraft.serving.queue_errors import Abandoned, QueueFull, Stopping
 from omnidraft.serving.response_schemas import error
@@ -120,6 +120,11 @@ async def _on_error(request: Request, exc: Exception) -> Response:
             return refuse(403, error(str(exc), "invalid_request_error", "user", "tenant_taken"))
         case ThreadRefused():
             return refuse(400, error(str(exc), "invalid_request_error", "thread", THREAD_REFUSED))
+        case ContextExceeded() if is_anthropic(request.url.path):
+            numbers = f"{exc.num_prompt_tokens} tokens > {exc.most_prompt_tokens} maximum"
+            return refuse(400, error(f"prompt is too long: {numbers}", "invalid_request_error"))
+        case ContextExceeded():
+            return refuse(400, error(str(exc), "invalid_request_error", code="context_length_exceeded"))
         case RequestError():
             return refuse(400, error(str(exc), "invalid_request_error"))
         case QueueFull():

@@ -32,14 +32,15 @@ from omnidraft.serving.structured_output import ResponseFormat, StructuredOutput
 from omnidraft.serving.tool_schemas import Deprecated, ToolChoice, Tools, tool_use
 from omnidraft.traces.request_ids import answer_id
 
-DEFAULT_MAX_TOKENS = 256
-"""The limit of an answer whose client gives none, where the deployment and the context allow as many."""
 MAX_STOPS = 16
 Stop = Annotated[Text | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), Tag("list")], TEXT_OR_LIST]
 MAX_USER_CHARACTERS = 256
 NO_ZERO_BYTE = r"^[^\x00]*$"
 """Databases of tenants' keys cannot hold one."""
 MAX_PROMPT_LOGPROBS = 20
+MaxTokens = Annotated[
+    Annotated[int, Field(ge=1, le=MAX_COUNT)] | None, BeforeValidator(lambda value: None if value == -1 else value)
+]
 
 
 class StreamOptions(StrictModel):
@@ -122,7 +123,7 @@ class _GenerationParams(StrictModel):
 
     @property
     def num_tokens(self) -> int | None:
-        """The requested maximum; None: the default."""
+        """The requested maximum; None: no limit."""
         raise NotImplementedError
 
     def prompts(self) -> Sequence[dict[str, Any]]:
@@ -133,22 +134,18 @@ class _GenerationParams(StrictModel):
     def num_choices(self) -> int:
         return len(self.prompts()) * (self.n or 1)
 
-    def generation_requests(self, tenant: str, max_new_tokens: int) -> list[GenerationRequest]:
+    def generation_requests(self, tenant: str, max_new_tokens: int | None) -> list[GenerationRequest]:
         """Return a request for each choice, the choices of a prompt next to each other. Raises RequestError.
 
         With the client's seed each prompt's choices have the seeds that they have alone; without one all seeds differ.
 
         Args:
-            max_new_tokens: upper limit, from the settings.
+            max_new_tokens: the deployment's ceiling, from the settings.
         """
-        num_tokens = min(DEFAULT_MAX_TOKENS, max_new_tokens) if self.num_tokens is None else self.num_tokens
-        if num_tokens > max_new_tokens:
-            raise RequestError(f"max_tokens may be {max_new_tokens} at most, got {num_tokens}")
         request_id = uuid.uuid4().hex
         seed = secrets.randbits(53) if self.seed is None else unsigned_seed(self.seed)
         shared: dict[str, Any] = {
-            "max_new_tokens": num_tokens,
-            "clamps_to_context": self.num_tokens is None,
+            "max_new_tokens": min(filter(None, (self.num_tokens, max_new_tokens)), default=None),
             "sampling": self._sampling(),
             "stop_strings": tuple([self.stop] if isinstance(self.stop, str) else self.stop or ()),
             "mode": self.mode,
@@ -212,8 +209,8 @@ class CompletionRequest(_GenerationParams):
         BeforeValidator(_refuse_token_ids),
     ]
     """Of several, each has `n` choices."""
-    max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
-    """256 when it is not given, or what the context holds after the prompt, if that is less."""
+    max_tokens: MaxTokens = None
+    """A ceiling; without it, and with -1, the answer goes on to its end or that of the context."""
     logprobs: int | None = Field(None, ge=0, le=5)
     """Tell each token's log-probability and those of so many likeliest ones: the target's own, before sampling
     settings."""
@@ -237,9 +234,9 @@ class CompletionRequest(_GenerationParams):
 
 class ChatRequest(_GenerationParams):
     messages: Annotated[list[RequestMessage], Field(fail_fast=True)]
-    max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
-    """256 when it is not given, or what the context holds after the prompt, if that is less."""
-    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    max_tokens: MaxTokens = None
+    """A ceiling; without it, and with -1, the answer goes on to its end or that of the context."""
+    max_completion_tokens: MaxTokens = None
     """The same as `max_tokens`, and goes before it."""
     logprobs: bool | None = None
     """Tell each token's log-probability: the target's own, before sampling settings."""

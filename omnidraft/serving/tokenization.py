@@ -83,7 +83,7 @@ class Tokenization:
     async def prompt_ids(self, request: Request, body: Body) -> list[int]:
         """Return the ids of the first prompt of a request. Raises RequestError, ModelNotServed, TenantTaken."""
         pair, tenant = self._respond.model(body.model).engine.pair, self._respond.tenant_of(request, body)
-        (first, *_) = body.generation_requests(tenant, MAX_COUNT)
+        (first, *_) = body.generation_requests(tenant, None)
         require_text(client_texts(first))
         work = partial(prompt_ids, first, pair.target_tokenizer, pair.tool_format)
         return await self.in_turn(request, work, prompt_bytes(first))

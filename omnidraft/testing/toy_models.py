@@ -79,7 +79,7 @@ class ToyTarget:
         require_new(session)
         return session.copy_ids(source, num_ids)
 
-    def kv_bytes(self, num_ids: int, max_ids: int, mode: Mode) -> int:
+    def kv_bytes(self, num_ids: int, mode: Mode) -> int:
         """See ports.Target."""
         return num_ids
 

@@ -1,6 +1,7 @@
 """The formats in which models write calls, and which of them a chat template uses.
 
-hermes   <tool_call>{"name": ..., "arguments": {...}}</tool_call>        Qwen, Hermes, and models that know none
+hermes   <tool_call>{"name": ..., "arguments": {...}}</tool_call>        Qwen, Hermes, and models that know none; small
+                                                                         ones write the JSON alone, or in a fence
 llama3   {"name": ..., "parameters": {...}}, or behind <|python_tag|>    Llama 3
 mistral  [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]            Mistral
 """
@@ -24,6 +25,8 @@ class ToolFormat:
     arguments_key: str = "arguments"
     is_list: bool = False
     """Whether all calls of an answer are one JSON array behind one opening marker."""
+    may_be_unmarked: bool = False
+    """Whether calls that begin an answer may stand without their markers, or in a fence of Markdown."""
     is_bare: bool = False
     """Whether a call may begin the answer without its marker, is all of the answer, and is the only one."""
 
@@ -42,7 +45,7 @@ class ToolFormat:
         return "\n".join(f"{self.opening}\n{each}\n{self.closing}" for each in objects)
 
 
-HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>")
+HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", may_be_unmarked=True)
 FORMATS: Mapping[str, ToolFormat] = {
     "hermes": HERMES,
     "llama3": ToolFormat("llama3", "<|python_tag|>", arguments_key="parameters", is_bare=True),

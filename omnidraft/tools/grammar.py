@@ -21,6 +21,7 @@ _ANNOTATIONS = ("title", "description", "default", "examples", "deprecated", "re
 """Keys of a schema that allow and forbid nothing, and may be most of its bytes."""
 _NAMED_SCHEMAS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 _RAW_VALUES = ("enum", "const")
+_MAX_MULTIPLE = 10**18
 _JSON_OPTIONS = {"whitespace_pattern": f"{_SPACE}{{0,32}}"}
 """White space that a model may put between two tokens of JSON; without a bound a weak one fills its answer with it."""
 _LENIENT_OPTIONS = {**_JSON_OPTIONS, "lenient": True, "coerce_one_of": True}
@@ -38,8 +39,7 @@ class CallableTool:
     def schema(self) -> dict[str, Any]:
         """Return the schema of the arguments, an object's, in the compiler's dialect."""
         options = _JSON_OPTIONS if self.is_strict else _LENIENT_OPTIONS
-        given = self.parameters or {}
-        return {"type": "object", **given, "x-guidance": {**options, **_own_options(given)}}
+        return with_options({"type": "object", **(self.parameters or {})}, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def grammar_text(
     tools = tuple(
         CallableTool(
             tool.name,
-            without_annotations(tool.parameters) if tool.parameters and (tool.is_strict or use.must_call) else None,
+            compilable(tool.parameters) if tool.parameters and (tool.is_strict or use.must_call) else None,
             tool.is_strict,
         )
         for tool in use.callable_tools
@@ -92,23 +92,30 @@ def grammar_text(
     return json.dumps(asdict(spec))
 
 
-def without_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema that allows the same, without descriptions."""
-    return {
-        key: _without_annotations_in(key, value)
+def with_options(schema: Mapping[str, Any], options: Mapping[str, Any] = _JSON_OPTIONS) -> dict[str, Any]:
+    """Return the schema with the compiler's options, of which its own go first."""
+    own = schema.get("x-guidance")
+    return {**schema, "x-guidance": {**options, **(own if isinstance(own, Mapping) else {})}}
+
+
+def compilable(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema that allows the same, without descriptions, and no multiple of so many digits that none ends."""
+    kept = {
+        key: _compilable_in(key, value)
         for key, value in schema.items()
         if key not in _ANNOTATIONS or key in _NAMED_SCHEMAS
     }
+    return {"minimum": -_MAX_MULTIPLE, "maximum": _MAX_MULTIPLE, **kept} if "multipleOf" in kept else kept
 
 
-def _without_annotations_in(key: str, value: Any) -> Any:
+def _compilable_in(key: str, value: Any) -> Any:
     match value:
         case Mapping() if key in _NAMED_SCHEMAS:
-            return {name: _without_annotations_in("", each) for name, each in value.items()}
+            return {name: _compilable_in("", each) for name, each in value.items()}
         case Mapping() if key not in _RAW_VALUES:
-            return without_annotations(value)
+            return compilable(value)
         case list() if key not in _RAW_VALUES:
-            return [_without_annotations_in("", each) for each in value]
+            return [_compilable_in("", each) for each in value]
     return value
 
 
@@ -140,17 +147,21 @@ def _beginnings(spec: GrammarSpec, form: ToolFormat) -> Iterator[str]:
     if special is not None:
         yield f"free_text? <[{special}]> calls"
     yield "calls" if form.is_bare else "text_and_opening calls"
+    if form.may_be_unmarked:
+        yield f"unmarked{{1,{spec.max_calls}}}"
 
 
 def _rules(spec: GrammarSpec, schemas: Sequence[Mapping[str, Any]], content: str | None) -> Iterator[str]:
     form = FORMATS[spec.format]
     yield f"content: {content or 'free_text?'}"
     if content is None:
-        yield f"free_text: FREE_TEXT\nFREE_TEXT: /{_ANY_TEXT}/ & ~/{_call_beginning(form)}/"
+        yield "free_text: FREE_TEXT"
+        yield f"FREE_TEXT: /{_ANY_TEXT}/ & ~/{_call_beginning(form)}/{_but_unmarked(form, spec.tools)}"
     if spec.choice == "none":
         return
     if content is None and not form.is_bare and spec.choice == "auto":
-        yield f"text_and_opening[suffix={json.dumps(form.opening)}]: ANY_TEXT\nANY_TEXT: /{_ANY_TEXT}/"
+        yield f"text_and_opening[suffix={json.dumps(form.opening)}]: ANY_TEXT"
+        yield f"ANY_TEXT: /{_ANY_TEXT}/{_but_unmarked(form, spec.tools)}"
     yield f"opening: {_marker(form.opening, spec)}"
     yield f"space: SPACE?\nSPACE: /{_SPACE}{{1,8}}/"
     yield from _call_rules(spec, form)
@@ -159,6 +170,27 @@ def _rules(spec: GrammarSpec, schemas: Sequence[Mapping[str, Any]], content: str
         name = json.dumps(json.dumps(tool.name))
         yield f'tool_{index}: {name} space "," space {key} space ":" space arguments_{index}'
         yield f"arguments_{index}: %json {json.dumps(schema)}"
+    if content is None and form.may_be_unmarked and spec.choice == "auto":
+        yield from _unmarked_rules(spec, form)
+
+
+def _unmarked_rules(spec: GrammarSpec, form: ToolFormat) -> Iterator[str]:
+    """Yield the rules of calls without markers, from each one's name on: any other JSON is free text. A fence closes as
+    one terminal with the space before it, since nothing tells that from the space before another call."""
+    calls = [f'UNMARKED_{index} space arguments_{index} space "}}" FENCE?' for index in range(len(spec.tools))]
+    yield f"unmarked: {' | '.join(calls)}"
+    yield f"FENCE: /{_SPACE}{{0,8}}```/"
+    for index, tool in enumerate(spec.tools):
+        yield f"UNMARKED_{index}: /{_unmarked_head(form, [tool])}/"
+
+
+def _unmarked_head(form: ToolFormat, tools: Sequence[CallableTool]) -> str:
+    """Return a pattern of a call of one of these tools without a marker, up to its arguments."""
+    space, names = f"{_SPACE}{{0,8}}", "|".join(re.escape(tool.name) for tool in tools)
+    return (
+        rf'{space}(```json{space})?\{{{space}"name"{space}:{space}"({names})"'
+        rf'{space},{space}"{form.arguments_key}"{space}:'
+    )
 
 
 def _call_rules(spec: GrammarSpec, form: ToolFormat) -> Iterator[str]:
@@ -182,6 +214,11 @@ def _more(call: str, spec: GrammarSpec) -> str:
     return f"({call}){{0,{spec.max_calls - 1}}}" if spec.max_calls > 1 else ""
 
 
+def _but_unmarked(form: ToolFormat, tools: Sequence[CallableTool]) -> str:
+    """Return what takes texts that a call without a marker begins out of a terminal."""
+    return f" & ~/{_unmarked_head(form, tools)}{_ANY_TEXT}/" if form.may_be_unmarked and tools else ""
+
+
 def _call_beginning(form: ToolFormat) -> str:
     """Return a pattern of all texts in which a call begins."""
     anywhere = f"{_ANY_TEXT}{re.escape(form.opening)}{_ANY_TEXT}"
@@ -194,8 +231,3 @@ def _marker(text: str, spec: GrammarSpec) -> str:
     """Return the marker as its bytes, or its special token."""
     special = spec.special_ids.get(text)
     return json.dumps(text) if special is None else f"({json.dumps(text)} | <[{special}]>)"
-
-
-def _own_options(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    given = schema.get("x-guidance")
-    return given if isinstance(given, Mapping) else {}

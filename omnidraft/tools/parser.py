@@ -65,11 +65,11 @@ class ToolCallParser:
         """Parse calls of these tools; a call of any other is content."""
         self._form = form
         self._names = names
-        self._state = _State.HEAD if form.is_bare else _State.TEXT
+        self._state = _State.HEAD if form.is_bare or form.may_be_unmarked else _State.TEXT
         self._buffer = ""
         self._num_lead = 0  # characters of the buffer before a head: a marker or a separator
         self._space = ""  # white space that is content if more content follows
-        self._is_in_list = False
+        self._is_in_list = self._is_unmarked = False
         self._expected: tuple[str, ...] = ()
         self._braces = _BraceCounter()
         self._parsed = Parsed()
@@ -128,13 +128,16 @@ class ToolCallParser:
         return True
 
     def _is_call(self, head: re.Match[str]) -> bool:
-        return head["name"] in self._names and not (head["list"] and self._form.is_bare)
+        is_written_so = self._form.may_be_unmarked or not head["fence"]
+        return head["name"] in self._names and is_written_so and not (head["list"] and self._form.is_bare)
 
     def _begin_call(self, name: str, *, has_list: bool) -> None:
         self._parsed.pieces.append(CallDelta(self.num_calls, name, ""))
         self.num_calls += 1
         self._space = ""
         self._is_in_list |= has_list
+        if not self._num_lead or self._buffer.startswith(self._form.opening):
+            self._is_unmarked = self._form.may_be_unmarked and not self._num_lead
         self._state, self._braces = _State.ARGUMENTS, _BraceCounter()
 
     def _read_arguments(self, is_last: bool) -> bool:
@@ -164,12 +167,19 @@ class ToolCallParser:
             return True
         if not is_last and any(text.startswith(tail) for text in self._expected):
             return False
-        self._state, self._is_in_list = _State.TEXT, False
+        self._is_in_list = False
+        self._end_call()
         return True
+
+    def _end_call(self) -> None:
+        """Read text, or another call where this one had no marker: the next one has none either."""
+        self._state, self._num_lead = (_State.HEAD if self._is_unmarked else _State.TEXT), 0
 
     def _follow(self, taken: str) -> None:
         """Expect what can follow this part of a frame."""
         closing = () if self._form.closing is None else (self._form.closing,)
+        if self._is_unmarked:
+            closing = (_FENCE, *closing)
         match taken:
             case "}":
                 separators = (";",) if self._form.is_bare else ()
@@ -180,7 +190,7 @@ class ToolCallParser:
             case "]":
                 self._is_in_list, self._expected = False, closing
             case _:
-                self._state = _State.TEXT
+                self._end_call()
 
     def _say(self, text: str) -> None:
         text = self._space + text
@@ -250,13 +260,12 @@ def _beginning_of(parts: list[str]) -> re.Pattern[str]:
 
 _SPACE = " \t\r\n"
 _S, _NAME = f"[{_SPACE}]*", "[a-zA-Z0-9_-]{0,64}"
+_FENCE, _FENCES = "```", ("", "```", "```json")
 _HEAD = re.compile(
-    rf'{_S}(?P<list>\[)?{_S}\{{{_S}"name"{_S}:{_S}"(?P<name>{_NAME})"{_S},'
+    rf'{_S}(?P<fence>```(?:json)?)?{_S}(?P<list>\[)?{_S}\{{{_S}"name"{_S}:{_S}"(?P<name>{_NAME})"{_S},'
     rf'{_S}"(?:{"|".join(_KEYS)})"{_S}:{_S}(?=\{{)'
 )
+_TO_KEY = [_S, r"\{", _S, *'"name"', _S, ":", _S, '"', _NAME, '"', _S, ",", _S, '"']
 _HEAD_BEGINNINGS = [
-    _beginning_of(
-        [_S, r"\[?", _S, r"\{", _S, *'"name"', _S, ":", _S, '"', _NAME, '"', _S, ",", _S, *f'"{key}"', _S, ":", _S, "{"]
-    )
-    for key in _KEYS
+    _beginning_of([_S, *fence, _S, r"\[?", *_TO_KEY, *key, '"', _S, ":", _S, "{"]) for key in _KEYS for fence in _FENCES
 ]

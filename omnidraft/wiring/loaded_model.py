@@ -54,7 +54,7 @@ class LoadedModel:
 
         decoder, settings, mode = copy.copy(self.decoder), self.settings.scheduler, self.settings.decode.mode
         target, num_nodes = decoder.target, 1 + self.decoder.target.limits(mode).num_nodes
-        kv_gib = sum(target.kv_bytes(num_ids + num_nodes, num_ids, mode) for num_ids in max_ids) / 2**30
+        kv_gib = sum(target.kv_bytes(num_ids + num_nodes, mode) for num_ids in max_ids) / 2**30
         if kv_gib > settings.kv_cache_gib:
             raise RequestError(
                 f"the keys of {len(max_ids)} rows may take {kv_gib:.3g} GiB, and some might wait until max_time is up; "

@@ -473,8 +473,8 @@ class BrokenAfter:
     def reuse(self, session: Any, source: Any, num_ids: int) -> int:
         return 0
 
-    def kv_bytes(self, num_ids: int, max_ids: int, mode: Mode) -> int:
-        return self._target.kv_bytes(num_ids, max_ids, mode)
+    def kv_bytes(self, num_ids: int, mode: Mode) -> int:
+        return self._target.kv_bytes(num_ids, mode)
 
 
 class _BrokenSession:

@@ -195,6 +195,6 @@ def test_a_pass_that_names_a_session_twice_or_misses_a_prompt_is_refused(target)
 
 def test_more_ids_need_no_less_memory(target):
     for mode in ("fast", "reproducible"):
-        small, middle, large = (target.kv_bytes(num, num, mode) for num in (1, 100, 5000))
+        small, middle, large = (target.kv_bytes(num, mode) for num in (1, 100, 5000))
         assert 0 < small <= middle < large
     assert target.max_rows >= 16

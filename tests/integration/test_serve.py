@@ -166,8 +166,9 @@ def test_the_openai_client_reads_log_probabilities_choices_and_figures(started: 
         assert chat.choices[0].message.content != chat.choices[1].message.content
         assert chat.model_extra is not None
         assert chat.model_extra["omnidraft"]["num_tokens"] == chat.usage.completion_tokens
-        with pytest.raises(openai.BadRequestError, match="max_tokens may be 2048 at most"):
-            client.completions.create(model=started.name, prompt="x", max_tokens=5000)
+        with pytest.raises(openai.BadRequestError, match="maximum context length") as refused:
+            client.completions.create(model=started.name, prompt="clips " * 2000)
+        assert refused.value.code == "context_length_exceeded"
         assert client.models.retrieve(started.name).id == started.name
     with (
         openai.OpenAI(base_url=f"{started.url}/v1", api_key="sk-of-nobody-0123456", max_retries=0) as stranger,

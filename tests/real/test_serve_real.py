@@ -1,5 +1,6 @@
 """The HTTP server in front of a real pair gives the text of transformers' own `generate`."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,38 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 TARGET, DRAFTER = "qwen2.5-coder-0.5b", "smollm2-135m"
 NUM_TOKENS = 24
 BEFORE, BEHIND = "def add(first, second):\n", "\n\nassert add(1, 2) == 3\n"
+
+
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+QUESTION = [{"role": "user", "content": "What is the weather in Rome?"}]
+IN_ROME = {"city": "Rome"}
+
+
+def test_the_tool_call_of_a_small_model_is_one_in_every_protocol(tmp_path: Path) -> None:
+    """It writes the JSON alone or in a fence, whatever its template says."""
+    models = {"target": TARGET, "drafter": "none", "precision": "int8"}
+    worker = wiring.engine(
+        config.load(None, {}, models=models, log={"url": f"sqlite:///{tmp_path}/log.db"}), CountingMetrics()
+    )
+    requests = RequestQueue(CountingMetrics(), max_waiting=4)
+    app = application(requests, [ServedModel(worker.engine, "print")], WorkerSettings(), lambda: b"")
+    function = {"name": "weather", "description": "Tell the weather of a city.", "parameters": WEATHER}
+    with TestClient(app) as client:
+        chat = {"messages": QUESTION, "temperature": 0, "tools": [{"type": "function", "function": function}]}
+        choice = client.post("/v1/chat/completions", json=chat).json()["choices"][0]
+        streamed = client.post("/v1/chat/completions", json=chat | {"stream": True}).text
+        responses = {"input": QUESTION, "temperature": 0, "tools": [{"type": "function", **function}]}
+        item = client.post("/v1/responses", json=responses).json()["output"][0]
+        tool = {"name": "weather", "description": function["description"], "input_schema": WEATHER}
+        messages = {"messages": QUESTION, "temperature": 0, "max_tokens": 64, "tools": [tool]}
+        message = client.post("/v1/messages", json=messages).json()
+    requests.close(60.0)
+    assert choice["finish_reason"] == "tool_calls"
+    assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == IN_ROME
+    assert '"finish_reason":"tool_calls"' in streamed
+    assert (item["type"], item["name"], json.loads(item["arguments"])) == ("function_call", "weather", IN_ROME)
+    assert message["stop_reason"] == "tool_use"
+    assert (message["content"][0]["name"], message["content"][0]["input"]) == ("weather", IN_ROME)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from omnidraft.decode.sampling.input_limits import check_regex, checked_schema
+from omnidraft.decode.sampling.number_spelling import NumberSpelling
 from omnidraft.errors import RequestError
-from omnidraft.tools.grammar import CallableTool, GrammarSpec, lark
+from omnidraft.tools.grammar import CallableTool, GrammarSpec, compilable, lark, with_options
 from omnidraft.vocab.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ MAX_FREE_TEXT_MASK_S = 0.05
 """The same where free text may end in calls: 5 ms for 150,000 tokens when the text begins, and where a marker may."""
 _FREE_SPELLING = '%llguidance {"no_forcing": true}\nstart: '
 _DEAD_END = "NoExtensionBias"
+MAX_DIGITS = 20
+"""The most digits in a row of a number in JSON that may end before: those of any integer of 64 bits."""
 
 
 class GrammarCompiler:
@@ -47,6 +50,7 @@ class GrammarCompiler:
         from llguidance import LLTokenizer
 
         self._tokenizer = LLTokenizer(_Tokens(vocabulary))  # type: ignore[arg-type]
+        self._spelling = NumberSpelling(vocabulary)
 
     def compile(self, kind: Kind, text: str) -> "CompiledGrammar":
         """Return the grammar at the beginning of a text.
@@ -110,7 +114,7 @@ class GrammarCompiler:
         backend = LLMatcher(self._tokenizer, _FREE_SPELLING + rules, log_level=0, limits=limits)
         if backend.is_error():
             raise RequestError(f"{kind}: {_one_line(backend.get_error())}")
-        return CompiledGrammar(backend, kind)
+        return CompiledGrammar(backend, kind, self._spelling)
 
 
 def check_schema(text: str, name: str) -> None:
@@ -131,15 +135,24 @@ def _naming(tool: CallableTool) -> Iterator[None]:
 
 
 class CompiledGrammar:
-    """Follows one text token by token; a copy at the beginning costs next to nothing. One thread at a time."""
+    """Follows one text token by token; a copy at the beginning costs next to nothing. One thread at a time.
 
-    def __init__(self, backend: "LLMatcher", kind: Kind) -> None:
+    A number of JSON ends after MAX_DIGITS in a row: a weak model that wants a key which is forbidden would go on with
+    zeros for ever. A schema cannot say so for numbers with an exponent, nor where it allows any value.
+    """
+
+    def __init__(
+        self, backend: "LLMatcher", kind: Kind, spelling: NumberSpelling, num_digits: Sequence[int] = ()
+    ) -> None:
         self._backend = backend
         self.kind = kind
+        self._spelling = spelling
+        self._num_digits = list(num_digits)
+        """The digits at the end of the text, after each of its tokens."""
 
     def copy(self) -> "CompiledGrammar":
         """Return another one in the same state."""
-        return CompiledGrammar(self._backend.deep_copy(), self.kind)
+        return CompiledGrammar(self._backend.deep_copy(), self.kind, self._spelling, self._num_digits)
 
     def is_accepting(self) -> bool:
         """Return whether the text so far matches the whole grammar."""
@@ -152,10 +165,16 @@ class CompiledGrammar:
     def take(self, token: int) -> None:
         """Continue the text with this token."""
         self._backend.consume_token(token)
+        self._num_digits.append(self._spelling.digits_after(token, self._last_digits))
 
     def take_back(self, num_tokens: int) -> None:
         """Remove the last tokens from the text."""
         self._backend.rollback(num_tokens)
+        del self._num_digits[len(self._num_digits) - num_tokens :]
+
+    @property
+    def _last_digits(self) -> int:
+        return self._num_digits[-1] if self._num_digits else 0
 
     def allows(self, *tokens: int) -> bool:
         """Return whether these tokens may come next, one after the other; a mask costs twenty times as much."""
@@ -185,7 +204,35 @@ class CompiledGrammar:
         error = self._backend.get_error()
         if error and not error.startswith(_DEAD_END):
             raise RequestError(f"{self.kind}: {_one_line(error)}")
-        return np.unpackbits(bits, count=vocab_size, bitorder="little").astype(bool)
+        is_allowed_V = np.unpackbits(bits, count=vocab_size, bitorder="little").astype(bool)
+        if self.kind != "regex" and self._last_digits + self._spelling.most_digits > MAX_DIGITS:
+            self._end_number(is_allowed_V)
+        return is_allowed_V
+
+    def _end_number(self, is_allowed_V: np.ndarray) -> None:
+        """Forbid digits behind MAX_DIGITS where a number may end or go on otherwise, else those that bring no end.
+        What may come next tells a number from the digits of a string."""
+        spelling, most = self._spelling, max(MAX_DIGITS - self._last_digits, 0)
+        known_V = is_allowed_V[: len(spelling.num_digits_V)]
+        is_digit_V = known_V & (spelling.num_digits_V[: len(known_V)] > most)
+        if (known_V & ~spelling.follows_digits_V[: len(known_V)]).any():
+            return
+        if self.is_accepting() or np.count_nonzero(known_V) > np.count_nonzero(is_digit_V):
+            known_V[is_digit_V] = False
+        elif last := [token for token in np.flatnonzero(is_digit_V).tolist() if self._may_end_after(token)]:
+            known_V[is_digit_V] = False
+            known_V[last] = True
+
+    def _may_end_after(self, digit: int) -> bool:
+        """Return whether anything but a digit may follow this token, which is one."""
+        if len(self._spelling.tokens[digit]) > 1:
+            return False
+        self._backend.consume_token(digit)
+        bits = np.frombuffer(self._backend.compute_bitmask(), np.uint8)
+        is_next_V = np.unpackbits(bits, count=len(self._spelling.tokens), bitorder="little").astype(bool)
+        may_end = self.is_accepting() or bool((is_next_V & (self._spelling.num_digits_V == 0)).any())
+        self._backend.rollback(1)
+        return may_end
 
     def try_out(self, vocab_size: int) -> None:
         """Generate a few tokens, always the same ones.
@@ -231,7 +278,7 @@ def _lark(kind: str, text: str) -> str:
     from llguidance import regex_to_lark
 
     if kind == "json_schema":
-        return f"%json {json.dumps(checked_schema(text))}"
+        return f"%json {json.dumps(with_options(compilable(checked_schema(text))))}"
     check_regex(text)
     return f"/{regex_to_lark(text)}/"
 

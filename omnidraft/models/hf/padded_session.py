@@ -1,6 +1,7 @@
 """One text of the transformers target in reproducible mode: every pass has one shape, whatever is drafted.
 
-A tree is laid out as chains; after the pass all rows get the keys of the path's row.
+A tree is laid out as chains; after the pass all rows get the keys of the path's row. Slots come with the text. Bits
+depend on their number, which is that of an id's position: a tree across such a border is computed in two passes.
 Shapes: N nodes of a tree, B rows of a batch, S ids of a row, C slots, V vocabulary.
 """
 
@@ -28,12 +29,17 @@ class PaddedSession:
         limits: TreeLimits,
         slots: KvSlots,
         prompt_ids: Sequence[int] = (),
+        require: Callable[[int], None] = lambda capacity: None,
     ) -> None:
+        """Begin with these slots. `require` raises where bits would depend on drafts at a capacity."""
         self._compute = compute
         self._settings = settings
         self._limits = limits
         self.slots = slots
         self._chains: ChainLayout | None = None
+        self._later_slots: KvSlots | None = None
+        """Those of a tree that reaches into the next capacity."""
+        self._require = require
         self._prompt_ids = tuple(prompt_ids)
         self._num_prefilled = 0
         """The end of the last chunk that was computed, which happens as soon as its first id is read."""
@@ -49,20 +55,20 @@ class PaddedSession:
         while self._num_prefilled < end:
             start = self._num_prefilled
             chunk = self._prompt_ids[start : start + rows]
-            self._pass(start, [pad(chunk, rows)], num_logits=0)
+            self._grow(start)
+            self._pass(self.slots, start, [pad(chunk, rows)], num_logits=0)
             self._num_prefilled += len(chunk)
         self.num_kept = end  # an error leaves them unread
 
     def reusable(self, source: "PaddedSession", num_ids: int) -> int:
         """Return the number of first ids, at most `num_ids`, whose keys the source computed as this session would: in
-        whole chunks of its prompt, at the same capacity."""
-        if source.slots.capacity != self.slots.capacity:
-            return 0
+        whole chunks of its prompt."""
         rows = self._settings.prefill_rows
         return min(num_ids, len(source._prompt_ids)) // rows * rows
 
     def copy_keys(self, source_slots: KvSlots, num_ids: int) -> None:
         """Begin with the keys of so many ids of another text."""
+        self._grow(num_ids)
         self.slots.copy(source_slots, num_ids)
         self.num_kept = self._num_prefilled = num_ids
 
@@ -73,22 +79,47 @@ class PaddedSession:
             )
         if self.num_unread:
             self.read(self.num_unread)
-        width = self._settings.width
+        width, start = self._settings.width, self.num_kept
+        self._grow(start)
         self._chains = lay_out(tree, rows=self._settings.chains, width=width)
         # all columns are read, because the head's matrix product has one width too
-        return self._chains.node_logits(self._pass(self.num_kept, self._chains.ids_BS, num_logits=width)).float()
+        logits_BSV = self._pass(self.slots, start, self._chains.ids_BS, num_logits=width)
+        num_here = self._end - start
+        self._later_slots = None
+        if max(tree.depths) >= num_here:
+            self._later_slots = self._enlarged()
+            later_ids_BS = [pad(ids[num_here:], width) for ids in self._chains.ids_BS]
+            later_BSV = self._pass(self._later_slots, self._end, later_ids_BS, num_logits=width)
+            logits_BSV = torch.cat([logits_BSV[:, :num_here], later_BSV[:, : width - num_here]], dim=1)
+        return self._chains.node_logits(logits_BSV).float()
 
     def keep(self, nodes: Sequence[int]) -> None:
         assert self._chains is not None
+        if self._later_slots is not None and self.num_kept + len(nodes) > self._end:
+            self.slots = self._later_slots
+        self._later_slots = None
         self.slots.spread(self._chains.row_of(nodes), self.num_kept, len(nodes))
         self.num_kept += len(nodes)
+
+    @property
+    def _end(self) -> int:
+        """The position from which on a pass does not fit into the slots."""
+        return self.slots.capacity - max(self._settings.width, self._settings.prefill_rows) + 1
+
+    def _grow(self, start: int) -> None:
+        """Take as many slots as ids at this position are computed with."""
+        while start >= self._end:
+            self.slots = self._enlarged()
+
+    def _enlarged(self) -> KvSlots:
+        self._require(2 * self.slots.capacity)
+        return self.slots.enlarged(2 * self.slots.capacity)
 
     def close(self) -> None:
         self.slots = KvSlots(0, 0)
 
-    def _pass(self, start: int, ids_BS: Sequence[Sequence[int]], *, num_logits: int) -> torch.Tensor:
+    def _pass(self, slots: KvSlots, start: int, ids_BS: Sequence[Sequence[int]], *, num_logits: int) -> torch.Tensor:
         """Return the logits [B, num_logits, V] of rows that begin at slot `start`; padding ids continue them."""
-        capacity = self.slots.capacity
-        positions_S, sees_SC = chain_visibility(start, len(ids_BS[0]), capacity)
-        self.slots.set_range(start, capacity)
-        return self._compute(self.slots, ids_BS, positions_S, sees_SC, num_logits)
+        positions_S, sees_SC = chain_visibility(start, len(ids_BS[0]), slots.capacity)
+        slots.set_range(start, slots.capacity)
+        return self._compute(slots, ids_BS, positions_S, sees_SC, num_logits)

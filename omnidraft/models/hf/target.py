@@ -7,7 +7,7 @@ Fast mode: passes hold the trees of all texts, and read the slots in use.
 Shapes: B rows of a batch, S ids of a row, C slots, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,18 +76,19 @@ class TransformersTarget:
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TargetSession:
         """See ports.Target. Raises ModeRefused when reproducible mode does not hold on this machine."""
-        needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
+        ids_needed(prompt_ids, max_new_tokens, self.context_limit)
         if mode == "reproducible":
-            capacity = self._capacity(needed)
-            self._require_determinism(capacity)
-            return self._padded_session(capacity, prompt_ids[:-1])
+            self._require_determinism(self._padded_capacity(len(prompt_ids)))
+            return self._padded_session(self._padded_capacity(1), prompt_ids[:-1], self._require_determinism)
         slots = KvSlots(self._num_layers, self._capacity(len(prompt_ids)))
         limits, step = self.limits(mode), self._settings.capacity_step
         return PackedSession(self._model, self._attention, limits, slots, prompt_ids[:-1], capacity_step=step)
 
-    def _padded_session(self, capacity: int, prompt_ids: Sequence[int] = ()) -> PaddedSession:
+    def _padded_session(
+        self, capacity: int, prompt_ids: Sequence[int] = (), require: Callable[[int], None] = lambda capacity: None
+    ) -> PaddedSession:
         slots = KvSlots(self._num_layers, capacity, num_rows=self._settings.chains)
-        return PaddedSession(self.compute, self._settings, self.limits("reproducible"), slots, prompt_ids)
+        return PaddedSession(self.compute, self._settings, self.limits("reproducible"), slots, prompt_ids, require)
 
     def forward(
         self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
@@ -121,10 +122,10 @@ class TransformersTarget:
             session.copy_keys(source.slots, num_same)
         return num_same
 
-    def kv_bytes(self, num_ids: int, max_ids: int, mode: Mode) -> int:
+    def kv_bytes(self, num_ids: int, mode: Mode) -> int:
         """See ports.Target."""
         if mode == "reproducible":
-            return self._capacity(max_ids) * self._settings.chains * self._bytes_of_slot
+            return self._padded_capacity(num_ids) * self._settings.chains * self._bytes_of_slot
         return self._capacity(num_ids) * self._bytes_of_slot
 
     def _require_determinism(self, capacity: int) -> None:
@@ -151,6 +152,13 @@ class TransformersTarget:
         """Return the slots for `needed` ids, a padded pass and a padded prefill chunk, in whole steps."""
         step = self._settings.capacity_step
         return -(-(needed + max(self._settings.width, self._settings.prefill_rows)) // step) * step
+
+    def _padded_capacity(self, num_ids: int) -> int:
+        """Return the slots of a padded session with so many ids, which double from the fewest on."""
+        capacity = self._capacity(1)
+        while capacity < self._capacity(num_ids):
+            capacity *= 2
+        return capacity
 
     @torch.inference_mode()
     def compute(

@@ -5,7 +5,7 @@ of four, and prompts are read in chunks of one size from position 0.
 Shapes: N nodes of a chain, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -20,12 +20,16 @@ PREFILL_ROWS = 128
 class PaddedSession:
     """Implements ports.TargetSession. Trees are chains."""
 
-    def __init__(self, context: Context, limits: TreeLimits, prompt_ids: Sequence[int], num_rows: int) -> None:
+    def __init__(
+        self, open_context: Callable[[int], Context], limits: TreeLimits, prompt_ids: Sequence[int], num_rows: int
+    ) -> None:
         """
         Args:
+            open_context: returns a context for a text of so many ids and the rows of a pass; more come with the text.
             num_rows: the rows of every pass over a tree.
         """
-        self._context = context
+        self._open_context = open_context
+        self._context = open_context(len(prompt_ids) + 1)
         self._limits = limits
         self._num_rows = num_rows
         self._prompt_ids = tuple(prompt_ids)
@@ -74,9 +78,18 @@ class PaddedSession:
         if self.num_unread:
             self.read(self.num_unread)
         self._context.cut(0, self.num_kept)
+        if self.num_kept + self._num_rows > self._context.num_cells:
+            self._enlarge()
         padded = (*tree.tokens, *[0] * (self._num_rows - len(tree)))
         entries = [BatchEntry(token, self.num_kept + row) for row, token in enumerate(padded)]
         return self._context.decode(entries)[: len(tree)]
+
+    def _enlarge(self) -> None:
+        """Go on in a larger context."""
+        larger = self._open_context(self.num_kept + 1)
+        larger.load(0, self._context.save(0))
+        self._context.close()
+        self._context = larger
 
     def keep(self, nodes: Sequence[int]) -> None:
         self.rewind(self.num_kept + len(nodes))

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from omnidraft.errors import ContractError
-from omnidraft.models.llamacpp.context import CELL_STEP, MAX_SEQUENCES, BatchEntry, Context
+from omnidraft.models.llamacpp.context import MAX_SEQUENCES, BatchEntry, Context
 from omnidraft.ports import DraftTree, TreeLimits
 
-_MIN_CELLS = 2048
+_CELL_STEP = 2048
+"""The number of cells grows in steps of this, since all texts move into the larger context."""
 
 
 class SharedContext:
@@ -89,22 +90,16 @@ class SharedContext:
         if self._context is not None:
             self._context.close()
             self._context = None
-        rounded = -(-num_cells // CELL_STEP) * CELL_STEP
-        self._context = self._open_context(max(rounded, _MIN_CELLS), MAX_SEQUENCES)
+        self._context = self._open_context(-(-num_cells // _CELL_STEP) * _CELL_STEP, MAX_SEQUENCES)
 
 
 class SharedSession:
     """Implements ports.TargetSession. Its cells are in the shared context, or saved."""
 
-    def __init__(self, shared: SharedContext, limits: TreeLimits, prompt_ids: Sequence[int], num_cells: int) -> None:
-        """
-        Args:
-            num_cells: the most cells that this text needs in a pass.
-        """
+    def __init__(self, shared: SharedContext, limits: TreeLimits, prompt_ids: Sequence[int]) -> None:
         self._shared = shared
         self._limits = limits
         self._prompt_ids = tuple(prompt_ids)
-        self.num_cells = num_cells
         self.num_kept = 0
         self.first: int = -1
         """The first of its sequences; -1 while it is not in the context."""
@@ -113,6 +108,11 @@ class SharedSession:
         """The last scored tree."""
         self._sequences: list[tuple[int, ...]] = []
         """Sequences of its nodes, until some are kept."""
+
+    @property
+    def num_cells(self) -> int:
+        """The most cells that the next pass needs for this text."""
+        return max(len(self._prompt_ids), self.num_kept) + 1 + self._limits.num_nodes
 
     @property
     def num_unread(self) -> int:

@@ -67,11 +67,11 @@ class LlamaCppTarget:
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TargetSession:
         """See ports.Target. Raises ModeRefused when reproducible mode does not hold on this machine."""
-        needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
+        ids_needed(prompt_ids, max_new_tokens, self.context_limit)
         if mode == "fast":
-            return SharedSession(self._shared, self.limits(mode), prompt_ids[:-1], needed + _MAX_NODES + 1)
+            return SharedSession(self._shared, self.limits(mode), prompt_ids[:-1])
         self._self_tests.require(self._rows, self.self_test)
-        return self._padded_session(needed, prompt_ids[:-1])
+        return self._padded_session(prompt_ids[:-1])
 
     def forward(
         self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
@@ -90,10 +90,10 @@ class LlamaCppTarget:
         require_new(session)
         return session.copy_keys(source, num_ids) if type(session) is type(source) else 0
 
-    def kv_bytes(self, num_ids: int, max_ids: int, mode: Mode) -> int:
+    def kv_bytes(self, num_ids: int, mode: Mode) -> int:
         """See ports.Target. A text in reproducible mode has a context of its own, whose logits count too."""
         logits_bytes = self._context_rows * self.vocab_size * _LOGIT_BYTES if mode == "reproducible" else 0
-        return self._num_cells(max_ids) * self._model.num_key_numbers * 2 * self._bits // 8 + logits_bytes
+        return self._num_cells(num_ids) * self._model.num_key_numbers * 2 * self._bits // 8 + logits_bytes
 
     def _num_cells(self, num_ids: int) -> int:
         return -(-(num_ids + _MAX_NODES + self._rows) // CELL_STEP) * CELL_STEP
@@ -108,9 +108,11 @@ class LlamaCppTarget:
             bits=self._bits,
         )
 
-    def _padded_session(self, num_ids: int, prompt_ids: Sequence[int]) -> PaddedSession:
-        context = self._context(self._num_cells(num_ids), 1)
-        return PaddedSession(context, self.limits("reproducible"), prompt_ids, self._rows)
+    def _padded_session(self, prompt_ids: Sequence[int]) -> PaddedSession:
+        def open_context(num_ids: int) -> Context:
+            return self._context(self._num_cells(num_ids), 1)
+
+        return PaddedSession(open_context, self.limits("reproducible"), prompt_ids, self._rows)
 
     def self_test(self) -> None:
         """Compare full blocks, begun at every offset, against one row at a time, bit by bit, where the number of cells
@@ -122,7 +124,7 @@ class LlamaCppTarget:
         width = self._rows
         start = CELL_STEP - width - width // 2
         ids = [(7 * i + 3) % self.vocab_size for i in range(start + 2 * width)]
-        session = self._padded_session(len(ids), ids[:start])
+        session = self._padded_session(ids[:start])
         alone_NV = [session.extend(token) for token in ids[start:]]
         session.rewind(start)
         for first in range(width):

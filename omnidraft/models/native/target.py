@@ -72,7 +72,7 @@ class LlamaTarget:
         require_new(session)
         return session.copy_keys(source, num_ids)
 
-    def kv_bytes(self, num_ids: int, max_ids: int, mode: Mode) -> int:
+    def kv_bytes(self, num_ids: int, mode: Mode) -> int:
         """See ports.Target."""
         return self._model.kv_bytes(num_ids)
 

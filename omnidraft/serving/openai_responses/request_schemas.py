@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, Tag
 
-from omnidraft.decode.sampling.validation import MAX_COUNT, MAX_SEED, MAX_TEMPERATURE, MIN_SEED, require_text
+from omnidraft.decode.sampling.validation import MAX_SEED, MAX_TEMPERATURE, MIN_SEED, require_text
 from omnidraft.serving.openai_responses.input_items import InputItem, chat_messages
-from omnidraft.serving.request_schemas import MAX_USER_CHARACTERS, NO_ZERO_BYTE, ChatRequest
+from omnidraft.serving.request_schemas import MAX_USER_CHARACTERS, NO_ZERO_BYTE, ChatRequest, MaxTokens
 from omnidraft.serving.strict_model import (
     TEXT_OR_LIST,
     TEXT_OR_OBJECT,
@@ -105,7 +105,7 @@ class ResponsesRequest(StrictModel):
     model: str | None = None
     instructions: str | None = None
     """A message of the system before all others."""
-    max_output_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
+    max_output_tokens: MaxTokens = None
     temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
     top_p: float | None = Field(None, gt=0, le=1)
     tools: (

@@ -15,7 +15,7 @@ from omnidraft.decode.policy.cost_model import CostCurve, MeasuredCosts
 from omnidraft.decode.prefix_cache import PrefixCache
 from omnidraft.decode.prompt_logprobs import score_prompt
 from omnidraft.decode.sequence import SequenceState
-from omnidraft.errors import ContractError, RequestError
+from omnidraft.errors import ContextExceeded, ContractError
 from omnidraft.ports import Mode, Request, Sampling, TreeLimits
 from omnidraft.testing.toy_models import ToyTarget
 from tests.unit.decode.toys import (
@@ -342,7 +342,7 @@ def test_a_text_that_the_target_refuses_ends_alone():
     good = together.add(make_request(), None)
     bad = together.add(make_request(max_new_tokens=9999), None)
     outputs = together.step() + together.step()
-    assert [type(each.error) for each in outputs if each.sequence is bad] == [RequestError]
+    assert [type(each.error) for each in outputs if each.sequence is bad] == [ContextExceeded]
     assert emitted([each.step for each in outputs if each.sequence is good]) == slow_decode(TABLE, good.request)[:1]
 
 
@@ -489,26 +489,6 @@ def test_a_text_that_waits_for_memory_leaves_the_keys_of_ended_ones_alone_that_w
     assert len(together.scheduler.prefixes) == 1
     finish(together)
     assert waiting.is_finished
-
-
-class Reserving(ToyTarget):
-    """Takes the memory for all ids that a text may come to have."""
-
-    def kv_bytes(self, num_ids: int, max_ids: int, mode: Mode) -> int:
-        return max_ids
-
-
-@pytest.mark.parametrize(("mode", "num_cached"), [("fast", 4), ("reproducible", 1)])
-def test_the_keys_of_ended_texts_take_no_memory_in_fast_mode_for_ids_that_never_came(
-    mode: Mode, num_cached: int
-) -> None:
-    scheduling = SchedulerSettings(kv_cache_gib=1200 / 2**30)
-    together = Decoder(Reserving(TABLE), TARGET_TOKENIZER.vocabulary, scheduling=scheduling)
-    short = requests(4, max_new_tokens=1000, stop_ids=frozenset(range(TABLE.vocab_size)), mode=mode)
-    for number, request in enumerate(short):
-        together.add(request, None, cache_scope=f"user {number}")
-        finish(together)
-    assert len(together.scheduler.prefixes) == num_cached
 
 
 def test_nobody_makes_way_for_a_text_that_waits_for_a_prompt_which_is_being_read():

@@ -205,7 +205,7 @@ def test_a_method_that_crashes_on_one_prompt_is_counted_with_its_reason(run_benc
     report = run_bench([QUESTIONS[0], "clips " * 2000], methods="plain,omnidraft")
     for row in report["rows"]:
         assert row["failed_prompts"] == 1
-        assert "RequestError: the prompt has" in row["failures"][0]
+        assert "ContextExceeded: This model's maximum context length" in row["failures"][0]
         assert row["speedup"] is not None
     failures = [run for run in report["runs"] if "failure" in run]
     assert [(run["method"], run["prompt"]) for run in failures] == [("plain", 1), ("omnidraft", 1)]

@@ -270,7 +270,7 @@ def test_requests_whose_prompts_are_scored_wait_like_all_others(engine: Engine) 
 def test_a_text_that_fails_ends_no_other_one(many_engine: Engine, metrics: CountingMetrics) -> None:
     requests = RequestQueue(metrics, max_waiting=8)
     good = QueuedRequest(many_engine, [replace(GENERATION, max_new_tokens=20)])
-    bad = QueuedRequest(many_engine, [GENERATION, replace(GENERATION, max_new_tokens=100_000)])
+    bad = QueuedRequest(many_engine, [GENERATION, replace(GENERATION, prompt="clips " * 2000)])
     for each in (good, bad):
         requests.submit(each)
     with pytest.raises(RequestError, match="context"):

@@ -1,6 +1,7 @@
 """Tools over HTTP: calls that match their schemas, the same whole and streamed, and whoever drafts."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,41 @@ def test_calls_match_and_are_the_same_whole_streamed_and_undrafted(client: TestC
             jsonschema.validate(json.loads(call["arguments"]), SCHEMA if call["name"] == "weather" else {})
     ids = [call["id"] for call in whole["message"].get("tool_calls", [])]
     assert len(set(ids)) == len(ids)
+
+
+def with_answer(text: str, engine: Engine) -> dict[str, Any]:
+    """A request whose answer a pattern makes this text, since no marker can be drawn."""
+    begins = [
+        token
+        for token, spelled in enumerate(engine.pair.target_tokenizer.vocabulary.token_bytes)
+        if spelled[:1] == b"<"
+    ]
+    bias = dict.fromkeys(map(str, [*begins, *engine.pair.marker_ids.values()]), -100)
+    pattern = re.sub(r"([\[\]{}])", r"\\\1", text).replace("\n", r"\n")
+    return WITH_TOOLS | {"structured_outputs": {"regex": pattern}, "logit_bias": bias}
+
+
+CALL = '{"name": "weather", "arguments": {"city": "Rome", "days": [1]}}'
+FENCED = f"```json\n{CALL}\n```"
+
+
+@pytest.mark.parametrize(("text", "num"), [(CALL, 1), (FENCED, 1), (f"{FENCED}\n{FENCED}", 2)], ids=["bare", "1", "2"])
+def test_calls_without_markers_as_small_models_write_them_are_calls(
+    client: TestClient, engine: Engine, text: str, num: int
+) -> None:
+    body = with_answer(text, engine)
+    shape = same_shape(answer(client, body))
+    written = {"name": "weather", "arguments": '{"city": "Rome", "days": [1]}'}
+    assert shape == {"content": "", "calls": [written] * num, "finish_reason": "tool_calls"}
+    assert streamed(client, body) == shape
+
+
+@pytest.mark.parametrize("text", ['{"name": "Ada", "arguments": {}}', '```json\n{"name": "weather", "age": 3}\n```'])
+def test_other_json_is_content(client: TestClient, engine: Engine, text: str) -> None:
+    body = with_answer(text, engine)
+    shape = same_shape(answer(client, body))
+    assert shape == {"content": text, "calls": [], "finish_reason": "stop"}
+    assert streamed(client, body) == shape
 
 
 def test_a_named_tool_is_called_once_and_without_parallel_calls_so_is_any(client: TestClient) -> None:

@@ -17,6 +17,7 @@ PIECES = [
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<tool", "_call>", "[", "]", "{", "}", ",", ";",
     " ", "\n", '"', "\\", '"name"', ":", '"read_file"', '"bash"', '"other"', '"arguments"', '"parameters"', '{"a": 1}',
     "text",     '{"name": "bash", "arguments": {', '{"name": "bash", "parameters": {}}', "\ud800", "\u00e9",
+    "```", "json",
 ]  # fmt: skip
 
 
@@ -60,6 +61,11 @@ def test_what_a_format_writes_is_read_again(form: ToolFormat, before: str) -> No
             HERMES,
             '<tool_call>{"name": "bash", "parameters": {}}</tool_call>\n<tool_call>{"name": "bash", "arguments": {}}',
         ),
+        (HERMES, '{"name": "bash", "arguments": {}}\n{"name": "bash", "arguments": {}}'),
+        (HERMES, '```json\n{\n  "name": "bash",\n  "arguments": {}\n}\n```\n' * 2),
+        (HERMES, '```\n{"name": "bash", "arguments": {}}\n{"name": "bash", "arguments": {}}\n```'),
+        (HERMES, '\n```json\n[{"name": "bash", "arguments": {}}, {"name": "bash", "arguments": {}}]```'),
+        (HERMES, '{"name": "bash", "arguments": {}}</tool_call>\n{"name": "bash", "arguments": {}}</tool_call>'),
         (LLAMA3, '<|python_tag|>{"name": "bash", "parameters": {}}; {"name": "bash", "parameters": {}}'),
         (LLAMA3, '\n{ "name" : "bash",\n "parameters" : {}\n}\n;{"name": "bash", "arguments": {}}'),
         (MISTRAL, '[TOOL_CALLS] [{"name": "bash", "arguments": {}},{"name": "bash", "arguments": {} }]'),
@@ -76,7 +82,14 @@ def test_the_ways_in_which_models_of_a_family_vary_are_read(form: ToolFormat, te
         (HERMES, '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'),
         (HERMES, '<tool_call>{"name": "bash", "arguments": "none"}</tool_call>'),
         (HERMES, '<tool_call>{"name": "bash"' + " " * MAX_HEAD_CHARS + ', "arguments": {}}'),
-        (HERMES, '{"name": "bash", "arguments": {}}'),
+        (HERMES, '{"name": "Ada", "arguments": {}}'),
+        (HERMES, '{"name": "bash", "version": 5}'),
+        (HERMES, '{"bash": {"name": "bash", "arguments": {}}}'),
+        (HERMES, '```json\n{"name": "Ada", "arguments": {}}\n```'),
+        (HERMES, '```python\nprint({"name": "bash", "arguments": {}})\n```'),
+        (HERMES, 'It is {"name": "bash", "arguments": {}}'),
+        (LLAMA3, '```json\n{"name": "bash", "parameters": {}}\n```'),
+        (MISTRAL, '{"name": "bash", "arguments": {}}'),
         (LLAMA3, '{"name": "Ada", "parameters": 3}'),
         (LLAMA3, '[{"name": "bash", "parameters": {}}]'),
         (LLAMA3, '<|python_tag|>brave_search.call(query="rain")'),
@@ -88,6 +101,24 @@ def test_the_ways_in_which_models_of_a_family_vary_are_read(form: ToolFormat, te
 )
 def test_what_looks_like_a_call_and_is_none_is_text(form: ToolFormat, text: str) -> None:
     assert parsed(text, form) == (text, [])
+
+
+def test_other_json_goes_on_as_soon_as_it_is_no_call() -> None:
+    parser = ToolCallParser(HERMES, NAMES)
+    assert [parser.feed(piece).content for piece in ('```json\n{"na', 'me": "ba', 'sh", ', '"age": 3}')] == [
+        "",
+        "",
+        "",
+        '```json\n{"name": "bash", "age": 3}',
+    ]
+    parser = ToolCallParser(HERMES, NAMES)
+    assert parser.feed('{"n').content == ""
+    assert parser.feed("umber").content == '{"number'
+
+
+def test_text_behind_a_call_without_markers_is_content() -> None:
+    fenced = '```json\n{"name": "bash", "arguments": {}}\n```'
+    assert parsed(f"{fenced}\nIt lists:\n{fenced}", HERMES) == (f"\nIt lists:\n{fenced}", [("bash", "{}")])
 
 
 def test_a_call_behind_a_false_one_is_read() -> None:

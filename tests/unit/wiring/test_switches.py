@@ -148,7 +148,8 @@ def test_each_switch_takes_away_what_is_drafted_otherwise() -> None:
 
 def test_without_a_drafter_memory_drafts_chains_where_trees_are_off() -> None:
     settings = config.load(None, {}, decode={"policy": "fixed", "trees": False}).decode
-    shared = SharedDrafting(lambda mode: policy(settings, lambda: CostCurve({1: 1.0}), CostCurve({1: 1.0})), StepCosts(), None)  # type: ignore[arg-type]
+    cost = CostCurve({1: 1.0})
+    shared = SharedDrafting(lambda mode: policy(settings, lambda: cost, cost), StepCosts(), None)  # type: ignore[arg-type]
     request = make_request(Sampling(0.0), max_new_tokens=80, num_draft_tokens=12)
     steps = list(toy_decoder().decode(request, memory_proposer(settings, WORDS, shared)))
     assert any(len(step.tree) > 1 for step in steps)

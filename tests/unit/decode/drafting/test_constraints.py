@@ -129,7 +129,10 @@ class Sharing(Grammars):
         assert isinstance(compiled, CompiledGrammar)
         is_shared = isinstance(compiled, SharedGrammar)
         return replace(
-            grammar, compiled=compiled if is_shared else SharedGrammar(compiled.copy()._backend, grammar.kind)
+            grammar,
+            compiled=compiled
+            if is_shared
+            else SharedGrammar(compiled.copy()._backend, grammar.kind, compiled._spelling),
         )
 
 

@@ -76,6 +76,83 @@ def test_most_toy_texts_under_the_schema_do_finish():
     assert ends.count(FinishReason.STOP) >= 6
 
 
+INTEGER, NUMBER = {"type": "integer"}, {"type": "number"}
+
+
+def of_field(schema: dict) -> dict:
+    return {"type": "object", "properties": {"ab": schema}, "required": ["ab"], "additionalProperties": False}
+
+
+ENDLESS = {
+    "integer": of_field(INTEGER),
+    "nullable": of_field({"type": ["integer", "null"]}),
+    "lower bound": of_field(INTEGER | {"minimum": 5}),
+    "multiple": of_field(INTEGER | {"multipleOf": 970}),
+    "multiple of a number": of_field(NUMBER | {"multipleOf": 0.25}),
+    "number": of_field(NUMBER),
+    "bounded number": of_field(NUMBER | {"minimum": -4, "maximum": 4}),
+    "array": of_field({"type": "array", "items": INTEGER, "minItems": 2, "maxItems": 2}),
+    "any of": of_field({"anyOf": [NUMBER, {"type": "null"}]}),
+    "definition": {"$defs": {"n": NUMBER}} | of_field({"$ref": "#/$defs/n"}),
+    "nested": of_field(of_field(NUMBER)),
+    "any value": of_field({}),
+    "by pattern": {
+        "type": "object",
+        "patternProperties": {"^ab$": INTEGER},
+        "required": ["ab"],
+        "additionalProperties": False,
+    },
+    "of any key": {"type": "object", "additionalProperties": NUMBER, "required": ["ab"]},
+    "any object": {"type": "object"},
+    "alone": INTEGER,
+}
+
+
+def answer_of(grammar: Grammar, *preferred: bytes, most: int = 400) -> str:
+    """The text of a model that writes the first of these characters which may come next, and ends where none may."""
+    matcher, said = GRAMMARS.matcher(grammar, STOPS), list[int]()
+    order = [PIECES.index(each) for each in preferred] + [EOS, PIECES.index(b"}"), PIECES.index(b'"')]
+    while EOS not in said:
+        assert len(said) < most, b"".join(PIECES[token] for token in said)
+        logits = np.zeros(len(PIECES))
+        matcher.apply(logits)
+        said.append(next(token for token in (*order, *range(len(PIECES))) if logits[token] == 0))
+        matcher.take(said[-1])
+    return b"".join(PIECES[token] for token in said).decode()
+
+
+@pytest.mark.parametrize("preferred", [b"9", b"-1.0", b"1.e+0", b"1e-9", b" \n9", b"\n0", b"0.7"], ids=repr)
+@pytest.mark.parametrize("schema", ENDLESS)
+def test_no_model_writes_digits_or_space_for_ever(schema: str, preferred: bytes) -> None:
+    grammar = Grammar("json_schema", json.dumps(ENDLESS[schema]))
+    json.loads(answer_of(grammar, *(bytes([byte]) for byte in preferred)))
+
+
+def test_an_integer_may_have_all_digits_of_one_of_64_bits() -> None:
+    """Ids of messages have 19, and one that is cut is another's."""
+    grammar = Grammar("json_schema", json.dumps(of_field(INTEGER)))
+    assert json.loads(answer_of(grammar, b"9"))["ab"] == int("9" * 20)
+    assert json.loads(answer_of(grammar, b"12", b"9"))["ab"] == int("12" * 10)
+
+
+@pytest.mark.parametrize("pattern", ["^[0-9]+x$", "^[0-9]{30}$", "^[0-9]*$"])
+def test_digits_of_a_string_are_bounded_by_its_own_schema_alone(pattern: str) -> None:
+    grammar = Grammar("json_schema", json.dumps(of_field({"type": "string", "pattern": pattern})))
+    digits = {token for token, piece in enumerate(PIECES) if piece.isdigit()}
+    assert allowed(grammar, b'{"ab":"' + b"7" * 29) & digits
+
+
+def test_drafts_do_not_change_where_a_number_ends() -> None:
+    table = ToyTable.random(len(PIECES), seed=3)
+    table.logits_SV[:, sorted(ids_of(*(b"%d" % digit for digit in range(10))))] += 20
+    decode_request = request(Grammar("json_schema", json.dumps(of_field(NUMBER))), 1.0, 4)
+    plain = decoded(decode_request, table=table)
+    assert plain[-1].finish_reason is FinishReason.STOP
+    json.loads(text_of(plain))
+    for proposer in (RandomTrees(5, len(PIECES)), TableProposer(table, width=2)):
+        assert emitted(decoded(decode_request, proposer, table)) == emitted(plain)
+
+
 PATTERNS = [r"[a-c]{2,5}-\d+", r"(ab|true)+", "\u20ac{1,3}", r"a/b\n?", r"x?"]
 
 

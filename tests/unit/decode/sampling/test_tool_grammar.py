@@ -12,7 +12,7 @@ from omnidraft.decode.sampling.grammar_trial import GrammarTrial
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar
 from omnidraft.tools.formats import FORMATS, ToolFormat
-from omnidraft.tools.grammar import grammar_text, without_annotations
+from omnidraft.tools.grammar import compilable, grammar_text
 from omnidraft.tools.parser import parse
 from omnidraft.tools.tool_use import tool_use
 from omnidraft.vocab.tokenizer import Vocabulary
@@ -96,6 +96,40 @@ def test_a_choice_decides_what_can_be_said(form: ToolFormat, has_id: bool) -> No
         assert possible("auto", "I look.\n" + good)
 
 
+GOOD = '{"name": "weather", "arguments": {"city": "Rome", "days": [1, 2]}}'
+BAD = '{\n  "name": "weather",\n  "arguments": {"city": "Oslo", "days": []}\n}'
+RUN = '{"name": "run", "arguments": {"x": [1, null, {"y": "z"}]}}'
+
+
+@pytest.mark.parametrize("has_id", [False, True], ids=["spelled", "special"])
+def test_calls_without_markers_match_their_schemas_and_other_json_is_free(has_id: bool) -> None:
+    form = FORMATS["hermes"]
+
+    def possible(text: str, **options: Any) -> bool:
+        return is_possible(grammar(form, has_id=has_id, **options), text, form, has_id=has_id)
+
+    fenced = f"```json\n{GOOD}\n```"
+    for text in (GOOD, fenced, f"{GOOD}\n{RUN}", f"{fenced}\n\n```json\n{RUN}\n```", f"\n{RUN}\n{fenced}"):
+        assert possible(text), text
+    assert parse(f"{fenced}\n```json\n{RUN}\n```", form, NAMES)[1].name == "run"
+    for text in (BAD, f"```json\n{BAD}\n```", f"{fenced}\n```json\n{BAD}\n```", f"{fenced} And a text behind it."):
+        assert not possible(text), text
+    assert possible(BAD, tools=tools(is_strict=False))
+    assert not possible(BAD.replace("[]", "[}"), tools=tools(is_strict=False))
+    assert possible(fenced, is_parallel=False)
+    assert not possible(f"{fenced}\n{fenced}", is_parallel=False)
+    for text in (
+        '{"name": "Ada", "arguments": 3}',
+        '{"name": "run", "age": 3}',
+        "[1, 2]",
+        "```python\n1\n```",
+        "{",
+        "```",
+    ):
+        assert possible(text), text
+        assert possible(f"{text} and so on"), text
+
+
 @pytest.mark.parametrize("form", [FORMATS["hermes"], FORMATS["mistral"]], ids=["hermes", "mistral"])
 def test_an_answer_without_calls_matches_the_response_format(form: ToolFormat) -> None:
     content = ("json_schema", '{"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}')
@@ -164,7 +198,7 @@ def test_a_schema_that_is_too_slow_is_refused_even_if_no_call_may_come(choice: s
 
 
 def test_annotations_go_and_names_stay() -> None:
-    assert without_annotations(CITY) == {
+    assert compilable(CITY) == {
         "type": "object",
         "properties": {
             "city": {"enum": ["Paris", "Rome"]},
@@ -175,4 +209,4 @@ def test_annotations_go_and_names_stay() -> None:
         "additionalProperties": False,
     }
     kept = {"const": {"description": 1}, "anyOf": [{"title": "x", "enum": [{"title": "y"}]}]}
-    assert without_annotations(kept) == {"const": {"description": 1}, "anyOf": [{"enum": [{"title": "y"}]}]}
+    assert compilable(kept) == {"const": {"description": 1}, "anyOf": [{"enum": [{"title": "y"}]}]}

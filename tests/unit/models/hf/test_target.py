@@ -113,6 +113,25 @@ def test_reproducible_mode_gives_the_same_bits_however_the_text_was_drafted(name
         assert torch.equal(scores_by_partition(target, prompt, following, sizes), plain)
 
 
+@pytest.mark.parametrize("chains", [1, 3])
+@pytest.mark.parametrize("precision", ["float32", "packed16"])
+def test_reproducible_mode_gives_the_same_bits_where_the_slots_double(precision, chains):
+    """Plain decoding computes an id with the slots of its own position, and a tree reaches over several."""
+    settings = SETTINGS.model_copy(update={"chains": chains})
+    target = tiny_target("llama", precision, settings)
+    end = settings.capacity_step - max(settings.width, settings.prefill_rows) + 1
+    prompt, following = text(end - 4), text(11, seed=3)
+    assert target.kv_bytes(len(prompt), "reproducible") < target.kv_bytes(end + 8, "reproducible")
+    plain = scores_by_partition(target, prompt, following, [1] * 12)
+    for sizes in ([4, 4, 4], [1, 3, 4, 2, 2], [2, 2, 2, 3, 3], [3, 1, 1, 4, 3], [3, 4, 1, 2, 2]):
+        assert torch.equal(scores_by_partition(target, prompt, following, sizes), plain)
+    session = target.open(prompt, 200, "reproducible")
+    for index, token in enumerate([prompt[-1], *following]):
+        scores = session.score(chain([token, *text(settings.width - 1, seed=index + 50)]))
+        session.keep((0,))
+        assert torch.equal(scores[0], plain[index])
+
+
 @pytest.mark.parametrize("precision", ["float32", "packed16"])
 def test_rejected_drafts_leave_no_bit_behind(precision):
     target, prompt, following = tiny_target("qwen2", precision), text(19), text(9, seed=3)
@@ -173,7 +192,7 @@ def test_the_self_test_runs_once_for_a_capacity():
     target.open([3], 12, "reproducible")
     assert num_first == 3 * SETTINGS.width
     assert len(passes) == num_first
-    target.open([3], 100, "reproducible")
+    target.open(text(100), 10, "reproducible")
     assert len(passes) == 2 * num_first
 
 
@@ -186,9 +205,9 @@ def test_a_refusal_is_remembered_for_its_capacity():
             return super().compute(*args)
 
     target = Counted(tiny_model("llama"), SETTINGS, name="x", precision="float32")
-    for max_new_tokens in (10, 12, 100):
+    for prompt in ([3], [4], text(100)):
         with pytest.raises(ModeRefused) as refused:
-            target.open([3], max_new_tokens, "reproducible")
+            target.open(prompt, 10, "reproducible")
         assert str(refused.value).startswith(f"{refused.value.reason}: set decode.mode")
         refusals.append(str(refused.value))
         counts.append(len(passes))
@@ -352,18 +371,19 @@ def test_memory_is_counted_as_it_is_taken(precision, mode):
     target, ids = tiny_target("llama", precision), text(10)
     session = target.open(ids, 200, mode)
     session.score(DraftTree.empty(ids[9]))
-    assert 0 < held_bytes(session) <= target.kv_bytes(10, 210, mode)
+    assert 0 < held_bytes(session) <= target.kv_bytes(10, mode)
 
 
+@pytest.mark.parametrize("mode", ["fast", "reproducible"])
 @pytest.mark.parametrize("name", NAMES)
-def test_memory_in_fast_mode_comes_with_the_ids(name):
+def test_memory_comes_with_the_ids(name, mode):
     target, ids = tiny_target(name), text(150)
-    session = target.open(ids[:10], 200, "fast")
+    session = target.open(ids[:10], 200, mode)
     session.score(DraftTree.empty(ids[9]))
-    assert held_bytes(session) <= target.kv_bytes(10, 210, "fast") < target.kv_bytes(210, 210, "fast")
+    assert held_bytes(session) <= target.kv_bytes(10, mode) < target.kv_bytes(210, mode)
     session.keep((0,))
     for token in ids[10:]:
         row_V = session.score(DraftTree.empty(token))[0]
         session.keep((0,))
-        assert held_bytes(session) <= target.kv_bytes(session.num_kept, 210, "fast")
+        assert held_bytes(session) <= target.kv_bytes(session.num_kept, mode)
     torch.testing.assert_close(row_V, whole_pass(tiny_model(name), ids)[-1], **CLOSE)

@@ -34,7 +34,7 @@ def passes(monkeypatch) -> list[int]:
 @pytest.fixture
 def narrow(monkeypatch) -> LlamaCppTarget:
     """A target with sequences for two texts and cells for hardly more than one."""
-    monkeypatch.setattr(shared_context, "_MIN_CELLS", 256)
+    monkeypatch.setattr(shared_context, "_CELL_STEP", 256)
     return LlamaCppTarget(tiny_llamacpp_model(), SETTINGS, name="tiny", bits=32, max_texts=2)
 
 
@@ -100,7 +100,7 @@ def test_reproducible_mode_reuses_nothing_of_a_text_that_its_context_cannot_hold
 def test_texts_that_push_each_other_out_are_scored_as_alone(data):
     """Also between the scoring of a tree and the decision what of it is kept, and by a text that needs more cells."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_context, "_MIN_CELLS", 256)
+        patch.setattr(shared_context, "_CELL_STEP", 256)
         target = LlamaCppTarget(tiny_llamacpp_model(), SETTINGS, name="tiny", bits=32, max_texts=2)
         kept = [text(data.draw(st.integers(1, 60)), seed) for seed in range(4)]
         sessions = [target.open(ids, data.draw(st.sampled_from([20, 150])), "fast") for ids in kept]
@@ -136,7 +136,7 @@ def test_memory_is_counted_as_it_is_taken(narrow):
     sessions = [narrow.open(text(40, seed), 216, "fast") for seed in range(2)]
     narrow.forward([], [(each, each.num_unread) for each in sessions])
     cell_bytes = tiny_llamacpp_model().num_key_numbers * 2 * 4
-    assert narrow._shared.context.num_cells * cell_bytes <= 2 * narrow.kv_bytes(40, 256, "fast")
+    assert narrow._shared.context.num_cells * cell_bytes <= 2 * narrow.kv_bytes(40, "fast")
 
 
 def test_a_text_that_ended_needs_no_more_cells_than_it_has_when_its_prefix_is_shared(narrow):

@@ -134,7 +134,7 @@ def test_the_self_test_refuses_a_build_whose_bits_depend_on_the_rest_of_the_pass
 
 
 def test_the_memory_of_a_text_in_reproducible_mode_holds_the_logits_of_its_own_context():
-    fast, reproducible = (tiny_llamacpp_target().kv_bytes(100, 100, mode) for mode in ("fast", "reproducible"))
+    fast, reproducible = (tiny_llamacpp_target().kv_bytes(100, mode) for mode in ("fast", "reproducible"))
     assert reproducible - fast >= PREFILL_ROWS * VOCAB_SIZE * 4
 
 

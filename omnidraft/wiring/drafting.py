@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from omnidraft.decode.drafting.session_pool import DrafterMemory
     from omnidraft.decode.drafting.suffix_source import FleetMemory
     from omnidraft.decode.drafting.tree_proposer import DraftSource
-    from omnidraft.decode.policy.cost import Seconds
-    from omnidraft.decode.policy.cost_model import MeasuredCosts, StepCosts
+    from omnidraft.decode.policy.cost_model import MeasuredCosts, Seconds, StepCosts
     from omnidraft.memory.recent_texts import RecentTexts
     from omnidraft.vocab.ngram_cache import NgramCache
     from omnidraft.wiring.vocabularies import TargetVocabulary, Vocabularies

@@ -53,7 +53,7 @@ class StepTimeModel:
         return float(np.interp(rows, self._rows, self._seconds))
 
     def least(self, rows: int, known_rows: int | None = None) -> float:
-        """See policy.cost.Seconds. Probes measure what is unknown, so no trial has to."""
+        """See policy.cost_model.Seconds. Probes measure what is unknown, so no trial has to."""
         return self(rows)
 
     def update(self, rows: int, seconds: float) -> None:

@@ -15,8 +15,8 @@ only when the rest of the answer is expected to pay for it; where the whole is t
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
-from typing import Protocol
 
+from omnidraft.decode.policy.cost_model import Seconds
 from omnidraft.decode.policy.drafting_stats import (
     EMA_WEIGHT,
     MIN_GAIN,
@@ -43,14 +43,6 @@ _MANY_ROWS = 1024
 
 _PRIOR_ROUNDS = 10
 """Plain rounds that count beside those that were measured, so that one lucky round sets no rate to beat."""
-
-
-class Seconds(Protocol):
-    """Seconds by number of rows, and the least that they may be; see CostCurve."""
-
-    def __call__(self, rows: int) -> float: ...
-
-    def least(self, rows: int, known_rows: int | None = None) -> float: ...
 
 
 class CostPolicy:
@@ -211,13 +203,10 @@ class CostPlan:
         if self._is_plain:
             return 0
         is_trial = self._must_try and self._last_value is not None
-        best, gain, tokens, rate = int(is_trial and len(values) > 0), 0.0, 0.0, self.rate
-        for num_nodes, value in enumerate(values, 1):
-            tokens += value
-            earned = tokens - rate * (self._pass_s(self._num_plain + num_nodes, is_trial) - self._plain_s)
-            if earned > gain:
-                best, gain = num_nodes, earned
-        return best
+        num_worth = self._num_worth(
+            values, lambda num_nodes: self._pass_s(self._num_plain + num_nodes, is_trial) - self._plain_s
+        )
+        return max(num_worth, int(is_trial and len(values) > 0))
 
     def _num_paying(self, values: Sequence[float], num_nodes: int, *, is_trial: bool) -> int:
         """Return how many of these nodes a step extends for the most tokens per second. A step over several rows costs
@@ -226,12 +215,17 @@ class CostPlan:
         scored = self._num_plain + num_nodes
         more_s = max(self._pass_s(scored + len(self._texts), is_trial) - self._pass_s(scored, is_trial), 0.0)
         step_s, node_s = self._policy.step_s.least if is_trial else self._policy.step_s, more_s / len(self._texts)
+        next_values = [value * self._policy.next_value for value in values]
+        return self._num_worth(next_values, lambda rows: step_s(rows) + rows * node_s)
+
+    def _num_worth(self, values: Sequence[float], cost_s: Callable[[int], float]) -> int:
+        """Return how many of the first of these tokens are worth the most beyond what their seconds give otherwise."""
         best, gain, tokens, rate = 0, 0.0, 0.0, self.rate
-        for rows, value in enumerate(values, 1):
-            tokens += value * self._policy.next_value
-            earned = tokens - rate * (step_s(rows) + rows * node_s)
+        for number, value in enumerate(values, 1):
+            tokens += value
+            earned = tokens - rate * cost_s(number)
             if earned > gain:
-                best, gain = rows, earned
+                best, gain = number, earned
         return best
 
     def _pass_s(self, rows: int, is_trial: bool) -> float:

@@ -39,6 +39,14 @@ _MAX_DIFFERENCE = 1.3
 kernels or another device, or the earlier start was disturbed while it measured one of them."""
 
 
+class Seconds(Protocol):
+    """Seconds by number of rows, and the least that they may be; see CostCurve."""
+
+    def __call__(self, rows: int) -> float: ...
+
+    def least(self, rows: int, known_rows: int | None = None) -> float: ...
+
+
 class CostCurve:
     """Seconds by number of rows; never falls with more rows, because that can only be noise.
 

@@ -1,6 +1,6 @@
 """The report of a run of the demo: tables for the terminal, and a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,23 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
             f"{row['tokens_per_pass']:.2f}",
             f"{row['tokens_per_s']:.1f}",
             f"{row['plain_tokens_per_s']:.1f}",
-            f"{row['speedup']:.2f}x",
+            speedup_text(row),
         )
     return result
+
+
+def speedup_text(row: Mapping[str, Any]) -> str:
+    """Return a row's speed-up with its interval, where there is one."""
+    interval = row["speedup_interval"]
+    return f"{row['speedup']:.2f}x" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
+
+
+def moved_text(speeds: tuple[float, float]) -> str:
+    """Return what to say of a machine whose plain decoding was as slow and as fast as this."""
+    return (
+        f"this machine's own speed moved: plain decoding took {speeds[0]:.1f} to {speeds[1]:.1f} tokens/s; a speed-up "
+        "compares neighbours in time, so read its interval"
+    )
 
 
 def curve_table(points: Sequence[CurvePoint]) -> Table:
@@ -53,8 +67,14 @@ def curve_table(points: Sequence[CurvePoint]) -> Table:
     return result
 
 
-def picture(points: Sequence[CurvePoint], rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the learning curve, and measured tokens per pass and speed-up of the snapshots, as PNG."""
+def picture(
+    points: Sequence[CurvePoint], rows: Sequence[dict[str, Any]], path: Path, moved: tuple[float, float] | None
+) -> None:
+    """Draw the learning curve, and measured tokens per pass and speed-up of the snapshots, as PNG.
+
+    Args:
+        moved: the speeds between which plain decoding moved, if it did.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -69,11 +89,17 @@ def picture(points: Sequence[CurvePoint], rows: Sequence[dict[str, Any]], path: 
     curve.set_xlabel("tokens learned; bars: standard error of the gain")
     curve.locator_params(axis="x", nbins=6)
     curve.grid(alpha=0.3)
-    names = [f"version {row['version']}" for row in rows]
     for axis, (field, title) in zip(bars, panels.items(), strict=True):
-        axis.bar_label(axis.bar(names, [row[field] for row in rows], color=COLOR), fmt="%.2f")
+        axis.bar(
+            [f"version {row['version']}: {row[field]:.2f}" for row in rows], [row[field] for row in rows], color=COLOR
+        )
         axis.set_title(title)
         axis.margins(y=0.15)
+    for place, row in enumerate(rows):
+        if row["speedup_interval"]:
+            bars[-1].vlines(place, *row["speedup_interval"], color="black")
+    if moved:
+        bars[-1].set_xlabel(f"plain itself moved: {moved[0]:.1f} to {moved[1]:.1f} tokens/s")
     bars[-1].axhline(1.0, color="black", linewidth=1, linestyle="--", label="plain decoding")
     bars[-1].legend(loc="upper left")
     figure.tight_layout()

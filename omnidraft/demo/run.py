@@ -23,7 +23,7 @@ from omnidraft.demo import report
 from omnidraft.demo.answers import recorded, steps_per_snapshot
 from omnidraft.demo.curve import CurvePoint, LearningCurve
 from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
-from omnidraft.demo.measure import ChatClient, SpeedComparison, compare, compare_again
+from omnidraft.demo.measure import ChatClient, SpeedComparison, compare, moved_speeds
 from omnidraft.demo.recorded import HELD_OUT_EVERY, NUM_TEST, QUESTIONS
 from omnidraft.demo.screen import bar, console, downloads, spinner
 from omnidraft.errors import RequestError, cannot_write
@@ -86,16 +86,18 @@ def _run(
     curve = _learn(plan, settings, cluster, registry)
     serving = _wait_for_version(cluster, client, registry, plan.num_snapshots + 1, held_out[0])
     if serving != measured[0].version:
-        with bar(f"measuring version {serving} on the same questions", len(held_out)) as advance:
-            measured.append(compare_again(client, held_out, measured[0], advance))
+        title = f"measuring version {serving} against plain decoding, on the same questions"
+        with bar(title, 2 * len(held_out)) as advance:
+            measured.append(compare(client, held_out, advance))
         _log_metrics(registry, measured[-1])
     rows = [each.row() for each in measured]
     picture = plan.out / "report.png"
-    report.picture(curve, rows, picture)
+    report.picture(curve, rows, picture, moved := moved_speeds(measured))
     registry.log_file(registry.resolve("champion").version, picture)
     texts = {
         "identical_texts": sum(each.num_identical for each in measured),
         "compared_texts": len(held_out) * len(rows),
+        "moved_plain_tokens_per_s": moved,
     }
     return rows, texts | traffic | {"curve": [point.plain_data() for point in curve]}
 
@@ -252,6 +254,8 @@ def _finish(plan: DemoPlan, settings: config.Settings, rows: list[dict[str, Any]
     json_report.save(content, out / "report.json")
     (out / "report.png").write_bytes((plan.out / "report.png").read_bytes())
     console.print(report.table(rows))
+    if moved := extra["moved_plain_tokens_per_s"]:
+        console.print(report.moved_text(moved), soft_wrap=True)
     console.print(
         f"{extra['identical_texts']} of {extra['compared_texts']} texts are those of plain decoding, to the last bit\n"
         f"picture: {out / 'report.png'}, figures: {out / 'report.json'}, {extra['seconds']} s\n"

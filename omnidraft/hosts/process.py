@@ -20,6 +20,7 @@ import typer
 
 from omnidraft import config, extras
 from omnidraft.errors import ConfigError, OmnidraftError
+from omnidraft.progress import stages
 
 HostMain = Callable[["config.Settings"], int]
 
@@ -97,10 +98,13 @@ def configure_logging(role: str) -> None:
 
 
 def configure_command_logging(name: str) -> None:
-    """Log to stderr for an interactive command: warnings, and the slow steps of loading models."""
+    """Log to stderr for an interactive command: warnings, the slow steps of loading models, and on a terminal each
+    stage of a start."""
     logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s", stream=sys.stderr)
     _set_client_log_levels()
     logging.getLogger("omnidraft.models").setLevel(logging.INFO)
+    if sys.stderr.isatty():
+        stages.setLevel(logging.INFO)
 
 
 def _set_client_log_levels() -> None:

@@ -23,6 +23,7 @@ import numpy as np
 
 from omnidraft.durable_files import put_in_place, sync
 from omnidraft.errors import VocabularyError
+from omnidraft.progress import stages
 from omnidraft.vocab.tokenizer import ByteTable, Tokenizer, Vocabulary
 
 _FORMAT = "1"
@@ -183,6 +184,7 @@ def align_cached(draft: Tokenizer, target: Tokenizer, folder: Path) -> Alignment
             return _require_fingerprint(Alignment.load(path), fingerprint, path)
         except (VocabularyError, OSError) as exc:
             logger.warning("%s; building it again", exc)
+    stages.info("aligning the two vocabularies, once")
     alignment = align(draft, target)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ import numpy as np
 from omnidraft.decode.device_wait import wait_for
 from omnidraft.decode.policy.cost_file import CostFile
 from omnidraft.ports import DraftModel, DraftSession, DraftTree, Mode, Source, Target, TargetSession, TreeLimits
+from omnidraft.progress import stages
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +176,7 @@ def _kept_curve(
     """Return the costs of an earlier start, scaled by that of the smallest size now; measured anew, and kept for the
     next start, without them, when it measured other sizes, when the machine was busy then, or when larger sizes did
     not change alike. On a busy machine all sizes are slower, and measuring them would take longest."""
+    stages.info("measuring costs on this machine (%s), up to 10 s if nothing else computes here", name)
     seconds = {} if file is None else file.read(name)
     if seconds.keys() == sizes:
         ranked = sorted(seconds)

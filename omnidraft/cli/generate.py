@@ -9,6 +9,7 @@ import typer
 from omnidraft import config
 from omnidraft.cli.options import Config, Engine, Mode, Quantize, Snapshot, download_bars
 from omnidraft.errors import RequestError
+from omnidraft.progress import stages
 
 if TYPE_CHECKING:
     from omnidraft.ports import Grammar
@@ -84,6 +85,7 @@ def generate(
     )
     stats = DecodeStats()
     shown = []
+    stages.info("reading the prompt")
     for step in worker.engine.stream(request).steps:
         stats.take(step)
         shown.append(step.text)

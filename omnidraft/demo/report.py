@@ -13,8 +13,12 @@ BAR_PER_AGREEMENT = 60
 """Signs of a bar for each unit of agreement."""
 
 
-def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Return a table with a row for each snapshot."""
+def table(rows: Sequence[dict[str, Any]], moved: tuple[float, float] | None = None) -> Table:
+    """Return a table with a row for each snapshot.
+
+    Args:
+        moved: the tokens per second between which plain decoding moved, if it did.
+    """
     result = Table(
         "snapshot",
         "agreement",
@@ -22,7 +26,9 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         "tokens/s",
         "plain tokens/s",
         "speed-up",
-        title="On held-out questions",
+        title="On held-out questions; speed-up: the median, and where it lies with 90 %",
+        caption=moved
+        and f"This machine's own speed moved: plain decoding ran at {moved[0]:.1f} to {moved[1]:.1f} tokens/s.",
     )
     for row in rows:
         result.add_row(
@@ -40,14 +46,6 @@ def speedup_text(row: Mapping[str, Any]) -> str:
     """Return a row's speed-up with its interval, where there is one."""
     interval = row["speedup_interval"]
     return f"{row['speedup']:.2f}x" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
-
-
-def moved_text(speeds: tuple[float, float]) -> str:
-    """Return what to say of a machine whose plain decoding was as slow and as fast as this."""
-    return (
-        f"this machine's own speed moved: plain decoding took {speeds[0]:.1f} to {speeds[1]:.1f} tokens/s; a speed-up "
-        "compares neighbours in time, so read its interval"
-    )
 
 
 def curve_table(points: Sequence[CurvePoint]) -> Table:
@@ -73,7 +71,7 @@ def picture(
     """Draw the learning curve, and measured tokens per pass and speed-up of the snapshots, as PNG.
 
     Args:
-        moved: the speeds between which plain decoding moved, if it did.
+        moved: as in `table`.
     """
     import matplotlib
 

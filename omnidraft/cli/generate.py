@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from omnidraft import config
-from omnidraft.cli.options import Config, Engine, Mode, Quantize, Snapshot, download_bars
+from omnidraft.cli.options import Config, Engine, Mode, Quantize, Snapshot, download_bars, tell_of_libraries
 from omnidraft.errors import RequestError
 from omnidraft.progress import stages
 
@@ -48,6 +48,7 @@ def generate(
     config_path: Config = None,
 ) -> None:
     """Answer a prompt with speculative decoding, and print what it gained."""
+    tell_of_libraries()
     from omnidraft import wiring
     from omnidraft.decode.generation import GenerationRequest
     from omnidraft.decode.sampling.validation import MAX_COUNT, check_sampling, effective_top_k

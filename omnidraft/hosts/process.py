@@ -148,6 +148,7 @@ def run_worker(settings: "config.Settings") -> int:
     """
     extras.require("serve", "a worker")
     pause_garbage_collection()
+    stages.info("loading libraries")
     from omnidraft.hosts import worker  # imports torch, after wrong settings have been reported
 
     return worker.main(settings)

@@ -118,6 +118,7 @@ def test_a_terminal_is_told_every_stage_of_a_start_and_a_pipe_nothing_but_the_fi
     target, drafter = tiny_models
     once = ("aligning", "trying", "compil", "pack", "our kernels", "torch")
     assert [line for line in lines if not line.startswith(once)] == [
+        "loading libraries",
         f"reading the tokenizers of {target} and {drafter}",
         f"loading {target}",
         "measuring costs on this machine (reproducible), up to 10 s if nothing else computes here",

@@ -203,7 +203,7 @@ def test_a_text_in_tokens_and_passes_has_every_letter_where_the_undivided_text_h
     for lane in ("plain", "drafted"):
         tokens = [token for each in spelled[lane]["passes"] for token in each["tokens"]]
         for number, token in enumerate(tokens):
-            token["text"] = PIECES[number % len(PIECES)]
+            token |= {"text": PIECES[number % len(PIECES)], "num_bytes": 1}
     open_recordings(page, spelled)
     for lane in ("plain", "drafted"):
         divided, undivided = page.locator(f".{lane} .text").evaluate(PLACES_OF_LETTERS)

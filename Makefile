@@ -69,9 +69,10 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup ## Watch a real drafter learn and get faster (downloads 1.2 GB the first time)
 	$(VENV)/bin/omnidraft demo $(DEMO_ARGS)
 
-demo-recording: setup ## Run the demo in this terminal, and draw that as a picture that moves: docs/demo.svg
+demo-recording: setup ## Run the demo in this terminal, and draw that as a picture that moves: runs/demo.svg
 	@test -t 0 || { echo "make demo-recording: records a terminal, and this is none (script -qec 'make demo-recording' /dev/null)" >&2; exit 2; }
-	$(PYTHON) -m uv tool run --from 'termtosvg>=1.1$(comma)<2' termtosvg docs/demo.svg --command '$(VENV)/bin/omnidraft demo $(DEMO_ARGS)' \
+	@mkdir -p runs
+	$(PYTHON) -m uv tool run --from 'termtosvg>=1.1$(comma)<2' termtosvg runs/demo.svg --command '$(VENV)/bin/omnidraft demo $(DEMO_ARGS)' \
 	  --screen-geometry $(RECORDING_SCREEN) --min-frame-duration 1000 --max-frame-duration 150 --loop-delay 8000
 
 demo-kafka: setup ## The same over a Kafka broker that is started for it
@@ -114,9 +115,9 @@ format: setup ## Rewrite the code the way `make lint` wants it
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
-bench: setup ## Measure one model pair on this machine into docs/benchmarks.md (PROMPTS, BENCH_METHODS, BENCH_ARGS)
+bench: setup ## Measure one model pair on this machine into runs/benchmarks.md (PROMPTS, BENCH_METHODS, BENCH_ARGS)
 	$(PYTHON) -m pipelines.bench $(foreach file,$(PROMPTS),--prompts $(file)) --methods $(BENCH_METHODS) \
-	  --json runs/benchmarks.json --markdown docs/benchmarks.md $(BENCH_ARGS)
+	  --json runs/benchmarks.json --markdown runs/benchmarks.md $(BENCH_ARGS)
 
 bench-vllm: $(VLLM_STAMP) ## Measure vLLM alone, with its own drafting and with ours (PROMPTS, JSON, BENCH_VLLM_ARGS)
 	$(PYTHON) -m pipelines.bench_vllm --venv $(VLLM_VENV) $(foreach file,$(PROMPTS),--prompts $(file)) \
@@ -126,8 +127,8 @@ bench-throughput: $(VLLM_STAMP) ## Measure our server, llama.cpp's and vLLM's un
 	$(PYTHON) -m pipelines.bench.throughput --vllm-venv $(VLLM_VENV) $(foreach file,$(firstword $(PROMPTS)),--prompts $(file)) \
 	  --json $(or $(JSON),runs/throughput.json) --plot $(basename $(or $(JSON),runs/throughput.json)).png $(BENCH_THROUGHPUT_ARGS)
 
-soak: setup ## Kills, outages, load and drift, for an hour and a quarter, into docs/reliability.md (SOAK_PARTS, SOAK_ARGS)
-	$(PYTHON) -m pipelines.soak --parts $(SOAK_PARTS) --markdown docs/reliability.md $(SOAK_ARGS)
+soak: setup ## Kills, outages, load and drift, for an hour and a quarter, into runs/reliability.md (SOAK_PARTS, SOAK_ARGS)
+	$(PYTHON) -m pipelines.soak --parts $(SOAK_PARTS) --markdown runs/reliability.md $(SOAK_ARGS)
 
 kafka: setup ## Run a Kafka broker in the foreground, without Docker
 	$(PYTHON) deploy/kafka/local_broker.py --port $(KAFKA_PORT) --data $(KAFKA_DATA)

@@ -1,12 +1,15 @@
-"""A progress bar with times on stderr; where that is no terminal, a line after FIRST_LINE_S and every LINE_EVERY_S."""
+"""What a program says while it works: the stages of a start, each before it begins, and a progress bar with times on
+stderr; where that is no terminal, a line after FIRST_LINE_S and every LINE_EVERY_S."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+stages = logging.getLogger(__name__)
+"""Is told each stage of a start that may take seconds, before it begins. Services have it in their log, commands show
+it on a terminal."""
 
 FIRST_LINE_S = 2.0
 LINE_EVERY_S = 30.0
@@ -20,6 +23,16 @@ def bar(title: str, total: int | None, *, transient: bool = False) -> Iterator[C
         total: None where it is not known.
         transient: leave nothing at the end but the lines.
     """
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())

@@ -61,7 +61,7 @@ def main(
     replay_records: Annotated[int, typer.Option(min=1, help="Learned again in each step, in one arm.")] = 2,
     max_new_tokens: Annotated[int, typer.Option(min=8)] = 128,
     work: Annotated[Path, typer.Option(help="A folder for records.")] = Path("runs/paper_table"),
-    out: Annotated[Path, typer.Option(help="Folder of the plot.")] = Path("docs/results"),
+    out: Annotated[Path, typer.Option(help="Folder of the plot.")] = Path("runs/drift"),
     json_path: Annotated[Path | None, typer.Option("--json", help="A file for all figures.")] = None,
 ) -> None:
     """Watch agreement through drift."""

@@ -44,13 +44,14 @@ PICTURES = (
 
 def main(
     url: Annotated[str, typer.Option(help="A running worker.")] = "http://127.0.0.1:8000/",
-    out: Annotated[Path, typer.Option(help="The folder for the pictures and the recording.")] = Path("docs"),
+    out: Annotated[Path, typer.Option(help="The folder for the pictures and the recording.")] = Path("runs/page"),
     question: Annotated[str, typer.Option(help="What is asked, after a short question for warm-up.")] = QUESTION,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the answer.")] = 128,
     recording: Annotated[Path | None, typer.Option(help="A file that the page saved; nothing is asked then.")] = None,
     chromium: Annotated[str, typer.Option(help="The browser.")] = CHROMIUM,
 ) -> None:
     """Ask once, save the recording, and take every picture of it."""
+    out.mkdir(parents=True, exist_ok=True)
     try:
         httpx.get(url, timeout=10.0).raise_for_status()
     except httpx.HTTPError as exc:

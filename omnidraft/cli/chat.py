@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from omnidraft.cli.chat_screen import ChatScreen
-from omnidraft.cli.options import Config, Engine, Quantize, Snapshot, download_bars
+from omnidraft.cli.options import Config, Engine, Quantize, Snapshot, download_bars, tell_of_libraries
 from omnidraft.errors import OmnidraftError, RequestError
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def _server(url: str, target: str | None, sampling: dict[str, Any]) -> "Partner"
 def _local(
     models: dict[str, Any], snapshot: str | None, config_path: Path | None, sampling: dict[str, Any]
 ) -> "Partner":
+    tell_of_libraries()
     from omnidraft import config, wiring
     from omnidraft.cli.chat_partners import LocalPartner
     from omnidraft.telemetry.metrics import CountingMetrics

@@ -17,7 +17,7 @@ def demo(
     target: Annotated[str | None, typer.Option(help="The model to speed up.")] = None,
     drafter: Annotated[str | None, typer.Option(help="The small model that learns.")] = None,
     num_questions: Annotated[int, typer.Option(min=1, max=NUM_TEST, help="Questions to measure on.")] = 6,
-    max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per measured answer.")] = 48,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per measured answer.")] = 30,
     num_recorded: Annotated[
         int, typer.Option(min=1, help="Recorded answers replayed before live traffic, at most.")
     ] = 96,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from omnidraft import config
-from omnidraft.cli.options import Config, Engine, Mode, Quantize, Snapshot, download_bars
+from omnidraft.cli.options import Config, Engine, Mode, Quantize, Snapshot, download_bars, tell_of_libraries
 from omnidraft.errors import RequestError
+from omnidraft.progress import stages
 
 if TYPE_CHECKING:
     from omnidraft.ports import Grammar
@@ -47,6 +48,7 @@ def generate(
     config_path: Config = None,
 ) -> None:
     """Answer a prompt with speculative decoding, and print what it gained."""
+    tell_of_libraries()
     from omnidraft import wiring
     from omnidraft.decode.generation import GenerationRequest
     from omnidraft.decode.sampling.validation import MAX_COUNT, check_sampling, effective_top_k
@@ -84,6 +86,7 @@ def generate(
     )
     stats = DecodeStats()
     shown = []
+    stages.info("reading the prompt")
     for step in worker.engine.stream(request).steps:
         stats.take(step)
         shown.append(step.text)

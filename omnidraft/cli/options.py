@@ -1,5 +1,6 @@
 """Options and helpers that several commands share."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,12 @@ def printable(text: str) -> str:
 def whole_table(first: str, *others: str) -> Table:
     """Return a table without rows in which nothing is cut off: the first column stays on one line, the others fold."""
     return Table(Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in others))
+
+
+def tell_of_libraries() -> None:
+    """Say on a terminal that libraries are loaded next, which takes seconds; what logs is among them."""
+    if sys.stderr.isatty():
+        print("omnidraft: loading libraries", file=sys.stderr)
 
 
 @contextmanager

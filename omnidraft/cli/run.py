@@ -39,8 +39,9 @@ def serve(
 ) -> None:
     """Serve OpenAI's API (chat, completions, Responses), Anthropic's Messages, /tokenize and a page until SIGTERM.
 
-    Needs nothing beside it: traces go to an SQLite file in runs/omnidraft, and the drafter serves as it comes. Start
-    `omnidraft run distiller` and `omnidraft run controller` in the same folder, and it learns.
+    Needs nothing beside it: traces go to an SQLite file in runs/omnidraft, and the drafter serves as it comes. It
+    learns where `omnidraft run distiller` and `omnidraft run controller` run in the same folder for the same pair,
+    which they take from --config or OMNIDRAFT_MODELS__TARGET and OMNIDRAFT_MODELS__DRAFTER.
 
     \b
     omnidraft serve --target qwen2.5-coder-1.5b --drafter smollm2-135m

@@ -1,8 +1,8 @@
-"""A serving worker measured against plain decoding on the same prompts: interleaved at first, later against what plain
-decoding took then."""
+"""A serving worker measured against plain decoding on the same prompts, in turn, so that both meet the same machine."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import comb
 from statistics import median
 from typing import Any
 
@@ -10,6 +10,10 @@ from omnidraft.demo.openai_client import CHAT, OpenAIClient, Reply
 from omnidraft.errors import RequestError
 
 TIMEOUT_S = 600.0
+CONFIDENCE = 0.9
+"""The least probability with which a speed-up's interval has the median of all prompts like these."""
+STEADY_RATIO = 1.2
+"""Plain answers of one model differ less in speed than this, unless the machine itself gets slower or faster."""
 Advance = Callable[[], None]
 
 
@@ -52,10 +56,10 @@ class SpeedComparison:
     drafted: list[Reply] = field(default_factory=list)
 
     @property
-    def speedup(self) -> float:
-        """The median over prompts of the ratio of tokens per second."""
+    def ratios(self) -> list[float]:
+        """Each prompt's tokens per second with drafts over those of plain decoding just before or after."""
         pairs = zip(self.drafted, self.plain, strict=True)
-        return median(drafted.stats["tokens_per_s"] / plain.stats["tokens_per_s"] for drafted, plain in pairs)
+        return [drafted.stats["tokens_per_s"] / plain.stats["tokens_per_s"] for drafted, plain in pairs]
 
     @property
     def num_identical(self) -> int:
@@ -70,7 +74,8 @@ class SpeedComparison:
             "tokens_per_pass": _ratio(self.drafted, "num_tokens", "num_passes"),
             "tokens_per_s": _ratio(self.drafted, "num_later_tokens", "decode_s"),
             "plain_tokens_per_s": _ratio(self.plain, "num_later_tokens", "decode_s"),
-            "speedup": self.speedup,
+            "speedup": median(self.ratios),
+            "speedup_interval": median_interval(self.ratios),
             "draft_share": _ratio(self.drafted, "draft_s", "decode_s"),
             "overhead_share": _ratio(self.drafted, "other_s", "decode_s"),
         }
@@ -99,16 +104,26 @@ def compare(client: ChatClient, prompts: Sequence[str], advance: Advance) -> Spe
     return comparison
 
 
-def compare_again(
-    client: ChatClient, prompts: Sequence[str], before: SpeedComparison, advance: Advance
-) -> SpeedComparison:
-    """Decode each prompt with drafts, and compare that with plain decoding as it was before: no snapshot changes it."""
-    comparison = SpeedComparison(None, before.plain)
-    for prompt in prompts:
-        comparison.drafted.append(client.ask(prompt, store=False))
-        advance()
-    comparison.version = comparison.drafted[-1].stats["snapshot_version"]
-    return comparison
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the values between which the median of what they were drawn from lies with CONFIDENCE.
+
+    The sign test's interval, which holds for every distribution (Conover, Practical Nonparametric Statistics, 3.2).
+
+    Returns:
+        None where there are too few values for any.
+    """
+    ordered, beyond, interval = sorted(values), 0.0, None
+    for index in range(len(ordered) // 2):
+        beyond += 2 * comb(len(ordered), index) / 2 ** len(ordered)
+        if beyond <= 1 - CONFIDENCE:
+            interval = ordered[index], ordered[-1 - index]
+    return interval
+
+
+def moved_speeds(measured: Sequence[SpeedComparison]) -> tuple[float, float] | None:
+    """Return the least and most tokens per second of plain decoding, where only a machine that moved explains both."""
+    speeds = [plain.stats["tokens_per_s"] for each in measured for plain in each.plain]
+    return (min(speeds), max(speeds)) if max(speeds) > STEADY_RATIO * min(speeds) else None
 
 
 def _ratio(replies: Sequence[Reply], above: str, below: str) -> float:

@@ -23,7 +23,7 @@ from omnidraft.demo import report
 from omnidraft.demo.answers import recorded, steps_per_snapshot
 from omnidraft.demo.curve import CurvePoint, LearningCurve
 from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
-from omnidraft.demo.measure import ChatClient, SpeedComparison, compare, compare_again
+from omnidraft.demo.measure import ChatClient, SpeedComparison, compare, moved_speeds
 from omnidraft.demo.recorded import HELD_OUT_EVERY, NUM_TEST, QUESTIONS
 from omnidraft.demo.screen import bar, console, downloads, spinner
 from omnidraft.errors import RequestError, cannot_write
@@ -86,18 +86,18 @@ def _run(
     curve = _learn(plan, settings, cluster, registry)
     serving = _wait_for_version(cluster, client, registry, plan.num_snapshots + 1, held_out[0])
     if serving != measured[0].version:
-        with bar(f"measuring version {serving} on the same questions", len(held_out)) as advance:
-            measured.append(compare_again(client, held_out, measured[0], advance))
+        with bar(f"measuring version {serving} in the same way", 2 * len(held_out)) as advance:
+            measured.append(compare(client, held_out, advance))
         _log_metrics(registry, measured[-1])
     rows = [each.row() for each in measured]
-    picture = plan.out / "report.png"
-    report.picture(curve, rows, picture)
-    registry.log_file(registry.resolve("champion").version, picture)
-    texts = {
+    report.picture(curve, rows, plan.out / "report.png", moved := moved_speeds(measured))
+    registry.log_file(registry.resolve("champion").version, plan.out / "report.png")
+    return rows, traffic | {
         "identical_texts": sum(each.num_identical for each in measured),
         "compared_texts": len(held_out) * len(rows),
+        "moved_plain_tokens_per_s": moved,
+        "curve": [point.plain_data() for point in curve],
     }
-    return rows, texts | traffic | {"curve": [point.plain_data() for point in curve]}
 
 
 def _introduce(plan: DemoPlan, settings: config.Settings) -> None:
@@ -251,7 +251,7 @@ def _finish(plan: DemoPlan, settings: config.Settings, rows: list[dict[str, Any]
     content = {"plain": {"tokens_per_s": plain}, "snapshots": rows} | extra | {"run": str(plan.out)}
     json_report.save(content, out / "report.json")
     (out / "report.png").write_bytes((plan.out / "report.png").read_bytes())
-    console.print(report.table(rows))
+    console.print(report.table(rows, extra["moved_plain_tokens_per_s"]))
     console.print(
         f"{extra['identical_texts']} of {extra['compared_texts']} texts are those of plain decoding, to the last bit\n"
         f"picture: {out / 'report.png'}, figures: {out / 'report.json'}, {extra['seconds']} s\n"

@@ -23,6 +23,7 @@ import typer
 
 from omnidraft import config, extras
 from omnidraft.errors import ConfigError, OmnidraftError
+from omnidraft.progress import stages
 
 HostMain = Callable[["config.Settings"], int]
 
@@ -120,10 +121,13 @@ def configure_logging(role: str) -> None:
 
 
 def configure_command_logging(name: str) -> None:
-    """Log to stderr for an interactive command: warnings, and the slow steps of loading models."""
+    """Log to stderr for an interactive command: warnings, the slow steps of loading models, and on a terminal each
+    stage of a start."""
     logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s", stream=sys.stderr)
     _set_client_log_levels()
     logging.getLogger("omnidraft.models").setLevel(logging.INFO)
+    if sys.stderr.isatty():
+        stages.setLevel(logging.INFO)
 
 
 def _set_client_log_levels() -> None:
@@ -167,6 +171,7 @@ def run_worker(settings: "config.Settings") -> int:
     """
     extras.require("serve", "a worker")
     pause_garbage_collection()
+    stages.info("loading libraries")
     from omnidraft.hosts import worker  # imports torch, after wrong settings have been reported
 
     return worker.main(settings)

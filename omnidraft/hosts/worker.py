@@ -35,7 +35,6 @@ class WorkerRuntime:
         self._settings = settings
         self.metrics = PrometheusMetrics(WORKER, settings.models.targets)
         self._tracing = wiring.tracing(settings, "worker", self.metrics)
-        logger.info("loading %s", ", ".join(settings.models.targets))
         self._worker = wiring.worker(settings, self.metrics, tracing=self._tracing)
         self.engine = self._worker.engine
         """The engine of `models.target`."""

@@ -22,6 +22,7 @@ import numpy as np
 
 from omnidraft.durable_files import replaced_file
 from omnidraft.errors import VocabularyError
+from omnidraft.progress import stages
 from omnidraft.vocab.tokenizer import ByteTable, Tokenizer, Vocabulary
 
 _FORMAT = "1"
@@ -176,6 +177,7 @@ def align_cached(draft: Tokenizer, target: Tokenizer, folder: Path) -> Alignment
             return _require_fingerprint(Alignment.load(path), fingerprint, path)
         except (VocabularyError, OSError) as exc:
             logger.warning("%s; building it again", exc)
+    stages.info("aligning the two vocabularies, once")
     alignment = align(draft, target)
     try:
         folder.mkdir(parents=True, exist_ok=True)

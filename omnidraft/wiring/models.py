@@ -8,6 +8,7 @@ from omnidraft.config import Settings
 from omnidraft.container_limits import usable_processors
 from omnidraft.errors import VocabularyError
 from omnidraft.ports import Target
+from omnidraft.progress import stages
 from omnidraft.wiring.vocabularies import TargetVocabulary
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def set_threads(settings: Settings) -> None:
 def target(settings: Settings, tokenizers: TargetVocabulary) -> Target:
     """Load the target, to compute on the threads of `set_threads`. Raises ConfigError, ModelError, VocabularyError."""
     set_threads(settings)
+    stages.info("loading %s", settings.models.target)
     match settings.models.engine:
         case "transformers":
             return _target_on_kernels_or_transformers(settings, tokenizers.target_folder)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from omnidraft.config import Settings
 from omnidraft.ports import DraftModel, Proposer, SnapshotVersion
+from omnidraft.progress import stages
 from omnidraft.wiring.drafting import memory_proposer, proposer, shared_drafting
 from omnidraft.wiring.models import packed_cache
 from omnidraft.wiring.tenant_factors import load_tenant_factors
@@ -59,6 +60,7 @@ def _load_base_drafter(settings: Settings, folder: Path) -> DraftModel:
     from omnidraft.models.native.drafter import cached_drafter
 
     section, cache = settings.models, packed_cache(settings)
+    stages.info("loading %s", section.drafter)
     if cache is not None and (cached := cached_drafter(folder, section.drafter_precision, section.kernels, cache)):
         return cached
     from omnidraft.models.hf.drafter import load_drafter  # takes seconds
@@ -144,6 +146,9 @@ def snapshot_loader_with(
         else:
             from omnidraft.models.hf.drafter import load_drafter  # takes seconds
 
+            stages.info(
+                "loading snapshot %s of %s", manifest.snapshot_id if manifest else folder, settings.models.drafter
+            )
             model = load_drafter(tokenizers.drafter_folder, precision, tensors, train, kernels)
         ngrams = ngram_cache(settings, tokenizers, bundle.ngrams(folder) if folder else None)
         factors = load_tenant_factors(settings, manifest, folder, model, tensors, switch)

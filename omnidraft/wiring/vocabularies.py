@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError
+from omnidraft.progress import stages
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -42,6 +43,7 @@ def served_vocabularies(settings: Settings, progress: "Progress | None" = None) 
         folder = store.resolve(settings.models.target, progress=progress)
     if settings.models.has_drafter:
         return _pair(settings, folder, progress)
+    stages.info("reading the tokenizer of %s", settings.models.target)
     return TargetVocabulary(folder, load_tokenizer(folder, store.default_home() / "tokenizers"))
 
 
@@ -69,6 +71,7 @@ def _pair(settings: Settings, target_folder: Path, progress: "Progress | None") 
 
     drafter_folder = store.resolve(settings.models.drafter, progress=progress)
     home = store.default_home()
+    stages.info("reading the tokenizers of %s and %s", settings.models.target, settings.models.drafter)
     target, drafter = (load_tokenizer(folder, home / "tokenizers") for folder in (target_folder, drafter_folder))
     alignment = align_cached(drafter, target, home / "alignments")
     return Vocabularies(target_folder, target, drafter_folder=drafter_folder, drafter=drafter, alignment=alignment)

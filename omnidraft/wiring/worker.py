@@ -1,6 +1,5 @@
 """The decoding worker: an engine for each target, one drafter for all, one trace producer."""
 
-import logging
 import os
 import socket
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import NO_DRAFTER, Settings
 from omnidraft.ports import Announcement, AnnouncementKind, Metrics, NoopTracing, SnapshotReader, Target, Tracing
+from omnidraft.progress import stages
 from omnidraft.wiring.controller import control_follower
 from omnidraft.wiring.costs import measured_costs
 from omnidraft.wiring.drafting import drafter_memory
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.models.loading import SharedDrafter
     from omnidraft.tools.formats import ToolFormat
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +104,7 @@ def worker(
     from omnidraft.models.loading import in_own_thread
 
     tracing = tracing or NoopTracing()
+    stages.info("opening the log and the registry")
     producer = trace_producer(settings, metrics, tracing)
     return Worker(in_own_thread(lambda: _all_served(settings, metrics, tracing, producer, progress)), producer)
 
@@ -122,7 +121,6 @@ def _all_served(
     for pair in pairs:
         require_named(pair, pair.worker.snapshot)
     tokenizers = [served_vocabularies(pair, progress) for pair in pairs]
-    logger.info("loaded the tokenizers")
     first = tokenizers[0]
     drafter = base_drafter(settings, first) if isinstance(first, Vocabularies) else None
     return tuple(
@@ -150,21 +148,18 @@ def served_target(
     from omnidraft.memory.recent_texts import RecentTexts
 
     loaded_target = target(settings, tokenizers)
-    logger.info("loaded %s", settings.models.target)
     costs = measured_costs(settings, loaded_target)
     costs.passes(settings.decode.mode)  # whatever the policy: metrics compare with plain decoding
-    logger.info("measured its passes")
     recent, memories = RecentTexts(settings.decode.recent_tokens), memory_loader(settings, metrics)
     switch, keys = FactorSwitch(), drafter_memory(keeps_ended=settings.scheduler.prefix_caching)
     load = snapshot_loader(settings, tokenizers, costs, drafter, recent, memories, switch, keys)
     pinned = settings.worker.snapshot
     first = champion_or_base(settings, load) if begins_with_champion else named_or_base(settings, load, pinned)
     slot = SnapshotSlot(first, switch)
-    logger.info("loaded what drafts for it")
     made = _engine(settings, tokenizers, loaded_target, costs, metrics, producer, slot, recent, keys, tracing)
+    stages.info("preparing grammars and chats")
     made.decoder.grammars.prepare()
     tokenizers.target.prepare_chats()
-    logger.info("prepared grammars and chats")
     if pinned is not None:
         return ServedTarget(made, loaded_target, None)
     updater = _updater(settings, metrics, tracing, snapshots, made, load, memories, is_alone=is_alone)

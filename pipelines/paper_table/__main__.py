@@ -53,7 +53,7 @@ def main(
     work: Annotated[Path, typer.Option(help="Records and snapshots; may be removed afterwards.")] = Path(
         "runs/paper_table"
     ),
-    out: Annotated[Path, typer.Option(help="Folder of tables and plots.")] = Path("docs/results"),
+    out: Annotated[Path, typer.Option(help="Folder of tables and plots.")] = Path("runs/paper_table"),
     json_path: Annotated[Path, typer.Option("--json", help="Figures; an interrupted run goes on from them.")] = RESULTS,
 ) -> None:
     """Reproduce the paper's tables in shape."""

@@ -67,7 +67,7 @@ def main(
     every part, so that parts can be run one by one, or again.
 
     \b
-    make soak                                               all of it, an hour and a quarter, into docs/reliability.md
+    make soak                                               all of it, an hour and a quarter, into runs/reliability.md
     python -m pipelines.soak --parts kills --kills 10       a first look, some 5 minutes
     python -m pipelines.soak --resume                       go on after an interruption
     python -m pipelines.soak --parts broker-down --target tiny --drafter tiny --outage-s 5

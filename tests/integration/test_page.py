@@ -23,6 +23,28 @@ from tests.tiny_engine import PATIENCE_S, tiny_worker
 
 KEY, OPERATOR_KEY = "sk-for-the-browser-0123", "sk-for-the-operator-0123"
 QUESTION = "How many clips did Natalia sell?"
+PIECES = ("N", "atal", "ia", " sold", " ", "4", "8", " clips", ",", " To", " AV", "ai", "l", ".")
+PLACES_OF_LETTERS = """(text) => {
+  const undivided = text.cloneNode(false);
+  undivided.textContent = [...text.querySelectorAll(".token")].map((token) => token.textContent).join("");
+  text.after(undivided);
+  const places = (node) => {
+    const walker = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
+    const found = [], from = node.getBoundingClientRect();
+    for (let part = walker.nextNode(); part; part = walker.nextNode()) {
+      if (part.parentElement.closest(".rejected")) continue;
+      for (let at = 0; at < part.length; at++) {
+        const range = document.createRange();
+        range.setStart(part, at);
+        range.setEnd(part, at + 1);
+        const box = range.getBoundingClientRect();
+        found.push([box.left - from.left, box.top - from.top]);
+      }
+    }
+    return found;
+  };
+  return [places(text), places(undivided)];
+}"""
 MARKUP = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>"
 
 
@@ -172,6 +194,40 @@ def test_the_clock_shows_what_had_been_drawn_at_its_moment(page: Page, recorded:
         assert page.locator(f".{lane} .pass:not(.later)").count() == num_drawn
     page.keyboard.press("Space")
     expect(page.locator(".run")).to_have_class("run panel is-over")
+
+
+def test_a_text_in_tokens_and_passes_has_every_letter_where_the_undivided_text_has_it(
+    page: Page, recorded: dict[str, Any]
+) -> None:
+    spelled = copy.deepcopy(recorded)
+    for lane in ("plain", "drafted"):
+        tokens = [token for each in spelled[lane]["passes"] for token in each["tokens"]]
+        for number, token in enumerate(tokens):
+            token |= {"text": PIECES[number % len(PIECES)], "num_bytes": 1}
+    open_recordings(page, spelled)
+    for lane in ("plain", "drafted"):
+        divided, undivided = page.locator(f".{lane} .text").evaluate(PLACES_OF_LETTERS)
+        assert len(divided) > len(PIECES)
+        assert divided == [pytest.approx(place, abs=0.5) for place in undivided]
+
+
+def test_at_every_moment_tokens_a_second_times_seconds_are_the_tokens(page: Page, recorded: dict[str, Any]) -> None:
+    slowed = copy.deepcopy(recorded)
+    for lane, wait_ms in (("plain", 9_000.0), ("drafted", 8_000.0)):
+        for number, each in enumerate(slowed[lane]["passes"]):
+            each["at_ms"] = wait_ms + 2_000.0 * number
+    open_recordings(page, slowed)
+    set_clock = "(node, ms) => { node.value = ms; node.dispatchEvent(new Event('input')); }"
+    for moment_ms in (20_000, 10**6):
+        page.locator(".slider").evaluate(set_clock, moment_ms)
+        for lane in ("plain", "drafted"):
+            figures = dict(
+                zip(*(page.locator(f".{lane} {tag}").all_text_contents() for tag in ("dt", "dd")), strict=True)
+            )
+            num_tokens = float(figures["passes"]) * float(figures["tokens a pass"])
+            assert float(figures["tokens/s"]) == pytest.approx(num_tokens / float(figures["seconds"]), abs=0.06)
+    ratio = slowed["plain"]["passes"][-1]["at_ms"] / slowed["drafted"]["passes"][-1]["at_ms"]
+    assert page.locator(".numbers strong").text_content() == f"{ratio:.2f}x faster"
 
 
 def test_who_drafted_a_token_is_told_by_more_than_its_colour(page: Page) -> None:

@@ -22,8 +22,8 @@ def test_the_command_reports_every_start_by_the_lines_of_the_servers_log(
     (measured,) = json.loads(out.read_text())["starts"]
     lines = [line for line, _ in measured["phases"]]
     seconds = [at for _, at in measured["phases"]]
-    assert "loaded the tokenizers" in lines
-    assert f"loaded {target}" in lines
+    assert f"reading the tokenizers of {target} and {drafter}" in lines
+    assert f"loading {target}" in lines
     assert 0 < seconds[0] <= seconds[-1] <= measured["ready_s"]
     assert measured["processor_s"] > 0
     assert min(measured["first_chat_s"], measured["next_chat_s"]) > 0

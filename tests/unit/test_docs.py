@@ -37,6 +37,17 @@ def test_every_make_target_and_pipeline_that_a_page_names_exists(page: Path) -> 
     assert [path for path in modules if not (path.with_suffix(".py").exists() or path.is_dir())] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_installs_this_package_by_its_name_since_no_index_has_it(page: Path) -> None:
+    assert re.findall(r"pip install [^\n`]*'omnidraft\b.*", page.read_text()) == []
+
+
+def test_nothing_that_measures_or_draws_writes_over_the_published_pages_unless_told() -> None:
+    recipes = re.findall(r"^\t.*(?:--[a-z]+|termtosvg) docs/.*", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    sources = [path for path in (ROOT / "pipelines").rglob("*.py") if 'Path("docs' in path.read_text()]
+    assert recipes == sources == []
+
+
 def test_no_make_target_hides_another() -> None:
     done = subprocess.run(["make", "-n", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stderr == ""

@@ -11,6 +11,7 @@ import numpy as np
 from omnidraft.decode.device_wait import wait_for
 from omnidraft.decode.policy.cost_file import CostFile
 from omnidraft.ports import DraftModel, DraftSession, DraftTree, Mode, Source, Target, TargetSession, TreeLimits
+from omnidraft.progress import stages
 
 _SCALE_SD, _SHAPE_SD = 1.5, 0.5
 """Doubt about what a start measured, as standard deviations of log seconds: in all sizes alike, since other load makes
@@ -188,6 +189,7 @@ def _kept_curve(
     """Return the costs of an earlier start, scaled by that of the smallest size now; measured anew, and kept for the
     next start, without them, when it measured other sizes, when the machine was busy then, or when larger sizes did
     not change alike. On a busy machine all sizes are slower, and measuring them would take longest."""
+    stages.info("measuring costs on this machine (%s), up to 10 s if nothing else computes here", name)
     seconds = {} if file is None else file.read(name)
     if seconds.keys() == sizes:
         ranked = sorted(seconds)

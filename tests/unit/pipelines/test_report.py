@@ -51,6 +51,7 @@ ROW = {
     "tokens_per_s": 20.0,
     "plain_tokens_per_s": 10.0,
     "speedup": 2.0,
+    "speedup_interval": (1.8, 2.3),
 }
 
 
@@ -100,11 +101,11 @@ def test_a_picture_makes_its_folder_and_is_closed_after_an_error_too(tmp_path: P
 
 
 def test_a_report_is_a_table_and_a_picture(tmp_path: Path) -> None:
-    rows = [ROW | {"version": None}, ROW | {"version": 1}]
+    rows = [ROW | {"version": None}, ROW | {"version": 1, "speedup_interval": None}]
     assert report.table(rows).row_count == 2
     points = [CurvePoint(0, 0, 2500, 0.65, 0.0, 0.0, 2.8), CurvePoint(1, 5000, 2500, 0.7, 0.05, 0.01, 3.1)]
     assert report.curve_table(points).row_count == 2
-    report.picture(points, rows, tmp_path / "report.png")
+    report.picture(points, rows, tmp_path / "report.png", (4.8, 9.7))
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
 

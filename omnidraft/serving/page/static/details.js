@@ -33,7 +33,7 @@ function rows(lane, pass, number, index) {
   const token = pass.tokens[index];
   const node = token.node === null ? null : pass.nodes[token.node - 1];
   const name = lane.sourceAt(pass, index);
-  const [label, meaning] = lane.isPlain ? ["target itself", "plain decoding: one token a pass"] : SOURCES[name];
+  const [label, meaning] = lane.isPlain ? ["large model itself", "plain decoding: one token a pass"] : SOURCES[name];
   const title = element("p", "details-title", code(token.spelled), ` id ${token.id}`);
   const facts = element("dl", "");
   addFact(facts, "drafted by", element("span", `token ${name}`, label), element("small", "", meaning));

@@ -110,12 +110,10 @@ export class Lane {
   }
 
   #tally(clockMs) {
-    const shown = this.passes[this.numShown - 1];
     const num = this.#firsts[this.numShown];
-    const later = this.numShown > 1 ? (num - this.#firsts[1]) / ((shown.at_ms - this.passes[0].at_ms) / 1000) : null;
-    const isOver = this.numShown === this.passes.length;
-    setText(this.#tallies.seconds, ((isOver ? this.durationMs : clockMs) / 1000).toFixed(1));
-    setText(this.#tallies["tokens/s"], later === null ? "-" : later.toFixed(1));
+    const seconds = (this.numShown === this.passes.length ? this.durationMs : clockMs) / 1000;
+    setText(this.#tallies.seconds, seconds.toFixed(1));
+    setText(this.#tallies["tokens/s"], num ? (num / seconds).toFixed(1) : "-");
     setText(this.#tallies["tokens a pass"], this.numShown ? (num / this.numShown).toFixed(2) : "-");
     setText(this.#tallies.passes, String(this.numShown));
   }

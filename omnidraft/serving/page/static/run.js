@@ -139,9 +139,9 @@ export class Run {
     const counts = {};
     for (const pass of drafted.passes) pass.tokens.forEach((_, index) => (counts[drafted.sourceAt(pass, index)] = (counts[drafted.sourceAt(pass, index)] ?? 0) + 1));
     const shares = Object.entries(counts).map(([name, num]) => element("span", `token ${name} count`, `${name} ${num}`));
-    const sooner = ratio >= 1 ? `${ratio.toFixed(2)}x sooner` : `${(1 / ratio).toFixed(2)}x later`;
+    const faster = ratio >= 1 ? `${ratio.toFixed(2)}x faster` : `${(1 / ratio).toFixed(2)}x slower`;
     const times = `${(drafted.durationMs / 1000).toFixed(1)} s instead of ${(plain.durationMs / 1000).toFixed(1)} s`;
-    this.#numbers.replaceChildren(element("strong", "sooner", sooner), element("span", "", times), element("span", "shares", ...shares));
+    this.#numbers.replaceChildren(element("strong", "faster", faster), element("span", "", times), element("span", "shares", ...shares));
   }
 
   #tellNotes() {

@@ -2,12 +2,12 @@
 import { element } from "./dom.js";
 
 export const SOURCES = {
-  direct: ["drafter, direct", "one token of the drafter is one token of the target"],
-  split: ["drafter, split", "one token of the drafter is several tokens of the target"],
-  merge: ["drafter, merge", "several tokens of the drafter are one token of the target"],
-  memory: ["suffix memory", "it followed the same tokens before, in this text or in an earlier one of the tenant"],
-  forced: ["forced", "the only token that the grammar allows"],
-  target: ["target itself", "nobody drafted it: the pass drew it after the last draft that held"],
+  direct: ["guessed by the small model", "one token of the drafter is one token of the target"],
+  split: ["guessed, split", "one token of the drafter is several tokens of the target"],
+  merge: ["guessed, merged", "several tokens of the drafter are one token of the target"],
+  memory: ["copied from earlier text", "it followed the same tokens before, in this text or in an earlier one of the tenant"],
+  forced: ["forced by the grammar", "the only token that the grammar allows"],
+  target: ["large model itself", "nobody drafted it: the pass drew it after the last draft that held"],
 };
 
 const NAMED = { lookup: "memory", suffix: "memory" };

@@ -5,6 +5,7 @@ import pytest
 from omnidraft.decode.external.probing_policy import ProbingPolicy
 from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.policy.cost import CostPolicy
+from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.ports import RoundPlan, RoundText, TextOutcome
 
 NUM_TEXTS = 8
@@ -24,7 +25,7 @@ def passes() -> StepTimeModel:
 @pytest.fixture
 def inner(passes: StepTimeModel) -> CostPolicy:
     """What the drafter gains is known to be little."""
-    policy = CostPolicy(passes, lambda rows: 0.001 * rows)
+    policy = CostPolicy(passes, CostCurve({1: 0.001, 64: 0.064}))
     policy.streams.of("default", num_texts=NUM_TEXTS).gain = -0.1
     return policy
 

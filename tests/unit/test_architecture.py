@@ -16,7 +16,7 @@ PRODUCT = ("omnidraft", "services", "pipelines")
 
 LEVELS = (  # lowest first
     {"errors", "exit_status", "config", "throttle", "private_files", "cache_files", "progress", "supervised_thread"}
-    | {"container_limits", "durable_files", "freed_memory"},
+    | {"background_calls", "container_limits", "durable_files", "freed_memory"},
     {"extras", "output_files"},
     {"vocab", "traces", "snapshots", "prompts", "memory", "tools"},
     {"ports", "json_report"},

@@ -3,19 +3,22 @@ is not installed, `local_distiller.py` learns for one target.
 
 The actors are not detached: when this process ends, however it ends, Ray ends them, so none goes on publishing.
 RAY_ADDRESS names a cluster, which places each actor on a node with its resources; an actor that cannot be placed stays
-pending, and the log says so. Without RAY_ADDRESS a local Ray runs as this process's children.
+pending, and the log says so. Without RAY_ADDRESS a local Ray runs as this process's children, reachable on the loopback
+interface alone.
 """
 
 import logging
 import math
 import os
+import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from prometheus_client import CollectorRegistry
 
 from omnidraft import extras
@@ -66,7 +69,8 @@ def main(settings: Settings) -> int:
 
 
 def _start_ray(settings: Settings) -> None:
-    """Join the cluster of RAY_ADDRESS, or start a local Ray. Raises ConfigError: that cluster cannot be joined."""
+    """Join the cluster of RAY_ADDRESS, or start a local Ray. Raises ConfigError: that cluster cannot be joined, or the
+    local Ray does not come up."""
     import ray
     from ray.exceptions import RayError
 
@@ -81,14 +85,37 @@ def _start_ray(settings: Settings) -> None:
             raise ConfigError(f"RAY_ADDRESS={address} names no Ray cluster that can be joined: {exc}") from exc
         return
     num_actors = len(settings.models.targets)
-    ray.init(
-        "local",
-        num_cpus=_num_cpus(settings) * num_actors,
-        resources={name: amount * num_actors for name, amount in settings.learner.ray_resources.items()},
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        **common,
-    )
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # else Ray puts one into a file that others may read
+    folder = own_folder(Path(os.environ.get("RAY_TMPDIR", "/tmp")))  # whose sockets' paths have 107 bytes at most
+    others = _children()
+    try:
+        ray.init(
+            "local",
+            num_cpus=_num_cpus(settings) * num_actors,
+            resources={name: amount * num_actors for name, amount in settings.learner.ray_resources.items()},
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(folder / "ray"),  # Ray lets everybody write into it, but nobody else gets there
+            **common,
+        )
+    except Exception as exc:  # Ray raises bare ones too
+        ray.shutdown()
+        _kill(_children() - others)
+        why = " ".join(str(exc).split())
+        raise ConfigError(f"the local Ray did not start: {why} Start again when the machine is less busy.") from exc
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _kill(processes: Collection[psutil.Process]) -> None:
+    """Kill what a start that failed left running."""
+    for each in processes:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    psutil.wait_procs(processes)
 
 
 def _actor(settings: Settings, journal_folder: Path) -> Any:

@@ -161,7 +161,8 @@ def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":
         authenticator=lambda target: authenticator(settings.for_target(target), is_remembering=False),
     )
     urls = tuple(workers) or (worker_url(settings),)
-    return gather(sources, settings, CountingMetrics(), urls, time.time_ns() // 1_000_000)
+    now_ms = time.time_ns() // 1_000_000
+    return gather(sources, settings, CountingMetrics(), urls, now_ms, are_guessed=not workers)
 
 
 def worker_url(settings: Settings) -> str:

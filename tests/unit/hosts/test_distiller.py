@@ -184,7 +184,7 @@ def test_a_learner_that_does_not_stop_delays_the_error_of_another_by_a_bounded_t
 TIMED_OUT = """
 import subprocess, sys
 import ray
-from omnidraft.hosts import distiller
+from omnidraft.hosts import distiller, process
 
 def time_out(*args, **options):
     print(subprocess.Popen(["sleep", "1000"]).pid, flush=True)

@@ -51,9 +51,9 @@ def main(settings: Settings) -> int:
     """
     if not extras.is_installed("ray"):
         return local_distiller.main(settings)
+    _start_ray(settings)
     import ray
 
-    _start_ray(settings)
     stop = stop_on_signals()
     try:
         journal_folder = own_folder()
@@ -71,11 +71,13 @@ def main(settings: Settings) -> int:
 def _start_ray(settings: Settings) -> None:
     """Join the cluster of RAY_ADDRESS, or start a local Ray. Raises ConfigError: that cluster cannot be joined, or the
     local Ray does not come up."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", str(settings.learner.nice))
+    if "RAY_ADDRESS" not in os.environ:  # read when Ray is imported: no cluster, so the address is the loopback one
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     import ray
     from ray.exceptions import RayError
 
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", str(settings.learner.nice))
     common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     if "RAY_ADDRESS" in os.environ:
         try:
@@ -95,7 +97,6 @@ def _start_ray(settings: Settings) -> None:
             resources={name: amount * num_actors for name, amount in settings.learner.ray_resources.items()},
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
             _temp_dir=str(folder / "ray"),  # Ray lets everybody write into it, but nobody else gets there
             **common,
         )

@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -72,7 +73,8 @@ def listening(process: subprocess.Popen[bytes]) -> set[ipaddress.IPv4Address | i
     """The addresses at which a process and its children listen."""
     parent = psutil.Process(process.pid)
     connections = [each for one in (parent, *parent.children(recursive=True)) for each in one.net_connections("tcp")]
-    return {ipaddress.ip_address(each.laddr.ip) for each in connections if each.status == psutil.CONN_LISTEN}
+    names = {each.laddr.ip.removeprefix("::ffff:") for each in connections if each.status == psutil.CONN_LISTEN}
+    return set(map(ipaddress.ip_address, names))
 
 
 @pytest.mark.long
@@ -83,6 +85,7 @@ def test_a_ray_that_hangs_at_its_start_ends_the_process_with_one_line_and_leaves
     process = fleet.start()
     children = set[psutil.Process]()
     while process.poll() is None:
+        time.sleep(0.02)
         with suppress(psutil.NoSuchProcess):
             children |= set(psutil.Process(process.pid).children(recursive=True))
             for each in children:

@@ -67,6 +67,7 @@ def _parts(fleet: "Overview") -> Iterable[RenderableType]:
     yield _log_line(fleet)
     yield _workers(fleet.workers)
     yield from (Text(f"cannot be reached: {problem}", style="red") for problem in fleet.problems)
+    yield from (Text(note, style="yellow") for note in fleet.notes)
 
 
 def _targets(fleet: "Overview") -> FittingTable:

@@ -100,8 +100,7 @@ class Distiller:
         self._learning = JournaledLearning(learner, batcher, self._held_out, self.journal, memory)
         new_cache = partial(load_cache, {})
         self._forgetting = forgetting or Forgetting(Retention(), batcher, learner, metrics, new_cache=new_cache)
-        self._on_empty_poll = on_empty_poll
-        self._wait, self._spans = wait, spans or LearningSpans(NoopTracing(), "")
+        self._on_empty_poll, self._wait, self._spans = on_empty_poll, wait, spans or LearningSpans(NoopTracing(), "")
         self._reports: list[StepReport] = []  # since the newest snapshot
         self._reporter = StatusReporter(learner, batcher, metrics, progress)
 
@@ -222,6 +221,11 @@ class Distiller:
         for tenant in self._control.new_drifts():
             self._compare_earlier(tenant)
 
+    def meanwhile(self) -> None:
+        """Keep nothing of tenants who are to be forgotten, while the thread of `run` waits; a snapshot follows."""
+        self._control.poll()
+        self._forgetting.note(self._control.new_forgets())
+
     def _num_steps_due(self) -> int:
         """Return the number of steps between snapshots. Weights do not depend on how often they are published."""
         haste = self._drift_haste if self._control.is_drifting else 1
@@ -292,4 +296,5 @@ class Distiller:
         self._publisher.log_curves()
 
     def _retry(self, action: Callable[[], Result], stop: Stop) -> Result:
-        return retry(action, stop, lambda: self._metrics.add("omnidraft_learner_errors_total"), wait=self._wait)
+        on_failure = partial(self._metrics.add, "omnidraft_learner_errors_total")
+        return retry(action, stop, on_failure, self.meanwhile, wait=self._wait)

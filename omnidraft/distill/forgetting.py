@@ -99,6 +99,8 @@ class Forgetting:
         self._new_cache, self._learned_records = new_cache, learned_records
         self._memory, self._cipher = memory, cipher
         self._done: tuple[str, ...] = ()
+        self._noted: list[Announcement] = []
+        """The orders that are still to be carried out."""
 
     def resume(self, manifest: Manifest, num_forgotten: int) -> None:
         """Go on from this snapshot, of which so many records could not be decrypted, as their keys are destroyed."""
@@ -121,19 +123,21 @@ class Forgetting:
         return [*self._batcher.held_out, *self._learner.replayed(), *texts]
 
     def note(self, orders: Sequence[Announcement]) -> list[Announcement]:
-        """Skip the records of these tenants from now on, and return the orders that were not carried out yet."""
-        if not orders:
-            return []
+        """Skip and drop the records of these tenants from now on, and return all orders that were noted and not carried
+        out yet."""
         for order in orders:
             if order.tenant is not None and order.until_ms is not None:
                 self._retention.forget(order.tenant, order.until_ms)
-        self._drop_forgotten()
+        if orders:
+            self._drop_forgotten()
         done = set(self._done)
-        return [order for order in orders if order.forget_id not in done]
+        self._noted = [order for order in (*self._noted, *orders) if order.forget_id not in done]
+        return self._noted
 
     def mark_done(self, orders: Sequence[Announcement]) -> None:
         """Note that these orders were carried out, or that there was nothing to do."""
         ids = tuple(order.forget_id for order in orders if order.forget_id is not None)
+        self._noted = [order for order in self._noted if order not in orders]
         self._done = (*self._done, *ids)[-MAX_NOTED:]
 
     def go_back(self, manifest: Manifest, num_forgotten: int) -> None:

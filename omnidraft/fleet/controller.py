@@ -4,14 +4,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from omnidraft.config import ControllerSettings
-from omnidraft.errors import BusError, SignatureRefused, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
+from omnidraft.errors import BusError, SignatureRefused, SnapshotCorrupt, SnapshotError, SnapshotStale
 from omnidraft.fleet.canary_trial import CanaryTrial
 from omnidraft.fleet.challengers import Challengers
 from omnidraft.fleet.drift_recovery import DriftRecovery
 from omnidraft.fleet.judgements import BY_OPERATOR, CANARY, PROMOTED, PROMOTING, REFUSED, is_undecided, was_only_canary
-from omnidraft.fleet.promotion import Decision, decide, lineage_between, lineage_to, signed_versions
+from omnidraft.fleet.promotion import Decision, decide, decide_first, lineage_between, lineage_to, signed_versions
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.fleet.rewinds import Rewinds
 from omnidraft.fleet.tenant_gate import MOST_HISTORY
@@ -101,13 +102,24 @@ class Controller:
             stop.wait(self._settings.poll_s)
 
     def step(self) -> None:
-        """Judge, announce and read traffic once. Raises SnapshotError, BusError; the next step completes this one."""
-        self._complete_promotion()  # before the champion is announced: an operator may have promoted meanwhile
-        self._judge_challenger()
-        self._announce_champion()
-        self._read_traffic()
+        """Judge, announce and read traffic once; that is read while the registry is down, too. Raises SnapshotError,
+        BusError; the next step completes this one."""
+        try:
+            self._complete_promotion()  # before the champion is announced: an operator may have promoted meanwhile
+            self._judge_challenger()
+            self._announce_champion()
+            self._resume_recovery()
+        finally:
+            self._read_traffic()
+        if self._recovery:
+            self._recovery.react()
         self._end_trial()
         self._announce_champion()
+
+    def meanwhile(self) -> None:
+        """Read traffic while a call of the registry is not answered, from the thread that waits for it."""
+        with suppress(BusError):  # the next step meets it again
+            self._read_traffic()
 
     def _complete_promotion(self) -> None:
         """Promote what was decided, in this step or in one that was cut off; a deleted version is left alone."""
@@ -146,21 +158,12 @@ class Controller:
 
     def _decide(self, challenger: SnapshotVersion, champion: SnapshotVersion | None) -> Decision:
         if champion is None:
-            return self._decide_first(challenger)
+            return decide_first(challenger, signed_versions(self._registry, self._statements), self._settings)
         newest = max(challenger.version - champion.version, 0) + VERSIONS_OF_HISTORY
         versions = signed_versions(self._registry, self._statements, newest)
         between = lineage_between(versions, challenger.manifest, champion.manifest)
         history = lineage_to(versions, champion.manifest, MOST_HISTORY)
         return decide(challenger.manifest, champion.manifest, self._settings, between=between, history=history)
-
-    def _decide_first(self, challenger: SnapshotVersion) -> Decision:
-        """Promote the first snapshot of the pair; refuse any other, as then the alias of the champion was lost."""
-        others = [each for each in self._registry.versions() if each.version != challenger.version]
-        promoted = [each.version for each in others if (each.judgement or "").startswith(PROMOTED)]
-        if not promoted:
-            return decide(challenger.manifest, None, self._settings)
-        reason = f"the registry names no champion, but version {promoted[-1]} was promoted before"
-        return Decision(False, f"{reason}; say which one serves: `omnidraft snapshots promote VERSION`")
 
     def _start_canary(self, version: int, champion: int, decision: Decision, fence: str) -> None:
         self._announce_champion()  # before the canary, which it would end
@@ -172,38 +175,35 @@ class Controller:
         self._canaries.add(version)
         logger.info("%s: canary %d beside champion %d: %s", self._target, version, champion, decision.reason)
 
+    def _resume_recovery(self) -> None:
+        """Go on with the drifts that the control log has open, before any traffic is read."""
+        if not self._has_resumed and self._follower is not None and self._recovery is not None:
+            versions = self._registry.versions(VERSIONS_OF_HISTORY)
+            self._canaries |= {each.version for each in versions if was_only_canary(each)}
+            self._recovery.resume(self._follower.poll_all(CONTROL_TIMEOUT_S))
+        self._has_resumed = True
+
     def _read_traffic(self) -> None:
-        if self._traffic is None:
+        """Announce the drifts in new requests, and add these to the trial."""
+        if self._traffic is None or not self._has_resumed:
             return
-        self._follow()
         if self._recovery:
-            self._recovery.react()
+            for announcement in self._follower.poll(0.0) if self._follower is not None else ():
+                self._recovery.on_announcement(announcement)
+            self._recovery.announce()
         for request in self._traffic.new():
             if self._trial and not request.is_past:
                 self._trial.update(request)
             if self._recovery and request.version not in self._canaries:
                 self._recovery.update(request)
 
-    def _follow(self) -> None:
-        if self._follower is None or self._recovery is None:
-            return
-        if not self._has_resumed:
-            versions = self._registry.versions(VERSIONS_OF_HISTORY)
-            self._canaries |= {each.version for each in versions if was_only_canary(each)}
-            self._recovery.resume(self._follower.poll_all(CONTROL_TIMEOUT_S))
-            self._has_resumed = True
-        for announcement in self._follower.poll(0.0):
-            self._recovery.on_announcement(announcement)
-
     def _end_trial(self) -> None:
         """End the canary once there is a verdict. Announcing the champion again ends a failed one on every worker."""
         trial = self._trial
         if trial is None or (decision := trial.verdict(self._clock())) is None:
             return
-        try:
-            self._registry.resolve(str(trial.version))
-        except SnapshotNotFound as exc:
-            logger.warning("%s: canary %d ends without a verdict: %s", self._target, trial.version, exc)
+        if find_version(self._registry, str(trial.version)) is None:
+            logger.warning("%s: canary %d ends without a verdict: it was deleted", self._target, trial.version)
         else:
             self._settle(trial.version, decision, trial.fence)
         self._trial, self._announced_version = None, None

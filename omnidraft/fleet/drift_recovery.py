@@ -10,7 +10,7 @@ handled twice. A fall that happened while no controller ran, and is not over, is
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Literal, get_args
 
@@ -60,29 +60,39 @@ class DriftRecovery:
         self._statements = statements
         self._registry, self._announcer, self._detector = registry, announcer, detector
         self._metrics, self._target, self._gate = metrics, target, gate or ControllerSettings()
+        self._alarms: deque[Callable[[], None]] = deque()
+        """What is still to be announced, oldest first."""
         self._reactions: deque[Callable[[], None]] = deque()
-        """What is still to be done, oldest first."""
+        """What is still to be done in the registry, likewise."""
         self._past_falls: dict[tuple[str, Work], DriftChange] = {}
         """Falls in past requests that are not over, until their streams have requests again."""
 
     def update(self, request: RequestStats) -> None:
-        """Add one request and react to the change it reveals, see `react`."""
+        """Add one request and announce the change it reveals; `react` does the rest. Raises BusError; then `announce`
+        goes on."""
         stream = (request.tenant, request.work)
         if not request.is_past and (fall := self._past_falls.pop(stream, None)) is not None:
-            self._reactions.extend(self._reactions_to(fall))
+            self._take(fall)
         change = self._detector.update(request)
         self._end_evicted()
         if change is not None and not request.is_past:
-            self._reactions.extend(self._reactions_to(change))
+            self._take(change)
         elif change is not None and change.kind == "drift":
             self._past_falls[stream] = change
         elif change is not None:
             self._past_falls.pop(stream, None)
-        self.react()
+        self.announce()
+
+    def announce(self) -> None:
+        """Announce what is to be announced, without the registry. What raises BusError is done again by the next
+        call."""
+        while self._alarms:
+            self._alarms[0]()
+            self._alarms.popleft()
 
     def react(self) -> None:
-        """Do what is to be done. What raises RegistryError or BusError is done again by the next call; what cannot be
-        done, since a snapshot is gone or damaged, is left out."""
+        """Do in the registry what is to be done. What raises RegistryError is done again by the next call; what cannot
+        be done, since a snapshot is gone or damaged, is left out."""
         while self._reactions:
             try:
                 self._reactions[0]()
@@ -122,14 +132,14 @@ class DriftRecovery:
                 continue  # it was not announced
             name = traffic_name(tenant, work)
             reason = f"agreement of {name} is watched no more: {MOST_STREAMS} others had requests since"
-            self._reactions.append(partial(self._announce, "drift_over", tenant, work, None, reason))
+            self._alarms.append(partial(self._announce, "drift_over", tenant, work, None, reason))
 
-    def _reactions_to(self, change: DriftChange) -> Iterator[Callable[[], None]]:
+    def _take(self, change: DriftChange) -> None:
         tenant, reason = change.tenant, str(change)
-        yield partial(self._announce, change.kind, tenant, change.work, change.level, reason)
-        yield partial(self._annotate, change)
+        self._alarms.append(partial(self._announce, change.kind, tenant, change.work, change.level, reason))
+        self._reactions.append(partial(self._annotate, change))
         if change.suspect is not None:
-            yield partial(self._roll_back, change.suspect, tenant, reason)
+            self._reactions.append(partial(self._roll_back, change.suspect, tenant, reason))
 
     def _announce(
         self, kind: Literal["drift", "drift_over"], tenant: str, work: Work, level: float | None, reason: str

@@ -4,6 +4,7 @@ A service that does not answer adds a line to the problems, and None stands for 
 What holds by the control log (whether a pair learns, its canary, the tenants whose traffic drifts) is read anew.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -29,6 +30,8 @@ _T = TypeVar("_T")
 
 ALIASES = ("champion", "challenger", "previous")
 POLL_S = 2.0
+AT_WORK_S = 600.0
+"""The age of the newest trace record up to which workers count as running."""
 MOST_DEAD_LETTERS = 1000
 """The number of newest dead letters of each partition whose reasons are read."""
 
@@ -85,6 +88,8 @@ class Overview:
     workers: tuple[WorkerStatus, ...]
     problems: tuple[str, ...]
     """The services that could not be reached, and why; empty when all answered."""
+    notes: tuple[str, ...] = ()
+    """What an operator should know though nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,8 @@ class _LogStatus:
     """The contents of the log; None for each topic that could not be read."""
 
     trace_ends: Offsets | None = None
+    newest_ms: int | None = None
+    """The time of the newest trace record, if there is any."""
     dead_letters: DeadLetters | None = None
     control_states: Mapping[str, ControlState] = field(default_factory=dict)
     """Target -> state; empty when the control log could not be read."""
@@ -128,15 +135,34 @@ class _ProblemList:
 
 
 def overview(
-    sources: OverviewSources, settings: Settings, metrics: Metrics, workers: Sequence[str], now_ms: int
+    sources: OverviewSources,
+    settings: Settings,
+    metrics: Metrics,
+    workers: Sequence[str],
+    now_ms: int,
+    *,
+    are_guessed: bool = False,
 ) -> Overview:
-    """Return the status of all targets and of the workers at these URLs. Never raises an OmnidraftError."""
+    """Return the status of all targets and of the workers at these URLs. Never raises an OmnidraftError.
+
+    Args:
+        are_guessed: nobody named these workers. So where none of them is there while others write trace records, that
+            is a note and no problem.
+    """
     problems = _ProblemList()
     log = _log(sources, settings, metrics, problems)
     pairs = tuple(_pair(target, sources, problems, log) for target in settings.models.targets)
     statuses = tuple(sources.worker(url) for url in workers)
-    problems.lines += [f"worker {each.url}: {each.problem}" for each in statuses if each.problem]
-    return Overview(now_ms, pairs, log.trace_ends, log.dead_letters, statuses, tuple(problems.lines))
+    lines = [f"worker {each.url}: {each.problem}" for each in statuses if each.problem]
+    notes: list[str] = []
+    age_s = math.inf if log.newest_ms is None else (now_ms - log.newest_ms) / 1000
+    if are_guessed and age_s <= AT_WORK_S and not any(each.served for each in statuses):
+        notes = [
+            f"{each}; but a worker wrote a trace record {age_s:.0f} s ago: name it with --worker" for each in lines
+        ]
+    else:
+        problems.lines += lines
+    return Overview(now_ms, pairs, log.trace_ends, log.dead_letters, statuses, tuple(problems.lines), tuple(notes))
 
 
 def _log(sources: OverviewSources, settings: Settings, metrics: Metrics, problems: _ProblemList) -> _LogStatus:
@@ -151,17 +177,19 @@ def _log(sources: OverviewSources, settings: Settings, metrics: Metrics, problem
     no_offsets: Offsets = {}
     no_letters = None if log.url.startswith("kafka:") else DeadLetters(0, {})
     ends: Offsets | None = None
+    newest_ms: int | None = None
     dead_letters: DeadLetters | None = None
     states: Mapping[str, ControlState] = {}
     with problems.noted("trace log"):
         ends = _read(log.traces_topic, known, sources, lambda reader: reader.end_offsets(), no_offsets)
+        newest_ms = _read(log.traces_topic, known, sources, _newest_ms, None)
     with problems.noted("dead letters"):
         dead_letters = _read(log.dead_letters_topic, known, sources, _dead_letters, no_letters)
     with problems.noted("control log"):
         states = _read(
             log.control_topic, known, sources, lambda reader: _control_states(reader, settings, metrics, sources), idle
         )
-    return _LogStatus(ends, dead_letters, states)
+    return _LogStatus(ends, newest_ms, dead_letters, states)
 
 
 def _read(
@@ -218,6 +246,15 @@ def _control_states(
         )
         for target in settings.models.targets
     }
+
+
+def _newest_ms(reader: LogReader) -> int | None:
+    """Return the time of the newest message, None without any."""
+    ends, firsts = reader.end_offsets(), reader.first_offsets()
+    if all(firsts.get(partition, 0) >= end for partition, end in ends.items()):
+        return None
+    reader.seek_back(1)
+    return max((each.timestamp_ms for each in reader.poll(len(ends), POLL_S).messages), default=None)
 
 
 def _dead_letters(reader: LogReader) -> DeadLetters:

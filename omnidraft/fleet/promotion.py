@@ -11,10 +11,12 @@ from math import hypot, prod, sqrt
 from statistics import NormalDist
 
 from omnidraft.config import ControllerSettings
+from omnidraft.fleet.judgements import PROMOTED
 from omnidraft.fleet.tenant_gate import Change, change_without_best, equal_weight_change, fallen_tenants
 from omnidraft.ports import ChampionStatements, Registry, SnapshotVersion
 from omnidraft.snapshots.manifest import Manifest
 
+_PAIR = {"target", "drafter", "drafter_hash", "alignment"}
 _UNPAIRED_DOUBT = "other records show only large gains for sure: promote it by hand if it shall serve nonetheless"
 
 
@@ -51,9 +53,29 @@ class _Change:
         return f"{self.estimate:+.4f}{interval} {self.against}"
 
 
+def decide_first(
+    challenger: SnapshotVersion, versions: Sequence[SnapshotVersion], settings: ControllerSettings
+) -> Decision:
+    """Decide about a challenger where there is no champion, so the base drafter serves: it is compared with that.
+
+    Args:
+        versions: all of the pair, the challenger among them.
+    """
+    others = [each for each in versions if each.version != challenger.version]
+    if promoted := [each.version for each in others if (each.judgement or "").startswith(PROMOTED)]:
+        lost = f"the registry names no champion, but version {promoted[-1]} was promoted before"
+        return Decision(False, f"{lost}; say which one serves: `omnidraft snapshots promote VERSION`")
+    manifest = challenger.manifest
+    if manifest.train == "base" and manifest.parent_id is None:
+        return Decision(True, "the first snapshot of this pair")
+    unpublished = Manifest(**manifest.model_dump(include=_PAIR), snapshot_id="base", created_ms=0)
+    base = next((each.manifest for each in others if _is_base_of(each.manifest, manifest)), unpublished)
+    return decide(manifest, base, settings, between=lineage_between(versions, manifest, base))
+
+
 def decide(
     challenger: Manifest,
-    champion: Manifest | None,
+    champion: Manifest,
     settings: ControllerSettings,
     *,
     between: Sequence[Manifest] = (),
@@ -62,11 +84,12 @@ def decide(
     """Decide whether the challenger's held-out agreement is at least the champion's, less the tolerance, with the
     confidence of the settings, and the predicted speed-up too; and that no tenant's fell, nor that on the pinned file.
 
-    - The first snapshot of a pair is promoted: there is nothing to lose.
     - A challenger that was not measured is refused: nothing shows that it is not worse.
     - One that descends from the champion is judged by the sum of the changes since, each measured before and after
       on the same records. A snapshot in between that was not measured counts as no change.
     - One without a parent was trained offline from the base drafter; if that is the champion, it is judged likewise.
+    - One that agrees exactly as before, on every record, is refused, unless the tolerance allows for less or a tenant
+      was forgotten in it: nothing is gained.
     - One that does not descend from it is judged by its agreement against the champion's, on different records, whose
       errors are independent and far larger; it is refused when the champion's agreement is unknown.
 
@@ -74,14 +97,15 @@ def decide(
         between: the snapshots from the champion's child to the challenger's parent, oldest first.
         history: the champion and its ancestors, newest first.
     """
-    if champion is None:
-        return Decision(True, "the first snapshot of this pair")
     if challenger.agreement_after is None or challenger.agreement_before is None or challenger.held_out_records == 0:
         return Decision(False, "no held-out records: nothing shows that it is not worse than the champion")
     change = _change_from(champion, challenger, between)
     if change is None:
         return Decision(False, "the champion is no ancestor and was never measured, so they cannot be compared")
     verdict = f"held-out agreement {challenger.agreement_after:.4f} on {challenger.held_out_records} records, {change}"
+    is_same = change.estimate == 0 and not change.error and set(challenger.forgets) <= set(champion.forgets)
+    if is_same and not settings.tolerance:
+        return Decision(False, f"{verdict}: no difference")
     bound = change.bound(settings.confidence)
     if bound is None:
         return Decision(False, f"{verdict}, too few requests to be {settings.confidence:.0%} sure of anything")

@@ -3,19 +3,22 @@ is not installed, `local_distiller.py` learns for one target.
 
 The actors are not detached: when this process ends, however it ends, Ray ends them, so none goes on publishing.
 RAY_ADDRESS names a cluster, which places each actor on a node with its resources; an actor that cannot be placed stays
-pending, and the log says so. Without RAY_ADDRESS a local Ray runs as this process's children.
+pending, and the log says so. Without RAY_ADDRESS a local Ray runs as this process's children, reachable on the loopback
+interface alone.
 """
 
 import logging
 import math
 import os
+import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from prometheus_client import CollectorRegistry
 
 from omnidraft import extras
@@ -48,9 +51,9 @@ def main(settings: Settings) -> int:
     """
     if not extras.is_installed("ray"):
         return local_distiller.main(settings)
+    _start_ray(settings)
     import ray
 
-    _start_ray(settings)
     stop = stop_on_signals()
     try:
         journal_folder = own_folder()
@@ -66,12 +69,15 @@ def main(settings: Settings) -> int:
 
 
 def _start_ray(settings: Settings) -> None:
-    """Join the cluster of RAY_ADDRESS, or start a local Ray. Raises ConfigError: that cluster cannot be joined."""
+    """Join the cluster of RAY_ADDRESS, or start a local Ray. Raises ConfigError: that cluster cannot be joined, or the
+    local Ray does not come up."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", str(settings.learner.nice))
+    if "RAY_ADDRESS" not in os.environ:  # read when Ray is imported: no cluster, so the address is the loopback one
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     import ray
     from ray.exceptions import RayError
 
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", str(settings.learner.nice))
     common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     if "RAY_ADDRESS" in os.environ:
         try:
@@ -81,14 +87,36 @@ def _start_ray(settings: Settings) -> None:
             raise ConfigError(f"RAY_ADDRESS={address} names no Ray cluster that can be joined: {exc}") from exc
         return
     num_actors = len(settings.models.targets)
-    ray.init(
-        "local",
-        num_cpus=_num_cpus(settings) * num_actors,
-        resources={name: amount * num_actors for name, amount in settings.learner.ray_resources.items()},
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        **common,
-    )
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # else Ray puts one into a file that others may read
+    folder = own_folder(Path(os.environ.get("RAY_TMPDIR", "/tmp")))  # whose sockets' paths have 107 bytes at most
+    others = _children()
+    try:
+        ray.init(
+            "local",
+            num_cpus=_num_cpus(settings) * num_actors,
+            resources={name: amount * num_actors for name, amount in settings.learner.ray_resources.items()},
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=str(folder / "ray"),  # Ray lets everybody write into it, but nobody else gets there
+            **common,
+        )
+    except Exception as exc:  # Ray raises bare ones too
+        ray.shutdown()
+        _kill(_children() - others)
+        why = " ".join(str(exc).split())
+        raise ConfigError(f"the local Ray did not start: {why} Start again when the machine is less busy.") from exc
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _kill(processes: Collection[psutil.Process]) -> None:
+    """Kill what a start that failed left running."""
+    for each in processes:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    psutil.wait_procs(processes)
 
 
 def _actor(settings: Settings, journal_folder: Path) -> Any:

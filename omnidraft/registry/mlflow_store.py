@@ -8,13 +8,15 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from filelock import FileLock
 
+from omnidraft.background_calls import within
 from omnidraft.config import masked
 from omnidraft.errors import OmnidraftError, RegistryError, SnapshotNotFound, StoreLibraryMissing
 
@@ -24,13 +26,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 5.0
+"""How long a server has to answer a read, retries included."""
 PAGE_SIZE = 100
 """Versions in one answer of the store; each has thirty tags."""
 SQLITE = "sqlite:///"
 MLFLOW_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",  # it would sleep for as long as a proxy asks for
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",  # a server may need long to store an upload
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -61,8 +65,7 @@ def check_reachable(url: str) -> None:
     """Connect to a server, without MLflow, which takes seconds to import; make a local store's folder.
 
     Raises:
-        RegistryError: nothing answers within CONNECT_TIMEOUT_S, however long the timeout of uploads is; there can be no
-            such folder; the file cannot be written.
+        RegistryError: nothing answers within READ_TIMEOUT_S; there can be no such folder; the file cannot be written.
     """
     try:
         if url.startswith(SQLITE):
@@ -70,7 +73,7 @@ def check_reachable(url: str) -> None:
         elif url.startswith(("http://", "https://")):
             parts = urlsplit(url)
             port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-            socket.create_connection((parts.hostname or "", port), timeout=CONNECT_TIMEOUT_S).close()
+            socket.create_connection((parts.hostname or "", port), timeout=READ_TIMEOUT_S).close()
     except OSError as exc:
         raise RegistryError(masked(f"opening at {url}: {exc}; {_advice(url)}")) from exc
 
@@ -150,9 +153,25 @@ def _open(url: str) -> "MlflowClient":
     logging.getLogger("alembic").setLevel(logging.WARNING)  # mlflow sets both to INFO when it is imported
     logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"].upper())
     client = MlflowClient(tracking_uri=url, registry_uri=url)
+    if not url.startswith(SQLITE):
+        client = cast(MlflowClient, _ReadsInTime(client))
     client.search_experiments(max_results=1)
     client.search_registered_models(max_results=1)
     return client
+
+
+class _ReadsInTime:
+    """An MlflowClient whose reads fail after READ_TIMEOUT_S. MLflow has one timeout for all that it asks a server for,
+    and an upload needs a longer one."""
+
+    def __init__(self, client: "MlflowClient") -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        if not name.startswith(("get_", "search_")):
+            return method
+        return lambda *args, **options: within(READ_TIMEOUT_S, partial(method, *args, **options))
 
 
 def _store_errors() -> tuple[type[Exception], ...]:

@@ -14,20 +14,24 @@ PREFIX = "omnidraft-snapshots-"
 LOCK = ".lock"
 
 
-def own_folder() -> Path:
-    """Return a new folder below the system's folder for temporary files, for as long as this process lives."""
-    remove_abandoned()
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+def own_folder(within: Path | None = None) -> Path:
+    """Return a new folder, which nobody else may enter, for as long as this process lives.
+
+    Args:
+        within: None: the system's folder for temporary files.
+    """
+    remove_abandoned(within)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=within))
     lock = FileLock(_lock_of(folder), thread_local=False)
     lock.acquire()
     atexit.register(_remove, folder, lock)
     return folder
 
 
-def remove_abandoned() -> None:
+def remove_abandoned(within: Path | None = None) -> None:
     """Remove the folders of processes that were killed; those of others, and of earlier versions, which have no lock,
     stay."""
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*{LOCK}"):
+    for path in (within or Path(tempfile.gettempdir())).glob(f"{PREFIX}*{LOCK}"):
         lock = FileLock(path, timeout=0, thread_local=False)
         try:
             lock.acquire()

@@ -6,8 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from omnidraft.background_calls import attentive
 from omnidraft.config import Settings
-from omnidraft.ports import AnnouncementKind, Announcer, ControlFollower, LogReader, Metrics
+from omnidraft.ports import AnnouncementKind, Announcer, ControlFollower, LogReader, Metrics, Registry
 from omnidraft.wiring.existing import existing_registry
 from omnidraft.wiring.logs import (
     control_reader,
@@ -74,7 +75,8 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
 
     require_signer(settings, ("controller", "operator"))
     metrics = LabelledMetrics(metrics, target=settings.models.target)
-    snapshots, announce, models = registry(settings), announcer(settings), settings.models
+    snapshots = attentive(registry(settings), lambda: made.meanwhile())
+    announce, models = announcer(settings), settings.models
     statements = champion_statements(settings, partial(control_reader, settings))
     recovery = DriftRecovery(
         snapshots,
@@ -85,7 +87,7 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
         gate=settings.controller,
         statements=statements,
     )
-    return Controller(
+    made = Controller(
         snapshots,
         announce,
         settings.controller,
@@ -99,21 +101,22 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
         statements=statements,
         restate_s=restate_s(settings),
     )
+    return made
 
 
 def snapshot_comparison(
-    settings: Settings, tokenizers: Vocabularies, learner: "Learner", folder: Path
+    settings: Settings, snapshots: Registry, tokenizers: Vocabularies, learner: "Learner", folder: Path
 ) -> "SnapshotComparison":
     """Return the comparison of the snapshots of `models.target` on a tenant's newest records.
 
     Raises:
-        BusError, RegistryError: log or registry cannot be reached.
+        BusError: the log cannot be reached.
     """
     from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
 
     recent = recent_records(settings, tokenizers.alignment.fingerprint)
     base = partial(base_serving_tensors, settings, tokenizers)
-    return SnapshotComparison(registry(settings), learner, recent, announcer(settings), base, folder / "earlier")
+    return SnapshotComparison(snapshots, learner, recent, announcer(settings), base, folder / "earlier")
 
 
 def base_serving_tensors(settings: Settings, tokenizers: Vocabularies) -> "dict[str, Tensor]":
@@ -158,7 +161,8 @@ def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":
         authenticator=lambda target: authenticator(settings.for_target(target), is_remembering=False),
     )
     urls = tuple(workers) or (worker_url(settings),)
-    return gather(sources, settings, CountingMetrics(), urls, time.time_ns() // 1_000_000)
+    now_ms = time.time_ns() // 1_000_000
+    return gather(sources, settings, CountingMetrics(), urls, now_ms, are_guessed=not workers)
 
 
 def worker_url(settings: Settings) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from omnidraft.background_calls import attentive
 from omnidraft.config import LearnerSettings, Settings
 from omnidraft.freed_memory import keep_freed_memory
 from omnidraft.ports import LogReader, Metrics, NoopTracing, Tracing
@@ -82,11 +83,12 @@ def distillation(
     files = memory_files(settings, tokenizers, metrics, staging / "memory")
     hours = settings.log.retention_hours
     retention = Retention(None if hours is None else hours * 3600)
-    return Distiller(
+    snapshots = attentive(registry(settings), lambda: made.meanwhile())
+    made = Distiller(
         trace_source(settings, alignment, reader, dead_letters, metrics, retention.is_forgotten),
         batcher,
         learning,
-        Publisher(registry(settings), identity(settings, tokenizers), staging, files.cipher, files),
+        Publisher(snapshots, identity(settings, tokenizers), staging, files.cipher, files),
         load_cache=lambda arrays: ngram_cache(settings, tokenizers, arrays),
         load_base=lambda: base_serving_tensors(settings, tokenizers),
         held_out=HeldOut(learning, groups=groups, pinned=pinned),
@@ -100,12 +102,13 @@ def distillation(
         memory=files.memory,
         metrics=metrics,
         control=TrainingControl(control_follower(settings, metrics, _HEEDED)),
-        compare_earlier=snapshot_comparison(settings, tokenizers, learning, folder).compare,
+        compare_earlier=snapshot_comparison(settings, snapshots, tokenizers, learning, folder).compare,
         drift_haste=section.drift_haste,
         progress=progress,
         on_empty_poll=on_empty_poll,
         spans=LearningSpans(tracing or NoopTracing(), settings.models.target),
     )
+    return made
 
 
 def _batcher(section: LearnerSettings, reader: LogReader, journal: "CrashJournal", groups: "TenantGroups") -> "Batcher":

@@ -1,9 +1,14 @@
 """The distiller process with real Ray, SQLite log and folders: killed in the middle, it loses and repeats nothing."""
 
+import ipaddress
 import os
 import signal
+import stat
+import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -26,15 +31,26 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         running.process.wait()
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Paths of sockets have 107 bytes at most."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.timeout(600)
 def test_an_actor_killed_in_the_middle_learns_every_record_once_and_leaves_nothing_behind(
-    fleet: Fleet, tmp_path: Path
+    fleet: Fleet, tmp_path: Path, short_folder: Path
 ) -> None:
+    """Meanwhile nobody else reaches Ray: neither from another machine nor through its files."""
     (temporary := tmp_path / "temporary").mkdir()
-    fleet.environ |= {"TMPDIR": str(temporary), "RAY_TMPDIR": tempfile.gettempdir()}  # Ray's sockets want short paths
+    fleet.environ |= {"TMPDIR": str(temporary), "RAY_TMPDIR": str(short_folder), "HOME": str(tmp_path)}
     fleet.emit(12)
     process = fleet.start()
     fleet.wait_for(lambda: fleet.has_learned(6))
+    (ray,) = [each for each in short_folder.iterdir() if each.is_dir()]
+    assert (stat.S_IMODE(ray.stat().st_mode), (tmp_path / ".ray").exists()) == (0o700, False)
+    assert {address for address in listening(process) if not address.is_loopback} == set()
     first = fleet.actor(process)
     assert first is not None
     assert max(priorities(first)) >= fleet.settings.learner.nice
@@ -50,7 +66,35 @@ def test_an_actor_killed_in_the_middle_learns_every_record_once_and_leaves_nothi
     assert newest is not None
     assert (newest.num_records, newest.num_steps, newest.offsets) == (20, 10, {0: 20})
     assert "duplicate" not in newest.counts
-    assert list(temporary.glob("omnidraft-*")) == []
+    assert [*temporary.glob("omnidraft-*"), *short_folder.iterdir()] == []
+
+
+def listening(process: subprocess.Popen[bytes]) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """The addresses at which a process and its children listen."""
+    parent = psutil.Process(process.pid)
+    connections = [each for one in (parent, *parent.children(recursive=True)) for each in one.net_connections("tcp")]
+    names = {each.laddr.ip.removeprefix("::ffff:") for each in connections if each.status == psutil.CONN_LISTEN}
+    return set(map(ipaddress.ip_address, names))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_ray_that_hangs_at_its_start_ends_the_process_with_one_line_and_leaves_nothing(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    process = fleet.start()
+    children = set[psutil.Process]()
+    while process.poll() is None:
+        time.sleep(0.02)
+        with suppress(psutil.NoSuchProcess):
+            children |= set(psutil.Process(process.pid).children(recursive=True))
+            for each in children:
+                if each.name() == "raylet":
+                    each.suspend()
+    assert process.returncode == 2
+    *_, refusal = (tmp_path / "distiller.log").read_text().splitlines()
+    assert refusal.startswith("omnidraft distiller: the local Ray did not start: ")
+    assert [each for each in children if each.is_running()] == []
 
 
 @pytest.mark.long

@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +259,25 @@ def test_what_cannot_be_reached_is_a_line_and_the_rest_is_told(
     shown = status(**environ).stdout
     assert f"cannot be reached: {missing}" in shown
     assert "?" in shown
+
+
+def test_where_workers_elsewhere_write_records_one_that_nobody_named_is_no_alarm(
+    status: Status, settings: config.Settings, tmp_path: Path
+) -> None:
+    fill_log(settings)
+    publish_two(settings, tmp_path)
+    done = status("--json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["problems"]) == (0, [])
+    (note,) = told["notes"]
+    assert note.startswith(f"worker {NOBODY}: does not answer")
+    assert "a worker wrote a trace record 0 s ago: name it with --worker" in note
+    assert "name it with --worker" in status().stdout
+    assert status("--json", "--worker", NOBODY).returncode == 1
+    with closing(sqlite3.connect(tmp_path / "log.db")) as log, log:
+        log.execute("UPDATE messages SET timestamp_ms = timestamp_ms - 601000")
+    old = json.loads(status("--json").stdout)
+    assert ([line.split(":")[0] for line in old["problems"]], old["notes"]) == (["worker http"], [])
 
 
 def test_asking_makes_no_log_and_no_registry(status: Status, tmp_path: Path) -> None:

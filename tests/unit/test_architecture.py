@@ -16,7 +16,7 @@ PRODUCT = ("omnidraft", "services", "pipelines")
 
 LEVELS = (  # lowest first
     {"errors", "exit_status", "config", "throttle", "private_files", "progress", "supervised_thread"}
-    | {"allowed_hosts", "container_limits", "freed_memory"},
+    | {"allowed_hosts", "background_calls", "container_limits", "freed_memory"},
     {"durable_files"},
     {"extras", "output_files", "cache_files"},
     {"vocab", "traces", "snapshots", "prompts", "memory", "tools"},

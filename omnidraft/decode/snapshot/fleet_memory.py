@@ -38,7 +38,7 @@ class SnapshotMemory:
 
 
 class MemoryLoader:
-    """Loads the memory of one pair's snapshots. `load` and `forget` belong to one thread."""
+    """Loads the memory of one pair's snapshots. One thread at a time may call `load`, another one `forget`."""
 
     def __init__(
         self,

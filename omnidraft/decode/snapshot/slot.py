@@ -107,6 +107,7 @@ class SnapshotSlot:
         state = self._state
         if offered.sequence < state.current.sequence:
             raise SnapshotStale(f"have announcement {state.current.sequence}, was offered {offered.sequence}")
+        offered.forget_factors(self._factor_switch)  # of who was forgotten during its load
         if offered.version == state.current.version:
             self._state = replace(state, current=offered)
         else:
@@ -124,4 +125,6 @@ class SnapshotSlot:
 
     def set_canary(self, canary: Canary | None) -> None:
         """Serve a share of requests with the canary; None ends the trial."""
+        if canary is not None:
+            canary.snapshot.forget_factors(self._factor_switch)
         self._state = replace(self._state, canary=canary)

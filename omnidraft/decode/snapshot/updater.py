@@ -3,22 +3,24 @@
 An announcement names the version to serve at once; the registry's alias `champion` is read whenever no announcement
 came for `poll_s`, and is authoritative. A champion read from the registry takes the sequence of the newest announcement
 received, so every later announcement still wins over it.
+Orders wait neither for the registry nor for a load: these run beside the thread that follows announcements.
 With `statements`, a champion is taken from the registry only with a signed statement about that very snapshot, and what
 an announcement names is loaded only if it is the snapshot that was announced.
 """
 
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from omnidraft import throttle
+from omnidraft.background_calls import beside
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
-from omnidraft.decode.snapshot.fetching import fetch_for_serving
+from omnidraft.decode.snapshot.loading import Loader, SnapshotLoading, is_expected
 from omnidraft.decode.snapshot.slot import Canary, LoadedSnapshot, SnapshotSlot
 from omnidraft.errors import (
     BusError,
@@ -34,20 +36,14 @@ from omnidraft.ports import (
     ChampionStatements,
     ControlFollower,
     Metrics,
-    NoopTracing,
     SnapshotReader,
-    SnapshotVersion,
     Tracing,
 )
-from omnidraft.snapshots import bundle
-from omnidraft.snapshots.manifest import Manifest, digest
+from omnidraft.snapshots.manifest import digest
 
 logger = logging.getLogger(__name__)
 
 MAX_RETRY_S = 300.0
-
-Loader = Callable[[SnapshotVersion, Path], LoadedSnapshot]
-"""Loads a verified snapshot folder. Raises an OmnidraftError when it does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +86,22 @@ class SnapshotUpdater:
     ) -> None:
         self._registry = registry
         self._slot = slot
-        self._loader = loader
+        self._loading = SnapshotLoading(
+            registry, loader, staging, self._follow, metrics, target=target, clock=clock, tracing=tracing
+        )
         self._follower = follower
         self._drift_throttle = drift_throttle
         self._settings = settings
         self._metrics = metrics
         self._target = target
-        self._staging = staging
-        self._clock, self._tracing = clock, tracing or NoopTracing()
+        self._clock = clock
         self._forget = forget
         self._statements = statements
         self._sequence = slot.current.sequence
         self._canary: Announcement | None = None
+        self._waiting: Announcement | None = None
+        """The champion or canary that was announced during a load, if it has to be loaded too."""
         self._failures: dict[int, _Failure] = {}
-        self._folders: dict[int, Path] = {}
         self._is_connected = True
 
     def run(self, stop: threading.Event) -> None:
@@ -113,11 +111,12 @@ class SnapshotUpdater:
 
     def step(self, stop: threading.Event) -> None:
         """Wait for announcements for up to `poll_s`, then serve the version that they, or else the registry, name."""
-        announcements = self._poll(stop)
+        announcements = self._poll(stop) if self._waiting is None else (self._waiting,)
+        self._waiting = None
         for each in announcements:
             self._on_announcement(each)
-        if not any(each.kind == "champion" for each in announcements) and (champion := self._champion()) is not None:
-            self._serve(champion.version, None if self._statements is None else digest(champion.manifest))
+        if not any(each.kind == "champion" for each in announcements):
+            self._serve_champion()
         if self._canary is not None:
             self._start_canary(self._canary)
 
@@ -129,11 +128,22 @@ class SnapshotUpdater:
             stop.wait(self._settings.poll_s)
             return ()
 
+    def _follow(self) -> None:
+        """Carry out what was announced, except a load, which waits for the one under way."""
+        with suppress(BusError):
+            for each in self._follower.poll(0.0):
+                if each.kind not in ("champion", "canary"):
+                    self._on_announcement(each)
+                    continue
+                self._waiting = None if self._slotted(each.version, each.digest) else each
+                if self._waiting is None:
+                    self._on_announcement(each)
+
     def _on_announcement(self, announcement: Announcement) -> None:
         self._slot.on_announcement(announcement)
         if announcement.kind == "champion" and announcement.version is not None:
             self._sequence, self._canary = announcement.sequence, None
-            self._serve(announcement.version, announcement.digest)
+            self._serve(announcement.version, announcement.digest, announcement.sequence)
             self._slot.set_canary(None)
             self._remove_unloaded_files()
         elif announcement.kind == "canary":
@@ -144,47 +154,47 @@ class SnapshotUpdater:
         else:
             self._drift_throttle.on_announcement(announcement)
 
-    def _champion(self) -> SnapshotVersion | None:
-        """Return the champion; None when nothing was promoted yet, the registry is down, or nobody vouches for it."""
+    def _serve_champion(self) -> None:
+        """Serve the champion, unless nothing was promoted yet, the registry is down, or nobody vouches for it."""
+        sequence = self._sequence  # what is announced meanwhile is later than what the registry answers
         try:
-            champion = self._registry.resolve("champion")
+            champion = beside(self._follow, partial(self._registry.resolve, "champion"))
             if self._statements is not None:
-                self._sequence = max(self._sequence, self._statements.check(champion))
+                sequence = max(sequence, self._statements.check(champion))
+                self._sequence = max(self._sequence, sequence)
         except SignatureRefused as exc:
             self._metrics.add("omnidraft_champions_refused_total", target=self._target)
             self._report_disconnected(exc)
-            return None
         except SnapshotNotFound:
-            return None
+            pass
         except SnapshotCorrupt as exc:
             self._report_disconnected(exc)
-            self._serve_previous()
-            return None
+            self._serve_previous(sequence)
         except SnapshotError as exc:
             self._report_disconnected(exc)
-            return None
-        self._is_connected = True
-        return champion
+        else:
+            self._is_connected = True
+            self._serve(champion.version, None if self._statements is None else digest(champion.manifest), sequence)
 
-    def _serve(self, version: int, expected: str | None) -> None:
+    def _serve(self, version: int, expected: str | None, sequence: int) -> None:
         """Serve this version. `expected`: the digest of its manifest; None: whatever the registry has."""
-        self._load_and(version, expected, self._swap)
+        self._load_and(version, expected, partial(self._swap, sequence=sequence))
         if version in self._failures:
-            self._serve_previous()
+            self._serve_previous(sequence)
 
-    def _serve_previous(self) -> None:
+    def _serve_previous(self, sequence: int) -> None:
         """Serve the previous champion rather than the base drafter while the champion cannot be loaded. With statements
         the base drafter serves: nobody vouches for what the registry calls previous."""
         if self._slot.current.version is not None or self._statements is not None:
             return
         try:
-            previous = self._registry.resolve("previous").version
+            previous = beside(self._follow, partial(self._registry.resolve, "previous")).version
         except SnapshotError:
             return
         logger.warning(
             "%s: the champion cannot be loaded; the previous one, snapshot %d, serves", self._target, previous
         )
-        self._load_and(previous, None, self._swap)
+        self._load_and(previous, None, partial(self._swap, sequence=sequence))
 
     def _start_canary(self, announcement: Announcement) -> None:
         """Serve a canary, unless it is on trial already or serves as the champion."""
@@ -196,9 +206,12 @@ class SnapshotUpdater:
         ):
             return
         share = announcement.share
-        self._load_and(
-            announcement.version, announcement.digest, lambda loaded: self._slot.set_canary(Canary(loaded, share))
-        )
+
+        def begin(loaded: LoadedSnapshot) -> None:
+            if self._canary is announcement:  # else it ended during its load
+                self._slot.set_canary(Canary(loaded, share))
+
+        self._load_and(announcement.version, announcement.digest, begin)
         if self._slot.canary:
             logger.info("%s: snapshot %d serves %.1f %% of requests", self._target, announcement.version, share * 100)
 
@@ -209,7 +222,7 @@ class SnapshotUpdater:
         if failure and self._clock() < failure.retry_at:
             return
         try:
-            apply(self._load(version, expected))
+            apply(self._slotted(version, expected) or self._loading.load(version, expected))
             self._failures.pop(version, None)
             self._remove_unloaded_files()
         except SnapshotStale as exc:
@@ -217,32 +230,17 @@ class SnapshotUpdater:
         except Exception as exc:  # whatever the registry or the loader raises must not end this thread
             self._record_failure(version, exc)
 
-    def _load(self, version: int, expected: str | None) -> LoadedSnapshot:
-        """Return the snapshot, from memory when it is still loaded, so that a rollback is a swap."""
+    def _slotted(self, version: int | None, expected: str | None) -> LoadedSnapshot | None:
+        """Return the snapshot if it is still loaded, so that a rollback is a swap."""
         for slotted in self._slot.loaded:
-            if slotted.version == version and _is_expected(slotted.manifest, expected):
+            if slotted.version == version and is_expected(slotted.manifest, expected):
                 return slotted
-        started = self._clock()
-        snapshot_version = self._registry.resolve(str(version))
-        loaded_from = snapshot_version.manifest.traceparent
-        span = self._tracing.begin("load snapshot", links=[loaded_from] if loaded_from else [], version=version)
-        try:
-            with throttle.throttled():
-                folder = self._folders[version] = fetch_for_serving(self._registry, version, self._staging)
-            if expected is not None:
-                _require_expected(snapshot_version.manifest, bundle.read_manifest(folder), expected)
-            loaded = self._loader(snapshot_version, folder)
-        except Exception as exc:
-            span.end(model=self._target, error=type(exc).__name__)
-            raise
-        self._metrics.observe("omnidraft_snapshot_load_seconds", self._clock() - started, target=self._target)
-        span.end(model=self._target)
-        return loaded
+        return None
 
-    def _swap(self, loaded: LoadedSnapshot) -> None:
+    def _swap(self, loaded: LoadedSnapshot, *, sequence: int) -> None:
         before = self._slot.current.version
         started = self._clock()
-        self._slot.swap(replace(loaded, sequence=self._sequence))
+        self._slot.swap(replace(loaded, sequence=sequence))
         swap_s = self._clock() - started
         if loaded.version == before:
             return
@@ -255,10 +253,7 @@ class SnapshotUpdater:
         logger.info("%s: swapped snapshot %s -> %s in %.3f ms", self._target, before, loaded.version, swap_s * 1000)
 
     def _remove_unloaded_files(self) -> None:
-        """Remove the files of snapshots that are no longer loaded."""
-        slotted = {each.version for each in self._slot.loaded}
-        for version in [version for version in self._folders if version not in slotted]:
-            shutil.rmtree(self._folders.pop(version), ignore_errors=True)
+        self._loading.remove_files(but={each.version for each in self._slot.loaded})
 
     def _record_failure(self, version: int, exc: BaseException) -> None:
         known = self._failures.get(version)
@@ -285,15 +280,3 @@ class SnapshotUpdater:
 def _forgets(snapshot: LoadedSnapshot | None) -> frozenset[str]:
     """Return the orders to forget a tenant that were carried out in this snapshot."""
     return frozenset(snapshot.manifest.forgets if snapshot and snapshot.manifest else ())
-
-
-def _is_expected(manifest: Manifest | None, expected: str | None) -> bool:
-    return expected is None or (manifest is not None and digest(manifest) == expected)
-
-
-def _require_expected(resolved: Manifest, fetched: Manifest, expected: str) -> None:
-    """Raise SnapshotCorrupt unless what was fetched is what was resolved, and what was announced."""
-    if resolved != fetched or not _is_expected(fetched, expected):
-        raise SnapshotCorrupt(
-            f"the registry has snapshot {fetched.snapshot_id} under this version, which is not the announced one"
-        )

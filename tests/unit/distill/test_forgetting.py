@@ -3,11 +3,13 @@ who were forgotten."""
 
 import time
 from pathlib import Path
+from threading import Event, Thread
 
 import numpy as np
 import pytest
 
 from omnidraft.audit.run import DiscardingWriter
+from omnidraft.background_calls import attentive
 from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.tenant_keys import TenantKeys
@@ -19,10 +21,12 @@ from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.publisher import BATCHER, LEARNER
 from omnidraft.distill.resume_encryption import decrypt_records, encrypt_records
 from omnidraft.distill.resume_tensors import records_from_tensors, records_to_tensors, tensor_to_bytes
-from omnidraft.errors import BusError, ConfigError, KeyStoreError
+from omnidraft.distill.retrying import wait
+from omnidraft.errors import BusError, ConfigError, KeyStoreError, RegistryError
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.ports import Announcement
+from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.registry.manifest_tags import MAX_TAG_CHARACTERS
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.memory_part import MEMORY
@@ -350,3 +354,50 @@ def test_a_clock_that_jumps_ahead_empties_neither_replay_buffer_nor_memory_where
     assert setting.registry.resolve("latest").version > before
     assert kept(setting) == {"held_out.": [], "replay.": ["stayer"]}
     assert any(name.startswith(MEMORY) for name in setting.manifest().sha256)
+
+
+class AwayRegistry(DirectoryRegistry):
+    """It hangs, or is gone, when learned snapshots are published, until it is back."""
+
+    def __init__(self, folder: Path, *, is_gone: bool) -> None:
+        super().__init__(folder, "drafter", "target", keep_resume=2)
+        self.is_gone, self.is_reached, self.is_back = is_gone, Event(), Event()
+
+    def publish(self, bundle, parent):
+        if parent is not None and not self.is_back.is_set():
+            self.is_reached.set()
+            if self.is_gone:
+                raise RegistryError("gone")
+            self.is_back.wait()
+        return super().publish(bundle, parent)
+
+
+def is_soon(reached, patience_s: float = 3.0) -> bool:
+    until = time.monotonic() + patience_s
+    while not reached() and time.monotonic() < until:
+        time.sleep(0.02)
+    return reached()
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["hangs", "is gone"])
+def test_a_tenant_is_forgotten_while_the_registry_hangs_or_is_gone(setting, is_gone):
+    """At once in what the learner keeps, and in a snapshot when the registry is back."""
+    registry = AwayRegistry(setting.folder / "registry", is_gone=is_gone)
+    service = attentive(registry, lambda: distiller.meanwhile())
+    distiller, learner = setting.distiller(registry=service, held_out_every=3, control=control(setting), wait=wait)
+    emit_both(setting)
+    stop = Event()
+    thread = Thread(target=distiller.run, args=(stop.is_set,))
+    thread.start()
+    try:
+        assert registry.is_reached.wait(20)
+        assert is_soon(lambda: any(record.tenant == "leaver" for record in learner.replayed()))
+        forget(setting, "leaver", until_ms=NOW_MS + 1000)
+        assert is_soon(lambda: all(record.tenant == "stayer" for record in learner.replayed()))
+        registry.is_back.set()
+        assert is_soon(lambda: "order" in setting.manifest().forgets, 20)
+    finally:
+        registry.is_back.set()
+        stop.set()
+        thread.join(20)
+    assert kept(setting) == {"held_out.": ["stayer"], "replay.": ["stayer"]}

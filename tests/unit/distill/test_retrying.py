@@ -1,6 +1,7 @@
 """Retries go on until the action succeeds, count every failure, and end with its error once `stop` holds."""
 
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -22,18 +23,22 @@ class Failing:
 
 
 def test_every_failure_is_counted_and_logged_with_the_wait_and_the_waits_grow(caplog) -> None:
-    failures: list[None] = []
-    waits_s: list[float] = []
+    events: list[float | str] = []
     action = Failing(7, BusError("log away"))
     num_calls = retry(
         action,
         lambda: False,
-        lambda: failures.append(None),
-        wait=lambda seconds, stop: waits_s.append(seconds),
+        lambda: events.append("failed"),
+        lambda: events.append("other work"),
+        wait=lambda seconds, stop: events.append(seconds),
     )
     assert num_calls == 8
-    assert len(failures) == 7
-    assert waits_s == [0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0]
+    assert events.count("failed") == 7
+    waits_s = [0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0]
+    slept_s = " ".join(map(str, events)).split("failed")[1:]
+    assert [sum(map(float, each.replace("other work", "").split())) for each in slept_s] == waits_s
+    assert max(each for each in events if isinstance(each, float)) == 2.0
+    assert all(after == "other work" for each, after in pairwise(events) if isinstance(each, float))
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [f"trying again in {wait_s} s: log away" for wait_s in waits_s]
 

@@ -159,8 +159,43 @@ def test_a_first_snapshot_that_was_not_promoted_after_all_leaves_that_to_the_nex
     fleet.publish("s2", 1, 0.7, 0.8)
     fleet.controller().step()
     assert (fleet.champion(), fleet.heard()) == (2, 2)
-    judgements = [fleet.registry.resolve(version).judgement for version in ("1", "2")]
-    assert judgements == [f"{verdict}: the first snapshot of this pair" for verdict in ("promoting", "promoted")]
+    base, learned = (fleet.registry.resolve(version).judgement for version in ("1", "2"))
+    assert base == "promoting: the first snapshot of this pair"
+    assert learned.startswith("promoted: held-out agreement 0.8000")
+
+
+@pytest.mark.parametrize("has_base", [True, False], ids=["published", "not published"])
+@pytest.mark.parametrize(
+    ("after", "error", "reason"),
+    [
+        (0.8, 0.001, "promoted: held-out agreement 0.8000"),
+        (0.6, 0.001, "refused: held-out agreement 0.6000"),
+        (0.7, 0.0, "no difference"),
+        (None, None, "refused: no held-out records"),
+    ],
+)
+def test_the_first_learned_snapshot_is_compared_with_the_base_drafter(fleet, has_base, after, error, reason):
+    """The base drafter was never judged: it was published, or learned from, before any controller ran."""
+    if has_base:
+        fleet.registry.publish(make_bundle(fleet.folder, "base"), None)
+    before = None if after is None else 0.7
+    told = {"agreement_before": before, "agreement_after": after, "agreement_change_error": error}
+    told |= {"train": "lora", "parent_id": "base" if has_base else None, "held_out_records": 8}
+    version = fleet.registry.publish(make_bundle(fleet.folder, "s1", **told), 1 if has_base else None).version
+    fleet.controller().step()
+    assert reason in fleet.registry.resolve(str(version)).judgement
+    assert fleet.heard() == (version if after == 0.8 else None)
+
+
+def test_where_the_first_learned_snapshot_lost_the_next_one_is_compared_with_the_base_drafter_too(fleet):
+    fleet.registry.publish(make_bundle(fleet.folder, "base"), None)
+    for snapshot_id, parent, before, after, champion in [("s1", 1, 0.7, 0.6, None), ("s2", 2, 0.6, 0.65, None)]:
+        fleet.publish(snapshot_id, parent, before, after)
+        fleet.controller().step()
+        assert fleet.heard() == champion
+    fleet.publish("s3", 3, 0.65, 0.75)
+    fleet.controller().step()
+    assert fleet.heard() == 4
 
 
 def test_where_the_aliases_were_lost_no_challenger_is_promoted_before_an_operator_names_the_champion(fleet):

@@ -56,6 +56,7 @@ class Pair:
     def serve(self, recovery, agreement, number, *, work="text", is_past=False, **told):
         for request in requests(self.dice, agreement, number, **told):
             recovery.update(replace(request, work=work, is_past=is_past))
+        recovery.react()
         return [(each.kind, each.tenant, each.work) for each in self.everything.poll(0)]
 
 
@@ -182,10 +183,10 @@ def test_what_a_failing_log_did_not_take_is_announced_by_the_next_call(pair, mon
         with pytest.raises(BusError, match="no broker"):
             pair.serve(recovery, 0.5, 40)
         with pytest.raises(BusError, match="no broker"):
-            recovery.react()
+            recovery.announce()
     assert pair.metrics.value("omnidraft_drift_alarms_total", target="big") == 0
     assert pair.serve(recovery, 0.5, 1) == [("drift", "t", "text")]
-    recovery.react()
+    recovery.announce()
     assert pair.serve(recovery, 0.5, 5) == []
     assert pair.metrics.value("omnidraft_drift_alarms_total", target="big") == 1
 

@@ -19,15 +19,24 @@ def measured(snapshot_id, parent_id, before, after):
     return manifest(snapshot_id, parent_id=parent_id, **told)
 
 
-def test_the_first_snapshot_of_a_pair_is_promoted():
-    assert decide(BASE, None, EXACT).promote
-
-
 @pytest.mark.parametrize(
-    ("after", "tolerance", "promote"), [(0.71, 0, True), (0.70, 0, True), (0.69, 0, False), (0.69, 0.01, True)]
+    ("after", "tolerance", "promote"), [(0.71, 0, True), (0.70, 0.01, True), (0.69, 0, False), (0.69, 0.01, True)]
 )
 def test_a_child_must_not_fall_by_more_than_the_tolerance(after, tolerance, promote):
     assert decide(measured("s1", "base", 0.70, after), BASE, ControllerSettings(tolerance=tolerance)).promote is promote
+
+
+@pytest.mark.parametrize("error", [0.0, None])
+def test_a_gain_of_nothing_promotes_nothing(error):
+    """On a pair that learns nothing, one version after the other would become champion."""
+    same = unsure("s1", "base", 0.70, 0.70, error)
+    decision = decide(same, BASE, EXACT)
+    assert (decision.promote, decision.is_worse) == (False, False)
+    assert decision.reason.endswith("no difference")
+    assert decide(unsure("s2", "s1", 0.70, 0.71, 0.01), BASE, EXACT, between=[same]).promote
+    assert decide(unsure("s1", "base", 0.70, 0.70, 0.01), BASE, EXACT).promote  # some records fell, others gained
+    assert decide(same, BASE, ControllerSettings(tolerance=0.01)).promote
+    assert decide(same.model_copy(update={"forgets": ("order",)}), BASE, EXACT).promote
 
 
 def test_a_challenger_that_was_not_measured_is_refused_and_says_why():

@@ -2,6 +2,9 @@
 
 import logging
 import math
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from omnidraft import config
@@ -16,6 +20,7 @@ from omnidraft.errors import ConfigError
 from omnidraft.hosts import distiller
 from omnidraft.hosts.distiller import LOST_S, STOP_S, _LearnerActor, _watch
 
+ROOT = Path(__file__).parents[3]
 STATUS = {
     "pid": 7,
     "memory_bytes": 5 << 30,
@@ -186,3 +191,28 @@ def test_a_learner_that_does_not_stop_delays_the_error_of_another_by_a_bounded_t
     with pytest.raises(ConfigError, match="no such loss"):
         _watch(learners, threading.Event())
     assert STOP_S <= stub_ray.now_s < STOP_S + 5
+
+
+TIMED_OUT = """
+import subprocess, sys
+import ray
+from omnidraft.hosts import distiller, process
+
+def time_out(*args, **options):
+    print(subprocess.Popen(["sleep", "1000"]).pid, flush=True)
+    raise Exception("The current node timed out during startup.\\nThis could happen because ...")
+
+ray.init, sys.argv = time_out, ["distiller"]
+process.run("distiller", distiller.main)
+"""
+
+
+def test_a_local_ray_that_does_not_come_up_is_refused_in_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", TIMED_OUT]
+    ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    *_, refusal = ended.stderr.splitlines()
+    assert refusal.startswith("omnidraft distiller: the local Ray did not start: The current node timed out during")
+    assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
+    assert not psutil.pid_exists(int(ended.stdout))

@@ -1,0 +1,94 @@
+"""Loads versions of the registry while the calling thread does other work, and keeps their files as long as needed."""
+
+import shutil
+import time
+from collections.abc import Callable, Container
+from functools import partial
+from pathlib import Path
+
+from omnidraft import throttle
+from omnidraft.background_calls import beside
+from omnidraft.decode.snapshot.fetching import fetch_for_serving
+from omnidraft.decode.snapshot.slot import LoadedSnapshot
+from omnidraft.errors import SnapshotCorrupt
+from omnidraft.ports import Metrics, NoopTracing, SnapshotReader, SnapshotVersion, Tracing
+from omnidraft.snapshots import bundle
+from omnidraft.snapshots.manifest import Manifest, digest
+
+Loader = Callable[[SnapshotVersion, Path], LoadedSnapshot]
+"""Loads a verified snapshot folder. Raises an OmnidraftError when it does not fit."""
+
+
+class SnapshotLoading:
+    """Loads one version at a time.
+
+    Args:
+        staging: a folder of this process alone.
+        meanwhile: called again and again during a load; it must not raise.
+    """
+
+    def __init__(
+        self,
+        registry: SnapshotReader,
+        loader: Loader,
+        staging: Path,
+        meanwhile: Callable[[], None],
+        metrics: Metrics,
+        *,
+        target: str,
+        clock: Callable[[], float] = time.monotonic,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self._registry, self._loader, self._staging, self._meanwhile = registry, loader, staging, meanwhile
+        self._metrics, self._target = metrics, target
+        self._clock, self._tracing = clock, tracing or NoopTracing()
+        self._folders: dict[int, Path] = {}
+        self._version: int | None = None
+        """The version that is being loaded."""
+
+    def load(self, version: int, expected: str | None) -> LoadedSnapshot:
+        """Return a version of the registry. Raises what the registry or the loader raises.
+
+        Args:
+            expected: the digest of its manifest; None: whatever the registry has.
+        """
+        started = self._clock()
+        snapshot_version = beside(self._meanwhile, partial(self._registry.resolve, str(version)))
+        loaded_from = snapshot_version.manifest.traceparent
+        span = self._tracing.begin("load snapshot", links=[loaded_from] if loaded_from else [], version=version)
+        self._version = version
+        try:
+            folder = self._folders[version] = beside(self._meanwhile, partial(self._fetch, version))
+            if expected is not None:
+                _require_expected(snapshot_version.manifest, bundle.read_manifest(folder), expected)
+            loaded = beside(self._meanwhile, partial(self._loader, snapshot_version, folder))
+        except Exception as exc:
+            span.end(model=self._target, error=type(exc).__name__)
+            raise
+        finally:
+            self._version = None
+        self._metrics.observe("omnidraft_snapshot_load_seconds", self._clock() - started, target=self._target)
+        span.end(model=self._target)
+        return loaded
+
+    def _fetch(self, version: int) -> Path:
+        with throttle.throttled():
+            return fetch_for_serving(self._registry, version, self._staging)
+
+    def remove_files(self, *, but: Container[int | None]) -> None:
+        """Remove the files of all versions but these, and but that of the load under way."""
+        for version in [each for each in self._folders if each not in but and each != self._version]:
+            shutil.rmtree(self._folders.pop(version), ignore_errors=True)
+
+
+def is_expected(manifest: Manifest | None, expected: str | None) -> bool:
+    """Return whether this manifest has the expected digest; None expects any."""
+    return expected is None or (manifest is not None and digest(manifest) == expected)
+
+
+def _require_expected(resolved: Manifest, fetched: Manifest, expected: str) -> None:
+    """Raise SnapshotCorrupt unless what was fetched is what was resolved, and what was announced."""
+    if resolved != fetched or not is_expected(fetched, expected):
+        raise SnapshotCorrupt(
+            f"the registry has snapshot {fetched.snapshot_id} under this version, which is not the announced one"
+        )

@@ -1,0 +1,164 @@
+"""A registry that hangs: orders and alarms, which need none, are in effect within seconds all the same."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from omnidraft import config, wiring
+from omnidraft.config import WorkerSettings
+from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
+from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
+from omnidraft.decode.snapshot.updater import SnapshotUpdater
+from omnidraft.errors import RegistryError
+from omnidraft.fleet import control_log
+from omnidraft.ports import Outgoing
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.traces import codec
+from omnidraft.wiring.controller import control_follower
+from omnidraft.wiring.logs import snapshot_reader
+from tests.hung_mlflow import HungMlflow, hung_mlflow
+from tests.tiny_engine import PATIENCE_S
+from tests.trace_records import make_record
+
+IN_EFFECT_S = 3.0
+KINDS = ("champion", "canary", "drift", "drift_over", "forget")
+
+
+@pytest.fixture
+def mlflow() -> Iterator[HungMlflow]:
+    with hung_mlflow() as server:
+        yield server
+
+
+@pytest.fixture
+def settings(mlflow: HungMlflow, tmp_path: Path) -> config.Settings:
+    sections = {"log": {"url": f"sqlite:///{tmp_path}/log.db"}, "controller": {"poll_s": 0.05}}
+    models = {"target": "big", "drafter": "org/small"}
+    return config.load(None, {}, models=models, registry={"url": mlflow.url}, **sections)
+
+
+@contextmanager
+def running(run: Callable[[threading.Event], None], mlflow: HungMlflow) -> Iterator[None]:
+    """In a thread of its own, until the server ends its calls."""
+    stop = threading.Event()
+    thread = threading.Thread(target=run, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        mlflow.is_over.set()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def is_soon(reached: Callable[[], bool]) -> bool:
+    until = time.monotonic() + IN_EFFECT_S
+    while time.monotonic() < until:
+        if reached():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+class Worker:
+    """A worker's updater as wired, whose snapshots 1 and 2 are in memory; 2 serves."""
+
+    def __init__(self, settings: config.Settings, staging: Path) -> None:
+        self.writer = wiring.log_writer(settings, settings.log.control_topic)
+        self.forgotten: list[str | None] = []
+        self.slot = SnapshotSlot(self.snapshot(1))
+        self.slot.swap(self.snapshot(2))
+        self.updater = SnapshotUpdater(
+            snapshot_reader(settings),
+            self.slot,
+            lambda version, folder: self.snapshot(version.version),
+            control_follower(settings, CountingMetrics(), KINDS),
+            DriftThrottle(2),
+            WorkerSettings(poll_s=0.05),
+            CountingMetrics(),
+            target="big",
+            staging=staging,
+            forget=lambda order: self.forgotten.append(order.tenant),
+        )
+
+    @staticmethod
+    def snapshot(version: int) -> LoadedSnapshot:
+        return LoadedSnapshot(version, f"s{version}", object(), None, None)
+
+    def announce(self, kind, version=None, **fields: object) -> None:
+        control_log.publish_announcement(self.writer, kind, version, **fields)
+
+
+@pytest.fixture
+def worker(settings: config.Settings, tmp_path: Path) -> Worker:
+    return Worker(settings, tmp_path / "staging")
+
+
+def test_a_worker_forgets_and_rolls_back_while_the_registry_hangs(worker: Worker, mlflow: HungMlflow) -> None:
+    mlflow.hangs.set()
+    with running(worker.updater.run, mlflow):
+        time.sleep(0.5)  # it asks for the champion
+        worker.announce("forget", tenant="t", forget_id="order", until_ms=1)
+        assert is_soon(lambda: worker.forgotten == ["t"])
+        worker.announce("champion", 1)
+        assert is_soon(lambda: worker.slot.current.version == 1)
+
+
+def test_a_worker_forgets_and_rolls_back_while_a_snapshot_is_loaded(worker: Worker, mlflow: HungMlflow) -> None:
+    """The one that is loaded for an order that was overtaken never serves."""
+    worker.updater.step(threading.Event())  # which opens the registry
+    mlflow.hangs.set()
+    worker.announce("champion", 3)
+    with running(worker.updater.run, mlflow):
+        time.sleep(0.5)
+        worker.announce("forget", tenant="t", forget_id="order", until_ms=1)
+        assert is_soon(lambda: worker.forgotten == ["t"])
+        worker.announce("champion", 1)
+        assert is_soon(lambda: worker.slot.current.version == 1)
+    assert worker.slot.current.version == 1
+
+
+def serve(settings: config.Settings, name: str, *, number: int, is_good: bool) -> None:
+    """Records whose first candidates are all right or all wrong."""
+    traces = wiring.log_writer(settings, settings.log.traces_topic)
+    for count in range(number):
+        record = make_record(f"{name}-{count}", num_emitted=60, target="big", drafter="org/small")
+        record.rounds.accepted_M[::2] = is_good
+        record.rounds.num_accepted_R[:] = is_good
+        traces.append([Outgoing(codec.key(record), codec.encode(record), codec.headers(record))])
+    traces.close()
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["hangs", "is gone"])
+def test_a_controller_announces_a_drift_while_the_registry_hangs_or_is_gone(
+    settings: config.Settings, mlflow: HungMlflow, is_gone: bool
+) -> None:
+    metrics = CountingMetrics()
+    controller = wiring.controller(settings, metrics)
+    controller.step()
+    serve(settings, "before", number=80, is_good=True)
+    controller.step()
+    if is_gone:
+        mlflow.shutdown()
+        mlflow.server_close()
+    mlflow.hangs.set()
+    follower = control_follower(settings, metrics, ("drift",))
+    with running(controller.run, mlflow):
+        time.sleep(0.5)  # it asks for the challenger
+        serve(settings, "after", number=20, is_good=False)
+        assert is_soon(lambda: any(each.kind == "drift" for each in follower.poll(0.0)))
+
+
+def test_a_read_of_a_server_that_hangs_fails_after_seconds_however_long_uploads_may_take(
+    settings: config.Settings, mlflow: HungMlflow
+) -> None:
+    registry = wiring.registry(settings)
+    assert registry.versions() == ()
+    mlflow.hangs.set()
+    with pytest.raises(RegistryError, match="no answer within 5 s"):
+        registry.resolve("champion")

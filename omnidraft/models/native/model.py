@@ -16,6 +16,7 @@ from omnidraft.models.native import library as native
 from omnidraft.models.native.factors import PackedFactors
 from omnidraft.models.native.packed_llama import PackedLlama
 from omnidraft.models.native.scratch_pool import ScratchPool
+from omnidraft.models.native.thread_count import ThreadCount
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,6 +48,7 @@ class NativeLlama:
         self.head_size = sizes.head_size
         self.context_limit = sizes.context_limit
         self._scratch = ScratchPool()
+        self._threads = ThreadCount()
 
     def slots(self, capacity: int) -> torch.Tensor:
         """Return empty keys and values [L, 2, K, C * D]; the keys of eight slots are interleaved."""
@@ -72,7 +74,8 @@ class NativeLlama:
         unscored = [(number, row) for number, each in numbered for row in range(each.num_without_logits)]
         scored = [(n, row) for n, each in numbered for row in range(each.num_without_logits, len(each.ids))]
         rows = [*unscored, *scored]
-        capacity, threads = max(segment.backend.capacity for segment in segments), torch.get_num_threads()
+        threads = self._threads.choose(torch.get_num_threads())
+        capacity = max(segment.backend.capacity for segment in segments)
         rank = max(segment.backend.rank for segment in segments)
         with self._scratch.take(self._scratch_bytes(capacity, rank, threads)) as scratch:
             self._library.omnidraft_forward(
@@ -91,6 +94,7 @@ class NativeLlama:
                     logits=logits_RV.data_ptr(),
                     hidden=hidden_RH.data_ptr() if len(hidden_RH) else None,
                 ),
+                self._threads.spent_s,
             )
 
     def pack_factors(self, tensors: Mapping[str, torch.Tensor]) -> PackedFactors:

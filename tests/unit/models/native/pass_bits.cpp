@@ -85,7 +85,8 @@ void print_pass(int kind) {
     for (int length : {0, 9}) {  // a prompt, then a tree behind it
         Text text{length, SLOTS, length ? parents : chain, kv.data(), nullptr};
         Pass pass{9, 9, SLOTS, 0, 2, ids, texts, nodes, &text, aligned, logits.data(), hidden.data()};
-        omnidraft_forward(&model, &pass);
+        double spent_s[2] = {};
+        omnidraft_forward(&model, &pass, spent_s);
         hash.add(logits.data(), logits.size() * sizeof(float));
         hash.add(hidden.data(), hidden.size() * sizeof(float));
     }

@@ -111,7 +111,7 @@ def open_library(path: Path) -> Library:
         "packed_bytes": ([c_int, c_int, c_int], c_size_t),
         "pack": ([c_int, c_void_p, c_int, c_int, c_void_p, c_int, c_int], None),
         "linear_scratch_bytes": ([c_int, c_int], c_size_t),
-        "linear": ([c_int, c_void_p, c_void_p, c_int, c_int, c_int, c_void_p, c_void_p, c_int], None),
+        "linear": ([c_int, c_void_p, c_void_p, *(c_int,) * 3, c_void_p, c_void_p, c_int, POINTER(c_double)], None),
         "scratch_bytes": ([POINTER(ModelStruct), c_int, c_int, c_int, c_int], c_size_t),
         "forward": ([POINTER(ModelStruct), POINTER(PassStruct), POINTER(c_double)], None),
         "bits": ([c_int], c_char_p),

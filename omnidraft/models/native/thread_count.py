@@ -34,17 +34,17 @@ class ThreadCount:
         """Return the number of threads of the next pass, at most `limit`."""
         taken_s, computed_s = self.spent_s
         if taken_s >= WINDOW_S:
-            self._adapt(taken_s / computed_s, limit)
+            self._adapt(taken_s > STRETCHED * computed_s, taken_s < FREE * computed_s, limit)
             self.spent_s[:] = (0.0, 0.0)
         return max(1, limit >> self._num_halvings)
 
-    def _adapt(self, stretch: float, limit: int) -> None:
+    def _adapt(self, is_stretched: bool, is_free: bool, limit: int) -> None:
         now_s = self._clock()
-        if stretch > STRETCHED and limit >> self._num_halvings > 1:
+        if is_stretched and limit >> self._num_halvings > 1:
             self._num_halvings += 1
             self._paused_until_s = now_s + self._pause_s
             self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
-        elif stretch < FREE and not self._num_halvings:
+        elif is_free and not self._num_halvings:
             self._pause_s = FIRST_PAUSE_S
-        elif stretch < FREE and now_s >= self._paused_until_s:
+        elif is_free and now_s >= self._paused_until_s:
             self._num_halvings -= 1

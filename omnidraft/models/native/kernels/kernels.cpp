@@ -62,14 +62,15 @@ double seconds(clockid_t clock) {
     return time.tv_sec + time.tv_nsec * 1e-9;
 }
 
-void forward(const Model& m, const Pass& p) {
-    switch (m.kind) {
-        case FLOAT32: return forward<Float32Weights, Float32Weights, float, float>(m, p);
-        case BFLOAT16: return forward<Bfloat16Matrix, Bfloat16Matrix, float, BFloat16>(m, p);
-        case INT4: return forward<Int4Matrix, Int8Matrix, Float16, BFloat16>(m, p);
-        default: return forward<Int8Matrix, Int8Matrix, Float16, BFloat16>(m, p);
+// Adds the time of its life, and the calling thread's processor time meanwhile, to `spent_s`.
+struct Stopwatch {
+    double* spent_s;
+    double started_s = seconds(CLOCK_MONOTONIC), computed_s = seconds(CLOCK_THREAD_CPUTIME_ID);
+    ~Stopwatch() {
+        spent_s[0] += seconds(CLOCK_MONOTONIC) - started_s;
+        spent_s[1] += seconds(CLOCK_THREAD_CPUTIME_ID) - computed_s;
     }
-}
+};
 
 }  // namespace
 
@@ -110,7 +111,8 @@ size_t omnidraft_linear_scratch_bytes(int rows, int k) { return prepared_bytes(r
 
 // `scratch` has omnidraft_linear_scratch_bytes.
 void omnidraft_linear(int kind, const char* weights, const float* x, int rows, int n, int k, char* scratch, float* out,
-                      int threads) {
+                      int threads, double* spent_s) {
+    Stopwatch watch{spent_s};
     switch (kind) {
         case FLOAT32: return linear<Float32Weights>(weights, x, rows, n, k, scratch, out, threads);
         case BFLOAT16: return linear<Bfloat16Matrix>(weights, x, rows, n, k, scratch, out, threads);
@@ -123,12 +125,14 @@ size_t omnidraft_scratch_bytes(const Model* m, int rows, int capacity, int rank,
     return Scratch(*m, nullptr, rows, capacity, rank, 0, threads).bytes;
 }
 
-// Computes a pass; adds the time it took and the calling thread's processor time to `spent_s`.
 void omnidraft_forward(const Model* m, const Pass* p, double* spent_s) {
-    double started_s = seconds(CLOCK_MONOTONIC), computed_s = seconds(CLOCK_THREAD_CPUTIME_ID);
-    forward(*m, *p);
-    spent_s[0] += seconds(CLOCK_MONOTONIC) - started_s;
-    spent_s[1] += seconds(CLOCK_THREAD_CPUTIME_ID) - computed_s;
+    Stopwatch watch{spent_s};
+    switch (m->kind) {
+        case FLOAT32: return forward<Float32Weights, Float32Weights, float, float>(*m, *p);
+        case BFLOAT16: return forward<Bfloat16Matrix, Bfloat16Matrix, float, BFloat16>(*m, *p);
+        case INT4: return forward<Int4Matrix, Int8Matrix, Float16, BFloat16>(*m, *p);
+        default: return forward<Int8Matrix, Int8Matrix, Float16, BFloat16>(*m, *p);
+    }
 }
 
 // Moves keys and values of the slots `sources` (ascending, none before its destination) to `start`, `start + 1`, ...

@@ -68,7 +68,7 @@ def test_every_variant_packs_the_same_bytes(size, kind):
     weight_NK[1::5] = (
         weight_NK[1::5, :1] + torch.randint(0, 2, (1, size[1])) * torch.linspace(0, 1, size[0])[1::5, None]
     )
-    assert len({packed(weight_NK, kind, native.load(variant), ThreadCount()) for variant in ANNOUNCED}) == 1
+    assert len({packed(weight_NK, kind, native.load(variant)) for variant in ANNOUNCED}) == 1
 
 
 @pytest.mark.parametrize("variant", [name for name in ANNOUNCED if name != ROUNDED_INPUTS])

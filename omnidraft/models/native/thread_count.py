@@ -35,7 +35,7 @@ class ThreadCount:
         taken_s, computed_s = self.spent_s
         if taken_s >= WINDOW_S:
             self._adapt(taken_s > STRETCHED * computed_s, taken_s < FREE * computed_s, limit)
-            self.spent_s[:] = (0.0, 0.0)
+            self.spent_s[:] = [0.0, 0.0]
         return max(1, limit >> self._num_halvings)
 
     def _adapt(self, is_stretched: bool, is_free: bool, limit: int) -> None:

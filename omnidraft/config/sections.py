@@ -187,8 +187,9 @@ class DecodeSettings(Section):
     """The weight of the target's noise in drafting (w of docs/algorithms.md, section 4). None: the one that agreed
     best."""
     threads: int | None = Field(None, ge=1)
-    """Threads of the numeric kernels; texts depend on it. None: the machine's cores, of which a container counts those
-    that its quota of processor time amounts to."""
+    """Threads of the numeric kernels; texts depend on it, except with our own kernels, which take fewer threads while
+    other processes keep the cores busy. None: the machine's cores, of which a container counts those that its quota of
+    processor time amounts to."""
 
     @property
     def num_memory_tokens(self) -> int:

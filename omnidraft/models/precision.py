@@ -17,6 +17,7 @@ from omnidraft.errors import KernelsUnavailable
 from omnidraft.models.native import library
 from omnidraft.models.native.build import VARIANTS
 from omnidraft.models.native.matrix import address_of, memory, pack
+from omnidraft.models.native.thread_count import ThreadCount
 from omnidraft.models.probe import choice
 
 ORDER = ("bfloat16", "packed16", "float32")
@@ -59,9 +60,14 @@ def _fastest(seconds: Mapping[str, float]) -> str:
 class PackedLinear(nn.Module):
     """Replaces an nn.Linear by one with packed weights, which computes in float32."""
 
-    def __init__(self, linear: nn.Linear, kind: str, kernels: library.Library) -> None:
+    def __init__(self, linear: nn.Linear, kind: str, kernels: library.Library, threads: ThreadCount) -> None:
+        """
+        Args:
+            threads: the model's, for all its matrices.
+        """
         super().__init__()
         self._library = kernels
+        self._threads = threads
         self._kind = library.KINDS[kind]
         self.out_features, self.in_features = linear.weight.shape
         self._bias = None if linear.bias is None else linear.bias.detach().float()
@@ -81,8 +87,8 @@ class PackedLinear(nn.Module):
         if rows:
             sizes = (rows, self.out_features, self.in_features)
             buffers = (scratch.data_ptr(), y_RN.data_ptr())
-            threads = torch.get_num_threads()
-            self._library.omnidraft_linear(self._kind, self._address, x_RK.data_ptr(), *sizes, *buffers, threads)
+            threads = (self._threads.choose(torch.get_num_threads()), self._threads.spent_s)
+            self._library.omnidraft_linear(self._kind, self._address, x_RK.data_ptr(), *sizes, *buffers, *threads)
         y_RN = y_RN[:, : self.out_features]
         return (y_RN if self._bias is None else y_RN + self._bias).reshape(*x.shape[:-1], self.out_features)
 
@@ -128,14 +134,14 @@ def apply(model: nn.Module, precision: str, kernels: str = "auto") -> nn.Module:
         for parameter in model.parameters():  # not the frequencies of rotary embeddings, which 16 bits would bend
             parameter.data = parameter.data.to(torch.float32 if precision == "float32" else torch.bfloat16)
         return model.to(device)
-    kernel_library = library.load(kernels)
+    kernel_library, threads = library.load(kernels), ThreadCount()
     kind = library.PACKED[precision]
     head = model.get_output_embeddings()  # type: ignore[operator]
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear) and _is_plain(child):
                 layer_kind = library.HEADS.get(kind, kind) if child is head else kind
-                setattr(parent, name, PackedLinear(child, layer_kind, kernel_library))
+                setattr(parent, name, PackedLinear(child, layer_kind, kernel_library, threads))
             elif isinstance(child, nn.Embedding) and _is_plain_or_scaled(child):
                 setattr(parent, name, FloatEmbedding(child))
     for name, parameter in model.named_parameters():

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(300)
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="faults are compiled with g++")
 
 
-FORWARD = "void omnidraft_forward(const Model* m, const Pass* p) {"
+FORWARD = "void omnidraft_forward(const Model* m, const Pass* p, double* spent_s) {"
 START = "int omnidraft_start() { return allow_instructions(); }"
 REFUSED = (START, '#include <unistd.h>\nint omnidraft_start() { return access("refused", F_OK); }')
 """The system refuses the instructions as long as the working folder has this file."""

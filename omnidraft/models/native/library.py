@@ -1,7 +1,7 @@
 """The ctypes declarations of kernels/interface.h and of the functions at the end of kernels/kernels.cpp."""
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_size_t, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_size_t, c_void_p
 from pathlib import Path
 
 from omnidraft.errors import KernelsUnavailable
@@ -111,9 +111,9 @@ def open_library(path: Path) -> Library:
         "packed_bytes": ([c_int, c_int, c_int], c_size_t),
         "pack": ([c_int, c_void_p, c_int, c_int, c_void_p, c_int, c_int], None),
         "linear_scratch_bytes": ([c_int, c_int], c_size_t),
-        "linear": ([c_int, c_void_p, c_void_p, c_int, c_int, c_int, c_void_p, c_void_p, c_int], None),
+        "linear": ([c_int, c_void_p, c_void_p, *(c_int,) * 3, c_void_p, c_void_p, c_int, POINTER(c_double)], None),
         "scratch_bytes": ([POINTER(ModelStruct), c_int, c_int, c_int, c_int], c_size_t),
-        "forward": ([POINTER(ModelStruct), POINTER(PassStruct)], None),
+        "forward": ([POINTER(ModelStruct), POINTER(PassStruct), POINTER(c_double)], None),
         "bits": ([c_int], c_char_p),
         "move": ([POINTER(ModelStruct), c_void_p, c_int, POINTER(c_int), c_int, c_int], None),
     }

@@ -16,6 +16,7 @@ from omnidraft.models.native import library as native
 from omnidraft.models.native.factors import PackedFactors
 from omnidraft.models.native.packed_llama import PackedLlama
 from omnidraft.models.native.scratch_pool import ScratchPool
+from omnidraft.models.native.thread_count import ThreadCount
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,15 +30,25 @@ MAX_ROWS = 64
 class NativeLlama:
     """A model at one set of weights, for many texts."""
 
-    def __init__(self, model: "PreTrainedModel | PackedLlama", precision: str, library: native.Library) -> None:
+    def __init__(
+        self,
+        model: "PreTrainedModel | PackedLlama",
+        precision: str,
+        library: native.Library,
+        *,
+        takes_all_threads: bool = False,
+    ) -> None:
         """
         Args:
             model: one that weights.is_supported, which is packed in memory here, or one that is packed already.
             precision: `int8` and `int4` round weights to levels per group, and activations to 8 bits with a step for
                 every 64 or 32 of them; the others keep activations exact.
             library: a build of our kernels that works here; see library.load.
+            takes_all_threads: compute on all threads even while other processes keep the cores busy, for a measurement
+                of the machine.
         """
         self._library = library
+        self._takes_all_threads = takes_all_threads
         self._weights = model if isinstance(model, PackedLlama) else _packed(model, precision, library)
         self.bits = native.bits(library, precision)
         """Names the arithmetic, on which bits depend besides the weights."""
@@ -47,6 +58,7 @@ class NativeLlama:
         self.head_size = sizes.head_size
         self.context_limit = sizes.context_limit
         self._scratch = ScratchPool()
+        self._threads = ThreadCount()
 
     def slots(self, capacity: int) -> torch.Tensor:
         """Return empty keys and values [L, 2, K, C * D]; the keys of eight slots are interleaved."""
@@ -72,7 +84,9 @@ class NativeLlama:
         unscored = [(number, row) for number, each in numbered for row in range(each.num_without_logits)]
         scored = [(n, row) for n, each in numbered for row in range(each.num_without_logits, len(each.ids))]
         rows = [*unscored, *scored]
-        capacity, threads = max(segment.backend.capacity for segment in segments), torch.get_num_threads()
+        limit = torch.get_num_threads()
+        threads = limit if self._takes_all_threads else self._threads.choose(limit)
+        capacity = max(segment.backend.capacity for segment in segments)
         rank = max(segment.backend.rank for segment in segments)
         with self._scratch.take(self._scratch_bytes(capacity, rank, threads)) as scratch:
             self._library.omnidraft_forward(
@@ -91,6 +105,7 @@ class NativeLlama:
                     logits=logits_RV.data_ptr(),
                     hidden=hidden_RH.data_ptr() if len(hidden_RH) else None,
                 ),
+                self._threads.spent_s,
             )
 
     def pack_factors(self, tensors: Mapping[str, torch.Tensor]) -> PackedFactors:

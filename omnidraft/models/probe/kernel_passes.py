@@ -72,7 +72,7 @@ def _last_logits(model: LlamaForCausalLM, precision: str, kernels: native.Librar
 def _passes(kernels: native.Library, formats: Sequence[str]) -> dict[str, Callable[[int], object]]:
     """Return functions that compute a given number of rows, by format."""
     model = _model(_MEASURED)
-    packed = NativeKvBackend(NativeLlama(model, "packed16", kernels), _CAPACITY)
+    packed = NativeKvBackend(NativeLlama(model, "packed16", kernels, takes_all_threads=True), _CAPACITY)
     passes: dict[str, Callable[[int], object]] = {
         "packed16": lambda rows: packed.compute(ForwardRequest(0, _chain(rows), range(rows)))
     }

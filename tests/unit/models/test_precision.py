@@ -12,6 +12,7 @@ from transformers.models.falcon.modeling_falcon import FalconLinear
 from omnidraft.models import precision as precisions
 from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.models.native import library
+from omnidraft.models.native.thread_count import ThreadCount
 from omnidraft.models.precision import PackedLinear
 from omnidraft.ports import DraftTree
 from tests.unit.models.native.packed_levels import rounds_inputs, unpacked
@@ -68,12 +69,14 @@ def test_a_layer_computes_with_weights_of_its_kind(kernels, kind, num_in, num_ou
     x = torch.randn(2, 5, num_in)
     weight = rounded(layer.weight.detach(), kind, kernels)
     expected = nn.functional.linear(rounded_inputs(x, kind), weight, layer.bias)
-    torch.testing.assert_close(PackedLinear(layer, kind, kernels)(x), expected.detach(), atol=2e-3, rtol=1e-3)
+    torch.testing.assert_close(
+        PackedLinear(layer, kind, kernels, ThreadCount())(x), expected.detach(), atol=2e-3, rtol=1e-3
+    )
 
 
 def test_a_row_does_not_know_of_the_others(kernels, kind):
     torch.manual_seed(0)
-    layer = PackedLinear(nn.Linear(96, 40), kind, kernels)
+    layer = PackedLinear(nn.Linear(96, 40), kind, kernels, ThreadCount())
     x = torch.randn(9, 96) * torch.logspace(-3, 3, 9)[:, None]
     alone = torch.cat([layer(row[None]) for row in x])
     for first in range(9):
@@ -81,12 +84,12 @@ def test_a_row_does_not_know_of_the_others(kernels, kind):
 
 
 def test_a_pass_that_reads_nothing_gives_nothing(kernels, kind):
-    assert PackedLinear(nn.Linear(64, 6), kind, kernels)(torch.zeros(1, 0, 64)).shape == (1, 0, 6)
+    assert PackedLinear(nn.Linear(64, 6), kind, kernels, ThreadCount())(torch.zeros(1, 0, 64)).shape == (1, 0, 6)
 
 
 def test_inputs_of_16_bits_are_computed_with_as_numbers(kernels, kind):
     torch.manual_seed(0)
-    layer, x = PackedLinear(nn.Linear(64, 6), kind, kernels), torch.randn(3, 64).bfloat16()
+    layer, x = PackedLinear(nn.Linear(64, 6), kind, kernels, ThreadCount()), torch.randn(3, 64).bfloat16()
     assert torch.equal(layer(x), layer(x.float()))
 
 

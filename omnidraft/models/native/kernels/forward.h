@@ -5,6 +5,7 @@
 #include <omp.h>
 
 #include "attention.h"
+#include "barrier.h"
 #include "factors.h"
 #include "interface.h"
 #include "multiply.h"
@@ -20,10 +21,11 @@ template <class W, class Head, class T, class E> struct Forward {
     int thread, threads, number_of_matrix = 0;
     Sizes size;
     Scratch s;
+    Barrier& all_threads;
 
-    Forward(const Model& model, const Pass& pass, int thread, int threads)
+    Forward(const Model& model, const Pass& pass, int thread, int threads, Barrier& all_threads)
         : m(model), p(pass), thread(thread), threads(threads), size(model),
-          s(model, pass.scratch, pass.rows, pass.capacity, pass.rank, thread, threads) {}
+          s(model, pass.scratch, pass.rows, pass.capacity, pass.rank, thread, threads), all_threads(all_threads) {}
 
     const Text& text(int row) const { return p.text[p.texts[row]]; }
     int node(int row) const { return p.nodes[row]; }
@@ -39,9 +41,7 @@ template <class W, class Head, class T, class E> struct Forward {
     }
     T* values(int row, int layer, int head) const { return keys(row, layer, m.num_key_heads + head); }
 
-    static void barrier() {
-#pragma omp barrier
-    }
+    void barrier() { all_threads.wait(threads); }
 
     void embed() {
         for (int row = share(p.rows, thread, threads); row < share(p.rows, thread + 1, threads); row++) {
@@ -243,12 +243,14 @@ template <class W, class Head, class T, class E> struct Forward {
             feed_forward(number);
         }
         if (p.logit_rows) logits();
+        barrier();  // before OpenMP's own at the end
     }
 };
 
 template <class W, class Head, class T, class E> void forward(const Model& m, const Pass& p) {
+    Barrier all_threads;
 #pragma omp parallel num_threads(p.threads)
-    Forward<W, Head, T, E>(m, p, omp_get_thread_num(), omp_get_num_threads()).run();
+    Forward<W, Head, T, E>(m, p, omp_get_thread_num(), omp_get_num_threads(), all_threads).run();
 }
 
 }  // namespace

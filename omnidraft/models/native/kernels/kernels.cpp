@@ -7,6 +7,8 @@
 // keys (which ascend along it), nor on the number of threads. Nor does it depend on the instruction set, except for
 // bfloat16 weights in instructions for bfloat16. Vectors between stages are padded to whole groups.
 
+#include <time.h>
+
 #include "forward.h"
 
 namespace {
@@ -37,20 +39,38 @@ template <class T> void move_slots(const Model& m, T* kv, int capacity, const in
 template <class W>
 void linear(const char* weights, const float* x, int rows, int n, int k, char* scratch, float* out, int threads) {
     WorkQueue queue{{0}};
+    Barrier all_threads;
 #pragma omp parallel num_threads(threads)
     {
         int thread = omp_get_thread_num(), count = omp_get_num_threads();
         for (int row = share(rows, thread, count); row < share(rows, thread + 1, count); row++)
             W::prepare(x + (size_t)row * padded(k), k, scratch + row * W::row_bytes(k));
-#pragma omp barrier
+        all_threads.wait(count);
         queue.take_all(blocks(n), W::MIN_BLOCKS, count, [&](int first, int last) {
             W::multiply_all(weights, first, last, scratch, rows, k, [=](int block, int row, Floats low, Floats high) {
                 float* at = out + (size_t)row * blocks(n) * BLOCK + block * BLOCK;
                 store(at, low), store(at + LANES, high);
             });
         });
+        all_threads.wait(count);  // before OpenMP's own at the end
     }
 }
+
+double seconds(clockid_t clock) {
+    timespec time;
+    clock_gettime(clock, &time);
+    return time.tv_sec + time.tv_nsec * 1e-9;
+}
+
+// Adds the time of its life, and the calling thread's processor time meanwhile, to `spent_s`.
+struct Stopwatch {
+    double* spent_s;
+    double started_s = seconds(CLOCK_MONOTONIC), computed_s = seconds(CLOCK_THREAD_CPUTIME_ID);
+    ~Stopwatch() {
+        spent_s[0] += seconds(CLOCK_MONOTONIC) - started_s;
+        spent_s[1] += seconds(CLOCK_THREAD_CPUTIME_ID) - computed_s;
+    }
+};
 
 }  // namespace
 
@@ -91,7 +111,8 @@ size_t omnidraft_linear_scratch_bytes(int rows, int k) { return prepared_bytes(r
 
 // `scratch` has omnidraft_linear_scratch_bytes.
 void omnidraft_linear(int kind, const char* weights, const float* x, int rows, int n, int k, char* scratch, float* out,
-                      int threads) {
+                      int threads, double* spent_s) {
+    Stopwatch watch{spent_s};
     switch (kind) {
         case FLOAT32: return linear<Float32Weights>(weights, x, rows, n, k, scratch, out, threads);
         case BFLOAT16: return linear<Bfloat16Matrix>(weights, x, rows, n, k, scratch, out, threads);
@@ -104,7 +125,8 @@ size_t omnidraft_scratch_bytes(const Model* m, int rows, int capacity, int rank,
     return Scratch(*m, nullptr, rows, capacity, rank, 0, threads).bytes;
 }
 
-void omnidraft_forward(const Model* m, const Pass* p) {
+void omnidraft_forward(const Model* m, const Pass* p, double* spent_s) {
+    Stopwatch watch{spent_s};
     switch (m->kind) {
         case FLOAT32: return forward<Float32Weights, Float32Weights, float, float>(*m, *p);
         case BFLOAT16: return forward<Bfloat16Matrix, Bfloat16Matrix, float, BFloat16>(*m, *p);

@@ -43,7 +43,8 @@ void print_matrix(int kind, int n, int k, int rows) {
     for (int row = 0; row < rows; row++)
         for (int i = 0; i < k; i++) x[(size_t)row * padded(k) + i] = random.next() * 3;
     Packed scratch(omnidraft_linear_scratch_bytes(rows, k));
-    omnidraft_linear(kind, weights.data(), x.data(), rows, n, k, scratch.data(), out.data(), 2);
+    double spent_s[2] = {};
+    omnidraft_linear(kind, weights.data(), x.data(), rows, n, k, scratch.data(), out.data(), 2, spent_s);
     Hash hash;
     hash.add(weights.data(), omnidraft_packed_bytes(kind, n, k));
     hash.add(out.data(), out.size() * sizeof(float));
@@ -85,7 +86,8 @@ void print_pass(int kind) {
     for (int length : {0, 9}) {  // a prompt, then a tree behind it
         Text text{length, SLOTS, length ? parents : chain, kv.data(), nullptr};
         Pass pass{9, 9, SLOTS, 0, 2, ids, texts, nodes, &text, aligned, logits.data(), hidden.data()};
-        omnidraft_forward(&model, &pass);
+        double spent_s[2] = {};
+        omnidraft_forward(&model, &pass, spent_s);
         hash.add(logits.data(), logits.size() * sizeof(float));
         hash.add(hidden.data(), hidden.size() * sizeof(float));
     }

@@ -9,6 +9,7 @@ from torch import nn
 from omnidraft.models.native import library as native
 from omnidraft.models.native.build import VARIANTS, is_announced
 from omnidraft.models.native.drafter import LlamaDrafter
+from omnidraft.models.native.thread_count import ThreadCount
 from omnidraft.models.precision import PackedLinear
 from omnidraft.models.probe.choice import NOT_PORTABLE
 from tests.unit.models.native.packed_levels import packed
@@ -27,7 +28,7 @@ ROUNDED_INPUTS = "avx512_bf16"
 def layer(size: tuple[int, int], kind: str, variant: str) -> PackedLinear:
     torch.manual_seed(0)
     num_out, num_in = size
-    return PackedLinear(nn.Linear(num_in, num_out, bias=False), kind, native.load(variant))
+    return PackedLinear(nn.Linear(num_in, num_out, bias=False), kind, native.load(variant), ThreadCount())
 
 
 @lru_cache

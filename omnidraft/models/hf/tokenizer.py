@@ -188,7 +188,8 @@ def load_tokenizer(folder: Path, cache: Path | None = None) -> HfTokenizer:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as exc:
         raise ModelError(f"{folder} is not a model folder: {exc}") from exc
-    return HfTokenizer(folder, config.get("text_config", config).get("vocab_size"), cache=cache)
+    known = config.get("text_config", config).get("vocab_size")
+    return HfTokenizer(folder, load_config(folder).vocab_size if known is None else known, cache=cache)
 
 
 def loaded_tokenizer(tokenizer: Any, vocab_size: int) -> HfTokenizer:

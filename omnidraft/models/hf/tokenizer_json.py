@@ -115,12 +115,16 @@ def _model_for_texts(plain: Json) -> Json:
     """Return the model with the ids of the added tokens that texts have, and with control tokens out of their reach.
 
     The library takes the id of an added token from the model, and numbers in order whatever the model does not know.
+    A Unigram model, unlike one with merges, then reaches a token for whole words (`single_word`) inside a word too.
     """
     model, control = plain["model"], special_tokens(plain)
     visible = {index: text for index, text in literal_tokens(plain).items() if text not in control}
     if model["type"] == "BPE":
-        vocab = model["vocab"] | {text: index for index, text in visible.items()}
-        return {**model, "vocab": vocab, "merges": [pair for pair in model["merges"] if "".join(pair) not in control]}
+        needed = {model.get("unk_token"), *(text for text in control if len(text) == 1)}  # for what has no other token
+        hidden = control.keys() - needed
+        known = {text: index for text, index in model["vocab"].items() if text not in hidden}
+        merges = [pair for pair in model["merges"] if hidden.isdisjoint([*pair, "".join(pair)])]
+        return {**model, "vocab": known | {text: index for index, text in visible.items()}, "merges": merges}
     scores = dict(enumerate(score for _text, score in model["vocab"]))
     texts = {index: text for index, (text, _score) in enumerate(model["vocab"])} | visible
     reachable, lowest = texts.keys() - control_ids(plain), min(scores.values())
@@ -159,7 +163,7 @@ def _named_role(texts_of_role: Mapping[str, tuple[str, ...]], ids: Mapping[str, 
 
 def _texts_of_control_role() -> dict[str, tuple[str, ...]]:
     return {
-        "end_of_turn": ("<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|eot|>", "<turn|>", "<|end|>"),
+        "end_of_turn": ("<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|eot|>", "<turn|>", "<|return|>", "<|end|>"),
         "start_of_turn": ("<|im_start|>", "<start_of_turn>", "<|start_header_id|>", "<|header_start|>", "<|turn>"),
         "end_of_header": ("<|end_header_id|>", "<|header_end|>"),
         "end_of_text": ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"),

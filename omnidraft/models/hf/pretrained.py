@@ -27,9 +27,7 @@ def causal_lm(folder: Path, **options: Any) -> PreTrainedModel:
         raise ModelError(f"{folder} has an adapter beside its weights; merge it into them, or remove its files")
     transformers_logging.disable_progress_bar()
     with default_dtype_lock, model_errors(f"{folder} is not a model folder that transformers can load"):
-        return with_all_weights(
-            folder, local_files_only=True, use_safetensors=True, trust_remote_code=False, **options
-        )
+        return with_all_weights(folder, local_files_only=True, use_safetensors=True, trust_remote_code=False, **options)
 
 
 def load_config(folder: Path) -> PreTrainedConfig:

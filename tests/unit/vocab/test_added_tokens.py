@@ -97,7 +97,9 @@ def with_duplicates() -> Tokenizer:
 
     def add(plain: dict) -> None:
         first = len(plain["model"]["vocab"])
-        plain["model"]["vocab"] |= {text: first + number for number, text in enumerate(["<think>", "<|turn|>", "<0x0a>"])}
+        plain["model"]["vocab"] |= {
+            text: first + number for number, text in enumerate(["<think>", "<|turn|>", "<0x0a>"])
+        }
 
     return changed(sentencepiece_bpe(), add)
 

@@ -1,6 +1,6 @@
 """Read the content of a `tokenizer.json`: tokens, their byte encoding, special tokens and their roles."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from omnidraft.errors import ModelError

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from omnidraft.models.hf.tokenizer import HfTokenizer
-from tests.unit.vocab.conftest import CONTROL, TEXT, byte_level, saved, sentencepiece_bpe, unigram
+from tests.unit.vocab.conftest import CONTROL, byte_level, saved, sentencepiece_bpe, unigram
 
 ADDED = [
     AddedToken("<|box|>", special=True, normalized=False),

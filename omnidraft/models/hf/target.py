@@ -69,9 +69,10 @@ class TransformersTarget:
 
     def _count_bytes_of_slot(self) -> int:
         """Return the memory of the keys and values of one id, which no configuration tells for every model."""
-        session = self._packed_session(1)
+        session: Any = self.open([0], 1, "fast")
         session.score(DraftTree.empty(0))
-        return session.slots.num_bytes // session.slots.capacity
+        slots: KvSlots = session.slots
+        return slots.num_bytes // slots.capacity
 
     def limits(self, mode: Mode) -> TreeLimits:
         """See ports.Target."""
@@ -87,11 +88,9 @@ class TransformersTarget:
             capacity = self._capacity(needed)
             self._require_determinism(capacity)
             return self._padded_session(capacity, prompt_ids[:-1])
-        return self._packed_session(self._capacity(len(prompt_ids)), prompt_ids[:-1])
-
-    def _packed_session(self, capacity: int, prompt_ids: Sequence[int] = ()) -> PackedSession:
-        limits, step, slots = self.limits("fast"), self._settings.capacity_step, KvSlots(self._num_layers, capacity)
-        return PackedSession(self._model, self._attention, limits, slots, prompt_ids, capacity_step=step)
+        slots = KvSlots(self._num_layers, self._capacity(len(prompt_ids)))
+        limits, step = self.limits(mode), self._settings.capacity_step
+        return PackedSession(self._model, self._attention, limits, slots, prompt_ids[:-1], capacity_step=step)
 
     def _padded_session(self, capacity: int, prompt_ids: Sequence[int] = ()) -> PaddedSession:
         slots = KvSlots(self._num_layers, capacity, num_rows=self._settings.chains)

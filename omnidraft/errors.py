@@ -34,6 +34,8 @@ OmnidraftError
    `- RegistryError       the registry refused or cannot be reached; the caller may retry
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -90,6 +92,24 @@ def cannot_write(path: Path, error: OSError, instead: str = "another file") -> R
 
 class ModelError(OmnidraftError):
     """A model cannot be obtained or used."""
+
+
+@contextmanager
+def model_errors(problem: str) -> Iterator[None]:
+    """Raise ModelError, with the first line of what it says, for whatever another library raises about a model."""
+    try:
+        yield
+    except OmnidraftError:
+        raise
+    except Exception as exc:  # not our code: it may raise anything
+        text = str(exc).strip().partition("\n")[0]
+        if "trust_remote_code" in str(exc):
+            text = "it needs code that lies in its folder, and no such code is run"
+        elif type(exc).__name__ == "SafetensorError":
+            text = f"a file of its weights is cut short, or a pointer of Git LFS; fetch it again ({text})"
+        elif not isinstance(exc, OSError | ValueError | ImportError | RuntimeError):
+            text = f"{type(exc).__name__}: {text}"
+        raise ModelError(f"{problem}: {text}") from exc
 
 
 class ModelUnknown(ModelError):

@@ -9,6 +9,7 @@ Shapes of a layer: R rows, K inputs, N outputs.
 
 import logging
 from collections.abc import Mapping
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -74,6 +75,12 @@ class PackedLinear(nn.Module):
         self._memory = memory(kernels.omnidraft_packed_bytes(self._kind, *linear.weight.shape))
         self._address = address_of(self._memory)
         pack(kernels, self._kind, linear.weight, self._address)
+
+    @cached_property
+    def weight(self) -> torch.Tensor:
+        """The weights that it computes with, unpacked: routers of some models multiply by them themselves."""
+        products_KN: torch.Tensor = self(torch.eye(self.in_features))
+        return (products_KN if self._bias is None else products_KN - self._bias).T.contiguous()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x_RK = x.reshape(-1, self.in_features).float()
@@ -144,7 +151,7 @@ def apply(model: nn.Module, precision: str, kernels: str = "auto") -> nn.Module:
                 setattr(parent, name, PackedLinear(child, layer_kind, kernel_library, threads))
             elif isinstance(child, nn.Embedding) and _is_plain_or_scaled(child):
                 setattr(parent, name, FloatEmbedding(child))
-    for name, parameter in model.named_parameters():
-        if "embed" not in name:
-            parameter.data = parameter.data.float()
+    for module in model.modules():
+        if not isinstance(module, FloatEmbedding):
+            module._apply(torch.Tensor.float, recurse=False)
     return model

@@ -66,8 +66,8 @@ def load_model(folder: Path, name: str) -> Any:
 
     try:
         return causal_lm(folder, dtype=torch.float32).eval()
-    except (OSError, ValueError) as exc:
-        raise ModelError(f"{name} is no causal language model that transformers can load: {exc}") from exc
+    except ModelError as exc:
+        raise ModelError(f"{name} cannot be loaded: {exc}") from exc
 
 
 def frozen(model: Any, precision: "Precision" = "float32") -> "TransformersTrainable":

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class PackedKeys(torch.Tensor):
-    """The new keys of a pass over several texts, which carry what each text reads."""
+    """The new keys of a pass over several texts, which carry what each text reads; its new values are guarded alike."""
 
     texts: Sequence[TextKeys]
     groups: Callable[[], Sequence[TextGroup]]

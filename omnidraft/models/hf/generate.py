@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging as transformers_logging
 
 from omnidraft.errors import RequestError
 from omnidraft.models.hf.pretrained import causal_lm
+from omnidraft.models.hf.tokenizer_cache import fast_tokenizer
 from omnidraft.models.probe import choice
 
 
@@ -82,8 +83,8 @@ class HfAssisted:
         self._kind = kind
         self._options: dict[str, Any] = {
             "assistant_model": load_bfloat16(drafter_folder),
-            "tokenizer": AutoTokenizer.from_pretrained(target_folder, local_files_only=True),
-            "assistant_tokenizer": AutoTokenizer.from_pretrained(drafter_folder, local_files_only=True),
+            "tokenizer": fast_tokenizer(target_folder),
+            "assistant_tokenizer": fast_tokenizer(drafter_folder),
         }
 
     def generate(

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
@@ -75,6 +74,11 @@ class KvSlots(Cache):
             if layer.keys is not None and layer.values is not None:
                 yield from (layer.keys, layer.values)
 
+    @property
+    def num_bytes(self) -> int:
+        """The memory of all keys and values."""
+        return sum(slots_BHCD.nbytes for slots_BHCD in self._tensors())
+
     @torch.inference_mode()
     def gather(self, sources: Sequence[int], start: int) -> None:
         """Move the slots `sources` to `start`, `start + 1`, ... ."""
@@ -118,12 +122,3 @@ class KvSlots(Cache):
                 copy.keys[:, :, : self.capacity] = layer.keys
                 copy.values[:, :, : self.capacity] = layer.values
         return larger
-
-
-def kv_bytes_of_slot(config: PreTrainedConfig, dtype: torch.dtype) -> int:
-    """Return the memory of the keys and values of one id of a text."""
-    num_heads: int = config.num_attention_heads
-    num_key_heads: int = getattr(config, "num_key_value_heads", None) or num_heads
-    head_size: int = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-    num_layers: int = config.num_hidden_layers
-    return num_layers * 2 * num_key_heads * head_size * dtype.itemsize

@@ -106,7 +106,7 @@ class _PackedLayer(CacheLayerMixin):
             for layer, rows in zip(self._layers, self._rows, strict=True)
         ]
         packed.groups = self._groups
-        return packed, value_states
+        return packed, value_states.as_subclass(PackedKeys)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return max(layer.get_mask_sizes(query_length)[0] for layer in self._layers), 0

@@ -9,25 +9,32 @@ from threading import RLock
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from omnidraft.errors import ModelError
+from omnidraft.errors import ModelError, model_errors
 
 default_dtype_lock = RLock()
 """Held while torch's default floating type may be another than float32, and by whoever has to rely on it."""
 
 
 def causal_lm(folder: Path, **options: Any) -> PreTrainedModel:
-    """Load the causal language model of a folder, never from a pickle.
+    """Load the causal language model of a folder, never from a pickle, and never with code that lies there.
 
-    Raises what `from_pretrained` raises, and ModelError where weights are missing or an adapter lies beside them.
+    Raises ModelError, also where weights are missing or an adapter lies beside them.
     """
     if (folder / "adapter_config.json").exists():
         raise ModelError(f"{folder} has an adapter beside its weights; merge it into them, or remove its files")
     transformers_logging.disable_progress_bar()
-    with default_dtype_lock:
-        return with_all_weights(folder, local_files_only=True, use_safetensors=True, **options)
+    with default_dtype_lock, model_errors(f"{folder} is not a model folder that transformers can load"):
+        return with_all_weights(folder, local_files_only=True, use_safetensors=True, trust_remote_code=False, **options)
+
+
+def load_config(folder: Path) -> PreTrainedConfig:
+    """Return the configuration of a folder's text model. Raises ModelError."""
+    with model_errors(f"{folder} is not a model folder that transformers can load"):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return config.get_text_config()
 
 
 def with_all_weights(source: Path, **options: Any) -> PreTrainedModel:
@@ -58,5 +65,5 @@ def require_unquantised(model: PreTrainedModel, folder: Path) -> None:
 
 def saved_dtype(folder: Path) -> torch.dtype:
     """Return the format that a folder's weights are meant to be loaded in."""
-    dtype = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config().dtype
+    dtype = load_config(folder).dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.float32

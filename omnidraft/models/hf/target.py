@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from omnidraft.config import DecodeSettings
-from omnidraft.errors import ModelError, ModeRefused
+from omnidraft.errors import ModeRefused, model_errors
 from omnidraft.models import precision as precisions
 from omnidraft.models.hf import attention
 from omnidraft.models.hf.attention import share_key_heads
-from omnidraft.models.hf.kv_slots import KvSlots, kv_bytes_of_slot
+from omnidraft.models.hf.kv_slots import KvSlots
 from omnidraft.models.hf.packed_pass import forward_packed
 from omnidraft.models.hf.packed_session import PackedSession
 from omnidraft.models.hf.padded_session import PaddedSession
@@ -57,7 +57,6 @@ class TransformersTarget:
         self.vocab_size: int = config.vocab_size
         self.context_limit = attention.context_limit(config)
         self._num_layers: int = config.num_hidden_layers
-        self._bytes_of_slot = kv_bytes_of_slot(config, torch.float32 if precision in native.PACKED else model.dtype)
         self._has_length_dependent_rope = attention.has_length_dependent_rope(config)
         self.fingerprint = (
             f"{name}-{precision}-{_device(model.device)}"
@@ -66,6 +65,14 @@ class TransformersTarget:
         )
         self.max_rows = _MAX_ROWS if model.device.type == "cpu" else _MAX_ROWS_ON_ACCELERATOR
         self._self_tests = SelfTests()
+        self._bytes_of_slot = self._count_bytes_of_slot()
+
+    def _count_bytes_of_slot(self) -> int:
+        """Return the memory of the keys and values of one id, which no configuration tells for every model."""
+        session: Any = self.open([0], 1, "fast")
+        session.score(DraftTree.empty(0))
+        slots: KvSlots = session.slots
+        return slots.num_bytes // slots.capacity
 
     def limits(self, mode: Mode) -> TreeLimits:
         """See ports.Target."""
@@ -207,8 +214,9 @@ def load_target(
     if chosen in native.PACKED and is_supported(model):
         packed = cache.packed(folder, state, model, chosen, native.load(kernels)) if cache else model
         return LlamaTarget(packed, name=name, precision=chosen, kernels=kernels)
-    changed = precisions.apply(model, chosen, kernels)
-    return TransformersTarget(changed, settings, name=name, precision=chosen, kernels=kernels)  # type: ignore[arg-type]
+    with model_errors(f"the model in {folder} cannot be computed in {chosen}"):
+        changed = precisions.apply(model, chosen, kernels)
+        return TransformersTarget(changed, settings, name=name, precision=chosen, kernels=kernels)  # type: ignore[arg-type]
 
 
 def _device(device: torch.device) -> str:
@@ -229,10 +237,6 @@ def load_model(folder: Path) -> PreTrainedModel:
         ModelError: it is not one that transformers can load here, or its weights are incomplete or quantised.
     """
     choice.torch_products()
-    try:
-        config = AutoConfig.from_pretrained(folder)
-        model = causal_lm(folder, config=config, dtype="auto", attn_implementation="sdpa")
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as exc:  # a quantisation's package is missing
-        raise ModelError(f"{folder} is not a model folder that transformers can load: {exc}") from exc
+    model = causal_lm(folder, dtype="auto", attn_implementation="sdpa")
     require_unquantised(model, folder)
     return model.requires_grad_(False)

@@ -188,7 +188,12 @@ def load_tokenizer(folder: Path, cache: Path | None = None) -> HfTokenizer:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as exc:
         raise ModelError(f"{folder} is not a model folder: {exc}") from exc
-    return HfTokenizer(folder, config.get("text_config", config).get("vocab_size"), cache=cache)
+    known = config.get("text_config", config).get("vocab_size")
+    if known is None:  # it is the default of the model's type
+        from omnidraft.models.hf.pretrained import load_config
+
+        known = load_config(folder).vocab_size
+    return HfTokenizer(folder, known, cache=cache)
 
 
 def loaded_tokenizer(tokenizer: Any, vocab_size: int) -> HfTokenizer:

@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import Encoding
 
 from omnidraft.cache_files import file_states, replace_file
-from omnidraft.errors import ModelError
+from omnidraft.errors import ModelError, model_errors
 from omnidraft.models.hf import tokenizer_json
 from omnidraft.vocab import token_bytes
 from omnidraft.vocab.tokenizer import Vocabulary
@@ -116,10 +116,9 @@ def fast_tokenizer(folder: Path) -> Any:
     """Return transformers' fast tokenizer of a folder. Raises ModelError when it holds none."""
     from transformers import AutoTokenizer
 
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, use_fast=True, local_files_only=True)
-    except (OSError, ValueError) as exc:
-        raise ModelError(f"no tokenizer in {folder}: {exc}") from exc
+    options = {"use_fast": True, "local_files_only": True, "trust_remote_code": False}
+    with model_errors(f"no tokenizer in {folder} that transformers can load"):
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, **options)
     if not tokenizer.is_fast:
         raise ModelError(f"the tokenizer in {folder} has no tokenizer.json; convert it to a fast one")
     return tokenizer

@@ -1,6 +1,6 @@
 """Read the content of a `tokenizer.json`: tokens, their byte encoding, special tokens and their roles."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from omnidraft.errors import ModelError
@@ -77,7 +77,7 @@ def for_texts(plain: Json) -> dict[str, Any]:
     tokenizer puts one."""
     return {
         **plain,
-        "model": _hide_control_pieces(plain["model"], control_ids(plain)),
+        "model": _model_for_texts(plain),
         "added_tokens": [token for token in plain["added_tokens"] if not token["special"]],
         "normalizer": _with_unreachable_removed(plain["normalizer"], plain["model"]),
         "post_processor": None,
@@ -111,13 +111,26 @@ def absorbing_ids(plain: Json) -> dict[str, list[int]]:
     return {side: [token["id"] for token in special if token[side]] for side in ("lstrip", "rstrip")}
 
 
-def _hide_control_pieces(model: Json, control: Collection[int]) -> Json:
-    """Make control pieces unreachable: a Unigram model matches any of its pieces in a text, "</s>" too."""
-    if model["type"] != "Unigram":
-        return model
+def _model_for_texts(plain: Json) -> Json:
+    """Return the model with the ids of the added tokens that texts have, and with control tokens out of their reach.
+
+    The library takes the id of an added token from the model, and numbers in order whatever the model does not know.
+    A Unigram model, unlike one with merges, then reaches a token for whole words (`single_word`) inside a word too.
+    """
+    model, control = plain["model"], special_tokens(plain)
+    visible = {index: text for index, text in literal_tokens(plain).items() if text not in control}
+    if model["type"] == "BPE":
+        needed = {model.get("unk_token"), *(text for text in control if len(text) == 1)}  # for what has no other token
+        hidden = control.keys() - needed
+        known = {text: index for text, index in model["vocab"].items() if text not in hidden}
+        merges = [pair for pair in model["merges"] if hidden.isdisjoint([*pair, "".join(pair)])]
+        return {**model, "vocab": known | {text: index for index, text in visible.items()}, "merges": merges}
+    scores = dict(enumerate(score for _text, score in model["vocab"]))
+    texts = {index: text for index, (text, _score) in enumerate(model["vocab"])} | visible
+    reachable, lowest = texts.keys() - control_ids(plain), min(scores.values())
     pieces = [
-        [f"{UNREACHABLE}{index}" if index in control else token, score]
-        for index, (token, score) in enumerate(model["vocab"])
+        [texts[index] if index in reachable else f"{UNREACHABLE}{index}", scores.get(index, lowest)]
+        for index in range(1 + max([*scores, *literal_tokens(plain)]))
     ]
     return {**model, "vocab": pieces}
 
@@ -150,7 +163,7 @@ def _named_role(texts_of_role: Mapping[str, tuple[str, ...]], ids: Mapping[str, 
 
 def _texts_of_control_role() -> dict[str, tuple[str, ...]]:
     return {
-        "end_of_turn": ("<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|eot|>", "<turn|>", "<|end|>"),
+        "end_of_turn": ("<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|eot|>", "<turn|>", "<|return|>", "<|end|>"),
         "start_of_turn": ("<|im_start|>", "<start_of_turn>", "<|start_header_id|>", "<|header_start|>", "<|turn>"),
         "end_of_header": ("<|end_header_id|>", "<|header_end|>"),
         "end_of_text": ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"),

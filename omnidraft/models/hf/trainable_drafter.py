@@ -190,17 +190,13 @@ def load_trainable(
         precision: the format of its passes; `auto` is the fastest that works here.
 
     Raises:
-        ConfigError: the folder holds no causal language model that transformers can load.
-        ModelError: torch computes nothing right here, or not in this precision; or the weights are incomplete or
-            quantised.
+        ModelError: torch computes nothing right here, or not in this precision; or the folder holds no causal language
+            model that transformers can load, or its weights are incomplete or quantised.
     """
     from omnidraft.models.hf.pretrained import causal_lm, require_unquantised
 
     choice.torch_products().require("float32" if precision == "auto" else precision)
-    try:
-        model = causal_lm(folder, dtype=torch.float32)
-    except (OSError, ValueError, RuntimeError, ImportError) as exc:
-        raise ConfigError(f"{folder} holds no model that can learn: {exc}") from exc
+    model = causal_lm(folder, dtype=torch.float32)
     require_unquantised(model, folder)
     model.eval()
     model.requires_grad_(train == "full")

@@ -77,7 +77,7 @@ class _TextsLayer(CacheLayerMixin):
             keys, values = new if old is None else (torch.cat(pair, dim=2) for pair in zip(old, new, strict=True))
             self._of_text[text] = (keys, values)
             packed.texts.append((rows, keys, values))
-        return packed, value_states
+        return packed, value_states.as_subclass(PackedKeys)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return query_length, 0

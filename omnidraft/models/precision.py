@@ -153,5 +153,6 @@ def apply(model: nn.Module, precision: str, kernels: str = "auto") -> nn.Module:
                 setattr(parent, name, FloatEmbedding(child))
     for module in model.modules():
         if not isinstance(module, FloatEmbedding):
-            module._apply(torch.Tensor.float, recurse=False)
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.float()
     return model

@@ -22,7 +22,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from omnidraft.errors import ModelError
+from omnidraft.errors import ModelError, model_errors
 
 VERSION = "1"
 """Of what `convert` writes; raise it whenever that changes: folders that an earlier version made are not used."""
@@ -74,12 +74,9 @@ def _converting(gguf: Path) -> Iterator[None]:
     """Let one thread convert at a time, quickly and silently. Raises ModelError for what transformers raises inside."""
     from omnidraft.models.catalog import gguf_speedups
 
-    try:
-        with _CONVERTING, _quiet_transformers(), gguf_speedups.applied():
-            logger.info("converting %s", gguf.name)
-            yield
-    except (LookupError, OSError, ValueError) as exc:
-        raise ModelError(f"{gguf.name} cannot be converted: {exc!r}") from exc
+    with model_errors(f"{gguf.name} cannot be converted"), _CONVERTING, _quiet_transformers(), gguf_speedups.applied():
+        logger.info("converting %s", gguf.name)
+        yield
 
 
 def require_plain_rope(gguf: Path) -> None:

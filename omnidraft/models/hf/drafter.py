@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from omnidraft.errors import KernelsUnavailable, SnapshotCorrupt
+from omnidraft.errors import KernelsUnavailable, SnapshotCorrupt, model_errors
 from omnidraft.models import precision as precisions
 from omnidraft.models.acceptance_head import AcceptanceHead, split_tensors
 from omnidraft.models.hf import attention
@@ -148,8 +148,9 @@ def load_drafter(
                 raise
             logger.warning("drafting through transformers, which is slower: %s", exc)
     chosen = precisions.automatic(kernels) if precision == "auto" else precision
-    changed = precisions.apply(model, chosen, kernels)
-    return TorchDrafter(changed, head)  # type: ignore[arg-type]
+    with model_errors(f"the model in {folder} cannot be computed in {chosen}"):
+        changed = precisions.apply(model, chosen, kernels)
+        return TorchDrafter(changed, head)  # type: ignore[arg-type]
 
 
 def load_learned(

@@ -77,7 +77,7 @@ def test_a_layer_computes_with_weights_of_its_kind(kernels, kind, num_in, num_ou
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_layer_tells_the_weights_that_it_computes_with(kernels, kind, has_bias):
     layer = nn.Linear(96, 40, bias=has_bias)
-    weight = PackedLinear(layer, kind, kernels).weight
+    weight = PackedLinear(layer, kind, kernels, ThreadCount()).weight
     torch.testing.assert_close(weight, rounded(layer.weight.detach(), kind, kernels), atol=1e-5, rtol=1e-5)
 
 

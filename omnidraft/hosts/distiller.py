@@ -73,8 +73,10 @@ def _start_ray(settings: Settings) -> None:
     local Ray does not come up."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", str(settings.learner.nice))
-    if "RAY_ADDRESS" not in os.environ:  # read when Ray is imported: no cluster, so the address is the loopback one
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    if "RAY_ADDRESS" not in os.environ:  # before Ray is imported
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # no cluster, so it listens on the loopback interface
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # else Ray puts one into a file that others may read
     import ray
     from ray.exceptions import RayError
 
@@ -87,7 +89,6 @@ def _start_ray(settings: Settings) -> None:
             raise ConfigError(f"RAY_ADDRESS={address} names no Ray cluster that can be joined: {exc}") from exc
         return
     num_actors = len(settings.models.targets)
-    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # else Ray puts one into a file that others may read
     folder = own_folder(Path(os.environ.get("RAY_TMPDIR", "/tmp")))  # whose sockets' paths have 107 bytes at most
     others = _children()
     try:
@@ -104,7 +105,7 @@ def _start_ray(settings: Settings) -> None:
         ray.shutdown()
         _kill(_children() - others)
         why = " ".join(str(exc).split())
-        raise ConfigError(f"the local Ray did not start: {why} Start again when the machine is less busy.") from exc
+        raise ConfigError(f"the local Ray did not start, as on a machine that is too busy; try again: {why}") from exc
 
 
 def _children() -> set[psutil.Process]:

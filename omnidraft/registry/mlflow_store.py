@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+OPEN_TIMEOUT_S = 30.0
+"""How long a server has to answer the first reads; one that has just started takes a while."""
 READ_TIMEOUT_S = 5.0
 """How long a server has to answer a read, retries included."""
 PAGE_SIZE = 100
@@ -153,25 +155,28 @@ def _open(url: str) -> "MlflowClient":
     logging.getLogger("alembic").setLevel(logging.WARNING)  # mlflow sets both to INFO when it is imported
     logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"].upper())
     client = MlflowClient(tracking_uri=url, registry_uri=url)
-    if not url.startswith(SQLITE):
-        client = cast(MlflowClient, _ReadsInTime(client))
-    client.search_experiments(max_results=1)
-    client.search_registered_models(max_results=1)
-    return client
+    is_server = not url.startswith(SQLITE)
+    first = _in_time(client, OPEN_TIMEOUT_S) if is_server else client
+    first.search_experiments(max_results=1)
+    first.search_registered_models(max_results=1)
+    return _in_time(client, READ_TIMEOUT_S) if is_server else client
+
+
+def _in_time(client: "MlflowClient", timeout_s: float) -> "MlflowClient":
+    """Return the client with reads that fail after this time. MLflow has one timeout for all that it asks a server for,
+    and an upload needs a longer one."""
+    return cast("MlflowClient", _ReadsInTime(client, timeout_s))
 
 
 class _ReadsInTime:
-    """An MlflowClient whose reads fail after READ_TIMEOUT_S. MLflow has one timeout for all that it asks a server for,
-    and an upload needs a longer one."""
-
-    def __init__(self, client: "MlflowClient") -> None:
-        self._client = client
+    def __init__(self, client: "MlflowClient", timeout_s: float) -> None:
+        self._client, self._timeout_s = client, timeout_s
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._client, name)
         if not name.startswith(("get_", "search_")):
             return method
-        return lambda *args, **options: within(READ_TIMEOUT_S, partial(method, *args, **options))
+        return lambda *args, **options: within(self._timeout_s, partial(method, *args, **options))
 
 
 def _store_errors() -> tuple[type[Exception], ...]:

@@ -1,11 +1,12 @@
 """The distiller process with real Ray, SQLite log and folders: killed in the middle, it loses and repeats nothing."""
 
 import ipaddress
+import itertools
 import os
+import re
 import signal
 import stat
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -31,24 +32,17 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         running.process.wait()
 
 
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """Paths of sockets have 107 bytes at most."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        yield Path(folder)
-
-
 @pytest.mark.timeout(600)
 def test_an_actor_killed_in_the_middle_learns_every_record_once_and_leaves_nothing_behind(
-    fleet: Fleet, tmp_path: Path, short_folder: Path
+    fleet: Fleet, tmp_path: Path
 ) -> None:
     """Meanwhile nobody else reaches Ray: neither from another machine nor through its files."""
     (temporary := tmp_path / "temporary").mkdir()
-    fleet.environ |= {"TMPDIR": str(temporary), "RAY_TMPDIR": str(short_folder), "HOME": str(tmp_path)}
+    fleet.environ |= {"TMPDIR": str(temporary), "HOME": str(tmp_path)}
     fleet.emit(12)
     process = fleet.start()
     fleet.wait_for(lambda: fleet.has_learned(6))
-    (ray,) = [each for each in short_folder.iterdir() if each.is_dir()]
+    ray = ray_folder(process)
     assert (stat.S_IMODE(ray.stat().st_mode), (tmp_path / ".ray").exists()) == (0o700, False)
     assert {address for address in listening(process) if not address.is_loopback} == set()
     first = fleet.actor(process)
@@ -66,7 +60,16 @@ def test_an_actor_killed_in_the_middle_learns_every_record_once_and_leaves_nothi
     assert newest is not None
     assert (newest.num_records, newest.num_steps, newest.offsets) == (20, 10, {0: 20})
     assert "duplicate" not in newest.counts
-    assert [*temporary.glob("omnidraft-*"), *short_folder.iterdir()] == []
+    assert list(temporary.glob("omnidraft-*")) == []
+    assert not ray.exists()
+
+
+def ray_folder(process: subprocess.Popen[bytes]) -> Path:
+    """The distiller's folder for Ray's sessions."""
+    commands = [each.cmdline() for each in psutil.Process(process.pid).children(recursive=True)]
+    found = re.search(r"(/[^ =]*)/ray/session_", " ".join(itertools.chain(*commands)))
+    assert found is not None
+    return Path(found[1])
 
 
 def listening(process: subprocess.Popen[bytes]) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
@@ -93,7 +96,7 @@ def test_a_ray_that_hangs_at_its_start_ends_the_process_with_one_line_and_leaves
                     each.suspend()
     assert process.returncode == 2
     *_, refusal = (tmp_path / "distiller.log").read_text().splitlines()
-    assert refusal.startswith("omnidraft distiller: the local Ray did not start: ")
+    assert refusal.startswith("omnidraft distiller: the local Ray did not start, ")
     assert [each for each in children if each.is_running()] == []
 
 

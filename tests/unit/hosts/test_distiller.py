@@ -213,6 +213,7 @@ def test_a_local_ray_that_does_not_come_up_is_refused_in_one_line_and_leaves_not
     command = [sys.executable, "-c", TIMED_OUT]
     ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     *_, refusal = ended.stderr.splitlines()
-    assert refusal.startswith("omnidraft distiller: the local Ray did not start: The current node timed out during")
+    assert refusal.startswith("omnidraft distiller: the local Ray did not start, ")
+    assert "try again: The current node timed out during startup. This could happen because" in refusal
     assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
     assert not psutil.pid_exists(int(ended.stdout))

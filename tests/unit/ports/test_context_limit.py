@@ -12,7 +12,7 @@ def test_a_context_can_be_filled_to_its_last_id() -> None:
 
 @pytest.mark.parametrize(
     ("prompt_ids", "message"),
-    [([], "the prompt is empty"), ([1, 2, 3, 4], "has 4 tokens and 5 more were asked for, .* holds 8; .*max_tokens")],
+    [([], "the prompt is empty"), ([1, 2, 3, 4], "is 8 tokens. .* has 4 tokens, and 5 more for the answer")],
 )
 def test_what_does_not_fit_is_refused_with_all_three_numbers(prompt_ids: list[int], message: str) -> None:
     with pytest.raises(RequestError, match=message):

@@ -28,6 +28,7 @@ from tests.unit.decode.toys import (
     Strict,
     T,
     emitted,
+    known_costs,
     make_drafter,
     make_request,
     slow_decode,
@@ -43,7 +44,7 @@ class TimedPolicy(CostPolicy):
     """Adds up what the rounds cost by its own curves, reading included."""
 
     def __init__(self) -> None:
-        super().__init__(CostCurve(AVX2), CostCurve(STEP))
+        super().__init__(known_costs(AVX2), known_costs(STEP))
         self.seconds, self.outcomes = 0.0, list[TextOutcome]()
 
     def update(self, outcomes: Sequence[TextOutcome], others: OtherTexts = NO_OTHERS) -> None:

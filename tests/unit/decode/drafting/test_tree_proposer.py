@@ -9,7 +9,6 @@ from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.drafting.prompt_lookup import PromptLookup
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.policy.cost import CostPolicy
-from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.ports import Sampling, Source, TreeLimits
 from omnidraft.testing.toy_models import ToyTable, ToyTarget
 from tests.unit.decode.checks import spied
@@ -23,6 +22,7 @@ from tests.unit.decode.toys import (
     T,
     Wide,
     emitted,
+    known_costs,
     make_cache,
     make_drafter,
     make_request,
@@ -149,7 +149,7 @@ def test_the_noise_pays_when_the_drafter_is_the_target():
 
 
 def test_a_bad_drafter_is_left_alone_by_the_cost_policy_and_probed_now_and_then():
-    policy = CostPolicy(CostCurve({1: 0.18, 16: 0.3}), CostCurve({1: 0.05}))
+    policy = CostPolicy(known_costs({1: 0.18, 16: 0.3}), known_costs({1: 0.05}))
     proposer, spy = spied(make_drafter(table_of(len(DRAFT_PIECES), {}, D[b"q"]), policy=policy))
     list(toy_decoder().decode(make_request(Sampling(1.0), max_new_tokens=400), proposer))
     assert 3 < len(spy.texts) < 60
@@ -157,7 +157,7 @@ def test_a_bad_drafter_is_left_alone_by_the_cost_policy_and_probed_now_and_then(
 
 def test_drafting_stops_for_the_tenant_whose_texts_it_loses_on_and_goes_on_for_the_other():
     """The same prompt and the same drafts; one tenant's target draws them, the other's never does."""
-    pass_s, step_s = CostCurve({1: 1.0, 6: 1.3}), CostCurve({1: 0.1, 4: 0.12})
+    pass_s, step_s = known_costs({1: 1.0, 6: 1.3}), known_costs({1: 0.1, 4: 0.12})
     proposer = make_drafter(table_of(len(DRAFT_PIECES), {}, D[b"g"]), policy=CostPolicy(pass_s, step_s))
     sizes: dict[str, list[int]] = {"agrees": [], "differs": []}
     for _ in range(60):

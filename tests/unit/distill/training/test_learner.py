@@ -18,7 +18,7 @@ from omnidraft.distill.examples.training_example import ExampleBuilder, Training
 from omnidraft.distill.training import gradients
 from omnidraft.distill.training.losses import LOSSES
 from omnidraft.distill.training.step_report import StepReport, mean_losses
-from omnidraft.errors import ConfigError, SnapshotCorrupt
+from omnidraft.errors import ConfigError, ModelError, SnapshotCorrupt
 from omnidraft.models.hf import training_precision
 from omnidraft.models.hf.serving_tensors import apply_serving_tensors
 from omnidraft.models.hf.trainable_drafter import load_trainable
@@ -347,7 +347,7 @@ def test_the_seed_alone_decides_the_first_lora_factors(pair) -> None:
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="no model"):
+    with pytest.raises(ModelError, match="not a model folder"):
         load_trainable(tmp_path, train="full", rank=4, seed=0)
 
 

@@ -3,13 +3,13 @@
 import errno
 import json
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import config, durable_files, wiring
 from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.errors import ConfigError, ModelError, RequestError, StorageError
 from omnidraft.ports import Outgoing
@@ -137,12 +137,12 @@ def test_an_archive_that_the_system_does_not_write_is_told_in_one_line(
     """The answers are kept for the next try."""
     out = tmp_path / "new" / "traces.avro"
 
-    def put_in_place(partial: Path, path: Path) -> None:
+    def replaced_file(path: Path, *rights: int) -> AbstractContextManager[BinaryIO]:
         if path == out:
             raise OSError(errno.ENOSPC, "No space left on device")
-        partial.rename(path)
+        return durable_files.replaced_file(path, *rights)
 
-    monkeypatch.setattr(archive, "put_in_place", put_in_place)
+    monkeypatch.setattr(archive, "replaced_file", replaced_file)
     with pytest.raises(RequestError, match=r"^cannot write .*traces\.avro: No space left on device; [^\n]*$"):
         run(record.main, "--answers", answers, "--out", out, "--config", good)
     assert len(list(out.with_suffix(".parts").glob("*.avro"))) == NUM_ANSWERS

@@ -110,7 +110,6 @@ def test_a_planted_bug_is_found_and_shown(
         (("--json", "no/such/folder/out.json"), "no/such/folder"),
         (("--target", "no-such-model"), "no-such-model"),
         (("--snapshot", "no-such-snapshot"), "there is no registry"),
-        (("--max-new-tokens", "5000"), "1024"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(

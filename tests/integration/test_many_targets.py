@@ -196,6 +196,10 @@ def publish_lora(
         drafter_hash="h",
         alignment=pair.alignment,
         train="lora",
+        agreement_before=0.4,
+        agreement_after=0.5,
+        agreement_change_error=0.01,
+        held_out_records=50,
     )
     ngrams = served.engine.slot.current.cache.to_arrays()
     bundle.write(folder, manifest, {bundle.DRAFTER: tensors, bundle.NGRAMS: ngrams})
@@ -286,6 +290,7 @@ def test_records_of_both_targets_in_one_log_teach_each_pair_its_own_only(
         assert {name: manifest.settings[name] for name in learned_with} == {k: str(v) for k, v in learned_with.items()}
         assert wiring.registry(pair).versions()[0].manifest.settings == {}
         assert manifest.num_records + manifest.counts.get("other_pair", 0) == sum(manifest.offsets.values())
+        wiring.registry(pair).promote(wiring.registry(pair).resolve("latest").version)  # nothing was held out
         wiring.controller(pair, CountingMetrics()).step()
         versions[name] = wiring.registry(pair).resolve("champion").version
     assert wiring.log_reader(settings, settings.log.dead_letters_topic).end_offsets() in ({}, {0: 0})

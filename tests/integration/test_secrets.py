@@ -2,9 +2,11 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 
@@ -13,6 +15,7 @@ from omnidraft.config.secrets import masked
 from omnidraft.errors import ConfigError, RegistryError
 from tests.cli_runs import run_cli
 
+ROOT = Path(__file__).parents[2]
 KEY, OTHER_KEY = "c2VjcmV0" * 5 + "c2U=", "aGlkZGVu" * 5 + "aGk="
 PASSWORD = "hunter2-kafka"
 SECRETS = (KEY, OTHER_KEY, PASSWORD, "hunter2-url", "hunter2-mlflow", "hunter2-file")
@@ -30,7 +33,7 @@ ENVIRON = {
     "MLFLOW_TRACKING_PASSWORD": "hunter2-mlflow",
 }
 
-Run = Callable[..., CompletedProcess[str]]
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -96,7 +99,6 @@ def test_a_setting_that_is_refused_is_named_and_no_secret_is_quoted(name: str, v
         (("traces", "tail"), 2),
         (("traces", "dead-letters", "list"), 2),
         (("snapshots", "list"), 2),
-        (("run", "controller"), 2),
         (("--help",), 0),
         (("traces", "--help"), 0),
         (("run", "worker", "--help"), 0),
@@ -110,6 +112,20 @@ def test_no_command_shows_them_while_nothing_can_be_reached(
     assert done.returncode == code, done.stderr
     assert done.stdout + done.stderr
     assert_nothing_shown(done.stdout + done.stderr + caplog.text)
+
+
+def test_a_service_does_not_show_them_while_nothing_can_be_reached(
+    omnidraft_home: Path, tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """It ends its process, so it has one of its own."""
+    target, drafter = map(str, tiny_models)
+    models = {"OMNIDRAFT_MODELS__TARGET": target, "OMNIDRAFT_MODELS__DRAFTER": drafter}
+    environ = os.environ | ENVIRON | models | {"OMNIDRAFT_HOME": str(omnidraft_home), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "omnidraft.cli", "run", "controller"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=tmp_path, timeout=100)
+    assert done.returncode == 2, done.stderr
+    assert "127.0.0.1:9" in done.stderr
+    assert_nothing_shown(done.stdout + done.stderr)
 
 
 def test_a_registry_that_cannot_be_reached_is_named_without_its_password() -> None:

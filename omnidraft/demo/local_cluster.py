@@ -1,4 +1,4 @@
-"""The services and their dependencies as real processes on this machine, for demo, soak and end-to-end tests."""
+"""The services and their dependencies as real processes on this machine, for the demo, benchmarks and tests."""
 
 import os
 import shutil

@@ -10,7 +10,7 @@ from omnidraft.demo import run
 from omnidraft.errors import ModelError
 from pipelines.lib import llama_build, llama_server, machine
 from pipelines.lib.vllm_server import serve
-from pipelines.soak.plan import SoakPlan
+from tests.soak.part import SoakPlan
 
 QUOTA = 3
 

@@ -1,4 +1,4 @@
-"""The parts that pipelines share: their command lines, the HTTP clients, check results and pictures."""
+"""The parts that pipelines share: their command lines, the HTTP clients and pictures."""
 
 import asyncio
 import shlex
@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import typer
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
@@ -25,14 +24,13 @@ from omnidraft.demo.openai_client import (
 )
 from omnidraft.errors import RequestError
 from pipelines.lib import machine
-from pipelines.lib.check_result import CheckResult, broken_assertions, exit_if_broken, run_part
 from pipelines.lib.choices import numbers
 from pipelines.lib.pictures import picture
 from tests.http_server import served
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = (
-    *("bench", "bench_vllm", "learn", "record", "replay", "evaluate", "drift", "demo", "soak", "fuzz"),
+    *("bench", "bench_vllm", "learn", "record", "replay", "evaluate", "drift", "demo"),
     *("paper_table", "scaling", "poison", "bench.throughput", "bench.kernels", "bench.quality", "constrained"),
     *("device", "transfer", "transfer_texts", "transfer_mean", "ensemble", "large_to_small", "page_pictures"),
 )
@@ -107,19 +105,6 @@ def test_a_report_is_a_table_and_a_picture(tmp_path: Path) -> None:
     assert report.curve_table(points).row_count == 2
     report.picture(points, rows, tmp_path / "report.png", (4.8, 9.7))
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_part_that_fails_is_a_broken_assertion(capsys: pytest.CaptureFixture[str]) -> None:
-    def fails() -> CheckResult:
-        raise RequestError("no model")
-
-    parts = {"good": run_part("good", lambda: CheckResult({"n": 1}, {"holds": True})), "bad": run_part("bad", fails)}
-    assert parts["good"]["figures"] == {"n": 1}
-    assert broken_assertions(parts) == ["bad: bad runs to its end: no model"]
-    exit_if_broken([])
-    with pytest.raises(typer.Exit):
-        exit_if_broken(broken_assertions(parts))
-    assert "BROKEN: bad: bad runs to its end: no model" in capsys.readouterr().out
 
 
 Stream = Callable[[str], list[str]]

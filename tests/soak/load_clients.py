@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from omnidraft.demo.openai_client import CHAT, ApiError, ConnectionLost, OpenAIClient, text_of
-from pipelines.soak.ack_monitor import AckMonitor
+from tests.soak.acknowledged import AckMonitor
 
 GIVE_UP_S = 240.0
 RETRY_S = 0.1

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from omnidraft.demo.openai_client import CHAT, ApiError, ConnectionLost, OpenAIClient, text_of
+from omnidraft.client import CHAT, ApiError, ConnectionLost, OpenAIClient, text_of
 from tests.soak.acknowledged import AckMonitor
 
 GIVE_UP_S = 240.0

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from statistics import median
 
 from omnidraft import wiring
+from omnidraft.client import COMPLETIONS, OpenAIClient
 from omnidraft.config import Settings
 from omnidraft.demo.local_cluster import ServiceFailed, free_port, is_serving
-from omnidraft.demo.openai_client import COMPLETIONS, OpenAIClient
 from omnidraft.fleet import control_log
 from omnidraft.ports import Registry
 from omnidraft.progress import bar

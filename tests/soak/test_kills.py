@@ -93,13 +93,16 @@ def test_a_record_that_was_cut_out_of_the_log_is_lost(
 
 
 def copy_of_log(settings: Settings, path: Path) -> Settings:
-    """Settings with all topics in SQLite."""
+    """Settings with all topics in SQLite, which pass for those that were copied."""
     for topic in (settings.log.traces_topic, settings.log.dead_letters_topic):
         writer = SqliteWriter(path, topic)
         with closing(wiring.log_reader(settings, topic)) as reader:
             for message in topic_scan.messages(reader):
                 writer.append([Outgoing(message.key, message.value, message.headers)])
+            identity = reader.identity()
         writer.close()
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("UPDATE topics SET id = ? WHERE topic = ?", (identity, topic))
     log = settings.log.model_copy(update={"url": f"sqlite:///{path}"})
     return settings.model_copy(update={"log": log})
 

@@ -17,7 +17,7 @@ PRODUCT = ("omnidraft", "services", "pipelines")
 LEVELS = (  # lowest first
     {"errors", "exit_status", "config", "throttle", "private_files", "progress", "supervised_thread"}
     | {"allowed_hosts", "background_calls", "container_limits", "freed_memory"},
-    {"durable_files"},
+    {"durable_files", "client"},
     {"extras", "output_files", "cache_files"},
     {"vocab", "traces", "snapshots", "prompts", "memory", "tools"},
     {"ports", "json_report"},

@@ -13,7 +13,7 @@ import typer
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from omnidraft.demo.openai_client import CHAT
+from omnidraft.client import CHAT
 from omnidraft.errors import RequestError
 from omnidraft.fleet.request_stats import RequestStats
 from tests.cli_runs import run_pipeline

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from omnidraft.demo.openai_client import CHAT, ApiError, AsyncOpenAIClient, text_of
+from omnidraft.client import CHAT, ApiError, AsyncOpenAIClient, text_of
 from pipelines.bench.throughput.systems import Endpoint
 
 TIMEOUT_S = 1800.0

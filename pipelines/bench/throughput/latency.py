@@ -8,7 +8,7 @@ from itertools import count
 from statistics import median
 from typing import Any
 
-from omnidraft.demo.openai_client import CHAT, AsyncOpenAIClient, text_of
+from omnidraft.client import CHAT, AsyncOpenAIClient, text_of
 from pipelines.bench.throughput.clients import TIMEOUT_S, Message, TimedAnswer, ask, chat_body, user
 from pipelines.bench.throughput.rows import cached_tokens, spread
 from pipelines.bench.throughput.systems import Endpoint

@@ -6,8 +6,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from omnidraft.client import ApiError
 from omnidraft.demo.local_cluster import ServiceFailed
-from omnidraft.demo.openai_client import ApiError
 from omnidraft.errors import ModelError
 from omnidraft.progress import bar
 from pipelines.bench.throughput import latency

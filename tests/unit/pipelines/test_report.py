@@ -11,9 +11,7 @@ import pytest
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from omnidraft.demo import report
-from omnidraft.demo.curve import CurvePoint
-from omnidraft.demo.openai_client import (
+from omnidraft.client import (
     CHAT,
     COMPLETIONS,
     ApiError,
@@ -22,6 +20,8 @@ from omnidraft.demo.openai_client import (
     OpenAIClient,
     text_of,
 )
+from omnidraft.demo import report
+from omnidraft.demo.curve import CurvePoint
 from omnidraft.errors import RequestError
 from pipelines.lib import machine
 from pipelines.lib.choices import numbers

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from omnidraft import config
-from omnidraft.demo.openai_client import CHAT
+from omnidraft.client import CHAT
 from omnidraft.errors import RequestError
 from omnidraft.models.hf.tokenizer import load_tokenizer
 from pipelines.bench.throughput import __main__ as command

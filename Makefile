@@ -125,7 +125,7 @@ bench-vllm: $(VLLM_STAMP) ## Measure vLLM alone, with its own drafting and with 
 
 bench-throughput: $(VLLM_STAMP) ## Measure our server, llama.cpp's and vLLM's under many clients (PROMPTS, JSON, BENCH_THROUGHPUT_ARGS)
 	$(PYTHON) -m pipelines.bench.throughput --vllm-venv $(VLLM_VENV) $(foreach file,$(firstword $(PROMPTS)),--prompts $(file)) \
-	  --json $(or $(JSON),runs/throughput.json) --plot $(basename $(or $(JSON),runs/throughput.json)).png $(BENCH_THROUGHPUT_ARGS)
+	  --json $(or $(JSON),runs/throughput.json) $(BENCH_THROUGHPUT_ARGS)
 
 soak: setup ## Kills, outages, load and drift, for an hour and a quarter, into runs/soak/report.json (SOAK_PARTS, SOAK_ARGS)
 	$(PYTHON) -m tests.soak --parts $(SOAK_PARTS) $(SOAK_ARGS)

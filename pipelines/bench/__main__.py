@@ -54,7 +54,7 @@ def main(
     quantize: Annotated[str | None, typer.Option(help="int4 or int8: the target of our own engine.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; an accelerator is used if there is one.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="A file for rows and runs.")] = None,
-    markdown_path: Annotated[Path | None, typer.Option("--markdown", help="A page, and a picture beside it.")] = None,
+    markdown_path: Annotated[Path | None, typer.Option("--markdown", help="A page with the tables.")] = None,
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:
     """Compare decoding methods."""

@@ -1,6 +1,5 @@
-"""The parts that pipelines share: their command lines, the HTTP clients and pictures."""
+"""The parts that pipelines share: their command lines, the HTTP client and pictures."""
 
-import asyncio
 import shlex
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from omnidraft.client import (
     CHAT,
     COMPLETIONS,
     ApiError,
-    AsyncOpenAIClient,
     ConnectionLost,
     OpenAIClient,
     text_of,
@@ -137,19 +135,9 @@ def api(url: str) -> Iterator[OpenAIClient]:
         yield client
 
 
-@pytest.fixture(params=["blocking", "asynchronous"])
-def stream(request: pytest.FixtureRequest, url: str) -> Stream:
-    """Both clients stream alike."""
-
-    def blocking(prompt: str) -> list[str]:
-        with OpenAIClient(url, timeout_s=10.0) as api:
-            return [text_of(event) for event in api.stream(CHAT, {"prompt": prompt})]
-
-    async def asynchronous(prompt: str) -> list[str]:
-        async with AsyncOpenAIClient(url, timeout_s=10.0) as api:
-            return [text_of(event) async for event in api.stream(CHAT, {"prompt": prompt})]
-
-    return blocking if request.param == "blocking" else lambda prompt: asyncio.run(asynchronous(prompt))
+@pytest.fixture
+def stream(api: OpenAIClient) -> Stream:
+    return lambda prompt: [text_of(event) for event in api.stream(CHAT, {"prompt": prompt})]
 
 
 def test_a_whole_reply_has_its_text_and_statistics(api: OpenAIClient) -> None:

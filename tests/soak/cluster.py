@@ -149,13 +149,15 @@ class Cluster(LocalCluster):
             self.bring_up(name)
         return ended
 
-    def supervise(self, seconds: float) -> None:
-        """Run `restart_ended` for so long."""
+    def supervise(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Run `restart_ended`, and what is given, again and again for so long, once at least."""
         until = time.monotonic() + seconds
-        self.restart_ended()
-        while (left_s := until - time.monotonic()) > 0:
-            time.sleep(min(0.1, left_s))
+        while True:
             self.restart_ended()
+            meanwhile()
+            if (left_s := until - time.monotonic()) <= 0:
+                return
+            time.sleep(min(0.1, left_s))
 
 
 def service_command(name: str, config_path: Path) -> list[str]:

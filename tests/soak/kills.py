@@ -17,7 +17,7 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from tests.soak import uninterrupted, verdict
 from tests.soak.acknowledged import AckMonitor
 from tests.soak.cluster import ALL, SERVICES, Cluster, empty_folder, tiny_settings
-from tests.soak.load_clients import PROMPTS, LoadClients, Tally
+from tests.soak.load_clients import PROMPTS, Tally, load
 from tests.soak.part import PartResult, SoakPlan
 
 SHARES = {"decode_worker": 25, "broker": 20, "registry": 20, "actor": 15, "distiller": 10, "controller": 10}
@@ -67,7 +67,7 @@ def run_kills(cluster: Cluster, plan: SoakPlan) -> tuple[verdict.Evidence, dict[
     acks = AckMonitor(cluster.url)
     killer = Killer(cluster, acks, plan)
     acks.start()
-    clients = LoadClients(cluster.url, acks, num_clients=NUM_CLIENTS, pause_s=CLIENT_PAUSE_S, max_tokens=MAX_TOKENS)
+    clients = load(cluster.url, acks, num_clients=NUM_CLIENTS, pause_s=CLIENT_PAUSE_S, max_tokens=MAX_TOKENS)
     with clients as tally:
         killer.kill_all(plan.kills)
         num_unlearned = _drain(cluster)
@@ -144,14 +144,15 @@ class Killer:
             while waiting:
                 if self._rng.random() < WHOLE_SHARE:
                     self._cluster.wait_for(self._is_whole, "whole fleet", DRAIN_TIMEOUT_S)
-                self._supervise(self._pace_s * (MIN_GAP + self._rng.expovariate(1 / (1 - MIN_GAP))))
+                gap_s = self._pace_s * (MIN_GAP + self._rng.expovariate(1 / (1 - MIN_GAP)))
+                self._cluster.supervise(gap_s, self._note_recovered)
                 while (victim := pick(waiting, self._cluster.is_ready)) is None:
-                    self._supervise(0.2)
+                    self._cluster.supervise(0.2, self._note_recovered)
                 self._recovering[victim] = time.monotonic()
                 self._kill(victim)
                 self._killed.append((time.monotonic() - self._started_s, victim))
                 advance()
-        self._supervise(0.0)
+        self._cluster.supervise(0.0, self._note_recovered)
 
     def figures(self) -> dict[str, Any]:
         """Return the fields of the report."""
@@ -183,16 +184,6 @@ class Killer:
     def _is_whole(self) -> bool:
         self._note_recovered()
         return all(self._cluster.is_ready(name) for name in ALL)
-
-    def _supervise(self, seconds: float) -> None:
-        """Restart what ends, and note which victims are ready again."""
-        until = time.monotonic() + seconds
-        while True:
-            self._cluster.supervise(0.0)
-            self._note_recovered()
-            if (left_s := until - time.monotonic()) <= 0:
-                return
-            time.sleep(min(0.1, left_s))
 
     def _note_recovered(self) -> None:
         for name in [name for name in self._recovering if self._cluster.is_ready(name)]:

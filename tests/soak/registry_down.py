@@ -8,7 +8,7 @@ from omnidraft.progress import bar
 from tests.soak import kills
 from tests.soak.acknowledged import AckMonitor
 from tests.soak.cluster import REGISTRY, SERVICES, Cluster, empty_folder, tiny_settings
-from tests.soak.load_clients import LoadClients, Tally
+from tests.soak.load_clients import Tally, load
 from tests.soak.part import PartResult, SoakPlan
 
 PAUSE_S = 0.1
@@ -25,7 +25,7 @@ def run(plan: SoakPlan) -> PartResult:
         ended: list[str] = []
         cluster.on_end = ended.append
         acks = AckMonitor(cluster.url)
-        clients = LoadClients(cluster.url, acks, num_clients=2, pause_s=PAUSE_S, max_tokens=kills.MAX_TOKENS)
+        clients = load(cluster.url, acks, num_clients=2, pause_s=PAUSE_S, max_tokens=kills.MAX_TOKENS)
         with clients as tally:
             figures = _outage(cluster, tally, plan.outage_s * SHARE)
         figures |= {

@@ -14,7 +14,7 @@ from omnidraft.progress import bar
 from omnidraft.snapshots.manifest import digest
 from tests.soak.acknowledged import AckMonitor
 from tests.soak.cluster import START_TIMEOUT_S, Cluster, empty_folder, service_command, tiny_settings
-from tests.soak.load_clients import LoadClients
+from tests.soak.load_clients import load
 from tests.soak.part import PartResult, SoakPlan
 
 NUM_WORKERS = 3
@@ -33,7 +33,7 @@ def run(plan: SoakPlan) -> PartResult:
         cluster.start_all()
         urls = [cluster.url, *(_start_worker(cluster, number) for number in range(1, NUM_WORKERS))]
         registry = wiring.registry(cluster.settings)
-        clients = LoadClients(cluster.url, AckMonitor(cluster.url), num_clients=2, pause_s=0.1, max_tokens=16)
+        clients = load(cluster.url, AckMonitor(cluster.url), num_clients=2, pause_s=0.1, max_tokens=16)
         with clients:
             cluster.wait_for(
                 lambda: len(registry.versions()) >= 2 and _has_previous(registry), "rollback", LEARN_TIMEOUT_S

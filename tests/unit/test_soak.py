@@ -20,7 +20,7 @@ from tests.cli_runs import run_pipeline
 from tests.http_server import served
 from tests.soak import __main__, broker_down, drift, kills
 from tests.soak.acknowledged import AckMonitor
-from tests.soak.load_clients import LoadClients
+from tests.soak.load_clients import load
 from tests.soak.part import PartResult, SoakPlan
 from tests.soak.uninterrupted import same_bits
 
@@ -90,7 +90,7 @@ def test_what_another_life_of_the_worker_answered_is_never_taken_for_acknowledge
 def test_clients_end_with_the_part_that_fails() -> None:
     """Nobody answers: threads that went on asking would keep the process alive."""
     url = "http://127.0.0.1:9"
-    clients = LoadClients(url, AckMonitor(url), num_clients=2, pause_s=0.0, max_tokens=1)
+    clients = load(url, AckMonitor(url), num_clients=2, pause_s=0.0, max_tokens=1)
 
     def part() -> None:
         with clients as tally:
@@ -113,7 +113,7 @@ def test_a_request_under_way_is_answered_at_the_end_and_no_other_is_sent() -> No
 
     with (
         served(app) as url,
-        LoadClients(url, AckMonitor(url), num_clients=1, pause_s=0.0, max_tokens=1) as tally,
+        load(url, AckMonitor(url), num_clients=1, pause_s=0.0, max_tokens=1) as tally,
     ):
         while not tally.num_tries:
             time.sleep(0.005)

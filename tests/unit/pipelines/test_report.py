@@ -33,8 +33,7 @@ from tests.http_server import served
 ROOT = Path(__file__).parents[3]
 COMMANDS = (
     *("bench", "bench_vllm", "learn", "record", "replay", "evaluate", "drift", "demo", "soak", "fuzz", "serve_bench"),
-    *("paper_table", "scaling", "poison", "bench.throughput", "bench.kernels", "bench.quality", "constrained"),
-    *("device", "transfer", "transfer_texts", "transfer_mean", "ensemble", "large_to_small", "page_pictures"),
+    *("paper_table", "bench.throughput", "bench.kernels"),
 )
 SHOW_HELP = """
 import runpy, sys

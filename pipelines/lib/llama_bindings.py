@@ -1,8 +1,7 @@
-"""Python bindings of llama.cpp and of ik_llama.cpp, each in a folder of its own in the user's cache.
+"""Python bindings of llama.cpp in the user's cache, built as llama_build.py builds the programs, without AMX.
 
-A process that has the folder in PYTHONPATH imports them; this environment stays without them. llama-cpp-python is built
-as llama_build.py builds the programs, without AMX. ik-llama-cpp-python is the wheel of the package index (AVX2).
-As a program it prints the folder of llama-cpp-python.
+A process that has the folder in PYTHONPATH imports them; this environment stays without. As a program it prints the
+folder.
 """
 
 import shutil
@@ -16,7 +15,6 @@ from omnidraft.errors import ModelDownloadError
 from omnidraft.models.catalog import store
 from pipelines.lib import llama_build
 
-IK_VERSION = "0.1.5"
 OPTIONS = llama_build.OPTIONS | {
     "BUILD_SHARED_LIBS": "ON",
     "LLAMA_BUILD_TOOLS": "OFF",
@@ -45,22 +43,6 @@ def llama_bindings(home: Path) -> Path:
             llama_build.build(folder, ("llama",), OPTIONS)
             _install_built(folder, bindings)
     return bindings
-
-
-def ik_bindings(home: Path) -> Path:
-    """Return the folder of ik-llama-cpp-python below `home`; download it if it is missing.
-
-    Raises:
-        ModelDownloadError: it cannot be downloaded, or has no wheel for this Python and processor.
-    """
-    folder = home / "ik-llama-cpp-python" / IK_VERSION
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f".{folder.name}.lock")):
-        if not folder.exists():
-            partial = _empty(folder.with_name(f"{folder.name}.partial"))
-            _install(f"ik-llama-cpp-python=={IK_VERSION}", partial)
-            partial.rename(folder)
-    return folder
 
 
 def _install_built(folder: Path, bindings: Path) -> None:

@@ -2,7 +2,6 @@
 
 import errno
 import json
-from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,7 +14,7 @@ from omnidraft.errors import ConfigError, ModelError, RequestError, StorageError
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle
 from omnidraft.traces import archive, codec
-from pipelines import evaluate, large_to_small, learn, poison, record, replay
+from pipelines import evaluate, learn, record, replay
 from pipelines.lib import recording
 from tests.cli_runs import Environ, made_once
 from tests.cli_runs import run_pipeline as run
@@ -146,15 +145,6 @@ def test_an_archive_that_the_system_does_not_write_is_told_in_one_line(
     with pytest.raises(RequestError, match=r"^cannot write .*traces\.avro: No space left on device; [^\n]*$"):
         run(record.main, "--answers", answers, "--out", out, "--config", good)
     assert len(list(out.with_suffix(".parts").glob("*.avro"))) == NUM_ANSWERS
-
-
-@pytest.mark.parametrize(("command", "options"), [(poison.main, ()), (large_to_small.main, ("--loss", "nll"))])
-@pytest.mark.parametrize(("name", "reason"), [("missing.avro", "No such file"), (".", "Is a directory")])
-def test_an_archive_that_cannot_be_read_is_refused_in_one_line(
-    good: Path, tmp_path: Path, command: Callable[..., None], options: tuple[str, ...], name: str, reason: str
-) -> None:
-    with pytest.raises(RequestError, match=rf"^cannot read trace records: .*{reason}[^\n]*$"):
-        run(command, "--answers", tmp_path / name, *options, "--config", good)
 
 
 def _dies(*_: Any, **__: Any) -> None:

@@ -1,14 +1,10 @@
-"""How long a pass takes, for every number format and build of our kernels, beside other engines on this machine.
+"""How long a pass takes, for every number format and build of our kernels, beside torch on this machine.
 
 `python -m pipelines.bench.kernels --json OUT --markdown PAGE`. Every engine is a process of its own, so one that dies
 on this processor costs its rows only; as many as memory holds take turns. OUT is written after every row.
 
 omnidraft      our kernels, each format in each build that the compiler makes
 torch          transformers' own pass in float32 and bfloat16
-llamacpp       llama.cpp without AMX, which crashes on some processors that have it; built the first time (minutes)
-ik-llamacpp    ik_llama.cpp, the wheel of the package index (AVX2); matrices as stored, and repacked when it loads them
-
-llama.cpp makes their files of the catalog's GGUF file.
 """
 
 from collections.abc import Sequence
@@ -21,16 +17,13 @@ from omnidraft.hosts import process
 from omnidraft.models.catalog import store
 from omnidraft.models.native.build import VARIANTS
 from omnidraft.models.native.library import PACKED
-from pipelines.bench.engines.engine import EngineSpec
-from pipelines.bench.engines.engine_process import IK, LLAMACPP
-from pipelines.bench.engines.ik_engine import REPACKED
 from pipelines.bench.kernels import machine_limits, page
+from pipelines.bench.kernels.engine import EngineSpec
 from pipelines.bench.kernels.measurement import KernelPlan, Measurement, Row
 from pipelines.lib import machine, report
 from pipelines.lib.choices import chosen, numbers
 
-SYSTEMS = ("omnidraft", "torch", LLAMACPP, IK)
-GGUF_FORMATS = "Q8_0,Q4_K_M"
+SYSTEMS = ("omnidraft", "torch")
 TORCH_FORMATS = ("float32", "bfloat16")
 _HEADROOM = 2.5
 """Free memory that loading another engine needs, as a multiple of the model's folder: float32 has twice its size."""
@@ -41,7 +34,6 @@ def main(
     systems: Annotated[str, typer.Option(help=f"Some of {', '.join(SYSTEMS)}, with commas.")] = ",".join(SYSTEMS),
     formats: Annotated[str, typer.Option(help="Number formats of our kernels, with commas.")] = ",".join(PACKED),
     variants: Annotated[str, typer.Option(help="Builds of our kernels, with commas.")] = ",".join(VARIANTS),
-    gguf_formats: Annotated[str, typer.Option(help="Formats of llama.cpp, with commas.")] = GGUF_FORMATS,
     rows: Annotated[
         str, typer.Option(help="Rows of a pass, with commas; above 64: tokens of a prompt.")
     ] = "1,2,4,8,16,32,64,1000",
@@ -58,7 +50,7 @@ def main(
     """
     nums_rows = numbers(rows, "--rows")
     named, ours = chosen(systems, SYSTEMS, "system"), chosen(formats, PACKED, "format")
-    specs = _specs(named, ours, chosen(variants), chosen(gguf_formats), target)
+    specs = _specs(named, ours, chosen(variants), target)
     about = {
         "machine": machine.describe(),
         "limits": machine_limits.measure() if limits else {},
@@ -78,14 +70,10 @@ def main(
     page.show({**about, "rows": measurement.rows}, markdown_path)
 
 
-def _specs(
-    systems: Sequence[str], formats: Sequence[str], variants: Sequence[str], gguf_formats: Sequence[str], target: str
-) -> list[EngineSpec]:
+def _specs(systems: Sequence[str], formats: Sequence[str], variants: Sequence[str], target: str) -> list[EngineSpec]:
     named = {
         "omnidraft": [(name, variant) for name in formats for variant in variants],
         "torch": [(name, "onednn") for name in TORCH_FORMATS],
-        LLAMACPP: [(name, "without AMX") for name in gguf_formats],
-        IK: [(name, variant) for name in gguf_formats for variant in ("as stored", REPACKED)],
     }
     return [EngineSpec(system, *each, target) for system in systems for each in named[system]]
 

@@ -10,8 +10,8 @@ import psutil
 
 from omnidraft.errors import OmnidraftError
 from omnidraft.progress import bar
-from pipelines.bench.engines.engine import MAX_ROWS, EngineSpec
-from pipelines.bench.engines.engine_process import EngineProcess, running
+from pipelines.bench.kernels.engine import MAX_ROWS, EngineSpec
+from pipelines.bench.kernels.engine_process import EngineProcess, running
 from pipelines.lib.report import ms
 
 Row = dict[str, Any]

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pipelines.bench.engines.engine import MAX_ROWS
+from pipelines.bench.kernels.engine import MAX_ROWS
 from pipelines.bench.kernels.measurement import Row
 from pipelines.lib import pictures
 

@@ -29,8 +29,7 @@ from tests.http_server import served
 ROOT = Path(__file__).parents[3]
 COMMANDS = (
     *("bench", "bench_vllm", "learn", "record", "replay", "evaluate", "drift"),
-    *("paper_table", "scaling", "poison", "bench.throughput", "bench.kernels", "bench.quality", "constrained"),
-    *("device", "transfer", "transfer_texts", "transfer_mean", "ensemble", "large_to_small", "page_pictures"),
+    *("paper_table", "bench.throughput", "bench.kernels"),
 )
 SHOW_HELP = """
 import runpy, sys

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,19 @@ from omnidraft.decode.drafting.suffix_source import SuffixSource
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.decode.sampling.grammar import Grammars
-from omnidraft.ports import Grammar, Policy, Proposer, Request, Sampling, Step
+from omnidraft.ports import (
+    NO_OTHERS,
+    DraftRequest,
+    DraftTree,
+    Grammar,
+    OtherTexts,
+    Policy,
+    Proposer,
+    ProposerSession,
+    Request,
+    Sampling,
+    Step,
+)
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable, ToyTarget, ToyTokenizer
 from omnidraft.vocab.alignment import align
 from omnidraft.vocab.ngram_cache import NgramCache
@@ -45,6 +57,19 @@ SCHEMA = {
     "additionalProperties": False,
 }
 AS_SCHEMA = Grammar("json_schema", json.dumps(SCHEMA))
+
+
+class UnawareProposer(Proposer):
+    """A proposer that is told the temperature of a request and none of its other settings."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self._proposer = proposer
+
+    def open(self, request: Request) -> ProposerSession:
+        return self._proposer.open(replace(request, sampling=Sampling(request.sampling.temperature)))
+
+    def propose_all(self, requests: Sequence[DraftRequest], others: OtherTexts = NO_OTHERS) -> list[DraftTree]:
+        return self._proposer.propose_all(requests, others)
 
 
 class Bushy(FixedPolicy):

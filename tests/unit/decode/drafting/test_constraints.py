@@ -17,7 +17,6 @@ from omnidraft.decode.sampling.grammar_compiler import CompiledGrammar
 from omnidraft.errors import RequestError
 from omnidraft.ports import DraftTree, FinishReason, Grammar, Sampling, Source, TreeLimits
 from omnidraft.testing.toy_models import ToyTable, ToyTarget
-from pipelines.constrained import UnawareProposer
 from tests.unit.decode.drafting.constrained import (
     AS_SCHEMA,
     DRAFT_EOS,
@@ -29,6 +28,7 @@ from tests.unit.decode.drafting.constrained import (
     TARGET_PIECES,
     Bushy,
     T,
+    UnawareProposer,
     allowed_after,
     decoded,
     drafted_nodes,

@@ -1,1 +1,0 @@
-"""What number formats cost in quality: `python -m pipelines.bench.quality`."""

@@ -14,6 +14,8 @@ from pipelines.bench.kernels.engine import MAX_ROWS, EngineSpec, load
 from pipelines.bench.kernels.engine_process import running
 from tests.cli_runs import run_pipeline
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 IN_A_CONTAINER = """
 import sys, torch

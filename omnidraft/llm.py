@@ -116,7 +116,7 @@ class LLM:
         models = {"target": target, "drafter": drafter, "precision": quantize, **sections.pop("models", {})}
         loaded = config.load(None if settings is None else Path(settings), models=models, **sections)
         self.learning: IdleLearning | None = None
-        """Its `status()`, and `wait()` until all is learned; None without `learn=True`."""
+        """Its `wait()` until all is learned, and its `problem`; None without `learn=True`."""
         self._inboxes: dict[Generation, deque[GenerationOutput]] = {}
         """What rounds had for each text and its reader has not taken: a round runs all texts, whoever asks for it."""
         self._engine: Engine

@@ -6,11 +6,13 @@ import os
 import signal
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 from omnidraft import LLM, SamplingParams
+from omnidraft.bus.sqlite_log import SqliteReader
 from omnidraft.fleet.controller import Controller
 from omnidraft.models.hf.trainable_drafter import TransformersTrainable
 
@@ -29,6 +31,7 @@ DECODE: dict[str, Any] = {
     "threads": 1,
     "prefill_rows": 16,
 }
+TOPIC = "omnidraft.traces.v1"
 NUM_ASKED = 16
 """The number of questions that each of the two answers."""
 
@@ -49,6 +52,12 @@ def ask(llm: LLM, num: int, first: int = 0) -> list[str]:
     """Ask so many questions, all of them different; return the answers."""
     questions = [f"How many clips are {number}?" for number in range(first, first + num)]
     return [each.outputs[0].text for each in llm.generate(questions, PARAMS, use_tqdm=False)]
+
+
+def num_recorded(home: Path) -> int:
+    """Return the number of records that the log of a home ever had."""
+    with closing(SqliteReader(home / "log.db", TOPIC)) as reader:
+        return sum(reader.end_offsets().values())
 
 
 def die_in_step(number: int) -> None:
@@ -102,10 +111,10 @@ def die_in_request(home: Path, models: tuple[Path, Path]) -> None:
     TransformersTrainable.hidden = interrupted  # type: ignore[method-assign]
     llm = open_llm(home, models, poison_tries=1)
     assert llm.learning is not None
-    if not llm.learning.status().num_recorded:
+    if not num_recorded(home):
         with llm.learning.request():
             ask(llm, NUM_ASKED)
-            while llm.learning.status().num_recorded < NUM_ASKED:
+            while num_recorded(home) < NUM_ASKED:
                 time.sleep(0.01)
     if not in_step.wait(60.0):
         sys.exit("no step began")
@@ -134,10 +143,10 @@ def main(home: Path, models: tuple[Path, Path]) -> None:
         die_in_step(2)
     llm = open_llm(home, models)
     assert llm.learning is not None
-    first = llm.learning.status().num_recorded
+    first = num_recorded(home)
     with llm.learning.request():
         ask(llm, NUM_ASKED, first)
-        while llm.learning.status().num_recorded < first + NUM_ASKED:
+        while num_recorded(home) < first + NUM_ASKED:
             time.sleep(0.01)
     llm.learning.wait()
     sys.exit("it outlived that")

@@ -1,6 +1,5 @@
 """`omnidraft transfer`: a model with another tokenizer."""
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
@@ -28,50 +27,16 @@ def transfer(
     ],
     init: Annotated[str, typer.Option(metavar="fvt|omp|mean|FOLDER", help="How new tokens begin; see above.")] = "fvt",
     num_steps: Annotated[int, typer.Option(min=0, help="Steps of training; 0 initialises only.")] = 400,
-    texts_per_step: Annotated[int, typer.Option(min=1)] = 4,
     learning_rate: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|NUMBER",
-            help="The highest; it rises to it, and falls to 0 at the last step. auto: by the size of the weights.",
-        ),
-    ] = "auto",
-    embedding_rate: Annotated[
-        float, typer.Option(min=0, help="That of embeddings and head, as a multiple of the others'.")
-    ] = 3.0,
-    hypernetwork_rate: Annotated[
-        float,
-        typer.Option(
-            min=0, help="That of the map that moves all embeddings, also those of tokens in no text; 0: without."
-        ),
-    ] = 1.0,
-    loss: Annotated[str, typer.Option(help="A weighted sum of alm, alm_tv and nll.")] = "alm + nll",
-    hidden_weight: Annotated[float, typer.Option(min=0, help="Weight of the hidden states' loss; 0: without.")] = 1.0,
-    grad_mag: Annotated[
-        bool, typer.Option("--grad-mag/--no-grad-mag", help="Let that weight count in norms of the other gradient.")
-    ] = True,
-    tau: Annotated[float, typer.Option(min=1e-3, help="Likelihoods are compared to the power 1 / tau.")] = 100.0,
-    debias: Annotated[
-        bool, typer.Option("--debias/--no-debias", help="Compare chunks together with a word start after them.")
-    ] = True,
+        float | None,
+        typer.Option(min=0, help="The highest; it rises to it, and falls to 0. By itself: by the size of the weights."),
+    ] = None,
     train: Annotated[
         Literal["full", "lora"], typer.Option(help="All weights; or factors, embeddings and head.")
     ] = "full",
-    lora_rank: Annotated[int, typer.Option(min=1)] = 32,
     max_tokens: Annotated[int, typer.Option(min=2, help="The most tokens of a text; the rest is left out.")] = 256,
-    num_texts: Annotated[int | None, typer.Option(min=1, help="Rows from the beginning of each file.")] = None,
-    split: Annotated[
-        str | None, typer.Option(help="Learn rows of this split alone, where a file names splits; others may judge.")
-    ] = None,
     held_out_every: Annotated[int, typer.Option(min=2, help="One text in so many measures, and is not learned.")] = 16,
-    measure_every: Annotated[
-        int, typer.Option(min=1, help="Steps between points of the curve, each of which is a checkpoint.")
-    ] = 50,
-    precision: Annotated[
-        Literal["auto", "float32", "bfloat16"], typer.Option(help="The format of training passes.")
-    ] = "auto",
     gguf: Annotated[bool, typer.Option("--gguf", help="Write a GGUF file into the folder too.")] = False,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Give a model another tokenizer: new embeddings, then training by the model as it was.
 
@@ -93,42 +58,14 @@ def transfer(
     that transformers loads, with transfer.json and transfer.png about the run. A run that was killed goes on from its
     last checkpoint (OUT.parts) when it is started again with the same options.
     """
-    from omnidraft.config import AlmSettings
     from omnidraft.models.catalog import store
     from omnidraft.transfer.settings import TrainingSettings
     from omnidraft.wiring.transfer import TransferRequest
     from omnidraft.wiring.transfer import transfer as run_transfer
     from omnidraft.wiring.transfer_models import BYTES
 
-    settings = TrainingSettings(
-        num_steps=num_steps,
-        texts_per_step=texts_per_step,
-        learning_rate=_rate(learning_rate),
-        embedding_rate=embedding_rate,
-        hypernetwork_rate=hypernetwork_rate,
-        loss=loss,
-        hidden_weight=hidden_weight,
-        grad_mag=grad_mag,
-        train=train,
-        lora_rank=lora_rank,
-        max_tokens=max_tokens,
-        seed=seed,
-        alm=AlmSettings(tau=tau, debias=debias),
-    )
-    request = TransferRequest(
-        model,
-        tokenizer,
-        tuple(data),
-        out,
-        settings,
-        init=_init(init),
-        num_texts=num_texts,
-        split=split,
-        held_out_every=held_out_every,
-        measure_every=measure_every,
-        precision=precision,
-        with_gguf=gguf,
-    )
+    settings = TrainingSettings(num_steps, learning_rate=learning_rate, train=train, max_tokens=max_tokens)
+    request = TransferRequest(model, tokenizer, tuple(data), out, settings, _init(init), held_out_every, with_gguf=gguf)
     with download_bars() as progress:
         for name, resolve in ((model, store.resolve), (tokenizer, store.resolve_tokenizer)):
             if name != BYTES and not Path(name).is_dir():
@@ -137,15 +74,6 @@ def transfer(
     for name, bits in report["bits_per_byte"].items():
         print(f"{name:10} {bits:.4f} bits per byte")
     print(f"wrote {out}")
-
-
-def _rate(given: str) -> float | Literal["auto"]:
-    if given == "auto":
-        return "auto"
-    with suppress(ValueError):
-        if (rate := float(given)) >= 0:
-            return rate
-    raise typer.BadParameter(f"{given} is neither auto nor a number that is not negative", param_hint="--learning-rate")
 
 
 def _init(given: str) -> "Method | Path":

@@ -1,7 +1,7 @@
 """The gate between requests and learning in one process: learning goes on only while no request runs.
 
 A request passes at once, whatever learning does. Learning asks the gate between two pieces of its work, so it runs
-beside a request until its piece ends, and no longer; the gate measures that.
+beside a request until its piece ends, and no longer.
 """
 
 import time
@@ -20,20 +20,12 @@ class IdleGate:
         self._num_requests = 0
         self._idle_from_s = clock() + idle_s
         self._is_open = False
-        self._overlap_from_s: float | None = None
-        """The time at which a request came while learning was at work, until learning stops for it."""
-        self._is_learning = False
-        """Whether learning is at work; it may be for a piece more after a request came."""
-        self.longest_overlap_s = 0.0
-        """The longest time so far for which learning went on beside a request."""
 
     @contextmanager
     def request(self) -> Iterator[None]:
         """Keep learning away inside the block."""
         with self._condition:
             self._num_requests += 1
-            if self._is_learning and self._overlap_from_s is None:
-                self._overlap_from_s = self._clock()
         try:
             yield
         finally:
@@ -49,16 +41,11 @@ class IdleGate:
             waiting: returns the block to wait in where that is not at once. No request waits for it.
         """
         with self._condition:
-            if self._overlap_from_s is not None:
-                self.longest_overlap_s = max(self.longest_overlap_s, self._clock() - self._overlap_from_s)
-                self._overlap_from_s = None
-            self._is_learning = self._may_learn()
-            if self._is_learning:
+            if self._may_learn():
                 return
         with waiting(), self._condition:
             while not self._may_learn():
                 self._condition.wait(None if self._num_requests else self._idle_from_s - self._clock())
-            self._is_learning = True
 
     def open(self) -> None:
         """Let learning go on from now on, whatever runs: it is to end what it has begun."""

@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
@@ -24,15 +24,15 @@ from omnidraft.decode.snapshot.slot import SnapshotSlot
 from omnidraft.decode.snapshot.updater import SnapshotUpdater
 from omnidraft.device.home import DeviceHome
 from omnidraft.device.idle_gate import IdleGate
-from omnidraft.device.status import LearningStatus, progress_of
-from omnidraft.device.tidying import Tidier
 from omnidraft.distill.control import Status
 from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.ingest.crash_journal import CrashJournal
 from omnidraft.errors import BusError, OmnidraftError, SnapshotError
 from omnidraft.fleet.controller import Controller
 from omnidraft.models.loading import openmp_threads
-from omnidraft.ports import LogReader, Registry
+from omnidraft.ports import Offsets, Registry
+from omnidraft.registry.retention import superseded
+from omnidraft.snapshots.memory_part import ALL_PARTS
 from omnidraft.supervised_thread import SupervisedThread, first_problem
 
 FLUSH_S = 10.0
@@ -58,15 +58,13 @@ class LearningParts:
     slot: SnapshotSlot
     updater: SnapshotUpdater
     controller: Controller
-    registry: Registry
-    open_log: Callable[[], LogReader]
-    tidier: Tidier
+    tidier: "Tidier"
     make_distiller: MakeDistiller
     settings: LearnerSettings
 
 
 class IdleLearning:
-    """The learning of one LLM. Requests run inside `request`; any thread may ask for the status, one closes."""
+    """The learning of one LLM. Requests run inside `request`; any thread may ask for a problem, one closes."""
 
     def __init__(self, parts: LearningParts) -> None:
         """Start the thread. It loads the learner in the first idle moment."""
@@ -75,11 +73,10 @@ class IdleLearning:
         self._closing = Event()
         self._is_interrupted = self._is_closed = False
         """Whether a `close` was interrupted, and whether one was finished."""
-        self._distilled: Status | None = None
+        self._waits_for: str | None = None
         self._num_empty_polls = 0
         """Polls that brought nothing to learn, since `wait` began."""
         self._judged_version: int | None = None
-        self._cpu_s = 0.0
         self._thread = SupervisedThread(self._run, name="learning", is_over=self._closing.is_set)
         self._thread.start()
         atexit.register(self.close)
@@ -88,27 +85,10 @@ class IdleLearning:
         """Return the block in which a request runs and nothing is learned."""
         return self._gate.request()
 
-    def status(self) -> LearningStatus:
-        """Return the state of learning. Raises BusError, RegistryError."""
-        versions = self._parts.registry.versions()
-        newest = versions[-1] if versions else None
-        known = self._distilled or (newest and newest.manifest)
-        with closing(self._parts.open_log()) as log:
-            ends = log.end_offsets()
-        read = known.offsets if known else {}
-        return LearningStatus(
-            problem=self._problem(),
-            num_recorded=sum(ends.values()),
-            num_learned=known.num_records if known else 0,
-            num_waiting=sum(end - read.get(partition, 0) for partition, end in ends.items()),
-            num_tokens=known.num_tokens if known else 0,
-            num_steps=known.num_steps if known else 0,
-            newest_version=newest.version if newest else None,
-            serving_version=self._parts.slot.current.version,
-            agreement=progress_of(versions),
-            cpu_s=self._cpu_s,
-            longest_overlap_s=self._gate.longest_overlap_s,
-        )
+    @property
+    def problem(self) -> str | None:
+        """Why nothing is learned any more, or what has to be decided before it goes on; None: all is well."""
+        return self._waits_for or first_problem((self._parts.producer, self._thread))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was asked so far is learned, but for what does not fill a step; return whether it is.
@@ -152,7 +132,6 @@ class IdleLearning:
             distiller = make(progress=self._on_progress, on_empty_poll=self._on_empty_poll)
             with throttle.gated(partial(self._rest, distiller.journal)):
                 distiller.run(self._must_stop)
-            self._cpu_s = time.thread_time()
 
     def _rest(self, journal: CrashJournal) -> None:
         """Wait between two pieces of a step while requests run. A user who ends the process then, or after interrupting
@@ -163,7 +142,6 @@ class IdleLearning:
 
     def _must_stop(self) -> bool:
         """Wait for an idle moment; return whether learning is to end. The distiller asks before whatever it begins."""
-        self._cpu_s = time.thread_time()
         self._gate.wait()
         return self._closing.is_set()
 
@@ -171,8 +149,8 @@ class IdleLearning:
         self._num_empty_polls += 1
 
     def _on_progress(self, status: Status) -> None:
-        """Note the distiller's status; judge a snapshot that it published."""
-        self._distilled = status
+        """Note what the distiller waits for; judge a snapshot that it published."""
+        self._waits_for = status.waits_for
         if status.version is not None and status.version != self._judged_version:
             self._judge()
             self._judged_version = status.version
@@ -191,13 +169,38 @@ class IdleLearning:
 
     def _wait_for(self, reached: Callable[[], bool], deadline_s: float) -> bool:
         while not reached():
-            if problem := self._problem():
+            if problem := self.problem:
                 raise OmnidraftError(f"nothing is learned: {problem}")
             if self._closing.is_set() or time.monotonic() >= deadline_s:
                 return False
             time.sleep(POLL_S)
         return True
 
-    def _problem(self) -> str | None:
-        waits_for = self._distilled.waits_for if self._distilled else None
-        return waits_for or first_problem((self._parts.producer, self._thread))
+
+class Tidier:
+    """Keeps a home small: weights that nobody goes back to are deleted, and so are records that were learned.
+
+    What stays of an old version is its manifest, a few kB: the gate sums the changes from the champion on.
+    """
+
+    def __init__(self, registry: Registry, delete_before: Callable[[Offsets], None], *, keep: int) -> None:
+        """
+        Args:
+            delete_before: deletes the records before these offsets of the log.
+            keep: the number of newest versions that learning can go on from, should the newest be damaged.
+        """
+        self._registry, self._delete_before, self._keep = registry, delete_before, keep
+        self._removed: set[int] = set()
+
+    def tidy(self) -> None:
+        """Delete what neither serving nor learning needs any more. Raises RegistryError, BusError."""
+        versions = self._registry.versions()
+        newest = versions[-self._keep :]
+        for each in superseded(versions, self._keep):
+            if each.version not in self._removed:
+                self._registry.remove_files(each.version, ALL_PARTS)
+                self._removed.add(each.version)
+        if len(newest) == self._keep:
+            known = [each.manifest.offsets for each in newest]
+            learned = {partition: min(each.get(partition, 0) for each in known) for partition in known[-1]}
+            self._delete_before(learned)

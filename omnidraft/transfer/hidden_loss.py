@@ -26,12 +26,12 @@ LOSS: Final = "hidden"
 class HiddenLoss:
     """Implements distill.training.gradients.HiddenStateLoss. In a step: `begin`, `backward` for each pass, `mean`."""
 
-    def __init__(self, weight: float, *, grad_mag: bool) -> None:
+    def __init__(self, weight: float) -> None:
         """
         Args:
-            grad_mag: the weight counts in norms of the other losses' gradient, instead of as it is.
+            weight: in norms of the other losses' gradient.
         """
-        self._weight, self._grad_mag = weight, grad_mag
+        self._weight = weight
         self._num, self._num_seen, self._sum = 0, 0, 0.0
 
     def begin(self, examples: Sequence[TrainingExample]) -> None:
@@ -53,7 +53,7 @@ class HiddenLoss:
         self._num_seen += len(at_N)
         self._sum += loss.item()
         assert hidden_NH.grad is not None
-        weight = self._weight * (_ratio(hidden_NH.grad, grad_NH) if self._grad_mag else 1.0)
+        weight = self._weight * _ratio(hidden_NH.grad, grad_NH)
         hidden_NH.grad.index_add_(0, at_N, (weight * grad_NH).to(hidden_NH.dtype))
 
 

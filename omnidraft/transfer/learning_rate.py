@@ -14,16 +14,16 @@ from torch import Tensor
 from omnidraft.transfer.settings import TrainingSettings
 
 RELATIVE = 1.6e-3
-"""The share of a typical matrix's root mean square that `auto` moves it by in a step: 3e-4 for SmolLM2-135M, 6e-5 for
+"""The share of a typical matrix's root mean square that it is moved by in a step: 3e-4 for SmolLM2-135M, 6e-5 for
 Gemma 3 270M, 2.5e-5 for Qwen2.5-Coder-0.5B. SmolLM2 was ruined by 5e-3; Gemma learned with 2.5e-3, too."""
 OF_FACTORS = 1e-4
-"""What `auto` is for LoRA factors, half of which begin at zero."""
+"""The rate of LoRA factors, half of which begin at zero."""
 
 
 def highest_rate(matrices: Mapping[str, Tensor], settings: TrainingSettings) -> float:
     """Return the highest learning rate of a run that trains these weights, which have not learned yet, and the rows of
     the tokens."""
-    if settings.learning_rate != "auto":
+    if settings.learning_rate is not None:
         return settings.learning_rate
     sizes = [each.detach().float().square().mean().sqrt().item() for each in matrices.values() if each.ndim > 1]
     return OF_FACTORS if settings.train == "lora" or not sizes else RELATIVE * median(sizes)

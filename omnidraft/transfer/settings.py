@@ -16,8 +16,8 @@ class TrainingSettings:
 
     num_steps: int
     texts_per_step: int = 4
-    learning_rate: float | Literal["auto"] = "auto"
-    """The highest; it rises over `warmup_steps` and falls to 0 at the last step, both linearly. `auto`: see
+    learning_rate: float | None = None
+    """The highest; it rises over `warmup_steps` and falls to 0 at the last step, both linearly. None: see
     learning_rate.py."""
     embedding_rate: float = 3.0
     """The learning rate of embeddings and head as a multiple of the others': a row learns only where its id occurs."""
@@ -27,11 +27,8 @@ class TrainingSettings:
     loss: str = "alm + nll"
     """A weighted sum of LOSSES."""
     hidden_weight: float = 1.0
-    """The weight of the hidden states' loss; 0 leaves it out."""
-    grad_mag: bool = True
-    """Whether that weight counts in norms of the other losses' gradient."""
+    """The weight of the hidden states' loss in norms of the other losses' gradient; 0 leaves it out."""
     train: Literal["full", "lora"] = "full"
-    lora_rank: int = 32
     max_tokens: int = 256
     """The most ids of a text in either tokenizer; the rest of a longer text is left out."""
     grad_clip: float = 1.0

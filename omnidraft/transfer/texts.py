@@ -56,18 +56,16 @@ class AlignedText:
     num_bytes: int
 
 
-def read_texts(path: Path, new: Vocabulary, num: int | None = None, split: str | None = None) -> list[str]:
+def read_texts(path: Path, new: Vocabulary) -> list[str]:
     """Return the texts of a prompt file: each prompt with its answer, or with the data set's own.
 
     Args:
         new: spells answers that a file has as ids: they are the new tokenizer's.
-        num: the most texts.
-        split: skip the rows of other splits.
 
     Raises:
         RequestError: the file cannot be read, or its ids are not of this vocabulary.
     """
-    return [_text(path, prompt, new) for prompt in prompts.read(path, num, split=split)]
+    return [_text(path, prompt, new) for prompt in prompts.read(path)]
 
 
 def align_text(text: str, old: TextTokenizer, new: TextTokenizer, max_tokens: int) -> AlignedText:

@@ -73,7 +73,7 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]], lr=self._highest_rate, weight_decay=0.0, fused=True
         )
-        self._hidden = HiddenLoss(settings.hidden_weight, grad_mag=settings.grad_mag)
+        self._hidden = HiddenLoss(settings.hidden_weight)
         self._cache: dict[int, TrainingExample] = {}
         self._num_cached = 0
 

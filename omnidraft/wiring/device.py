@@ -11,7 +11,7 @@ from omnidraft.errors import ConfigError
 from omnidraft.ports import Metrics, NoopTracing
 from omnidraft.wiring.controller import controller
 from omnidraft.wiring.distiller import distillation, identity
-from omnidraft.wiring.logs import log_path, log_reader, registry, snapshot_reader
+from omnidraft.wiring.logs import log_path, registry, snapshot_reader
 from omnidraft.wiring.recording import trace_producer
 from omnidraft.wiring.snapshot_loading import base_drafter
 from omnidraft.wiring.vocabularies import Vocabularies, served_vocabularies
@@ -89,8 +89,7 @@ def _started(
     settings: Settings, metrics: Metrics, home: "DeviceHome", tokenizers: Vocabularies, producer: "TraceProducer"
 ) -> "tuple[Engine, IdleLearning]":
     from omnidraft.bus.sqlite_trim import delete_before
-    from omnidraft.device.learning import IdleLearning, LearningParts
-    from omnidraft.device.tidying import Tidier
+    from omnidraft.device.learning import IdleLearning, LearningParts, Tidier
 
     topic, log = settings.log.traces_topic, log_path(settings)
     assert log is not None
@@ -113,8 +112,6 @@ def _started(
         slot=served.engine.slot,
         updater=served.updater,
         controller=controller(settings, metrics),
-        registry=snapshots,
-        open_log=partial(log_reader, settings, topic),
         tidier=Tidier(snapshots, partial(delete_before, log, topic), keep=settings.registry.keep_resume),
         make_distiller=partial(distillation, settings, metrics, folder=home.folder, tokenizers=tokenizers),
         settings=settings.learner,

@@ -2,15 +2,31 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Final, Literal
 
 from omnidraft.errors import ConfigError, RequestError
+from omnidraft.models.catalog import store
+from omnidraft.models.hf import training_precision
+from omnidraft.models.hf.model_folder import write_folder
+from omnidraft.models.hf.pretrained import saved_dtype
+from omnidraft.models.hf.trainable_drafter import TransformersTrainable, trainable_with_embeddings
 from omnidraft.output_files import require_writable
+from omnidraft.ports import Precision
 from omnidraft.progress import bar
 from omnidraft.snapshots.files import whole_folder
+from omnidraft.transfer.bits_per_byte import bits_per_byte, token_nats
+from omnidraft.transfer.checkpoint import Checkpoint
+from omnidraft.transfer.hypernetwork import LinearHypernetwork, save_hypernetworks
+from omnidraft.transfer.initialisation import Method
+from omnidraft.transfer.original_model import OriginalModel
+from omnidraft.transfer.report import write_report
+from omnidraft.transfer.run import Point, resume, train
+from omnidraft.transfer.settings import TrainingSettings
+from omnidraft.transfer.texts import AlignedText, align_text, read_texts
+from omnidraft.transfer.trainer import Trainer
 from omnidraft.wiring.export import require_empty
 from omnidraft.wiring.transfer_models import (
     HYPERNETWORK_FILE,
@@ -23,16 +39,7 @@ from omnidraft.wiring.transfer_models import (
     load_pair,
 )
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from omnidraft.models.hf.trainable_drafter import TransformersTrainable
-    from omnidraft.ports import Precision
-    from omnidraft.transfer.hypernetwork import LinearHypernetwork
-    from omnidraft.transfer.initialisation import Method
-    from omnidraft.transfer.run import Point
-    from omnidraft.transfer.settings import TrainingSettings
-    from omnidraft.transfer.texts import AlignedText
+LORA_RANK: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +50,21 @@ class TransferRequest:
     tokenizer: str
     data: tuple[Path, ...]
     out: Path
-    settings: "TrainingSettings"
-    init: "Method | Path" = "fvt"
+    settings: TrainingSettings
+    init: Method | Path = "fvt"
     """How new rows begin, or the folder of another transfer of the model to begin with its hypernetwork and weights, or
     to go on from it where it has this tokenizer."""
-    num_texts: int | None = None
-    """The most texts of each file."""
-    split: str | None = None
-    """Rows of this split alone, where a file names splits."""
     held_out_every: int = 16
     """One row in so many of each file is measured by, and never learned."""
     measure_every: int = 50
     """Steps between points of the curve, each of which is a checkpoint."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Precision | None = None
+    """The format of training passes; None: the fastest that this machine computes in."""
     with_gguf: bool = False
     """Whether a GGUF file is written beside the weights."""
 
 
-def transfer(request: TransferRequest, on_point: "Callable[[Point], None]") -> dict[str, Any]:
+def transfer(request: TransferRequest, on_point: Callable[[Point], None]) -> dict[str, Any]:
     """Transfer a model and write its folder, which appears whole or not at all; return the report.
 
     A run that was killed goes on from its last checkpoint, in OUT.parts, when it is started again.
@@ -75,51 +79,38 @@ def transfer(request: TransferRequest, on_point: "Callable[[Point], None]") -> d
     require_empty(request.out)
     require_writable(request.out)
     request.settings.terms()
-    gguf_files = _gguf_files(request) if request.with_gguf else None
     pair = load_pair(request.model, request.tokenizer)
-    if gguf_files is not None:
-        _require_writable(gguf_files, pair)
-    max_tokens, every = request.settings.max_tokens, request.held_out_every
-    options = {"max_tokens": max_tokens, "every": every, "num": request.num_texts, "split": request.split}
-    files = [split_texts(path, pair, **options) for path in request.data]  # type: ignore[arg-type]
+    gguf_files = _gguf_files(request, pair) if request.with_gguf else None
+    files = [_split_texts(path, pair, request) for path in request.data]
     learned, held_out = ([text for part in parts for text in part] for parts in zip(*files, strict=True))
     parts = request.out.absolute().with_name(f"{request.out.absolute().name}.parts")
     model, networks, report = _trained(request, pair, learned, held_out, parts, on_point)
     with whole_folder(request.out.absolute(), str(request.out)) as partial:
         _write(model, networks, pair, partial, report)
         if gguf_files is not None:
-            _write_gguf(model, gguf_files, partial / f"{request.out.absolute().name}.gguf")
+            from omnidraft.models.llamacpp.gguf_export import write_gguf
+
+            base, spelling = gguf_files
+            write_gguf(model, base, partial / f"{request.out.absolute().name}.gguf", tokenizer=spelling)
     shutil.rmtree(parts, ignore_errors=True)
     return report
 
 
-def split_texts(
-    path: Path,
-    pair: TokenizerPair,
-    *,
-    max_tokens: int,
-    every: int,
-    num: int | None = None,
-    split: str | None = None,
-) -> "tuple[list[AlignedText], list[AlignedText]]":
-    """Return the texts of a file to learn from, and one in `every` of its rows to measure by.
-
-    Args:
-        num: the most rows.
-        split: skip the rows of other splits.
+def _split_texts(
+    path: Path, pair: TokenizerPair, request: TransferRequest
+) -> tuple[list[AlignedText], list[AlignedText]]:
+    """Return the texts of a file to learn from, and those to measure by.
 
     Raises:
         RequestError: the file cannot be read, or one of the two has no text.
         VocabularyError: a tokenizer cannot spell a text.
     """
-    from omnidraft.transfer.texts import align_text, read_texts
-
-    texts = read_texts(path, pair.new.vocabulary, num, split)
+    texts, every = read_texts(path, pair.new.vocabulary), request.held_out_every
     learned: list[AlignedText] = []
     held_out: list[AlignedText] = []
     with bar(f"tokenising {path.name}", len(texts), transient=True) as advance:
         for number, text in enumerate(texts, 1):
-            aligned = align_text(text, pair.old, pair.new, max_tokens)
+            aligned = align_text(text, pair.old, pair.new, request.settings.max_tokens)
             if aligned.num_bytes:
                 (learned if number % every else held_out).append(aligned)
             advance()
@@ -128,61 +119,41 @@ def split_texts(
     return learned, held_out
 
 
-def texts_digest(learned: "Iterable[AlignedText]", held_out: "Iterable[AlignedText]") -> str:
-    """Return the hash of a transfer's texts that its report has in `run`."""
-    digest = hashlib.sha256()
-    for text in (*learned, *held_out):
-        digest.update(text.new_ids_T.tobytes())
-    return digest.hexdigest()
-
-
-def bits(model: "TransformersTrainable", texts: "Sequence[AlignedText]", side: Literal["old", "new"]) -> float:
-    """Return the bits per byte of texts under a model of the old tokenizer or of the new one."""
-    from omnidraft.transfer.bits_per_byte import bits_per_byte
-
-    return bits_per_byte(text_nats(model, texts, side), sum(text.num_bytes for text in texts))
-
-
-def text_nats(
-    model: "TransformersTrainable", texts: "Sequence[AlignedText]", side: Literal["old", "new"]
-) -> "Iterator[np.ndarray]":
-    """Yield the negative log-likelihood of each token of each text but its first, and show progress."""
-    from omnidraft.transfer.bits_per_byte import token_nats
-
+def _bits(model: TransformersTrainable, texts: Sequence[AlignedText], side: Literal["old", "new"]) -> float:
+    """Return the bits per byte of texts under a model of the old tokenizer or of the new one, and show progress."""
+    nats = []
     with bar("measuring bits per byte", len(texts), transient=True) as advance:
         for text in texts:
-            yield token_nats(model, text.old_ids_O if side == "old" else text.new_ids_T)
+            nats.append(token_nats(model, text.old_ids_O if side == "old" else text.new_ids_T))
             advance()
+    return bits_per_byte(nats, sum(text.num_bytes for text in texts))
 
 
 def _trained(
     request: TransferRequest,
     pair: TokenizerPair,
-    learned: "list[AlignedText]",
-    held_out: "list[AlignedText]",
+    learned: list[AlignedText],
+    held_out: list[AlignedText],
     parts: Path,
-    on_point: "Callable[[Point], None]",
-) -> "tuple[Any, list[LinearHypernetwork], dict[str, Any]]":
+    on_point: Callable[[Point], None],
+) -> tuple[Any, list[LinearHypernetwork], dict[str, Any]]:
     """Return the trained model in the format of the original's weights, its hypernetworks, and the report."""
-    from omnidraft.models.hf.trainable_drafter import trainable_with_embeddings
-    from omnidraft.transfer.checkpoint import Checkpoint
-    from omnidraft.transfer.original_model import OriginalModel
-    from omnidraft.transfer.run import resume, train
-    from omnidraft.transfer.trainer import Trainer
-
-    settings, precision = request.settings, _precision(request)
-    checkpoint = Checkpoint(parts / "checkpoint.safetensors", _identity(request, pair, learned, held_out, precision))
+    settings = request.settings
+    precision = training_precision.usable(request.precision) if request.precision else training_precision.automatic()
+    checkpoint = Checkpoint(
+        parts / "checkpoint.safetensors", _identity(request, pair, [*learned, *held_out], precision)
+    )
     original_model = load_model(pair.old_folder, request.model)
     folder = request.init if isinstance(request.init, Path) else None
     networks = hypernetworks(original_model, pair, folder) if settings.hypernetwork_rate else []
     before = frozen(original_model, precision)
     if settings.max_tokens > before.context_limit:
         raise ConfigError(f"{request.model} reads {before.context_limit} tokens, texts may have {settings.max_tokens}")
-    original_bits = bits(before, held_out, "old")
+    original_bits = _bits(before, held_out, "old")
     init = folder or ("fvt" if checkpoint.file.exists() else request.init)  # a checkpoint has its own rows
     model = initialised(request.model, init, pair)
     after = trainable_with_embeddings(
-        model, train=settings.train, rank=settings.lora_rank, seed=settings.seed, precision=precision
+        model, train=settings.train, rank=LORA_RANK, seed=settings.seed, precision=precision
     )
     original = OriginalModel(before, pair.old.vocabulary, pair.new.vocabulary, settings.alm)
     trainer = Trainer(after, original, learned, settings, networks)
@@ -190,16 +161,16 @@ def _trained(
         trainer,
         resume(trainer, checkpoint),
         checkpoint,
-        lambda: bits(after, held_out, "new"),
+        lambda: _bits(after, held_out, "new"),
         num_steps=settings.num_steps,
         measure_every=request.measure_every,
         on_point=on_point,
     )
-    saved, dtype = after.into_model(), _dtype(pair.old_folder)
+    saved, dtype = after.into_model(), saved_dtype(pair.old_folder)
     for parameter in saved.parameters():  # not the frequencies of rotary embeddings, which no folder has
         parameter.data = parameter.data.to(dtype).float()
     scored = frozen(saved, precision)
-    trained_bits = bits(scored, held_out, "new")
+    trained_bits = _bits(scored, held_out, "new")
     name = _name_of_init(request, pair)
     report = {
         "run": checkpoint.run,
@@ -220,68 +191,38 @@ def _name_of_init(request: TransferRequest, pair: TokenizerPair) -> str:
 
 
 def _write(
-    model: Any, networks: "Sequence[LinearHypernetwork]", pair: TokenizerPair, partial: Path, report: dict[str, Any]
+    model: Any, networks: Sequence[LinearHypernetwork], pair: TokenizerPair, partial: Path, report: dict[str, Any]
 ) -> None:
-    from omnidraft.models.hf.model_folder import write_folder
-    from omnidraft.transfer.hypernetwork import save_hypernetworks
-    from omnidraft.transfer.report import write_report
-
     write_folder(model, pair.new_folder, partial)
     write_report(report, partial)
     if networks:
         save_hypernetworks(networks, partial / HYPERNETWORK_FILE)
 
 
-def _require_writable(files: tuple[Path, Path], pair: TokenizerPair) -> None:
-    """Raise ModelError where no GGUF file can be written after training."""
-    from omnidraft.models.llamacpp.gguf_export import require_writable
+def _gguf_files(request: TransferRequest, pair: TokenizerPair) -> tuple[Path, Path]:
+    """Return the GGUF files of the model and of the tokenizer's. Raises ModelError where none can be made of them."""
+    from omnidraft.models.llamacpp import gguf_export
 
-    require_writable(*files, len(pair.new.vocabulary))
-
-
-def _write_gguf(model: Any, files: tuple[Path, Path], file: Path) -> None:
-    from omnidraft.models.llamacpp.gguf_export import write_gguf
-
-    base, spelling = files
-    write_gguf(model, base, file, tokenizer=spelling)
-
-
-def _gguf_files(request: TransferRequest) -> tuple[Path, Path]:
-    """Return the GGUF files of the model and of the tokenizer's. Raises ModelError."""
-    from omnidraft.models.catalog import store
-
-    return store.gguf_path(request.model), store.gguf_path(request.tokenizer)
-
-
-def _precision(request: TransferRequest) -> "Precision":
-    from omnidraft.models.hf import training_precision
-
-    return (
-        training_precision.automatic() if request.precision == "auto" else training_precision.usable(request.precision)
-    )
-
-
-def _dtype(folder: Path) -> Any:
-    """Return the format of the weights in a model folder."""
-    from omnidraft.models.hf.pretrained import saved_dtype
-
-    return saved_dtype(folder)
+    files = store.gguf_path(request.model), store.gguf_path(request.tokenizer)
+    gguf_export.require_writable(*files, len(pair.new.vocabulary))
+    return files
 
 
 def _identity(
     request: TransferRequest,
     pair: TokenizerPair,
-    learned: "Sequence[AlignedText]",
-    held_out: "Sequence[AlignedText]",
-    precision: "Precision",
+    texts: Sequence[AlignedText],
+    precision: Precision,
 ) -> dict[str, Any]:
     """Return what decides the result of a run, as plain data."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.new_ids_T.tobytes())
     return {
         "model": request.model,
         "tokenizer": request.tokenizer,
         "alignment": pair.alignment.fingerprint,
-        "texts": texts_digest(learned, held_out),
-        "split": request.split,
+        "texts": digest.hexdigest(),
         "held_out_every": request.held_out_every,
         "init": request.init if isinstance(request.init, str) else _digest(request.init / HYPERNETWORK_FILE),
         "precision": precision,

@@ -1,4 +1,4 @@
-"""Requests pass at once; learning goes on between them only, and how long it took to notice is known."""
+"""Requests pass at once; learning goes on between them only."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -80,24 +80,6 @@ def test_once_open_the_gate_holds_nothing() -> None:
     with gate.request():
         gate.open()
         gate.wait()
-
-
-def test_the_longest_overlap_is_from_a_request_to_the_end_of_the_piece_at_work() -> None:
-    clock = Clock()
-    gate = IdleGate(0.0, clock)
-    gate.wait()
-    for piece_s in (0.25, 0.125):
-        with gate.request():
-            clock.now_s += piece_s
-        gate.wait()
-    assert gate.longest_overlap_s == 0.25
-    with gate.request():
-        thread, passed = waiting(gate)
-        assert not passed.wait(0.05)
-        with gate.request():
-            clock.now_s += 9.0  # nothing is learned meanwhile
-    thread.join()
-    assert gate.longest_overlap_s == 0.25
 
 
 def test_an_error_in_a_request_lets_learning_go_on() -> None:

@@ -17,7 +17,6 @@ from omnidraft.device.learning import IdleLearning, LearningParts
 from omnidraft.distill.control import Status
 from omnidraft.distill.ingest.crash_journal import CrashJournal
 from omnidraft.errors import ConfigError, OmnidraftError, RegistryError
-from omnidraft.testing.memory_log import MemoryLog, MemoryReader
 
 Stop = Callable[[], bool]
 
@@ -38,15 +37,12 @@ class Distiller:
 
 @contextmanager
 def learning(home: Path, distiller: Distiller, judge: Callable[[], None] = lambda: None) -> Iterator[IdleLearning]:
-    snapshots: Any = SimpleNamespace(versions=tuple)
     parts: Any = {
         "home": DeviceHome(home),
         "producer": SimpleNamespace(num_waiting=0, problem=None, close=lambda timeout_s: 0),
         "slot": SimpleNamespace(current=SimpleNamespace(version=None), drop_previous=lambda: None),
         "updater": SimpleNamespace(step=lambda stop: None),
         "controller": SimpleNamespace(step=judge),
-        "registry": snapshots,
-        "open_log": lambda: MemoryReader(MemoryLog(), "traces"),
         "tidier": SimpleNamespace(tidy=lambda: None),
         "make_distiller": distiller,
         "settings": LearnerSettings(idle_s=0.0, nice=0),
@@ -109,7 +105,7 @@ def test_an_error_that_ends_learning_is_told_and_requests_go_on(tmp_path: Path) 
         with pytest.raises(OmnidraftError, match="of another rank"):
             idle.wait(60.0)
         with idle.request():
-            assert "of another rank" in str(idle.status().problem)
+            assert "of another rank" in str(idle.problem)
 
 
 def test_what_somebody_has_to_decide_is_told(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from omnidraft.device.tidying import Tidier
+from omnidraft.device.learning import Tidier
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from tests.snapshot_folders import make_bundle, version_folder
 

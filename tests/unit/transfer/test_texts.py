@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from omnidraft.errors import ModelError, RequestError
 from omnidraft.transfer.texts import TextTokenizer, align_text, read_texts
-from omnidraft.vocab.tokenizer import Vocabulary
 from tests.tiny_pair import Pair
 
 
@@ -47,7 +46,6 @@ def test_a_text_is_a_prompt_with_its_answer_whatever_form_that_has(pair: Pair, t
     path.write_text("\n".join(map(json.dumps, rows)))
     texts = ["Where?\n\nThere.", "Where?\n\nthe sea", "Where?\n\nHere.", "Alone"]
     assert read_texts(path, pair.target.vocabulary) == texts
-    assert read_texts(path, pair.target.vocabulary, 1) == texts[:1]
 
 
 def test_answers_in_another_vocabulary_are_refused(pair: Pair, tmp_path: Path) -> None:
@@ -63,11 +61,3 @@ def test_a_tokenizer_without_any_start_is_refused(pair: Pair) -> None:
 
     with pytest.raises(ModelError, match="start"):
         TextTokenizer.of(Bare(), [], "bare")  # type: ignore[arg-type]
-
-
-def test_rows_of_other_splits_are_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "texts.jsonl"
-    path.write_text('{"prompt": "a", "split": "train"}\n{"prompt": "b", "split": "test"}\n{"prompt": "c"}\n')
-    vocabulary = Vocabulary((b"a",), {}, frozenset())
-    assert read_texts(path, vocabulary, split="train") == ["a", "c"]
-    assert read_texts(path, vocabulary) == ["a", "b", "c"]

@@ -103,7 +103,7 @@ def test_what_the_model_before_has_learned_is_learned_with_the_new_tokenizer(sha
 
 
 def test_the_hidden_states_pull_as_hard_as_the_likelihoods(sharp: Pair) -> None:
-    """With GradMag their weight is relative, so the loss's own size does not matter."""
+    """Their weight is relative, so the loss's own size does not matter."""
     norms = []
     for weight in (0.0, 1.0, 1000.0):
         transfer = Transfer(sharp.folder, sharp.draft, sharp.target, with_loss("alm", hidden_weight=weight))
@@ -138,7 +138,7 @@ def test_the_rate_that_is_found_follows_the_size_of_the_layers_matrices(scale: f
 
 
 def test_a_model_learns_at_the_rate_that_was_found_for_it_also_when_it_is_resumed(sharp: Pair) -> None:
-    settings = with_loss("alm", learning_rate="auto")
+    settings = with_loss("alm", learning_rate=None)
     whole, first, second = (Transfer(sharp.folder, sharp.draft, sharp.target, settings) for _ in range(3))
     rates = [whole.trainer.step().learning_rate for _ in range(4)]
     layers = {name: each for name, each in first.after.trained().items() if len(each) != first.after.vocab_size}

@@ -1,10 +1,9 @@
 """Settings of learning: the learner and its losses, the n-gram cache, promotion and drift."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from omnidraft.config.services import Section
 
@@ -132,16 +131,6 @@ class LearnerSettings(Section):
     idle_s: float = Field(1.0, ge=0)
     """For `LLM(learn=True)`, which learns in the process that answers: the time without requests after which it goes
     on. Higher leaves more of the short pauses between requests alone."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _learns_on_processors(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and "num_gpus" in given:
-            raise ValueError(
-                "num_gpus is no setting any more: it set GPUs aside that the learner, which computes on processors, "
-                "never used. Take it out; learner.threads makes learning faster"
-            )
-        return given
 
 
 class CacheSettings(Section):

@@ -62,8 +62,6 @@ class ModelSettings(Section):
         "neon_i8mm",
         "neon",
         "generic",
-        "native",
-        "x86-64-v3",
         "torch",
     ] = "auto"
     """The instructions of our kernels. `auto`: the widest that survive a trial in a process of its own and are faster
@@ -71,7 +69,6 @@ class ModelSettings(Section):
     all of them, bit for bit; in packed16 with all but `amx` and `avx512_bf16`, which make two and one bfloat16 of each
     input, so a mixed fleet sets `portable`, which leaves them out. A named one has to work: a worker that cannot run it
     refuses to start. `torch` uses no kernels of ours.
-    `native` and `x86-64-v3` are the older names of `auto` and `avx2`.
     ONEDNN_MAX_CPU_ISA pins the instructions of oneDNN."""
 
     packed_cache_gib: float = Field(20.0, ge=0)

@@ -34,10 +34,8 @@ class SampledRange(BaseModel):
     """Partition -> first offset; partitions that are not named start at their first message."""
     end: dict[int, int]
     """Partition -> one past the last offset."""
-    share: float | None = None
-    """The share of the requests that is learned. None: a snapshot of an earlier version, which learned the `num_kept`
-    newest records of the range; that cannot be checked again."""
-    num_kept: int | None = None
+    share: float
+    """The share of the requests that is learned."""
 
     def holds(self, partition: int, offset: int) -> bool:
         """Return whether this offset lies in the range."""
@@ -143,7 +141,7 @@ class Manifest(BaseModel):
     speedup_after: float | None = None
     """The same prediction for this snapshot."""
     log_id: str | None = None
-    """Identity of the log of the offsets; None: the snapshot is older than this field, or nothing was read."""
+    """Identity of the log of the offsets; None: nothing was read."""
     restarts: tuple[str, ...] = ()
     """Names of the executed `learning restart` orders. If there is one more than in the parent, learning restarted at
     these offsets."""

@@ -59,7 +59,7 @@ def verify(
 
 @app.command("new-key")
 def new_key() -> None:
-    """Print a fresh key, for log.encryption_keys or registry.signing_key."""
+    """Print a fresh key, for log.encryption_keys."""
     from omnidraft.bus import encryption
 
     print(encryption.new_key())

@@ -142,10 +142,6 @@ class RegistrySettings(Section):
     """The number of newest snapshots that keep their weights and n-gram cache, at least `keep_resume`; older ones
     without an alias (champion, previous, challenger) lose them, keep their manifest, and cannot serve again. Higher
     needs more of the registry's disk."""
-    signing_key: SecretStr | None = None
-    """A key that all processes share: whoever verifies with it can sign. `private_key` and `trusted_keys` are better;
-    beside `trusted_keys` it only verifies the snapshots that it signed before. Give it as
-    OMNIDRAFT_REGISTRY__SIGNING_KEY; `omnidraft traces new-key` makes one."""
     private_key: SecretStr | None = None
     """Signs what this process publishes: a distiller's snapshots, a controller's or an operator's announcements.
     Workers have none. Give it as OMNIDRAFT_REGISTRY__PRIVATE_KEY; `omnidraft snapshots new-key` makes one."""
@@ -159,13 +155,6 @@ class RegistrySettings(Section):
     accepted_file: Path = Path("runs/omnidraft/accepted.json")
     """Beside `trusted_keys`: where a process remembers the newest announcement that it accepted, so that no older one
     is accepted after a restart. Processes of one machine may share it."""
-
-    @field_validator("signing_key")
-    @classmethod
-    def _is_a_key(cls, key: SecretStr | None) -> SecretStr | None:
-        if key is not None:
-            require_key("registry.signing_key", key)
-        return key
 
     @field_validator("private_key")
     @classmethod

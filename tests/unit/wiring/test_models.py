@@ -17,6 +17,7 @@ from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.errors import ModelError, RegistryError, SnapshotCorrupt, VocabularyError
 from omnidraft.snapshots import bundle
+from omnidraft.snapshots.keys import PrivateKey, TrustedKeys, new_private_key
 from omnidraft.snapshots.signing import SnapshotSigning
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.wiring.snapshot_loading import snapshot_loader
@@ -136,14 +137,20 @@ def test_a_snapshot_that_cannot_be_used_is_refused(settings: Settings, folder: P
 def test_where_signatures_are_asked_for_a_folder_needs_one_too(
     settings: Settings, folder: Path, tmp_path: Path
 ) -> None:
-    key = "k" * 43 + "="
-    signing = settings.model_copy(
-        update={"registry": config.RegistrySettings(url=settings.registry.url, signing_key=SecretStr(key))}
-    )
+    text = new_private_key()
+    key = PrivateKey(text)
+    trusted = (key.public_text("distiller"),)
+    keys = {"url": settings.registry.url, "private_key": SecretStr(text), "trusted_keys": trusted}
+    signing = settings.model_copy(update={"registry": config.RegistrySettings(**keys)})
     with pytest.raises(SnapshotCorrupt, match="has no signature"):
         wiring.engine(signing, CountingMetrics(), snapshot=str(folder))
     told = bundle.read_manifest(folder)
-    bundle.write(tmp_path / "signed", told, {bundle.NGRAMS: folder / bundle.NGRAMS}, signing=SnapshotSigning(key))
+    bundle.write(
+        tmp_path / "signed",
+        told,
+        {bundle.NGRAMS: folder / bundle.NGRAMS},
+        signing=SnapshotSigning(key, TrustedKeys(trusted)),
+    )
     assert wiring.engine(signing, CountingMetrics(), snapshot=str(tmp_path / "signed")).engine.slot.current
     wiring.registry(signing).publish(folder, None)
     assert wiring.engine(signing, CountingMetrics(), snapshot="latest").engine.slot.current.version == 1

@@ -63,9 +63,6 @@ class WorkerSettings(Section):
     the port may read how much all tenants send together. `omnidraft status` and Prometheus need it too."""
     page: bool = True
     """Whether `/` is a page on which to ask and watch. With `api_keys` it asks for a key."""
-    operator_key: SecretStr | None = None
-    """The key that the page asks for before it shows the fleet: versions, lag, dead letters, workers. It is none of the
-    other keys. None: nobody sees the fleet on this port."""
     max_queue: int = Field(64, ge=1)
     """Requests that may wait for the target, and half of those of one client whose prompts may wait to be tokenized;
     more get 429. Higher makes clients wait longer instead."""
@@ -112,7 +109,7 @@ class WorkerSettings(Section):
             raise ValueError("two of worker.api_keys are the same key")
         return keys
 
-    @field_validator("metrics_key", "operator_key")
+    @field_validator("metrics_key")
     @classmethod
     def _can_be_sent(cls, key: SecretStr | None) -> SecretStr | None:
         return None if key is None else _sendable(key)
@@ -121,9 +118,6 @@ class WorkerSettings(Section):
     def _keeps_keys_and_tenants_apart(self) -> "WorkerSettings":
         if self.metrics_key is not None and any(each.key == self.metrics_key for each in self.api_keys):
             raise ValueError("worker.metrics_key is one of worker.api_keys, so a tenant could read it")
-        others = [self.metrics_key, *(each.key for each in self.api_keys)]
-        if self.operator_key is not None and self.operator_key in others:
-            raise ValueError("worker.operator_key is one of the other keys, whose holders are no operators")
         has_free_key = any(each.tenant is None for each in self.api_keys)
         if has_free_key and any(each.tenant == self.tenant for each in self.api_keys):
             raise ValueError(

@@ -145,12 +145,8 @@ def test_where_signatures_are_asked_for_a_folder_needs_one_too(
     with pytest.raises(SnapshotCorrupt, match="has no signature"):
         wiring.engine(signing, CountingMetrics(), snapshot=str(folder))
     told = bundle.read_manifest(folder)
-    bundle.write(
-        tmp_path / "signed",
-        told,
-        {bundle.NGRAMS: folder / bundle.NGRAMS},
-        signing=SnapshotSigning(key, TrustedKeys(trusted)),
-    )
+    own = SnapshotSigning(key, TrustedKeys(trusted))
+    bundle.write(tmp_path / "signed", told, {bundle.NGRAMS: folder / bundle.NGRAMS}, signing=own)
     assert wiring.engine(signing, CountingMetrics(), snapshot=str(tmp_path / "signed")).engine.slot.current
     wiring.registry(signing).publish(folder, None)
     assert wiring.engine(signing, CountingMetrics(), snapshot="latest").engine.slot.current.version == 1

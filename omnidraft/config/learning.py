@@ -48,7 +48,6 @@ class LearnerSettings(Section):
     lk, osd (where the drafter was wrong), rejected (rejected drafts), alm and alm_tv (chunks of text), ngram_p, and to
     compare with, mined (nearest spelling; needs rapidfuzz) and uld (by rank). On the emitted tokens alone: nll, ngram.
     """
-    alm: AlmSettings = AlmSettings()
     train: Literal["full", "lora"] = "full"
     lora_rank: int = Field(32, ge=1)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -81,11 +80,6 @@ class LearnerSettings(Section):
     """The size of the replay buffer, which an interleaved head and tenants' factors use too; about 25 kB per record."""
     tenant_factors: TenantFactorSettings = TenantFactorSettings()
     steps_per_snapshot: int = Field(12, ge=1)
-    drift_haste: int = Field(4, ge=1)
-    """The factor by which snapshots are more frequent while any tenant's traffic drifts. Training does not depend on
-    it."""
-    drift_records: int = Field(16, ge=0)
-    """The newest records of a drifting tenant on which earlier snapshots are compared; 0 compares none."""
     max_tokens: int = Field(768, ge=32)
     """Draft tokens of prompt and answer used per record; longer ones lose the front of the prompt. The drafter's
     context limits it too."""
@@ -101,10 +95,6 @@ class LearnerSettings(Section):
     tenants: tuple[str, ...] = ()
     """Tenants with a share of their own; all others have one together. Name them where requests can name any tenant
     (API keys without one, or no keys): else a sender with many names has many shares. Empty: every name has a share."""
-    tenant_share: float = Field(0.5, gt=0, le=1)
-    """The share of a step's records that a tenant may have that sends more than this share; further records of it are
-    not learned, and counted as `over_share`. Lower protects small tenants more and learns less of large ones; 1: no
-    limit. A step of one record cannot be shared."""
     max_lag_records: int | None = Field(20_000, ge=0)
     """When more messages than this wait in the log as a snapshot is made, the learner learns a share of the requests up
     to the end of the log; the rest is counted as `sampled_out`. None or 0: every record is learned, however late."""
@@ -118,7 +108,6 @@ class LearnerSettings(Section):
     """The folder of the crash journal, written before each step, and of the note that a Kafka log lost messages. None:
     a folder of the service, which outlives the learner's process but not the service; set it where both end together,
     as in a container."""
-    grad_clip: float = Field(1.0, gt=0)
     seed: int = 0
     threads: int | None = Field(None, ge=1)
     """Threads of a training step; None is one, which leaves the others to requests. On a Ray cluster the learner
@@ -181,9 +170,6 @@ class ControllerSettings(Section):
     """The confidence of that comparison, and of a canary's: 0.5 compares the measured values, 0.95 promotes only what
     is as good with 95 % confidence by the held-out requests, which takes more of them, or gains of several
     snapshots."""
-    tenant_confidence: float = Field(0.8, ge=0.5, lt=1)
-    """A challenger on which a tenant's agreement fell by more than the tolerance is refused, when that is so sure over
-    all tenants together. Lower protects tenants more, and refuses more snapshots by chance."""
     refusals_before_rewind: int = Field(6, ge=0)
     """After so many challengers in a row that were worse than the champion, learning goes back to the champion's
     weights and optimizer, and on from its own place in the log. 0: never."""
@@ -207,15 +193,3 @@ class DriftSettings(Section):
     """The controller's drift detection: a fall of agreement on a tenant's traffic, and its recovery."""
 
     enabled: bool = True
-    passes_per_value: int = Field(30, ge=1)
-    """Target passes with a draft whose agreement is one value of the stream; higher detects later and more surely."""
-    min_values: int = Field(30, ge=10)
-    """The number of values before a fall can be detected."""
-    slack: float = Field(0.03, ge=0)
-    """Values up to this much below the mean do not count (delta of the Page-Hinkley test)."""
-    threshold: float = Field(1.0, gt=0)
-    """The sum of deviations that raises the alarm (lambda of the test); higher detects later and more surely."""
-    recovered_share: float = Field(0.9, gt=0, le=1)
-    """The share of the former level at which a drift is over."""
-    settled_values: int = Field(200, ge=10)
-    """After this many values without recovery the new level counts as normal."""

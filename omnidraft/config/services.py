@@ -56,7 +56,6 @@ class LogSettings(Section):
     topic_prefix: str = "omnidraft"
     partitions: int = Field(1, ge=1)
     """Partitions of the trace topic when it has to be created."""
-    linger_ms: int = Field(20, ge=0)
     request_timeout_s: float = Field(10.0, gt=0)
     retention_hours: float | None = Field(None, gt=0)
     """The retention of trace records. A learner that is down for longer loses the records it has not read. None: the
@@ -213,10 +212,6 @@ class TracingSettings(Section):
     OTEL_EXPORTER_OTLP_ENDPOINT sets it; its headers and certificates come from OTEL_EXPORTER_OTLP_* too."""
     passes: bool = True
     """Whether every pass of the target is a span of its own."""
-    sample_ratio: float | None = Field(None, ge=0, le=1)
-    """The share of traces sampled; a client's sampling decision wins. None: all, or as OTEL_TRACES_SAMPLER says."""
-    queue_spans: int = Field(8192, ge=512)
-    """Spans that may wait for the collector; a full queue drops the oldest."""
     timeout_s: float = Field(5.0, gt=0)
     """The timeout of one batch, and of the last batches when the process stops."""
 

@@ -72,10 +72,6 @@ class WorkerSettings(Section):
     max_connections_per_address: int = Field(256, ge=1)
     """Connections from one address at most; more get 429. Set it to `max_connections` behind a proxy, whose address all
     clients share."""
-    max_url_bytes: int = Field(8_192, ge=16)
-    """Longer URLs get 414. At most `max_header_bytes`, which includes the URL."""
-    max_header_bytes: int = Field(32_768, ge=256)
-    """Larger headers get 431, before any other check."""
     max_body_bytes: int = Field(1_000_000, ge=1)
     """Larger bodies get 413."""
     header_timeout_s: float = Field(10.0, gt=0)
@@ -135,10 +131,6 @@ class VllmSettings(Section):
     the next that begin alike, give way to running ones; those that do not fit are drafted by `decode.lookup` alone."""
     keep_left_s: float = Field(60.0, ge=0)
     """The time for which a sequence that left vLLM's batch is kept: it may have been preempted."""
-    most_left: int = Field(256, ge=0)
-    """The maximal number of such sequences."""
-    idle_s: float = Field(5.0, gt=0)
-    """After this time without a pass, the unrecorded rest of the last sequences is recorded."""
     trace_rows: int = Field(256, ge=0)
     """The maximal number of rows of a pass whose log-probabilities are recorded; larger passes are recorded without.
     The logits are copied: 0.6 MB per row for a vocabulary of 150,000. 0: never."""

@@ -8,12 +8,12 @@ from statistics import fmean
 from typing import Any
 
 from omnidraft import prompts, wiring
-from omnidraft.config import DriftSettings, Settings
+from omnidraft.config import Settings
 from omnidraft.demo.local_cluster import empty_folder
 from omnidraft.demo.measure import ChatClient
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.fleet import control_log
-from omnidraft.fleet.drift import DriftDetector
+from omnidraft.fleet.drift import MIN_VALUES, DriftDetector
 from omnidraft.fleet.request_stats import RequestStats, request_stats
 from omnidraft.progress import bar
 from omnidraft.traces import codec
@@ -116,12 +116,11 @@ def figures_of(requests: Sequence[DriftRequest], events: Sequence[Event], change
 
 def resample(calm: Sequence[DriftRequest], fallen: Sequence[DriftRequest]) -> dict[str, Any]:
     """Return error rates of the default drift detector on requests drawn at random from these."""
-    rng, settings = random.Random(0), DriftSettings()
-    detector, alarms = DriftDetector(settings), 0
+    rng, detector, alarms = random.Random(0), DriftDetector(), 0
     for _ in range(RESAMPLED_VALUES):
         change = detector.update(rng.choice(calm).stats)
         alarms += change is not None and change.kind == "drift"
-    delays = sorted(_delay(rng, calm, fallen, settings) for _ in range(RESAMPLED_FALLS))
+    delays = sorted(_delay(rng, calm, fallen) for _ in range(RESAMPLED_FALLS))
     return {
         "false_alarms_per_10000_requests": round(alarms / RESAMPLED_VALUES * 10_000, 2),
         "delay_median_requests": delays[len(delays) // 2],
@@ -129,14 +128,12 @@ def resample(calm: Sequence[DriftRequest], fallen: Sequence[DriftRequest]) -> di
     }
 
 
-def _delay(
-    rng: random.Random, calm: Sequence[DriftRequest], fallen: Sequence[DriftRequest], settings: DriftSettings
-) -> int:
+def _delay(rng: random.Random, calm: Sequence[DriftRequest], fallen: Sequence[DriftRequest]) -> int:
     """Return the number of requests until the fall is detected, or the number tried when it is not."""
-    detector = DriftDetector(settings)
-    for _ in range(3 * settings.min_values):
+    detector = DriftDetector()
+    for _ in range(3 * MIN_VALUES):
         detector.update(rng.choice(calm).stats)
-    most = 10 * settings.min_values
+    most = 10 * MIN_VALUES
     for number in range(1, most):
         change = detector.update(rng.choice(fallen).stats)
         if change is not None and change.kind == "drift":

@@ -176,8 +176,9 @@ class Tampering:
             changed = attacker.flipped(bytes.fromhex(genuine[1])).hex()
             return told.model_copy(update={"signatures": dice.choice(({}, {genuine[0]: changed}, {"x": genuine[1]}))})
         owner = dice.choice(("stranger", "controller"))
-        own = attacker.signature(owner, signed_payload(told), signing.PAYLOAD_TYPE)
-        return told.model_copy(update={"num_records": dice.randrange(999), "signatures": own})
+        changed = told.model_copy(update={"num_records": dice.randrange(999)})
+        own = attacker.signature(owner, signed_payload(changed), signing.PAYLOAD_TYPE)
+        return changed.model_copy(update={"signatures": own})
 
     def _is_changed(self, version: int, folder: Path) -> bool:
         genuine = self.snapshots[version]

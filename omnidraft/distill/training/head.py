@@ -24,6 +24,7 @@ from omnidraft.distill.examples.collate import PackedBatch, join, pack
 from omnidraft.distill.examples.targets import AcceptanceTargets, Array
 from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.distill.resume_tensors import adam_state, check_shapes, copy_into, load_adam_state, master_weights
+from omnidraft.distill.training.gradients import GRAD_CLIP
 from omnidraft.ports import TrainableDrafter, TrainableHead
 
 LOSS = "head"
@@ -73,7 +74,7 @@ class HeadTrainer:
         """Return the step's loss, {} without drafted tokens, and the norm of the gradient before clipping."""
         if all(parameter.grad is None for parameter in self._trained.values()):
             return {}, 0.0
-        norm = torch.nn.utils.clip_grad_norm_(list(self._trained.values()), self._settings.grad_clip).item()
+        norm = torch.nn.utils.clip_grad_norm_(list(self._trained.values()), GRAD_CLIP).item()
         return {LOSS: self._sum}, norm
 
     def gradients(self, model: TrainableDrafter, examples: Sequence[TrainingExample]) -> tuple[dict[str, float], float]:

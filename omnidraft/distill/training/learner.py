@@ -20,7 +20,7 @@ from omnidraft.config import LearnerSettings
 from omnidraft.distill.evaluation import agreement
 from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.distill.resume_tensors import adam_state, copy_into, from_plain_tensor, plain_tensor
-from omnidraft.distill.training.gradients import backward, num_positions
+from omnidraft.distill.training.gradients import GRAD_CLIP, backward, num_positions
 from omnidraft.distill.training.head import HeadTrainer
 from omnidraft.distill.training.learning_rates import parameter_groups
 from omnidraft.distill.training.losses import parse
@@ -74,7 +74,6 @@ class Learner:
             target_vocabulary,
             alignment,
             max_tokens=max_tokens,
-            alm=settings.alm,
             nearest=NearestTokens(alignment, *vocabularies) if "mined" in dict(self._terms) else None,
         )
         self._settings = settings
@@ -279,7 +278,7 @@ class Learner:
             joint.begin(examples)
         sums = backward(self.model, examples, self._terms, num_by_loss, joint)
         parameters = list(self.model.trained().values())
-        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self._settings.grad_clip).item()
+        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, GRAD_CLIP).item()
         return {name: total / num_by_loss[name] for name, total in sums.items() if num_by_loss[name]}, grad_norm
 
     def _count(self, report: StepReport) -> None:

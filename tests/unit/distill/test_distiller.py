@@ -429,7 +429,10 @@ class Telling:
     poll_all = poll
 
 
-def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_same(setting, tmp_path, pair) -> None:
+def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_same(
+    setting, tmp_path, pair, monkeypatch
+) -> None:
+    monkeypatch.setattr("omnidraft.distill.distiller.DRIFT_HASTE", 2)
     setting.emit(*names(12))
     calm = Setting(pair, tmp_path / "calm")
     calm.log = setting.log
@@ -437,7 +440,6 @@ def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_
     hasty, _ = setting.distiller(
         control=TrainingControl(Telling(drift=0, drift_over=60, tenant="t", down=(1, 2))),
         compare_earlier=noted.append,
-        drift_haste=2,
     )
     run_until_idle(hasty)
     run_until_idle(calm.distiller()[0])

@@ -15,6 +15,7 @@ from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.policy.cost_model import MeasuredCosts
+from omnidraft.decode.prefill_chunk import MAX_PREFILL_S
 from omnidraft.errors import ModelError, RegistryError, SnapshotCorrupt, VocabularyError
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.keys import PrivateKey, TrustedKeys, new_private_key
@@ -167,7 +168,7 @@ def test_a_swap_keeps_the_policys_statistics_and_the_limit_of_the_drafters_memor
     assert all(isinstance(each, Drafter) for each in drafters)
     assert drafters[0].pool.memory is drafters[1].pool.memory  # type: ignore[attr-defined]
     assert drafters[0].pool is not drafters[1].pool  # type: ignore[attr-defined]
-    assert drafters[0].max_read_s == settings.scheduler.max_prefill_s  # type: ignore[attr-defined]
+    assert drafters[0].max_read_s == MAX_PREFILL_S  # type: ignore[attr-defined]
 
 
 def test_a_target_that_is_packed_already_computes_on_as_many_threads_as_the_settings_say(

@@ -126,11 +126,10 @@ def test_without_a_head_drafts_in_records_change_nothing(pair) -> None:
 
 @pytest.mark.parametrize("weight", [1.0, 6.0])
 @pytest.mark.parametrize("labels", ["soft", "hard"])
-def test_rejected_tokens_weigh_as_much_as_the_setting_says(pair, weight, labels) -> None:
+def test_rejected_tokens_weigh_as_much_as_the_setting_says(pair, weight, labels, monkeypatch) -> None:
     """Where all drafted tokens look the same, the best constant is y / (y + weight (1 - y)) for a mean label y."""
-    settings = LearnerSettings(
-        head="only", head_labels=labels, head_rejected_weight=weight, head_learning_rate=0.05, grad_clip=100.0
-    )
+    settings = LearnerSettings(head="only", head_labels=labels, head_rejected_weight=weight, head_learning_rate=0.05)
+    monkeypatch.setattr("omnidraft.distill.training.head.GRAD_CLIP", 100.0)
     head = AcceptanceHead(8)
     trainer, example = HeadTrainer(head, settings), build(pair, drafted(pair, 1)[0])
     example.acceptance.log_q_N[:] = -1.0

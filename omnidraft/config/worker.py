@@ -85,8 +85,6 @@ class WorkerSettings(Section):
     """The time for which a connection stays open without a request."""
     max_new_tokens: int | None = Field(None, ge=1)
     """The most tokens of an answer, whatever the request says; None: as many as the context holds."""
-    max_choices: int = Field(16, ge=1)
-    """Texts of one request: `n` times its prompts. They are decoded side by side."""
     drain_timeout_s: float = Field(15.0, ge=0)
     """The time accepted requests have to finish after SIGTERM; then they end with an error. Whatever kills the process
     has to wait longer than this and `recorder.drain_timeout_s` together."""

@@ -24,7 +24,7 @@ from omnidraft.distill.training.gradients import GRAD_CLIP, backward, num_positi
 from omnidraft.distill.training.head import HeadTrainer
 from omnidraft.distill.training.learning_rates import parameter_groups
 from omnidraft.distill.training.losses import parse
-from omnidraft.distill.training.replay_buffer import ReplayBuffer
+from omnidraft.distill.training.replay_buffer import REPLAY_CAPACITY, ReplayBuffer
 from omnidraft.distill.training.step_report import Counters, StepReport
 from omnidraft.distill.training.tenant_factors import FactorTrainer
 from omnidraft.distill.training.weight_loading import load_serving_tensors, load_training_state
@@ -77,12 +77,10 @@ class Learner:
             nearest=NearestTokens(alignment, *vocabularies) if "mined" in dict(self._terms) else None,
         )
         self._settings = settings
-        self._optimizer = torch.optim.AdamW(
-            parameter_groups(model.trained(), settings), weight_decay=settings.weight_decay, fused=True
-        )
-        self._head = None if head is None else HeadTrainer(head, settings)
+        self._optimizer = torch.optim.AdamW(parameter_groups(model.trained(), settings), weight_decay=0.0, fused=True)
+        self._head = None if head is None else HeadTrainer(head)
         self._replay = ReplayBuffer(
-            capacity=settings.replay_capacity,
+            capacity=REPLAY_CAPACITY,
             per_step=settings.replay_records,
             seed=settings.seed,
             for_head=settings.records_per_step if settings.head == "interleaved" else 0,

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from omnidraft.config import TenantFactorSettings
-from omnidraft.distill.control import Status, TrainingControl
+from omnidraft.distill.control import DRIFT_HASTE, Status, TrainingControl
 from omnidraft.distill.evaluation.held_out import HeldOut
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
 from omnidraft.distill.forgetting import Forgetting, Retention
@@ -39,11 +39,6 @@ WAITING_S = 2.0
 """Seconds between two checks whether a log that was replaced is back, or a restart was ordered."""
 
 logger = logging.getLogger(__name__)
-
-
-DRIFT_HASTE = 4
-"""The factor by which snapshots are more frequent while any tenant's traffic drifts: what is learned of the new traffic
-serves sooner, and registry and gate still keep up. Training does not depend on it."""
 
 
 class Distiller:

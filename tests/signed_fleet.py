@@ -14,6 +14,7 @@ from omnidraft.snapshots import bundle
 from omnidraft.snapshots.files import sha256_of
 from omnidraft.snapshots.keys import PrivateKey, Role, TrustedKeys, new_private_key
 from omnidraft.snapshots.manifest import digest
+from omnidraft.snapshots.signing import SnapshotSigning
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.wiring.controller import control_follower
 from omnidraft.wiring.logs import snapshot_reader
@@ -33,6 +34,12 @@ class Keys:
 
     def __getitem__(self, owner: str) -> PrivateKey:
         return PrivateKey(self.texts[owner])
+
+
+def new_signing() -> SnapshotSigning:
+    """How a distiller with a key pair of its own signs, and who trusts no other verifies."""
+    key = PrivateKey(new_private_key())
+    return SnapshotSigning(key, TrustedKeys([key.public_text("distiller")]))
 
 
 def settings_of(

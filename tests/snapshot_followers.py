@@ -9,7 +9,7 @@ from omnidraft.errors import BusError, ModelError, RegistryError
 from omnidraft.ports import Announcement
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.snapshots import bundle
-from omnidraft.snapshots.signing import SnapshotSigning
+from omnidraft.snapshots.signing import UNSIGNED
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.snapshot_folders import make_bundle
 
@@ -42,11 +42,9 @@ class Fragile(DirectoryRegistry):
 class Worker:
     """An updater with everything around it; `loads` lists the versions that were loaded."""
 
-    def __init__(self, folder, num_versions=4, signing_key=None):
+    def __init__(self, folder, num_versions=4, signing=UNSIGNED):
         self.folder = folder
-        self.registry = Fragile(
-            folder / "registry", "org/small", "big", keep_resume=2, signing=SnapshotSigning(signing_key)
-        )
+        self.registry = Fragile(folder / "registry", "org/small", "big", keep_resume=2, signing=signing)
         for version in range(1, num_versions + 1):
             self.registry.publish(make_bundle(folder / "bundles", f"s{version}"), version - 1 or None)
         self.slot = SnapshotSlot(LoadedSnapshot(None, "base", object(), None, None))

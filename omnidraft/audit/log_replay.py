@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 
-from omnidraft.audit.findings import UNDECIDED, Fault, FaultKind
+from omnidraft.audit.findings import Fault, FaultKind
 from omnidraft.audit.snapshot_deltas import SnapshotDelta
 from omnidraft.distill.ingest.record_disposition import (
     SEEN_RECORDS,
@@ -138,9 +138,6 @@ class LogReplay:
         for sampled in self._deltas[delta].lag_samples:
             if not sampled.holds(*position):
                 continue
-            if sampled.share is None:
-                self.num_gone[delta] += 1
-                return UNDECIDED
             if is_sampled_out(record, sampled.share):
                 return SAMPLED_OUT
         return None
@@ -228,7 +225,7 @@ class LogReplay:
             self.faults.append(Fault(FaultKind.LOST, 1, what, self._deltas[-1].version, *position))
         unknown = self._dedup_window.num_unknown_keys()
         is_whole = all(first <= self.start.get(partition, 0) for partition, first in self.first.items())
-        is_open = any(counts[UNDECIDED] or counts[FORGOTTEN] for counts in self.dispositions.values())
+        is_open = any(counts[FORGOTTEN] for counts in self.dispositions.values())
         if unknown and is_whole and not is_open:
             what = "the newest snapshot remembers records that lie at no offset before its own"
             self.faults.append(Fault(FaultKind.MISCOUNTED, unknown, what, self._deltas[-1].version))

@@ -98,8 +98,7 @@ def sign(
 ) -> None:
     """Publish a version again, signed with registry.private_key: for one from before there were keys.
 
-    You vouch for what the registry holds: one that only a shared key signed is verified with registry.signing_key, one
-    that nobody signed is not.
+    You vouch for what the registry holds.
     """
     import tempfile
 
@@ -149,7 +148,7 @@ def new_key(
 
 def _without_keys(settings: "config.Settings") -> "config.Settings":
     """Return settings of a process that neither signs nor verifies."""
-    without = {"trusted_keys": (), "private_key": None, "signing_key": None}
+    without = {"trusted_keys": (), "private_key": None}
     return settings.model_copy(update={"registry": settings.registry.model_copy(update=without)})
 
 

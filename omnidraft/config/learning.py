@@ -1,10 +1,9 @@
 """Settings of learning: the learner and its losses, the n-gram cache, promotion and drift."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from omnidraft.config.services import Section
 
@@ -49,7 +48,6 @@ class LearnerSettings(Section):
     lk, osd (where the drafter was wrong), rejected (rejected drafts), alm and alm_tv (chunks of text), ngram_p, and to
     compare with, mined (nearest spelling; needs rapidfuzz) and uld (by rank). On the emitted tokens alone: nll, ngram.
     """
-    alm: AlmSettings = AlmSettings()
     train: Literal["full", "lora"] = "full"
     lora_rank: int = Field(32, ge=1)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -59,34 +57,16 @@ class LearnerSettings(Section):
     learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     """`auto` fits any drafter: full weights move in proportion to their size, about 1e-4 in SmolLM2-135M and 1e-5 in
     Qwen2.5-Coder-0.5B; LoRA factors by 1e-4. A number holds for all weights."""
-    weight_decay: float = Field(0.0, ge=0)
     head: Literal["off", "joint", "interleaved", "only"] = "off"
     """Whether an acceptance head is trained for `decode.policy = "acceptance"`: in the drafter's steps (`joint`),
     between them from `records_per_step` records of the replay buffer (`interleaved`, algorithm 4 of OmniDraft; the
     drafter still learns from every record), or alone with the drafter frozen (`only`). With `off` snapshots have no
     head."""
-    head_blocks: int = Field(1, ge=0, le=8)
-    """Residual blocks of a new head; each costs a square matrix of the drafter's hidden size."""
-    head_learning_rate: float = Field(1e-3, gt=0)
-    head_rejected_weight: float = Field(6.0, gt=0)
-    """The weight of a rejected guess relative to an accepted one (SpecDec++: 6); higher ends chains earlier. With 1 the
-    head's outputs are calibrated probabilities."""
-    head_labels: Literal["soft", "hard"] = "soft"
-    """`soft`: the target's probability of each guess where a record has it; not under penalties, bias or a grammar, nor
-    where drafting used the target's noise (`decode.noise_weight`). There, and everywhere with `hard`: whether the guess
-    was accepted, which is unbiased but noisier."""
     records_per_step: int = Field(4, ge=1)
     replay_records: int = Field(0, ge=0)
     """Records of earlier steps that each step replays against forgetting, sampled evenly over tenants."""
-    replay_capacity: int = Field(512, ge=1)
-    """The size of the replay buffer, which an interleaved head and tenants' factors use too; about 25 kB per record."""
     tenant_factors: TenantFactorSettings = TenantFactorSettings()
     steps_per_snapshot: int = Field(12, ge=1)
-    drift_haste: int = Field(4, ge=1)
-    """The factor by which snapshots are more frequent while any tenant's traffic drifts. Training does not depend on
-    it."""
-    drift_records: int = Field(16, ge=0)
-    """The newest records of a drifting tenant on which earlier snapshots are compared; 0 compares none."""
     max_tokens: int = Field(768, ge=32)
     """Draft tokens of prompt and answer used per record; longer ones lose the front of the prompt. The drafter's
     context limits it too."""
@@ -102,10 +82,6 @@ class LearnerSettings(Section):
     tenants: tuple[str, ...] = ()
     """Tenants with a share of their own; all others have one together. Name them where requests can name any tenant
     (API keys without one, or no keys): else a sender with many names has many shares. Empty: every name has a share."""
-    tenant_share: float = Field(0.5, gt=0, le=1)
-    """The share of a step's records that a tenant may have that sends more than this share; further records of it are
-    not learned, and counted as `over_share`. Lower protects small tenants more and learns less of large ones; 1: no
-    limit. A step of one record cannot be shared."""
     max_lag_records: int | None = Field(20_000, ge=0)
     """When more messages than this wait in the log as a snapshot is made, the learner learns a share of the requests up
     to the end of the log; the rest is counted as `sampled_out`. None or 0: every record is learned, however late."""
@@ -119,7 +95,6 @@ class LearnerSettings(Section):
     """The folder of the crash journal, written before each step, and of the note that a Kafka log lost messages. None:
     a folder of the service, which outlives the learner's process but not the service; set it where both end together,
     as in a container."""
-    grad_clip: float = Field(1.0, gt=0)
     seed: int = 0
     threads: int | None = Field(None, ge=1)
     """Threads of a training step; None is one, which leaves the others to requests. On a Ray cluster the learner
@@ -132,16 +107,6 @@ class LearnerSettings(Section):
     idle_s: float = Field(1.0, ge=0)
     """For `LLM(learn=True)`, which learns in the process that answers: the time without requests after which it goes
     on. Higher leaves more of the short pauses between requests alone."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _learns_on_processors(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and "num_gpus" in given:
-            raise ValueError(
-                "num_gpus is no setting any more: it set GPUs aside that the learner, which computes on processors, "
-                "never used. Take it out; learner.threads makes learning faster"
-            )
-        return given
 
 
 class CacheSettings(Section):
@@ -192,9 +157,6 @@ class ControllerSettings(Section):
     """The confidence of that comparison, and of a canary's: 0.5 compares the measured values, 0.95 promotes only what
     is as good with 95 % confidence by the held-out requests, which takes more of them, or gains of several
     snapshots."""
-    tenant_confidence: float = Field(0.8, ge=0.5, lt=1)
-    """A challenger on which a tenant's agreement fell by more than the tolerance is refused, when that is so sure over
-    all tenants together. Lower protects tenants more, and refuses more snapshots by chance."""
     refusals_before_rewind: int = Field(6, ge=0)
     """After so many challengers in a row that were worse than the champion, learning goes back to the champion's
     weights and optimizer, and on from its own place in the log. 0: never."""
@@ -218,15 +180,3 @@ class DriftSettings(Section):
     """The controller's drift detection: a fall of agreement on a tenant's traffic, and its recovery."""
 
     enabled: bool = True
-    passes_per_value: int = Field(30, ge=1)
-    """Target passes with a draft whose agreement is one value of the stream; higher detects later and more surely."""
-    min_values: int = Field(30, ge=10)
-    """The number of values before a fall can be detected."""
-    slack: float = Field(0.03, ge=0)
-    """Values up to this much below the mean do not count (delta of the Page-Hinkley test)."""
-    threshold: float = Field(1.0, gt=0)
-    """The sum of deviations that raises the alarm (lambda of the test); higher detects later and more surely."""
-    recovered_share: float = Field(0.9, gt=0, le=1)
-    """The share of the former level at which a drift is over."""
-    settled_values: int = Field(200, ge=10)
-    """After this many values without recovery the new level counts as normal."""

@@ -22,6 +22,11 @@ NO_DRAFTER = "none"
 """The name of the drafter where there is none, also in trace records."""
 
 
+MEMORY_DRAFT_TOKENS = 31
+"""The maximal number of tokens drafted per step where the suffix memory drafts, if more than `decode.num_draft_tokens`:
+long matches are worth long chains. Only the `cost` policy goes beyond `num_draft_tokens`, as far as it pays."""
+
+
 class ModelSettings(Section):
     """Which models work together. A name is a catalog name, a local folder or a hub repository id."""
 
@@ -62,8 +67,6 @@ class ModelSettings(Section):
         "neon_i8mm",
         "neon",
         "generic",
-        "native",
-        "x86-64-v3",
         "torch",
     ] = "auto"
     """The instructions of our kernels. `auto`: the widest that survive a trial in a process of its own and are faster
@@ -71,7 +74,6 @@ class ModelSettings(Section):
     all of them, bit for bit; in packed16 with all but `amx` and `avx512_bf16`, which make two and one bfloat16 of each
     input, so a mixed fleet sets `portable`, which leaves them out. A named one has to work: a worker that cannot run it
     refuses to start. `torch` uses no kernels of ours.
-    `native` and `x86-64-v3` are the older names of `auto` and `avx2`.
     ONEDNN_MAX_CPU_ISA pins the instructions of oneDNN."""
 
     packed_cache_gib: float = Field(20.0, ge=0)
@@ -158,23 +160,12 @@ class DecodeSettings(Section):
     `threshold`: one chain until measured agreement does. `fixed`: one chain of `num_draft_tokens`."""
     num_draft_tokens: int = Field(15, ge=0, le=63)
     """The maximal number of tokens drafted per step, siblings included; 0 turns speculation off."""
-    drifted_draft_tokens: int = Field(3, ge=1, le=63)
-    """The maximum for a tenant's requests of a kind whose agreement fell, until the drift is over."""
-    min_path_probability: float = Field(0.2, ge=0, lt=1)
-    """The `threshold` policy stops when the probability of the whole chain falls below this."""
     max_rejection: float = Field(0.7, gt=0, lt=1)
     """The `acceptance` policy stops when the probability of a rejection in the chain exceeds this (gamma of
     SpecDec++)."""
     suffix_memory: bool = True
     """Also draft what followed the longest end of the text before: in this request, in what this worker lately said to
-    the same tenant (see `recent_tokens`), and in the fleet's memory of the tenant."""
-    memory_draft_tokens: int = Field(31, ge=0, le=63)
-    """The maximal number of tokens drafted per step where the suffix memory drafts, if more than `num_draft_tokens`:
-    long matches are worth long chains. Only the `cost` policy goes beyond `num_draft_tokens`, as far as it pays."""
-    recent_tokens: int = Field(524_288, ge=0)
-    """Tokens of recent answers that a worker remembers for the suffix memory, an eighth of them for one tenant at most;
-    each takes 28 to 52 bytes. One tenant, or one of its `user`s or cache salts, is remembered for every 256. 0
-    remembers none. Requests with `store: false` and tenants of `recorder.opted_out` are never remembered."""
+    the same tenant (omnidraft/memory/recent_texts.py), and in the fleet's memory of the tenant."""
     lookup: bool = True
     """Without `suffix_memory`, which includes it, and inside vLLM: also draft by prompt lookup, the tokens that
     followed the same tokens earlier in the request."""
@@ -195,7 +186,7 @@ class DecodeSettings(Section):
     def num_memory_tokens(self) -> int:
         """The tokens that a step drafts at most where the suffix memory drafts; 0: as many as elsewhere."""
         has_memory = self.suffix_memory and self.policy == "cost" and self.num_draft_tokens > 0
-        return self.memory_draft_tokens if has_memory else 0
+        return MEMORY_DRAFT_TOKENS if has_memory else 0
 
 
 class SchedulerSettings(Section):
@@ -206,10 +197,6 @@ class SchedulerSettings(Section):
     kv_cache_gib: float = Field(4.0, gt=0)
     """Memory for each target's keys and values, in GiB. When it is full, cached prefixes go first, and the newest text
     waits then; its keys are computed again."""
-    max_prefill_s: float = Field(0.25, gt=0)
-    """Seconds by which reading other prompts may lengthen the time between two tokens of a running text, and as many by
-    which scoring them may, and the drafter's reading of them. Lower means smoother streams, and a later first token for
-    the others."""
     prefix_caching: bool = True
     """Keep the keys of finished texts for requests of the same client or tenant that begin with the same tokens."""
     public_prompts: tuple[str, ...] = ()

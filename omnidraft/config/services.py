@@ -56,7 +56,6 @@ class LogSettings(Section):
     topic_prefix: str = "omnidraft"
     partitions: int = Field(1, ge=1)
     """Partitions of the trace topic when it has to be created."""
-    linger_ms: int = Field(20, ge=0)
     request_timeout_s: float = Field(10.0, gt=0)
     retention_hours: float | None = Field(None, gt=0)
     """The retention of trace records. A learner that is down for longer loses the records it has not read. None: the
@@ -142,10 +141,6 @@ class RegistrySettings(Section):
     """The number of newest snapshots that keep their weights and n-gram cache, at least `keep_resume`; older ones
     without an alias (champion, previous, challenger) lose them, keep their manifest, and cannot serve again. Higher
     needs more of the registry's disk."""
-    signing_key: SecretStr | None = None
-    """A key that all processes share: whoever verifies with it can sign. `private_key` and `trusted_keys` are better;
-    beside `trusted_keys` it only verifies the snapshots that it signed before. Give it as
-    OMNIDRAFT_REGISTRY__SIGNING_KEY; `omnidraft traces new-key` makes one."""
     private_key: SecretStr | None = None
     """Signs what this process publishes: a distiller's snapshots, a controller's or an operator's announcements.
     Workers have none. Give it as OMNIDRAFT_REGISTRY__PRIVATE_KEY; `omnidraft snapshots new-key` makes one."""
@@ -159,13 +154,6 @@ class RegistrySettings(Section):
     accepted_file: Path = Path("runs/omnidraft/accepted.json")
     """Beside `trusted_keys`: where a process remembers the newest announcement that it accepted, so that no older one
     is accepted after a restart. Processes of one machine may share it."""
-
-    @field_validator("signing_key")
-    @classmethod
-    def _is_a_key(cls, key: SecretStr | None) -> SecretStr | None:
-        if key is not None:
-            require_key("registry.signing_key", key)
-        return key
 
     @field_validator("private_key")
     @classmethod
@@ -224,10 +212,6 @@ class TracingSettings(Section):
     OTEL_EXPORTER_OTLP_ENDPOINT sets it; its headers and certificates come from OTEL_EXPORTER_OTLP_* too."""
     passes: bool = True
     """Whether every pass of the target is a span of its own."""
-    sample_ratio: float | None = Field(None, ge=0, le=1)
-    """The share of traces sampled; a client's sampling decision wins. None: all, or as OTEL_TRACES_SAMPLER says."""
-    queue_spans: int = Field(8192, ge=512)
-    """Spans that may wait for the collector; a full queue drops the oldest."""
     timeout_s: float = Field(5.0, gt=0)
     """The timeout of one batch, and of the last batches when the process stops."""
 

@@ -63,9 +63,6 @@ class WorkerSettings(Section):
     the port may read how much all tenants send together. `omnidraft status` and Prometheus need it too."""
     page: bool = True
     """Whether `/` is a page on which to ask and watch. With `api_keys` it asks for a key."""
-    operator_key: SecretStr | None = None
-    """The key that the page asks for before it shows the fleet: versions, lag, dead letters, workers. It is none of the
-    other keys. None: nobody sees the fleet on this port."""
     max_queue: int = Field(64, ge=1)
     """Requests that may wait for the target, and half of those of one client whose prompts may wait to be tokenized;
     more get 429. Higher makes clients wait longer instead."""
@@ -75,10 +72,6 @@ class WorkerSettings(Section):
     max_connections_per_address: int = Field(256, ge=1)
     """Connections from one address at most; more get 429. Set it to `max_connections` behind a proxy, whose address all
     clients share."""
-    max_url_bytes: int = Field(8_192, ge=16)
-    """Longer URLs get 414. At most `max_header_bytes`, which includes the URL."""
-    max_header_bytes: int = Field(32_768, ge=256)
-    """Larger headers get 431, before any other check."""
     max_body_bytes: int = Field(1_000_000, ge=1)
     """Larger bodies get 413."""
     header_timeout_s: float = Field(10.0, gt=0)
@@ -92,8 +85,6 @@ class WorkerSettings(Section):
     """The time for which a connection stays open without a request."""
     max_new_tokens: int | None = Field(None, ge=1)
     """The most tokens of an answer, whatever the request says; None: as many as the context holds."""
-    max_choices: int = Field(16, ge=1)
-    """Texts of one request: `n` times its prompts. They are decoded side by side."""
     drain_timeout_s: float = Field(15.0, ge=0)
     """The time accepted requests have to finish after SIGTERM; then they end with an error. Whatever kills the process
     has to wait longer than this and `recorder.drain_timeout_s` together."""
@@ -112,7 +103,7 @@ class WorkerSettings(Section):
             raise ValueError("two of worker.api_keys are the same key")
         return keys
 
-    @field_validator("metrics_key", "operator_key")
+    @field_validator("metrics_key")
     @classmethod
     def _can_be_sent(cls, key: SecretStr | None) -> SecretStr | None:
         return None if key is None else _sendable(key)
@@ -121,9 +112,6 @@ class WorkerSettings(Section):
     def _keeps_keys_and_tenants_apart(self) -> "WorkerSettings":
         if self.metrics_key is not None and any(each.key == self.metrics_key for each in self.api_keys):
             raise ValueError("worker.metrics_key is one of worker.api_keys, so a tenant could read it")
-        others = [self.metrics_key, *(each.key for each in self.api_keys)]
-        if self.operator_key is not None and self.operator_key in others:
-            raise ValueError("worker.operator_key is one of the other keys, whose holders are no operators")
         has_free_key = any(each.tenant is None for each in self.api_keys)
         if has_free_key and any(each.tenant == self.tenant for each in self.api_keys):
             raise ValueError(
@@ -141,10 +129,6 @@ class VllmSettings(Section):
     the next that begin alike, give way to running ones; those that do not fit are drafted by `decode.lookup` alone."""
     keep_left_s: float = Field(60.0, ge=0)
     """The time for which a sequence that left vLLM's batch is kept: it may have been preempted."""
-    most_left: int = Field(256, ge=0)
-    """The maximal number of such sequences."""
-    idle_s: float = Field(5.0, gt=0)
-    """After this time without a pass, the unrecorded rest of the last sequences is recorded."""
     trace_rows: int = Field(256, ge=0)
     """The maximal number of rows of a pass whose log-probabilities are recorded; larger passes are recorded without.
     The logits are copied: 0.6 MB per row for a vocabulary of 150,000. 0: never."""

@@ -49,7 +49,7 @@ class Engine:
         """Serve one pair. With `has_pass_spans` every pass is a span of its own, where `tracing` is on. Without
         `has_prefix_caching` no text reuses another one's keys. Texts that end are remembered in `recent`, which the
         draft sources of the slot's snapshots read; their drafters keep keys in `drafter_memory`."""
-        self.drift_throttle = DriftThrottle(decode.drifted_draft_tokens)
+        self.drift_throttle = DriftThrottle()
         self.pair = pair
         self.slot = slot
         self.decoder = decoder

@@ -129,7 +129,7 @@ class Scheduler:
         self._preempt_for_memory()
         scheduled.running = self._running
         pass_s = pass_s_of(scheduled.running[0].request.mode) if scheduled.running else None
-        rows = chunk_beside(len(scheduled.running), self._target.max_rows, pass_s, self._settings.max_prefill_s)
+        rows = chunk_beside(len(scheduled.running), self._target.max_rows, pass_s)
         for sequence, num_ids in self._shares(rows).items():
             (scheduled.replays if sequence.num_unreplayed else scheduled.prompts).append((sequence, num_ids))
         return scheduled
@@ -137,7 +137,7 @@ class Scheduler:
     def scoring_rows(self, mode: Mode, pass_s: PassSeconds | None) -> int:
         """Return the number of prompt ids that a pass scores before the next round; `pass_s` as for chunks."""
         longest = self._target.limits(mode).longest_chain
-        return chunk_between(longest, pass_s, self._settings.max_prefill_s) if self._running else longest
+        return chunk_between(longest, pass_s) if self._running else longest
 
     @property
     def _running(self) -> list[SequenceState]:

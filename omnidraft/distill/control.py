@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 from omnidraft.errors import BusError
 from omnidraft.ports import Announcement, ControlFollower, DriftingTraffic
 
+DRIFT_HASTE = 4
+"""The factor by which snapshots are more frequent while any tenant's traffic drifts: what is learned of the new traffic
+serves sooner, and registry and gate still keep up. Training does not depend on it."""
+
 
 class TrainingControl:
     """The orders in force. Not thread-safe."""

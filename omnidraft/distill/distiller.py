@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from omnidraft.config import TenantFactorSettings
-from omnidraft.distill.control import Status, TrainingControl
+from omnidraft.distill.control import DRIFT_HASTE, Status, TrainingControl
 from omnidraft.distill.evaluation.held_out import HeldOut
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
 from omnidraft.distill.forgetting import Forgetting, Retention
@@ -65,7 +65,6 @@ class Distiller:
         metrics: Metrics,
         control: TrainingControl | None = None,
         compare_earlier: Callable[[str], None] = lambda tenant: None,
-        drift_haste: int = 1,
         progress: Callable[[Status], None] = lambda status: None,
         on_empty_poll: Callable[[], None] = lambda: None,
         spans: LearningSpans | None = None,
@@ -78,7 +77,6 @@ class Distiller:
             factor_judge: over the same learner; None gives no tenant any factors.
             control: polled before every step; while learning is paused, nothing is read or learned.
             compare_earlier: called once for each tenant that begins to drift; see snapshot_comparison.py.
-            drift_haste: snapshots are so many times as frequent while any traffic drifts.
             max_lag_records: see catch_up.py, `lag_sample_records` too.
             journal: gets every step before it runs; its poison is the batcher's. None: crashes are not noted.
             truncation: None: the next process does not know that the log lost messages.
@@ -90,7 +88,7 @@ class Distiller:
         self._consumer, self._batcher, self._learner, self._publisher = consumer, batcher, learner, publisher
         self._load_cache, self._load_base, self._steps_per_snapshot = load_cache, load_base, steps_per_snapshot
         self._control, self._compare_earlier = control or TrainingControl(), compare_earlier
-        self._drift_haste, self._metrics = drift_haste, metrics
+        self._metrics = metrics
         self.journal = journal or CrashJournal(Path(), tries=0)
         self._reader = BatchReader(
             consumer, batcher, metrics, truncation, max_records=max_lag_records, sample_records=lag_sample_records
@@ -228,7 +226,7 @@ class Distiller:
 
     def _num_steps_due(self) -> int:
         """Return the number of steps between snapshots. Weights do not depend on how often they are published."""
-        haste = self._drift_haste if self._control.is_drifting else 1
+        haste = DRIFT_HASTE if self._control.is_drifting else 1
         return max(1, self._steps_per_snapshot // haste)
 
     def _next_batch(self, stop: Stop) -> Batch | None:

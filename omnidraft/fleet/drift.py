@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal, get_args
 
-from omnidraft.config import DriftSettings
 from omnidraft.fleet.request_stats import RequestStats
 from omnidraft.ports import Work
 
@@ -27,6 +26,18 @@ RECENT = 10
 """The number of newest values whose mean is the present agreement."""
 NEW_SNAPSHOT = 30
 """The number of values after a snapshot's first in which a fall may be attributed to it."""
+PASSES_PER_VALUE = 30
+"""Target passes with a draft whose agreement is one value of the stream; higher detects later and more surely."""
+MIN_VALUES = 30
+"""The number of values before a fall can be detected: the running mean of fewer is no level yet."""
+SLACK = 0.03
+"""Values up to this much below the mean do not count (delta of the test): agreement of like requests varies as much."""
+THRESHOLD = 1.0
+"""The sum of deviations that raises the alarm (lambda of the test); higher detects later and more surely."""
+RECOVERED_SHARE = 0.9
+"""The share of the former level at which a drift is over."""
+SETTLED_VALUES = 200
+"""After this many values without recovery the new level counts as normal."""
 MOST_STREAMS = 1000
 _OF_WORK: dict[Work, str] = {"text": "", "constrained": " under grammars", "tools": " with tools"}
 
@@ -68,8 +79,8 @@ def traffic_name(tenant: str, work: Work) -> str:
 class AgreementStream:
     """The values of one tenant's agreement for requests of one kind."""
 
-    def __init__(self, tenant: str, settings: DriftSettings, work: Work = "text") -> None:
-        self._tenant, self._work, self._settings = tenant, work, settings
+    def __init__(self, tenant: str, work: Work = "text") -> None:
+        self._tenant, self._work = tenant, work
         self._newest: deque[tuple[int | None, float]] = deque(maxlen=2 * NEW_SNAPSHOT)
         """The version and agreement of the newest values, whatever the level."""
         self._num_agreed = self._num_drafted = 0
@@ -90,7 +101,7 @@ class AgreementStream:
             return None
         self._num_agreed += request.num_agreed
         self._num_drafted += request.num_drafted
-        if self._num_drafted < self._settings.passes_per_value:
+        if self._num_drafted < PASSES_PER_VALUE:
             return None
         agreement = self._num_agreed / self._num_drafted
         self._num_agreed = self._num_drafted = 0
@@ -137,8 +148,8 @@ class AgreementStream:
     def _detect_end(self) -> DriftChange | None:
         level, recent, num_values = self._fell_from, fmean(self._recent), self._num_before + len(self._recent)
         is_full = len(self._recent) == RECENT
-        is_back = is_full and level is not None and recent >= self._settings.recovered_share * level
-        if not is_back and num_values < self._settings.settled_values:
+        is_back = is_full and level is not None and recent >= RECOVERED_SHARE * level
+        if not is_back and num_values < SETTLED_VALUES:
             return None
         self.is_drifting, self._fell_from = False, None
         self._reset()
@@ -146,7 +157,7 @@ class AgreementStream:
 
     def _reset(self) -> None:
         """Start a new level."""
-        self._detector = _detector(self._settings)
+        self._detector = _page_hinkley()
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._sum_before, self._num_before = 0.0, 0
 
@@ -154,8 +165,7 @@ class AgreementStream:
 class DriftDetector:
     """The streams of one pair, by tenant and kind of request. The caller evicts those with the oldest requests."""
 
-    def __init__(self, settings: DriftSettings) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self._streams: OrderedDict[tuple[str, Work], AgreementStream] = OrderedDict()
 
     def resume_drift(self, tenant: str, work: Work, level: float | None) -> None:
@@ -188,13 +198,11 @@ class DriftDetector:
         return any(stream is not None and stream.is_drifting for stream in streams)
 
     def _stream(self, tenant: str, work: Work) -> AgreementStream:
-        return self._streams.setdefault((tenant, work), AgreementStream(tenant, self._settings, work))
+        return self._streams.setdefault((tenant, work), AgreementStream(tenant, work))
 
 
-def _detector(settings: DriftSettings) -> "PageHinkley":
+def _page_hinkley() -> "PageHinkley":
     """Return a fresh detector. river is slow to import, so this happens only where traffic is read."""
     from river.drift import PageHinkley
 
-    return PageHinkley(
-        min_instances=settings.min_values, delta=settings.slack, threshold=settings.threshold, mode="both"
-    )
+    return PageHinkley(min_instances=MIN_VALUES, delta=SLACK, threshold=THRESHOLD, mode="both")

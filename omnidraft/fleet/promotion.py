@@ -144,7 +144,6 @@ def _falls(
         lineage if descends else (),
         history,
         tolerance=settings.tolerance,
-        confidence=settings.tenant_confidence,
     )
     pinned_before, pinned = _pinned_before(champion, lineage[0], descends=descends), lineage[-1].pinned
     if pinned is None or pinned_before is None or pinned.sha256 != pinned_before[0]:

@@ -27,7 +27,7 @@ def objection(
     undone = _lineage(versions, candidate.manifest, champion.manifest)
     if undone:
         reverted = [_reverted(each, tenant) for each in undone]
-        falls = fallen_tenants(reverted, (), tolerance=settings.tolerance, confidence=settings.tenant_confidence)
+        falls = fallen_tenants(reverted, (), tolerance=settings.tolerance)
         return "; ".join(map(str, falls)) or None
     since = _lineage(versions, champion.manifest, candidate.manifest)
     if not since:

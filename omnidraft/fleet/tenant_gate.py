@@ -16,6 +16,9 @@ from statistics import fmean
 from omnidraft.snapshots.manifest import LEAST_TENANT_REQUESTS, Manifest, TenantAgreement
 from omnidraft.snapshots.significance import p_value
 
+TENANT_CONFIDENCE = 0.8
+"""A challenger on which a tenant's agreement fell by more than the tolerance is refused, when that is so sure over all
+tenants together. Lower protects tenants more, and refuses more snapshots by chance: with 0.8 one of five at most."""
 LINEAGES = (0, 4, 16)
 """Numbers of snapshots up to the champion that are tested together with those since."""
 MOST_HISTORY = max(LINEAGES)
@@ -80,7 +83,7 @@ def change_without_best(since: Sequence[Manifest]) -> Change | None:
 
 
 def fallen_tenants(
-    since: Sequence[Manifest], history: Sequence[Manifest], *, tolerance: float, confidence: float
+    since: Sequence[Manifest], history: Sequence[Manifest], *, tolerance: float, confidence: float = TENANT_CONFIDENCE
 ) -> list[TenantFall]:
     """Return the tenants whose agreement fell by more than the tolerance, as surely as `confidence` says for all
     tenants together.

@@ -27,6 +27,10 @@ LINGER_S = 2.0
 """The time for which data from a refused client is discarded."""
 BUSY_LINGER_S = 0.2
 """The same for a connection beyond the limit."""
+MAX_URL_BYTES = 8_192
+"""Longer URLs get 414; the API's own have a tenth of it."""
+MAX_HEADER_BYTES = 32_768
+"""Larger headers, which include the URL, get 431, before any other check: room for a proxy's own and long tokens."""
 RETRY_AFTER_S = "5"
 PIECE_BYTES = 4_096
 """h11 gets this much at a time, since it bounds only what it has not read to the end: headers, extensions of a chunk,
@@ -124,8 +128,8 @@ class BoundedProtocol(H11Protocol):
         status = getattr(sys.exc_info()[1], "error_status_hint", 400)
         reasons = {
             421: MISDIRECTED,
-            414: f"the URL may have {self._limits.max_url_bytes} bytes at most",
-            431: f"the headers may have {self._limits.max_header_bytes} bytes at most",
+            414: f"the URL may have {MAX_URL_BYTES} bytes at most",
+            431: f"the headers may have {MAX_HEADER_BYTES} bytes at most",
         }
         self._refuse(status, reasons.get(status, msg))
 
@@ -173,7 +177,7 @@ class _BoundedConnection(h11.Connection):
     """h11 bounds incomplete headers only; this class also bounds URLs and whole headers, and checks the host."""
 
     def __init__(self, limits: WorkerSettings, on_event: Callable[[Any], None]) -> None:
-        super().__init__(h11.SERVER, limits.max_header_bytes)
+        super().__init__(h11.SERVER, MAX_HEADER_BYTES)
         self._limits = limits
         self._on_event = on_event
 
@@ -193,10 +197,10 @@ class _BoundedConnection(h11.Connection):
 
     def _check(self, request: h11.Request) -> None:
         """Raises RemoteProtocolError."""
-        if len(request.target) > self._limits.max_url_bytes:
+        if len(request.target) > MAX_URL_BYTES:
             raise h11.RemoteProtocolError("URL too long", error_status_hint=414)
         num_bytes = len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers)
-        if num_bytes > self._limits.max_header_bytes:
+        if num_bytes > MAX_HEADER_BYTES:
             raise h11.RemoteProtocolError("headers too long", error_status_hint=431)
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
             raise h11.RemoteProtocolError("two lengths")  # a proxy in front may have used the other one

@@ -11,7 +11,6 @@ from functools import partial
 from omnidraft import wiring
 from omnidraft.config import Settings, WorkerSettings
 from omnidraft.errors import ConfigError
-from omnidraft.hosts.fleet_access import SettingsFleet
 from omnidraft.hosts.http_server import http_server
 from omnidraft.hosts.process import end_at_once_on_interrupt, freeze_loaded_objects, stop_on_signals
 from omnidraft.serving.app import ServedModel, application
@@ -51,8 +50,7 @@ class WorkerRuntime:
         self.vital: tuple[Supervised, ...] = (self._requests, *threads)
         """Without each of these the worker is not healthy."""
         served = [ServedModel(each.engine, each.target.fingerprint) for each in self._worker.served]
-        fleet = SettingsFleet(settings)
-        self.app = application(self._requests, served, settings.worker, self.metrics.render, threads, fleet)
+        self.app = application(self._requests, served, settings.worker, self.metrics.render, threads)
         self.traced_app = TelemetryMiddleware(self.app, self.metrics, self._tracing)
         """The application as requests reach it, with metrics and spans."""
 

@@ -14,10 +14,15 @@ _IDS_PER_SCOPE, _MIN_SCOPES = 256, 64
 remembered, or the second number of them."""
 
 
+RECENT_TOKENS = 524_288
+"""Tokens of recent answers that a worker remembers, an eighth of them for one tenant at most; each takes 28 to 52
+bytes, so all together some 20 MB. One tenant, or one of its `user`s or cache salts, is remembered for every 256."""
+
+
 class RecentTexts:
     """Only the thread that decodes may use it. A text is drafted from in its own scope and in no other."""
 
-    def __init__(self, max_ids: int) -> None:
+    def __init__(self, max_ids: int = RECENT_TOKENS) -> None:
         """Remember at most `max_ids` ids of all scopes together; 0 remembers none."""
         self._max_ids = max_ids
         self._max_scopes = max(max_ids // _IDS_PER_SCOPE, _MIN_SCOPES)

@@ -55,7 +55,7 @@ def check_incoming(folder: Path, drafter: str, target: str, signing: SnapshotSig
         raise RegistryError(
             f"{folder} is of {manifest.drafter} for {manifest.target}, this registry keeps {drafter} for {target}"
         )
-    if manifest.signature is not None or manifest.signatures:
+    if manifest.signatures:
         signing.require(manifest)
     return signing.sign(manifest)
 
@@ -63,17 +63,13 @@ def check_incoming(folder: Path, drafter: str, target: str, signing: SnapshotSig
 def is_published(newest: SnapshotVersion, manifest: Manifest) -> bool:
     """Return whether this snapshot is the newest version. One that is signed now and was not then is a new one."""
     known = newest.manifest
-    return known.snapshot_id == manifest.snapshot_id and _signatures(known) == _signatures(manifest)
+    return known.snapshot_id == manifest.snapshot_id and known.signatures == manifest.signatures
 
 
 def awaits_judgement(version: SnapshotVersion) -> bool:
     """Return whether nothing was decided about a version: else its publisher's next try would have it judged again, and
     undo an operator's rollback from it."""
     return version.judgement is None and not {"champion", "previous"} & set(version.aliases)
-
-
-def _signatures(manifest: Manifest) -> tuple[str | None, dict[str, str]]:
-    return manifest.signature, manifest.signatures
 
 
 def check_parent(newest: SnapshotVersion | None, parent: int | None) -> None:

@@ -29,8 +29,7 @@ def own_folder(within: Path | None = None) -> Path:
 
 
 def remove_abandoned(within: Path | None = None) -> None:
-    """Remove the folders of processes that were killed; those of others, and of earlier versions, which have no lock,
-    stay."""
+    """Remove the folders of processes that were killed; those of others stay."""
     for path in (within or Path(tempfile.gettempdir())).glob(f"{PREFIX}*{LOCK}"):
         lock = FileLock(path, timeout=0, thread_local=False)
         try:

@@ -22,7 +22,6 @@ from omnidraft.serving.documented_responses import DESCRIPTIONS, error_responses
 from omnidraft.serving.error_handlers import BodyLimit, ModelNotServed, add_error_handlers
 from omnidraft.serving.missing_endpoints import add_missing
 from omnidraft.serving.openai_responses.routes import add_responses
-from omnidraft.serving.page.fleet_stream import Fleet, add_fleet
 from omnidraft.serving.page.pass_stream import add_page
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
@@ -43,13 +42,11 @@ def application(
     settings: WorkerSettings,
     metrics_text: Callable[[], bytes],
     vital: Sequence[Supervised] = (),
-    fleet: Fleet | None = None,
 ) -> FastAPI:
     """Return the application. A request chooses a served model by `model`; the first is the default.
 
     Args:
         vital: threads that the process cannot do without, beside the queue.
-        fleet: what the page shows to holders of `worker.operator_key`.
     """
     app = FastAPI(title="omnidraft", description="Speculative decoding across tokenizers.", version=__version__)
     respond = Responder(requests, served, settings)
@@ -61,8 +58,6 @@ def application(
     add_missing(app)
     if settings.page:
         add_page(app, respond, requests)
-    if settings.page and settings.operator_key is not None and fleet is not None:
-        add_fleet(app, fleet, settings.operator_key, lambda: requests.is_open)
     _add_models(app, served)
     _add_health(app, requests, vital, metrics_text)
     add_error_handlers(app)

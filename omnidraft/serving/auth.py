@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from omnidraft.config import GROUP_KEYS, ApiKey, WorkerSettings
 from omnidraft.errors import RequestError
 from omnidraft.serving.error_handlers import TenantTaken, error, error_response
-from omnidraft.serving.page.files import FILES_PATH, FLEET_PATH, PAGE_PATH
+from omnidraft.serving.page.files import FILES_PATH, PAGE_PATH
 
 PUBLIC_PATHS = frozenset({"/healthz", "/health", "/readyz", "/openapi.json", "/docs", "/redoc", PAGE_PATH})
 """Paths that need no key: for probes and readers of the document, and the page, which asks for one. Its files need none
@@ -29,8 +29,6 @@ METRICS_PATH = "/metrics"
 """It needs the metrics key where there is one, and no API key."""
 API_KEY_HEADER = "x-api-key"
 """The header in which Anthropic's clients send a key."""
-_PATHS_WITH_OWN_KEY = frozenset({METRICS_PATH, FLEET_PATH})
-"""Paths that ask for a key of their own."""
 METRICS_REFUSAL = "metrics need a key of their own"
 _STATE_KEY = "omnidraft_caller"
 
@@ -46,7 +44,7 @@ class ApiClient:
 
 
 class OwnKey:
-    """The key that a path other than the API's needs, if any: that of the metrics, or the operator's."""
+    """The key that the metrics need, if any."""
 
     def __init__(self, key: SecretStr | None) -> None:
         self._digest = None if key is None else _digest(key.get_secret_value())
@@ -74,7 +72,7 @@ class ApiKeyAuth:
         authorization = headers.get("authorization", "")
         if path == METRICS_PATH and not self._metrics_key.admits(authorization):
             return await unauthorized(METRICS_REFUSAL)(scope, receive, send)
-        if path in PUBLIC_PATHS or path in _PATHS_WITH_OWN_KEY or path.startswith(FILES_PATH) or not self._clients:
+        if path in PUBLIC_PATHS or path == METRICS_PATH or path.startswith(FILES_PATH) or not self._clients:
             return await self._app(scope, receive, send)
         client = self._find_client(_bearer(authorization) or headers.get(API_KEY_HEADER, ""))
         if client is None:

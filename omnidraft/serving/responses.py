@@ -28,6 +28,10 @@ from omnidraft.traces.trace_context import valid_traceparent
 __all__ = ["Responder", "ResponseWriter", "ServedModel", "waker"]
 
 
+MAX_CHOICES = 16
+"""Texts of one request: `n` times its prompts. They are decoded side by side, all in one scheduler."""
+
+
 class ResponseWriter(Protocol):
     """Writes one answer in the format of its protocol."""
 
@@ -154,10 +158,9 @@ class Responder:
 
     def _require_few_choices(self, body: Body) -> None:
         """Raises RequestError for more texts than a request may ask for."""
-        most = self._settings.max_choices
-        if body.num_choices > most:
+        if body.num_choices > MAX_CHOICES:
             field = "n" if len(body.prompts()) == 1 else "prompt"
-            numbers = f"{most} choices at most (prompts times n, worker.max_choices), got {body.num_choices}"
+            numbers = f"{MAX_CHOICES} choices at most (prompts times n), got {body.num_choices}"
             raise RequestError(f"{field}: {numbers}")
 
     async def _abandon_on_disconnect(self, request: Request, queued: QueuedRequest) -> None:

@@ -11,17 +11,14 @@ Folder layout (bundle.py reads and writes it):
 Signatures are over the manifest, which has the checksum of every file: the signed text is the manifest as JSON with
 sorted keys, without the signatures and without fields at their defaults, so that fields added later do not invalidate
 old signatures. They do not cover the version number, which the registry gives: signed announcements bind it (see
-ports.ChampionStatements). `signatures` are Ed25519 (signing.py), `signature` is HMAC-SHA256 with a shared key.
+ports.ChampionStatements).
 """
 
 import hashlib
-import hmac
 import json
 from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict
-
-from omnidraft.errors import SnapshotCorrupt
 
 
 class SampledRange(BaseModel):
@@ -34,10 +31,8 @@ class SampledRange(BaseModel):
     """Partition -> first offset; partitions that are not named start at their first message."""
     end: dict[int, int]
     """Partition -> one past the last offset."""
-    share: float | None = None
-    """The share of the requests that is learned. None: a snapshot of an earlier version, which learned the `num_kept`
-    newest records of the range; that cannot be checked again."""
-    num_kept: int | None = None
+    share: float
+    """The share of the requests that is learned."""
 
     def holds(self, partition: int, offset: int) -> bool:
         """Return whether this offset lies in the range."""
@@ -143,7 +138,7 @@ class Manifest(BaseModel):
     speedup_after: float | None = None
     """The same prediction for this snapshot."""
     log_id: str | None = None
-    """Identity of the log of the offsets; None: the snapshot is older than this field, or nothing was read."""
+    """Identity of the log of the offsets; None: nothing was read."""
     restarts: tuple[str, ...] = ()
     """Names of the executed `learning restart` orders. If there is one more than in the parent, learning restarted at
     these offsets."""
@@ -165,38 +160,16 @@ class Manifest(BaseModel):
     created_ms: int = 0
     sha256: dict[str, str] = {}
     """Relative path -> checksum of every other file."""
-    signature: str | None = None
-    """HMAC of all fields but the signatures; None: published without registry.signing_key, or with a private key."""
     signatures: dict[str, str] = {}
     """Id of a public key -> the Ed25519 signature of all fields but the signatures, in hex."""
 
 
-def sign(manifest: Manifest, key: str | None) -> Manifest:
-    """Return the manifest with its signature, or unchanged without a key."""
-    return manifest if key is None else manifest.model_copy(update={"signature": _signature(manifest, key)})
-
-
-def require_signature(manifest: Manifest, key: str | None) -> None:
-    """Raise SnapshotCorrupt unless the manifest was signed with this key; without a key nothing is required."""
-    if key is None:
-        return
-    name, advice = f"snapshot {manifest.snapshot_id}", "publish it again from a copy that you trust"
-    if manifest.signature is None:
-        raise SnapshotCorrupt(f"{name} has no signature, and registry.signing_key asks for one; {advice}")
-    if not hmac.compare_digest(manifest.signature.encode(), _signature(manifest, key).encode()):
-        raise SnapshotCorrupt(f"{name} was changed, or signed with another key than registry.signing_key; {advice}")
-
-
 def signed_payload(manifest: Manifest) -> bytes:
     """Return what a signature covers."""
-    fields = manifest.model_dump(mode="json", exclude={"signature", "signatures"}, exclude_defaults=True)
+    fields = manifest.model_dump(mode="json", exclude={"signatures"}, exclude_defaults=True)
     return json.dumps(fields, sort_keys=True).encode()
 
 
 def digest(manifest: Manifest) -> str:
     """Return the SHA-256 of what signatures cover, in hex: the identity of a snapshot's content."""
     return hashlib.sha256(signed_payload(manifest)).hexdigest()
-
-
-def _signature(manifest: Manifest, key: str) -> str:
-    return hmac.digest(key.encode(), signed_payload(manifest), "sha256").hex()

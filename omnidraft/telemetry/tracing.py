@@ -15,7 +15,6 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from omnidraft import __version__
 from omnidraft.config import TracingSettings
@@ -26,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 PATH = "/v1/traces"
 BATCH_SPANS = 512
+QUEUE_SPANS = 8192
+"""Spans that may wait for the collector, 16 batches of them; a full queue drops the oldest."""
 DELAY_MS = 1000
 """The longest time that a span waits for its batch to fill."""
 ENDED = "omnidraft_spans_ended_total"
@@ -48,16 +49,14 @@ class OtelTracing:
         """`settings.endpoint` is set; `service` names this process to the collector."""
         assert settings.endpoint is not None
         exporter = OTLPSpanExporter(settings.endpoint.rstrip("/") + PATH, timeout=settings.timeout_s)
-        ratio = settings.sample_ratio
         self._provider = TracerProvider(
-            sampler=None if ratio is None else ParentBased(TraceIdRatioBased(ratio)),
             resource=Resource.create({"service.name": service, "service.version": __version__}),
             shutdown_on_exit=False,
         )
         self._provider.add_span_processor(
             BatchSpanProcessor(
                 _CountingExporter(exporter, metrics),
-                max_queue_size=settings.queue_spans,
+                max_queue_size=QUEUE_SPANS,
                 schedule_delay_millis=DELAY_MS,
                 max_export_batch_size=BATCH_SPANS,
             )

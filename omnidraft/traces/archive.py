@@ -1,6 +1,6 @@
 """Archives of trace records: Avro object containers (deflate), readable by any Avro tool.
 
-A file contains its writer's schema, so it needs no headers, and later versions can read it.
+A file contains its schema, so it needs no headers.
 """
 
 import zlib
@@ -14,7 +14,7 @@ from omnidraft.errors import RequestError, UnknownSchema, WireError, cannot_writ
 from omnidraft.private_files import PRIVATE
 from omnidraft.traces.codec import from_row, parsed_schema, to_row
 from omnidraft.traces.record import TraceRecord
-from omnidraft.traces.schema import SCHEMA_NAME, SCHEMA_VERSION
+from omnidraft.traces.schema import SCHEMA_NAME
 
 _SYNC_MARKER = b"omnidraft.trace."
 """It is fixed, so that the same records always give the same file."""
@@ -31,7 +31,7 @@ def write(path: Path, records: Iterable[TraceRecord]) -> None:
     try:
         with replaced_file(path, PRIVATE) as file:
             rows = (to_row(record) for record in records)
-            schema = parsed_schema(SCHEMA_VERSION)
+            schema = parsed_schema()
             fastavro.writer(file, schema, rows, codec="deflate", metadata=metadata, sync_marker=_SYNC_MARKER)
     except OSError as exc:
         raise cannot_write(path, exc) from exc
@@ -52,7 +52,7 @@ def read(path: Path) -> Iterator[TraceRecord]:
     """
     try:
         with path.open("rb") as file:
-            reader = fastavro.reader(file, parsed_schema(SCHEMA_VERSION))
+            reader = fastavro.reader(file, parsed_schema())
             if reader.metadata.get("omnidraft.schema") != SCHEMA_NAME:
                 raise UnknownSchema(f"{path} holds no {SCHEMA_NAME} records")
             for row in reader:

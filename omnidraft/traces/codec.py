@@ -22,12 +22,11 @@ from omnidraft.traces.schema import (
     MAX_EMITTED,
     MAX_PAYLOAD_BYTES,
     MAX_WRITTEN_BYTES,
-    NUM_SOURCES_V3,
     RECORD_COLUMNS,
     ROUND_COLUMNS,
+    SCHEMA,
     SCHEMA_NAME,
     SCHEMA_VERSION,
-    SCHEMAS,
     SEED_BYTES,
 )
 
@@ -56,18 +55,13 @@ def headers(record: TraceRecord) -> dict[str, bytes]:
     """Return the headers, for readers that do not parse the message; facts that the record lacks are left out."""
     facts = {
         "schema": SCHEMA_NAME,
-        "schema_version": str(_needed_version(record)),
+        "schema_version": str(SCHEMA_VERSION),
         "target": record.target,
         "drafter_version": None if record.snapshot_version is None else str(record.snapshot_version),
         "alignment": record.alignment,
         "traceparent": record.traceparent,
     }
     return {name: fact.encode() for name, fact in facts.items() if fact is not None}
-
-
-def _needed_version(record: TraceRecord) -> int:
-    """Return the first version whose readers know all of the record."""
-    return SCHEMA_VERSION if (record.rounds.sources_M >= NUM_SOURCES_V3).any() else 3
 
 
 def encode(record: TraceRecord, *, max_bytes: int | None = MAX_WRITTEN_BYTES) -> bytes:
@@ -83,7 +77,7 @@ def encode(record: TraceRecord, *, max_bytes: int | None = MAX_WRITTEN_BYTES) ->
     payload = io.BytesIO()
     try:
         row = to_row(record)
-        fastavro.schemaless_writer(payload, parsed_schema(SCHEMA_VERSION), row)
+        fastavro.schemaless_writer(payload, parsed_schema(), row)
     except (AttributeError, *_AVRO_ERRORS) as exc:
         raise WireError(f"not a trace record: {type(exc).__name__}: {exc}") from exc
     if max_bytes is not None and payload.tell() > max_bytes:
@@ -107,24 +101,23 @@ def decode(payload: bytes, headers: Mapping[str, bytes], *, max_bytes: int | Non
         raise RecordForgotten("payload: gone, as its tenant was forgotten")
     if ENCRYPTION in headers:
         raise UnknownKey("payload: encrypted with a key that is not among log.encryption_keys")
-    version = _written_version(headers)
+    _require_schema(headers)
     if max_bytes is not None and len(payload) > max_bytes:
         raise WireError(f"payload: {len(payload)} bytes, at most {max_bytes} are read")
     source = io.BytesIO(payload)
-    newest = None if version == SCHEMA_VERSION else parsed_schema(SCHEMA_VERSION)
     try:
-        row = fastavro.schemaless_reader(source, parsed_schema(version), newest)
+        row = fastavro.schemaless_reader(source, parsed_schema(), None)
     except _AVRO_ERRORS as exc:
-        raise WireError(f"payload: not Avro of version {version}: {type(exc).__name__}: {exc}") from exc
+        raise WireError(f"payload: not Avro of version {SCHEMA_VERSION}: {type(exc).__name__}: {exc}") from exc
     if source.tell() != len(payload):
         raise WireError(f"payload: {len(payload) - source.tell()} bytes behind the record")
     return from_row(row)
 
 
 @cache
-def parsed_schema(version: int) -> Any:
-    """Return a schema, parsed by fastavro."""
-    return fastavro.parse_schema(dict(SCHEMAS[version]))
+def parsed_schema() -> Any:
+    """Return the schema, parsed by fastavro."""
+    return fastavro.parse_schema(dict(SCHEMA))
 
 
 def to_row(record: TraceRecord) -> dict[str, Any]:
@@ -171,13 +164,13 @@ def to_json(record: TraceRecord) -> dict[str, Any]:
     return fields
 
 
-def readable_fields(payload: bytes, version: int = SCHEMA_VERSION) -> dict[str, Any]:
+def readable_fields(payload: bytes) -> dict[str, Any]:
     """Return what can be read of a broken record, for people who search for the cause; nothing is learned from it.
 
     The fields come in the order of the schema, up to the first that cannot be read, as plain data for JSON.
     """
     source, fields = io.BytesIO(payload), dict[str, Any]()
-    for field in SCHEMAS[version]["fields"]:
+    for field in SCHEMA["fields"]:
         try:
             value = fastavro.schemaless_reader(source, fastavro.parse_schema(field["type"]), None)
         except _AVRO_ERRORS:
@@ -208,15 +201,13 @@ def _plain_value(name: str, value: Any) -> Any:
     return [number if np.isfinite(number) else None for number in column.tolist()]
 
 
-def _written_version(headers: Mapping[str, bytes]) -> int:
+def _require_schema(headers: Mapping[str, bytes]) -> None:
     name = headers.get("schema", b"")
     if name != SCHEMA_NAME.encode():
         raise UnknownSchema(f"header schema: {name!r}, this reader knows {SCHEMA_NAME}")
     version = headers.get("schema_version", b"")
-    for known in SCHEMAS:
-        if version == str(known).encode():
-            return known
-    raise UnknownSchema(f"header schema_version: {version!r}, this reader knows {sorted(SCHEMAS)}")
+    if version != str(SCHEMA_VERSION).encode():
+        raise UnknownSchema(f"header schema_version: {version!r}, this reader knows {SCHEMA_VERSION}")
 
 
 def _pack(holder: object, columns: Mapping[str, str]) -> dict[str, bytes]:

@@ -1,17 +1,17 @@
-"""The wire format of the trace topic: Avro, one message per trace record, and the rules of its evolution.
+"""The wire format of the trace topic: Avro, one message per trace record.
 
 Columns of numbers are `bytes`, packed little-endian: plain Avro arrays decode 300 times slower. Shapes and
 meanings are those of record.py, under the same names. Ids are vocabulary ids; log-probabilities natural logs.
 Key: the request id, so one request stays in order in one partition. Headers: see codec.headers.
-Evolution: a header names the writer's version, and Avro resolves it against the newest one. Fields are only added,
-at the end, with a default; any change is a new entry of SCHEMAS, and the old golden bytes still decode.
+Evolution: a header names the version; any change of fields or of their meanings raises it, and a record of another
+version is refused as unknown.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 SCHEMA_NAME = "omnidraft.trace"
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 1
 
 ENCRYPTION = "encryption"
 """The header of a message whose value is encrypted."""
@@ -71,10 +71,6 @@ def _optional(name: str, kind: str, doc: str) -> dict[str, Any]:
     return {"name": name, "type": ["null", kind], "default": None, "doc": doc}
 
 
-def _defaulted(name: str, kind: str, default: Any, doc: str) -> dict[str, Any]:
-    return {"name": name, "type": kind, "default": default, "doc": doc}
-
-
 def _columns(name: str, docs: Mapping[str, str]) -> dict[str, Any]:
     return {"type": "record", "name": name, "fields": [_field(column, "bytes", doc) for column, doc in docs.items()]}
 
@@ -98,7 +94,7 @@ _ROUNDS = _columns(
         "num_draft_ids_R": "uint16, draft tokens sampled for the tree",
         "node_ids_M": "uint32, target ids of the drafted nodes, round after round",
         "parents_M": "uint16, index within the round's tree: 0 is the root, the first drafted node is 1",
-        "sources_M": "uint8: 0 direct, 1 split, 2 merge, 3 lookup, and since version 4: 4 suffix, 5 forced",
+        "sources_M": "uint8: 0 direct, 1 split, 2 merge, 3 lookup, 4 suffix, 5 forced",
         "log_q_M": "float16, the drafter's log-probability of the node given its parent",
         "accepted_M": "uint8, 1 for nodes on the target's path",
         "draft_ids_D": "uint32, draft tokens, round after round",
@@ -107,7 +103,7 @@ _ROUNDS = _columns(
     },
 )
 
-SCHEMA_V1: Mapping[str, Any] = {
+SCHEMA: Mapping[str, Any] = {
     "type": "record",
     "name": "TraceRecord",
     "namespace": "omnidraft",
@@ -135,35 +131,13 @@ SCHEMA_V1: Mapping[str, Any] = {
         _optional("top_p", "double", "null: off"),
         _field("seed", {"type": "fixed", "name": "Seed", "size": SEED_BYTES}, "unsigned 64 bit, little-endian"),
         _optional("traceparent", "string", "W3C trace context of the request"),
-    ],
-}
-
-SCHEMA_V2: Mapping[str, Any] = {
-    **SCHEMA_V1,
-    "fields": [
-        *SCHEMA_V1["fields"],
         _optional("min_p", "double", "null: off"),
-        _defaulted("repetition_penalty", "double", 1.0, "1: off"),
-        _defaulted("presence_penalty", "double", 0.0, "0: off"),
-        _defaulted("frequency_penalty", "double", 0.0, "0: off"),
-        _defaulted("has_logit_bias", "boolean", False, "whether the client moved logits of single ids"),
-        _defaulted("has_grammar", "boolean", False, "whether the text had to match a grammar"),
+        _field("repetition_penalty", "double", "1: off"),
+        _field("presence_penalty", "double", "0: off"),
+        _field("frequency_penalty", "double", "0: off"),
+        _field("has_logit_bias", "boolean", "whether the client moved logits of single ids"),
+        _field("has_grammar", "boolean", "whether the text had to match a grammar"),
         _optional("noise_weight", "double", "largest share of the target's noise that a guess looked at, from 0 to 1"),
+        _field("has_settings", "boolean", "false: mode, temperature and all that shapes draws are unknown"),
     ],
 }
-
-SCHEMA_V3: Mapping[str, Any] = {
-    **SCHEMA_V2,
-    "fields": [
-        *SCHEMA_V2["fields"],
-        _defaulted("has_settings", "boolean", True, "false: mode, temperature and all that shapes draws are unknown"),
-    ],
-}
-
-SCHEMA_V4 = SCHEMA_V3
-"""The fields of version 3; `sources_M` has further values, which readers of version 3 take for damage. Records without
-them are written as version 3, so that readers of both versions may run side by side."""
-NUM_SOURCES_V3 = 4
-
-SCHEMAS: Mapping[int, Mapping[str, Any]] = {1: SCHEMA_V1, 2: SCHEMA_V2, 3: SCHEMA_V3, SCHEMA_VERSION: SCHEMA_V4}
-"""Every version that can be read."""

@@ -81,7 +81,7 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
     recovery = DriftRecovery(
         snapshots,
         announce,
-        DriftDetector(settings.drift),
+        DriftDetector(),
         metrics,
         target=models.target,
         gate=settings.controller,
@@ -131,7 +131,7 @@ def base_serving_tensors(settings: Settings, tokenizers: Vocabularies) -> "dict[
 def recent_records(settings: Settings, alignment: str) -> "RecentRecords":
     """Return what reads this pair's newest records from the log, wherever the learner stands."""
     from omnidraft.audit.run import DiscardingWriter
-    from omnidraft.distill.ingest.topic_scan import RecentRecords, silence_s
+    from omnidraft.distill.ingest.topic_scan import DRIFT_RECORDS, RecentRecords, silence_s
     from omnidraft.telemetry.metrics import CountingMetrics
 
     def source_over(reader: LogReader) -> "TraceConsumer":
@@ -139,7 +139,7 @@ def recent_records(settings: Settings, alignment: str) -> "RecentRecords":
 
     reader_of_traces = partial(log_reader, settings, settings.log.traces_topic)
     idle_s = silence_s(settings.log.request_timeout_s)
-    return RecentRecords(reader_of_traces, source_over, settings.learner.drift_records, idle_s=idle_s)
+    return RecentRecords(reader_of_traces, source_over, DRIFT_RECORDS, idle_s=idle_s)
 
 
 def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":

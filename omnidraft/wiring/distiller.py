@@ -103,7 +103,6 @@ def distillation(
         metrics=metrics,
         control=TrainingControl(control_follower(settings, metrics, _HEEDED)),
         compare_earlier=snapshot_comparison(settings, snapshots, tokenizers, learning, folder).compare,
-        drift_haste=section.drift_haste,
         progress=progress,
         on_empty_poll=on_empty_poll,
         spans=LearningSpans(tracing or NoopTracing(), settings.models.target),
@@ -113,6 +112,7 @@ def distillation(
 
 def _batcher(section: LearnerSettings, reader: LogReader, journal: "CrashJournal", groups: "TenantGroups") -> "Batcher":
     from omnidraft.distill.ingest.batcher import Batcher
+    from omnidraft.distill.ingest.tenant_shares import TENANT_SHARE
 
     return Batcher(
         reader.partitions(),
@@ -120,7 +120,7 @@ def _batcher(section: LearnerSettings, reader: LogReader, journal: "CrashJournal
         held_out_every=section.held_out_every,
         held_out_records=section.held_out_records,
         poison=journal.poison,
-        tenant_share=section.tenant_share,
+        tenant_share=TENANT_SHARE,
         groups=groups,
     )
 
@@ -181,8 +181,7 @@ def learner(settings: Settings, tokenizers: Vocabularies) -> "Learner":
         precision=section.precision,
     )
     cache = ngram_cache(settings, tokenizers, None)
-    has_head = section.head != "off"
-    head = AcceptanceHead(model.hidden_size, num_blocks=section.head_blocks, seed=section.seed) if has_head else None
+    head = None if section.head == "off" else AcceptanceHead(model.hidden_size, seed=section.seed)
     return Learner(model, tokenizers.drafter, tokenizers.target.vocabulary, tokenizers.alignment, cache, section, head)
 
 

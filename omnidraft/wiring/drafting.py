@@ -155,6 +155,6 @@ def policy(
         case "acceptance":
             return AcceptancePolicy(settings.max_rejection)
         case "threshold":
-            return ThresholdPolicy(settings.min_path_probability)
+            return ThresholdPolicy()
         case "cost":
             return CostPolicy(passes(), step_s, num_candidates if settings.trees else 1)

@@ -88,7 +88,7 @@ def loaded_model(
     target = TransformersTarget(model, settings.decode, name=name, precision=f"{model.dtype}-{model.device.type}")
     tokenizers = _tokenizers(settings, loaded_tokenizer(tokenizer, model.config.get_text_config().vocab_size))
     costs = measured_costs(settings, target)
-    recent = RecentTexts(settings.decode.recent_tokens if settings.decode.suffix_memory else 0)
+    recent = RecentTexts() if settings.decode.suffix_memory else RecentTexts(0)
     memories, keys = memory_loader(settings, metrics), drafter_memory()
     load = snapshot_loader(settings, tokenizers, costs, recent=recent, memories=memories, drafter_memory=keys)
     drafting = named_or_base(settings, load, snapshot)

@@ -119,7 +119,6 @@ def _plain_writer(settings: Settings, topic: str) -> LogWriter:
                 where.netloc,
                 topic,
                 partitions=partitions,
-                linger_ms=log.linger_ms,
                 request_timeout_s=log.request_timeout_s,
                 access=log.kafka,
                 keep_s=_retention_s(settings, topic),

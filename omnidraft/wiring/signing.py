@@ -18,10 +18,7 @@ OpenReader = Callable[[], LogReader]
 
 def snapshot_signing(settings: Settings) -> SnapshotSigning:
     """Return how this process signs and verifies snapshots."""
-    shared = settings.registry.signing_key
-    return SnapshotSigning(
-        None if shared is None else shared.get_secret_value(), _private_key(settings), _trusted_keys(settings)
-    )
+    return SnapshotSigning(_private_key(settings), _trusted_keys(settings))
 
 
 def authenticator(settings: Settings, *, is_remembering: bool = True) -> "Authenticator | None":

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from omnidraft.config import Settings
+from omnidraft.decode.prefill_chunk import MAX_PREFILL_S
 from omnidraft.ports import DraftModel, Proposer, SnapshotVersion
 from omnidraft.progress import stages
 from omnidraft.wiring.drafting import memory_proposer, proposer, shared_drafting
@@ -94,7 +95,7 @@ def snapshot_loader(
         return _loader_without_drafter(
             lambda memory: memory_proposer(settings.decode, tokenizers, shared, memory), memories
         )
-    make = partial(proposer, settings.decode, tokenizers, shared, max_read_s=settings.scheduler.max_prefill_s)
+    make = partial(proposer, settings.decode, tokenizers, shared, max_read_s=MAX_PREFILL_S)
     return snapshot_loader_with(settings, tokenizers, make, base, memories, switch)
 
 

@@ -84,7 +84,7 @@ def engine(
     tokenizers = served_vocabularies(settings, progress)
     loaded_target = target(settings, tokenizers)
     costs = measured_costs(settings, loaded_target)
-    recent, memories = RecentTexts(settings.decode.recent_tokens), memory_loader(settings, metrics)
+    recent, memories = RecentTexts(), memory_loader(settings, metrics)
     keys = drafter_memory(keeps_ended=settings.scheduler.prefix_caching)
     load = snapshot_loader(settings, tokenizers, costs, None, recent, memories, FactorSwitch(), keys)
     slot = SnapshotSlot(named_or_base(settings, load, snapshot))
@@ -150,7 +150,7 @@ def served_target(
     loaded_target = target(settings, tokenizers)
     costs = measured_costs(settings, loaded_target)
     costs.passes(settings.decode.mode)  # whatever the policy: metrics compare with plain decoding
-    recent, memories = RecentTexts(settings.decode.recent_tokens), memory_loader(settings, metrics)
+    recent, memories = RecentTexts(), memory_loader(settings, metrics)
     switch, keys = FactorSwitch(), drafter_memory(keeps_ended=settings.scheduler.prefix_caching)
     load = snapshot_loader(settings, tokenizers, costs, drafter, recent, memories, switch, keys)
     pinned = settings.worker.snapshot

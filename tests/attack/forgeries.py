@@ -15,7 +15,7 @@ from omnidraft.fleet.control_log import KEY, PARTITION, announcement_json
 from omnidraft.ports import CHAMPION_STATEMENT, Message, Outgoing
 from omnidraft.snapshots import bundle, signing
 from omnidraft.snapshots.files import sha256_of
-from omnidraft.snapshots.manifest import Manifest, digest, sign, signed_payload
+from omnidraft.snapshots.manifest import Manifest, digest, signed_payload
 from tests.signed_fleet import DRAFTER, TARGET, Keys, announce, promote, settings_of
 from tests.snapshot_folders import make_bundle, version_folder
 
@@ -172,11 +172,6 @@ def sign_the_snapshot_as_somebody_else(attacker: Attacker) -> None:
     attacker.write_manifest(forged.model_copy(update={"signatures": signatures}))
 
 
-def pass_off_a_shared_key(attacker: Attacker) -> None:
-    forged = attacker.change_weights(with_checksum=True)
-    attacker.write_manifest(sign(forged, base64.urlsafe_b64encode(attacker.dice.randbytes(32)).decode()))
-
-
 def swap_the_snapshot(attacker: Attacker) -> None:
     """A genuine one under another version, whole, or only its files or its manifest."""
     source, part = attacker.snapshot(other(attacker)), attacker.dice.choice(("all", "files", "manifest"))
@@ -283,7 +278,6 @@ ON_FILES: tuple[Forgery, ...] = (
     flip_a_file,
     flip_the_manifest,
     sign_the_snapshot_as_somebody_else,
-    pass_off_a_shared_key,
     swap_the_snapshot,
 )
 ON_STATEMENTS: tuple[Forgery, ...] = (

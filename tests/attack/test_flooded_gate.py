@@ -16,7 +16,7 @@ from omnidraft.config import ControllerSettings, LearnerSettings
 from omnidraft.distill.control import Status, TrainingControl
 from omnidraft.distill.evaluation.held_out import HeldOut
 from omnidraft.distill.evaluation.pinned import read_pinned
-from omnidraft.distill.ingest.tenant_shares import TenantGroups
+from omnidraft.distill.ingest.tenant_shares import TENANT_SHARE, TenantGroups
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import LogAnnouncer
 from omnidraft.fleet.controller import Controller
@@ -127,7 +127,7 @@ class FloodedFleet:
             limits={
                 "records_per_step": limits.records_per_step,
                 "held_out_records": limits.held_out_records,
-                "tenant_share": limits.tenant_share,
+                "tenant_share": TENANT_SHARE,
                 "groups": groups,
             },
             held_out=lambda learner: HeldOut(learner, groups=groups, pinned=pinned),

@@ -40,8 +40,9 @@ from omnidraft.registry.mlflow_store import open_client
 from omnidraft.registry.republish import republish
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.files import sha256_of
-from omnidraft.snapshots.manifest import TenantAgreement, sign
-from omnidraft.snapshots.signing import SnapshotSigning
+from omnidraft.snapshots.manifest import TenantAgreement
+from omnidraft.snapshots.signing import UNSIGNED
+from tests.signed_fleet import new_signing
 from tests.snapshot_folders import make_bundle
 
 MLFLOW_URLS = {"mlflow": "mlflow_url", "postgres": "postgres_mlflow_url"}
@@ -58,8 +59,8 @@ def targets():
     return (f"target{number}" for number in itertools.count())
 
 
-def open_mlflow(url, target, keep_resume=2, signing_key=None, keep_serving=None):
-    options = {"keep_resume": keep_resume, "keep_serving": keep_serving, "signing": SnapshotSigning(signing_key)}
+def open_mlflow(url, target, keep_resume=2, signing=UNSIGNED, keep_serving=None):
+    options = {"keep_resume": keep_resume, "keep_serving": keep_serving, "signing": signing}
     return MlflowRegistry(url, "org/small", target, artifacts=None, **options)
 
 
@@ -80,11 +81,11 @@ def opened_on_disk(request, tmp_path, targets):
 
 def opening(request, tmp_path, target):
 
-    def open_registry(keep_resume=2, signing_key=None, keep_serving=None):
+    def open_registry(keep_resume=2, signing=UNSIGNED, keep_serving=None):
         if request.param in MLFLOW_URLS:
             url = request.getfixturevalue(MLFLOW_URLS[request.param])
-            return open_mlflow(url, target, keep_resume, signing_key, keep_serving)
-        options = {"keep_resume": keep_resume, "keep_serving": keep_serving, "signing": SnapshotSigning(signing_key)}
+            return open_mlflow(url, target, keep_resume, signing, keep_serving)
+        options = {"keep_resume": keep_resume, "keep_serving": keep_serving, "signing": signing}
         return DirectoryRegistry(tmp_path / "registry", "org/small", target, **options)
 
     def bundle_of(snapshot_id, **fields):
@@ -947,10 +948,10 @@ def test_a_manifest_that_is_longer_than_one_tag_of_mlflow_is_published_and_read_
     tenants = tuple(TenantAgreement(tenant=f"{number:0240}", **row) for number in range(900))
     folder = bundle_of("s1", tenants=tenants)
     assert len(bundle.read_manifest(folder).model_dump_json()) > 2 * MAX_TAG_CHARACTERS
-    published = open_registry(signing_key=KEY).publish(folder, None)
+    published = open_registry(signing=OURS).publish(folder, None)
     for name in ("1", "latest", "challenger"):
         assert open_registry().resolve(name).manifest == published.manifest
-    fetched = open_registry(signing_key=KEY).fetch(1, tmp_path / "cache")
+    fetched = open_registry(signing=OURS).fetch(1, tmp_path / "cache")
     assert bundle.verify(fetched, ["serving"]).tenants == tenants
 
 
@@ -994,7 +995,7 @@ def test_a_file_that_is_no_database_is_a_registry_error(tmp_path):
         open_mlflow(f"sqlite:///{tmp_path}/mlflow.db", "t")
 
 
-KEY, OTHER_KEY = "k" * 43 + "=", "o" * 43 + "="
+OURS, THEIRS = new_signing(), new_signing()
 
 
 def forge(registry, cache, source):
@@ -1012,33 +1013,33 @@ def forge(registry, cache, source):
 
 def test_a_signed_snapshot_is_fetched_with_its_key_only(opened, tmp_path):
     open_registry, bundle_of = opened
-    published = open_registry(signing_key=KEY).publish(bundle_of("s1"), None)
-    assert published.manifest.signature is not None
-    for number, key in enumerate((KEY, None)):
-        fetched = open_registry(signing_key=key).fetch(1, tmp_path / str(number))
+    published = open_registry(signing=OURS).publish(bundle_of("s1"), None)
+    assert published.manifest.signatures
+    for number, signing in enumerate((OURS, UNSIGNED)):
+        fetched = open_registry(signing=signing).fetch(1, tmp_path / str(number))
         assert bundle.read_manifest(fetched) == published.manifest
-    with pytest.raises(SnapshotCorrupt, match=r"another key than registry\.signing_key"):
-        open_registry(signing_key=OTHER_KEY).fetch(1, tmp_path / "other")
+    with pytest.raises(SnapshotCorrupt, match="not signed by a trusted distiller"):
+        open_registry(signing=THEIRS).fetch(1, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
 def test_a_forgery_with_fitting_checksums_is_refused_where_signatures_are_asked_for(opened_on_disk, tmp_path):
     open_registry, bundle_of = opened_on_disk
     source = bundle_of("s1")
-    open_registry(signing_key=KEY).publish(source, None)
-    open_registry(signing_key=KEY).fetch(1, tmp_path / "before")
+    open_registry(signing=OURS).publish(source, None)
+    open_registry(signing=OURS).fetch(1, tmp_path / "before")
     forge(open_registry(), tmp_path, source)
     open_registry().fetch(1, tmp_path / "trusting")  # checksums alone say nothing against it
     for cache in ("fresh", "before"):
-        with pytest.raises(SnapshotCorrupt, match="was changed, or signed with another key"):
-            open_registry(signing_key=KEY).fetch(1, tmp_path / cache)
+        with pytest.raises(SnapshotCorrupt, match="was changed, or not signed by"):
+            open_registry(signing=OURS).fetch(1, tmp_path / cache)
 
 
 def test_a_snapshot_from_before_the_key_is_refused_until_it_is_published_again(opened, tmp_path):
     open_registry, bundle_of = opened
     folder = bundle_of("s1")
     open_registry().publish(folder, None)
-    signing = open_registry(signing_key=KEY)
+    signing = open_registry(signing=OURS)
     with pytest.raises(SnapshotCorrupt, match="has no signature"):
         signing.fetch(1, tmp_path / "cache")
     assert signing.publish(folder, 1).version == 2
@@ -1049,9 +1050,9 @@ def test_a_snapshot_from_before_the_key_is_refused_until_it_is_published_again(o
 def test_a_folder_that_somebody_else_signed_is_not_published(opened, tmp_path):
     open_registry, bundle_of = opened
     folder = bundle_of("s1")
-    bundle.write_manifest(folder, sign(bundle.read_manifest(folder), OTHER_KEY))
-    with pytest.raises(SnapshotCorrupt, match="another key"):
-        open_registry(signing_key=KEY).publish(folder, None)
+    bundle.write_manifest(folder, THEIRS.sign(bundle.read_manifest(folder)))
+    with pytest.raises(SnapshotCorrupt, match="not signed by"):
+        open_registry(signing=OURS).publish(folder, None)
     assert open_registry().versions() == ()
 
 

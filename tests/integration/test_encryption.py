@@ -164,7 +164,7 @@ def test_a_new_key_is_one_that_the_settings_take(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = [run_cli(("traces", "new-key"), monkeypatch, capsys).stdout.strip() for _ in range(2)]
-    loaded = config.load(None, {}, log={"encryption_keys": keys}, registry={"signing_key": keys[0]})
+    loaded = config.load(None, {}, log={"encryption_keys": keys})
     assert [key.get_secret_value() for key in loaded.log.encryption_keys] == keys
     assert keys[0] != keys[1]
 

@@ -48,9 +48,7 @@ class Home:
 
     def _ngrams(self, text: str) -> set[tuple[tuple[int, ...], int]]:
         pair = self.pair
-        builder = ExampleBuilder(
-            pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=256, alm=self.settings.learner.alm
-        )
+        builder = ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=256)
         return {(tuple(each.draft_ids), each.target_id) for each in builder.build(self.record("n", text, "")).ngrams}
 
     def record(self, name: str, text: str, tenant: str, **changes: Any) -> TraceRecord:

@@ -11,17 +11,15 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from omnidraft.config import ApiKey, WorkerSettings
-from omnidraft.hosts.fleet_access import SettingsFleet
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.chromium_fixture import chromium as chromium
 from tests.http_server import served
-from tests.page_fleet import fleet_settings, publish_two
 from tests.page_recordings import recording
 from tests.tiny_engine import PATIENCE_S, tiny_worker
 
-KEY, OPERATOR_KEY = "sk-for-the-browser-0123", "sk-for-the-operator-0123"
+KEY = "sk-for-the-browser-0123"
 QUESTION = "How many clips did Natalia sell?"
 PIECES = ("N", "atal", "ia", " sold", " ", "4", "8", " clips", ",", " To", " AV", "ai", "l", ".")
 PLACES_OF_LETTERS = """(text) => {
@@ -49,23 +47,14 @@ MARKUP = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>"
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> SettingsFleet:
-    """Version 1 is champion, version 2 was refused."""
-    folder = tmp_path_factory.mktemp("fleet")
-    settings = fleet_settings(folder)
-    publish_two(settings, folder)
-    return SettingsFleet(settings)
-
-
-@pytest.fixture(scope="module")
-def url(tiny_models: tuple[Path, Path], omnidraft_home: Path, fleet: SettingsFleet) -> Iterator[str]:
-    """A worker whose API needs a key, and whose fleet another one."""
+def url(tiny_models: tuple[Path, Path], omnidraft_home: Path) -> Iterator[str]:
+    """A worker whose API needs a key."""
     metrics = CountingMetrics()
     worker = tiny_worker(tiny_models, omnidraft_home, metrics)
     requests = RequestQueue(metrics, max_waiting=4)
-    settings = WorkerSettings(api_keys=(ApiKey(key=KEY),), operator_key=OPERATOR_KEY)
+    settings = WorkerSettings(api_keys=(ApiKey(key=KEY),))
     models = [ServedModel(worker.engine, "print")]
-    with served(application(requests, models, settings, lambda: b"", fleet=fleet)) as made:
+    with served(application(requests, models, settings, lambda: b"")) as made:
         yield made
         requests.stop_accepting()
     requests.close(PATIENCE_S)
@@ -255,27 +244,3 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(
 def test_what_is_no_recording_is_refused_in_words(page: Page) -> None:
     page.set_input_files("#file", {"name": "a.json", "mimeType": "application/json", "buffer": b"[]"})
     expect(page.locator("#status")).to_contain_text("not a recording of this page")
-
-
-def test_the_operator_sees_the_fleet_and_promotes_a_version(page: Page, fleet: SettingsFleet) -> None:
-    page.click("#to-fleet")
-    page.fill("#operator-key", KEY)
-    page.press("#operator-key", "Enter")
-    expect(page.locator("#fleet-status")).to_contain_text("holders of the operator's key")
-    page.fill("#operator-key", OPERATOR_KEY)
-    page.press("#operator-key", "Enter")
-    newest, events = page.locator("#fleet tbody tr").first, page.locator("#fleet table").nth(1)
-    expect(newest).to_contain_text("refused: not better enough")
-    expect(events.locator("tbody tr")).to_have_count(3)
-    expect(events.locator("tbody tr").first).to_contain_text("drift over")
-    expect(events).to_contain_text("acme: agreement fell from 0.7 to 0.4")
-    expect(page.locator("#fleet .chart-caption")).to_contain_text("drift (red)")
-    expect(newest).to_contain_text("62.5 %")
-    expect(newest).to_contain_text("forward_kl 1.250")
-    expect(page.locator("#fleet .verdict.is-bad").filter(has_text="worker")).to_have_count(1)
-    assert page.locator("#fleet canvas").count() == 1
-    page.on("dialog", lambda dialog: dialog.accept())
-    newest.get_by_role("button", name="Promote").click()
-    expect(newest).to_contain_text("champion")
-    (target,) = fleet.read()["targets"]
-    assert target["history"][-1]["aliases"] == ("champion",)

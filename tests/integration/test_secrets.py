@@ -13,15 +13,18 @@ import pytest
 from omnidraft import config, wiring
 from omnidraft.config.secrets import masked
 from omnidraft.errors import ConfigError, RegistryError
+from omnidraft.snapshots.keys import PrivateKey
 from tests.cli_runs import run_cli
 
 ROOT = Path(__file__).parents[2]
 KEY, OTHER_KEY = "c2VjcmV0" * 5 + "c2U=", "aGlkZGVu" * 5 + "aGk="
+PRIVATE_KEY = f"ed25519-private:{OTHER_KEY}"
 PASSWORD = "hunter2-kafka"
 SECRETS = (KEY, OTHER_KEY, PASSWORD, "hunter2-url", "hunter2-mlflow", "hunter2-file")
 ENVIRON = {
     "OMNIDRAFT_LOG__ENCRYPTION_KEYS": json.dumps([KEY]),
-    "OMNIDRAFT_REGISTRY__SIGNING_KEY": OTHER_KEY,
+    "OMNIDRAFT_REGISTRY__PRIVATE_KEY": PRIVATE_KEY,
+    "OMNIDRAFT_REGISTRY__TRUSTED_KEYS": json.dumps([PrivateKey(PRIVATE_KEY).public_text("operator")]),
     "OMNIDRAFT_LOG__KAFKA__SECURITY": "sasl_plaintext",
     "OMNIDRAFT_LOG__KAFKA__USERNAME": "alice",
     "OMNIDRAFT_LOG__KAFKA__PASSWORD": PASSWORD,
@@ -71,7 +74,7 @@ def test_settings_do_not_show_them_in_any_form() -> None:
         ("OMNIDRAFT_LOG__ENCRYPTION_KEYS", "hunter2-file", "given as JSON"),
         ("OMNIDRAFT_LOG__ENCRYPTION_KEYS", '{"hunter2-file": 1}', "valid tuple"),
         ("OMNIDRAFT_LOG__ENCRYPTION_KEYS", '[{"hunter2-file": 1}]', "valid string"),
-        ("OMNIDRAFT_REGISTRY__SIGNING_KEY", "hunter2-file", "32 bytes in URL-safe base64"),
+        ("OMNIDRAFT_REGISTRY__PRIVATE_KEY", "hunter2-file", "snapshots new-key"),
         ("OMNIDRAFT_LOG__KAFKA__SECURITY", "tls", "ssl"),
         ("OMNIDRAFT_LOG__KAFKA__CERT_FILE", "/certificate", "belong together"),
         ("OMNIDRAFT_LOG", "kafka://alice:hunter2-url@host:9092", "not a log"),

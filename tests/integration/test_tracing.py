@@ -143,11 +143,12 @@ def test_what_its_client_does_not_keep_is_not_kept_here(traced: tuple[Fleet, Col
     assert not any(link.trace_id == trace_id for span in found.spans for link in span.links)
 
 
-def test_a_collector_that_never_answers_holds_nobody_up() -> None:
+def test_a_collector_that_never_answers_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times more spans than the queue holds."""
+    monkeypatch.setattr("omnidraft.telemetry.tracing.QUEUE_SPANS", 512)
     with collector(answers=False) as deaf:
         metrics = CountingMetrics()
-        settings = config.TracingSettings(endpoint=deaf.url, queue_spans=512, timeout_s=1.0)
+        settings = config.TracingSettings(endpoint=deaf.url, timeout_s=1.0)
         tracing = OtelTracing(settings, "test", metrics)
         started = time.perf_counter()
         for _ in range(5000):

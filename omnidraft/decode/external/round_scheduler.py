@@ -43,6 +43,10 @@ LogitsOf = Callable[[Sequence[int]], Sequence[torch.Tensor] | None]
 OptionsOf = Callable[[int], RequestOptions]
 
 
+IDLE_S = 5.0
+"""After this time without a pass, the unrecorded rest of the last sequences is recorded: nobody else would do it."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoundLimits:
     """Resource limits of a host."""

@@ -17,6 +17,8 @@ from omnidraft.decode.recording.record_builder import TraceRecordBuilder
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.ports import DraftTree
 
+MOST_INACTIVE = 256
+"""The inactive sequences that are held at most: as many as a large batch may preempt."""
 _TAIL = 24
 """Ids at the end that stand for the whole sequence in the index; a match is then compared in full."""
 

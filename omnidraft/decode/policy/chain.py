@@ -43,11 +43,15 @@ class FixedPolicy:
         """See ports.Policy."""
 
 
+MIN_PATH_PROBABILITY = 0.2
+"""A chain that the target follows to its end less often than once in five costs more passes' rows than it brings."""
+
+
 class ThresholdPolicy(FixedPolicy):
     """Implements ports.Policy: extends each chain while the target reaches its end with a probability above a
     threshold."""
 
-    def __init__(self, min_path_probability: float) -> None:
+    def __init__(self, min_path_probability: float = MIN_PATH_PROBABILITY) -> None:
         self._min_path_probability = min_path_probability
 
     def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:

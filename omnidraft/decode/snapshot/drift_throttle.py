@@ -2,12 +2,16 @@
 
 from omnidraft.ports import Announcement, DriftingTraffic, Work
 
+DRIFTED_DRAFT_TOKENS = 3
+"""The tokens that are drafted at most for a tenant's requests of a kind whose agreement fell, until the drift is over:
+enough to see that it is."""
+
 
 class DriftThrottle:
     """Drafts less for traffic that drifts, because most draft tokens would be rejected. One thread updates
     it, any thread reads it."""
 
-    def __init__(self, num_draft_tokens: int) -> None:
+    def __init__(self, num_draft_tokens: int = DRIFTED_DRAFT_TOKENS) -> None:
         """Draft at most `num_draft_tokens` per pass while traffic drifts."""
         self._num_draft_tokens = num_draft_tokens
         self._drifting = DriftingTraffic()

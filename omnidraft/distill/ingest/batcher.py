@@ -185,10 +185,8 @@ class Batcher:
         self.start_at(offsets)
         self._seen = OrderedDict.fromkeys(tensors[_SEEN].tolist())
         self._turn = int(tensors[_TURN])
-        if _ORDER in tensors:  # snapshots of earlier versions lack it
-            self._order = tuple(tensors[_ORDER].tolist())
-        if _RECENT in tensors:  # likewise
-            self._shares.restore(tensors[_RECENT].tolist())
+        self._order = tuple(tensors[_ORDER].tolist())
+        self._shares.restore(tensors[_RECENT].tolist())
         self.held_out.clear()
         self._hold_out(records_from_tensors(_HELD_OUT, tensors))
 

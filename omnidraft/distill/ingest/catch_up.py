@@ -56,8 +56,8 @@ class CatchUp:
         return self._ranges
 
     def resume(self, ranges: tuple[SampledRange, ...]) -> None:
-        """Go on with these ranges only; those of an earlier version's rule are over."""
-        self._ranges = tuple(each for each in ranges if each.share is not None)
+        """Go on with these ranges only."""
+        self._ranges = ranges
         self._ends = {}
 
     def published(self) -> None:
@@ -106,10 +106,7 @@ class CatchUp:
 
     def _is_sampled_out(self, record_at: RecordAt) -> bool:
         partition, offset, record = record_at
-        return any(
-            each.share is not None and each.holds(partition, offset) and is_sampled_out(record, each.share)
-            for each in self._ranges
-        )
+        return any(each.holds(partition, offset) and is_sampled_out(record, each.share) for each in self._ranges)
 
     def _lag(self, offsets: Offsets) -> dict[int, int]:
         return {partition: max(0, end - offsets.get(partition, 0)) for partition, end in self._ends.items()}

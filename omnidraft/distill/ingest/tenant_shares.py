@@ -1,6 +1,6 @@
 """Tenants' shares of what is learned and held out, so that one that sends most does not decide alone.
 
-A tenant that sent more than `learner.tenant_share` of the last WINDOW records, by more than chance explains, has at
+A tenant that sent more than TENANT_SHARE of the last WINDOW records, by more than chance explains, has at
 most that share of a step; its excess records are counted as `over_share`. So tenants that send alike lose few. A step
 that would leave out more than WINDOW records takes them after all, so that no flood keeps learning from going on. All
 of it depends on the order of the records alone, and the window is part of a snapshot, so a run that resumes makes the
@@ -18,6 +18,9 @@ from omnidraft.distill.ingest.record_disposition import hash_63
 from omnidraft.snapshots.manifest import LEAST_TENANT_REQUESTS
 from omnidraft.traces.record import TraceRecord
 
+TENANT_SHARE = 0.5
+"""The share of a step's records that a tenant may have that sends more than this share; further records of it are not
+learned, and counted as `over_share`. Half of a step learns from everybody else, however much one tenant sends."""
 WINDOW = 256
 """Records by which senders are compared; and the most that a step leaves out."""
 OTHERS = ""

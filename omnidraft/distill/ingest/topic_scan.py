@@ -16,6 +16,8 @@ POLL_MESSAGES = 256
 POLL_TIMEOUT_S = 1.0
 IDLE_S = 30.0
 """Seconds without a message after which a read fails, where nothing else is said; see silence_s."""
+DRIFT_RECORDS = 16
+"""The newest records of a drifting tenant on which earlier snapshots are compared: few, so that they are all new."""
 LOOK_BACK = 400
 """Newest messages of each partition among which a tenant's records are looked for."""
 MAX_REREAD = 4_000

@@ -22,6 +22,8 @@ from omnidraft.ports import TrainableDrafter
 
 Terms = Sequence[tuple[str, float]]
 """(loss, weight) of a sum."""
+GRAD_CLIP = 1.0
+"""The largest norm of a step's gradients: one odd batch moves the weights no further than a usual one."""
 
 
 class HiddenStateLoss(Protocol):

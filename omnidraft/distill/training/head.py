@@ -19,15 +19,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from omnidraft.config import LearnerSettings
 from omnidraft.distill.examples.collate import PackedBatch, join, pack
 from omnidraft.distill.examples.targets import AcceptanceTargets, Array
 from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.distill.resume_tensors import adam_state, check_shapes, copy_into, load_adam_state, master_weights
+from omnidraft.distill.training.gradients import GRAD_CLIP
 from omnidraft.ports import TrainableDrafter, TrainableHead
 
 LOSS = "head"
 """The name of the head's loss in a step's report."""
+LEARNING_RATE = 1e-3
+REJECTED_WEIGHT = 6.0
+"""The weight of a rejected guess relative to an accepted one, that of SpecDec++; higher ends chains earlier. With 1 the
+head's outputs are calibrated probabilities."""
 _PREFIX = "head."
 
 logger = logging.getLogger(__name__)
@@ -36,19 +40,17 @@ logger = logging.getLogger(__name__)
 class HeadTrainer:
     """One head and its optimizer. In a step: `begin`, `backward` for each pass, `finish`, then `optimizer.step`."""
 
-    def __init__(self, head: TrainableHead, settings: LearnerSettings) -> None:
-        self._head, self._settings = head, settings
+    def __init__(self, head: TrainableHead) -> None:
+        self._head = head
         self._trained = head.trained()
         self._new = self.serving_tensors()
-        self.optimizer = torch.optim.AdamW(
-            self._trained.values(), lr=settings.head_learning_rate, weight_decay=0.0, fused=True
-        )
+        self.optimizer = torch.optim.AdamW(self._trained.values(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
         self._total_weight = self._sum = 0.0
 
     def begin(self, examples: Sequence[TrainingExample]) -> None:
         """Start a step over these examples."""
         self.optimizer.zero_grad(set_to_none=True)
-        self._total_weight = sum(float(self._weights(self._labels(each.acceptance)).sum()) for each in examples)
+        self._total_weight = sum(float(_weights(each.acceptance.soft_N).sum()) for each in examples)
         self._sum = 0.0
 
     def backward(self, batch: PackedBatch, row_N: Tensor, hidden_NH: Tensor) -> None:
@@ -63,8 +65,8 @@ class HeadTrainer:
             return
         hidden_GH = hidden_NH[torch.searchsorted(row_N, drafted.row_N[known_G])].float()
         logit_G = self._head.logits(hidden_GH, drafted.log_q_N[known_G])
-        label_G = self._labels(drafted)[known_G]
-        loss_G = label_G * softplus(-logit_G) + (self._weights(label_G) - label_G) * softplus(logit_G)
+        label_G = drafted.soft_N[known_G]
+        loss_G = label_G * softplus(-logit_G) + (_weights(label_G) - label_G) * softplus(logit_G)
         loss = loss_G.sum() / self._total_weight
         loss.backward()
         self._sum += loss.item()
@@ -73,7 +75,7 @@ class HeadTrainer:
         """Return the step's loss, {} without drafted tokens, and the norm of the gradient before clipping."""
         if all(parameter.grad is None for parameter in self._trained.values()):
             return {}, 0.0
-        norm = torch.nn.utils.clip_grad_norm_(list(self._trained.values()), self._settings.grad_clip).item()
+        norm = torch.nn.utils.clip_grad_norm_(list(self._trained.values()), GRAD_CLIP).item()
         return {LOSS: self._sum}, norm
 
     def gradients(self, model: TrainableDrafter, examples: Sequence[TrainingExample]) -> tuple[dict[str, float], float]:
@@ -119,12 +121,10 @@ class HeadTrainer:
         if _has_head(tensors):
             master_weights(self._trained, tensors, _PREFIX)
 
-    def _labels(self, drafted: AcceptanceTargets[Array]) -> Array:
-        return drafted.soft_N if self._settings.head_labels == "soft" else drafted.right_N
 
-    def _weights(self, label_G: Array) -> Array:
-        """Return the weight of each drafted token: of its accepted and of its rejected part together."""
-        return label_G + self._settings.head_rejected_weight * (1 - label_G)
+def _weights(label_G: Array) -> Array:
+    """Return the weight of each drafted token: of its accepted and of its rejected part together."""
+    return label_G + REJECTED_WEIGHT * (1 - label_G)
 
 
 def _has_head(state: Mapping[str, Tensor]) -> bool:

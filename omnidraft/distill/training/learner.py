@@ -20,11 +20,11 @@ from omnidraft.config import LearnerSettings
 from omnidraft.distill.evaluation import agreement
 from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.distill.resume_tensors import adam_state, copy_into, from_plain_tensor, plain_tensor
-from omnidraft.distill.training.gradients import backward, num_positions
+from omnidraft.distill.training.gradients import GRAD_CLIP, backward, num_positions
 from omnidraft.distill.training.head import HeadTrainer
 from omnidraft.distill.training.learning_rates import parameter_groups
 from omnidraft.distill.training.losses import parse
-from omnidraft.distill.training.replay_buffer import ReplayBuffer
+from omnidraft.distill.training.replay_buffer import REPLAY_CAPACITY, ReplayBuffer
 from omnidraft.distill.training.step_report import Counters, StepReport
 from omnidraft.distill.training.tenant_factors import FactorTrainer
 from omnidraft.distill.training.weight_loading import load_serving_tensors, load_training_state
@@ -74,16 +74,13 @@ class Learner:
             target_vocabulary,
             alignment,
             max_tokens=max_tokens,
-            alm=settings.alm,
             nearest=NearestTokens(alignment, *vocabularies) if "mined" in dict(self._terms) else None,
         )
         self._settings = settings
-        self._optimizer = torch.optim.AdamW(
-            parameter_groups(model.trained(), settings), weight_decay=settings.weight_decay, fused=True
-        )
-        self._head = None if head is None else HeadTrainer(head, settings)
+        self._optimizer = torch.optim.AdamW(parameter_groups(model.trained(), settings), weight_decay=0.0, fused=True)
+        self._head = None if head is None else HeadTrainer(head)
         self._replay = ReplayBuffer(
-            capacity=settings.replay_capacity,
+            capacity=REPLAY_CAPACITY,
             per_step=settings.replay_records,
             seed=settings.seed,
             for_head=settings.records_per_step if settings.head == "interleaved" else 0,
@@ -276,7 +273,7 @@ class Learner:
             joint.begin(examples)
         sums = backward(self.model, examples, self._terms, num_by_loss, joint)
         parameters = list(self.model.trained().values())
-        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self._settings.grad_clip).item()
+        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, GRAD_CLIP).item()
         return {name: total / num_by_loss[name] for name, total in sums.items() if num_by_loss[name]}, grad_norm
 
     def _count(self, report: StepReport) -> None:

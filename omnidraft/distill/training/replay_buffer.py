@@ -16,6 +16,9 @@ from omnidraft.distill.ingest.record_disposition import hash_64
 from omnidraft.distill.resume_tensors import records_from_tensors, records_to_tensors
 from omnidraft.traces.record import TraceRecord
 
+REPLAY_CAPACITY = 512
+"""Records that a learner keeps for replay, an interleaved head and tenants' factors; about 25 kB each, in memory and in
+the resume part of every snapshot."""
 _RECORD = "replay."
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from omnidraft.config import LearnerSettings
 from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.distill.ingest.record_disposition import hash_64
-from omnidraft.distill.training.gradients import Terms, backward, num_positions
+from omnidraft.distill.training.gradients import GRAD_CLIP, Terms, backward, num_positions
 from omnidraft.distill.training.replay_buffer import ReplayBuffer
 from omnidraft.ports import TrainableDrafter
 from omnidraft.snapshots.low_rank import A, B
@@ -42,7 +42,7 @@ class FactorTrainer:
         examples: ReadExamples,
     ) -> None:
         self._model, self._terms, self._replay, self._examples = model, terms, replay, examples
-        self._settings, self._seed, self._grad_clip = settings.tenant_factors, settings.seed, settings.grad_clip
+        self._settings, self._seed = settings.tenant_factors, settings.seed
         self._fitted: dict[str, FittedFactors] = {}
 
     @property
@@ -107,7 +107,7 @@ class FactorTrainer:
             return
         optimizer.zero_grad(set_to_none=True)
         backward(self._model, examples, self._terms, num_by_loss)
-        norm = nn.utils.clip_grad_norm_(factors.values(), self._grad_clip)
+        norm = nn.utils.clip_grad_norm_(factors.values(), GRAD_CLIP)
         if norm.isfinite():
             optimizer.step()
         else:

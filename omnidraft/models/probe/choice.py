@@ -27,8 +27,6 @@ SIXTEEN_BITS = {"bfloat16"}
 """Formats of torch that keep as much of every weight as packed16 does."""
 NO_KERNELS, PORTABLE = "torch", "portable"
 """Settings: without our kernels; with bits that are the same on every processor in every format."""
-SYNONYMS = {"native": "auto", "x86-64-v3": "avx2"}
-"""Older names in stored settings."""
 NOT_PORTABLE = {"amx", "avx512_bf16"}
 """Variants whose bits in packed16 are not those of the others."""
 TIMING_NOISE = 0.1
@@ -201,7 +199,6 @@ def _usable(home: Path, variant: str, formats: tuple[str, ...]) -> Kernels:
 
 def _candidates(variant: str) -> Sequence[str]:
     """Return the variants to try, the one that is usually fastest first."""
-    variant = SYNONYMS.get(variant, variant)
     if variant in VARIANTS:
         return [variant]
     announced = [name for name in VARIANTS if is_announced(name)]

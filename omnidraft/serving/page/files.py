@@ -11,8 +11,6 @@ from fastapi.responses import Response
 PAGE_PATH = "/"
 FILES_PATH = "/page/files/"
 """The prefix of the paths of all other files."""
-FLEET_PATH = "/page/fleet"
-"""The stream of the second view, which asks for the operator's key and no other."""
 FOLDER = Path(__file__).parent / "static"
 INDEX = "index.html"
 CONTENT_TYPES = {

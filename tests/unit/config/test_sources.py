@@ -48,14 +48,6 @@ def test_overrides_win_over_the_environment_and_none_is_not_given():
     assert (settings.learner.seed, settings.learner.loss) == (9, "dm")
 
 
-@pytest.mark.parametrize("where", ["the file", "the environment"])
-def test_the_setting_that_reserved_gpus_for_nothing_is_refused_with_what_to_do(toml, where):
-    path = toml("[learner]\nnum_gpus = 1\n" if where == "the file" else "")
-    said = problem(path, environ={} if where == "the file" else {"OMNIDRAFT_LEARNER__NUM_GPUS": "1"})
-    assert "Take it out" in said
-    assert "learner.threads" in said
-
-
 def test_several_targets_come_from_the_file_or_the_environment(toml):
     path = toml("[models]\ntarget = 'a'\nmore_targets = ['b', 'c']\n")
     assert config.load(path, environ={}).models.targets == ("a", "b", "c")

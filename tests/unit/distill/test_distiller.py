@@ -1,12 +1,10 @@
 """The distiller over a log in memory and a registry of folders: each record once, whatever happens."""
 
-import io
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import fastavro
 import pytest
 import torch
 
@@ -204,22 +202,20 @@ def test_held_out_records_are_never_learned_and_survive_a_restart(setting) -> No
     assert not set(learned(journal)) & set(learned(after))
 
 
-def largest_of_version_1(record: TraceRecord) -> Outgoing:
-    """The record as the first version wrote it, as large as is read; written anew it has the later fields too."""
+def largest_that_is_read(record: TraceRecord) -> Outgoing:
+    """The record in a message as large as is read."""
 
     def value(worker: str) -> bytes:
-        payload = io.BytesIO()
-        fastavro.schemaless_writer(payload, codec.parsed_schema(1), codec.to_row(replace(record, worker=worker)))
-        return payload.getvalue()
+        return codec.encode(replace(record, worker=worker), max_bytes=None)
 
     largest = value("w" * (MAX_PAYLOAD_BYTES - len(value("")) - 2))  # the length of the name takes two bytes more
     assert len(largest) == MAX_PAYLOAD_BYTES
-    return Outgoing(codec.key(record), largest, codec.headers(record) | {"schema_version": b"1"})
+    return Outgoing(codec.key(record), largest, codec.headers(record))
 
 
 def test_a_held_out_record_larger_than_any_that_is_written_is_published_and_resumed(setting) -> None:
     held_out = [name for name in names(24) if is_held_out(setting.record(name), 3)]
-    MemoryWriter(setting.log, "t").append([largest_of_version_1(setting.record(held_out[0]))])
+    MemoryWriter(setting.log, "t").append([largest_that_is_read(setting.record(held_out[0]))])
     setting.emit(*[name for name in names(24) if name not in held_out][:4])
     run_until_idle(setting.distiller(held_out_every=3)[0])
     assert setting.manifest().held_out_records == 1
@@ -433,7 +429,10 @@ class Telling:
     poll_all = poll
 
 
-def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_same(setting, tmp_path, pair) -> None:
+def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_same(
+    setting, tmp_path, pair, monkeypatch
+) -> None:
+    monkeypatch.setattr("omnidraft.distill.distiller.DRIFT_HASTE", 2)
     setting.emit(*names(12))
     calm = Setting(pair, tmp_path / "calm")
     calm.log = setting.log
@@ -441,7 +440,6 @@ def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_
     hasty, _ = setting.distiller(
         control=TrainingControl(Telling(drift=0, drift_over=60, tenant="t", down=(1, 2))),
         compare_earlier=noted.append,
-        drift_haste=2,
     )
     run_until_idle(hasty)
     run_until_idle(calm.distiller()[0])

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from omnidraft.config import ControllerSettings, DriftSettings
+from omnidraft.config import ControllerSettings
 from omnidraft.errors import BusError, RegistryError, SnapshotNotFound, SnapshotStale
 from omnidraft.fleet import control_log
 from omnidraft.fleet.control_follower import LogControlFollower
@@ -264,7 +264,7 @@ class Canaries(Fleet):
         settings = ControllerSettings(canary_share=0.1, canary_requests=20, confidence=0.95)
         announcer = control_log.LogAnnouncer(writer or self.writer, "big", "org/small")
         pair = {"target": "big", "drafter": "org/small"}
-        watch = DriftDetector(DriftSettings())
+        watch = DriftDetector()
         return Controller(
             self.registry,
             announcer,

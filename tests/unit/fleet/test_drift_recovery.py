@@ -5,19 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from omnidraft.config import DriftSettings
 from omnidraft.errors import BusError, RegistryError
 from omnidraft.fleet import control_log
 from omnidraft.fleet.control_follower import LogControlFollower
-from omnidraft.fleet.drift import MOST_STREAMS, DriftDetector
+from omnidraft.fleet.drift import MOST_STREAMS, SETTLED_VALUES, DriftDetector
 from omnidraft.fleet.drift_recovery import FOLLOWED_KINDS, DriftRecovery
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from tests.snapshot_folders import make_bundle
 from tests.unit.fleet.served import requests
-
-SETTINGS = DriftSettings()
 
 
 class Pair:
@@ -35,7 +32,7 @@ class Pair:
     def start(self):
         """A recovery that begins with the control log as it is."""
         announcer = control_log.LogAnnouncer(self.writer, "big", "org/small")
-        recovery = DriftRecovery(self.registry, announcer, DriftDetector(SETTINGS), self.metrics, target="big")
+        recovery = DriftRecovery(self.registry, announcer, DriftDetector(), self.metrics, target="big")
         recovery.resume(self.follower().poll(0))
         return recovery
 
@@ -89,7 +86,7 @@ def test_a_drift_that_is_read_after_the_start_goes_on_too(pair):
 def test_a_resumed_drift_that_settles_low_is_announced_over(pair):
     pair.announce("drift", work="text", level=0.75)
     after = pair.start()
-    assert pair.serve(after, 0.5, SETTINGS.settled_values - 1) == []
+    assert pair.serve(after, 0.5, SETTLED_VALUES - 1) == []
     assert pair.serve(after, 0.5, 1) == [("drift_over", "t", "text")]
 
 
@@ -97,7 +94,7 @@ def test_a_drift_without_a_level_is_over_when_agreement_settles(pair):
     """So a controller of an earlier version announced it."""
     pair.announce("drift", work="text", reason="agreement of t fell: 0.750 before")
     after = pair.start()
-    assert pair.serve(after, 0.75, SETTINGS.settled_values - 1) == []
+    assert pair.serve(after, 0.75, SETTLED_VALUES - 1) == []
     pair.serve(after, 0.75, 1)
     (over,) = (each for each in pair.follower().poll(0) if each.kind == "drift_over")
     assert "stayed: unknown before, 0.7" in over.reason
@@ -106,7 +103,7 @@ def test_a_drift_without_a_level_is_over_when_agreement_settles(pair):
 def test_a_drift_of_every_kind_is_over_with_the_first_kind_that_recovers(pair):
     pair.announce("drift", level=0.75)
     assert pair.serve(pair.start(), 0.75, 20, work="constrained") == [("drift_over", "t", "constrained")]
-    assert pair.serve(pair.start(), 0.75, SETTINGS.settled_values + 20, work="text") == []
+    assert pair.serve(pair.start(), 0.75, SETTLED_VALUES + 20, work="text") == []
 
 
 def test_a_fall_while_no_controller_ran_is_announced_with_the_first_request_after(pair):
@@ -151,7 +148,7 @@ def test_a_drift_that_is_over_is_not_resumed(pair):
     pair.announce("drift", work="text", level=0.75)
     pair.announce("drift_over", work="text", level=0.75)
     after = pair.start()
-    assert pair.serve(after, 0.5, SETTINGS.settled_values + 20) == []
+    assert pair.serve(after, 0.5, SETTLED_VALUES + 20) == []
     assert pair.serve(after, 0.2, 40) == [("drift", "t", "text")]
 
 

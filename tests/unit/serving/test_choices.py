@@ -105,7 +105,7 @@ def test_too_many_choices_are_refused_by_the_field_that_asks_for_them(
     client: TestClient, fields: dict, field: str, num: int
 ) -> None:
     response = client.post("/v1/completions", json=BODY | fields)
-    message = f"{field}: 16 choices at most (prompts times n, worker.max_choices), got {num}"
+    message = f"{field}: 16 choices at most (prompts times n), got {num}"
     assert (response.status_code, response.json()["error"]["message"]) == (400, message)
 
 

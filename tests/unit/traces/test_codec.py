@@ -13,22 +13,15 @@ from hypothesis import strategies as st
 
 from omnidraft.errors import UnknownSchema, WireError
 from omnidraft.traces import archive, codec
-from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord
-from omnidraft.traces.schema import MAX_INT, MAX_PAYLOAD_BYTES, MAX_WRITTEN_BYTES, SCHEMA_V4
+from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
+from omnidraft.traces.schema import MAX_INT, MAX_PAYLOAD_BYTES, MAX_WRITTEN_BYTES, SCHEMA
 from tests.trace_records import make_record
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-FIELD_NAMES = [field["name"] for field in SCHEMA_V4["fields"]]
-WIDE_SCHEMA = fastavro.parse_schema(json.loads(json.dumps(SCHEMA_V4).replace('"int"', '"long"')))
+FIELD_NAMES = [field["name"] for field in SCHEMA["fields"]]
+WIDE_SCHEMA = fastavro.parse_schema(json.loads(json.dumps(SCHEMA).replace('"int"', '"long"')))
 """It writes numbers above Avro's int into the same bytes."""
-HEADERS = {"schema": b"omnidraft.trace", "schema_version": b"4"}
-SINCE_V3 = {"has_settings": True}
-SINCE_V2 = {
-    **SINCE_V3,
-    **{"min_p": None, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
-    **{"has_logit_bias": False, "has_grammar": False, "noise_weight": None},
-}
-"""Values of the fields that a record of version 1 does not have."""
+HEADERS = {"schema": b"omnidraft.trace", "schema_version": b"1"}
 
 
 def assert_same(left: TraceRecord, right: TraceRecord) -> None:
@@ -66,26 +59,17 @@ def test_a_record_comes_back_as_it_was(fields):
     assert_same(codec.decode(codec.encode(record), codec.headers(record)), record)
 
 
-def test_the_golden_bytes_of_version_4_never_change():
+def test_the_golden_bytes_of_the_schema_version_never_change():
     """Written once; whoever changes them breaks every log that exists."""
-    golden = (GOLDEN / "trace_v4.bin").read_bytes()
+    golden = (GOLDEN / "trace.bin").read_bytes()
     record = codec.decode(golden, HEADERS)
-    assert codec.to_json(record) == json.loads((GOLDEN / "trace_v4.json").read_text())
+    assert codec.to_json(record) == json.loads((GOLDEN / "trace.json").read_text())
     assert codec.encode(record) == golden
-
-
-@pytest.mark.parametrize(("version", "since"), [("1", SINCE_V2), ("2", SINCE_V3), ("3", {})])
-def test_the_golden_bytes_of_earlier_versions_are_read_with_defaults_for_later_fields(version, since):
-    golden = (GOLDEN / f"trace_v{version}.bin").read_bytes()
-    record = codec.decode(golden, HEADERS | {"schema_version": version.encode()})
-    assert codec.to_json(record) == json.loads((GOLDEN / f"trace_v{version}.json").read_text()) | since
-    assert_same(codec.decode(codec.encode(record), codec.headers(record)), record)
 
 
 def test_headers_tell_target_version_alignment_and_trace_without_parsing():
     record = make_record()
     assert codec.headers(record) == HEADERS | {
-        "schema_version": b"3",
         "target": b"target",
         "drafter_version": b"7",
         "alignment": b"aligned",
@@ -94,20 +78,12 @@ def test_headers_tell_target_version_alignment_and_trace_without_parsing():
     assert codec.key(record) == b"request-1"
 
 
-@pytest.mark.parametrize(("source", "version"), [("lookup", b"3"), ("suffix", b"4"), ("forced", b"4")])
-def test_a_record_names_the_first_version_whose_readers_know_its_sources(source, version):
-    """So workers may be upgraded before the distiller as long as they do not draft from the new sources."""
-    record = make_record()
-    sources_M = np.full_like(record.rounds.sources_M, SOURCES.index(source))
-    assert codec.headers(with_column(record, "sources_M", sources_M))["schema_version"] == version
-
-
 def test_facts_that_a_record_lacks_are_left_out_of_the_headers():
     headers = codec.headers(make_record(**ALMOST_NOTHING))
     assert not {"drafter_version", "traceparent"} & set(headers)
 
 
-@pytest.mark.parametrize("headers", [{}, HEADERS | {"schema_version": b"5"}, HEADERS | {"schema": b"other"}])
+@pytest.mark.parametrize("headers", [{}, HEADERS | {"schema_version": b"2"}, HEADERS | {"schema": b"other"}])
 def test_another_schema_is_named_as_unknown(headers):
     with pytest.raises(UnknownSchema, match="header schema"):
         codec.decode(codec.encode(make_record()), headers)

@@ -7,9 +7,25 @@ from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from omnidraft.wiring.controller import control_follower, recent_records
-from tests.page_fleet import fleet_settings, following
 from tests.snapshot_folders import make_bundle
 from tests.trace_records import make_record
+
+
+def fleet_settings(folder: Path) -> config.Settings:
+    """Settings that name models which nobody loads."""
+    sections = {
+        "models": {"target": "some-target", "drafter": "some-drafter"},
+        "log": {"url": f"sqlite:///{folder}/log.db"},
+        "registry": {"url": f"directory:///{folder}/registry", "accepted_file": str(folder / "accepted.json")},
+        "worker": {"port": 9},
+    }
+    return config.load(None, {}, **sections)
+
+
+def following(settings: config.Settings) -> config.Settings:
+    """Settings of a process without a drafter that follows the pair of these."""
+    models = settings.models.model_copy(update={"drafter": config.NO_DRAFTER, "memory_of": settings.models.drafter})
+    return settings.model_copy(update={"models": models})
 
 
 def settings_in(folder: Path) -> config.Settings:

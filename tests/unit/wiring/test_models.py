@@ -15,8 +15,10 @@ from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.policy.cost_model import MeasuredCosts
+from omnidraft.decode.prefill_chunk import MAX_PREFILL_S
 from omnidraft.errors import ModelError, RegistryError, SnapshotCorrupt, VocabularyError
 from omnidraft.snapshots import bundle
+from omnidraft.snapshots.keys import PrivateKey, TrustedKeys, new_private_key
 from omnidraft.snapshots.signing import SnapshotSigning
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.wiring.snapshot_loading import snapshot_loader
@@ -136,14 +138,16 @@ def test_a_snapshot_that_cannot_be_used_is_refused(settings: Settings, folder: P
 def test_where_signatures_are_asked_for_a_folder_needs_one_too(
     settings: Settings, folder: Path, tmp_path: Path
 ) -> None:
-    key = "k" * 43 + "="
-    signing = settings.model_copy(
-        update={"registry": config.RegistrySettings(url=settings.registry.url, signing_key=SecretStr(key))}
-    )
+    text = new_private_key()
+    key = PrivateKey(text)
+    trusted = (key.public_text("distiller"),)
+    keys = {"url": settings.registry.url, "private_key": SecretStr(text), "trusted_keys": trusted}
+    signing = settings.model_copy(update={"registry": config.RegistrySettings(**keys)})
     with pytest.raises(SnapshotCorrupt, match="has no signature"):
         wiring.engine(signing, CountingMetrics(), snapshot=str(folder))
     told = bundle.read_manifest(folder)
-    bundle.write(tmp_path / "signed", told, {bundle.NGRAMS: folder / bundle.NGRAMS}, signing=SnapshotSigning(key))
+    own = SnapshotSigning(key, TrustedKeys(trusted))
+    bundle.write(tmp_path / "signed", told, {bundle.NGRAMS: folder / bundle.NGRAMS}, signing=own)
     assert wiring.engine(signing, CountingMetrics(), snapshot=str(tmp_path / "signed")).engine.slot.current
     wiring.registry(signing).publish(folder, None)
     assert wiring.engine(signing, CountingMetrics(), snapshot="latest").engine.slot.current.version == 1
@@ -164,7 +168,7 @@ def test_a_swap_keeps_the_policys_statistics_and_the_limit_of_the_drafters_memor
     assert all(isinstance(each, Drafter) for each in drafters)
     assert drafters[0].pool.memory is drafters[1].pool.memory  # type: ignore[attr-defined]
     assert drafters[0].pool is not drafters[1].pool  # type: ignore[attr-defined]
-    assert drafters[0].max_read_s == settings.scheduler.max_prefill_s  # type: ignore[attr-defined]
+    assert drafters[0].max_read_s == MAX_PREFILL_S  # type: ignore[attr-defined]
 
 
 def test_a_target_that_is_packed_already_computes_on_as_many_threads_as_the_settings_say(

@@ -4,7 +4,6 @@ import { nextFrame, setText } from "./dom.js";
 import { followToken, hideDetails } from "./details.js";
 import { restored, Run } from "./run.js";
 import { fillLegend } from "./sources.js";
-import { closeFleet, openFleet } from "./fleet.js";
 
 const MOST_RUNS = 8;
 const NUM_LIKELIEST = 10;
@@ -175,16 +174,5 @@ document.addEventListener("keydown", (event) => {
 });
 document.addEventListener("scroll", followToken, { passive: true, capture: true });
 
-function show(view) {
-  for (const name of ["watch", "fleet"]) {
-    at(name).hidden = name !== view;
-    at(`to-${name}`).setAttribute("aria-pressed", String(name === view));
-  }
-  if (view === "fleet") openFleet();
-  else closeFleet();
-}
-
-at("to-watch").addEventListener("click", () => show("watch"));
-at("to-fleet").addEventListener("click", () => show("fleet"));
 fillLegend(at("legend"));
 loadModels();

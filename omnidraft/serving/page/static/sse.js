@@ -7,11 +7,10 @@ export class Refused extends Error {
   }
 }
 
-// Yields [name, data] of each event, of a GET without a body. Throws Refused for every status but 200.
+// Yields [name, data] of each event. Throws Refused for every status but 200.
 export async function* events(path, body, key, signal) {
-  const asked = body === null ? {} : { method: "POST", body: JSON.stringify(body) };
   const headers = { "Content-Type": "application/json", ...authorization(key) };
-  const response = await fetch(path, { ...asked, headers, signal });
+  const response = await fetch(path, { method: "POST", body: JSON.stringify(body), headers, signal });
   if (!response.ok) throw new Refused(response.status, await problem(response));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";

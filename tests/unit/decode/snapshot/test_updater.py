@@ -8,6 +8,7 @@ from omnidraft.errors import BusError
 from omnidraft.ports import Announcement
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.files import sha256_of
+from tests.signed_fleet import new_signing
 from tests.snapshot_folders import make_bundle
 from tests.snapshot_followers import Worker, champion
 
@@ -167,7 +168,7 @@ def test_the_thread_ends_when_told(worker):
 
 
 def test_a_forged_snapshot_whose_checksums_fit_leaves_the_old_one_in_place(tmp_path):
-    worker = Worker(tmp_path, signing_key="k" * 44)
+    worker = Worker(tmp_path, signing=new_signing())
     assert worker.step(champion(0, 1)) == 1
     folder = tmp_path / "registry" / "omnidraft.org-small.big" / "v000002" / "snapshot"
     weights = folder / bundle.DRAFTER

@@ -258,24 +258,6 @@ def test_what_retention_deleted_is_no_fault_and_the_rest_of_the_range_is_still_d
     report = lagged.audit()
     assert report.faults == ()
     assert sum(each.fates.get("sampled_out", 0) for each in report.partitions) > 20
-    assert not any("undecided" in each.fates for each in report.partitions)
-
-
-def test_ranges_of_an_earlier_version_parse_and_count_as_undecided(lagged, capsys: pytest.CaptureFixture[str]) -> None:
-    from omnidraft.cli.traces import print_report
-
-    for place, version in enumerate(lagged.versions):
-        old = SampledRange.model_validate_json('{"start": {}, "end": {"0": 1000, "1": 1000}, "num_kept": 8}')
-        assert old.model_dump(exclude_defaults=True) == {"start": {}, "end": {0: 1000, 1: 1000}, "num_kept": 8}
-        lagged.retell(place, lag_samples=(old,) if version.manifest.lag_samples else ())
-    report = lagged.audit()
-    assert report.faults == ()
-    assert sum(each.fates.get("undecided", 0) for each in report.partitions) > 40
-    print_report(report)
-    assert "cannot be checked again" in capsys.readouterr().out
-    manifest = lagged.versions[-1].manifest
-    lagged.retell(-1, counts=manifest.counts | {"sampled_out": manifest.counts["sampled_out"] - 1})
-    assert lagged.kinds()["lost"] == 1
 
 
 def test_records_that_were_sampled_out_may_come_again_and_are_learned(pair, tmp_path: Path) -> None:

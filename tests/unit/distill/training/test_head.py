@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from omnidraft.config import LearnerSettings
 from omnidraft.distill.examples.collate import pack
 from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.distill.training.head import HeadTrainer
@@ -48,8 +47,9 @@ def is_same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
 
 
 @HEADS
-def test_its_loss_falls_on_repeated_records(pair, head) -> None:
-    learner = pair.learner(head=head, head_learning_rate=1e-2)
+def test_its_loss_falls_on_repeated_records(pair, head, monkeypatch) -> None:
+    monkeypatch.setattr("omnidraft.distill.training.head.LEARNING_RATE", 1e-2)
+    learner = pair.learner(head=head)
     reports = [learner.step(drafted(pair, 4)) for _ in range(12)]
     losses = [report.losses["head"] for report in reports if "head" in report.losses]
     assert losses[-1] < 0.7 * losses[0]
@@ -57,7 +57,7 @@ def test_its_loss_falls_on_repeated_records(pair, head) -> None:
 
 
 def test_alone_it_leaves_the_drafter_as_it_is(pair) -> None:
-    learner = pair.learner(head="only", weight_decay=0.1)
+    learner = pair.learner(head="only")
     drafter, head = of_drafter(learner), of_head(learner)
     report = learner.step(drafted(pair, 4))
     assert set(report.losses) == {"head"}
@@ -66,7 +66,7 @@ def test_alone_it_leaves_the_drafter_as_it_is(pair) -> None:
 
 
 def test_interleaved_the_drafter_learns_from_every_record_as_if_it_were_alone(pair) -> None:
-    learner, alone = pair.learner(head="interleaved", weight_decay=0.1), pair.learner(weight_decay=0.1)
+    learner, alone = pair.learner(head="interleaved"), pair.learner()
     for first in (0, 4, 8, 12):
         head = of_head(learner)
         report, plain = learner.step(drafted(pair, 4, first)), alone.step(drafted(pair, 4, first))
@@ -125,14 +125,12 @@ def test_without_a_head_drafts_in_records_change_nothing(pair) -> None:
 
 
 @pytest.mark.parametrize("weight", [1.0, 6.0])
-@pytest.mark.parametrize("labels", ["soft", "hard"])
-def test_rejected_tokens_weigh_as_much_as_the_setting_says(pair, weight, labels) -> None:
+def test_rejected_tokens_weigh_as_much_as_was_chosen(pair, weight, monkeypatch) -> None:
     """Where all drafted tokens look the same, the best constant is y / (y + weight (1 - y)) for a mean label y."""
-    settings = LearnerSettings(
-        head="only", head_labels=labels, head_rejected_weight=weight, head_learning_rate=0.05, grad_clip=100.0
-    )
+    for name, value in (("REJECTED_WEIGHT", weight), ("LEARNING_RATE", 0.05), ("GRAD_CLIP", 100.0)):
+        monkeypatch.setattr(f"omnidraft.distill.training.head.{name}", value)
     head = AcceptanceHead(8)
-    trainer, example = HeadTrainer(head, settings), build(pair, drafted(pair, 1)[0])
+    trainer, example = HeadTrainer(head), build(pair, drafted(pair, 1)[0])
     example.acceptance.log_q_N[:] = -1.0
     (group,) = pack([example], "float32")
     for _ in range(200):
@@ -140,7 +138,7 @@ def test_rejected_tokens_weigh_as_much_as_the_setting_says(pair, weight, labels)
         trainer.backward(group, torch.arange(len(example.ids_T)), torch.zeros(len(example.ids_T), 8))
         trainer.finish()
         trainer.optimizer.step()
-    label = float((example.acceptance.soft_N if labels == "soft" else example.acceptance.right_N).mean())
+    label = float(example.acceptance.soft_N.mean())
     learned = head.logits(torch.zeros(1, 8), torch.tensor([-1.0])).sigmoid().item()
     assert learned == pytest.approx(label / (label + weight * (1 - label)), abs=0.01)
 
@@ -148,7 +146,7 @@ def test_rejected_tokens_weigh_as_much_as_the_setting_says(pair, weight, labels)
 @WAYS
 @HEADS
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(pair, head, train) -> None:
-    options = {"head": head, "train": train, "weight_decay": 0.1}
+    options = {"head": head, "train": train}
     whole = pair.learner(**options)
     for first in (0, 4, 8, 12):
         whole.step(drafted(pair, 4, first))
@@ -177,12 +175,12 @@ def test_a_head_begins_where_a_snapshot_had_none_and_goes_on_where_it_had(pair) 
     new.load_state({name: tensor.clone() for name, tensor in old.state().items()})
     assert_same(of_head(new), of_head(fresh))
     with pytest.raises(ConfigError, match="head"):
-        pair.learner(head="joint", head_blocks=2).load_state(new.state())
+        pair.learner(head="joint", num_head_blocks=2).load_state(new.state())
 
 
 @pytest.mark.parametrize("part", ["state", "serving_tensors"])
 def test_a_snapshot_of_which_only_the_head_does_not_fit_changes_nothing(pair, part) -> None:
-    learner, other = pair.learner(head="joint", head_blocks=2), pair.learner(head="joint")
+    learner, other = pair.learner(head="joint", num_head_blocks=2), pair.learner(head="joint")
     learner.step(drafted(pair, 2))
     other.step(drafted(pair, 2, first=2))
     before, load = copies(learner.state()), learner.load_state if part == "state" else learner.start_from
@@ -191,9 +189,10 @@ def test_a_snapshot_of_which_only_the_head_does_not_fit_changes_nothing(pair, pa
     assert_same(copies(learner.state()), before)
 
 
-def test_a_worker_judges_drafted_tokens_as_the_learner_did(pair) -> None:
+def test_a_worker_judges_drafted_tokens_as_the_learner_did(pair, monkeypatch) -> None:
     """What a served drafter says behind the texts of a record is what was learned, up to bfloat16 weights."""
-    learner = pair.learner(head="joint", head_learning_rate=1e-2)
+    monkeypatch.setattr("omnidraft.distill.training.head.LEARNING_RATE", 1e-2)
+    learner = pair.learner(head="joint")
     records = drafted(pair, 3)
     for _ in range(30):
         learner.step(records)

@@ -89,8 +89,11 @@ def test_replay_keeps_what_new_records_would_overwrite(pair) -> None:
 
 @WAYS
 @pytest.mark.parametrize(("replay_records", "precision"), [(0, "float32"), (2, "float32"), (2, "bfloat16")])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(any_pair, train, replay_records, precision) -> None:
-    options = {"train": train, "weight_decay": 0.1, "replay_records": replay_records, "replay_capacity": 6}
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
+    any_pair, train, replay_records, precision, monkeypatch
+) -> None:
+    monkeypatch.setattr("omnidraft.distill.training.learner.REPLAY_CAPACITY", 6)
+    options = {"train": train, "replay_records": replay_records}
     options["precision"] = precision
     whole = any_pair.learner(**options)
     for first in (0, 4, 8, 12):

@@ -106,9 +106,3 @@ def test_a_fleet_with_portable_kernels_computes_the_same_logits(precision):
         session.prefill_or_extend(0, text(60))
         logits.append(torch.stack([*session.branch(text(20, seed=3), range(-1, 19))]))
     assert all(torch.equal(each, logits[0]) for each in logits)
-
-
-def test_stored_settings_name_kernels_by_their_older_names():
-    assert native.load("native")._name == native.load("auto")._name
-    if "avx2" in ANNOUNCED:
-        assert native.load("x86-64-v3")._name == native.load("avx2")._name

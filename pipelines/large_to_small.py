@@ -1,9 +1,9 @@
 """A small model with another tokenizer learns a large one's answers, by one loss after another, with one budget.
 
 `python -m pipelines.large_to_small --answers ARCHIVE --loss "nll + 0.14 ngram" --loss "nll + 0.14 ngram + alm"`. `nll`
-and, for the later pieces of merges, `ngram` are fine-tuning on the answers (SFT); `mined` and `uld` are what others
-compare with. Held-out answers judge: what they cost in bits per byte, and how often the likeliest token is the large
-model's; and, with `--questions`, how many are answered with the number that the data set has.
+and, for the later pieces of merges, `ngram` are fine-tuning on the answers (SFT). Held-out answers judge: what they
+cost in bits per byte, and how often the likeliest token is the large model's; and, with `--questions`, how many are
+answered with the number that the data set has.
 Source of the setting: https://arxiv.org/abs/2503.20083, section 5.2.
 """
 

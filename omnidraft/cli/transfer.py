@@ -45,7 +45,7 @@ def transfer(
             min=0, help="That of the map that moves all embeddings, also those of tokens in no text; 0: without."
         ),
     ] = 1.0,
-    loss: Annotated[str, typer.Option(help="A weighted sum of alm, alm_tv and nll.")] = "alm + nll",
+    loss: Annotated[str, typer.Option(help="A weighted sum of alm and nll.")] = "alm + nll",
     hidden_weight: Annotated[float, typer.Option(min=0, help="Weight of the hidden states' loss; 0: without.")] = 1.0,
     grad_mag: Annotated[
         bool, typer.Option("--grad-mag/--no-grad-mag", help="Let that weight count in norms of the other gradient.")

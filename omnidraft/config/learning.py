@@ -10,7 +10,7 @@ from omnidraft.config.services import Section
 
 
 class AlmSettings(Section):
-    """Approximate likelihood matching: the losses `alm` and `alm_tv`. Defaults are its paper's."""
+    """Approximate likelihood matching: the loss `alm`. Defaults are its paper's."""
 
     tau: float = Field(100.0, gt=0)
     """Likelihoods are compared to the power 1 / tau; higher weighs unlikely chunks like likely ones."""
@@ -45,10 +45,8 @@ class LearnerSettings(Section):
 
     loss: str = "dm + 0.2 ngram"
     """A weighted sum of losses by name, such as "nll + 0.2 ngram", which needs no log-probabilities of the target.
-    On the target's log-probabilities: dm (forward KL), dm_reverse, dm_mixed, dm_paper (OmniDraft's own form), jsd, tv,
-    lk, osd (where the drafter was wrong), rejected (rejected drafts), alm and alm_tv (chunks of text), ngram_p, and to
-    compare with, mined (nearest spelling; needs rapidfuzz) and uld (by rank). On the emitted tokens alone: nll, ngram.
-    """
+    On the target's log-probabilities: dm (forward KL), dm_reverse, dm_paper (OmniDraft's own form), tv and alm (chunks
+    of text). On the emitted tokens alone: nll, ngram."""
     alm: AlmSettings = AlmSettings()
     train: Literal["full", "lora"] = "full"
     lora_rank: int = Field(32, ge=1)

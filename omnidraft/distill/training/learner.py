@@ -32,7 +32,6 @@ from omnidraft.errors import ConfigError
 from omnidraft.ports import TrainableDrafter, TrainableHead
 from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.alignment import Alignment
-from omnidraft.vocab.nearest_tokens import NearestTokens
 from omnidraft.vocab.ngram_cache import NgramCache
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
@@ -68,14 +67,12 @@ class Learner:
         self.counters = Counters()
         max_tokens = min(settings.max_tokens, model.context_limit)
         self._terms = parse(settings.loss)
-        vocabularies = draft_tokenizer.vocabulary, target_vocabulary
         self._builder = builder = ExampleBuilder(
             draft_tokenizer,
             target_vocabulary,
             alignment,
             max_tokens=max_tokens,
             alm=settings.alm,
-            nearest=NearestTokens(alignment, *vocabularies) if "mined" in dict(self._terms) else None,
         )
         self._settings = settings
         self._optimizer = torch.optim.AdamW(

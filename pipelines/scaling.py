@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from omnidraft.config import Settings
+from omnidraft.distill.ingest.batch_reader import KEPT_SHARE
 from omnidraft.errors import ConfigError
 from omnidraft.hosts.process import entry
 from omnidraft.vocab.ngram_table import ENTRY
@@ -71,14 +72,12 @@ def column(num_workers: int, worker_tokens_per_s: float, learner_tokens_per_s: f
 
 
 def _mean_age_s(records_per_s: float, learned_per_s: float) -> float:
-    """Return the mean age at which a learner that falls behind learns a record, from a range or in order."""
-    settings = Settings().learner
-    sample, max_lag = settings.lag_sample_records, settings.max_lag_records or 0
-    waiting = sample / learned_per_s * records_per_s
-    sample_age_s = (max(max_lag, waiting) / records_per_s + sample / learned_per_s) / 2
-    num_in_order = max(0.0, (max_lag - waiting) / (records_per_s - learned_per_s) * learned_per_s)
-    in_order_age_s = (waiting + max_lag) / 2 / records_per_s
-    return (sample * sample_age_s + num_in_order * in_order_age_s) / (sample + num_in_order)
+    """Return the mean age at which a learner that falls behind learns a record."""
+    learner = Settings().learner
+    fewest = KEPT_SHARE * learner.max_lag_records
+    snapshot_s = learner.steps_per_snapshot * learner.records_per_step / learned_per_s
+    most = max(learner.max_lag_records, fewest + (records_per_s - learned_per_s) * snapshot_s)
+    return (fewest + most) / 2 / records_per_s
 
 
 def _downloads(num_workers: int, step_s: float) -> dict[str, str]:

@@ -5,9 +5,6 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-UNDECIDED = "undecided"
-"""Disposition of a record in a range that an earlier version sampled by a rule that is gone."""
-
 
 class FaultKind(StrEnum):
     """The effect of a fault on records."""

@@ -180,16 +180,10 @@ def print_report(report: "Report") -> None:
 
 
 def _summary(report: "Report") -> str:
-    from omnidraft.audit.findings import UNDECIDED, FaultKind
+    from omnidraft.audit.findings import FaultKind
 
     if report.version is None:
         return "no snapshot yet"
     counts = ", ".join(f"{report.num(kind)} {kind.replace('_', ' ')}" for kind in FaultKind)
     expired = f"; {report.num_expired} expired before they were learned" if report.num_expired else ""
-    num_undecided = sum(each.fates.get(UNDECIDED, 0) for each in report.partitions)
-    earlier = (
-        f"; {num_undecided} were passed over or learned by an earlier version's sampling, which cannot be checked again"
-        if num_undecided
-        else ""
-    )
-    return f"up to snapshot {report.version}: {counts}{expired}{earlier}"
+    return f"up to snapshot {report.version}: {counts}{expired}"

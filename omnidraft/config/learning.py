@@ -104,12 +104,9 @@ class LearnerSettings(Section):
     """The share of a step's records that a tenant may have that sends more than this share; further records of it are
     not learned, and counted as `over_share`. Lower protects small tenants more and learns less of large ones; 1: no
     limit. A step of one record cannot be shared."""
-    max_lag_records: int | None = Field(20_000, ge=0)
-    """When more messages than this wait in the log as a snapshot is made, the learner learns a share of the requests up
-    to the end of the log; the rest is counted as `sampled_out`. None or 0: every record is learned, however late."""
-    lag_sample_records: int = Field(2_000, ge=1)
-    """About so many records of those that wait are learned then: the share is this number over theirs. A hash of the
-    request id chooses. Lower is learned younger."""
+    max_lag_records: int = Field(20_000, ge=0)
+    """When more messages than this wait in the log as a snapshot is made, learning goes on at the newest, a tenth of
+    this number; those before are counted as `passed_over`. 0: every record is learned, however late."""
     poison_tries: int = Field(3, ge=0)
     """The number of crashes over a step's records after which they are tried one by one, and over a single record after
     which it is dead-lettered. 0: never, and a record that kills the process kills every process after it."""

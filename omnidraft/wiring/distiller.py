@@ -95,7 +95,6 @@ def distillation(
         factor_judge=FactorJudge(learning, section.tenant_factors, groups),
         steps_per_snapshot=section.steps_per_snapshot,
         max_lag_records=section.max_lag_records,
-        lag_sample_records=section.lag_sample_records,
         journal=journal,
         truncation=truncation,
         forgetting=_forgetting(settings, tokenizers, retention, batcher, learning, files, metrics),

@@ -58,26 +58,14 @@ class LearnerSettings(Section):
     """`auto` fits any drafter: full weights move in proportion to their size, about 1e-4 in SmolLM2-135M and 1e-5 in
     Qwen2.5-Coder-0.5B; LoRA factors by 1e-4. A number holds for all weights."""
     weight_decay: float = Field(0.0, ge=0)
-    head: Literal["off", "joint", "interleaved", "only"] = "off"
-    """Whether an acceptance head is trained for `decode.policy = "acceptance"`: in the drafter's steps (`joint`),
-    between them from `records_per_step` records of the replay buffer (`interleaved`, algorithm 4 of OmniDraft; the
-    drafter still learns from every record), or alone with the drafter frozen (`only`). With `off` snapshots have no
-    head."""
-    head_blocks: int = Field(1, ge=0, le=8)
-    """Residual blocks of a new head; each costs a square matrix of the drafter's hidden size."""
-    head_learning_rate: float = Field(1e-3, gt=0)
-    head_rejected_weight: float = Field(6.0, gt=0)
-    """The weight of a rejected guess relative to an accepted one (SpecDec++: 6); higher ends chains earlier. With 1 the
-    head's outputs are calibrated probabilities."""
-    head_labels: Literal["soft", "hard"] = "soft"
-    """`soft`: the target's probability of each guess where a record has it; not under penalties, bias or a grammar, nor
-    where drafting used the target's noise (`decode.noise_weight`). There, and everywhere with `hard`: whether the guess
-    was accepted, which is unbiased but noisier."""
+    head: bool = False
+    """Whether an acceptance head is trained for `decode.policy = "acceptance"`: between the drafter's steps, from
+    `records_per_step` records of the replay buffer (algorithm 4 of OmniDraft)."""
     records_per_step: int = Field(4, ge=1)
     replay_records: int = Field(0, ge=0)
     """Records of earlier steps that each step replays against forgetting, sampled evenly over tenants."""
     replay_capacity: int = Field(512, ge=1)
-    """The size of the replay buffer, which an interleaved head and tenants' factors use too; about 25 kB per record."""
+    """The size of the replay buffer, which the head and tenants' factors use too; about 25 kB per record."""
     tenant_factors: TenantFactorSettings = TenantFactorSettings()
     steps_per_snapshot: int = Field(12, ge=1)
     drift_haste: int = Field(4, ge=1)

@@ -180,8 +180,7 @@ def learner(settings: Settings, tokenizers: Vocabularies) -> "Learner":
         precision=section.precision,
     )
     cache = ngram_cache(settings, tokenizers, None)
-    has_head = section.head != "off"
-    head = AcceptanceHead(model.hidden_size, num_blocks=section.head_blocks, seed=section.seed) if has_head else None
+    head = AcceptanceHead(model.hidden_size, seed=section.seed) if section.head else None
     return Learner(model, tokenizers.drafter, tokenizers.target.vocabulary, tokenizers.alignment, cache, section, head)
 
 

@@ -42,8 +42,7 @@ def acceptance_targets(
     return AcceptanceTargets(
         row_N=positions.at_P[row_L[chosen_L]],
         log_q_N=record.rounds.log_q_M[labels.node_L[chosen_L]].astype(np.float32),
-        soft_N=(labels.right_L if record.noise_weight else labels.soft_L)[chosen_L],
-        right_N=labels.right_L[chosen_L],
+        label_N=(labels.right_L if record.noise_weight else labels.soft_L)[chosen_L],
     )
 
 

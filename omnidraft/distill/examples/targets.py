@@ -115,10 +115,9 @@ class AcceptanceTargets(Targets[Array]):
 
     log_q_N: Array
     """float32; log q at drafting time, summed over all draft tokens that spell the drafted token."""
-    soft_N: Array
-    """float32; the target's probability of the token; `right_N` where drafting looked at the target's noise."""
-    right_N: Array
-    """float32; 1 where the token was right, else 0."""
+    label_N: Array
+    """float32; the target's probability of the token; where drafting looked at the target's noise, 1 if the token was
+    right, else 0."""
 
 
 @dataclass(frozen=True, slots=True)

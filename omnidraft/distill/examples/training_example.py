@@ -82,7 +82,7 @@ class TrainingExample:
             piece_ids_M=none,
             piece_row_M=none,
             targets=targets,
-            acceptance=AcceptanceTargets(none, none_32, none_32, none_32),
+            acceptance=AcceptanceTargets(none, none_32, none_32),
             ngrams=(),
             num_emitted=len(at_P),
             skipped={},

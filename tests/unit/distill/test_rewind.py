@@ -188,11 +188,11 @@ def of_another_kind(folder: Path, manifest: Manifest) -> tuple[dict, dict]:
 
 @pytest.mark.parametrize(
     ("edit", "head"),
-    [(of_another_shape, "off"), (of_another_kind, "off"), (partial(of_another_shape, prefix="head."), "joint")],
+    [(of_another_shape, False), (of_another_kind, False), (partial(of_another_shape, prefix="head."), True)],
     ids=["of another shape", "of another kind", "its head alone of another shape"],
 )
 def test_where_the_champion_does_not_fit_the_learner_learning_goes_on_as_it_is(
-    pair, tmp_path: Path, edit: Edit, head: str, caplog: pytest.LogCaptureFixture
+    pair, tmp_path: Path, edit: Edit, head: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     setting = after_refusals(pair, tmp_path, head=head)
     setting.registry.promote(republish(setting.registry, "champion", edit).version)

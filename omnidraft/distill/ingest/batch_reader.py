@@ -25,8 +25,8 @@ CHECK_S = 2.0
 """Seconds between two reads of the end of the log."""
 LAG = "omnidraft_log_lag_records"
 KEPT_SHARE = 0.1
-"""Of the messages that may wait, as many stay when more do: a learner that never keeps up passes over some nine tenths
-of the limit at a time, and learns what is young in between."""
+"""Of `max_lag_records`, the newest that are kept when more wait. A learner that never keeps up so learns in order for a
+while, and young records, before it passes over some again."""
 
 logger = logging.getLogger(__name__)
 

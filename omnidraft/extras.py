@@ -52,14 +52,8 @@ def require_driver(url: str, needed_by: str) -> None:
     driver = driver_of(url)
     if driver in MODULES["postgres"]:
         require("postgres", needed_by)
-    elif driver is not None:
-        require_package(driver, needed_by)
-
-
-def require_package(module: str, needed_by: str) -> None:
-    """Check that a package that is in no extra is installed. Raises ExtraMissing."""
-    if not _is_there(module):
-        raise ExtraMissing(f"{needed_by} needs the Python package {module}, which is not installed")
+    elif driver is not None and not _is_there(driver):
+        raise ExtraMissing(f"{needed_by} needs the Python package {driver}, which is not installed")
 
 
 def driver_of(url: str) -> str | None:

@@ -82,10 +82,10 @@ class Pair:
             arrays, self.alignment.fingerprint, self.draft.vocabulary, self.target.vocabulary, capacity=500
         )
 
-    def learner(self, *, num_head_blocks: int = 1, **settings) -> Learner:
+    def learner(self, *, head_blocks: int = 1, **settings) -> Learner:
         chosen = LearnerSettings(**{"learning_rate": 3e-3, "max_tokens": 128, "precision": "float32", **settings})
         model = load_trainable(self.folder, train=chosen.train, rank=4, seed=chosen.seed, precision=chosen.precision)
-        head = None if chosen.head == "off" else AcceptanceHead(model.hidden_size, num_blocks=num_head_blocks)
+        head = AcceptanceHead(model.hidden_size, num_blocks=head_blocks) if chosen.head else None
         return Learner(model, self.draft, self.target.vocabulary, self.alignment, self.cache(), chosen, head)
 
     def record(

@@ -38,7 +38,7 @@ TRACES = Row(
             "Lag",
             "short",
             "Messages between the newest snapshot and the end of the log. Beyond learner.max_lag_records the learner "
-            "catches up: it learns only a share of the requests that wait, chosen by a hash of the request id.",
+            "goes on at the newest messages; Records skipped has the others as passed_over.",
             (Query(f"sum by (target) (omnidraft_log_lag_records{{{CHOSEN}}})", "{{target}}"),),
         ),
         Panel(
@@ -50,7 +50,7 @@ TRACES = Row(
         Panel(
             "Records skipped",
             "short",
-            "other_pair: records of another learner. sampled_out: left out on purpose while the learner caught up. "
+            "other_pair: records of another learner. passed_over: the learner lagged and went on at newer ones. "
             "over_share: its tenant had its share of the step.",
             (Query(increase(SKIPPED, "reason"), "{{reason}}"),),
         ),

@@ -16,12 +16,10 @@ from omnidraft.distill.ingest.record_disposition import (
     disposition,
     forget_oldest,
     is_held_out,
-    is_sampled_out,
     record_key,
 )
 from omnidraft.distill.ingest.trace_consumer import PartitionOffset, PolledRecords
-from omnidraft.ports import FORGOTTEN, OTHER_PAIR, SAMPLED_OUT, Offsets
-from omnidraft.traces.record import TraceRecord
+from omnidraft.ports import FORGOTTEN, OTHER_PAIR, PASSED_OVER, Offsets
 
 DeadLetterReasons = Mapping[PartitionOffset, str]
 """Position of every message that a dead letter stands for -> its reason."""
@@ -84,7 +82,7 @@ class LogReplay:
         self.num_known_lost: Counter[int] = Counter()
         """Index of the delta -> records that it lost, each reported by a fault of its own."""
         self.num_gone: Counter[int] = Counter()
-        """Index of the delta -> offsets whose disposition is unknown: the log lacks them, or the rule is gone."""
+        """Index of the delta -> offsets whose disposition is unknown: the log lacks them, or their content."""
         self.first: dict[int, int] = {}
         self._deltas, self._dead_letters, self._dedup_window = deltas, dead_letters, dedup_window
         self._ends = {partition: _running_ends(deltas, partition) for partition in self.end}
@@ -105,9 +103,8 @@ class LogReplay:
         for position in sorted({**records, **reasons}):
             if not self._begin_offset(position):
                 continue
-            decided = self._disposition_in_range(position, records[position]) if position in records else None
-            if decided:
-                self._count(position, decided)
+            if self._is_passed_over(*position):
+                self._count(position, PASSED_OVER)
             elif position in self._dead_letters:
                 self._count(position, self._dead_letters[position])
             elif position in records:
@@ -132,15 +129,10 @@ class LogReplay:
             self.first.setdefault(partition, min(end, log_end) if is_empty else start)
         self._check_dedup_window()
 
-    def _disposition_in_range(self, position: PartitionOffset, record: TraceRecord) -> str | None:
-        """Return the disposition of a record that a lagging learner left out; None when it was treated as any other."""
-        delta = self._delta_index(*position)
-        for sampled in self._deltas[delta].lag_samples:
-            if not sampled.holds(*position):
-                continue
-            if is_sampled_out(record, sampled.share):
-                return SAMPLED_OUT
-        return None
+    def _is_passed_over(self, partition: int, offset: int) -> bool:
+        """Return whether the learner lagged, and went on behind this offset."""
+        first = self._deltas[self._delta_index(partition, offset)].passed_over.get(partition)
+        return first is not None and offset >= first
 
     def _begin_offset(self, position: PartitionOffset) -> bool:
         """Return whether this offset lies in the replay; offsets missing before it are reported."""

@@ -2,13 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from omnidraft.audit.findings import Fault, FaultKind
 from omnidraft.distill.ingest.record_disposition import Disposition
-from omnidraft.ports import OVER_SHARE, SAMPLED_OUT, Offsets, SnapshotVersion
-from omnidraft.snapshots.manifest import SampledRange
+from omnidraft.ports import OVER_SHARE, PASSED_OVER, Offsets, SnapshotVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +21,8 @@ class SnapshotDelta:
     counts: Mapping[str, int]
     """Disposition -> records, by the manifests' counts; those over their tenants' share are among the learned, since
     the log does not tell where steps began."""
-    lag_samples: tuple[SampledRange, ...] = ()
-    """The ranges of which a learner that lagged learned a share."""
+    passed_over: Offsets = field(default_factory=dict)
+    """Partition -> the first of the offsets up to `end` that a learner that lagged passed over."""
 
     @property
     def num_offsets(self) -> int:
@@ -66,7 +65,7 @@ def _delta(before: SnapshotVersion, after: SnapshotVersion, dispositions: Set[st
     counts.subtract(_counts(before, dispositions))
     start = before.manifest.offsets
     changed = {name: number for name, number in counts.items() if number}
-    return SnapshotDelta(after.version, start, {**start, **after.manifest.offsets}, changed, after.manifest.lag_samples)
+    return SnapshotDelta(after.version, start, {**start, **after.manifest.offsets}, changed, after.manifest.passed_over)
 
 
 def _counts(version: SnapshotVersion, dispositions: Set[str]) -> Counter[str]:
@@ -83,13 +82,13 @@ def compare(
 
     Args:
         replayed: disposition -> offsets of this delta, by the log.
-        num_gone: offsets of this delta whose disposition is unknown, since the log lacks them or the rule is gone.
+        num_gone: offsets of this delta whose disposition is unknown, since the log lacks them or their content.
         num_known_lost: records of this delta that are reported as lost one by one.
     """
     surplus = sum(delta.counts.values()) - delta.num_offsets
     over = _difference(delta.counts, replayed, Disposition.LEARNED)
     over_duplicates = _difference(delta.counts, replayed, Disposition.DUPLICATE)
-    over_sampled = _difference(delta.counts, replayed, SAMPLED_OUT)
+    over_passed = _difference(delta.counts, replayed, PASSED_OVER)
     what = (
         f"{delta.num_offsets} offsets; the snapshot counts {_described(delta.counts)}, "
         f"the log says {_described(replayed)}"
@@ -103,8 +102,8 @@ def compare(
         yield Fault(FaultKind.LEARNED_TWICE, over, what, delta.version)
     elif over < 0 < over_duplicates:
         yield Fault(FaultKind.LOST, -over, f"dropped as duplicates: {what}", delta.version)
-    elif over < 0 < over_sampled:
-        yield Fault(FaultKind.LOST, over_sampled, f"passed over beyond the sample: {what}", delta.version)
+    elif over < 0 < over_passed:
+        yield Fault(FaultKind.LOST, over_passed, f"passed over outside the range that says so: {what}", delta.version)
     elif wrong := sum(max(0, _difference(delta.counts, replayed, name)) for name in {*delta.counts, *replayed}):
         hint = (
             "; was learner.held_out_every another?"

@@ -1,4 +1,4 @@
-"""`omnidraft tenants factors`: which tenants draft with factors of their own; turn one's off, on or back."""
+"""`omnidraft tenants factors`: which tenants draft with factors of their own; turn one's off or on."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,7 +12,7 @@ from omnidraft.cli.options import AsJson, Config, Target, Tenant, group, printab
 if TYPE_CHECKING:
     from omnidraft.snapshots.manifest import TenantFactors
 
-app = group("Tenants' own low-rank factors of the drafter: list them, turn one's off or on, take them back.")
+app = group("Tenants' own low-rank factors of the drafter: list them, turn one's off or on.")
 
 
 @app.command("list")
@@ -49,34 +49,6 @@ def turn_off(tenant: Tenant, config_path: Config = None) -> None:
 def turn_on(tenant: Tenant, config_path: Config = None) -> None:
     """Draft for a tenant with its factors again, where a snapshot has some that are better."""
     _announce("factors_on", tenant, config_path)
-
-
-@app.command("rollback")
-def roll_back(
-    tenant: Tenant,
-    to: Annotated[
-        str | None,
-        typer.Option(help="The version or alias to take them from; else the newest with another fit that can serve."),
-    ] = None,
-    target: Target = None,
-    config_path: Config = None,
-) -> None:
-    """Publish the newest snapshot again with an earlier fit of a tenant's factors to the same weights.
-
-    The controller judges it as any other; a running distiller ends at its next snapshot, and goes on from this one when
-    it is started again.
-    """
-    from omnidraft import wiring
-    from omnidraft.distill.factor_rollback import FactorRollback
-    from omnidraft.registry.republish import republish
-    from omnidraft.wiring.record_cipher import record_cipher
-
-    settings = config.load(config_path, models={"target": target})
-    registry = wiring.existing_registry(settings)
-    edit = FactorRollback(registry, tenant, to, record_cipher(settings))
-    published = republish(registry, "latest", edit)
-    [fit] = [each for each in published.manifest.tenant_factors if each.tenant == tenant]
-    _print(f"published as version {published.version}: {printable(tenant)} has {_described(fit)}")
 
 
 def _announce(kind: Literal["factors_off", "factors_on"], tenant: str, config_path: Config) -> None:

@@ -9,7 +9,7 @@ from omnidraft.config.services import Section
 
 
 class AlmSettings(Section):
-    """Approximate likelihood matching: the losses `alm` and `alm_tv`. Defaults are its paper's."""
+    """Approximate likelihood matching: the loss `alm`. Defaults are its paper's."""
 
     tau: float = Field(100.0, gt=0)
     """Likelihoods are compared to the power 1 / tau; higher weighs unlikely chunks like likely ones."""
@@ -44,10 +44,8 @@ class LearnerSettings(Section):
 
     loss: str = "dm + 0.2 ngram"
     """A weighted sum of losses by name, such as "nll + 0.2 ngram", which needs no log-probabilities of the target.
-    On the target's log-probabilities: dm (forward KL), dm_reverse, dm_mixed, dm_paper (OmniDraft's own form), jsd, tv,
-    lk, osd (where the drafter was wrong), rejected (rejected drafts), alm and alm_tv (chunks of text), ngram_p, and to
-    compare with, mined (nearest spelling; needs rapidfuzz) and uld (by rank). On the emitted tokens alone: nll, ngram.
-    """
+    On the target's log-probabilities: dm (forward KL), dm_reverse, dm_paper (OmniDraft's own form), tv and alm (chunks
+    of text). On the emitted tokens alone: nll, ngram."""
     train: Literal["full", "lora"] = "full"
     lora_rank: int = Field(32, ge=1)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -57,11 +55,9 @@ class LearnerSettings(Section):
     learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     """`auto` fits any drafter: full weights move in proportion to their size, about 1e-4 in SmolLM2-135M and 1e-5 in
     Qwen2.5-Coder-0.5B; LoRA factors by 1e-4. A number holds for all weights."""
-    head: Literal["off", "joint", "interleaved", "only"] = "off"
-    """Whether an acceptance head is trained for `decode.policy = "acceptance"`: in the drafter's steps (`joint`),
-    between them from `records_per_step` records of the replay buffer (`interleaved`, algorithm 4 of OmniDraft; the
-    drafter still learns from every record), or alone with the drafter frozen (`only`). With `off` snapshots have no
-    head."""
+    head: bool = False
+    """Whether an acceptance head is trained for `decode.policy = "acceptance"`: between the drafter's steps, from
+    `records_per_step` records of the replay buffer (algorithm 4 of OmniDraft)."""
     records_per_step: int = Field(4, ge=1)
     replay_records: int = Field(0, ge=0)
     """Records of earlier steps that each step replays against forgetting, sampled evenly over tenants."""
@@ -82,12 +78,9 @@ class LearnerSettings(Section):
     tenants: tuple[str, ...] = ()
     """Tenants with a share of their own; all others have one together. Name them where requests can name any tenant
     (API keys without one, or no keys): else a sender with many names has many shares. Empty: every name has a share."""
-    max_lag_records: int | None = Field(20_000, ge=0)
-    """When more messages than this wait in the log as a snapshot is made, the learner learns a share of the requests up
-    to the end of the log; the rest is counted as `sampled_out`. None or 0: every record is learned, however late."""
-    lag_sample_records: int = Field(2_000, ge=1)
-    """About so many records of those that wait are learned then: the share is this number over theirs. A hash of the
-    request id chooses. Lower is learned younger."""
+    max_lag_records: int = Field(20_000, ge=0)
+    """When more messages than this wait in the log as a snapshot is made, learning goes on at the newest, a tenth of
+    this number; those before are counted as `passed_over`. 0: every record is learned, however late."""
     poison_tries: int = Field(3, ge=0)
     """The number of crashes over a step's records after which they are tried one by one, and over a single record after
     which it is dead-lettered. 0: never, and a record that kills the process kills every process after it."""

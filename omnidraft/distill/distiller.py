@@ -56,8 +56,7 @@ class Distiller:
         held_out: HeldOut | None = None,
         factor_judge: FactorJudge | None = None,
         steps_per_snapshot: int,
-        max_lag_records: int | None = None,
-        lag_sample_records: int = 2_000,
+        max_lag_records: int = 0,
         journal: CrashJournal | None = None,
         truncation: TruncationMark | None = None,
         forgetting: Forgetting | None = None,
@@ -77,7 +76,7 @@ class Distiller:
             factor_judge: over the same learner; None gives no tenant any factors.
             control: polled before every step; while learning is paused, nothing is read or learned.
             compare_earlier: called once for each tenant that begins to drift; see snapshot_comparison.py.
-            max_lag_records: see catch_up.py, `lag_sample_records` too.
+            max_lag_records: see batch_reader.py.
             journal: gets every step before it runs; its poison is the batcher's. None: crashes are not noted.
             truncation: None: the next process does not know that the log lost messages.
             forgetting: over the same batcher, learner and memory. None: records stay until a tenant is forgotten.
@@ -90,9 +89,7 @@ class Distiller:
         self._control, self._compare_earlier = control or TrainingControl(), compare_earlier
         self._metrics = metrics
         self.journal = journal or CrashJournal(Path(), tries=0)
-        self._reader = BatchReader(
-            consumer, batcher, metrics, truncation, max_records=max_lag_records, sample_records=lag_sample_records
-        )
+        self._reader = BatchReader(consumer, batcher, metrics, truncation, max_lag_records=max_lag_records)
         self._held_out = held_out or HeldOut(learner)
         self._factor_judge = factor_judge or FactorJudge(learner, TenantFactorSettings())
         self._learning = JournaledLearning(learner, batcher, self._held_out, self.journal, memory)
@@ -267,10 +264,10 @@ class Distiller:
 
     def _publish(self, stop: Stop) -> None:
         span = self._spans.snapshot()
-        self._learner.count_skipped(self._batcher.take_skipped())
         learner, counters = self._learner, self._learner.counters
         self._forgetting.drop_expired()
         log_fields = self._reader.begin_snapshot() | self._forgetting.manifest_fields()
+        learner.count_skipped(self._batcher.take_skipped())
         serving, losses = learner.serving_tensors(), mean_losses(self._reports)
         measured = self._learning.measure(serving)
         factors = self._factor_judge.refit(self._batcher.held_out, measured.hits, serving)
@@ -286,12 +283,13 @@ class Distiller:
         staged = self._retry(lambda: self._publisher.stage(parts, **fields), stop)
         published = self._retry(lambda: self._publisher.publish(staged), stop)
         span.end(version=published.version, records=counters.num_records)
-        self._reader.end_snapshot()
         self.journal.published(self._batcher.offsets())
         self._held_out.set_parent(serving, measured)
         self._reports.clear()
         self._reporter.report_snapshot(published.version, measured, losses)
         self._publisher.log_curves()
+        if log_fields["passed_over"]:
+            self._seek(stop)
 
     def _retry(self, action: Callable[[], Result], stop: Stop) -> Result:
         on_failure = partial(self._metrics.add, "omnidraft_learner_errors_total")

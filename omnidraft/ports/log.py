@@ -22,8 +22,8 @@ POISON = "poison"
 """The record is sound, but the learner's process died over it again and again."""
 OTHER_PAIR = "other_pair"
 """The record is sound, and another distiller learns from it."""
-SAMPLED_OUT = "sampled_out"
-"""The record is sound, and a learner that lagged passed over it."""
+PASSED_OVER = "passed_over"
+"""The learner lagged, and went on at newer messages."""
 OVER_SHARE = "over_share"
 """The record is sound, and its tenant had its share of the step."""
 EXPIRED = "expired"
@@ -35,7 +35,7 @@ FORGOTTEN = "forgotten"
 DROP_REASONS: tuple[str, ...] = get_args(DropReason)
 REJECT_REASONS: tuple[str, ...] = get_args(RejectReason)
 DEAD_LETTER_REASONS = (*REJECT_REASONS, *get_args(DamageReason), POISON)
-SKIP_REASONS = (*DEAD_LETTER_REASONS, OTHER_PAIR, SAMPLED_OUT, OVER_SHARE, EXPIRED, FORGOTTEN)
+SKIP_REASONS = (*DEAD_LETTER_REASONS, OTHER_PAIR, PASSED_OVER, OVER_SHARE, EXPIRED, FORGOTTEN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
-"""Publish an earlier version once more, as the newest, as it is or edited: learning goes on from it."""
+"""Publish an earlier version once more, as the newest: learning goes on from it."""
 
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,8 @@ from omnidraft.ports import Registry, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 
-Edit = Callable[[Path, Manifest], tuple[Mapping[str, Any], Mapping[str, Path | bundle.Tensors]]]
-"""Folder and manifest of the copied version -> the fields of the manifest and the files that are others in the copy."""
 
-
-def republish(registry: Registry, name: str, edit: Edit | None = None) -> SnapshotVersion:
+def republish(registry: Registry, name: str) -> SnapshotVersion:
     """Return the new version, a child of the one that it copies. Without that one's resume part, which only the newest
     versions keep, learning goes on from its weights with a new optimizer.
 
@@ -34,16 +30,15 @@ def republish(registry: Registry, name: str, edit: Edit | None = None) -> Snapsh
             "parent_id": chosen.manifest.snapshot_id,
             "created_ms": time.time_ns() // 1_000_000,
             "continues_id": None,
-            "is_republished": edit is None,
+            "is_republished": True,
             "restarts": latest.manifest.restarts,  # those were carried out; this is another one
             "signature": None,
             "signatures": {},
             **_unchanged(chosen.manifest),
         }
         files = {each: folder / each for each in chosen.manifest.sha256 if each.partition("/")[0] in parts}
-        fields, others = edit(folder, chosen.manifest) if edit else ({}, {})
         copy = Path(temporary) / "copy"
-        bundle.write(copy, chosen.manifest.model_copy(update={**own, **fields}), {**files, **others})
+        bundle.write(copy, chosen.manifest.model_copy(update=own), files)
         return registry.publish(copy, latest.version)
 
 

@@ -16,32 +16,8 @@ ports.ChampionStatements).
 
 import hashlib
 import json
-from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict
-
-
-class SampledRange(BaseModel):
-    """A range of the log of which a learner that lagged learns a share of the requests, chosen by a hash of the
-    request id (distill/ingest/catch_up.py)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    start: dict[int, int]
-    """Partition -> first offset; partitions that are not named start at their first message."""
-    end: dict[int, int]
-    """Partition -> one past the last offset."""
-    share: float
-    """The share of the requests that is learned."""
-
-    def holds(self, partition: int, offset: int) -> bool:
-        """Return whether this offset lies in the range."""
-        return self.start.get(partition, 0) <= offset < self.end.get(partition, 0)
-
-    def reaches_beyond(self, offsets: Mapping[int, int]) -> bool:
-        """Return whether a part of the range lies at or behind these next offsets."""
-        return any(offsets.get(partition, 0) < end for partition, end in self.end.items())
-
 
 LEAST_TENANT_REQUESTS = 4
 """Held-out requests of a tenant from which on it is measured, and judged, apart from the small ones."""
@@ -152,8 +128,9 @@ class Manifest(BaseModel):
     in the n-gram cache or among the kept records."""
     counts: dict[str, int] = {}
     """Records skipped, by reason, since the base drafter."""
-    lag_samples: tuple[SampledRange, ...] = ()
-    """The ranges that reach beyond the parent's offsets; they hold for this snapshot's records and for what comes."""
+    passed_over: dict[int, int] = {}
+    """Partition -> the first of the offsets that the learner passed over since it lagged; they reach up to `offsets`.
+    """
     traceparent: str | None = None
     """W3C trace context of the publication; None: the distiller was not traced."""
     code_version: str = ""

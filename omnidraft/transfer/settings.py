@@ -6,8 +6,8 @@ from typing import Literal
 from omnidraft.config import AlmSettings
 from omnidraft.errors import ConfigError
 
-LOSSES = ("alm", "alm_tv", "nll")
-"""The losses that need no trace: likelihood matching with KL or total variation, and the text's own likelihood."""
+LOSSES = ("alm", "nll")
+"""The losses that need no trace: likelihood matching, and the text's own likelihood."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,6 @@ def distillation(
         factor_judge=FactorJudge(learning, section.tenant_factors, groups),
         steps_per_snapshot=section.steps_per_snapshot,
         max_lag_records=section.max_lag_records,
-        lag_sample_records=section.lag_sample_records,
         journal=journal,
         truncation=truncation,
         forgetting=_forgetting(settings, tokenizers, retention, batcher, learning, files, metrics),
@@ -181,7 +180,7 @@ def learner(settings: Settings, tokenizers: Vocabularies) -> "Learner":
         precision=section.precision,
     )
     cache = ngram_cache(settings, tokenizers, None)
-    head = None if section.head == "off" else AcceptanceHead(model.hidden_size, seed=section.seed)
+    head = AcceptanceHead(model.hidden_size, seed=section.seed) if section.head else None
     return Learner(model, tokenizers.drafter, tokenizers.target.vocabulary, tokenizers.alignment, cache, section, head)
 
 

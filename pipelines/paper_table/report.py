@@ -43,10 +43,9 @@ WARM = (
 
 ADAPTIVE = (
     "Chains of the drafter model with splits and merges, without trees and memory, so that only their lengths differ. "
-    "`static`: four tokens, untrained. `adapt only`: the acceptance head learns, the drafter is frozen. "
-    "`distill only`: four tokens after `dm + 0.2 ngram`, or as many as a policy without a head says. `joint` and "
-    "`interleaved`: drafter and head learn in the same steps or in turn, and a chain ends where a rejection in it is "
-    "likelier than gamma."
+    "`static`: four tokens, untrained. `distill only`: four tokens after `dm + 0.2 ngram`, or as many as a policy "
+    "without a head says. `interleaved`: drafter and acceptance head learn in turn, and a chain ends where a rejection "
+    "in it is likelier than gamma."
 )
 
 

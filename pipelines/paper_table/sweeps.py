@@ -32,7 +32,7 @@ CHAINS: Mapping[str, Any] = {"suffix_memory": False, "lookup": False, "trees": F
 class AdaptiveMethod:
     """A row of the paper's Table 2: what has learned, and what ends a chain."""
 
-    head: str | None
+    head: bool | None
     """`learner.head`; None: the drafter stays as it comes."""
     decode: Mapping[str, Any]
 
@@ -40,13 +40,11 @@ class AdaptiveMethod:
 ADAPTIVE: Mapping[str, AdaptiveMethod] = {
     "static": AdaptiveMethod(None, {"policy": "fixed", "num_draft_tokens": 4}),
     "untrained, cost": AdaptiveMethod(None, {"policy": "cost"}),
-    "adapt only": AdaptiveMethod("only", {"policy": "acceptance"}),
-    "distill only": AdaptiveMethod("off", {"policy": "fixed", "num_draft_tokens": 4}),
-    "distill only, threshold": AdaptiveMethod("off", {"policy": "threshold"}),
-    "distill only, cost": AdaptiveMethod("off", {"policy": "cost"}),
+    "distill only": AdaptiveMethod(False, {"policy": "fixed", "num_draft_tokens": 4}),
+    "distill only, threshold": AdaptiveMethod(False, {"policy": "threshold"}),
+    "distill only, cost": AdaptiveMethod(False, {"policy": "cost"}),
     **{
-        f"{head}, gamma {gamma:g}": AdaptiveMethod(head, {"policy": "acceptance", "max_rejection": gamma})
-        for head in ("joint", "interleaved")
+        f"interleaved, gamma {gamma:g}": AdaptiveMethod(True, {"policy": "acceptance", "max_rejection": gamma})
         for gamma in GAMMAS
     },
 }
@@ -131,10 +129,10 @@ class Sweep:
             ways[name] = decoding.drafting(folder, settings.model_copy(update={"decode": decode}))
         return ways
 
-    def _learned_with(self, head: str | None) -> tuple[config.Settings, Path]:
+    def _learned_with(self, head: bool | None) -> tuple[config.Settings, Path]:
         """Return settings, and the snapshot folder of what learned with this `learner.head`; None: the n-gram cache
         alone did, as it does in every row."""
-        settings = METHODS["ours"].settings(self.target, self.plan, head=head or "off")
+        settings = METHODS["ours"].settings(self.target, self.plan, head=bool(head))
         return settings, snapshot(settings, self.task, self.plan, is_trained=head is not None)
 
     def _methods_at(self, temperature: float) -> dict[str, Way]:

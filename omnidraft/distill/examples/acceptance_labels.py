@@ -1,4 +1,4 @@
-"""Drafted tokens of a record with the target's verdict on each: labels for the acceptance head, and rejected tokens.
+"""Drafted tokens of a record with the target's verdict on each: labels for the acceptance head.
 
 A label is conditional on the node's parent, as a node's acceptance in a tree is: the pieces of a split multiply along
 the path. A merge is one node, so it has one label; the pieces before its last one are no target tokens. Where a draft
@@ -8,7 +8,7 @@ A node whose parent was not drawn, or that lies behind the end of the text, has 
 the label for w = 1, 1 / sum_v max(p_v q_t / p_t, q_v), needs q of every token, and a record has it for drafted ones
 alone. `right`, whether the token was drawn, has the right mean for every w, and under penalties, bias and grammars,
 whose distribution no record has: there it stands for both.
-Shapes: R rounds, M drafted nodes of all rounds together, L labelled ones, N targets of the head or rejected tokens,
+Shapes: R rounds, M drafted nodes of all rounds together, L labelled ones, N targets of the head,
 E emitted tokens, P positions, K log-probabilities per emitted token, T target ids. Letters: p is the target's raw
 distribution, x the one after temperature and truncation.
 Source: docs/algorithms.md, section 8; SpecDec++, https://arxiv.org/abs/2405.19715.
@@ -42,8 +42,7 @@ def acceptance_targets(
     return AcceptanceTargets(
         row_N=positions.at_P[row_L[chosen_L]],
         log_q_N=record.rounds.log_q_M[labels.node_L[chosen_L]].astype(np.float32),
-        soft_N=(labels.right_L if record.noise_weight else labels.soft_L)[chosen_L],
-        right_N=labels.right_L[chosen_L],
+        label_N=(labels.right_L if record.noise_weight else labels.soft_L)[chosen_L],
     )
 
 
@@ -119,25 +118,6 @@ def target_distribution(
     total_E = weights_EK.sum(axis=1) + tail_E
     other_E = np.minimum(tail_E, np.exp(least_E / temperature)) / total_E
     return TargetDistribution(logprobs.top_ids_EK.astype(np.int64), weights_EK / total_E[:, None], other_E)
-
-
-def rejected_tokens(rounds: Rounds) -> np.ndarray:
-    """Return the index of an emitted token and a target id that was drafted there and rejected, int64 [N, 2].
-
-    They are in the order of the text. A round ends with the target's own token, which nobody drafted: the children of
-    the last node on its path were drafted instead. Nodes behind these have no p in the record. A round that ends the
-    text on its path rejected nothing.
-    """
-    num_nodes_R = rounds.num_nodes_R.astype(np.int64)
-    round_M = np.repeat(np.arange(len(num_nodes_R)), num_nodes_R)
-    node_M = np.arange(len(round_M)) - (np.cumsum(num_nodes_R) - num_nodes_R)[round_M] + 1  # 0 is the root
-    last_R = np.zeros(len(num_nodes_R), np.int64)
-    np.maximum.at(last_R, round_M, np.where(rounds.accepted_M == 1, node_M, 0))
-    num_emitted_R, num_accepted_R = rounds.num_emitted_R.astype(np.int64), rounds.num_accepted_R.astype(np.int64)
-    own_R = np.cumsum(num_emitted_R) - 1
-    has_own_R = num_emitted_R == num_accepted_R + 1
-    is_rejected_M = has_own_R[round_M] & (rounds.parents_M == last_R[round_M]) & (rounds.accepted_M == 0)
-    return np.stack([own_R[round_M], rounds.node_ids_M.astype(np.int64)], axis=1)[is_rejected_M]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,12 @@ from torch import Tensor
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
-Kind = Literal[
-    "boundary", "direct", "nearest", "ranked", "emitted", "piece", "weighted piece", "rejected", "chunk", "hidden"
-]
+Kind = Literal["boundary", "direct", "emitted", "piece", "chunk", "hidden"]
 """The positions that a loss is evaluated at:
 boundary: an emitted target token and a draft token start together, and the record has the target's log-probabilities;
 direct: the same positions, over the draft tokens that are target tokens;
-nearest: the same, each target token's mass with the draft token that is spelled most like it;
-ranked: the same, over the target's likeliest tokens by rank, whatever they are;
 emitted: the same, also without log-probabilities, wherever the drafter has a token for the emitted one;
-piece: the draft pieces of an emitted n-gram; weighted piece: the same where the record has log-probabilities;
-rejected: a boundary where a drafted token was rejected, once for each such token;
+piece: the draft pieces of an emitted n-gram;
 chunk: draft tokens between two points where the tokenisations meet;
 hidden: these points, where the target's hidden states are known. No loss on logits is evaluated there."""
 
@@ -77,20 +72,8 @@ class BucketTargets(Targets[Array]):
     """bool, False at padding."""
     log_p_rest_N: Array
     """float32, -inf when nothing is outside the buckets."""
-    emitted_N: Array
-    """int64; the draft token that came next; an id outside the vocabulary when the drafter has none for it."""
     rest_V: Array | None = None
     """bool; the draft tokens that may be in the rest, the others belong nowhere; None: all."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankedTargets(Targets[Array]):
-    """The probabilities of the target's likeliest tokens at N positions, whatever these tokens are."""
-
-    p_NK: Array
-    """float32, falling; 0 where the record has fewer."""
-    p_rest_N: Array
-    """float32; all other tokens together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +115,9 @@ class AcceptanceTargets(Targets[Array]):
 
     log_q_N: Array
     """float32; log q at drafting time, summed over all draft tokens that spell the drafted token."""
-    soft_N: Array
-    """float32; the target's probability of the token; `right_N` where drafting looked at the target's noise."""
-    right_N: Array
-    """float32; 1 where the token was right, else 0."""
+    label_N: Array
+    """float32; the target's probability of the token; where drafting looked at the target's noise, 1 if the token was
+    right, else 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +128,7 @@ class HiddenTargets(Targets[Array]):
     """float32."""
 
 
-LossTargets = BucketTargets[Array] | RankedTargets[Array] | ChunkTargets[Array] | HiddenTargets[Array]
+LossTargets = BucketTargets[Array] | ChunkTargets[Array] | HiddenTargets[Array]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A trace record as a training example: draft ids, and the targets that each loss has at some of them.
 
 Shapes: T draft ids of prompt and answer, P positions where an emitted target token begins at a draft boundary, M draft
-pieces of emitted n-grams, N rejected tokens. `at` is the index of the draft id whose hidden state predicts.
+pieces of emitted n-grams. `at` is the index of the draft id whose hidden state predicts.
 The end of the text is predicted at the last boundary. Special ids inside the text are predicted too, and are input
 where the drafter has them. See docs/algorithms.md, section 6.
 """
@@ -15,23 +15,19 @@ from typing import Self
 import numpy as np
 
 from omnidraft.config import AlmSettings
-from omnidraft.distill.examples.acceptance_labels import acceptance_targets, rejected_tokens
+from omnidraft.distill.examples.acceptance_labels import acceptance_targets
 from omnidraft.distill.examples.answer_alignment import AlignedAnswer, align_answer, require_inside
 from omnidraft.distill.examples.buckets import (
     Split,
     bucket_targets,
     certain_buckets,
     direct_buckets,
-    nearest_buckets,
-    one_against_all,
-    ranked_targets,
 )
 from omnidraft.distill.examples.chunks import Chunker
 from omnidraft.distill.examples.targets import AcceptanceTargets, Kind, LossTargets, Positions
 from omnidraft.errors import VocabularyError, WireError
 from omnidraft.traces.record import TargetLogprobs, TraceRecord
 from omnidraft.vocab.alignment import Alignment
-from omnidraft.vocab.nearest_tokens import NearestTokens
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -86,7 +82,7 @@ class TrainingExample:
             piece_ids_M=none,
             piece_row_M=none,
             targets=targets,
-            acceptance=AcceptanceTargets(none, none_32, none_32, none_32),
+            acceptance=AcceptanceTargets(none, none_32, none_32),
             ngrams=(),
             num_emitted=len(at_P),
             skipped={},
@@ -110,13 +106,7 @@ class ExampleBuilder:
         *,
         max_tokens: int,
         alm: AlmSettings | None = None,
-        nearest: NearestTokens | None = None,
     ) -> None:
-        """
-        Args:
-            nearest: without it no example has targets at "nearest".
-        """
-        self._nearest = nearest
         self._tokenizer, self._target, self._alignment = draft_tokenizer, target_vocabulary, alignment
         self._max_tokens = max_tokens
         self._chunker = Chunker(alm or AlmSettings(), draft_tokenizer.vocabulary, target_vocabulary)
@@ -191,39 +181,19 @@ class ExampleBuilder:
         pieces_M3: np.ndarray,
     ) -> dict[Kind, LossTargets[np.ndarray]]:
         is_draftable_P = positions.draft_P < self._alignment.num_draft
-        piece_at_M, piece_ids_M, piece_row_M = pieces_M3.T
+        piece_at_M, piece_ids_M, _ = pieces_M3.T
         tokens: dict[Kind, LossTargets[np.ndarray]] = {
             "emitted": certain_buckets(positions.at_P[is_draftable_P], positions.draft_P[is_draftable_P]),
             "piece": certain_buckets(piece_at_M, piece_ids_M),
         }
         if (logprobs := record.beliefs) is None:
             return tokens
-        boundary = bucket_targets(logprobs, positions, self._alignment, _splits(logprobs, answer, row_of))
-        rejected_N2 = self._rejected(record, answer.num_before, row_of)
-        log_p_P = logprobs.emitted_log_p_E[positions.emitted_P].astype(np.float32).clip(max=0.0)
         has_bytes_E = self._target.num_bytes[answer.target_ids[answer.num_before :]] > 0
-        if self._nearest is not None:
-            nearest_T = self._nearest.of(logprobs.top_ids_EK[positions.emitted_P])
-            tokens["nearest"] = nearest_buckets(logprobs, positions, nearest_T, self._alignment.num_draft)
         return tokens | {
-            "boundary": boundary,
+            "boundary": bucket_targets(logprobs, positions, self._alignment, _splits(logprobs, answer, row_of)),
             "direct": direct_buckets(logprobs, positions, self._alignment),
-            "ranked": ranked_targets(logprobs, positions),
-            "rejected": one_against_all(boundary, rejected_N2[:, 0], rejected_N2[:, 1]),
-            "weighted piece": certain_buckets(piece_at_M, piece_ids_M, log_p_P[piece_row_M]),
             "chunk": self._chunker.chunks(logprobs, positions, ids_T, has_bytes_E),
         }
-
-    def _rejected(self, record: TraceRecord, num_before: int, row_of: Mapping[int, int]) -> np.ndarray:
-        """Return the row in P and the first draft id of each token that was rejected there, once each, int64 [N, 2]."""
-        first_T = np.append(self._alignment.draft_first_T, self._alignment.num_draft)
-        rejected = {
-            (row_of[emitted + num_before], int(first_T[min(target, self._alignment.num_target)]))
-            for emitted, target in rejected_tokens(record.rounds).tolist()
-            if emitted + num_before in row_of
-        }
-        draftable = sorted(pair for pair in rejected if pair[1] < self._alignment.num_draft)
-        return np.array(draftable, np.int64).reshape(-1, 2)
 
 
 def _splits(logprobs: TargetLogprobs, answer: AlignedAnswer, row_of: Mapping[int, int]) -> list[Split]:

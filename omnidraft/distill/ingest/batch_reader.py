@@ -1,20 +1,32 @@
-"""The batch reader: it polls the log into the batcher, without the records that a lagging learner leaves out."""
+"""The batch reader: it polls the log into the batcher, and goes on at the newest messages when too many wait.
+
+That is decided at snapshots alone: the messages between the offsets so far and those to go on from are counted as
+`passed_over` and stay in the log, and the snapshot that follows has both offsets. So a run that resumes from it goes on
+where this one does, and the audit knows of every offset whether it was to be learned.
+"""
 
 import logging
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from omnidraft.distill.ingest.batcher import Batch, Batcher
-from omnidraft.distill.ingest.catch_up import CatchUp
 from omnidraft.distill.ingest.log_position import LogPosition
-from omnidraft.distill.ingest.trace_consumer import PolledRecords, TraceConsumer
+from omnidraft.distill.ingest.trace_consumer import SKIPPED, PolledRecords, TraceConsumer
 from omnidraft.distill.ingest.truncation_mark import TruncationMark
-from omnidraft.errors import LogReplaced, LogTruncated, OffsetOutOfRange
-from omnidraft.ports import Announcement, Metrics
+from omnidraft.errors import BusError, LogReplaced, LogTruncated, OffsetOutOfRange
+from omnidraft.ports import PASSED_OVER, Announcement, Metrics, Offsets
 from omnidraft.snapshots.manifest import Manifest
 
 POLL_RECORDS = 64
 POLL_TIMEOUT_S = 0.5
+CHECK_S = 2.0
+"""Seconds between two reads of the end of the log."""
+LAG = "omnidraft_log_lag_records"
+KEPT_SHARE = 0.1
+"""Of `max_lag_records`, the newest that are kept when more wait. A learner that never keeps up so learns in order for a
+while, and young records, before it passes over some again."""
 
 logger = logging.getLogger(__name__)
 
@@ -32,34 +44,34 @@ class BatchReader:
         metrics: Metrics,
         truncation: TruncationMark | None = None,
         *,
-        max_records: int | None,
-        sample_records: int,
+        max_lag_records: int,
     ) -> None:
-        """`max_records`, `sample_records`: see catch_up.py."""
-        self._consumer, self._batcher = consumer, batcher
-        self._catch_up = CatchUp(consumer, batcher, metrics, max_records=max_records, sample_records=sample_records)
+        """`max_lag_records`: messages that may wait; 0: any number."""
+        self._consumer, self._batcher, self._metrics = consumer, batcher, metrics
+        self._max_lag_records = max_lag_records
+        self._ends: Offsets = {}
+        self._next_update_s = 0.0
         self.position = LogPosition(consumer, batcher, metrics, truncation)
         self._is_drained = False
 
     def resume(self, manifest: Manifest) -> None:
         """Go on from this snapshot; the batcher is resumed apart."""
         self.position.resume(manifest)
-        self._catch_up.resume(manifest.lag_samples)
+        self._ends = {}
 
     def begin_snapshot(self) -> dict[str, Any]:
-        """Decide what holds from the next snapshot on, and return its manifest's fields about the log."""
+        """Decide what holds from the next snapshot on, and return its manifest's fields about the log.
+
+        Where it has passed over messages, `seek` is due before the next batch.
+        """
         self._batcher.admit_partitions()
-        self._catch_up.maybe_begin_range()
+        passed_over = self._pass_over()
         return {
             **self.position.manifest_fields(),
             "offsets": self._batcher.offsets(),
             "held_out_records": len(self._batcher.held_out),
-            "lag_samples": self._catch_up.ranges,
+            "passed_over": passed_over,
         }
-
-    def end_snapshot(self) -> None:
-        """Note that the snapshot is published."""
-        self._catch_up.published()
 
     def next_batch(self, with_retries: RetriedPoll) -> Batch | None:
         """Return the next batch; None after a poll that did not complete one.
@@ -67,12 +79,12 @@ class BatchReader:
         Raises:
             LogReplaced: an operator has to say where to go on. Whatever `with_retries` raises, too.
         """
-        self._catch_up.update_lag()
+        self._update_lag()
         batch = self._batcher.take(is_drained=self._is_drained)
         if batch is not None or not self._batcher.has_capacity:
             return batch
         polled = with_retries(self._poll)
-        self._batcher.add(self._catch_up.filter(polled))
+        self._batcher.add(polled)
         self._is_drained = not polled.next_offsets
         return self._batcher.take(is_drained=self._is_drained)
 
@@ -84,8 +96,43 @@ class BatchReader:
         """Return whether reading goes on where this order says. Raises BusError."""
         has_moved = self.position.restart(order)
         if has_moved:
-            self._catch_up.resume(())
+            self._ends = {}  # of the log as it was; the order says where to go on
         return has_moved
+
+    def _pass_over(self) -> Offsets:
+        """Go on at the newest messages if too many wait; return the first offset of each partition that is left out."""
+        waiting = self._lag()
+        num_waiting = sum(waiting.values())
+        if not self._max_lag_records or num_waiting <= self._max_lag_records:
+            return {}
+        share = KEPT_SHARE * self._max_lag_records / num_waiting
+        offsets = {partition: self._ends[partition] - int(share * number) for partition, number in waiting.items()}
+        firsts = self._batcher.pass_over(offsets)
+        num_passed = sum(offsets[partition] - first for partition, first in firsts.items())
+        self._metrics.add(SKIPPED, num_passed, reason=PASSED_OVER)
+        logger.warning(
+            "learning lags: %d messages wait, more than %d, so %d are passed over and it goes on at %s",
+            num_waiting,
+            self._max_lag_records,
+            num_passed,
+            offsets,
+        )
+        return firsts
+
+    def _update_lag(self) -> None:
+        """Read where the log ends and update the lag gauge, at most every CHECK_S seconds."""
+        if time.monotonic() < self._next_update_s:
+            return
+        self._next_update_s = time.monotonic() + CHECK_S
+        with suppress(BusError):  # the next poll reports it
+            self._ends = self._consumer.end_offsets()
+            for partition, lag in self._lag().items():
+                self._metrics.set(LAG, lag, partition=str(partition))
+
+    def _lag(self) -> dict[int, int]:
+        """Return the number of messages of each partition that are to be learned, as far as the end is known."""
+        offsets = self._batcher.offsets()
+        return {partition: max(0, end - offsets.get(partition, 0)) for partition, end in self._ends.items()}
 
     def _poll(self) -> PolledRecords:
         """Raises BusError, LogReplaced."""

@@ -31,7 +31,7 @@ from omnidraft.distill.ingest.record_disposition import (
 from omnidraft.distill.ingest.tenant_shares import StepShare, StepShares, TenantGroups, keep_newest_of_each
 from omnidraft.distill.ingest.trace_consumer import PolledRecords, RecordAt, Skipped
 from omnidraft.distill.resume_tensors import records_from_tensors, records_to_tensors
-from omnidraft.ports import OVER_SHARE, POISON, Offsets
+from omnidraft.ports import OVER_SHARE, PASSED_OVER, POISON, Offsets
 from omnidraft.traces.record import TraceRecord
 
 LOOKAHEAD = 1024
@@ -195,6 +195,23 @@ class Batcher:
         self._buffers.clear()
         self._skipped.clear()
         self._next_offsets = dict(offsets)
+
+    def pass_over(self, offsets: Offsets) -> dict[int, int]:
+        """Drop the buffers and count what lies before these offsets as passed over; the log is read on from them.
+
+        Args:
+            offsets: of all partitions; where one lies behind what is learned, nothing is passed over.
+
+        Returns:
+            The first offset that is passed over, of each partition that has some.
+        """
+        before = self.offsets()
+        firsts = {each: before.get(each, 0) for each, offset in offsets.items() if offset > before.get(each, 0)}
+        self.start_at(before | {each: offsets[each] for each in firsts})
+        self._skipped += [
+            (each, offsets[each] - 1, PASSED_OVER, offsets[each] - first) for each, first in firsts.items()
+        ]
+        return firsts
 
     def restart_at(self, offsets: Offsets) -> None:
         """Do the same in a log of which nothing was learned: no record of it is a duplicate of those before."""

@@ -1,7 +1,6 @@
-"""The disposition of a readable record of our pair: learned, held out, or dropped as a duplicate, unless a learner that
-lags sampled it out.
+"""The disposition of a readable record of our pair: learned, held out, or dropped as a duplicate.
 
-The batcher and catch_up.py decide while learning; the audit decides again, from the log.
+The batcher decides while learning; the audit decides again, from the log.
 """
 
 import hashlib
@@ -18,7 +17,7 @@ snapshot."""
 
 
 class Disposition(StrEnum):
-    """The disposition of a record that is not sampled out. The values are keys of a manifest's counts."""
+    """The disposition of a record that is not passed over. The values are keys of a manifest's counts."""
 
     LEARNED = "learned"
     HELD_OUT = "held_out"
@@ -33,14 +32,6 @@ def record_key(record: TraceRecord) -> int:
 def is_held_out(record: TraceRecord, held_out_every: int) -> bool:
     """Return whether the record's request is held out: one in `held_out_every`, by a hash; 0 holds none out."""
     return held_out_every > 0 and hash_63(record.request) % held_out_every == 0
-
-
-def is_sampled_out(record: TraceRecord, share: float) -> bool:
-    """Return whether the record's request is not among this share of the requests, which a learner that lags learns.
-
-    Independent of `is_held_out`; a larger share contains every smaller one.
-    """
-    return hash_63(f"catch-up\n{record.request}") >= share * (1 << 63)
 
 
 def disposition(key: int, held_out: bool, *seen: Container[int]) -> Disposition:

@@ -60,7 +60,7 @@ class PolledRecords:
     next_offsets: Offsets
     """The next offset of every partition that moved; past dead letters too."""
     skipped: tuple[Skipped, ...] = ()
-    """Every dead letter, every record of another pair and every one sampled out, in the same order."""
+    """Every dead letter, and every record of another pair, in the same order."""
 
 
 class TraceConsumer:

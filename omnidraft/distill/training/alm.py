@@ -26,15 +26,6 @@ def chunk_kl(logits_RV: Tensor, chunks: ChunkTargets[Tensor]) -> Tensor:
     return chunks.tau * (same_N + other_N)
 
 
-def chunk_tv(logits_RV: Tensor, chunks: ChunkTargets[Tensor]) -> Tensor:
-    """Return tau * |p^(1/tau) - q^(1/tau)|, the total variation of the same two.
-
-    For large tau it tends to |log p - log q|.
-    """
-    log_p_N, log_q_N = _tempered(chunks.log_p_N, chunks.tau), _tempered(log_q(logits_RV, chunks), chunks.tau)
-    return chunks.tau * (log_p_N.expm1() - log_q_N.expm1()).abs()
-
-
 def log_q(logits_RV: Tensor, chunks: ChunkTargets[Tensor]) -> Tensor:
     """Return the log of the drafter's likelihood of each chunk, with the boundary after it when `starts_V` is given."""
     offset_L = torch.arange(chunks.ids_NL.shape[1])

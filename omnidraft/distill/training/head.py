@@ -1,14 +1,12 @@
 """The acceptance head learns which drafted tokens were accepted: binary cross-entropy on labels from traces.
 
-Three schedules: `joint` adds its loss to the drafter's in every step, and both learn from the sum; its gradient flows
-on into the drafter's hidden states, as that of one loss over all weights does. `interleaved` lets the drafter learn
-from every record, and the head in between, from records of the replay buffer with the drafter frozen as it is then.
-`only` never changes the drafter.
-Rejected tokens are fewer than accepted ones and weigh more; with a weight other than 1 the head's numbers are no
-probabilities but lower, by log(weight) in the logit.
-Shapes: G drafted tokens, N rows of hidden states or targets, H hidden size.
-Source: docs/algorithms.md, section 8; the schedules are OmniDraft's, https://arxiv.org/abs/2507.02659, algorithms 3 and
-4; the loss is that of SpecDec++, https://arxiv.org/abs/2405.19715, as in its code,
+The drafter learns from every record, and the head in between, from records of the replay buffer with the drafter frozen
+as it is then.
+Rejected tokens are fewer than accepted ones and weigh more, so the head's numbers are no probabilities but lower, by
+log(REJECTED_WEIGHT) in the logit: chains end earlier.
+Shapes: N drafted tokens, H hidden size.
+Source: docs/algorithms.md, section 8; the schedule is OmniDraft's, https://arxiv.org/abs/2507.02659, algorithm 4; the
+loss is that of SpecDec++, https://arxiv.org/abs/2405.19715, as in its code,
 https://github.com/Kaffaljidhmah2/SpecDec_pp.
 """
 
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from omnidraft.distill.examples.collate import PackedBatch, join, pack
+from omnidraft.distill.examples.collate import join, pack
 from omnidraft.distill.examples.targets import AcceptanceTargets, Array
 from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.distill.resume_tensors import adam_state, check_shapes, copy_into, load_adam_state, master_weights
@@ -28,64 +26,45 @@ from omnidraft.ports import TrainableDrafter, TrainableHead
 
 LOSS = "head"
 """The name of the head's loss in a step's report."""
-LEARNING_RATE = 1e-3
 REJECTED_WEIGHT = 6.0
-"""The weight of a rejected guess relative to an accepted one, that of SpecDec++; higher ends chains earlier. With 1 the
-head's outputs are calibrated probabilities."""
+"""The weight of a rejected token relative to an accepted one; SpecDec++'s."""
+LEARNING_RATE = 1e-3
 _PREFIX = "head."
 
 logger = logging.getLogger(__name__)
 
 
 class HeadTrainer:
-    """One head and its optimizer. In a step: `begin`, `backward` for each pass, `finish`, then `optimizer.step`."""
+    """One head and its optimizer. In a step: `gradients`, then `optimizer.step`."""
 
     def __init__(self, head: TrainableHead) -> None:
         self._head = head
         self._trained = head.trained()
         self._new = self.serving_tensors()
         self.optimizer = torch.optim.AdamW(self._trained.values(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
-        self._total_weight = self._sum = 0.0
-
-    def begin(self, examples: Sequence[TrainingExample]) -> None:
-        """Start a step over these examples."""
-        self.optimizer.zero_grad(set_to_none=True)
-        self._total_weight = sum(float(_weights(each.acceptance.soft_N).sum()) for each in examples)
-        self._sum = 0.0
-
-    def backward(self, batch: PackedBatch, row_N: Tensor, hidden_NH: Tensor) -> None:
-        """Add the gradient of this batch's share of the loss, to the hidden states too if they require it.
-
-        Args:
-            row_N: the rows of the pass that the hidden states belong to, rising; drafted tokens at others are left out.
-        """
-        drafted: AcceptanceTargets[Tensor] = join(batch, [each.acceptance for each in batch.examples])
-        known_G = torch.isin(drafted.row_N, row_N)
-        if not known_G.any():
-            return
-        hidden_GH = hidden_NH[torch.searchsorted(row_N, drafted.row_N[known_G])].float()
-        logit_G = self._head.logits(hidden_GH, drafted.log_q_N[known_G])
-        label_G = drafted.soft_N[known_G]
-        loss_G = label_G * softplus(-logit_G) + (_weights(label_G) - label_G) * softplus(logit_G)
-        loss = loss_G.sum() / self._total_weight
-        loss.backward()
-        self._sum += loss.item()
-
-    def finish(self) -> tuple[dict[str, float], float]:
-        """Return the step's loss, {} without drafted tokens, and the norm of the gradient before clipping."""
-        if all(parameter.grad is None for parameter in self._trained.values()):
-            return {}, 0.0
-        norm = torch.nn.utils.clip_grad_norm_(list(self._trained.values()), GRAD_CLIP).item()
-        return {LOSS: self._sum}, norm
 
     def gradients(self, model: TrainableDrafter, examples: Sequence[TrainingExample]) -> tuple[dict[str, float], float]:
-        """Compute `begin`, `backward` and `finish` with the drafter frozen."""
-        self.begin(examples)
-        for batch in pack(examples, model.precision) if self._total_weight else ():
+        """Compute the gradient of the mean loss with the drafter frozen.
+
+        Returns:
+            The loss, {} without drafted tokens, and the norm of the gradient before clipping.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        total_weight = sum(float(_weights(each.acceptance.label_N).sum()) for each in examples)
+        if not total_weight:
+            return {}, 0.0
+        total = 0.0
+        for batch in pack(examples, model.precision):
+            drafted: AcceptanceTargets[Tensor] = join(batch, [each.acceptance for each in batch.examples])
             with torch.no_grad():
-                hidden_NH = model.hidden(batch.texts())
-            self.backward(batch, torch.arange(len(hidden_NH)), hidden_NH)
-        return self.finish()
+                hidden_NH = model.hidden(batch.texts())[drafted.row_N].float()
+            logit_N, label_N = self._head.logits(hidden_NH, drafted.log_q_N), drafted.label_N
+            loss_N = label_N * softplus(-logit_N) + (_weights(label_N) - label_N) * softplus(logit_N)
+            loss = loss_N.sum() / total_weight
+            loss.backward()
+            total += loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(list(self._trained.values()), GRAD_CLIP).item()
+        return {LOSS: total}, norm
 
     def serving_tensors(self) -> dict[str, Tensor]:
         """Return the weights that a snapshot has beside the drafter's."""
@@ -122,9 +101,9 @@ class HeadTrainer:
             master_weights(self._trained, tensors, _PREFIX)
 
 
-def _weights(label_G: Array) -> Array:
+def _weights(label_N: Array) -> Array:
     """Return the weight of each drafted token: of its accepted and of its rejected part together."""
-    return label_G + REJECTED_WEIGHT * (1 - label_G)
+    return label_N + REJECTED_WEIGHT * (1 - label_N)
 
 
 def _has_head(state: Mapping[str, Tensor]) -> bool:

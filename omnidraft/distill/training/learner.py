@@ -32,7 +32,6 @@ from omnidraft.errors import ConfigError
 from omnidraft.ports import TrainableDrafter, TrainableHead
 from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.alignment import Alignment
-from omnidraft.vocab.nearest_tokens import NearestTokens
 from omnidraft.vocab.ngram_cache import NgramCache
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
@@ -57,7 +56,7 @@ class Learner:
         """Build the optimizers, and the acceptance head's trainer when there is a head.
 
         Args:
-            head: it is trained on the schedule of `learner.head`.
+            head: it is trained between the drafter's steps.
 
         Raises:
             ConfigError: an unknown loss, or a drafter with fewer rows than its vocabulary has ids.
@@ -68,13 +67,11 @@ class Learner:
         self.counters = Counters()
         max_tokens = min(settings.max_tokens, model.context_limit)
         self._terms = parse(settings.loss)
-        vocabularies = draft_tokenizer.vocabulary, target_vocabulary
         self._builder = builder = ExampleBuilder(
             draft_tokenizer,
             target_vocabulary,
             alignment,
             max_tokens=max_tokens,
-            nearest=NearestTokens(alignment, *vocabularies) if "mined" in dict(self._terms) else None,
         )
         self._settings = settings
         self._optimizer = torch.optim.AdamW(parameter_groups(model.trained(), settings), weight_decay=0.0, fused=True)
@@ -83,7 +80,7 @@ class Learner:
             capacity=REPLAY_CAPACITY,
             per_step=settings.replay_records,
             seed=settings.seed,
-            for_head=settings.records_per_step if settings.head == "interleaved" else 0,
+            for_head=settings.records_per_step if head is not None else 0,
             for_tenants=settings.records_per_step if settings.tenant_factors.most_tenants else 0,
         )
         self.factors = FactorTrainer(
@@ -101,7 +98,7 @@ class Learner:
         batch = [*examples, *replayed]
         losses, grad_norm, is_update = self._update(*self._gradients(batch), len(batch), skipped)
         self._replay.add(records, number)
-        head_losses, _, is_head_update = self._train_interleaved_head(number, skipped)
+        head_losses, _, is_head_update = self._train_head(number, skipped)
         report = StepReport(
             losses=losses | head_losses,
             grad_norm=grad_norm,
@@ -223,55 +220,40 @@ class Learner:
             for ngram in example.ngrams:
                 self.cache.insert(ngram.draft_ids, ngram.target_id)
 
-    def _train_interleaved_head(self, number: int, skipped: Counter[str]) -> tuple[dict[str, float], float, bool]:
+    def _train_head(self, number: int, skipped: Counter[str]) -> tuple[dict[str, float], float, bool]:
         """Train the head alone between two steps of the drafter, when the replay buffer draws records for it."""
         examples = self._builder.build_readable(self._replay.draw_for_head(number), Counter())
         if self._head is None or not examples:
             return {}, 0.0, False
         losses, norm = self._head.gradients(self.model, examples)
-        return self._update(losses, [norm], len(examples), skipped)
+        return self._update(losses, norm, len(examples), skipped)
 
     def _update(
-        self, losses: dict[str, float], grad_norms: Sequence[float], num_records: int, skipped: Counter[str]
+        self, losses: dict[str, float], grad_norm: float, num_records: int, skipped: Counter[str]
     ) -> tuple[dict[str, float], float, bool]:
         """Step the optimizers unless a number is not finite; a parameter without a gradient stays as it is."""
         if not losses:
             return {}, 0.0, False
-        is_finite = bool(np.isfinite([*grad_norms, *losses.values()]).all())
+        is_finite = bool(np.isfinite([grad_norm, *losses.values()]).all())
         for optimizer in self._optimizers():
             if is_finite:
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         if not is_finite:
             skipped["not_finite"] += num_records
-            logger.warning("step skipped: losses %s, gradient norms %s", losses, grad_norms)
-        return losses, grad_norms[0], is_finite
+            logger.warning("step skipped: losses %s, gradient norm %s", losses, grad_norm)
+        return losses, grad_norm, is_finite
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [self._optimizer, *([self._head.optimizer] if self._head else [])]
 
-    def _gradients(self, examples: Sequence[TrainingExample]) -> tuple[dict[str, float], list[float]]:
-        """Return mean losses, none when there is nothing to learn, and norms of the gradients before clipping."""
-        if self._head and self._settings.head == "only":
-            losses, norm = self._head.gradients(self.model, examples)
-            return losses, [norm]
-        joint = self._head if self._settings.head == "joint" else None
-        losses, norm = self._drafter_gradients(examples, joint)
-        if joint is None or not losses:
-            return losses, [norm]
-        head_losses, head_norm = joint.finish()
-        return losses | head_losses, [norm, head_norm]
-
-    def _drafter_gradients(
-        self, examples: Sequence[TrainingExample], joint: HeadTrainer | None
-    ) -> tuple[dict[str, float], float]:
+    def _gradients(self, examples: Sequence[TrainingExample]) -> tuple[dict[str, float], float]:
+        """Return mean losses, none when there is nothing to learn, and the norm of the gradient before clipping."""
         num_by_loss = num_positions(examples, self._terms)
         if not any(num_by_loss.values()):
             return {}, 0.0
         self._optimizer.zero_grad(set_to_none=True)
-        if joint:
-            joint.begin(examples)
-        sums = backward(self.model, examples, self._terms, num_by_loss, joint)
+        sums = backward(self.model, examples, self._terms, num_by_loss)
         parameters = list(self.model.trained().values())
         grad_norm = torch.nn.utils.clip_grad_norm_(parameters, GRAD_CLIP).item()
         return {name: total / num_by_loss[name] for name, total in sums.items() if num_by_loss[name]}, grad_norm

@@ -26,20 +26,11 @@ class Loss:
 LOSSES: dict[str, Loss] = {
     "dm": Loss(divergences.forward_kl, "boundary"),
     "dm_reverse": Loss(divergences.reverse_kl, "boundary"),
-    "dm_mixed": Loss(divergences.mixed_kl, "boundary"),
     "dm_paper": Loss(divergences.paper_kl, "direct"),
-    "jsd": Loss(divergences.jensen_shannon, "boundary"),
     "tv": Loss(divergences.total_variation, "boundary"),
-    "lk": Loss(divergences.lk_hybrid, "boundary"),
-    "osd": Loss(divergences.wrong_token_kl, "boundary"),
     "nll": Loss(divergences.emitted_nll, "emitted"),
-    "mined": Loss(divergences.forward_kl, "nearest"),
-    "uld": Loss(divergences.sorted_distance, "ranked"),
     "ngram": Loss(divergences.emitted_nll, "piece"),
-    "ngram_p": Loss(divergences.weighted_nll, "weighted piece"),
-    "rejected": Loss(divergences.rejected_kl, "rejected"),
     "alm": Loss(alm.chunk_kl, "chunk"),
-    "alm_tv": Loss(alm.chunk_tv, "chunk"),
 }
 
 

@@ -77,13 +77,6 @@ def test_a_folder_that_is_no_snapshot_is_not_published_and_makes_no_registry(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_factors_are_not_rolled_back_where_there_is_no_registry(command: Run, tmp_path: Path) -> None:
-    done = command("tenants", "factors", "rollback", "acme")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"there is no registry at directory:///{tmp_path}/registry yet: " in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     "order", [("pause",), ("resume",), ("restart", "--from", "latest"), ("restart", "--version", "1")]
 )
@@ -110,7 +103,7 @@ def test_what_is_ordered_is_printed(command: Run, environ: dict[str, str], kind:
     assert (order.kind, order.target) == (kind, target)
 
 
-@pytest.mark.parametrize("order", ["factors off", "factors on", "factors rollback", "forget --yes"])
+@pytest.mark.parametrize("order", ["factors off", "factors on", "forget --yes"])
 def test_a_tenant_without_a_name_is_refused(command: Run, environ: dict[str, str], order: str) -> None:
     done = command("tenants", *order.split(), "")
     assert (done.returncode, done.stdout) == (2, "")

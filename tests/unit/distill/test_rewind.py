@@ -1,6 +1,7 @@
 """After refusals learning goes back to the champion, and on from its own place: nothing is lost or learned twice."""
 
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,9 +13,8 @@ from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.publisher import LEARNER
 from omnidraft.errors import SnapshotStale
 from omnidraft.ports import Announcement, SnapshotVersion
-from omnidraft.registry.republish import Edit, republish
+from omnidraft.registry.republish import republish
 from omnidraft.snapshots import bundle
-from omnidraft.snapshots.manifest import Manifest
 from tests.audit_case import CLEAN, case_of
 from tests.distiller_runs import Killed, Setting, learned, names, run_until_idle
 from tests.tiny_pair import assert_same
@@ -175,27 +175,41 @@ def test_an_order_without_anything_to_go_back_from_changes_nothing(setting: Sett
     assert learned(journal)
 
 
-def of_another_shape(folder: Path, manifest: Manifest, prefix: str = "") -> tuple[dict, dict]:
+Edit = Callable[[Path], tuple[dict, dict]]
+"""Folder of a snapshot -> the fields of its manifest and the files that are others in a copy."""
+
+
+def publish_edited_champion(setting: Setting, edit: Edit) -> SnapshotVersion:
+    champion, folder = setting.registry.resolve("champion"), setting.folder
+    fetched = setting.registry.fetch(champion.version, folder / "fetched", bundle.parts_of(champion.manifest))
+    fields, files = edit(fetched)
+    own = {"snapshot_id": "edited", "parent_id": champion.manifest.snapshot_id}
+    files = {**{name: fetched / name for name in champion.manifest.sha256}, **files}
+    bundle.write(folder / "edited", champion.manifest.model_copy(update={**own, **fields}), files)
+    return setting.registry.publish(folder / "edited", setting.registry.resolve("latest").version)
+
+
+def of_another_shape(folder: Path, prefix: str = "") -> tuple[dict, dict]:
     """Only the matrices whose names begin so are."""
     tensors = bundle.tensors(folder, LEARNER)
     others = {name: each[:1].clone() for name, each in tensors.items() if each.ndim == 2 and name.startswith(prefix)}
     return {}, {LEARNER: {**tensors, **others}}
 
 
-def of_another_kind(folder: Path, manifest: Manifest) -> tuple[dict, dict]:
+def of_another_kind(folder: Path) -> tuple[dict, dict]:
     return {"train": "lora"}, {}
 
 
 @pytest.mark.parametrize(
     ("edit", "head"),
-    [(of_another_shape, "off"), (of_another_kind, "off"), (partial(of_another_shape, prefix="head."), "joint")],
+    [(of_another_shape, False), (of_another_kind, False), (partial(of_another_shape, prefix="head."), True)],
     ids=["of another shape", "of another kind", "its head alone of another shape"],
 )
 def test_where_the_champion_does_not_fit_the_learner_learning_goes_on_as_it_is(
-    pair, tmp_path: Path, edit: Edit, head: str, caplog: pytest.LogCaptureFixture
+    pair, tmp_path: Path, edit: Edit, head: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     setting = after_refusals(pair, tmp_path, head=head)
-    setting.registry.promote(republish(setting.registry, "champion", edit).version)
+    setting.registry.promote(publish_edited_champion(setting, edit).version)
     republish(setting.registry, str(versions(setting)[-2].version))
     twin = twin_of(setting)
     run_until_idle(twin.distiller(held_out_every=5)[0])

@@ -86,7 +86,7 @@ def test_a_version_or_alias_comes_from_the_registry(settings: Settings, folder: 
 def with_head(settings: Settings, tmp_path: Path) -> Path:
     """The base drafter's own weights and a head that has learned nothing."""
     words = wiring.vocabularies(settings)
-    learner = wiring.learner(settings.model_copy(update={"learner": LearnerSettings(head="only")}), words)
+    learner = wiring.learner(settings.model_copy(update={"learner": LearnerSettings(head=True)}), words)
     told = manifest("head", target=settings.models.target, drafter=settings.models.drafter, train="full")
     parts = {bundle.DRAFTER: learner.serving_tensors(), bundle.NGRAMS: learner.cache.to_arrays()}
     bundle.write(tmp_path / "head", told, parts)

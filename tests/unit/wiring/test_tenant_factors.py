@@ -14,8 +14,7 @@ from omnidraft.config import LearnerSettings, Settings
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.snapshot.factor_switch import FactorSwitch
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
-from omnidraft.distill.publisher import LEARNER
-from omnidraft.distill.resume_encryption import decrypt_records, encrypt_records
+from omnidraft.distill.resume_encryption import encrypt_records
 from omnidraft.errors import SnapshotCorrupt
 from omnidraft.ports import Announcement, SnapshotVersion
 from omnidraft.snapshots import bundle
@@ -60,16 +59,13 @@ class Snapshots:
         tenants=("a", "b"),
         inside: dict[str, str] | None = None,
         cipher=None,
-        is_resumable: bool = False,
         **changes,
     ) -> SnapshotVersion:
-        """`inside`: whose factors a tenant's file really holds. `is_resumable`: a learner can go on with the last ones.
-        `changes` of what the manifest says of each."""
+        """`inside`: whose factors a tenant's file really holds. `changes` of what the manifest says of each."""
         parts, told = {bundle.DRAFTER: self.weights}, []
         for tenant in tenants:
             tensors = {tensor_name(0): to_tensor(self.fitted((inside or {}).get(tenant, tenant)))}
             parts[file_name(tenant)] = tensors if cipher is None else encrypt_records(tensors, cipher)
-            parts |= {LEARNER: parts[file_name(tenant)]} if is_resumable else {}
             fields = {"version": 1, "rank": 8, "num_requests": 9, "before": 0.5, "after": 0.6, "change_error": 0.01}
             base = {"base": weights_digest(self.weights), "file": file_name(tenant)}
             told.append(TenantFactors(tenant=tenant, **fields | base | changes))
@@ -203,37 +199,3 @@ def test_an_operator_lists_factors_and_turns_them_off(
     reader = wiring.log_reader(plain, settings.log.control_topic)
     reader.seek({})
     assert b"factors_off" in reader.poll(10, 1.0).messages[0].value
-
-
-def test_an_operator_takes_an_earlier_fit_back(
-    snapshots: Snapshots, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    registry = wiring.registry(settings)
-    for number, name in enumerate(("first", "second")):
-        snapshots.write(name, version=number + 1)
-        registry.publish(tmp_path / "snapshots" / name, number or None)
-    environ = environ_of(settings)
-    command = ("tenants", "factors", "rollback", "a")
-    assert "published as version 3: a has fit 1" in run_cli(command, monkeypatch, capsys, environ).stdout
-    versions = {each.tenant: each.version for each in registry.resolve("latest").manifest.tenant_factors}
-    assert versions == {"a": 1, "b": 2}
-    refused = run_cli((*command, "--to", "7"), monkeypatch, capsys, environ)
-    assert refused.returncode != 0
-    assert "no snapshot is called '7'" in refused.stderr
-
-
-def test_an_earlier_fit_comes_back_encrypted_with_the_master_key(
-    snapshots: Snapshots, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    settings = without_store(settings)
-    registry, cipher = wiring.registry(settings), record_cipher(settings)
-    for number, name in enumerate(("first", "second")):
-        snapshots.write(name, tenants=["a"], cipher=cipher, is_resumable=True, version=number + 1)
-        registry.publish(tmp_path / "snapshots" / name, number or None)
-    keys = json.dumps([key.get_secret_value() for key in settings.log.encryption_keys])
-    environ = environ_of(settings) | {"OMNIDRAFT_LOG__ENCRYPTION_KEYS": keys}
-    done = run_cli(("tenants", "factors", "rollback", "a"), monkeypatch, capsys, environ)
-    assert "published as version 3: a has fit 1" in done.stdout
-    tensors = bundle.tensors(registry.fetch(3, tmp_path / "look", ("resume",)), LEARNER)
-    assert tensor_name(0) not in tensors
-    assert tensor_name(0) in decrypt_records(tensors, cipher)[0]

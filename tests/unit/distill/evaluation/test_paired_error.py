@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from omnidraft.distill.evaluation.paired_error import paired_standard_error
-from omnidraft.distill.ingest.record_disposition import is_held_out, is_sampled_out
+from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.traces.request_ids import answer_id
 from tests.trace_records import make_record
 
@@ -61,6 +61,5 @@ def test_several_answers_of_one_request_are_one_draw_and_on_one_side() -> None:
         first = make_record(f"request{number}")
         answers = [first, *(make_record(answer_id(first.request_id, choice)) for choice in range(1, 4))]
         assert len({is_held_out(each, 4) for each in answers}) == 1
-        assert len({is_sampled_out(each, 0.5) for each in answers}) == 1
     assert len({each.request_id for each in answers}) == 4
     assert paired_standard_error([(each.request, hits(1, 9), hits(3, 9)) for each in answers]) is None

@@ -37,21 +37,19 @@ def test_right_and_wrong_tokens_differ_in_label_and_have_the_drafters_log_q(pair
     is_right_N = drafted.log_q_N == np.float32(RIGHT_LOG_Q)
     assert is_right_N.any()
     assert (drafted.log_q_N[~is_right_N] == np.float32(WRONG_LOG_Q)).all()
-    assert drafted.right_N[is_right_N].all()
-    assert np.array_equal(drafted.soft_N, drafted.right_N)
+    assert drafted.label_N[is_right_N].all()
     drafted_at_1 = build(pair, replace(record, temperature=1.0, top_p=None)).acceptance
-    assert drafted_at_1.soft_N[is_right_N] == pytest.approx(0.7, abs=0.02)  # a merge's beginning may share with others
-    assert np.array_equal(drafted_at_1.right_N, drafted.right_N)
+    assert drafted_at_1.label_N[is_right_N] == pytest.approx(0.7, abs=0.02)  # a merge's beginning may share with others
 
 
 def test_a_token_drafted_with_a_look_at_the_targets_noise_has_its_hard_label(pair) -> None:
     """The soft label is right for drafting that does not depend on the draw."""
     record = replace(with_drafts(pair, pair.record(text=TEXT), seed=2), temperature=1.0, top_p=None)
-    shaped_by_noise = build(pair, replace(record, noise_weight=0.5)).acceptance
-    assert np.array_equal(shaped_by_noise.soft_N, shaped_by_noise.right_N)
+    hard_N = build(pair, replace(record, temperature=0.0)).acceptance.label_N
+    assert set(hard_N.tolist()) == {0.0, 1.0}
+    assert np.array_equal(build(pair, replace(record, noise_weight=0.5)).acceptance.label_N, hard_N)
     for noise_weight in (None, 0.0):
-        drafted = build(pair, replace(record, noise_weight=noise_weight)).acceptance
-        assert not np.array_equal(drafted.soft_N, drafted.right_N)
+        assert not np.array_equal(build(pair, replace(record, noise_weight=noise_weight)).acceptance.label_N, hard_N)
 
 
 def test_tokens_that_the_drafter_did_not_choose_are_no_targets(pair) -> None:
@@ -74,7 +72,7 @@ def test_drafted_tokens_outside_the_window_are_left_out(pair) -> None:
     shift = len(whole.ids_T) - len(cut.ids_T)
     num = len(cut.acceptance.row_N)
     assert np.array_equal(cut.acceptance.row_N + shift, whole.acceptance.row_N[-num:])
-    assert np.array_equal(cut.acceptance.soft_N, whole.acceptance.soft_N[-num:])
+    assert np.array_equal(cut.acceptance.label_N, whole.acceptance.label_N[-num:])
 
 
 def test_a_record_without_drafts_has_no_targets(pair) -> None:

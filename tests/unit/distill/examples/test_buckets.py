@@ -7,9 +7,6 @@ from omnidraft.distill.examples.buckets import (
     Split,
     bucket_targets,
     direct_buckets,
-    nearest_buckets,
-    one_against_all,
-    ranked_targets,
 )
 from omnidraft.distill.examples.targets import Positions
 from omnidraft.traces.record import TargetLogprobs
@@ -70,22 +67,3 @@ def test_without_a_direct_token_in_the_record_all_mass_is_rest() -> None:
         with np.errstate(divide="ignore"):
             logprobs = toy_logprobs([2, 4], [0.4, 0.3], tail, 0.4)
         assert as_masses(direct_buckets(logprobs, ONLY, TOY)) == pytest.approx({"rest": 1.0})
-
-
-def test_one_draft_token_against_all_else_has_no_mass_when_it_is_not_in_the_record() -> None:
-    logprobs = toy_logprobs([0, 2, 1, 3], [0.4, 0.2, 0.2, 0.1], 0.1, 0.4)
-    buckets = bucket_targets(logprobs, ONLY, TOY, [])
-    assert as_masses(one_against_all(buckets, np.array([0]), np.array([1]))) == pytest.approx({1: 0.2, "rest": 0.8})
-    assert as_masses(one_against_all(buckets, np.array([0]), np.array([3]))) == pytest.approx({3: 0.0, "rest": 1.0})
-
-
-def test_the_nearest_draft_tokens_get_the_mass_of_what_is_spelled_like_them() -> None:
-    logprobs = toy_logprobs([0, 2, 1, 3], [0.4, 0.2, 0.2, 0.1], 0.1, 0.4)
-    masses = as_masses(nearest_buckets(logprobs, ONLY, nearest_T=np.array([0, 1, 3, 4, 1]), num_draft=4))
-    assert masses == pytest.approx({0: 0.4, 1: 0.2, 3: 0.2, "rest": 0.2})
-
-
-def test_ranks_fall_whatever_the_order_of_the_record() -> None:
-    ranked = ranked_targets(toy_logprobs([0, 2, 1, 3], [0.2, 0.1, 0.4, 0.2], 0.1, 0.4), ONLY)
-    assert ranked.p_NK[0] == pytest.approx([0.4, 0.2, 0.2, 0.1])
-    assert ranked.p_rest_N == pytest.approx([0.1])

@@ -125,8 +125,8 @@ def test_the_draft_token_at_a_position_is_the_one_that_comes_next_or_the_partner
     example = build(pair, pair.record(text=TEXT))
     emitted = example.targets["emitted"]
     assert emitted.row_N.tolist() == example.at_P.tolist()
-    assert emitted.emitted_N[:-1].tolist() == example.ids_T[example.at_P[:-1] + 1].tolist()
-    assert emitted.emitted_N[-1] == pair.draft.vocabulary.roles["eos"]
+    assert emitted.ids_NS[:-1, 0].tolist() == example.ids_T[example.at_P[:-1] + 1].tolist()
+    assert emitted.ids_NS[-1, 0] == pair.draft.vocabulary.roles["eos"]
 
 
 def test_a_special_id_without_a_partner_cannot_be_drafted(pair) -> None:
@@ -138,41 +138,6 @@ def test_a_special_id_without_a_partner_cannot_be_drafted(pair) -> None:
 
 def without(lists: PackedLists, index: int) -> PackedLists:
     return PackedLists.of([() if n == index else lists[n] for n in range(len(lists))])
-
-
-def test_a_rejected_token_has_a_bucket_of_its_first_draft_token_where_it_was_rejected(pair) -> None:
-    record = pair.record(text=TEXT)
-    example = build(pair, record)
-    row_of = {index: row for row, index in enumerate(emitted_indices(pair, record, example))}
-    logprobs, first_T = record.beliefs, pair.alignment.draft_first_T
-    expected = {
-        (example.at_P[row_of[own]], int(first_T[target]))
-        for own in range(1, len(record.emitted_ids), 2)  # conftest.make_rounds: two children at every second token
-        for target in logprobs.top_ids_EK[own, 1:3]
-        if own in row_of and first_T[target] < pair.alignment.num_draft
-    }
-    rejected = example.targets["rejected"]
-    assert set(zip(rejected.row_N, rejected.ids_NS[:, 0], strict=True)) == expected
-    assert len(expected) == len(rejected) > 5
-    mass_N = np.exp(rejected.log_p_NS[:, 0]) + np.exp(rejected.log_p_rest_N)
-    np.testing.assert_allclose(mass_N, 1.0, atol=2e-3)
-
-
-def emitted_indices(pair, record: TraceRecord, example: TrainingExample) -> list[int]:
-    texts = [pair.target.vocabulary.spell(record.emitted_ids[:n].tolist()) for n in range(len(record.emitted_ids))]
-    before = spelled_before(pair, example, record)
-    return [index for index, text in enumerate(texts) if text in before]
-
-
-def test_the_probability_of_an_emitted_token_weighs_its_pieces(pair) -> None:
-    record = pair.record(text=TEXT)
-    falling = np.linspace(-1, -3, len(record.emitted_ids)).astype(np.float16)
-    record = replace(record, beliefs=replace(record.beliefs, emitted_log_p_E=falling))
-    example = build(pair, record)
-    of_position = falling[emitted_indices(pair, record, example)]
-    log_p_M = example.targets["weighted piece"].log_p_NS[:, 0]
-    assert log_p_M.tolist() == of_position[example.piece_row_M].tolist()
-    assert len(log_p_M) > 0
 
 
 def test_no_prompt_means_no_first_position(pair) -> None:
@@ -234,7 +199,7 @@ def test_special_ids_inside_an_answer_are_predicted_and_the_text_after_them_foll
     specials = [row for row, token in enumerate(example.emitted_P) if token == pair.target.vocabulary.roles["eos"]]
     assert len(specials) == 4
     for row in specials:
-        assert example.ids_T[example.at_P[row] + 1] == example.targets["boundary"].emitted_N[row] == eos
+        assert example.ids_T[example.at_P[row] + 1] == eos
         assert row + 1 == len(example.at_P) or example.at_P[row + 1] == example.at_P[row] + 1
     assert set(example.at_P[specials]) <= set(example.targets["emitted"].row_N)
     assert all(eos not in ngram.draft_ids for ngram in example.ngrams)

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from omnidraft.distill.examples.training_example import ExampleBuilder, Training
 from omnidraft.distill.training import gradients as fast
 from omnidraft.distill.training.losses import LOSSES
 from omnidraft.ports import PackedTexts
-from omnidraft.vocab.nearest_tokens import NearestTokens
 
 TEXTS = (
     "The river goes into the sea. ",
@@ -29,10 +27,7 @@ SUM = tuple((name, 0.1 + 0.2 * index) for index, name in enumerate(LOSSES))
 
 def examples_of(pair, alm: AlmSettings) -> list[TrainingExample]:
     """Several records with beliefs of unlike width, one of them without any."""
-    nearest = NearestTokens(pair.alignment, pair.draft.vocabulary, pair.target.vocabulary)
-    builder = ExampleBuilder(
-        pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=60, alm=alm, nearest=nearest
-    )
+    builder = ExampleBuilder(pair.draft, pair.target.vocabulary, pair.alignment, max_tokens=60, alm=alm)
     records = [pair.record(f"r{n}", text, seed=n) for n, text in enumerate(TEXTS)]
     narrow = replace(
         records[1].beliefs,
@@ -52,21 +47,11 @@ def slow_losses(model, example: TrainingExample, name: str) -> list[Tensor]:
         return []
     targets = example.targets[kind]
     if kind == "chunk":
-        return slow_chunks(name, logits_TV, targets)
-    if name in ("nll", "ngram", "ngram_p"):
-        weight_N = np.exp(targets.log_p_NS[:, 0])
-        rows = zip(targets.row_N, targets.emitted_N, weight_N, strict=True)
-        return [-float(weight) * logits_TV[at].log_softmax(dim=-1)[token] for at, token, weight in rows]
-    if kind == "ranked":
-        rows = zip(targets.row_N, targets.p_NK, targets.p_rest_N, strict=True)
-        return [distance_by_rank(logits_TV[at], p_K, float(rest)) for at, p_K, rest in rows]
+        return slow_chunks(logits_TV, targets)
+    if name in ("nll", "ngram"):
+        rows = zip(targets.row_N, targets.ids_NS[:, 0], strict=True)
+        return [-logits_TV[at].log_softmax(dim=-1)[token] for at, token in rows]
     return [one(LOSSES[name], logits_TV, targets, number) for number in range(len(targets))]
-
-
-def distance_by_rank(logits_V: Tensor, p_K: np.ndarray, p_rest: float) -> Tensor:
-    q_V = logits_V.softmax(dim=-1).sort(descending=True).values
-    ranks = sum((float(p) - q).abs() for p, q in zip(p_K, q_V, strict=False))
-    return ranks + (p_rest - q_V[len(p_K) :].sum()).abs()
 
 
 def all_logits(model, example: TrainingExample) -> Tensor:
@@ -87,13 +72,12 @@ def one(loss, logits_TV: Tensor, targets: BucketTargets, number: int) -> Tensor:
         torch.from_numpy(targets.log_p_NS[number])[real][None],
         real[real][None],
         torch.tensor([targets.log_p_rest_N[number]]),
-        torch.tensor([targets.emitted_N[number]]),
         None if targets.rest_V is None else torch.from_numpy(targets.rest_V),
     )
     return loss.per_position(logits_TV[targets.row_N[number]][None], single)[0]
 
 
-def slow_chunks(name: str, logits_TV: Tensor, chunks: ChunkTargets) -> list[Tensor]:
+def slow_chunks(logits_TV: Tensor, chunks: ChunkTargets) -> list[Tensor]:
     log_q_TV = logits_TV.log_softmax(dim=-1)
     losses = []
     for at, ids, num, log_p in zip(chunks.row_N, chunks.ids_NL, chunks.num_ids_N, chunks.log_p_N, strict=True):
@@ -102,7 +86,7 @@ def slow_chunks(name: str, logits_TV: Tensor, chunks: ChunkTargets) -> list[Tens
             log_q = log_q + log_q_TV[at + num][torch.from_numpy(chunks.starts_V)].exp().sum().log()
         p, q = torch.tensor(log_p / chunks.tau - 1e-6).exp(), (log_q / chunks.tau - 1e-6).exp()
         kl = p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
-        losses.append(chunks.tau * (kl if name == "alm" else (p - q).abs()))
+        losses.append(chunks.tau * kl)
     return losses
 
 

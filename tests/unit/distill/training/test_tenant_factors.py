@@ -21,7 +21,7 @@ def records(pair, tenant: str, num: int, first: int = 0) -> list:
     ]
 
 
-@pytest.mark.parametrize("learning", [{}, {"train": "lora"}, {"precision": "bfloat16"}, {"head": "joint"}], ids=str)
+@pytest.mark.parametrize("learning", [{}, {"train": "lora"}, {"precision": "bfloat16"}, {"head": True}], ids=str)
 def test_a_tenants_factors_learn_and_no_weight_of_the_drafter_changes(lively_pair, learning):
     pair = lively_pair
     learner = pair.learner(learning_rate=1e-6, **FACTORS, **learning)

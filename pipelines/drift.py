@@ -21,15 +21,46 @@ from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import RequestError
 from omnidraft.hosts import process
 from omnidraft.progress import bar
+from omnidraft.prompts import Prompt
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import report
 from pipelines.lib.pictures import picture
-from pipelines.paper_table.parts import TablePlan, prompts_of, records, settings_for
+from pipelines.lib.recording import Recording, RecordingLimits, rows_of_split
 
 WITHOUT_CACHE, WITH_REPLAY, FROZEN = "without n-gram cache", "with replay", "frozen at the change"
 ARMS = ("with n-gram cache", WITHOUT_CACHE, WITH_REPLAY, FROZEN)
 WINDOW = 3
 """The number of batches in a moving mean of the plot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Where prompts are, and how they are answered."""
+
+    data: Path
+    work: Path
+    """Folder of records, where an interrupted run finds them again."""
+    drafter: str | None
+    max_new_tokens: int
+
+    def settings(self, target: str, **sections: dict[str, Any]) -> config.Settings:
+        """Return the settings of one target."""
+        return config.load(None, models={"target": target, "drafter": self.drafter}, **sections)
+
+    def prompts(self, task: str, split: str, num: int, skip: int = 0) -> list[Prompt]:
+        """Return rows of a task; see rows_of_split."""
+        return rows_of_split(self.data / f"{task}.jsonl", num, split, skip)
+
+    def records(self, target: str, task: str, rows: Sequence[Prompt]) -> list[TraceRecord]:
+        """Return records of the target's own answers, at temperature 0."""
+        limits = RecordingLimits(self.max_new_tokens, task)
+        recording = Recording(self.settings(target), self.work / "records", limits, is_given=False)
+        answers: list[TraceRecord] = []
+        with bar(f"{target}: {task} answers", len(rows)) as advance:
+            for of_prompt in recording.records_of(rows):
+                answers += of_prompt
+                advance()
+        return answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +91,7 @@ def main(
     num_test: Annotated[int, typer.Option(min=1, help="Test answers of the first phase, to see what is kept.")] = 8,
     replay_records: Annotated[int, typer.Option(min=1, help="Learned again in each step, in one arm.")] = 2,
     max_new_tokens: Annotated[int, typer.Option(min=8)] = 128,
-    work: Annotated[Path, typer.Option(help="A folder for records.")] = Path("runs/paper_table"),
+    work: Annotated[Path, typer.Option(help="A folder for records.")] = Path("runs/drift"),
     out: Annotated[Path, typer.Option(help="Folder of the plot.")] = Path("runs/drift"),
     json_path: Annotated[Path | None, typer.Option("--json", help="A file for all figures.")] = None,
 ) -> None:
@@ -68,13 +99,12 @@ def main(
     phases = phases_of(targets.split(","), tasks.split(","), num_answers)
     if len(phases) < 2:
         raise RequestError("nothing drifts: name two targets or two tasks")
-    plan = TablePlan(data, work, num_answers, num_test, max_new_tokens, drafter)
-    for phase in phases:
-        prompts_of(phase.task, "train", plan, phase.skip)
-    prompts_of(phases[0].task, "test", plan)
+    plan, first = Answers(data, work, drafter, max_new_tokens), phases[0]
+    asked = [(each, plan.prompts(each.task, "train", num_answers, each.skip)) for each in phases]
+    test = plan.prompts(first.task, "test", num_test)
     out.mkdir(parents=True, exist_ok=True)
-    traffic = [(each, records(settings_for(each.target, plan), each.task, "train", plan, each.skip)) for each in phases]
-    first_test = records(settings_for(phases[0].target, plan), phases[0].task, "test", plan)
+    traffic = [(each, plan.records(each.target, each.task, rows)) for each, rows in asked]
+    first_test = plan.records(first.target, first.task, test)
     content: dict[str, Any] = {"phases": [str(phase) for phase in phases], "arms": {}, "kept": {}}
     for arm in ARMS:
         drift_arm = DriftArm(arm, plan, replay_records)
@@ -102,7 +132,7 @@ def phases_of(targets: Sequence[str], tasks: Sequence[str], num_answers: int) ->
 class DriftArm:
     """One arm of the experiment: a learner that gets the traffic in order."""
 
-    def __init__(self, arm: str, plan: TablePlan, replay_records: int) -> None:
+    def __init__(self, arm: str, plan: Answers, replay_records: int) -> None:
         self._arm, self._plan = arm, plan
         self._section = {"replay_records": replay_records} if arm == WITH_REPLAY else {}
         self._learner: Learner | None = None
@@ -117,7 +147,7 @@ class DriftArm:
         num_tokens, first = 0, traffic[0][0]
         with bar(self._arm, sum(len(each) for _, each in traffic)) as advance:
             for phase, phase_records in traffic:
-                settings = settings_for(phase.target, self._plan, learner=self._section)
+                settings = self._plan.settings(phase.target, learner=self._section)
                 learner = self._learner_of(phase, settings, is_new=phase.target != self._target)
                 size = settings.learner.records_per_step
                 for batch in [phase_records[start : start + size] for start in range(0, len(phase_records), size)]:

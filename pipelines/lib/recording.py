@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnidraft import config, wiring
+from omnidraft import config, prompts, wiring
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
@@ -40,6 +40,20 @@ def require_not_given(options: Mapping[str, object], reason: str) -> None:
             raise RequestError(f"{name} {reason}")
 
 
+def rows_of_split(path: Path, num: int, split: str, skip: int = 0) -> list[Prompt]:
+    """Return `num` rows of the split after the first `skip`: what is learned must not judge.
+
+    Raises:
+        RequestError: the file is missing or too short, or does not say which rows are to be learned.
+    """
+    read = prompts.read(path, num, skip=skip, split=split)
+    if any(each.split is None for each in read):
+        raise RequestError(f"{path} has rows without `split`, train or test: what is learned must not judge")
+    if len(read) < num:
+        raise RequestError(f"{path} has {len(read)} rows of split {split} after the first {skip}, fewer than {num}")
+    return read
+
+
 class Recording:
     """Records answers of one target, and keeps each in a folder until all are there."""
 
@@ -55,14 +69,14 @@ class Recording:
         self._target: Target | None = None
         self._drafter: Proposer | None = None
 
-    def records_of(self, prompts: Sequence[Prompt]) -> Iterator[list[TraceRecord]]:
+    def records_of(self, rows: Sequence[Prompt]) -> Iterator[list[TraceRecord]]:
         """Yield the records of each prompt, in order; the models are loaded when the first is missing.
 
         Raises:
             RequestError: a prompt without an answer where answers are to be given, or too long for the target.
         """
         self._parts.mkdir(parents=True, exist_ok=True)
-        for number, prompt in enumerate(prompts):
+        for number, prompt in enumerate(rows):
             part = self._parts / f"{self._name(number, prompt)}.avro"
             if not part.exists():
                 archive.write(part, self._record(part.stem, prompt))

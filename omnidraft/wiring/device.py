@@ -28,7 +28,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "learner": {"train": "lora", "lora_rank": 64, "steps_per_snapshot": 4, "held_out_every": 8},
 }
 """Settings of a device where the user has none: one user asks less than a fleet, and has less memory and disk. Factors
-of rank 64 learn what full weights do (docs/results/paper_table.md) in a seventh of the state."""
+of rank 64 learn what full weights do in a seventh of the state."""
 
 
 def device_settings(settings: Settings, home: Path) -> Settings:

@@ -100,7 +100,7 @@ $(VLLM_STAMP): deploy/vllm/requirements-cpu.txt deploy/vllm/overrides-cpu.txt py
 	  -r deploy/vllm/requirements-cpu.txt --editable '.[kafka,mlflow]'
 	@touch $@
 
-test-long: setup ## The tests that take minutes: small soaks on tiny models
+test-long: setup ## What `make test` leaves out: small soaks, PostgreSQL, the wheel, Kubernetes, benchmarks' own tests
 	$(TEST_ENV) $(PYTHON) -m pytest -m long $(PYTEST_ARGS)
 
 test-real: setup ## The tests that load real models
@@ -125,10 +125,10 @@ bench-vllm: $(VLLM_STAMP) ## Measure vLLM alone, with its own drafting and with 
 
 bench-throughput: $(VLLM_STAMP) ## Measure our server, llama.cpp's and vLLM's under many clients (PROMPTS, JSON, BENCH_THROUGHPUT_ARGS)
 	$(PYTHON) -m pipelines.bench.throughput --vllm-venv $(VLLM_VENV) $(foreach file,$(firstword $(PROMPTS)),--prompts $(file)) \
-	  --json $(or $(JSON),runs/throughput.json) --plot $(basename $(or $(JSON),runs/throughput.json)).png $(BENCH_THROUGHPUT_ARGS)
+	  --json $(or $(JSON),runs/throughput.json) $(BENCH_THROUGHPUT_ARGS)
 
-soak: setup ## Kills, outages, load and drift, for an hour and a quarter, into runs/reliability.md (SOAK_PARTS, SOAK_ARGS)
-	$(PYTHON) -m pipelines.soak --parts $(SOAK_PARTS) --markdown runs/reliability.md $(SOAK_ARGS)
+soak: setup ## Kills, outages, load and drift, for an hour and a quarter, into runs/soak/report.json (SOAK_PARTS, SOAK_ARGS)
+	$(PYTHON) -m tests.soak --parts $(SOAK_PARTS) $(SOAK_ARGS)
 
 kafka: setup ## Run a Kafka broker in the foreground, without Docker
 	$(PYTHON) deploy/kafka/local_broker.py --port $(KAFKA_PORT) --data $(KAFKA_DATA)

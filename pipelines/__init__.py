@@ -1,1 +1,1 @@
-"""Runs that end: the demo, benchmarks, experiments, soaks, and tools to record, learn and evaluate."""
+"""Runs that end: the demo, benchmarks, experiments, and tools to record, learn and evaluate."""

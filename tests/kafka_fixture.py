@@ -3,13 +3,29 @@
 OMNIDRAFT_TEST_KAFKA=host:port names a running broker; OMNIDRAFT_REQUIRE_KAFKA=1 turns the skip into a failure.
 """
 
+import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from pipelines.soak.cluster import load_local_broker
+LOCAL_BROKER = Path(__file__).parents[1] / "deploy" / "kafka" / "local_broker.py"
+
+
+def load_local_broker() -> ModuleType:
+    """Import deploy/kafka/local_broker.py, which is a program and not part of a package."""
+    name = "omnidraft_local_broker"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, LOCAL_BROKER)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
 
 
 def skip_without_kafka(why: str) -> None:

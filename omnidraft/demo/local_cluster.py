@@ -1,11 +1,9 @@
-"""The services and their dependencies as real processes on this machine, for demo, soak and end-to-end tests."""
+"""The services and their dependencies as real processes on this machine, for the demo, benchmarks and tests."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,11 +20,6 @@ from omnidraft.exit_status import describe_exit
 STOP_TIMEOUT_S = 60.0
 IDLE_SHARE = 0.2
 """A process tree that uses less than this share of one core for a second is idle."""
-
-
-def service_command(name: str, config_path: Path) -> list[str]:
-    """Return the command of a service of the fleet with these settings."""
-    return [sys.executable, "-m", f"services.{name}", "--config", str(config_path)]
 
 
 class ServiceFailed(OmnidraftError):
@@ -53,10 +46,6 @@ class LocalCluster(AbstractContextManager["LocalCluster"]):
         self._processes[name] = process
         return process.pid
 
-    def adopt(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        """Take over a process that somebody else started."""
-        self._processes[name] = process
-
     def pid(self, name: str) -> int:
         """Return the process id."""
         return self._processes[name].pid
@@ -64,10 +53,6 @@ class LocalCluster(AbstractContextManager["LocalCluster"]):
     def is_running(self, name: str) -> bool:
         """Return whether it was started and has not ended."""
         return name in self._processes and self._processes[name].poll() is None
-
-    def ended(self) -> list[str]:
-        """Return the names of processes that ended by themselves."""
-        return [name for name, process in self._processes.items() if process.poll() is not None]
 
     def wait_for(self, ready: Callable[[], bool], what: str, timeout_s: float, *, poll_s: float = 0.3) -> None:
         """Wait until `ready()`. Raises ServiceFailed when a service ends before, or the time passes."""
@@ -86,30 +71,6 @@ class LocalCluster(AbstractContextManager["LocalCluster"]):
     def wait_until_idle(self, name: str, timeout_s: float) -> None:
         """Wait until the service and its children use no processor time: a paused learner has finished its step."""
         self.wait_for(lambda: _share_used(self._processes[name].pid) < IDLE_SHARE, f"idle {name}", timeout_s)
-
-    def children(self, name: str) -> list[psutil.Process]:
-        """Return the processes that a service started, and theirs."""
-        return _tree(self._processes[name].pid)[1:]
-
-    def kill(self, name: str) -> None:
-        """SIGKILL the service alone; its children have to end by themselves."""
-        process = self._processes.pop(name)
-        process.kill()
-        process.wait()
-
-    def kill_session(self, name: str) -> None:
-        """SIGKILL the service and its children at once."""
-        process = self._processes.pop(name)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-    def pause(self, name: str) -> None:
-        """Send SIGSTOP: the service does not answer, and its connections stay open."""
-        self._processes[name].send_signal(signal.SIGSTOP)
-
-    def resume(self, name: str) -> None:
-        """Send SIGCONT."""
-        self._processes[name].send_signal(signal.SIGCONT)
 
     def stop(self, name: str) -> int:
         """Send SIGTERM and return the exit code."""
@@ -146,30 +107,12 @@ def is_serving(url: str, path: str = "/readyz") -> bool:
         return False
 
 
-def empty_folder(folder: Path) -> Path:
-    """Remove everything in the folder and return it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
-
-
 def free_port() -> int:
     """Return a port of the loopback interface that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def tiny_models(folder: Path) -> dict[str, Path]:
-    """Make a tiny random target and drafter below `folder`, unless they exist, and return their folders."""
-    from omnidraft.testing.tiny_models import make_drafter, make_target
-
-    folders = {name: folder.absolute() / name for name in ("target", "drafter")}
-    if not folders["drafter"].exists():
-        make_target(folders["target"], spread=0.3)
-        make_drafter(folders["drafter"])
-    return folders
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

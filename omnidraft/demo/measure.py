@@ -6,7 +6,7 @@ from math import comb
 from statistics import median
 from typing import Any
 
-from omnidraft.demo.openai_client import CHAT, OpenAIClient, Reply
+from omnidraft.client import CHAT, OpenAIClient, Reply
 from omnidraft.errors import RequestError
 
 TIMEOUT_S = 600.0

@@ -14,14 +14,13 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from omnidraft import config, prompts
 from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.errors import ConfigError, RequestError
 from omnidraft.hosts import process
 from omnidraft.output_files import require_writable_file
+from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from pipelines.bench import page, summary
 from pipelines.bench.methods import NAMES, LoadedMethods, Setup, load
@@ -54,7 +53,7 @@ def main(
     quantize: Annotated[str | None, typer.Option(help="int4 or int8: the target of our own engine.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; an accelerator is used if there is one.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="A file for rows and runs.")] = None,
-    markdown_path: Annotated[Path | None, typer.Option("--markdown", help="A page, and a picture beside it.")] = None,
+    markdown_path: Annotated[Path | None, typer.Option("--markdown", help="A page with the tables.")] = None,
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:
     """Compare decoding methods."""
@@ -121,23 +120,16 @@ def _measure_all(
     publish: Callable[[], Any],
 ) -> None:
     """Run every method on every prompt; the order rotates from prompt to prompt."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, *times, console=console, speed_estimate_period=600) as progress:
-        bar = progress.add_task("warming up", total=sum(map(len, tasks.values())) * len(methods))
-        warm_up = replace(next(iter(tasks.values()))[0], text=WARM_UP_TEXT)
-        for method in methods.values():
-            _outcome(method, warm_up, min(WARM_UP_TOKENS, max_new_tokens))
-        for task, texts in tasks.items():
+    warm_up = replace(next(iter(tasks.values()))[0], text=WARM_UP_TEXT)
+    for method in methods.values():
+        _outcome(method, warm_up, min(WARM_UP_TOKENS, max_new_tokens))
+    for task, texts in tasks.items():
+        with bar(f"{task}: prompts", len(texts)) as advance:
             for number, prompt in enumerate(texts):
                 for name in rotated(list(methods), number):
-                    progress.update(bar, description=f"{task} {number + 1}/{len(texts)} {name}")
                     outcomes[task][name].append(_outcome(methods[name], prompt, max_new_tokens))
-                    progress.advance(bar)
                 publish()
-                if not console.is_terminal:  # which shows no bar before the end
-                    console.print(f"{task}: measured {number + 1} of {len(texts)} prompts")
+                advance()
 
 
 def _outcome(method: Method | Failure, prompt: Prompt, max_new_tokens: int) -> Outcome:

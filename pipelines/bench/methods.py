@@ -18,7 +18,7 @@ from one answer to the next, except in a stream (Setup.is_stream), nor from one 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from omnidraft import config, wiring
@@ -36,29 +36,38 @@ from pipelines.lib.own_snapshot import own_snapshot
 from pipelines.lib.prompt_requests import fields_of, ids_of
 
 TRACED = "omnidraft+traces"
-OURS: Mapping[str, tuple[Mode | None, int | None]] = {
-    "plain": ("fast", 0),
-    "plain-reproducible": ("reproducible", 0),
-    "omnidraft": (None, None),
-    "omnidraft-fast": ("fast", None),
-    "omnidraft-reproducible": ("reproducible", None),
-    "omnidraft+traces": (None, None),
+
+
+@dataclass(frozen=True, slots=True)
+class OwnMethod:
+    """How our engine decodes; None is the setting's."""
+
+    mode: Mode | None = None
+    num_draft_tokens: int | None = None
+    drafter: str | None = None
+    """Without a drafter the snapshot's memory stays."""
+    decode: Mapping[str, bool] = field(default_factory=dict)
+    """Changes to section `decode`."""
+
+
+OURS: Mapping[str, OwnMethod] = {
+    "plain": OwnMethod("fast", 0),
+    "plain-reproducible": OwnMethod("reproducible", 0),
+    "omnidraft": OwnMethod(),
+    "omnidraft-fast": OwnMethod("fast"),
+    "omnidraft-reproducible": OwnMethod("reproducible"),
+    TRACED: OwnMethod(),
+    "suffix": OwnMethod(drafter=config.NO_DRAFTER, decode={"suffix_memory": True}),
+    "lookup": OwnMethod(drafter=config.NO_DRAFTER, decode={"suffix_memory": False, "lookup": True}),
+    "drafter": OwnMethod(decode={"suffix_memory": False, "lookup": False}),
+    "drafter+lookup": OwnMethod(decode={"suffix_memory": False, "lookup": True}),
 }
-"""Name -> mode and drafted tokens; None is the setting's."""
-VARIANTS: Mapping[str, tuple[str | None, Mapping[str, bool]]] = {
-    "suffix": (config.NO_DRAFTER, {"suffix_memory": True}),
-    "lookup": (config.NO_DRAFTER, {"suffix_memory": False, "lookup": True}),
-    "drafter": (None, {"suffix_memory": False, "lookup": False}),
-    "drafter+lookup": (None, {"suffix_memory": False, "lookup": True}),
-}
-"""Name -> drafter and changes to section `decode`; None is the setting's. Without a drafter the snapshot's memory
-stays."""
-LLAMACPP: Mapping[str, tuple[Mode | None, int | None]] = {"llamacpp": ("fast", 0), "llamacpp+omnidraft": (None, None)}
+LLAMACPP: Mapping[str, OwnMethod] = {"llamacpp": OwnMethod("fast", 0), "llamacpp+omnidraft": OwnMethod()}
 HUGGINGFACE = ("hf-generate", "hf-uad", "hf-tli")
-NAMES = (*OURS, *VARIANTS, *HUGGINGFACE, *LLAMACPP)
+NAMES = (*OURS, *HUGGINGFACE, *LLAMACPP)
 
 BASELINES: Mapping[str, str] = {
-    "omnidraft+traces": "omnidraft",
+    TRACED: "omnidraft",
     "hf-uad": "hf-generate",
     "hf-tli": "hf-generate",
     "llamacpp+omnidraft": "llamacpp",
@@ -94,13 +103,7 @@ def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> LoadedMethods:
         OmnidraftError: our own engine cannot be loaded. Reasons of other methods are in `missing`.
     """
     worker = wiring.engine(setup.settings, CountingMetrics(), snapshot=setup.snapshot)
-    methods = dict[str, Method]()
-    for name in [name for name in names if name in OURS]:
-        engine = _recording_engine(worker, setup, stack) if name == TRACED else worker.engine
-        mode, num_draft_tokens = OURS[name]
-        snapshot = None if num_draft_tokens == 0 else own_snapshot(setup.settings, worker, setup.snapshot)
-        methods[name] = _method(name, engine, setup, snapshot, mode, num_draft_tokens)
-    methods |= _variants([name for name in names if name in VARIANTS], worker, setup)
+    methods = {name: _own(name, worker, setup, stack) for name in names if name in OURS}
     missing: dict[str, str] = {}
     others: tuple[Callable[[Sequence[str], Setup], dict[str, Method]], ...] = (huggingface, _llamacpp)
     for group, loader in zip((HUGGINGFACE, tuple(LLAMACPP)), others, strict=True):
@@ -112,14 +115,23 @@ def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> LoadedMethods:
     return LoadedMethods(methods, worker.target.fingerprint, missing)
 
 
-def _method(
-    name: str,
-    engine: Engine,
-    setup: Setup,
-    snapshot: LoadedSnapshot | None,
-    mode: Mode | None = None,
-    num_draft_tokens: int | None = None,
-) -> Method:
+def _own(name: str, worker: wiring.Worker, setup: Setup, stack: ExitStack) -> Method:
+    """Return a method over the worker's target, which drafts with a snapshot of its own."""
+    method, settings = OURS[name], setup.settings
+    engine = _recording_engine(worker, setup, stack) if name == TRACED else worker.engine
+    if method.num_draft_tokens == 0:
+        return _run(name, engine, setup, method)
+    models = settings.models
+    if method.drafter is not None:
+        models = models.model_copy(update={"drafter": method.drafter, "memory_of": models.followed_drafter})
+    decode = settings.decode.model_copy(update=method.decode)
+    if method.decode and not decode.suffix_memory:  # more rows are for the memory only
+        method = replace(method, num_draft_tokens=decode.num_draft_tokens)
+    settings = settings.model_copy(update={"models": models, "decode": decode})
+    return _run(name, engine, setup, method, own_snapshot(settings, worker, setup.snapshot))
+
+
+def _run(name: str, engine: Engine, setup: Setup, method: OwnMethod, snapshot: LoadedSnapshot | None = None) -> Method:
     """Return a method of our engine. Its name is the tenant, so that no method drafts from what another one said."""
 
     def run(prompt: Prompt, max_new_tokens: int) -> BenchRun:
@@ -129,30 +141,14 @@ def _method(
             max_new_tokens=max_new_tokens,
             sampling=Sampling(setup.temperature, grammar=grammar),
             seed=0,
-            mode=mode,
-            num_draft_tokens=num_draft_tokens,
+            mode=method.mode,
+            num_draft_tokens=method.num_draft_tokens,
             tenant=name,
             is_stored=setup.is_stream or name == TRACED,
         )
         return run_of_steps(engine.stream(engine.prepare(request), snapshot).steps)
 
     return run
-
-
-def _variants(names: Sequence[str], worker: wiring.Worker, setup: Setup) -> dict[str, Method]:
-    """Return methods over the worker's target that draft with a part of what it drafts with."""
-    methods = dict[str, Method]()
-    for name in names:
-        drafter, changes = VARIANTS[name]
-        models = setup.settings.models
-        if drafter is not None:
-            models = models.model_copy(update={"drafter": drafter, "memory_of": models.followed_drafter})
-        decode = setup.settings.decode.model_copy(update=changes)
-        settings = setup.settings.model_copy(update={"models": models, "decode": decode})
-        num_draft = None if decode.suffix_memory else decode.num_draft_tokens  # more rows are for the memory only
-        snapshot = own_snapshot(settings, worker, setup.snapshot)
-        methods[name] = _method(name, worker.engine, setup, snapshot, None, num_draft)
-    return methods
 
 
 def _recording_engine(worker: wiring.Worker, setup: Setup, stack: ExitStack) -> Engine:
@@ -202,4 +198,4 @@ def _llamacpp(names: Sequence[str], setup: Setup) -> dict[str, Method]:
     sections = setup.settings.model_dump()
     sections["models"] |= {"engine": "llamacpp", "precision": "auto"}
     worker = wiring.engine(config.load(None, {}, **sections), CountingMetrics(), snapshot=setup.snapshot)
-    return {name: _method(name, worker.engine, setup, None, *LLAMACPP[name]) for name in names}
+    return {name: _run(name, worker.engine, setup, LLAMACPP[name]) for name in names}

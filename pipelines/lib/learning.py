@@ -16,9 +16,8 @@ import torch
 from omnidraft import config, wiring
 from omnidraft.container_limits import usable_processors
 from omnidraft.distill.evaluation.agreement import block_efficiency, share
-from omnidraft.distill.evaluation.paired_error import paired_standard_error
-from omnidraft.distill.evaluation.tenant_agreement import ScoredRecord, by_tenant
-from omnidraft.distill.ingest.record_disposition import hash_64
+from omnidraft.distill.evaluation.held_out import HeldOut
+from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.distill.ingest.tenant_shares import TenantGroups
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import RequestError
@@ -54,9 +53,10 @@ class TrainingRun:
     """One learner and its learning curve."""
 
     learner: Learner
+    judge: HeldOut
+    """Compares the end with the base drafter, as a distiller judges what it publishes."""
+    held_out: Sequence[TraceRecord] = ()
     curve: list[Point] = field(default_factory=list)
-    scored: list[ScoredRecord] = field(default_factory=list)
-    """The held-out records before and after, as the fleet judges them: without the n-gram cache."""
     seconds: float = 0.0
     """Seconds spent in learning steps alone."""
 
@@ -66,17 +66,13 @@ class TrainingRun:
 
 
 def split_by_request(records: Sequence[TraceRecord], every: int) -> tuple[list[TraceRecord], list[TraceRecord]]:
-    """Return the records to learn from, and those of about one request in `every` to evaluate on.
-
-    The hash has 64 bits where the online learner's (`record_disposition.is_held_out`) has 63, so the two hold out
-    different requests: the published figures were measured on this split, and running learners keep theirs.
+    """Return the records to learn from, and those of one request in `every`, as the service holds them out.
 
     Raises:
         RequestError: one of the two would be empty.
     """
-    is_held_out = [hash_64(record.request) % every == 0 for record in records]
-    train = [record for record, out in zip(records, is_held_out, strict=True) if not out]
-    held_out = [record for record, out in zip(records, is_held_out, strict=True) if out]
+    train = [record for record in records if not is_held_out(record, every)]
+    held_out = [record for record in records if is_held_out(record, every)]
     if not train or not held_out:
         raise RequestError(f"{len(records)} records are too few to hold out one request in {every}")
     return train, held_out
@@ -125,26 +121,19 @@ def learn(
         for start in range(0, len(records), settings.learner.records_per_step)
     ]
 
-    def point(losses: dict[str, float]) -> list[np.ndarray]:
-        """Add a point to the curve; return the hits on the held-out records without the n-gram cache."""
-        without_cache, with_cache = run.learner.hits_by_cache(held_out, None, run.learner.cache)
-        run.curve.append(measure(run.learner, with_cache, losses))
+    def point(losses: dict[str, float]) -> None:
+        run.curve.append(measure(run.learner, run.learner.hits(held_out, with_cache=True), losses))
         on_point(run.curve[-1])
-        return without_cache
 
-    before = after = point({})
+    run.held_out = held_out
+    point({})
     for number, batch in enumerate(batches, 1):
         started = time.perf_counter()
         report = run.learner.step(batch)
         run.seconds += time.perf_counter() - started
         advance(len(batch))
         if number == len(batches) or (measure_every and number % measure_every == 0):
-            after = point(dict(report.losses))
-    groups = TenantGroups(settings.learner.tenants)
-    run.scored = [
-        ScoredRecord(groups.of(record), record.request, before_P, after_P)
-        for record, before_P, after_P in zip(held_out, before, after, strict=True)
-    ]
+            point(dict(report.losses))
     return run
 
 
@@ -152,7 +141,10 @@ def new_run(settings: config.Settings, tokenizers: wiring.Vocabularies) -> Train
     """Return a learner at the base drafter, with all threads unless the settings have a number: nothing is served."""
     torch.set_num_threads(settings.learner.threads or usable_processors())
     keep_freed_memory()
-    return TrainingRun(wiring.learner(settings, tokenizers))
+    learner = wiring.learner(settings, tokenizers)
+    judge = HeldOut(learner, groups=TenantGroups(settings.learner.tenants))
+    judge.set_parent(learner.serving_tensors())
+    return TrainingRun(learner, judge)
 
 
 def write_snapshot(
@@ -168,25 +160,19 @@ def write_snapshot(
     Args:
         remembered: their texts become the fleet's memory of their tenants, as far as section `memory` lets them.
     """
-    learner, counters, scored = run.learner, run.learner.counters, run.scored
+    learner, counters, serving = run.learner, run.learner.counters, run.learner.serving_tensors()
     manifest = wiring.identity(settings, tokenizers).manifest(
         None,
         num_records=counters.num_records,
         num_tokens=counters.num_tokens,
         num_steps=counters.num_steps,
         losses=run.curve[-1].losses,
-        held_out_records=len(scored),
-        agreement_before=share(each.before_P for each in scored),
-        agreement_after=share(each.after_P for each in scored),
-        agreement_change_error=paired_standard_error((each.request, each.before_P, each.after_P) for each in scored),
-        tenants=by_tenant(scored),
+        held_out_records=len(run.held_out),
         counts=counters.skipped,
+        **run.judge.measure(run.held_out, serving).facts(),
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    parts: dict[str, Path | bundle.Tensors] = {
-        bundle.DRAFTER: learner.serving_tensors(),
-        bundle.NGRAMS: learner.cache.to_arrays(),
-    }
+    parts: dict[str, Path | bundle.Tensors] = {bundle.DRAFTER: serving, bundle.NGRAMS: learner.cache.to_arrays()}
     with tempfile.TemporaryDirectory(prefix="omnidraft-memory-") as staging:
         files = wiring.memory_files(settings, tokenizers, CountingMetrics(), Path(staging) / "memory")
         files.memory.add(remembered)

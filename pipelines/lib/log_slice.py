@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from omnidraft import config, wiring
 from omnidraft.distill.ingest import topic_scan
-from omnidraft.errors import BusError, RequestError, WireError
-from omnidraft.ports import LogReader, Message
+from omnidraft.errors import RequestError, WireError
+from omnidraft.ports import LogReader
 from omnidraft.traces import archive, codec
 from omnidraft.traces.record import TraceRecord
 
@@ -120,25 +119,13 @@ def _log_records(reader: LogReader, result: Slice) -> Iterator[tuple[Position, T
     """Yield the records up to the present end of the log."""
     try:
         result.log_id = reader.identity()
-        for message in _messages(reader):
+        for message in topic_scan.messages(reader):
             try:
                 yield (message.partition, message.offset), codec.decode(message.value, message.headers)
             except WireError:
                 result.skipped["unreadable"] += 1
     finally:
         reader.close()
-
-
-def _messages(reader: LogReader, *, idle_s: float = topic_scan.IDLE_S) -> Iterator[Message]:
-    """Yield the messages up to the present end of the log. Raises BusError when a partition keeps some back."""
-    ends, reached = reader.end_offsets(), dict(reader.first_offsets())
-    reader.seek({})
-    poll = partial(reader.poll, topic_scan.POLL_MESSAGES, topic_scan.POLL_TIMEOUT_S)
-    for polled in topic_scan.polls_until(poll, topic_scan.still_there(reader, ends), idle_s=idle_s):
-        reached |= polled.next_offsets
-        yield from (each for each in polled.messages if each.offset < ends.get(each.partition, 0))
-    if short := [partition for partition, end in ends.items() if reached.get(partition, 0) < end]:
-        raise BusError(f"partition {short[0]} of the log gave nothing more at offset {reached.get(short[0], 0)}")
 
 
 def _time_ms(text: str | None) -> int | None:

@@ -17,10 +17,10 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from omnidraft.client import CHAT, COMPLETIONS, OpenAIClient, text_of
 from omnidraft.container_limits import allowed_processors, usable_processors
 from omnidraft.demo import child_process
 from omnidraft.demo.local_cluster import free_port, is_serving
-from omnidraft.demo.openai_client import CHAT, COMPLETIONS, OpenAIClient, text_of
 from omnidraft.errors import ModelError, RequestError
 
 MODULE = "vllm.entrypoints.openai.api_server"

@@ -23,9 +23,8 @@ from omnidraft.fleet import control_log
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
-from pipelines.soak.cluster import load_local_broker
 from tests import hostile_batches
-from tests.kafka_fixture import kafka_bootstrap, skip_without_kafka  # noqa: F401  (a fixture)
+from tests.kafka_fixture import kafka_bootstrap, load_local_broker, skip_without_kafka  # noqa: F401  (a fixture)
 from tests.raw_batches import Batch, RawProducer, batch, record
 from tests.trace_records import make_record
 

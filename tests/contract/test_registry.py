@@ -63,7 +63,10 @@ def open_mlflow(url, target, keep_resume=2, signing_key=None, keep_serving=None)
     return MlflowRegistry(url, "org/small", target, artifacts=None, **options)
 
 
-@pytest.fixture(params=["directory", "mlflow", "postgres"])
+POSTGRES = pytest.param("postgres", marks=pytest.mark.long)
+
+
+@pytest.fixture(params=["directory", "mlflow", POSTGRES])
 def opened(request, tmp_path, targets):
     """A function that opens one empty registry, again and again, and a function that makes bundles for it."""
     return opening(request, tmp_path, next(targets))

@@ -12,13 +12,14 @@ import psutil
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.demo.local_cluster import LocalCluster, is_serving, service_command
+from omnidraft.demo.local_cluster import LocalCluster, is_serving
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.fleet import control_log
 from omnidraft.ports import Message, Registry, SnapshotVersion
 from omnidraft.traces import codec
 from tests.cli_runs import run_cli
+from tests.soak.cluster import service_command
 
 NUM_FIRST, NUM_SECOND = 20, 20
 """Each leads to a snapshot: fewer than the four records of its steps are learnable among 20 once in 3e7 runs."""
@@ -91,9 +92,11 @@ def test_a_killed_distiller_learns_every_acknowledged_record_once_and_workers_ta
         registry = wiring.registry(settings)
         before = [ask(url, number)["text"] for number in range(NUM_FIRST)]
         fleet.wait_for(lambda: len(registry.versions()) >= 2, "version 2", TIMEOUT_S)
-        actors = [child for child in fleet.children("distiller") if "ray::Distill" in " ".join(child.cmdline())]
+        distiller = psutil.Process(fleet.pid("distiller"))
+        actors = [child for child in distiller.children(recursive=True) if "ray::Distill" in " ".join(child.cmdline())]
         assert actors
-        fleet.kill("distiller")
+        distiller.kill()
+        fleet.stop("distiller")
         assert psutil.wait_procs(actors, timeout=30)[1] == [], "an actor must not outlive its driver"
         after_kill = newest(registry)
         for number in range(NUM_FIRST, NUM_FIRST + NUM_SECOND):

@@ -11,6 +11,8 @@ from tests.dashboards import ALERTS, alerts
 from tests.prometheus_fixture import Prometheus
 from tests.prometheus_fixture import prometheus as prometheus
 
+pytestmark = pytest.mark.long
+
 W = 'job="omnidraft-worker", instance="w1"'
 D = 'job="omnidraft-distiller", instance="d1", target="t"'
 C = 'job="omnidraft-controller", instance="c1", target="t"'

@@ -16,6 +16,8 @@ from pipelines.paper_table.result_cache import ResultCache
 from tests.cli_runs import Environ
 from tests.cli_runs import run_pipeline as run
 
+pytestmark = pytest.mark.long
+
 TEXTS = {"numbers": "How many are {n} and {n}?", "clips": "Natalia sold {n} clips in May. How many in April?"}
 
 

@@ -14,6 +14,8 @@ from omnidraft.registry.mlflow_registry import MlflowRegistry
 from tests.postgres_fixture import Postgres
 from tests.snapshot_folders import make_bundle
 
+pytestmark = pytest.mark.long
+
 NUM_PUBLISHERS = 4
 BACK_S = 30.0
 NUM_ASKING = 4

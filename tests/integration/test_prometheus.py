@@ -26,6 +26,8 @@ from tests.prometheus_fixture import prometheus as prometheus
 from tests.tiny_engine import PATIENCE_S
 from tests.tiny_fleet import Fleet, fleet_settings, running_fleet
 
+pytestmark = pytest.mark.long
+
 SCRAPED_EVERY = "500ms"
 NOTHING_HAPPENED = {
     "omnidraft-serving: drift",

@@ -8,6 +8,8 @@ import pytest
 from pipelines.bench import start
 from tests.cli_runs import run_pipeline
 
+pytestmark = pytest.mark.long
+
 
 def test_the_command_reports_every_start_by_the_lines_of_the_servers_log(
     tmp_path: Path, tiny_models: tuple[Path, Path], omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from omnidraft import config, wiring
-from pipelines.soak.cluster import load_local_broker
+from tests.kafka_fixture import load_local_broker
 
 pytest.importorskip("kafka", reason="the kafka extra is not installed")
 from kafka.admin import ACL, ACLFilter, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType

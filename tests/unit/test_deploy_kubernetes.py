@@ -28,6 +28,8 @@ from tests.kubernetes_manifests import (
     templates,
 )
 
+pytestmark = pytest.mark.long
+
 RAY_PROBED = {"RayService", "RayJob"}
 """KubeRay adds the probes of Ray's own containers where they have none; these run wget in the image."""
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 ROOT = Path(__file__).parents[2]
 RUN = """
@@ -17,6 +18,7 @@ time.sleep(300)
 """
 
 
+@pytest.mark.long
 def test_what_a_killed_run_had_started_ends_too() -> None:
     with subprocess.Popen([sys.executable, "-c", RUN], cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None

@@ -13,6 +13,8 @@ from typing import ClassVar
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 LOCK = (ROOT / "requirements.lock").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()

@@ -27,27 +27,25 @@ def first_candidate_matches(
     model: TrainableDrafter,
     examples: Sequence[TrainingExample],
     alignment: Alignment,
-    caches: Sequence[NgramCache | None] = (None,),
-) -> list[list[np.ndarray]]:
-    """Return, for each cache, whether each position [P] of each example agrees, bool; the drafter reads them once.
+    cache: NgramCache | None = None,
+) -> list[np.ndarray]:
+    """Return whether each position [P] of each example agrees, bool.
 
     Args:
-        caches: merges that a cache does not know do not agree by their pieces; None knows all.
+        cache: merges that it does not know do not agree by their pieces; None knows all.
     """
     first_D = torch.from_numpy(alignment.first_D)
-    matches: list[list[np.ndarray]] = [[] for _ in caches]
+    matches: list[np.ndarray] = []
     for batch in pack(examples, model.precision):
         if not any(len(each.ids_T) for each in batch.examples):  # of skipped tokens alone
-            for of_cache in matches:
-                of_cache += [np.zeros(0, bool)] * len(batch.examples)
+            matches += [np.zeros(0, bool)] * len(batch.examples)
             continue
         hidden_NH = model.hidden(batch.texts())
         for number, example in enumerate(batch.examples):
             at_PH = hidden_NH[batch.rows(number, example.at_P)]
             first_P = _first_candidates(model, at_PH, first_D, alignment.num_target).numpy()
             greedy_M = _greedy(model, hidden_NH[batch.rows(number, example.piece_at_M)]).numpy()
-            for cache, of_cache in zip(caches, matches, strict=True):
-                of_cache.append((first_P == example.emitted_P) | _spelled(example, greedy_M, cache))
+            matches.append((first_P == example.emitted_P) | _spelled(example, greedy_M, cache))
     return matches
 
 

@@ -150,14 +150,11 @@ class Learner:
         Args:
             with_cache: merges that the cache does not know do not agree by their pieces; see agreement.py.
         """
-        return self.hits_by_cache(records, self.cache if with_cache else None)[0]
-
-    def hits_by_cache(self, records: Sequence[TraceRecord], *caches: NgramCache | None) -> list[list[np.ndarray]]:
-        """Return the hits with each n-gram cache, with None for one that knows all, of one pass over the records."""
         examples = [self._builder.build_readable([record], Counter()) for record in records]
         readable = [example for each in examples for example in each]
-        matches = agreement.first_candidate_matches(self.model, readable, self.alignment, caches)
-        return [[next(hits) if each else np.zeros(0, bool) for each in examples] for hits in map(iter, matches)]
+        cache = self.cache if with_cache else None
+        hits = iter(agreement.first_candidate_matches(self.model, readable, self.alignment, cache))
+        return [next(hits) if each else np.zeros(0, bool) for each in examples]
 
     def agreement(self, records: Sequence[TraceRecord]) -> float | None:
         """Return the share of positions whose first candidate is the emitted token; None without positions."""

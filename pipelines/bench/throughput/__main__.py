@@ -1,7 +1,7 @@
 """Tokens a second under many clients: our server, llama.cpp's own and vLLM's, one after the other on this machine.
 
 `python -m pipelines.bench.throughput --prompts FILE --json OUT`. Each server is a process of its own, driven over HTTP
-by the same streaming clients; OUT is written after every row. `scaling` and the picture follow from the rows.
+by the same streaming clients; OUT is written after every row. `scaling` follows from the rows.
 
 tokens_per_s   completion tokens of all clients, by the server's usage, from the first request to the last answer's end
 first_token_s  from sending to the first text
@@ -49,13 +49,12 @@ def main(
     ] = None,
     vllm_venv: Annotated[Path, typer.Option(help="The virtual environment of vLLM.")] = Path(".venv-vllm"),
     json_path: Annotated[Path | None, typer.Option("--json", help="A file for rows and figures.")] = None,
-    plot_path: Annotated[Path | None, typer.Option("--plot", help="A picture (PNG) of tokens/s over clients.")] = None,
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:
     """Compare servers under many clients.
 
     \b
-    python -m pipelines.bench.throughput --quantize int8 --json runs/throughput.json --plot runs/throughput.png
+    python -m pipelines.bench.throughput --quantize int8 --json runs/throughput.json
     python -m pipelines.bench.throughput --systems omnidraft --clients '' --long-prompt 2000 --second-turn 1000
     """
     names = chosen(systems, NAMES, "system")
@@ -95,8 +94,6 @@ def main(
         for name in names:
             measurement.measure(name, setup)
     page.show(measurement.figures)
-    if plot_path is not None:
-        page.picture(measurement.rows, plot_path)
 
 
 def _with_slots(settings: config.Settings, num_slots: int) -> config.Settings:

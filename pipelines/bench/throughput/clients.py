@@ -1,18 +1,23 @@
-"""Concurrent clients on one event loop, each sending the next request when its last answer has ended."""
+"""Concurrent clients, each with the next request when its last answer has ended, and the figures of what they got."""
 
-import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from math import ceil
+from statistics import median
 from typing import Any
 
-from omnidraft.demo.openai_client import CHAT, ApiError, AsyncOpenAIClient, text_of
+from omnidraft.client import CHAT, ApiError, OpenAIClient, text_of
 from pipelines.bench.throughput.systems import Endpoint
 
 TIMEOUT_S = 1800.0
 """The longest time without anything from the server; the first token of many long prompts takes minutes."""
 
+_SHOWN_ERRORS = 5
+
 Message = Mapping[str, str]
+Row = dict[str, Any]
 CountTokens = Callable[[str], int]
 
 
@@ -98,38 +103,71 @@ def user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-async def run_clients(
+def run_clients(
     url: str, bodies: Sequence[Mapping[str, Any]], num_clients: int, on_answer: Callable[[], None]
 ) -> Tally:
     """Send each request once, `num_clients` at a time; a request that fails is an error of the tally."""
-    tally, waiting = Tally(), iter(bodies)
-    async with asyncio.TaskGroup() as group:
-        for _ in range(num_clients):
-            group.create_task(_run_client(url, waiting, tally, on_answer))
-    return tally
-
-
-async def _run_client(
-    url: str, waiting: Iterator[Mapping[str, Any]], tally: Tally, on_answer: Callable[[], None]
-) -> None:
-    async with AsyncOpenAIClient(url, timeout_s=TIMEOUT_S) as api:
-        for body in waiting:
+    tally = Tally()
+    with OpenAIClient(url, timeout_s=TIMEOUT_S) as api, ThreadPoolExecutor(num_clients) as pool:
+        for answered in as_completed([pool.submit(ask, api, body) for body in bodies]):
             try:
-                tally.answers.append(await ask(api, body))
+                tally.answers.append(answered.result())
             except ApiError as exc:
                 tally.errors.append(str(exc))
             on_answer()
+    return tally
 
 
-async def ask(api: AsyncOpenAIClient, body: Mapping[str, Any]) -> TimedAnswer:
+def ask(api: OpenAIClient, body: Mapping[str, Any]) -> TimedAnswer:
     """Send one request and return its answer. Raises ApiError, ConnectionLost."""
     events: list[TokenEvent] = []
     usage: Mapping[str, Any] = {}
     fingerprint: str | None = None
     sent_s = time.perf_counter()
-    async for event in api.stream(CHAT, body):
+    for event in api.stream(CHAT, body):
         usage = event.get("usage") or usage
         fingerprint = event.get("system_fingerprint") or fingerprint
         if text := text_of(event):
             events.append(TokenEvent(time.perf_counter(), text, usage.get("completion_tokens")))
     return TimedAnswer(sent_s, time.perf_counter(), events, usage, fingerprint)
+
+
+def row(system: str, num_clients: int, tally: Tally, count_tokens: CountTokens) -> Row:
+    """Return the row of a measurement.
+
+    `tokens_per_s` is the completion tokens of all clients over the time from the first request to the end of the last
+    answer.
+    """
+    answers = tally.answers
+    num_tokens = sum(answer.num_tokens(count_tokens) for answer in answers)
+    wall_s = max(each.ended_s for each in answers) - min(each.sent_s for each in answers) if answers else 0.0
+    gaps = [gap for answer in answers for gap in answer.token_gaps(count_tokens)]
+    return {
+        "system": system,
+        "clients": num_clients,
+        "fingerprints": sorted({each.fingerprint for each in answers if each.fingerprint}),
+        "tokens_per_s": num_tokens / wall_s if wall_s else None,
+        "first_token_s": spread([each.first_token_s for each in answers if each.first_token_s is not None]),
+        "gap_s": spread(gaps),
+        "requests": len(answers) + len(tally.errors),
+        "tokens": num_tokens,
+        "prompt_tokens": sum(answer.usage.get("prompt_tokens", 0) for answer in answers),
+        "cached_tokens": sum(cached_tokens(answer.usage) for answer in answers),
+        "wall_s": wall_s,
+        "num_errors": len(tally.errors),
+        "errors": list(dict.fromkeys(tally.errors))[:_SHOWN_ERRORS],
+    }
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float | None]:
+    """Return the median and the 99th percentile: the smallest value that 99 % of them do not exceed."""
+    if not seconds:
+        return {"median": None, "p99": None}
+    return {"median": median(seconds), "p99": sorted(seconds)[ceil(0.99 * len(seconds)) - 1]}
+
+
+def cached_tokens(usage: Mapping[str, Any]) -> int:
+    """Return the prompt tokens whose keys the server had, by its usage."""
+    details = usage.get("prompt_tokens_details") or {}
+    num: int = details.get("cached_tokens") or 0
+    return num

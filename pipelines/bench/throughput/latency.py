@@ -1,16 +1,24 @@
 """Two measurements of delays: a long prompt that arrives while texts run, and the second turn of a chat."""
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from statistics import median
+from threading import Event
 from typing import Any
 
-from omnidraft.demo.openai_client import CHAT, AsyncOpenAIClient, text_of
-from pipelines.bench.throughput.clients import TIMEOUT_S, Message, TimedAnswer, ask, chat_body, user
-from pipelines.bench.throughput.rows import cached_tokens, spread
+from omnidraft.client import CHAT, OpenAIClient, text_of
+from pipelines.bench.throughput.clients import (
+    TIMEOUT_S,
+    Message,
+    TimedAnswer,
+    ask,
+    cached_tokens,
+    chat_body,
+    spread,
+    user,
+)
 from pipelines.bench.throughput.systems import Endpoint
 from pipelines.bench.throughput.workload import Workload
 
@@ -29,51 +37,45 @@ QUESTION = "Say that again in other words."
 _LOOK_EVERY_S = 0.01
 
 Figures = dict[str, Any]
+Gaps = list[tuple[float, float]]
+"""(time of the earlier event, time of the later event)"""
 
 
-@dataclass(slots=True)
-class RunningText:
-    """One text after another in a stream of its own, and the gaps between the events of each text."""
+def long_prompt(endpoint: Endpoint, work: Workload, num_tokens: int, temperature: float) -> Figures:
+    """Return the gaps of NUM_RUNNING texts before a prompt of so many tokens is sent, and until its first token.
 
-    endpoint: Endpoint
-    prompts: Iterator[str]
-    temperature: float
-    gaps: list[tuple[float, float]] = field(default_factory=list)
-    """(time of the earlier event, time of the later event)"""
+    A gap is the whole time between two events of a text, however many tokens the later one brought. Raises ApiError.
+    """
+    gaps: list[Gaps] = [[] for _ in range(NUM_RUNNING)]
+    stop = Event()
+    with OpenAIClient(endpoint.url, timeout_s=TIMEOUT_S) as api, ThreadPoolExecutor(NUM_RUNNING) as pool:
 
-    async def run(self) -> None:
-        """Request texts until cancelled. Raises ApiError."""
-        async with AsyncOpenAIClient(self.endpoint.url, timeout_s=TIMEOUT_S) as api:
-            for seed, prompt in enumerate(self.prompts):
-                body = chat_body(self.endpoint, [user(prompt)], RUNNING_TOKENS, self.temperature, seed)
+        def run(number: int) -> None:
+            """Request one text after another until stopped."""
+            for seed, prompt in enumerate(_endless(work, f"running {number}")):
+                body = chat_body(endpoint, [user(prompt)], RUNNING_TOKENS, temperature, seed)
                 before: float | None = None
-                async for event in api.stream(CHAT, body):
+                for event in api.stream(CHAT, body):
+                    if stop.is_set():
+                        return
                     if text_of(event):
                         now = time.perf_counter()
                         if before is not None:
-                            self.gaps.append((before, now))
+                            gaps[number].append((before, now))
                         before = now
 
-
-async def long_prompt(endpoint: Endpoint, work: Workload, num_tokens: int, temperature: float) -> Figures:
-    """Return the gaps of NUM_RUNNING texts before a prompt of so many tokens is sent, and until its first token.
-
-    A gap is the whole time between two events of a text, however many tokens the later one brought. Raises ApiError in
-    an ExceptionGroup.
-    """
-    texts = [RunningText(endpoint, _endless(work, f"running {number}"), temperature) for number in range(NUM_RUNNING)]
-    async with asyncio.TaskGroup() as group, AsyncOpenAIClient(endpoint.url, timeout_s=TIMEOUT_S) as api:
-        running = [group.create_task(text.run()) for text in texts]
-        await _until(lambda: all(len(text.gaps) >= USUAL_GAPS for text in texts))
-        body = chat_body(endpoint, [user(work.long_text("long", num_tokens))], ANSWER_TOKENS, temperature, 0)
-        answer = await ask(api, body)
-        await _until(lambda: all(text.gaps[-1][1] > answer.ended_s for text in texts))
-        for task in running:
-            task.cancel()
-    return gap_figures([text.gaps for text in texts], answer)
+        running = [pool.submit(run, number) for number in range(NUM_RUNNING)]
+        try:
+            _until(lambda: all(len(of_text) >= USUAL_GAPS for of_text in gaps), running)
+            body = chat_body(endpoint, [user(work.long_text("long", num_tokens))], ANSWER_TOKENS, temperature, 0)
+            answer = ask(api, body)
+            _until(lambda: all(of_text[-1][1] > answer.ended_s for of_text in gaps), running)
+        finally:
+            stop.set()
+    return gap_figures(gaps, answer)
 
 
-def gap_figures(gaps: Sequence[Sequence[tuple[float, float]]], answer: TimedAnswer) -> Figures:
+def gap_figures(gaps: Sequence[Gaps], answer: TimedAnswer) -> Figures:
     """Return the figures of running texts' gaps before a request and until its first token."""
     arrived_s = answer.events[0].at_s if answer.events else answer.ended_s
     before = [end - start for of_text in gaps for start, end in of_text[WARM_UP_GAPS:] if end < answer.sent_s]
@@ -89,7 +91,7 @@ def gap_figures(gaps: Sequence[Sequence[tuple[float, float]]], answer: TimedAnsw
     }
 
 
-async def second_turn(
+def second_turn(
     endpoint: Endpoint, work: Workload, num_tokens: int, temperature: float, on_answer: Callable[[], None]
 ) -> Figures:
     """Return the first token's time of second turns with so many tokens of history, and of first turns of that length.
@@ -98,19 +100,19 @@ async def second_turn(
     Raises ApiError.
     """
     turns: dict[str, list[TimedAnswer]] = {"without_reuse": [], "second_turn": []}
-    async with AsyncOpenAIClient(endpoint.url, timeout_s=TIMEOUT_S) as api:
+    with OpenAIClient(endpoint.url, timeout_s=TIMEOUT_S) as api:
 
-        async def answered(messages: Sequence[Message]) -> TimedAnswer:
-            answer = await ask(api, chat_body(endpoint, messages, ANSWER_TOKENS, temperature, 0))
+        def answered(messages: Sequence[Message]) -> TimedAnswer:
+            answer = ask(api, chat_body(endpoint, messages, ANSWER_TOKENS, temperature, 0))
             on_answer()
             return answer
 
         for number in range(TURNS):
             history = [user(work.long_text(f"chat {number}", num_tokens))]
-            reply = {"role": "assistant", "content": (await answered(history)).text}
-            turns["second_turn"].append(await answered([*history, reply, user(QUESTION)]))
+            reply = {"role": "assistant", "content": answered(history).text}
+            turns["second_turn"].append(answered([*history, reply, user(QUESTION)]))
             other = user(work.long_text(f"other {number}", num_tokens))
-            turns["without_reuse"].append(await answered([other, reply, user(QUESTION)]))
+            turns["without_reuse"].append(answered([other, reply, user(QUESTION)]))
     return turn_figures(turns["second_turn"], turns["without_reuse"])
 
 
@@ -136,6 +138,10 @@ def _endless(work: Workload, part: str) -> Iterator[str]:
         yield from work.prompts(f"{part}, {turn}", len(work.texts))
 
 
-async def _until(is_so: Callable[[], bool]) -> None:
+def _until(is_so: Callable[[], bool], running: Sequence[Future[None]]) -> None:
+    """Wait until it is so. Raises what ended one of those that run."""
     while not is_so():
-        await asyncio.sleep(_LOOK_EVERY_S)
+        for each in running:
+            if each.done():
+                each.result()
+        time.sleep(_LOOK_EVERY_S)

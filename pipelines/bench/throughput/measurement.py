@@ -1,18 +1,16 @@
 """What is measured of each system, one system at a time."""
 
-import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from omnidraft.client import ApiError
 from omnidraft.demo.local_cluster import ServiceFailed
-from omnidraft.demo.openai_client import ApiError
 from omnidraft.errors import ModelError
 from omnidraft.progress import bar
 from pipelines.bench.throughput import latency
-from pipelines.bench.throughput.clients import Tally, chat_body, run_clients, user
-from pipelines.bench.throughput.rows import Row, row
+from pipelines.bench.throughput.clients import Row, Tally, chat_body, row, run_clients, user
 from pipelines.bench.throughput.systems import Endpoint, Setup, serving
 from pipelines.bench.throughput.workload import Workload
 
@@ -99,9 +97,9 @@ class Measurement:
         warm_up = plan.bodies(endpoint, f"warming up {part}", num_clients, WARM_UP_TOKENS)
         num = max(plan.num_prompts, MIN_REQUESTS * num_clients)
         with bar(f"{name}, {part}", num) as advance:
-            asyncio.run(run_clients(endpoint.url, warm_up, num_clients, lambda: None))
+            run_clients(endpoint.url, warm_up, num_clients, lambda: None)
             bodies = plan.bodies(endpoint, part, num, plan.max_new_tokens)
-            return asyncio.run(run_clients(endpoint.url, bodies, num_clients, advance))
+            return run_clients(endpoint.url, bodies, num_clients, advance)
 
     def _add_row(self, name: str, num_clients: int, weights: str | None, tally: Tally) -> None:
         self.rows.append({"weights": weights} | row(name, num_clients, tally, self._plan.work.count_tokens))
@@ -109,23 +107,24 @@ class Measurement:
 
     def _measure_latency(self, name: str, endpoint: Endpoint) -> None:
         plan = self._plan
-        if plan.long_prompt_tokens is not None:
+        if (num_tokens := plan.long_prompt_tokens) is not None:
             with bar(f"{name}, long prompt", 1) as advance:
-                measured = latency.long_prompt(endpoint, plan.work, plan.long_prompt_tokens, plan.temperature)
-                self._long_prompt[name] = _figures(measured)
+                self._long_prompt[name] = _figures(
+                    lambda: latency.long_prompt(endpoint, plan.work, num_tokens, plan.temperature)
+                )
                 advance()
             self._publish(self.figures)
-        if plan.second_turn_tokens is not None:
+        if (history := plan.second_turn_tokens) is not None:
             with bar(f"{name}, second turns", latency.NUM_REQUESTS) as advance:
-                measured = latency.second_turn(endpoint, plan.work, plan.second_turn_tokens, plan.temperature, advance)
-                self._second_turn[name] = _figures(measured)
+                self._second_turn[name] = _figures(
+                    lambda: latency.second_turn(endpoint, plan.work, history, plan.temperature, advance)
+                )
             self._publish(self.figures)
 
 
-def _figures(measured: Coroutine[Any, Any, latency.Figures]) -> latency.Figures:
+def _figures(measure: Callable[[], latency.Figures]) -> latency.Figures:
     """Return what was measured, or the reason why not."""
     try:
-        return asyncio.run(measured)
-    except* ApiError as failed:
-        reason = str(failed.exceptions[0])
-    return {"error": reason}
+        return measure()
+    except ApiError as exc:
+        return {"error": str(exc)}

@@ -61,6 +61,7 @@ def num_read_elsewhere(path: Path) -> int:
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
+@pytest.mark.long
 def test_a_process_that_leaves_takes_nothing_of_one_with_several_topics(tmp_path):
     """A worker opens its control topic after its traces. It holds its locks on the file still, so whoever leaves is not
     the last one, and does not delete the WAL that the worker goes on to write."""

@@ -10,8 +10,8 @@ from statistics import median
 import pytest
 from fastapi import FastAPI, Request
 
+from omnidraft.client import CHAT
 from omnidraft.demo.measure import ChatClient, SpeedComparison, compare, median_interval, moved_speeds
-from omnidraft.demo.openai_client import CHAT
 from omnidraft.demo.report import speedup_text, table
 from tests.http_server import served
 

@@ -4,17 +4,17 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.distill.ingest import dead_letters, topic_scan
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.errors import RequestError
 from omnidraft.ports import OTHER_PAIR, REJECT_REASONS, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
+from tests.soak import fuzz
+from tests.soak.part import SoakPlan
 from tests.trace_records import make_record
 
 SOUND = codec.encode(make_record())
@@ -61,26 +61,8 @@ def test_every_message_is_returned_or_dead_lettered_or_of_another_pair_and_never
     assert {letter.reason for letter in letters} <= set(REJECT_REASONS)
 
 
-def test_the_fuzz_pipeline_accounts_for_every_message(tmp_path: Path):
-    import json
-    import os
-    import subprocess
-    import sys
-
-    command = [sys.executable, "-m", "pipelines.fuzz", "--num", "1200", "--seed", "3", "--json", "fuzz.json"]
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
-    subprocess.run(command, check=True, cwd=tmp_path, env=environ, timeout=120)
-    report = json.loads((tmp_path / "fuzz.json").read_text())
-    assert sum(report["fates"].values()) == report["messages"] == 1200
-    assert {"returned", *REJECT_REASONS} <= set(report["fates"])
-
-
-def test_figures_of_the_fuzz_pipeline_are_told_though_they_cannot_be_saved(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    from pipelines.fuzz import __main__
-    from tests.cli_runs import run_pipeline
-
-    with pytest.raises(RequestError, match="cannot write"):
-        run_pipeline(__main__.main, "--num", 20, "--json", tmp_path)
-    assert "'messages': 20" in capsys.readouterr().out
+def test_the_soaks_hostile_records_meet_every_disposition_once(tmp_path: Path):
+    result = fuzz.run(SoakPlan(tmp_path, fuzzed=1_200, seed=3, threads=1))
+    assert all(result.assertions.values())
+    assert sum(result.figures["fates"].values()) == 1_200
+    assert {"returned", *REJECT_REASONS} <= set(result.figures["fates"])

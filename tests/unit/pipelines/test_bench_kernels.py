@@ -20,6 +20,8 @@ from pipelines.bench.kernels import __main__ as command
 from pipelines.bench.kernels import machine_limits, page
 from tests.cli_runs import run_pipeline
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 IN_A_CONTAINER = """
 import sys, torch

@@ -10,8 +10,7 @@ from omnidraft.demo import run
 from omnidraft.errors import ModelError
 from pipelines.lib import llama_build, llama_server, machine
 from pipelines.lib.vllm_server import serve
-from pipelines.serve_bench import server
-from pipelines.soak.plan import SoakPlan
+from tests.soak.part import SoakPlan
 
 QUOTA = 3
 
@@ -55,8 +54,6 @@ def test_vllm_is_bound_to_the_first_of_its_own_processors(
 
 
 def test_plans_settings_and_reports_count_the_same(tmp_path: Path) -> None:
-    plan = server.ServeBenchPlan(tmp_path, "target", "drafter", repeats=1, tokens=8, clients=1, seconds=1.0, swaps=0)
-    assert f"threads = {QUOTA}" in server._models(plan).splitlines()
     demo = run.DemoPlan(tmp_path, num_questions=1, max_tokens=8, num_recorded=4, num_live=0, num_snapshots=1)
     assert config.load(run._write_config(demo, None, None, None), {}).learner.threads == QUOTA
     assert SoakPlan(tmp_path).threads == QUOTA

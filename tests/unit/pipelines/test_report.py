@@ -1,6 +1,5 @@
-"""The parts that pipelines share: their command lines, the HTTP clients, check results and pictures."""
+"""The parts that pipelines share: their command lines, the HTTP client and pictures."""
 
-import asyncio
 import shlex
 import subprocess
 import sys
@@ -8,31 +7,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import typer
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from omnidraft.demo import report
-from omnidraft.demo.curve import CurvePoint
-from omnidraft.demo.openai_client import (
+from omnidraft.client import (
     CHAT,
     COMPLETIONS,
     ApiError,
-    AsyncOpenAIClient,
     ConnectionLost,
     OpenAIClient,
     text_of,
 )
+from omnidraft.demo import report
+from omnidraft.demo.curve import CurvePoint
 from omnidraft.errors import RequestError
 from pipelines.lib import machine
-from pipelines.lib.check_result import CheckResult, broken_assertions, exit_if_broken, run_part
 from pipelines.lib.choices import numbers
 from pipelines.lib.pictures import picture
 from tests.http_server import served
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = (
-    *("bench", "bench_vllm", "learn", "record", "replay", "evaluate", "drift", "demo", "soak", "fuzz", "serve_bench"),
+    *("bench", "bench_vllm", "learn", "record", "replay", "evaluate", "drift"),
     *("paper_table", "scaling", "poison", "bench.throughput", "bench.kernels", "bench.quality", "constrained"),
     *("device", "transfer", "transfer_texts", "transfer_mean", "ensemble", "large_to_small", "page_pictures"),
 )
@@ -109,19 +105,6 @@ def test_a_report_is_a_table_and_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_part_that_fails_is_a_broken_assertion(capsys: pytest.CaptureFixture[str]) -> None:
-    def fails() -> CheckResult:
-        raise RequestError("no model")
-
-    parts = {"good": run_part("good", lambda: CheckResult({"n": 1}, {"holds": True})), "bad": run_part("bad", fails)}
-    assert parts["good"]["figures"] == {"n": 1}
-    assert broken_assertions(parts) == ["bad: bad runs to its end: no model"]
-    exit_if_broken([])
-    with pytest.raises(typer.Exit):
-        exit_if_broken(broken_assertions(parts))
-    assert "BROKEN: bad: bad runs to its end: no model" in capsys.readouterr().out
-
-
 Stream = Callable[[str], list[str]]
 """The texts of the events that the answer to a prompt has."""
 
@@ -152,19 +135,9 @@ def api(url: str) -> Iterator[OpenAIClient]:
         yield client
 
 
-@pytest.fixture(params=["blocking", "asynchronous"])
-def stream(request: pytest.FixtureRequest, url: str) -> Stream:
-    """Both clients stream alike."""
-
-    def blocking(prompt: str) -> list[str]:
-        with OpenAIClient(url, timeout_s=10.0) as api:
-            return [text_of(event) for event in api.stream(CHAT, {"prompt": prompt})]
-
-    async def asynchronous(prompt: str) -> list[str]:
-        async with AsyncOpenAIClient(url, timeout_s=10.0) as api:
-            return [text_of(event) async for event in api.stream(CHAT, {"prompt": prompt})]
-
-    return blocking if request.param == "blocking" else lambda prompt: asyncio.run(asynchronous(prompt))
+@pytest.fixture
+def stream(api: OpenAIClient) -> Stream:
+    return lambda prompt: [text_of(event) for event in api.stream(CHAT, {"prompt": prompt})]
 
 
 def test_a_whole_reply_has_its_text_and_statistics(api: OpenAIClient) -> None:

@@ -13,14 +13,22 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from omnidraft import config
-from omnidraft.demo.openai_client import CHAT
+from omnidraft.client import CHAT
 from omnidraft.errors import RequestError
 from omnidraft.models.hf.tokenizer import load_tokenizer
 from pipelines.bench.throughput import __main__ as command
 from pipelines.bench.throughput import latency, page, systems
-from pipelines.bench.throughput.clients import Tally, TimedAnswer, TokenEvent, chat_body, run_clients, user
+from pipelines.bench.throughput.clients import (
+    Tally,
+    TimedAnswer,
+    TokenEvent,
+    chat_body,
+    row,
+    run_clients,
+    spread,
+    user,
+)
 from pipelines.bench.throughput.measurement import Measurement, ThroughputPlan
-from pipelines.bench.throughput.rows import row, spread
 from pipelines.bench.throughput.systems import Endpoint, Setup
 from pipelines.bench.throughput.workload import Workload
 from tests.cli_runs import run_pipeline
@@ -116,7 +124,7 @@ def test_so_many_clients_send_every_request_once_and_count_what_fails(
     texts = [f"question {number}" for number in range(7)] + ["refused"]
     bodies = [chat_body(endpoint, [user(text)], 8, 0.0) for text in texts]
     done: list[None] = []
-    tally = asyncio.run(run_clients(endpoint.url, bodies, 3, lambda: done.append(None)))
+    tally = run_clients(endpoint.url, bodies, 3, lambda: done.append(None))
     assert sorted(server.prompts) == sorted(texts)
     assert server.most_at_once == 3
     assert (len(tally.answers), len(done)) == (7, 8)
@@ -129,7 +137,7 @@ def test_tokens_of_one_event_share_its_gap(usage_in_events: bool) -> None:
     server = StreamingServer(usage_in_events)
     with served(server.app()) as url:
         bodies = [chat_body(Endpoint(url, "target", "none"), [user("question")], 8, 0.0)]
-        (answer,) = asyncio.run(run_clients(url, bodies, 1, lambda: None)).answers
+        (answer,) = run_clients(url, bodies, 1, lambda: None).answers
     assert answer.text == "1 2 3 4 5 6 7 8 "
     assert answer.num_tokens(words) == 8
     assert answer.first_token_s is not None
@@ -176,7 +184,7 @@ def test_rows_of_a_plan_have_at_least_two_requests_a_client(server: StreamingSer
 
 
 def test_a_long_prompt_shows_in_the_largest_gap_of_running_texts(endpoint: Endpoint, work: Workload) -> None:
-    figures = asyncio.run(latency.long_prompt(endpoint, work, 600, 0.0))
+    figures = latency.long_prompt(endpoint, work, 600, 0.0)
     assert figures["gaps_before"] >= 4 * (latency.USUAL_GAPS - latency.WARM_UP_GAPS)
     assert figures["gap_during_s"]["largest"] >= PREFILL_S / 2
     assert figures["first_token_s"] >= PREFILL_S
@@ -193,7 +201,7 @@ def test_a_failure_of_the_long_prompt_is_told(work: Workload, server: StreamingS
 def test_a_second_turn_is_compared_with_a_first_turn_of_its_length(endpoint: Endpoint, work: Workload) -> None:
     """The server knows a conversation by its first message."""
     asked: list[None] = []
-    figures = asyncio.run(latency.second_turn(endpoint, work, 600, 0.0, lambda: asked.append(None)))
+    figures = latency.second_turn(endpoint, work, 600, 0.0, lambda: asked.append(None))
     assert len(asked) == latency.NUM_REQUESTS
     assert figures["first_token_without_reuse_s"] >= PREFILL_S
     assert figures["times_sooner"] > 1
@@ -226,7 +234,7 @@ def test_a_server_that_does_not_start_has_rows_with_the_reason(
     assert all("out of luck" in each["errors"][0] for each in measurement.rows)
 
 
-def test_tables_and_picture_take_failed_rows_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_take_failed_rows_too(capsys: pytest.CaptureFixture[str]) -> None:
     events = [TokenEvent(1.0, "a", 1), TokenEvent(2.0, "b", 2)]
     good = [TimedAnswer(0.0, wall_s, events, {"completion_tokens": 2}) for wall_s in (2.0, 4.0)]
     rows = [{"weights": "int8"} | row("omnidraft", num, Tally([good[num - 1]]), words) for num in (1, 2)]
@@ -236,8 +244,6 @@ def test_tables_and_picture_take_failed_rows_too(tmp_path: Path, capsys: pytest.
     shown = capsys.readouterr().out
     assert "growth s" in shown
     assert "vllm, 1 clients, 1 of 1 failed: no such folder" in shown
-    page.picture(rows, tmp_path / "plots" / "throughput.png")
-    assert (tmp_path / "plots" / "throughput.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(("given", "num_slots"), [({}, 24), ({"max_num_seqs": 4}, 4)])

@@ -1,4 +1,4 @@
-"""2,000 texts that are hard to cut, broken UTF-8 among them: from bytes to ids and back, in every vocabulary."""
+"""400 texts that are hard to cut, broken UTF-8 among them: from bytes to ids and back, in every vocabulary."""
 
 from hypothesis import HealthCheck, given, settings
 
@@ -9,7 +9,7 @@ from tests.unit.vocab.texts import ODD
 COMPLETE = ("small", "large", "sentencepiece")
 
 
-@settings(max_examples=2000, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=ODD)
 def test_a_text_survives_from_one_vocabulary_into_the_other(tokenizers: dict[str, HfTokenizer], data: bytes) -> None:
     """What the target emits, token by token, is what the drafter reads, and what it would say is the same text."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
+import pytest
 
 from omnidraft.config import MemorySettings
 from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSource, scope_of
@@ -31,6 +32,8 @@ from omnidraft.ports import (
 )
 from omnidraft.telemetry.metrics import CountingMetrics, PrometheusMetrics
 from tests.unit.decode.toys import NOISE, TARGET_PIECES, TARGET_TOKENIZER, make_drafter, make_request
+
+pytestmark = pytest.mark.long
 
 TENANTS = [f"tenant-{number}" for number in range(10)]
 NUM_REQUESTS, TEXTS_A_ROUND = 10_000, 8

@@ -51,6 +51,7 @@ def test_a_text_goes_on_where_it_was_after_preemption_in_any_row():
     assert len(tracker) <= len(requests)
 
 
+@pytest.mark.long
 def test_two_thousand_requests_leave_nothing_behind():
     """Ended, aborted and preempted ones, short and long; memory is bounded while they come and free afterwards."""
     clock = Clock()

@@ -224,7 +224,7 @@ def test_a_drafter_that_knows_the_next_draft_token_agrees_everywhere(pair) -> No
     next_T = torch.cat([torch.from_numpy(example.ids_T[1:]), torch.tensor([pair.draft.vocabulary.roles["eos"]])])
     knows, knows_not = (Oracle(pair.alignment.num_draft, ids) for ids in (next_T, torch.zeros_like(next_T)))
     found = [first_candidate_matches(model, [example], pair.alignment) for model in (knows, knows_not)]
-    ((all_P,),), ((none_P,),) = found
+    (all_P,), (none_P,) = found
     assert len(all_P) == len(none_P) == len(example.at_P)
     assert all_P.all()
     assert not none_P.any()
@@ -236,7 +236,7 @@ def test_a_merge_with_one_wrong_piece_does_not_agree(pair) -> None:
     example = builder.build(pair.record(text="The water of the river."))
     next_T = torch.cat([torch.from_numpy(example.ids_T[1:]), torch.tensor([pair.draft.vocabulary.roles["eos"]])])
     next_T[example.piece_at_M[0] + 1] = 0
-    ((hits_P,),) = first_candidate_matches(Oracle(pair.alignment.num_draft, next_T), [example], pair.alignment)
+    (hits_P,) = first_candidate_matches(Oracle(pair.alignment.num_draft, next_T), [example], pair.alignment)
     assert hits_P.sum() == len(hits_P) - 1
 
 
@@ -246,7 +246,7 @@ def test_a_record_without_any_draft_token_has_no_position_alone_or_beside_others
     learner = pair.learner()
     example = learner.read(pair.record(text="The water of the river."))
     for examples in ([empty], [empty, empty, example], [example, empty]):
-        (hits,) = first_candidate_matches(learner.model, examples, pair.alignment)
+        hits = first_candidate_matches(learner.model, examples, pair.alignment)
         assert [len(each) for each in hits] == [len(each.at_P) for each in examples]
 
 
@@ -291,8 +291,6 @@ def test_merges_count_only_where_the_cache_knows_them(pair) -> None:
     (without_cache,) = learner.hits([record])
     assert (knows == without_cache).all()
     assert knows_not.sum() < knows.sum()
-    by_cache = learner.hits_by_cache([record], None, learner.cache)
-    assert [hits_P.tolist() for (hits_P,) in by_cache] == [without_cache.tolist(), knows_not.tolist()]
 
 
 @WAYS

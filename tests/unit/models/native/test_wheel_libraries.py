@@ -13,6 +13,8 @@ import omnidraft
 from omnidraft.models.native.wheel_libraries import FOLDER, platform_tag
 from omnidraft.models.probe.choice import kernels
 
+pytestmark = pytest.mark.long
+
 PACKAGE = Path(omnidraft.__file__).parent
 INSTALL = """
 import shutil, sys

@@ -1,8 +1,7 @@
-"""Batches of hostile messages, each through a consumer and a SQLite log of its own.
+"""Hostile messages through the learner's consumer: each is learned from, skipped or dead-lettered, once.
 
-The log is deleted afterwards, so that disk and memory stay bounded.
-
-Their processes import this module, which the one that is run with `-m` cannot be.
+They come in batches, each through a consumer and a SQLite log of its own, which is deleted afterwards, so that disk
+and memory stay bounded. Sound messages are recorded traffic.
 """
 
 import resource
@@ -13,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.demo.recorded import RECORDED
@@ -24,41 +23,55 @@ from omnidraft.ports import OTHER_PAIR, Offsets, Outgoing
 from omnidraft.progress import bar
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
-from pipelines.fuzz import corpus
+from tests.soak import hostile_messages
+from tests.soak.part import PartResult, SoakPlan
 
 NUM_SOUND = 16
 BATCH_MESSAGES = 5_000
 PARTITIONS = 3
+MAX_GROWTH = 1.1
+"""The growth of peak memory that is allowed from the first tenth of the batches to the last, as a ratio."""
 
 
-def run(num: int, *, seed: int, processes: int = 1) -> dict[str, Any]:
-    """Return figures of `num` messages, in batches over processes. Raises ContractError as `batch_dispositions`."""
-    dispositions, started, peaks_mib = Counter[str](), time.perf_counter(), list[float]()
-    batches = [(start, min(BATCH_MESSAGES, num - start)) for start in range(0, num, BATCH_MESSAGES)]
-    with bar("messages", num) as advance, ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        running = [pool.submit(_batch, size, seed + start) for start, size in batches]
+def run(plan: SoakPlan) -> PartResult:
+    """Count all messages by disposition. Raises ContractError when a message has none, or two."""
+    dispositions, started, peaks = Counter[str](), time.perf_counter(), list[float]()
+    starts = range(0, plan.fuzzed, BATCH_MESSAGES)
+    with (
+        bar("messages", plan.fuzzed) as advance,
+        ProcessPoolExecutor(plan.threads, get_context("spawn")) as pool,
+    ):
+        sizes = [(min(BATCH_MESSAGES, plan.fuzzed - start), plan.seed + start) for start in starts]
+        running = [pool.submit(_batch, *each) for each in sizes]
         try:
             for ended in as_completed(running):
                 counts, peak_mib = ended.result()
                 dispositions += counts
-                peaks_mib.append(peak_mib)
+                peaks.append(round(peak_mib, 1))
                 advance(sum(counts.values()))
         finally:
             pool.shutdown(cancel_futures=True)  # an interrupt waits for the batches under way only
-    return {
-        "messages": num,
+    seconds, tenth = time.perf_counter() - started, max(1, len(peaks) // 10)
+    growth = median(peaks[-tenth:]) / median(peaks[:tenth])
+    figures = {
+        "messages": plan.fuzzed,
         "fates": dict(sorted(dispositions.items())),
-        "seconds": round(time.perf_counter() - started, 2),
-        "peak_rss_mib": round(max(peaks_mib), 1),
-        "peak_rss_mib_after_first_batch": round(peaks_mib[0], 1),
-        "peaks_rss_mib": [round(peak, 1) for peak in peaks_mib],
-        "seed": seed,
+        "seconds": round(seconds, 2),
+        "per_s": round(plan.fuzzed / seconds),
+        "peak_rss_mib": max(peaks),
+        "peak_rss_mib_after_first_batch": peaks[0],
+        "peaks_rss_mib": peaks,
+        "growth": round(growth, 3),
+        "seed": plan.seed,
     }
+    once = f"all {plan.fuzzed:,} hostile records are learned, passed over or dead-lettered, each once"
+    flat = f"memory stays within {MAX_GROWTH:.0%} of where it was at first"
+    return PartResult(figures, {once: dispositions.total() == plan.fuzzed, flat: growth <= MAX_GROWTH})
 
 
 def _batch(size: int, seed: int) -> tuple[Counter[str], float]:
     """Return the dispositions of a batch, and this process's peak memory so far in MiB."""
-    dispositions = batch_dispositions(list(corpus.messages(_sound(), size, seed=seed)))
+    dispositions = batch_dispositions(list(hostile_messages.messages(_sound(), size, seed=seed)))
     return dispositions, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -15,11 +15,11 @@ from omnidraft.config import Settings
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots.files import sha256_of
-from pipelines.soak import __main__, uninterrupted, verdict
-from pipelines.soak.cluster import BROKER, REGISTRY, Cluster, tiny_settings
-from pipelines.soak.kills import EVIDENCE
 from tests.cli_runs import run_pipeline
 from tests.kafka_fixture import require_jars
+from tests.soak import __main__, uninterrupted, verdict
+from tests.soak.cluster import BROKER, REGISTRY, Cluster, tiny_settings
+from tests.soak.kills import EVIDENCE
 
 pytestmark = [pytest.mark.kafka, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -54,9 +54,8 @@ def test_a_fleet_that_is_killed_loses_nothing_repeats_nothing_and_learns_the_sam
 def again(killed: Path) -> Iterator[Cluster]:
     """Start log and registry of that fleet, to be judged again."""
     with Cluster(killed / "kills", tiny_settings(killed / "models")) as cluster:
-        for name in (REGISTRY, BROKER):
-            cluster.start(name)
-        cluster.wait_until_ready([REGISTRY, BROKER])
+        cluster.bring_up(REGISTRY, BROKER)
+        cluster.wait_until_ready(REGISTRY, BROKER)
         yield cluster
 
 
@@ -94,13 +93,16 @@ def test_a_record_that_was_cut_out_of_the_log_is_lost(
 
 
 def copy_of_log(settings: Settings, path: Path) -> Settings:
-    """Settings with all topics in SQLite."""
+    """Settings with all topics in SQLite, which pass for those that were copied."""
     for topic in (settings.log.traces_topic, settings.log.dead_letters_topic):
         writer = SqliteWriter(path, topic)
         with closing(wiring.log_reader(settings, topic)) as reader:
             for message in topic_scan.messages(reader):
                 writer.append([Outgoing(message.key, message.value, message.headers)])
+            identity = reader.identity()
         writer.close()
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("UPDATE topics SET id = ? WHERE topic = ?", (identity, topic))
     log = settings.log.model_copy(update={"url": f"sqlite:///{path}"})
     return settings.model_copy(update={"log": log})
 
@@ -118,8 +120,8 @@ def test_an_answer_that_is_not_plain_decodings_is_corrupt(again: Cluster, eviden
 def test_a_run_that_learns_otherwise_has_other_weights(again: Cluster, tmp_path: Path) -> None:
     learner = again.settings.learner.model_copy(update={"learning_rate": 2e-3})
     compared = uninterrupted.compare(again.settings.model_copy(update={"learner": learner}), tmp_path)
-    assert not compared.are_equal
-    assert compared.differing
+    assert not compared["weights_equal_bit_for_bit"]
+    assert compared["tensors_that_differ"]
 
 
 def test_a_snapshot_whose_file_was_changed_is_corrupt(again: Cluster, evidence: verdict.Evidence) -> None:

@@ -14,10 +14,10 @@ from omnidraft.audit.findings import FaultKind, PartitionReport
 from omnidraft.config import Settings
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, WireError
+from omnidraft.json_report import save
 from omnidraft.traces import codec
 from omnidraft.wiring.audit import audit
-from pipelines.lib import report
-from pipelines.soak.load_clients import PROMPTS, ServedAnswer
+from tests.soak.load_clients import PROMPTS, ServedAnswer
 
 BASE = "base"
 """The snapshot id of a worker without a snapshot."""
@@ -40,7 +40,7 @@ class Evidence:
     def save(self, path: Path) -> None:
         """Write it as JSON, so that a fleet can be judged again."""
         plain_data = asdict(self) | {"acknowledged": sorted(self.acknowledged)}
-        report.save(plain_data, path)
+        save(plain_data, path)
 
 
 def load(path: Path) -> Evidence:

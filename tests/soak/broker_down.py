@@ -5,7 +5,6 @@ machine that slows down or speeds up meanwhile shows in both. One engine and one
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
 from statistics import median
@@ -18,15 +17,13 @@ from omnidraft.config import Settings
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.recording import trace_producer
-from omnidraft.demo.local_cluster import empty_folder
 from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.ports import Sampling
 from omnidraft.progress import bar
 from omnidraft.telemetry.metrics import CountingMetrics
-from pipelines.lib.check_result import CheckResult
-from pipelines.soak.cluster import BROKER, Cluster, tiny_settings
-from pipelines.soak.plan import SoakPlan
+from tests.soak.cluster import BROKER, Cluster, empty_folder, tiny_settings
+from tests.soak.part import PartResult, SoakPlan
 
 NUM_PROMPTS = 3
 MAX_TOKENS = 48
@@ -38,19 +35,19 @@ QUEUE_RECORDS = 4
 MAX_SLOWDOWN = 0.02
 RECOVERY_TIMEOUT_S = 60.0
 
-Window = tuple[str, dict[int, float]]
+Window = tuple[str, list[float]]
 """Its kind, and the tokens a second of each prompt."""
 
 
-def run(plan: SoakPlan) -> CheckResult:
+def run(plan: SoakPlan) -> PartResult:
     """Measure speeds and drops; check that every record ended as acknowledged or as dropped."""
     with Cluster(empty_folder(plan.out / "broker-down"), _toml(plan)) as cluster:
-        cluster.start(BROKER)
+        cluster.bring_up(BROKER)
         settings, metrics = _settings(cluster.settings, plan), CountingMetrics()
         torch.set_num_threads(plan.threads)
         worker = wiring.worker(settings, metrics)
         assert worker.producer is not None
-        windows, recovered_s = _windows(cluster, worker.engine, metrics, plan)
+        windows, recovered_s = _windows(cluster, worker.engine, metrics, plan.outage_s)
         num_given_up = worker.producer.close(RECOVERY_TIMEOUT_S)
         figures = _figures(windows) | {
             "recovered_s": [round(seconds, 1) for seconds in recovered_s],
@@ -63,7 +60,7 @@ def run(plan: SoakPlan) -> CheckResult:
             "target": plan.target,
             "drafter": plan.drafter,
         }
-    return CheckResult(figures, assertions(figures))
+    return PartResult(figures, assertions(figures))
 
 
 def assertions(figures: dict[str, Any]) -> dict[str, bool]:
@@ -99,7 +96,7 @@ def _settings(settings: Settings, plan: SoakPlan) -> Settings:
 
 
 def _windows(
-    cluster: Cluster, engine: Engine, metrics: CountingMetrics, plan: SoakPlan
+    cluster: Cluster, engine: Engine, metrics: CountingMetrics, outage_s: float
 ) -> tuple[list[Window], list[float]]:
     """Return the windows in the order of WINDOWS, and how long each recovery took."""
     texts = [prompt.text for prompt in prompts.read(QUESTIONS, NUM_PROMPTS)]
@@ -109,29 +106,22 @@ def _windows(
     recovered_s: list[float] = []
     with bar("windows with the broker up and down", len(WINDOWS)) as advance:
         for kind in WINDOWS:
-            _take_away(cluster, kind)
-            windows.append((kind, _window(engine, texts, plan.outage_s * (UP_SHARE if kind == "up" else 1))))
+            match kind:
+                case "stopped":
+                    cluster.pause(BROKER)
+                case "killed":
+                    cluster.kill(BROKER)
+            windows.append((kind, _window(engine, texts, outage_s * (UP_SHARE if kind == "up" else 1))))
             if kind != "up":
                 recovered_s.append(_bring_back(cluster, kind, metrics))
             advance()
     return windows, recovered_s
 
 
-def _take_away(cluster: Cluster, kind: str) -> None:
-    match kind:
-        case "stopped":
-            cluster.processes.pause(BROKER)
-        case "killed":
-            cluster.kill(BROKER)
-
-
 def _bring_back(cluster: Cluster, kind: str, metrics: CountingMetrics) -> float:
     """Start the broker again and return the seconds until records are acknowledged."""
     before = metrics.value(trace_producer.ACKNOWLEDGED)
-    if kind == "stopped":
-        cluster.processes.resume(BROKER)
-    else:
-        cluster.start(BROKER)
+    cluster.resume(BROKER) if kind == "stopped" else cluster.bring_up(BROKER)
     started = time.monotonic()
     cluster.wait_for(
         lambda: metrics.value(trace_producer.ACKNOWLEDGED) > before, "record acknowledged again", RECOVERY_TIMEOUT_S
@@ -139,14 +129,13 @@ def _bring_back(cluster: Cluster, kind: str, metrics: CountingMetrics) -> float:
     return time.monotonic() - started
 
 
-def _window(engine: Engine, texts: Sequence[str], seconds: float) -> dict[int, float]:
+def _window(engine: Engine, texts: Sequence[str], seconds: float) -> list[float]:
     """Decode the prompts in whole rounds for at least `seconds`; return the median speed of each."""
-    speeds: dict[int, list[float]] = defaultdict(list)
+    speeds: list[list[float]] = []
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        for number, text in enumerate(texts):
-            speeds[number].append(_tokens_per_s(engine, text))
-    return {number: median(each) for number, each in speeds.items()}
+        speeds.append([_tokens_per_s(engine, text) for text in texts])
+    return [median(of_prompt) for of_prompt in zip(*speeds, strict=True)]
 
 
 def _tokens_per_s(engine: Engine, text: str) -> float:
@@ -160,19 +149,17 @@ def _tokens_per_s(engine: Engine, text: str) -> float:
 
 def _figures(windows: Sequence[Window]) -> dict[str, Any]:
     """Return each prompt's speed in a kind of window, against its speed with the broker up."""
-    by_kind: dict[str, list[dict[int, float]]] = defaultdict(list)
-    for kind, speeds in windows:
-        by_kind[kind].append(speeds)
     typical = {
-        kind: {number: median(each[number] for each in of_kind) for number in of_kind[0]}
-        for kind, of_kind in by_kind.items()
+        kind: [median(of_prompt) for of_prompt in zip(*(each for name, each in windows if name == kind), strict=True)]
+        for kind in dict.fromkeys(WINDOWS)
     }
     ratios = {
-        kind: median(typical[kind][number] / typical["up"][number] for number in typical["up"]) for kind in typical
+        kind: median(speed / up for speed, up in zip(speeds, typical["up"], strict=True))
+        for kind, speeds in typical.items()
     }
     return {
-        "tokens_per_s": {kind: round(median(each.values()), 2) for kind, each in typical.items()},
-        "windows": [{"kind": kind, "tokens_per_s": round(median(speeds.values()), 2)} for kind, speeds in windows],
+        "tokens_per_s": {kind: round(median(speeds), 2) for kind, speeds in typical.items()},
+        "windows": [{"kind": kind, "tokens_per_s": round(median(speeds), 2)} for kind, speeds in windows],
         "ratios": {kind: round(ratio, 4) for kind, ratio in ratios.items()},
         "speed_ratio": round(min(ratios.values()), 4),
     }

@@ -4,14 +4,12 @@ import time
 from typing import Any
 
 from omnidraft import wiring
-from omnidraft.demo.local_cluster import empty_folder
 from omnidraft.progress import bar
-from pipelines.lib.check_result import CheckResult
-from pipelines.soak import kills
-from pipelines.soak.ack_monitor import AckMonitor
-from pipelines.soak.cluster import REGISTRY, SERVICES, Cluster, tiny_settings
-from pipelines.soak.load_clients import LoadClients, Tally
-from pipelines.soak.plan import SoakPlan
+from tests.soak import kills
+from tests.soak.acknowledged import AckMonitor
+from tests.soak.cluster import REGISTRY, SERVICES, Cluster, empty_folder, tiny_settings
+from tests.soak.load_clients import Tally, load
+from tests.soak.part import PartResult, SoakPlan
 
 PAUSE_S = 0.1
 SHARE = 0.5
@@ -19,7 +17,7 @@ SHARE = 0.5
 TIMEOUT_S = 240.0
 
 
-def run(plan: SoakPlan) -> CheckResult:
+def run(plan: SoakPlan) -> PartResult:
     """Kill the registry, wait, and start it again; the worker is never restarted."""
     with Cluster(empty_folder(plan.out / "registry-down"), tiny_settings(plan.out / "models")) as cluster:
         plain = kills.plain_texts(cluster.settings)
@@ -27,7 +25,7 @@ def run(plan: SoakPlan) -> CheckResult:
         ended: list[str] = []
         cluster.on_end = ended.append
         acks = AckMonitor(cluster.url)
-        clients = LoadClients(cluster.url, acks, num_clients=2, pause_s=PAUSE_S, max_tokens=kills.MAX_TOKENS)
+        clients = load(cluster.url, acks, num_clients=2, pause_s=PAUSE_S, max_tokens=kills.MAX_TOKENS)
         with clients as tally:
             figures = _outage(cluster, tally, plan.outage_s * SHARE)
         figures |= {
@@ -38,8 +36,8 @@ def run(plan: SoakPlan) -> CheckResult:
             "ended_by_themselves": ended,
         }
         for name in reversed(SERVICES):
-            cluster.processes.stop(name)
-    return CheckResult(figures, assertions(figures))
+            cluster.stop(name)
+    return PartResult(figures, assertions(figures))
 
 
 def assertions(figures: dict[str, Any]) -> dict[str, bool]:
@@ -60,14 +58,14 @@ def _outage(cluster: Cluster, tally: Tally, outage_s: float) -> dict[str, Any]:
     first = len(tally.replies)
     with bar("registry down", round(outage_s)) as advance:
         for _ in range(round(outage_s)):
-            cluster.supervise(time.monotonic() + 1.0)
+            cluster.supervise(1.0)
             advance()
     last = len(tally.replies)
     while_down = [reply.snapshot_id for _, reply in tally.replies[first:last]]
     before = {reply.snapshot_id for _, reply in tally.replies[:last]}
-    cluster.start(REGISTRY)
+    cluster.bring_up(REGISTRY)
     started = time.monotonic()
-    cluster.wait_until_ready([REGISTRY])
+    cluster.wait_until_ready(REGISTRY)
     ready_s = time.monotonic() - started
 
     def is_taken_up() -> bool:

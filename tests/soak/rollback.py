@@ -5,18 +5,17 @@ from collections.abc import Sequence
 from statistics import median
 
 from omnidraft import wiring
+from omnidraft.client import COMPLETIONS, OpenAIClient
 from omnidraft.config import Settings
-from omnidraft.demo.local_cluster import ServiceFailed, empty_folder, free_port, is_serving, service_command
-from omnidraft.demo.openai_client import COMPLETIONS, OpenAIClient
+from omnidraft.demo.local_cluster import ServiceFailed, free_port, is_serving
 from omnidraft.fleet import control_log
 from omnidraft.ports import Registry
 from omnidraft.progress import bar
 from omnidraft.snapshots.manifest import digest
-from pipelines.lib.check_result import CheckResult
-from pipelines.soak.ack_monitor import AckMonitor
-from pipelines.soak.cluster import START_TIMEOUT_S, Cluster, tiny_settings
-from pipelines.soak.load_clients import LoadClients
-from pipelines.soak.plan import SoakPlan
+from tests.soak.acknowledged import AckMonitor
+from tests.soak.cluster import START_TIMEOUT_S, Cluster, empty_folder, service_command, tiny_settings
+from tests.soak.load_clients import load
+from tests.soak.part import PartResult, SoakPlan
 
 NUM_WORKERS = 3
 NUM_ROLLBACKS = 10
@@ -28,18 +27,18 @@ REST_S = 1.0
 """Seconds between two rollbacks, so that followers are idle when one comes."""
 
 
-def run(plan: SoakPlan) -> CheckResult:
+def run(plan: SoakPlan) -> PartResult:
     """Learn two snapshots, stop learning, then go back and forth between them."""
     with Cluster(empty_folder(plan.out / "rollback"), tiny_settings(plan.out / "models")) as cluster:
         cluster.start_all()
         urls = [cluster.url, *(_start_worker(cluster, number) for number in range(1, NUM_WORKERS))]
         registry = wiring.registry(cluster.settings)
-        clients = LoadClients(cluster.url, AckMonitor(cluster.url), num_clients=2, pause_s=0.1, max_tokens=16)
+        clients = load(cluster.url, AckMonitor(cluster.url), num_clients=2, pause_s=0.1, max_tokens=16)
         with clients:
             cluster.wait_for(
                 lambda: len(registry.versions()) >= 2 and _has_previous(registry), "rollback", LEARN_TIMEOUT_S
             )
-        cluster.processes.stop("distiller")
+        cluster.stop("distiller")
         seconds = _back_and_forth(cluster.settings, registry, urls)
     figures = {
         "workers": len(urls),
@@ -48,7 +47,7 @@ def run(plan: SoakPlan) -> CheckResult:
         "longest_s": round(max(seconds), 3),
         "seconds": [round(each, 3) for each in seconds],
     }
-    return CheckResult(figures, assertions(figures))
+    return PartResult(figures, assertions(figures))
 
 
 def assertions(figures: dict) -> dict[str, bool]:
@@ -60,7 +59,7 @@ def _start_worker(cluster: Cluster, number: int) -> str:
     """Start another worker of the same settings at a port of its own; return its URL."""
     port = free_port()
     command = service_command("decode_worker", cluster.config_path)
-    cluster.processes.start(f"decode_worker-{number}", ["env", f"OMNIDRAFT_WORKER__PORT={port}", *command])
+    cluster.start(f"decode_worker-{number}", ["env", f"OMNIDRAFT_WORKER__PORT={port}", *command])
     url = f"http://127.0.0.1:{port}"
     cluster.wait_for(lambda: is_serving(url), f"ready worker {number}", START_TIMEOUT_S)
     return url

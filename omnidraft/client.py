@@ -1,7 +1,7 @@
-"""Small clients of servers with OpenAI's HTTP API, ours and others': one request, its answer whole or streamed."""
+"""A small client of servers with OpenAI's HTTP API, ours and others': one request, its answer whole or streamed."""
 
 import json
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -59,10 +59,10 @@ def text_of(body: Mapping[str, Any]) -> str:
 
 
 class OpenAIClient:
-    """Sends requests over connections that stay open."""
+    """Sends requests over connections that stay open, from any number of threads."""
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
-        self._http = httpx.Client(base_url=url, timeout=timeout_s)
+        self._http = httpx.Client(base_url=url, timeout=timeout_s, limits=httpx.Limits())
 
     def __enter__(self) -> "OpenAIClient":
         return self
@@ -90,37 +90,6 @@ class OpenAIClient:
                     response.read()
                     raise _refusal(response)
                 for line in response.iter_lines():
-                    if line == _LAST_LINE:
-                        return
-                    if line.startswith(_EVENT):
-                        yield _event(line)
-        except httpx.TransportError as exc:
-            raise ConnectionLost(f"{path}: {exc!r}") from exc
-        raise ConnectionLost(f"{path}: the stream ended before its last event")
-
-
-class AsyncOpenAIClient:
-    """Streams answers on an event loop, over one connection that stays open."""
-
-    def __init__(self, url: str, *, timeout_s: float) -> None:
-        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_s)
-
-    async def __aenter__(self) -> "AsyncOpenAIClient":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._http.aclose()
-
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any]]:
-        """Send a request and yield the events of its stream as they come. Raises ApiError, ConnectionLost."""
-        try:
-            async with self._http.stream("POST", path, json={**body, "stream": True}) as response:
-                if response.status_code != 200:
-                    await response.aread()
-                    raise _refusal(response)
-                async for line in response.aiter_lines():
                     if line == _LAST_LINE:
                         return
                     if line.startswith(_EVENT):

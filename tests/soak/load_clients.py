@@ -3,15 +3,14 @@
 import itertools
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
-from omnidraft.demo.openai_client import CHAT, ApiError, ConnectionLost, OpenAIClient, text_of
-from pipelines.soak.ack_monitor import AckMonitor
+from omnidraft.client import CHAT, ApiError, ConnectionLost, OpenAIClient, text_of
+from tests.soak.acknowledged import AckMonitor
 
 GIVE_UP_S = 240.0
 RETRY_S = 0.1
@@ -49,8 +48,9 @@ class Tally:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class LoadClients(AbstractContextManager[Tally]):
-    """`num_clients` threads in front of one worker, which run within the context; it yields their tally.
+@contextmanager
+def load(url: str, acks: AckMonitor, *, num_clients: int, pause_s: float, max_tokens: int) -> Iterator[Tally]:
+    """Run so many clients in front of one worker within the context, and yield their tally.
 
     At its end the requests under way get their answers. After an error nobody waits for these: each client gives up
     once the try that it is at has ended.
@@ -58,62 +58,63 @@ class LoadClients(AbstractContextManager[Tally]):
     Args:
         pause_s: pause of each client between two requests.
     """
-
-    def __init__(self, url: str, acks: AckMonitor, *, num_clients: int, pause_s: float, max_tokens: int) -> None:
-        self._url, self._acks, self._pause_s, self._max_tokens = url, acks, pause_s, max_tokens
-        self._num_clients = num_clients
-        self._stop, self._give_up = threading.Event(), threading.Event()
-        self._numbers = itertools.count()
-        self._threads = ThreadPoolExecutor(num_clients, thread_name_prefix="client")
-        self._tally = Tally()
-
-    def __enter__(self) -> Tally:
-        self._running = [self._threads.submit(self._run) for _ in range(self._num_clients)]
-        return self._tally
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
+    client = _Client(url, acks, pause_s, max_tokens)
+    with ThreadPoolExecutor(num_clients, thread_name_prefix="client") as threads:
+        running = [threads.submit(client.run) for _ in range(num_clients)]
         try:
-            if error is None:
-                for running in self._running:
-                    running.result()
+            yield client.tally
+            client.stop.set()
+            for each in running:
+                each.result()
         finally:
-            self._give_up.set()
-            self._threads.shutdown()
+            client.stop.set()
+            client.give_up.set()
 
-    def _run(self) -> None:
-        with OpenAIClient(self._url, timeout_s=60.0) as api:
-            while not self._stop.wait(self._pause_s):
-                number = next(self._numbers)
+
+@dataclass(slots=True)
+class _Client:
+    """What each of the threads does."""
+
+    url: str
+    acks: AckMonitor
+    pause_s: float
+    max_tokens: int
+    tally: Tally = field(default_factory=Tally)
+    stop: threading.Event = field(default_factory=threading.Event)
+    give_up: threading.Event = field(default_factory=threading.Event)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def run(self) -> None:
+        with OpenAIClient(self.url, timeout_s=60.0) as api:
+            while not self.stop.wait(self.pause_s):
+                number = next(self.numbers)
                 self._ask_until_answered(api, number % len(PROMPTS), is_streamed=number % 2 == 1)
 
     def _ask_until_answered(self, api: OpenAIClient, prompt: int, *, is_streamed: bool) -> None:
         deadline = time.monotonic() + GIVE_UP_S
         body = {
             "messages": [{"role": "user", "content": PROMPTS[prompt]}],
-            "max_tokens": self._max_tokens,
+            "max_tokens": self.max_tokens,
             "temperature": 0,
             "seed": prompt,
         }
         while True:
-            life = self._acks.life
-            with self._tally.lock:
-                self._tally.num_tries += 1
+            life = self.acks.life
+            with self.tally.lock:
+                self.tally.num_tries += 1
             try:
                 answer = self._streamed(api, prompt, body) if is_streamed else _whole(api, body)
             except ApiError as exc:
                 if not isinstance(exc, ConnectionLost) and exc.status not in BUSY:
                     return self._failed(f"{PROMPTS[prompt]}: {exc}")
             else:
-                self._acks.answered(answer.request_id, life)
-                with self._tally.lock:
-                    self._tally.replies.append((prompt, answer))
+                self.acks.answered(answer.request_id, life)
+                with self.tally.lock:
+                    self.tally.replies.append((prompt, answer))
                 return None
             if time.monotonic() > deadline:
                 return self._failed(f"{PROMPTS[prompt]}: no answer within {GIVE_UP_S:.0f} s")
-            if self._give_up.wait(RETRY_S):
+            if self.give_up.wait(RETRY_S):
                 return None
 
     def _streamed(self, api: OpenAIClient, prompt: int, body: Mapping[str, Any]) -> ServedAnswer:
@@ -122,14 +123,14 @@ class LoadClients(AbstractContextManager[Tally]):
             for event in api.stream(CHAT, body):
                 text, last = text + text_of(event), event
         except ConnectionLost:
-            with self._tally.lock:
-                self._tally.beginnings += [(prompt, text)] if text else []
+            with self.tally.lock:
+                self.tally.beginnings += [(prompt, text)] if text else []
             raise
         return _answer(last, text)
 
     def _failed(self, reason: str) -> None:
-        with self._tally.lock:
-            self._tally.failures.append(reason)
+        with self.tally.lock:
+            self.tally.failures.append(reason)
 
 
 def _whole(api: OpenAIClient, body: Mapping[str, Any]) -> ServedAnswer:

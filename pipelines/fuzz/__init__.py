@@ -1,1 +1,0 @@
-"""Hostile messages through the real consumer: `python -m pipelines.fuzz`."""

@@ -4,6 +4,7 @@ import importlib
 import re
 import shlex
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from itertools import takewhile
@@ -12,8 +13,10 @@ from typing import Any
 
 import pytest
 import typer
+from pydantic import BaseModel
 
 from omnidraft.cli import app
+from omnidraft.config import Settings
 from pipelines import measured
 from tests.doc_blocks import PAGES, ROOT, SHELL, blocks, commands, inline_code
 from tests.page_anchors import anchors
@@ -57,6 +60,16 @@ def test_every_command_has_todays_options(page: Path) -> None:
 
 
 @each_page
+def test_every_setting_that_is_named_exists(page: Path) -> None:
+    known = set(setting_names(Settings))
+    sections = {name.split(".")[0] for name in known}
+    named = re.findall(r"`(\w+\.[\w.]+)(?: = [^`]*)?`", page.read_text())
+    of_environment = re.findall(r"OMNIDRAFT_([A-Z]+__[A-Z_]+)", page.read_text())
+    named += [name.lower().replace("__", ".") for name in of_environment]
+    assert [name for name in named if name.split(".")[0] in sections and name not in known] == []
+
+
+@each_page
 def test_every_python_block_compiles(page: Path) -> None:
     for block in blocks(page):
         if block.language == "python":
@@ -94,6 +107,13 @@ def words_of(line: str) -> list[str]:
         return []
     words = shlex.split(line.replace(" #", "\n#").split("\n")[0])
     return [word for word in takewhile(lambda word: word not in ENDS, words) if not re.match(r"[A-Z_]+=", word)]
+
+
+def setting_names(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        yield f"{prefix}{name}"
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from setting_names(field.annotation, f"{prefix}{name}.")
 
 
 @cache

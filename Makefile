@@ -139,7 +139,7 @@ docs: setup ## The API reference from the docstrings, into site/
 docs-test: setup ## Run the commands of README and docs as a new user would (DOCS: names of pages; all without)
 	PYTHONPATH=. $(PYTHON) -m tests.run_docs $(DOCS)
 
-dashboards: setup ## Write the Grafana dashboards, and the table of metrics in docs/observability.md
+dashboards: setup ## Write the Grafana dashboards, and the table of metrics in docs/operate.md
 	$(PYTHON) deploy/grafana/make_dashboards.py
 	$(PYTHON) deploy/prometheus/metrics_table.py
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
 SHELL = ("", "bash", "sh")
 """Languages of blocks with commands; indented blocks have none."""
 _NOTE = re.compile(r"<!-- docs-test: (.+?) -->\s*$")

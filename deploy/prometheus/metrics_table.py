@@ -1,10 +1,10 @@
-"""Write the table of metrics into docs/observability.md: `python deploy/prometheus/metrics_table.py`."""
+"""Write the table of metrics into docs/operate.md: `python deploy/prometheus/metrics_table.py`."""
 
 from pathlib import Path
 
 from omnidraft.telemetry.metric_definitions import COMMON, CONTROLLER, DISTILLER, PROPOSER, WORKER
 
-PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operate.md"
 BEGIN, END = "<!-- metrics:", "<!-- end of metrics -->"
 ROLES = {"all": COMMON, "worker": WORKER, "in vLLM, too": PROPOSER, "distiller": DISTILLER, "controller": CONTROLLER}
 

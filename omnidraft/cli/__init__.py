@@ -2,11 +2,15 @@
 
 import io
 import sys
+from typing import Annotated
+
+import typer
 
 from omnidraft import __version__
 from omnidraft.cli import models, run, snapshots, tenants, traces
 from omnidraft.cli.chat import chat
 from omnidraft.cli.check import check
+from omnidraft.cli.config import config
 from omnidraft.cli.demo import demo
 from omnidraft.cli.doctor import doctor
 from omnidraft.cli.generate import generate
@@ -27,6 +31,7 @@ app.command()(serve)
 app.command()(check)
 app.command()(status)
 app.command()(doctor)
+app.command()(config)
 app.command()(transfer)
 app.add_typer(models.app, name="models")
 app.add_typer(traces.app, name="traces")
@@ -36,10 +41,19 @@ app.add_typer(snapshots.learning_app, name="learning")
 app.add_typer(run.app, name="run")
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    print(__version__)
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback(help=HELP)
+def _options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Take the options of the program itself."""
 
 
 def entry() -> None:

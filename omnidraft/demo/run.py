@@ -148,7 +148,7 @@ def _require_recorded_vocabularies(settings: config.Settings) -> None:
     if wiring.vocabularies(settings).alignment.fingerprint != held_out[0].alignment:
         raise RequestError(
             f"the demo teaches from recorded answers of {held_out[0].target} for {held_out[0].drafter}: choose models "
-            "with their vocabularies, or none; others learn from live traffic (docs/laptop.md)"
+            "with their vocabularies, or none; others learn from live traffic (docs/use.md)"
         )
 
 

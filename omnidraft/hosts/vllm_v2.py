@@ -1,6 +1,6 @@
 """Our proposer inside vLLM's V2 model runner, as a speculator of its own kind.
 
-V2 makes its speculators by a fixed list of methods, and `custom_class` is none of them (docs/vllm-proposal.md). So vLLM
+V2 makes its speculators by a fixed list of methods, and `custom_class` is none of them. So vLLM
 is told `ngram_gpu`, whose speculator needs nothing, and this worker puts ours into its place:
 `--speculative-config '{"method": "ngram_gpu", "num_speculative_tokens": 5, "prompt_lookup_max": 3}'
 --worker-cls omnidraft.hosts.vllm_v2.Worker`. V2 scores so many drafts for every request in every pass: where we propose

@@ -117,7 +117,7 @@ def translate_artifact_errors(url: str) -> Iterator[None]:
     except _store_errors():
         raise
     except ImportError as exc:
-        advice = "install it wherever snapshots are published or fetched: boto3 for s3://, see docs/scaling.md"
+        advice = "install it wherever snapshots are published or fetched: boto3 for s3://, see docs/deploy.md"
         raise StoreLibraryMissing(masked(f"the artifact store of {url} needs a library: {exc}; {advice}")) from exc
     except Exception as exc:  # artifact stores raise errors of their own libraries
         advice = "check that this process reaches it and has its credentials, then try again"

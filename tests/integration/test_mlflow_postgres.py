@@ -86,7 +86,7 @@ def wait_for_answer(registry: Registry) -> str:
 
 
 def test_how_often_workers_may_ask_for_the_champion(postgres_mlflow_url: str, tmp_path: Path) -> None:
-    """The number is printed, not judged: it is the machine's. docs/scaling.md has one of them."""
+    """The number is printed, not judged: it is the machine's."""
     registry = open_registry(postgres_mlflow_url, "asked")
     registry.promote(registry.publish(make_bundle(tmp_path, "s1", target="asked"), None).version)
 

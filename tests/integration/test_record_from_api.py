@@ -45,7 +45,7 @@ def client(tiny_models: tuple[Path, Path], omnidraft_home: Path) -> Iterator[ope
 
 @pytest.fixture
 def responses(client: openai.OpenAI, tiny_models: tuple[Path, Path], tmp_path: Path) -> Path:
-    """What docs/experiments.md tells to do. Ids that spell nothing are kept out: they are in no response."""
+    """What docs/train.md tells to do. Ids that spell nothing are kept out: they are in no response."""
     spelled = load_tokenizer(tiny_models[0]).vocabulary.token_bytes
     bias = {str(token): -100 for token, data in enumerate(spelled) if not data}
     path = tmp_path / "responses.jsonl"

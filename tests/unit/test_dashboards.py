@@ -96,7 +96,7 @@ def test_an_alert_says_what_to_do_and_where_to_read_on(name: str) -> None:
 
 def test_the_page_has_the_table_of_metrics() -> None:
     script = runpy.run_path(str(DEPLOY / "prometheus" / "metrics_table.py"))
-    text = (ROOT / "docs" / "observability.md").read_text()
+    text = (ROOT / "docs" / "operate.md").read_text()
     assert script["page"](text) == text, "run `make dashboards`"
 
 

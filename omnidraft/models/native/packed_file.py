@@ -4,7 +4,7 @@ The format is safetensors with one tensor of bytes for each part. The header's m
 checksums of the parts and of the header itself, and the time of the file. Opening compares header, size and time;
 `verify` reads everything.
 The kernel maps the page cache of ext4, xfs and others in huge pages when the file was read in large pieces, so a pass
-over a mapped file is as fast as one over anonymous huge pages (docs/service.md).
+over a mapped file is as fast as one over anonymous huge pages.
 """
 
 import fcntl

@@ -256,7 +256,7 @@ def test_what_the_encoding_of_the_output_lacks_is_a_question_mark(
         streams = [io.TextIOWrapper(io.BytesIO(), encoding="latin-1") for _ in range(2)]
         for name, stream in zip(("stdout", "stderr"), streams, strict=True):
             patch.setattr(sys, name, stream)
-        run_cli(["version"], patch, capsys)
+        run_cli(["--version"], patch, capsys)
     for stream in streams:
         stream.write("\u00e9 \u2192")
         stream.flush()

@@ -21,8 +21,8 @@ from omnidraft.distill.evaluation.agreement import share
 from omnidraft.distill.ingest.record_disposition import is_held_out, record_key
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import RequestError
+from omnidraft.files import require_writable_file
 from omnidraft.hosts import process
-from omnidraft.output_files import require_writable_file
 from omnidraft.progress import bar
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.traces.record import TraceRecord

@@ -18,8 +18,8 @@ from rich.table import Table
 from omnidraft import config, prompts, wiring
 from omnidraft.distill.training.losses import parse
 from omnidraft.errors import RequestError
+from omnidraft.files import require_writable, require_writable_file
 from omnidraft.hosts import process
-from omnidraft.output_files import require_writable, require_writable_file
 from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from omnidraft.traces import archive

@@ -15,8 +15,8 @@ import typer
 
 from omnidraft import config, prompts
 from omnidraft.errors import RequestError
+from omnidraft.files import require_writable_file
 from omnidraft.hosts import process
-from omnidraft.output_files import require_writable_file
 from omnidraft.progress import bar
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord

@@ -8,10 +8,10 @@ from omnidraft.config import WorkerSettings
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.snapshot.updater import SnapshotUpdater
+from omnidraft.files import sha256_of
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.ports import Registry
 from omnidraft.snapshots import bundle
-from omnidraft.snapshots.files import sha256_of
 from omnidraft.snapshots.keys import PrivateKey, Role, TrustedKeys, new_private_key
 from omnidraft.snapshots.manifest import digest
 from omnidraft.snapshots.signing import SnapshotSigning

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from omnidraft import config, json_report
+from omnidraft import config, files
 from omnidraft.cli.options import Config, Engine, Quantize, Snapshot, download_bars
 from omnidraft.errors import RequestError
 
@@ -46,7 +46,7 @@ def check(
     """
     from omnidraft import prompts
     from omnidraft.exactness.check import CheckPlan
-    from omnidraft.output_files import require_writable_file
+    from omnidraft.files import require_writable_file
 
     temperatures, modes = _temperatures(temperature), _modes(mode)
     require_writable_file(json_path, makes_folder=False)
@@ -57,7 +57,7 @@ def check(
     result = _run_check(settings, plan, temperatures, modes, snapshot)
     _show(result)
     if json_path is not None:
-        json_report.save(result, json_path)
+        files.save_json(result, json_path)
     raise typer.Exit(0 if result["passed"] else 1)
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from omnidraft.exit_status import describe_exit
+from omnidraft.system import describe_exit
 
 _SIGNALS = (
     signal.SIGCHLD,

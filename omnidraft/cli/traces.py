@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from omnidraft import config, json_report
+from omnidraft import config, files
 from omnidraft.cli import dead_letters
 from omnidraft.cli.options import Config, Target, group, printable
 from omnidraft.errors import ConfigError, WireError
@@ -42,7 +42,7 @@ def verify(
     config_path: Config = None,
 ) -> None:
     """Compare the trace log with what snapshots learned and with the dead letters; exit code 1 when they disagree."""
-    from omnidraft.output_files import require_writable_file
+    from omnidraft.files import require_writable_file
     from omnidraft.progress import bar
     from omnidraft.wiring.audit import audit
 
@@ -52,7 +52,7 @@ def verify(
         report = audit(settings, counts_only=counts_only, on_poll=saw)
     print_report(report)
     if json_path is not None:
-        json_report.save(report.plain_data(), json_path)
+        files.save_json(report.plain_data(), json_path)
     if report.faults:
         raise typer.Exit(1)
 
@@ -99,7 +99,7 @@ def export(
     """Write the newest records of a target into an archive, for pipelines or as learner.pinned_held_out."""
     from omnidraft import wiring
     from omnidraft.distill.ingest.record_disposition import is_held_out
-    from omnidraft.output_files import require_writable_file
+    from omnidraft.files import require_writable_file
     from omnidraft.traces import archive
 
     require_writable_file(path, makes_folder=False)

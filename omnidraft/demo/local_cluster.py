@@ -15,7 +15,7 @@ import psutil
 
 from omnidraft.demo import child_process
 from omnidraft.errors import OmnidraftError
-from omnidraft.exit_status import describe_exit
+from omnidraft.system import describe_exit
 
 STOP_TIMEOUT_S = 60.0
 IDLE_SHARE = 0.2

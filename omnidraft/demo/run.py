@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omnidraft import config, extras, json_report, prompts, wiring
-from omnidraft.container_limits import usable_processors
+from omnidraft import config, extras, files, prompts, wiring
 from omnidraft.demo import report
 from omnidraft.demo.answers import recorded, steps_per_snapshot
 from omnidraft.demo.curve import CurvePoint, LearningCurve
@@ -29,6 +28,7 @@ from omnidraft.demo.screen import bar, console, downloads, spinner
 from omnidraft.errors import RequestError, cannot_write
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.ports import Outgoing, Registry, SnapshotVersion
+from omnidraft.system import usable_processors
 from omnidraft.traces import codec
 
 START_TIMEOUT_S = 600.0
@@ -249,7 +249,7 @@ def _finish(plan: DemoPlan, settings: config.Settings, rows: list[dict[str, Any]
     out = plan.out.parent
     plain = sum(row["plain_tokens_per_s"] for row in rows) / len(rows)
     content = {"plain": {"tokens_per_s": plain}, "snapshots": rows} | extra | {"run": str(plan.out)}
-    json_report.save(content, out / "report.json")
+    files.save_json(content, out / "report.json")
     (out / "report.png").write_bytes((plan.out / "report.png").read_bytes())
     console.print(report.table(rows, extra["moved_plain_tokens_per_s"]))
     console.print(

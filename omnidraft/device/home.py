@@ -11,9 +11,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from omnidraft import files
 from omnidraft.errors import ConfigError
 from omnidraft.private_files import PRIVATE, make_folder
-from omnidraft.snapshots import files
 
 _PAIR, _LOCK = "pair.json", ".lock"
 

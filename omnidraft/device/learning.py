@@ -33,7 +33,7 @@ from omnidraft.models.loading import openmp_threads
 from omnidraft.ports import Offsets, Registry
 from omnidraft.registry.retention import superseded
 from omnidraft.snapshots.memory_part import ALL_PARTS
-from omnidraft.supervised_thread import SupervisedThread, first_problem
+from omnidraft.threads import SupervisedThread, first_problem
 
 FLUSH_S = 10.0
 """The time that `close` gives the log to acknowledge the last records."""

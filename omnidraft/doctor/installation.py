@@ -11,7 +11,7 @@ from omnidraft.config import Settings
 from omnidraft.doctor.finding import Finding, ok, problem, warning
 from omnidraft.doctor.registry import is_absent
 from omnidraft.extras import MODULES, distiller_needs_ray, driver_of
-from omnidraft.output_files import existing_ancestor, may_write
+from omnidraft.files import existing_ancestor, may_write
 
 PACKAGE = "omnidraft"
 

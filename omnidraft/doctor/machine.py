@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omnidraft import container_limits
+from omnidraft import system
 from omnidraft.config import ModelSettings, Settings
 from omnidraft.doctor.finding import Finding, ok, problem, warning
 from omnidraft.doctor.models import folder_of, gguf_of, weights_bytes
-from omnidraft.output_files import existing_ancestor, may_write
+from omnidraft.files import existing_ancestor, may_write
 
 if TYPE_CHECKING:
     from omnidraft.models.probe.choice import Kernels, TorchProducts
@@ -133,7 +133,7 @@ def folders(settings: Settings) -> Iterator[tuple[str, Path, int]]:
     yield "disk of staging", Path(tempfile.gettempdir()), snapshot_bytes
 
 
-def memory(settings: Settings, available: Callable[[], int] = container_limits.available_memory) -> Finding:
+def memory(settings: Settings, available: Callable[[], int] = system.available_memory) -> Finding:
     """Check the memory for one worker with every target, the members of an ensemble and the drafter."""
     section = settings.models
     sizes = _sizes_in_memory(section)

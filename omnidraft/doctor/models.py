@@ -66,8 +66,8 @@ def model(name: str) -> Finding:
 
 def gguf(name: str) -> Finding:
     """Compare the file that llama.cpp runs with the catalog's sha256."""
+    from omnidraft.files import sha256_of
     from omnidraft.models.catalog import known_models, store
-    from omnidraft.snapshots.files import sha256_of
 
     check = f"GGUF file of {name}"
     if name.lower() not in known_models.names():

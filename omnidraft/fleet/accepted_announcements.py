@@ -10,8 +10,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from omnidraft import files
 from omnidraft.errors import SignatureRefused, StorageError
-from omnidraft.snapshots import files
 
 LOCK_TIMEOUT_S = 5.0
 

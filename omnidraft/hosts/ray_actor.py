@@ -19,11 +19,11 @@ from typing import Any
 import psutil
 
 from omnidraft.config import LearnerSettings, Settings
-from omnidraft.container_limits import available_memory
 from omnidraft.distill.control import Status
 from omnidraft.distill.distiller import Distiller
 from omnidraft.hosts.process import configure_logging
 from omnidraft.registry.staging_folder import own_folder
+from omnidraft.system import available_memory
 from omnidraft.telemetry.metric_definitions import DISTILLER
 from omnidraft.telemetry.metrics import PrometheusMetrics
 from omnidraft.throttle import lower_priority

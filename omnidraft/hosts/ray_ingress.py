@@ -21,17 +21,56 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from omnidraft.allowed_hosts import MISDIRECTED, is_allowed
 from omnidraft.config import WorkerSettings
+from omnidraft.config.hosts import MISDIRECTED, is_allowed
 from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import RequestError
 from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
 from omnidraft.hosts.ray_router import conversation_of
+from omnidraft.serving.anthropic_messages.errors import anthropic_error_event, is_anthropic
 from omnidraft.serving.auth import METRICS_REFUSAL, OwnKey, unauthorized
 from omnidraft.serving.error_handlers import error_response
-from omnidraft.serving.interrupted_streams import StreamFollower
+from omnidraft.serving.openai_responses import events as responses
+from omnidraft.serving.openai_responses.response_schemas import ResponseBody, ResponseError
 from omnidraft.serving.response_schemas import error
+from omnidraft.serving.server_sent_events import event, last_error_events
 from omnidraft.telemetry.exposition import merge_scrapes
+
+logger = logging.getLogger(__name__)
+
+
+PAGE_PATHS = "/page/"
+"""The prefix of the paths of the page's streams."""
+
+
+class StreamFollower:
+    """Follows the pieces of one response, each of whole events."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._first = b""
+        self._num_events = 0
+
+    def take(self, piece: bytes) -> bytes:
+        """Note a piece and return it."""
+        self._first = self._first or piece
+        self._num_events += piece.count(b"\n\n")
+        return piece
+
+    def error_events(self, content: Mapping[str, Any]) -> bytes:
+        """Return the events that end the stream after the pieces so far, given an error of OpenAI's shape."""
+        if is_anthropic(self._path):
+            return anthropic_error_event(500, content)
+        if self._path == responses.PATH:
+            error = ResponseError(code="server_error", message=content["error"]["message"])
+            return responses.failed_event(self._created_response(), error, self._num_events)
+        return event("error", content) if self._path.startswith(PAGE_PATHS) else last_error_events(content)
+
+    def _created_response(self) -> ResponseBody:
+        """Return the response of response.created, the first event of its stream."""
+        data = self._first.split(b"\n")[1].removeprefix(b"data: ")
+        return ResponseBody.model_validate(json.loads(data)["response"])
+
 
 MAX_ATTEMPTS = 4
 """The number of replicas that are tried for one request."""
@@ -43,8 +82,6 @@ MODELS_PATH = "/v1/models"
 OPERATOR_PATHS = ("/metrics", "/replicas")
 NOT_FORWARDED = (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host")
 """Hop-by-hop headers and `host`, which are not forwarded."""
-
-logger = logging.getLogger(__name__)
 
 
 class ReplicasDied(Exception):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from omnidraft.config import Settings
 from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart, respond
 from omnidraft.hosts.process import configure_logging
-from omnidraft.supervised_thread import first_problem
+from omnidraft.threads import first_problem
 
 
 class ReplicaUnhealthy(Exception):

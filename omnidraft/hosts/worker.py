@@ -16,9 +16,9 @@ from omnidraft.hosts.process import end_at_once_on_interrupt, freeze_loaded_obje
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.telemetry_middleware import TelemetryMiddleware
-from omnidraft.supervised_thread import Supervised, SupervisedThread
 from omnidraft.telemetry.metric_definitions import WORKER
 from omnidraft.telemetry.metrics import PrometheusMetrics
+from omnidraft.threads import Supervised, SupervisedThread
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import logging
 import re
 from pathlib import Path
 
-from omnidraft.cache_files import file_states, replace_file
 from omnidraft.errors import ModelError
+from omnidraft.files import file_states, replace_file
 
 _LENGTH = 12
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -21,12 +21,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from omnidraft.durable_files import put_in_place
+from omnidraft import files
 from omnidraft.errors import RegistryError, SnapshotNotFound
+from omnidraft.files import put_in_place
 from omnidraft.ports import CHAMPION_STATEMENT, JUDGEMENT, VOID, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
 from omnidraft.registry.retention import Retention
-from omnidraft.snapshots import bundle, files
+from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
 

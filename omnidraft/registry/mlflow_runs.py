@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from omnidraft import files
 from omnidraft.errors import RegistryError
 from omnidraft.registry import manifest_export, staging
 from omnidraft.registry.mlflow_store import (
@@ -19,7 +20,7 @@ from omnidraft.registry.mlflow_store import (
     translate_errors,
     undo_on_failure,
 )
-from omnidraft.snapshots import bundle, files
+from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 
 if TYPE_CHECKING:

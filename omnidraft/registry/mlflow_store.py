@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
-from omnidraft.background_calls import within
 from omnidraft.config import masked
 from omnidraft.errors import OmnidraftError, RegistryError, SnapshotNotFound, StoreLibraryMissing
+from omnidraft.threads import within
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

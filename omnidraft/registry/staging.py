@@ -10,10 +10,11 @@ from typing import TypeVar
 
 from filelock import FileLock
 
+from omnidraft import files
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.ports import SnapshotVersion
 from omnidraft.private_files import PRIVATE
-from omnidraft.snapshots import bundle, files
+from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.snapshots.memory_part import is_private, setting_of
 from omnidraft.snapshots.signing import SnapshotSigning

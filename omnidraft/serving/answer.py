@@ -6,14 +6,84 @@ from dataclasses import dataclass
 
 from omnidraft.decode.drafted_spans import DraftedSpans
 from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import GenerationRequest
+from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.ports import Step
 from omnidraft.serving.queued_request import QueuedRequest, QueuedText
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
 from omnidraft.serving.response_formats import ChoicePart, LogprobCollector, NamedCall
-from omnidraft.serving.response_metrics import response_metrics
-from omnidraft.serving.response_schemas import PromptTokensDetails, ResponseMetrics, Usage
-from omnidraft.serving.tool_calls import reader_of
+from omnidraft.serving.response_schemas import PromptTokensDetails, ResponseMetrics, SpeculativeDecodingMetrics, Usage
+from omnidraft.tools.formats import ToolFormat
+from omnidraft.tools.messages import call_id
+from omnidraft.tools.parser import CallDelta, ToolCallParser
 from omnidraft.vocab.tokenizer import Vocabulary
+
+
+def response_metrics(stats: DecodeStats) -> ResponseMetrics:
+    """Return the metrics of one text that has ended."""
+    first_token_s = stats.first_token_s - stats.queue_s
+    spent_s = first_token_s + stats.decode_s
+    num_gaps = stats.num_tokens - 1
+    return ResponseMetrics(
+        time_to_first_token_ms=1000 * first_token_s,
+        generation_time_ms=1000 * stats.decode_s,
+        queue_time_ms=1000 * stats.queue_s,
+        mean_itl_ms=1000 * stats.decode_s / num_gaps if num_gaps > 0 else None,
+        tokens_per_second=stats.num_tokens / spent_s if spent_s > 0 else None,
+        speculative_decoding=_acceptance(stats),
+    )
+
+
+def _acceptance(stats: DecodeStats) -> SpeculativeDecodingMetrics:
+    drafted, accepted = stats.drafted_per_pass, stats.accepted_per_pass
+    num_spec_tokens, num_steps = max(drafted, default=0), stats.num_passes - drafted[0]
+    histogram = [accepted[count] for count in range(num_spec_tokens + 1)]
+    histogram[0] -= drafted[0]  # passes without drafts accept nothing, and are no steps
+    num_accepted = sum(count * times for count, times in enumerate(histogram))
+    num_drafted = sum(count * times for count, times in drafted.items())
+    return SpeculativeDecodingMetrics(
+        mean_acceptance_length=1 + num_accepted / num_steps if num_steps else 1.0,
+        draft_acceptance_rate=num_accepted / num_drafted if num_drafted else 0.0,
+        acceptance_histogram=histogram,
+        num_spec_steps=num_steps,
+        num_accepted_draft_tokens=num_accepted,
+        num_draft_tokens=num_drafted,
+        num_spec_tokens=num_spec_tokens,
+    )
+
+
+class ToolCallReader:
+    """Reads one choice, part by part."""
+
+    def __init__(self, request: GenerationRequest, form: ToolFormat) -> None:
+        assert request.tools is not None
+        self._parser = ToolCallParser(form, {tool.name for tool in request.tools.callable_tools})
+        self._request_id = request.request_id
+        self._form = form
+
+    def read(self, part: ChoicePart) -> None:
+        """Replace the part's text by the content and the calls in it. The part with a finish reason is the last one."""
+        parsed = [self._parser.feed(part.text)]
+        if part.finish_reason is not None:
+            parsed.append(self._parser.finish())
+            if part.finish_reason == "stop" and self._parser.num_calls and not self._parser.has_open_call:
+                part.finish_reason = "tool_calls"
+        part.pieces = [self._named(piece) for each in parsed for piece in each.pieces]
+
+    def _named(self, piece: str | CallDelta) -> str | NamedCall:
+        """Return a piece of the answer with the id of the call that begins in it."""
+        if isinstance(piece, str):
+            return piece
+        identifier = None if piece.name is None else call_id(self._request_id, piece.index, self._form)
+        return NamedCall(piece.index, identifier, piece.name, piece.arguments)
+
+
+def reader_of(request: GenerationRequest, form: ToolFormat) -> ToolCallReader | None:
+    """Return the reader of a request's choice; None where it can call nothing."""
+    if request.tools is None or not request.tools.callable_tools:
+        return None
+    return ToolCallReader(request, form)
+
 
 Body = CompletionRequest | ChatRequest
 

@@ -27,8 +27,8 @@ from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
 from omnidraft.serving.responses import Responder
 from omnidraft.serving.tokenization import Tokenization, add_tokenization
-from omnidraft.supervised_thread import Supervised, first_problem
 from omnidraft.telemetry.metric_definitions import GENERATION_PATHS, TOKENIZATION_PATHS
+from omnidraft.threads import Supervised, first_problem
 
 __all__ = ["ServedModel", "application"]
 

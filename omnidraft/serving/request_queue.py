@@ -12,7 +12,7 @@ from omnidraft.ports import Metrics
 from omnidraft.serving.engine_queue import EngineQueue
 from omnidraft.serving.queue_errors import Abandoned, QueueFull, Stopping, end_status
 from omnidraft.serving.queued_request import QueuedRequest
-from omnidraft.supervised_thread import SupervisedThread
+from omnidraft.threads import SupervisedThread
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from omnidraft.errors import SnapshotCorrupt, SnapshotError
+from omnidraft.files import link_or_copy, sha256_of, whole_folder
 from omnidraft.private_files import PRIVATE, USUAL, create
-from omnidraft.snapshots.files import link_or_copy, sha256_of, whole_folder
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.snapshots.memory_part import is_private
 from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import fastavro
 
-from omnidraft.durable_files import replaced_file
 from omnidraft.errors import RequestError, UnknownSchema, WireError, cannot_write
+from omnidraft.files import replaced_file
 from omnidraft.private_files import PRIVATE
 from omnidraft.traces.codec import from_row, parsed_schema, to_row
 from omnidraft.traces.record import TraceRecord

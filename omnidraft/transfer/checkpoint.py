@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from omnidraft.distill.resume_tensors import from_plain_tensor, plain_tensor
-from omnidraft.durable_files import replaced_file
 from omnidraft.errors import ConfigError, StorageError
+from omnidraft.files import replaced_file
 
 _RUN, _CURVE = "run", "curve"
 

@@ -20,8 +20,8 @@ from typing import Self
 
 import numpy as np
 
-from omnidraft.durable_files import replaced_file
 from omnidraft.errors import VocabularyError
+from omnidraft.files import replaced_file
 from omnidraft.progress import stages
 from omnidraft.vocab.tokenizer import ByteTable, Tokenizer, Vocabulary
 

@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omnidraft.background_calls import attentive
 from omnidraft.config import Settings
 from omnidraft.ports import AnnouncementKind, Announcer, ControlFollower, LogReader, Metrics, Registry
+from omnidraft.threads import attentive
 from omnidraft.wiring.existing import existing_registry
 from omnidraft.wiring.logs import (
     control_reader,

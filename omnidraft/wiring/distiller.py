@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from omnidraft.background_calls import attentive
 from omnidraft.config import LearnerSettings, Settings
-from omnidraft.freed_memory import keep_freed_memory
 from omnidraft.ports import LogReader, Metrics, NoopTracing, Tracing
+from omnidraft.system import keep_freed_memory
+from omnidraft.threads import attentive
 from omnidraft.wiring.controller import base_serving_tensors, control_follower, recent_records, snapshot_comparison
 from omnidraft.wiring.logs import log_reader, log_writer, registry, trace_source
 from omnidraft.wiring.memory import memory_files

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError, RequestError, SnapshotError, VocabularyError
-from omnidraft.snapshots.files import whole_folder
+from omnidraft.files import whole_folder
 from omnidraft.wiring.named_snapshots import named_folder
 from omnidraft.wiring.vocabularies import Vocabularies, drafter_hash, vocabularies
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
-from omnidraft.container_limits import usable_processors
 from omnidraft.errors import VocabularyError
 from omnidraft.ports import Target
 from omnidraft.progress import stages
+from omnidraft.system import usable_processors
 from omnidraft.wiring.vocabularies import TargetVocabulary
 
 if TYPE_CHECKING:

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from omnidraft.errors import ConfigError, RequestError
+from omnidraft.files import require_writable, whole_folder
 from omnidraft.models.catalog import store
 from omnidraft.models.hf import training_precision
 from omnidraft.models.hf.model_folder import write_folder
 from omnidraft.models.hf.pretrained import saved_dtype
 from omnidraft.models.hf.trainable_drafter import TransformersTrainable, trainable_with_embeddings
-from omnidraft.output_files import require_writable
 from omnidraft.ports import Precision
 from omnidraft.progress import bar
-from omnidraft.snapshots.files import whole_folder
 from omnidraft.transfer.bits_per_byte import bits_per_byte, token_nats
 from omnidraft.transfer.checkpoint import Checkpoint
 from omnidraft.transfer.hypernetwork import LinearHypernetwork, save_hypernetworks

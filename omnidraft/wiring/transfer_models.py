@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.errors import ModelError
+from omnidraft.files import whole_folder
 from omnidraft.progress import bar
-from omnidraft.snapshots.files import whole_folder
 
 if TYPE_CHECKING:
     from torch import Tensor

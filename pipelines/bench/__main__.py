@@ -18,8 +18,8 @@ import typer
 from omnidraft import config, prompts
 from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.errors import ConfigError, RequestError
+from omnidraft.files import require_writable_file
 from omnidraft.hosts import process
-from omnidraft.output_files import require_writable_file
 from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from pipelines.bench import page, summary

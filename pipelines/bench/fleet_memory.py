@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from omnidraft.files import sha256_of
 from omnidraft.hosts import process
-from omnidraft.snapshots.files import sha256_of
 from omnidraft.snapshots.memory_part import MEMORY
 from pipelines.lib import machine, report
 

@@ -14,15 +14,14 @@ import numpy as np
 import torch
 
 from omnidraft import config, wiring
-from omnidraft.container_limits import usable_processors
 from omnidraft.distill.evaluation.agreement import block_efficiency, share
 from omnidraft.distill.evaluation.held_out import HeldOut
 from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.distill.ingest.tenant_shares import TenantGroups
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import RequestError
-from omnidraft.freed_memory import keep_freed_memory
 from omnidraft.snapshots import bundle
+from omnidraft.system import keep_freed_memory, usable_processors
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces.record import TraceRecord
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from omnidraft.container_limits import usable_processors
 from omnidraft.errors import ModelDownloadError, ModelError
 from omnidraft.progress import bar
+from omnidraft.system import usable_processors
 
 VERSION = "0.3.36"
 """The version of llama-cpp-python; its source package has the whole of llama.cpp."""

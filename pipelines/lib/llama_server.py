@@ -5,9 +5,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from omnidraft.container_limits import usable_processors
-from omnidraft.durable_files import replaced_file
 from omnidraft.errors import ModelError
+from omnidraft.files import replaced_file
+from omnidraft.system import usable_processors
 from pipelines.lib.llama_build import LlamaPrograms
 
 

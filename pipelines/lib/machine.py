@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import torch
 
-from omnidraft.container_limits import usable_processors
+from omnidraft.system import usable_processors
 
 
 def command(module: str) -> str:

@@ -1,6 +1,6 @@
 """The reports of pipelines: JSON files, with milliseconds."""
 
-from omnidraft.json_report import save
+from omnidraft.files import save_json as save
 
 __all__ = ["ms", "save"]
 

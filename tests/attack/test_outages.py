@@ -53,9 +53,9 @@ from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.serving.app import application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.snapshots import bundle
-from omnidraft.supervised_thread import SupervisedThread
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from omnidraft.threads import SupervisedThread
 from omnidraft.traces import archive, codec
 from tests.cli_runs import run_cli
 from tests.distiller_runs import Setting, learned, names, run_until_idle

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from omnidraft import files
 from omnidraft.bus.sqlite_log import SqliteWriter
 from omnidraft.distill.ingest.crash_journal import CrashJournal
 from omnidraft.distill.resume_tensors import records_to_tensors
 from omnidraft.ports import Outgoing
 from omnidraft.registry.directory_registry import DirectoryRegistry
-from omnidraft.snapshots import bundle, files
+from omnidraft.snapshots import bundle
 from omnidraft.traces import archive
 from tests.snapshot_folders import manifest
 from tests.trace_records import make_record

@@ -31,6 +31,7 @@ from omnidraft.errors import (
     SnapshotStale,
     StoreLibraryMissing,
 )
+from omnidraft.files import sha256_of
 from omnidraft.registry import mlflow_runs, mlflow_store, retention
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.registry.manifest_export import pair_name
@@ -39,7 +40,6 @@ from omnidraft.registry.mlflow_registry import READY_TAG, MlflowRegistry
 from omnidraft.registry.mlflow_store import open_client
 from omnidraft.registry.republish import republish
 from omnidraft.snapshots import bundle
-from omnidraft.snapshots.files import sha256_of
 from omnidraft.snapshots.manifest import TenantAgreement
 from omnidraft.snapshots.signing import UNSIGNED
 from tests.signed_fleet import new_signing

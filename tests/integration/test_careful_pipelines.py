@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from omnidraft import config, durable_files, wiring
+from omnidraft import config, files, wiring
 from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.errors import ConfigError, ModelError, RequestError, StorageError
 from omnidraft.ports import Outgoing
@@ -139,7 +139,7 @@ def test_an_archive_that_the_system_does_not_write_is_told_in_one_line(
     def replaced_file(path: Path, *rights: int) -> AbstractContextManager[BinaryIO]:
         if path == out:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return durable_files.replaced_file(path, *rights)
+        return files.replaced_file(path, *rights)
 
     monkeypatch.setattr(archive, "replaced_file", replaced_file)
     with pytest.raises(RequestError, match=r"^cannot write .*traces\.avro: No space left on device; [^\n]*$"):

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from omnidraft import config, wiring
 from omnidraft.config import WorkerSettings
-from omnidraft.decode.fill_in_the_middle import infill_stop_ids
+from omnidraft.decode.prompting import infill_stop_ids
 from omnidraft.models.catalog import store
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from omnidraft.errors import OmnidraftError, RequestError
+from omnidraft.files import save_json as save
 from omnidraft.hosts import process
-from omnidraft.json_report import save
 from pipelines.lib import machine
 from pipelines.lib.choices import chosen
 from tests.soak.part import Part, PartResult, SoakPlan

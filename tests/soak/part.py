@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omnidraft.container_limits import usable_processors
+from omnidraft.system import usable_processors
 
 
 @dataclass(frozen=True, slots=True)

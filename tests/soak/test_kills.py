@@ -13,8 +13,8 @@ from omnidraft import wiring
 from omnidraft.bus.sqlite_log import SqliteWriter
 from omnidraft.config import Settings
 from omnidraft.distill.ingest import topic_scan
+from omnidraft.files import sha256_of
 from omnidraft.ports import Outgoing
-from omnidraft.snapshots.files import sha256_of
 from tests.cli_runs import run_pipeline
 from tests.kafka_fixture import require_jars
 from tests.soak import __main__, uninterrupted, verdict

@@ -14,7 +14,7 @@ from omnidraft.audit.findings import FaultKind, PartitionReport
 from omnidraft.config import Settings
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, WireError
-from omnidraft.json_report import save
+from omnidraft.files import save_json as save
 from omnidraft.traces import codec
 from omnidraft.wiring.audit import audit
 from tests.soak.load_clients import PROMPTS, ServedAnswer

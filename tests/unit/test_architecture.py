@@ -15,12 +15,10 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("omnidraft", "services", "pipelines")
 
 LEVELS = (  # lowest first
-    {"errors", "exit_status", "config", "throttle", "private_files", "progress", "supervised_thread"}
-    | {"allowed_hosts", "background_calls", "container_limits", "freed_memory"},
-    {"durable_files", "client"},
-    {"extras", "output_files", "cache_files"},
+    {"errors", "config", "throttle", "private_files", "progress", "threads", "system"},
+    {"extras", "files"},
     {"vocab", "traces", "snapshots", "prompts", "memory", "tools"},
-    {"ports", "json_report"},
+    {"ports"},
     {"bus", "registry", "models", "telemetry", "decode", "distill", "fleet"},
     {"serving", "exactness", "audit", "device", "sampling_params", "testing", "transfer"},
     {"wiring"},

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft import container_limits
-from omnidraft.container_limits import allowed_processors, container_memory, usable_processors
+from omnidraft import system
+from omnidraft.system import allowed_processors, container_memory, usable_processors
 
 NUM_PROCESSORS = 8
 
@@ -14,7 +14,7 @@ NUM_PROCESSORS = 8
 @pytest.fixture
 def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a container's limits, on a machine with eight processors."""
-    monkeypatch.setattr(container_limits, "CGROUP", tmp_path)
+    monkeypatch.setattr(system, "CGROUP", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(NUM_PROCESSORS)), raising=False)
     return tmp_path
 

@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import resource
-from omnidraft.freed_memory import keep_freed_memory
+from omnidraft.system import keep_freed_memory
 
 if {keeps}:
     keep_freed_memory()

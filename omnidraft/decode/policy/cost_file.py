@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from omnidraft.cache_files import replace_file
+from omnidraft.files import replace_file
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from tenacity import RetryCallState, RetryError, Retrying, retry_if_exception_ty
 from omnidraft.config import RecorderSettings
 from omnidraft.errors import BusError, MessageTooLarge, RecordTooLarge, WireError
 from omnidraft.ports import DropReason, LogWriter, Metrics, NoopSpan, NoopTracing, Outgoing, Span, Tracing
-from omnidraft.supervised_thread import SupervisedThread
+from omnidraft.threads import SupervisedThread
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 

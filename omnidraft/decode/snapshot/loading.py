@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 
 from omnidraft import throttle
-from omnidraft.background_calls import beside
 from omnidraft.decode.snapshot.fetching import fetch_for_serving
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.errors import SnapshotCorrupt
 from omnidraft.ports import Metrics, NoopTracing, SnapshotReader, SnapshotVersion, Tracing
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest, digest
+from omnidraft.threads import beside
 
 Loader = Callable[[SnapshotVersion, Path], LoadedSnapshot]
 """Loads a verified snapshot folder. Raises an OmnidraftError when it does not fit."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from omnidraft.background_calls import beside
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.loading import Loader, SnapshotLoading, is_expected
@@ -40,6 +39,7 @@ from omnidraft.ports import (
     Tracing,
 )
 from omnidraft.snapshots.manifest import digest
+from omnidraft.threads import beside
 
 logger = logging.getLogger(__name__)
 

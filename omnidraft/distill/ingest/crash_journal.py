@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from omnidraft import files
 from omnidraft.distill.ingest.trace_consumer import PartitionOffset
 from omnidraft.ports import Offsets
 from omnidraft.private_files import PRIVATE
-from omnidraft.snapshots import files
 
 SNAPSHOT = -1
 """Stands for the partition of held-out records that a snapshot holds; their keys stand for the offsets."""

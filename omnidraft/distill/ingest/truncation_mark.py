@@ -7,7 +7,7 @@ learned.
 import logging
 from pathlib import Path
 
-from omnidraft.snapshots import files
+from omnidraft import files
 
 logger = logging.getLogger(__name__)
 

@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omnidraft.distill.memory.text_memory import TextMemory
-from omnidraft.durable_files import written_aside
 from omnidraft.errors import ConfigError, RecordForgotten, SnapshotCorrupt, StorageError, UnknownKey
+from omnidraft.files import link_or_copy, written_aside
 from omnidraft.memory.memory_file import MemoryFile, encode
 from omnidraft.memory.owners import Owner
 from omnidraft.memory.texts import MemoryText
 from omnidraft.ports import Metrics, RecordCipher, UnreadableReason
 from omnidraft.private_files import PRIVATE, USUAL
-from omnidraft.snapshots.files import link_or_copy
 from omnidraft.snapshots.memory_part import MEMORY, encrypted_name, is_private, key_id_of, plain_name
 
 DROPPED = "omnidraft_memory_tokens_dropped_total"

@@ -11,10 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from omnidraft.durable_files import put_in_place
 from omnidraft.errors import ModelDownloadError, ModelError
-from omnidraft.output_files import may_write
-from omnidraft.snapshots.files import sync_tree
+from omnidraft.files import may_write, put_in_place, sync_tree
 
 MARKER = "omnidraft.json"
 

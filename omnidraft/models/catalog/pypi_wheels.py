@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from omnidraft.durable_files import replaced_file
 from omnidraft.errors import ModelCorrupt, ModelDownloadError
+from omnidraft.files import replaced_file
 from omnidraft.models.catalog.install import FreeBytes, free_bytes, require_space
 from omnidraft.models.catalog.known_models import CatalogModel
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from tokenizers import Encoding
 
-from omnidraft.cache_files import file_states, replace_file
 from omnidraft.errors import ModelError, model_errors
+from omnidraft.files import file_states, replace_file
 from omnidraft.models.hf import tokenizer_json
 from omnidraft.vocab import token_bytes
 from omnidraft.vocab.tokenizer import Vocabulary

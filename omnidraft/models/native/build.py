@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from omnidraft.durable_files import replaced_file
 from omnidraft.errors import KernelsUnavailable
+from omnidraft.files import replaced_file
 from omnidraft.private_files import PRIVATE_FOLDER, make_folder, require_unshared_file, require_unshared_folder
 
 SOURCE = Path(__file__).parent / "kernels" / "kernels.cpp"

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omnidraft.cache_files import file_states
 from omnidraft.errors import ModelCorrupt
+from omnidraft.files import file_states
 from omnidraft.models.native import library as native
 from omnidraft.models.native.packed_file import PackedFile, is_in_use, write
 from omnidraft.models.native.packed_llama import LlamaSizes, PackedLlama, Part

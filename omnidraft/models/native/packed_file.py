@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from omnidraft import throttle
-from omnidraft.durable_files import written_aside
 from omnidraft.errors import ModelCorrupt
+from omnidraft.files import written_aside
 from omnidraft.models.native.matrix import address_of, memory
 from omnidraft.models.native.packed_llama import Part
 from omnidraft.private_files import PRIVATE, require_unshared_file

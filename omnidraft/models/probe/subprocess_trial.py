@@ -20,9 +20,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from omnidraft.cache_files import replace_file
 from omnidraft.errors import ModelError
-from omnidraft.exit_status import CRASHES, describe_exit
+from omnidraft.files import replace_file
+from omnidraft.system import CRASHES, describe_exit
 
 _TIMEOUT_S = 600.0
 

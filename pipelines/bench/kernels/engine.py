@@ -15,7 +15,6 @@ from typing import Any, TextIO
 
 import torch
 
-from omnidraft.container_limits import usable_processors
 from omnidraft.errors import ModelError, OmnidraftError
 from omnidraft.models import precision
 from omnidraft.models.catalog import store
@@ -24,6 +23,7 @@ from omnidraft.models.kv_session import ForwardRequest
 from omnidraft.models.native import library
 from omnidraft.models.native.model import NativeKvBackend, NativeLlama
 from omnidraft.models.native.weights import LlamaParts, is_supported
+from omnidraft.system import usable_processors
 
 MAX_ROWS = 64
 """Maximum number of rows of a pass with logits."""

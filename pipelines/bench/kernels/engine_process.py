@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import IO, Any
 
 from omnidraft.errors import ModelError
-from omnidraft.exit_status import describe_exit
+from omnidraft.system import describe_exit
 from pipelines.bench.kernels.engine import EngineSpec
 from pipelines.lib.bytecode import bytecode_environment
 

@@ -14,8 +14,8 @@ from starlette.applications import Starlette
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from omnidraft.cli.chat import SOURCES, ChatScreen, style_of
 from omnidraft.cli.chat_partners import LocalPartner, Message, ServerError, ServerPartner, Span
-from omnidraft.cli.chat_screen import SOURCES, ChatScreen, style_of
 from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.snapshot.slot import SnapshotSlot

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from omnidraft.cli.fitting_table import FittingTable
+from omnidraft.cli.status import FittingTable
 from tests.cli_runs import run_cli
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from omnidraft.audit.run import DiscardingWriter
-from omnidraft.background_calls import attentive
 from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.tenant_keys import TenantKeys
@@ -32,6 +31,7 @@ from omnidraft.snapshots import bundle
 from omnidraft.snapshots.memory_part import MEMORY
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
+from omnidraft.threads import attentive
 from tests.distiller_runs import Killed, Setting, learned, names, run_until_idle, until_idle
 from tests.silent_reader import SilentReader
 from tests.snapshot_folders import manifest

@@ -15,7 +15,7 @@ import torch
 from cryptography.fernet import Fernet
 from fastapi import FastAPI
 
-from omnidraft import config, container_limits, wiring
+from omnidraft import config, system, wiring
 from omnidraft.doctor import all_checks, installation, log, machine, models, registry
 from omnidraft.doctor.finding import Finding, Verdict, run_check
 from omnidraft.errors import KernelsUnavailable
@@ -223,12 +223,12 @@ def test_too_little_memory_for_the_models(settings: config.Settings) -> None:
 
 
 def test_a_container_with_less_memory_than_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container_limits, "CGROUP", tmp_path)
+    monkeypatch.setattr(system, "CGROUP", tmp_path)
     (tmp_path / "memory.max").write_text("max\n")
-    assert container_limits.available_memory() > 1000
+    assert system.available_memory() > 1000
     for name, content in {"max": "3000", "current": "2500", "stat": "inactive_file 500"}.items():
         (tmp_path / f"memory.{name}").write_text(f"{content}\n")
-    assert container_limits.available_memory() == 1000
+    assert system.available_memory() == 1000
 
 
 def test_llama_cpp_needs_memory_for_its_gguf_file(tiny_models, tmp_path: Path) -> None:

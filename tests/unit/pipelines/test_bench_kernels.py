@@ -20,9 +20,9 @@ ROOT = Path(__file__).parents[3]
 IN_A_CONTAINER = """
 import sys, torch
 from pathlib import Path
-from omnidraft import container_limits
+from omnidraft import system
 from pipelines.bench.kernels import engine
-container_limits.CGROUP = Path(sys.argv[1])
+system.CGROUP = Path(sys.argv[1])
 torch.set_num_threads(2)
 engine.main(engine.EngineSpec("torch", "float32", "auto", sys.argv[2]))
 """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft import config, container_limits
+from omnidraft import config, system
 from omnidraft.demo import run
 from omnidraft.errors import ModelError
 from pipelines.lib import llama_build, llama_server, machine
@@ -21,7 +21,7 @@ def _container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "cgroup"
     folder.mkdir()
     (folder / "cpu.max").write_text(f"{QUOTA}00000 100000\n")
-    monkeypatch.setattr(container_limits, "CGROUP", folder)
+    monkeypatch.setattr(system, "CGROUP", folder)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {20, 4, 8, 6}, raising=False)
 
 

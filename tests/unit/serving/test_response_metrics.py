@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.ports import DraftTree, Source, Step, Timings
-from omnidraft.serving.response_metrics import response_metrics
+from omnidraft.serving.answer import response_metrics
 
 BODY: dict[str, Any] = {"prompt": "How many clips", "max_tokens": 40, "seed": 5}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "How many clips"}], "max_tokens": 40, "seed": 5}

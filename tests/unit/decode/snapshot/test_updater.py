@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from omnidraft.errors import BusError
+from omnidraft.files import sha256_of
 from omnidraft.ports import Announcement
 from omnidraft.snapshots import bundle
-from omnidraft.snapshots.files import sha256_of
 from tests.signed_fleet import new_signing
 from tests.snapshot_folders import make_bundle
 from tests.snapshot_followers import Worker, champion

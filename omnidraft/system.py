@@ -1,6 +1,8 @@
-"""The processor time and the memory that a container is limited to: else a process sees all that its host has."""
+"""What the operating system grants this process, and what it says of those that ended."""
 
+import ctypes
 import os
+import signal
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -56,3 +58,49 @@ def container_memory() -> int | None:
         return int(limit) - int(used_bytes) + int(facts[cache_files])
     except (OSError, ValueError, KeyError):
         return None
+
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+"""The parameters' numbers in malloc.h."""
+_MAX_INT = 2**31 - 1
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that it frees for what it allocates next, where malloc is glibc's.
+
+    A training step makes and frees the same gigabytes as the one before. By itself malloc returns large arrays to the
+    system, which clears and maps their pages anew for the next: a tenth of the time of a step, for a twentieth less
+    memory. A transfer to a vocabulary of 150,000 tokens does not keep it: arrays of hundreds of megabytes leave pieces
+    that no other fits into, and it needed 15.6 GB instead of 8.5.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, 1 << 30)
+        mallopt(_TRIM_THRESHOLD, _MAX_INT)
+        mallopt(_TOP_PAD, 64 << 20)
+
+
+CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP)
+"""Signals that a process raises by its own fault."""
+_ADVICE = {
+    signal.SIGILL: "an instruction that this processor does not run: `omnidraft doctor` shows what works here",
+    signal.SIGKILL: "killed from outside, most often because memory ran out: give it more, or take a smaller model",
+    signal.SIGTERM: "somebody asked it to end",
+}
+_CRASH_ADVICE = "a crash in native code: run `omnidraft doctor`, and report the stack that stands above"
+
+
+def describe_exit(returncode: int) -> str:
+    """Describe how a process ended, with advice for signals.
+
+    Args:
+        returncode: that of subprocess: negative for a signal.
+    """
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        number = signal.Signals(-returncode)
+    except ValueError:
+        return f"signal {-returncode}"
+    advice = _ADVICE.get(number, _CRASH_ADVICE if number in CRASHES else None)
+    return f"{number.name} ({signal.strsignal(number)})" + (f"; {advice}" if advice else "")

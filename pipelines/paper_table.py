@@ -19,9 +19,9 @@ from typing import Annotated, Any
 import typer
 
 from omnidraft.errors import ConfigError, RequestError
-from omnidraft.fleet.ratio import Ratio
 from omnidraft.hosts import process
 from omnidraft.snapshots import bundle
+from omnidraft.stats import Ratio
 from pipelines.bench.methods import HUGGINGFACE
 from pipelines.lib import report
 from pipelines.lib.choices import chosen

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from omnidraft.config import MemorySettings
 from omnidraft.distill.memory.text_memory import TextMemory
-from omnidraft.memory.texts import MemoryText
+from omnidraft.memory.recent_texts import MemoryText
 from omnidraft.traces.record import TraceRecord
 from tests.trace_records import make_record
 

@@ -21,7 +21,7 @@ from omnidraft.distill.resume_tensors import RECORD_NAME, record_of
 from omnidraft.errors import ConfigError, RecordForgotten, SnapshotCorrupt, WireError
 from omnidraft.ports import Message
 from omnidraft.snapshots import bundle
-from omnidraft.snapshots.memory_part import key_id_of
+from omnidraft.snapshots.bundle import key_id_of
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.ngram_cache import NgramCache

@@ -8,8 +8,8 @@ from typing import Any
 from omnidraft import config, wiring
 from omnidraft.demo.answers import recorded
 from omnidraft.distill.evaluation.agreement import block_efficiency, share
-from omnidraft.distill.evaluation.paired_error import paired_standard_error
 from omnidraft.ports import Registry, SnapshotVersion
+from omnidraft.stats import paired_standard_error
 
 CHAIN = 8
 """The length of the chains for which tokens per pass are predicted."""

@@ -32,7 +32,7 @@ from omnidraft.fleet.controller import Controller
 from omnidraft.models.loading import openmp_threads
 from omnidraft.ports import Offsets, Registry
 from omnidraft.registry.retention import superseded
-from omnidraft.snapshots.memory_part import ALL_PARTS
+from omnidraft.snapshots.bundle import ALL_PARTS
 from omnidraft.threads import SupervisedThread, first_problem
 
 FLUSH_S = 10.0

@@ -10,8 +10,8 @@ from statistics import NormalDist
 
 from omnidraft.config import ControllerSettings
 from omnidraft.fleet.promotion import Decision
-from omnidraft.fleet.ratio import LEAST_REQUESTS, Ratio
 from omnidraft.fleet.request_stats import RequestStats
+from omnidraft.stats import LEAST_REQUESTS, Ratio
 
 EXPECTED_REQUESTS = 10
 """The number of requests due to a canary by its share from which one that served less than LEAST_REQUESTS is taken for

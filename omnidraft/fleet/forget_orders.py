@@ -11,8 +11,7 @@ from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.fleet.version_lookup import find_version
 from omnidraft.ports import Announcement, LogReader, LogWriter, Metrics, Offsets, Registry, SnapshotVersion
-from omnidraft.snapshots.bundle import parts_of
-from omnidraft.snapshots.memory_part import ALL_PARTS, PRUNED_PARTS
+from omnidraft.snapshots.bundle import ALL_PARTS, PRUNED_PARTS, parts_of
 
 POLL_S = 0.5
 

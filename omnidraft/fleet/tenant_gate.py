@@ -14,7 +14,7 @@ from math import sqrt
 from statistics import fmean
 
 from omnidraft.snapshots.manifest import LEAST_TENANT_REQUESTS, Manifest, TenantAgreement
-from omnidraft.snapshots.significance import p_value
+from omnidraft.stats import p_value
 
 TENANT_CONFIDENCE = 0.8
 """A challenger on which a tenant's agreement fell by more than the tolerance is refused, when that is so sure over all

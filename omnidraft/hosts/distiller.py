@@ -26,7 +26,7 @@ from omnidraft.config import Settings
 from omnidraft.errors import ConfigError, OmnidraftError
 from omnidraft.hosts import local_distiller
 from omnidraft.hosts.process import stop_on_signals
-from omnidraft.registry.staging_folder import own_folder, remove_abandoned
+from omnidraft.registry.staging import own_folder, remove_abandoned
 from omnidraft.telemetry.exposition import Exposition, MergedCollector
 
 WATCH_S = 1.0

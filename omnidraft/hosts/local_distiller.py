@@ -9,7 +9,7 @@ from omnidraft import extras
 from omnidraft.config import Settings
 from omnidraft.hosts.process import stop_on_signals
 from omnidraft.hosts.ray_actor import DistillerActor
-from omnidraft.registry.staging_folder import own_folder
+from omnidraft.registry.staging import own_folder
 from omnidraft.telemetry.exposition import Exposition, MergedCollector
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from omnidraft.config import LearnerSettings, Settings
 from omnidraft.distill.control import Status
 from omnidraft.distill.distiller import Distiller
 from omnidraft.hosts.process import configure_logging
-from omnidraft.registry.staging_folder import own_folder
+from omnidraft.registry.staging import own_folder
 from omnidraft.system import available_memory
 from omnidraft.telemetry.metric_definitions import DISTILLER
 from omnidraft.telemetry.metrics import PrometheusMetrics

@@ -14,8 +14,8 @@ import numpy as np
 
 from omnidraft.errors import SnapshotCorrupt
 from omnidraft.memory.owners import Owner
+from omnidraft.memory.recent_texts import MemoryText, joined
 from omnidraft.memory.suffix_index import SuffixIndex
-from omnidraft.memory.texts import MemoryText, joined
 
 _FACTS, _METADATA = "facts", "__metadata__"
 _TYPES = {"U8": "u1", "U32": "<u4", "I64": "<i8"}

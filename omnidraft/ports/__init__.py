@@ -8,6 +8,7 @@ from omnidraft.ports.control import (
     Announcer,
     ChampionStatements,
     ControlFollower,
+    DriftingTraffic,
 )
 from omnidraft.ports.decoding import (
     AcceptanceFn,
@@ -39,8 +40,16 @@ from omnidraft.ports.drafting import (
     RoundText,
     TextOutcome,
 )
-from omnidraft.ports.drifting_traffic import DriftingTraffic
-from omnidraft.ports.learning import PackedTexts, Precision, TrainableDrafter, TrainableHead
+from omnidraft.ports.learning import (
+    MEMORY_DROP_REASONS,
+    UNREADABLE_REASONS,
+    MemoryDropReason,
+    PackedTexts,
+    Precision,
+    TrainableDrafter,
+    TrainableHead,
+    UnreadableReason,
+)
 from omnidraft.ports.log import (
     DEAD_LETTER_REASONS,
     DROP_REASONS,
@@ -65,7 +74,6 @@ from omnidraft.ports.log import (
     RejectReason,
     TopicFacts,
 )
-from omnidraft.ports.memory import MEMORY_DROP_REASONS, UNREADABLE_REASONS, MemoryDropReason, UnreadableReason
 from omnidraft.ports.registry import CHAMPION_STATEMENT, JUDGEMENT, VOID, Registry, SnapshotReader, SnapshotVersion
 from omnidraft.ports.telemetry import Metrics, NoopSpan, NoopTracing, Span, Tracing
 from omnidraft.traces.record import FinishReason, Source

@@ -1,9 +1,9 @@
-"""Learning: the drafter and its acceptance head inside the learner."""
+"""Learning: the drafter and its acceptance head inside the learner, and why the fleet's memory drops what it held."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 
@@ -70,3 +70,12 @@ class TrainableHead(Protocol):
     def logits(self, hidden_NH: torch.Tensor, log_q_N: torch.Tensor) -> torch.Tensor:
         """Return the logits float32 [N] of the probability that a guess, made from this hidden state with this log q,
         is accepted."""
+
+
+MemoryDropReason = Literal["expired", "forgotten", "full", "unknown_ids"]
+"""Older than the log's retention; of a forgotten tenant; the oldest beyond a limit; with ids that the target lacks."""
+UnreadableReason = Literal["forgotten", "unknown_key", "damaged"]
+"""The key of a memory's file is destroyed, or is not known here; or the content is not that of a memory."""
+
+MEMORY_DROP_REASONS: tuple[str, ...] = get_args(MemoryDropReason)
+UNREADABLE_REASONS: tuple[str, ...] = get_args(UnreadableReason)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from omnidraft.errors import SnapshotNotFound, SnapshotStale
 from omnidraft.ports import CHAMPION_STATEMENT, JUDGEMENT, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
-from omnidraft.registry.manifest_tags import from_tags, to_tags
+from omnidraft.registry.manifest_export import from_tags, to_tags
 from omnidraft.registry.mlflow_runs import Runs
 from omnidraft.registry.mlflow_store import (
     create_model,

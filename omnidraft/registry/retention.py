@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from omnidraft.ports import SnapshotVersion
-from omnidraft.snapshots.bundle import parts_of
-from omnidraft.snapshots.memory_part import ALL_PARTS, PRUNED_PARTS
+from omnidraft.snapshots.bundle import ALL_PARTS, PRUNED_PARTS, parts_of
 
 ALL_EVERY = 200
 """In one of so many publications all versions are looked at, not the newest alone."""

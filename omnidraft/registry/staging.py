@@ -1,5 +1,6 @@
 """Checks of published snapshots and staging of fetched ones, which all registries share."""
 
+import atexit
 import logging
 import shutil
 import tempfile
@@ -8,20 +9,61 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from omnidraft import files
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.ports import SnapshotVersion
 from omnidraft.private_files import PRIVATE
 from omnidraft.snapshots import bundle
+from omnidraft.snapshots.bundle import is_private, setting_of
 from omnidraft.snapshots.manifest import Manifest
-from omnidraft.snapshots.memory_part import is_private, setting_of
 from omnidraft.snapshots.signing import SnapshotSigning
+
+logger = logging.getLogger(__name__)
+
+
+PREFIX = "omnidraft-snapshots-"
+LOCK = ".lock"
+
+
+def own_folder(within: Path | None = None) -> Path:
+    """Return a new folder, which nobody else may enter, for as long as this process lives.
+
+    Args:
+        within: None: the system's folder for temporary files.
+    """
+    remove_abandoned(within)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=within))
+    lock = FileLock(_lock_of(folder), thread_local=False)
+    lock.acquire()
+    atexit.register(_remove, folder, lock)
+    return folder
+
+
+def remove_abandoned(within: Path | None = None) -> None:
+    """Remove the folders of processes that were killed; those of others stay."""
+    for path in (within or Path(tempfile.gettempdir())).glob(f"{PREFIX}*{LOCK}"):
+        lock = FileLock(path, timeout=0, thread_local=False)
+        try:
+            lock.acquire()
+        except (Timeout, OSError):
+            continue  # it lives, or is another user's
+        _remove(path.with_name(path.name.removesuffix(LOCK)), lock)
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(folder.name + LOCK)
+
+
+def _remove(folder: Path, lock: FileLock) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    _lock_of(folder).unlink(missing_ok=True)
+    lock.release()
+
 
 CHAMPION_CHANGED = "an operator promoted, or the champion became another, since that was decided"
 
-logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 

@@ -4,10 +4,10 @@ Every response names its snapshot (`system_fingerprint`) and on request has stat
 document lists exactly the statuses that each endpoint answers with.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from omnidraft import __version__
@@ -18,17 +18,35 @@ from omnidraft.serving.anthropic_messages.errors import AnthropicError, is_anthr
 from omnidraft.serving.anthropic_messages.routes import add_messages
 from omnidraft.serving.auth import API_KEY_HEADER, METRICS_PATH, ApiKeyAuth
 from omnidraft.serving.completion_writer import CompletionWriter
-from omnidraft.serving.documented_responses import DESCRIPTIONS, error_responses, generation_responses
 from omnidraft.serving.error_handlers import BodyLimit, ModelNotServed, add_error_handlers
-from omnidraft.serving.missing_endpoints import add_missing
 from omnidraft.serving.openai_responses.routes import add_responses
 from omnidraft.serving.page.pass_stream import add_page
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
+from omnidraft.serving.response_schemas import DESCRIPTIONS, error_responses, generation_responses
 from omnidraft.serving.responses import Responder
 from omnidraft.serving.tokenization import Tokenization, add_tokenization
 from omnidraft.telemetry.metric_definitions import GENERATION_PATHS, TOKENIZATION_PATHS
 from omnidraft.threads import Supervised, first_problem
+
+_REASONS: Mapping[str, str] = {
+    "/v1/embeddings": "embeddings are not served here: the models generate text. Ask a server with an embedding model",
+    "/v1/responses/{rest:path}": "no response is kept: the server is stateless. Send the whole conversation as `input`",
+}
+
+
+def add_missing(app: FastAPI) -> None:
+    """Add routes that refuse every request with the reason; the OpenAPI document does not have them."""
+    for path, reason in _REASONS.items():
+        app.add_api_route(path, _refusing(reason), methods=["GET", "POST", "DELETE"], include_in_schema=False)
+
+
+def _refusing(reason: str) -> Callable[[], Awaitable[None]]:
+    async def refuse() -> None:
+        raise HTTPException(404, reason)
+
+    return refuse
+
 
 __all__ = ["ServedModel", "application"]
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.error_handlers import stream_error
+from omnidraft.serving.event_stream import DONE, last_error_events, unnamed_event
 from omnidraft.serving.response_formats import CHAT, CHAT_CHUNK, COMPLETION, ChoicePart, ResponseKind, for_prompt
-from omnidraft.serving.server_sent_events import DONE, last_error_events, unnamed_event
 
 
 class CompletionWriter:

@@ -1,12 +1,34 @@
 """The response that streams what is decoded for a queued request as server-sent events."""
 
+import json
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
+
+EVENT_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+DONE = b"data: [DONE]\n\n"
+"""The last event of a stream of completions."""
+
+
+def event(name: str, data: Mapping[str, Any]) -> bytes:
+    """Return one event of a stream."""
+    return f"event: {name}\ndata: {json.dumps(data, default=BaseModel.model_dump)}\n\n".encode()
+
+
+def unnamed_event(data: str) -> bytes:
+    """Return one event of a stream of completions, given its JSON."""
+    return f"data: {data}\n\n".encode()
+
+
+def last_error_events(content: Mapping[str, Any]) -> bytes:
+    """Return the events that end a stream of completions with an error."""
+    return unnamed_event(json.dumps(content)) + DONE
 
 
 class EventStream(StreamingResponse):

@@ -7,7 +7,11 @@ Source: Goyal, Vin, Cheng 1996, https://doi.org/10.1145/248156.248171; for langu
 https://arxiv.org/abs/2401.00588.
 """
 
+import asyncio
 from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from omnidraft.serving.queued_request import QueuedRequest
 
@@ -85,3 +89,23 @@ class FairQueue:
     def _drop_if_empty(self, client: str) -> None:
         if not self._waiting[client]:
             del self._waiting[client]
+
+
+SHORT_BYTES = 65_536
+"""Of a text that is tokenized in less than a tenth of a second."""
+_Result = TypeVar("_Result")
+
+
+class FairTurns:
+    """Two lines of clients, each in front of one thread: for short pieces and for long ones."""
+
+    def __init__(self) -> None:
+        self._lock_of_client: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._short, self._long = asyncio.Lock(), asyncio.Lock()  # first come, first served
+
+    async def run(self, client: str, work: Callable[[], _Result], num_bytes: int = 0) -> _Result:
+        """Return the result of `work` on so many bytes, which runs in a thread when it is this client's turn. Raises
+        what it raises."""
+        own = self._lock_of_client.setdefault(client, asyncio.Lock())
+        async with own, self._long if num_bytes > SHORT_BYTES else self._short:
+            return await asyncio.to_thread(work)

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
-from omnidraft.decode.drafted_spans import DraftedSpan
+from omnidraft.decode.drafted_spans import DraftedSpan, TokenOffsets
 from omnidraft.decode.prompt_logprobs import PromptToken
-from omnidraft.decode.token_offsets import TokenOffsets
 from omnidraft.ports import LogProbs, Step
 from omnidraft.serving import response_schemas
 from omnidraft.serving.response_schemas import ChatLogProbs, ChatToken, CompletionLogProbs, PromptLogProb, TokenLogProb

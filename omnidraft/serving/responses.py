@@ -17,7 +17,7 @@ from omnidraft.serving import auth
 from omnidraft.serving.answer import Answer, Body, ServedModel
 from omnidraft.serving.error_handlers import REQUEST_ID, REQUEST_ID_HEADERS, ModelNotServed
 from omnidraft.serving.event_stream import EventStream
-from omnidraft.serving.fair_turns import FairTurns
+from omnidraft.serving.fair_queue import FairTurns
 from omnidraft.serving.queue_errors import Abandoned, QueueFull
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue

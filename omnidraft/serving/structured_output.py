@@ -10,7 +10,7 @@ from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar
-from omnidraft.serving.fair_turns import FairTurns
+from omnidraft.serving.fair_queue import FairTurns
 from omnidraft.serving.strict_model import JsonObject, StrictModel
 
 

@@ -17,10 +17,10 @@ from omnidraft.decode.sampling.validation import MAX_COUNT, require_text
 from omnidraft.errors import RequestError
 from omnidraft.serving.answer import Body, ServedModel
 from omnidraft.serving.chat_messages import RequestMessage
-from omnidraft.serving.documented_responses import error_responses
-from omnidraft.serving.fair_turns import FairTurns
+from omnidraft.serving.fair_queue import FairTurns
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
 from omnidraft.serving.response_formats import token_text
+from omnidraft.serving.response_schemas import error_responses
 from omnidraft.serving.responses import Responder
 from omnidraft.serving.strict_model import StrictModel
 from omnidraft.serving.tool_schemas import Tools

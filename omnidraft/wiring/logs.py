@@ -254,13 +254,13 @@ def snapshot_reader(settings: Settings) -> SnapshotReader:
     if settings.registry.url.startswith("directory://"):
         return _plain_registry(settings)
     if not extras.is_installed("mlflow") and not has_registry(settings):
-        from omnidraft.registry.empty_registry import EmptyRegistry
+        from omnidraft.registry.readers import EmptyRegistry
 
         logger.info("without MLflow no learned drafter is looked for (pip install 'omnidraft[mlflow]')")
         return EmptyRegistry()
     _require_mlflow(settings)
-    from omnidraft.registry.deferred_registry import DeferredRegistry
     from omnidraft.registry.mlflow_store import check_reachable
+    from omnidraft.registry.readers import DeferredRegistry
 
     check_reachable(settings.registry.url)
     return DeferredRegistry(partial(_plain_registry, settings))

@@ -34,7 +34,7 @@ def named_folder(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersio
         SnapshotError: there is none of that name, or it lacks the signature of who this process trusts.
     """
     from omnidraft.snapshots import bundle
-    from omnidraft.snapshots.memory_part import WORKER_PARTS
+    from omnidraft.snapshots.bundle import WORKER_PARTS
 
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -50,7 +50,7 @@ def named_folder(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersio
 @contextmanager
 def _fetched(snapshots: Registry, name: str) -> Iterator[tuple[SnapshotVersion, Path]]:
     """Yield the version or alias of the registry, fetched into a temporary folder. Raises SnapshotError."""
-    from omnidraft.decode.snapshot.fetching import fetch_for_serving
+    from omnidraft.decode.snapshot.loading import fetch_for_serving
 
     version = snapshots.resolve(name)
     with tempfile.TemporaryDirectory(prefix="omnidraft-snapshot-") as staging:

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from omnidraft.decode.drafting.loaded_factors import LoadedFactors
     from omnidraft.decode.drafting.session_pool import DrafterMemory
     from omnidraft.decode.policy.cost_model import MeasuredCosts
-    from omnidraft.decode.snapshot.factor_switch import FactorSwitch
     from omnidraft.decode.snapshot.fleet_memory import MemoryLoader, SnapshotMemory
-    from omnidraft.decode.snapshot.slot import LoadedSnapshot
+    from omnidraft.decode.snapshot.slot import FactorSwitch, LoadedSnapshot
     from omnidraft.memory.recent_texts import RecentTexts
     from omnidraft.models.loading import SharedDrafter
     from omnidraft.snapshots.manifest import Manifest

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from omnidraft.decode.drafting.loaded_factors import LoadedFactors
-    from omnidraft.decode.snapshot.factor_switch import FactorSwitch
+    from omnidraft.decode.snapshot.slot import FactorSwitch
     from omnidraft.snapshots.manifest import Manifest
 
 logger = logging.getLogger(__name__)

@@ -132,7 +132,7 @@ def _updater(
 ) -> "SnapshotUpdater":
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
     from omnidraft.models.loading import in_background_thread
-    from omnidraft.registry.staging_folder import own_folder, remove_abandoned
+    from omnidraft.registry.staging import own_folder, remove_abandoned
 
     def forget(order: Announcement) -> None:
         rounds.forget_texts()

@@ -76,8 +76,7 @@ def engine(
     Raises:
         ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
     """
-    from omnidraft.decode.snapshot.factor_switch import FactorSwitch
-    from omnidraft.decode.snapshot.slot import SnapshotSlot
+    from omnidraft.decode.snapshot.slot import FactorSwitch, SnapshotSlot
     from omnidraft.memory.recent_texts import RecentTexts
 
     require_named(settings, snapshot)
@@ -143,8 +142,7 @@ def served_target(
 ) -> ServedTarget:
     """Return one pair, which follows its champion unless `worker.snapshot` names a snapshot. It begins with the base
     drafter, or with the champion, which takes longer."""
-    from omnidraft.decode.snapshot.factor_switch import FactorSwitch
-    from omnidraft.decode.snapshot.slot import SnapshotSlot
+    from omnidraft.decode.snapshot.slot import FactorSwitch, SnapshotSlot
     from omnidraft.memory.recent_texts import RecentTexts
 
     loaded_target = target(settings, tokenizers)
@@ -257,7 +255,7 @@ def _updater(
     from omnidraft.decode.snapshot.updater import SnapshotUpdater
     from omnidraft.fleet.control_log import FOR_ALL_PAIRS
     from omnidraft.models.loading import in_background_thread
-    from omnidraft.registry.staging_folder import own_folder, remove_abandoned
+    from omnidraft.registry.staging import own_folder, remove_abandoned
 
     def forget(order: Announcement) -> None:
         memories.forget(order)

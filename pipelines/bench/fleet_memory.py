@@ -23,7 +23,7 @@ import typer
 
 from omnidraft.files import sha256_of
 from omnidraft.hosts import process
-from omnidraft.snapshots.memory_part import MEMORY
+from omnidraft.snapshots.bundle import MEMORY
 from pipelines.lib import machine, report
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from omnidraft.decode.drafting.suffix_source import FleetMemory
     from omnidraft.distill.memory.memory_files import MemoryFiles
-    from omnidraft.memory.texts import MemoryText
+    from omnidraft.memory.recent_texts import MemoryText
     from omnidraft.ports import SnapshotVersion
 
 _TEXT_IDS = 200
@@ -97,7 +97,7 @@ def _memory(tokens: int, tenants: int, folder: Path) -> "MemoryFiles":
 
 def _texts(tenant: str, tokens: int) -> "list[MemoryText]":
     """Return the same texts for the same tenant."""
-    from omnidraft.memory.texts import MemoryText
+    from omnidraft.memory.recent_texts import MemoryText
 
     rows = _pieces(int(tenant), tokens // _TEXT_IDS)
     return [MemoryText(tenant, number, 0, number, 0, row) for number, row in enumerate(rows)]

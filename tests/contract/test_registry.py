@@ -34,8 +34,7 @@ from omnidraft.errors import (
 from omnidraft.files import sha256_of
 from omnidraft.registry import mlflow_runs, mlflow_store, retention
 from omnidraft.registry.directory_registry import DirectoryRegistry
-from omnidraft.registry.manifest_export import pair_name
-from omnidraft.registry.manifest_tags import MANIFEST_TAG, MAX_TAG_CHARACTERS
+from omnidraft.registry.manifest_export import MANIFEST_TAG, MAX_TAG_CHARACTERS, pair_name
 from omnidraft.registry.mlflow_registry import READY_TAG, MlflowRegistry
 from omnidraft.registry.mlflow_store import open_client
 from omnidraft.registry.republish import republish

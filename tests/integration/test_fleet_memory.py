@@ -8,7 +8,7 @@ import pytest
 from omnidraft import wiring
 from omnidraft.bus.encryption import new_key
 from omnidraft.config import NO_DRAFTER
-from omnidraft.snapshots.memory_part import MEMORY
+from omnidraft.snapshots.bundle import MEMORY
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.tiny_fleet import Fleet, fleet_settings, memory_of, running_fleet
 

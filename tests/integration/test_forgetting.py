@@ -18,7 +18,7 @@ from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.examples.training_example import ExampleBuilder
 from omnidraft.ports import Outgoing
-from omnidraft.snapshots.memory_part import key_id_of
+from omnidraft.snapshots.bundle import key_id_of
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.tiny_models import TEXT
 from omnidraft.traces import codec

@@ -16,7 +16,7 @@ from omnidraft.errors import RequestError
 from omnidraft.fleet.promotion import decide
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle
-from omnidraft.snapshots.memory_part import MEMORY
+from omnidraft.snapshots.bundle import MEMORY
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
 from pipelines import evaluate, learn, record, replay

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("omnidraft", "services", "pipelines")
 
 LEVELS = (  # lowest first
-    {"errors", "config", "throttle", "private_files", "progress", "threads", "system"},
+    {"errors", "config", "throttle", "private_files", "progress", "threads", "system", "stats"},
     {"extras", "files"},
     {"vocab", "traces", "snapshots", "prompts", "memory", "tools"},
     {"ports"},

@@ -17,7 +17,7 @@ from omnidraft.memory.memory_file import MemoryFile, map_file
 from omnidraft.memory.owners import Owner, Owners
 from omnidraft.memory.suffix_index import SuffixIndex
 from omnidraft.ports import Announcement, Metrics, RecordCipher, SnapshotVersion, UnreadableReason
-from omnidraft.snapshots.memory_part import MEMORY, key_id_of
+from omnidraft.snapshots.bundle import MEMORY, key_id_of
 
 UNREADABLE = "omnidraft_memory_files_unreadable_total"
 

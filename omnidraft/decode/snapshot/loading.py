@@ -1,5 +1,6 @@
 """Loads versions of the registry while the calling thread does other work, and keeps their files as long as needed."""
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Container
@@ -7,13 +8,29 @@ from functools import partial
 from pathlib import Path
 
 from omnidraft import throttle
-from omnidraft.decode.snapshot.fetching import fetch_for_serving
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
-from omnidraft.errors import SnapshotCorrupt
+from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound
 from omnidraft.ports import Metrics, NoopTracing, SnapshotReader, SnapshotVersion, Tracing
 from omnidraft.snapshots import bundle
+from omnidraft.snapshots.bundle import WORKER_PARTS
 from omnidraft.snapshots.manifest import Manifest, digest
 from omnidraft.threads import beside
+
+logger = logging.getLogger(__name__)
+
+
+def fetch_for_serving(registry: SnapshotReader, version: int, into: Path) -> Path:
+    """Return a local snapshot folder with the worker's parts; without the memory where the version lost it
+    (`registry.keep_resume`) or it is damaged. Raises SnapshotNotFound, SnapshotCorrupt, RegistryError."""
+    try:
+        return registry.fetch(version, into, WORKER_PARTS)
+    except SnapshotNotFound:
+        return registry.fetch(version, into)
+    except SnapshotCorrupt as exc:
+        folder = registry.fetch(version, into)  # raises it again where more than the memory is damaged
+        logger.error("version %d is used without its memory: %s", version, exc)
+        return folder
+
 
 Loader = Callable[[SnapshotVersion, Path], LoadedSnapshot]
 """Loads a verified snapshot folder. Raises an OmnidraftError when it does not fit."""

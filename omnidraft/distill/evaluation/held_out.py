@@ -15,12 +15,12 @@ from torch import Tensor
 
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.distill.evaluation.agreement import block_efficiency, share
-from omnidraft.distill.evaluation.paired_error import paired_standard_error
 from omnidraft.distill.evaluation.pinned import PinnedRecords
 from omnidraft.distill.evaluation.tenant_agreement import ScoredRecord, by_tenant
 from omnidraft.distill.ingest.tenant_shares import TenantGroups
 from omnidraft.distill.training.learner import Learner
 from omnidraft.snapshots.manifest import PinnedAgreement, TenantAgreement
+from omnidraft.stats import paired_standard_error
 from omnidraft.traces.record import TraceRecord
 
 Key = tuple[str, int]

@@ -17,13 +17,13 @@ import numpy as np
 from torch import Tensor
 
 from omnidraft.distill.evaluation.agreement import share
-from omnidraft.distill.evaluation.paired_error import paired_standard_error
 from omnidraft.distill.ingest.topic_scan import RecentRecords
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import BusError, ConfigError, SnapshotCorrupt, SnapshotError, SnapshotNotFound
 from omnidraft.ports import Announcer, Offsets, Registry, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
+from omnidraft.stats import paired_standard_error
 from omnidraft.traces.record import TraceRecord
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from omnidraft.distill.evaluation.agreement import share
-from omnidraft.distill.evaluation.paired_error import paired_standard_error
 from omnidraft.distill.ingest.record_disposition import hash_64
 from omnidraft.distill.ingest.tenant_shares import OTHERS
 from omnidraft.snapshots.manifest import LEAST_TENANT_REQUESTS, TenantAgreement
+from omnidraft.stats import paired_standard_error
 
 MOST_TENANTS = 32
 MAX_NAME_CHARACTERS = 256

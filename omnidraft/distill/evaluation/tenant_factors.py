@@ -18,13 +18,12 @@ from torch import Tensor
 from omnidraft.config import TenantFactorSettings
 from omnidraft.distill.evaluation.agreement import share
 from omnidraft.distill.evaluation.held_out import Hits
-from omnidraft.distill.evaluation.paired_error import paired_standard_error
 from omnidraft.distill.ingest.tenant_shares import OTHERS, TenantGroups
 from omnidraft.distill.training.learner import Learner
 from omnidraft.distill.training.tenant_factors import serving_factors
 from omnidraft.snapshots.manifest import LEAST_TENANT_REQUESTS, TenantFactors
-from omnidraft.snapshots.significance import p_value
 from omnidraft.snapshots.tenant_factors import file_name, tensor_name, to_tensor, weights_digest
+from omnidraft.stats import p_value, paired_standard_error
 from omnidraft.traces.record import TraceRecord
 
 logger = logging.getLogger(__name__)

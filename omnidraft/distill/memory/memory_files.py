@@ -16,10 +16,10 @@ from omnidraft.errors import ConfigError, RecordForgotten, SnapshotCorrupt, Stor
 from omnidraft.files import link_or_copy, written_aside
 from omnidraft.memory.memory_file import MemoryFile, encode
 from omnidraft.memory.owners import Owner
-from omnidraft.memory.texts import MemoryText
+from omnidraft.memory.recent_texts import MemoryText
 from omnidraft.ports import Metrics, RecordCipher, UnreadableReason
 from omnidraft.private_files import PRIVATE, USUAL
-from omnidraft.snapshots.memory_part import MEMORY, encrypted_name, is_private, key_id_of, plain_name
+from omnidraft.snapshots.bundle import MEMORY, encrypted_name, is_private, key_id_of, plain_name
 
 DROPPED = "omnidraft_memory_tokens_dropped_total"
 FILES_DROPPED = "omnidraft_memory_files_dropped_total"

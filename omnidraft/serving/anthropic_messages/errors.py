@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from omnidraft.serving.server_sent_events import event
+from omnidraft.serving.event_stream import event
 
 PATH = "/v1/messages"
 

@@ -7,8 +7,8 @@ from omnidraft.serving.anthropic_messages.errors import PATH, AnthropicError
 from omnidraft.serving.anthropic_messages.request_schemas import CountTokensRequest, MessagesRequest
 from omnidraft.serving.anthropic_messages.response_schemas import Message, TokenCount
 from omnidraft.serving.anthropic_messages.writer import MessageWriter
-from omnidraft.serving.documented_responses import error_responses, generation_responses
 from omnidraft.serving.error_handlers import ThreadRefused
+from omnidraft.serving.response_schemas import error_responses, generation_responses
 from omnidraft.serving.responses import Responder
 from omnidraft.serving.tokenization import Tokenization
 

@@ -22,8 +22,8 @@ from omnidraft.serving.anthropic_messages.response_schemas import (
     ToolUseContent,
 )
 from omnidraft.serving.error_handlers import stream_error
+from omnidraft.serving.event_stream import event
 from omnidraft.serving.response_formats import ChoicePart
-from omnidraft.serving.server_sent_events import event
 
 Event = tuple[str, Mapping[str, Any]]
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from omnidraft.serving.event_stream import event
 from omnidraft.serving.openai_responses.response_schemas import ResponseBody, ResponseError
-from omnidraft.serving.server_sent_events import event
 
 PATH = "/v1/responses"
 

@@ -4,11 +4,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from omnidraft.serving.answer import Answer
-from omnidraft.serving.documented_responses import generation_responses
 from omnidraft.serving.openai_responses.events import PATH
 from omnidraft.serving.openai_responses.request_schemas import ResponsesRequest
 from omnidraft.serving.openai_responses.response_schemas import ResponseBody
 from omnidraft.serving.openai_responses.writer import ResponsesWriter
+from omnidraft.serving.response_schemas import generation_responses
 from omnidraft.serving.responses import Responder
 
 

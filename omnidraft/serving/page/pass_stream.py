@@ -15,14 +15,13 @@ from fastapi.responses import Response
 from omnidraft.errors import RequestError
 from omnidraft.serving.answer import steps_of
 from omnidraft.serving.error_handlers import stream_error
-from omnidraft.serving.event_stream import EventStream
+from omnidraft.serving.event_stream import EVENT_HEADERS, EventStream, event
 from omnidraft.serving.page.files import add_files
 from omnidraft.serving.page.pass_events import Event, PassEvents
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest
 from omnidraft.serving.responses import Responder, ServedModel, waker
-from omnidraft.serving.server_sent_events import EVENT_HEADERS, event
 
 PASSES_PATH = "/page/passes"
 

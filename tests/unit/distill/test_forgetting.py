@@ -26,9 +26,9 @@ from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.ports import Announcement
 from omnidraft.registry.directory_registry import DirectoryRegistry
-from omnidraft.registry.manifest_tags import MAX_TAG_CHARACTERS
+from omnidraft.registry.manifest_export import MAX_TAG_CHARACTERS
 from omnidraft.snapshots import bundle
-from omnidraft.snapshots.memory_part import MEMORY
+from omnidraft.snapshots.bundle import MEMORY
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
 from omnidraft.threads import attentive

@@ -9,7 +9,7 @@ import pytest
 
 from omnidraft import config, wiring
 from omnidraft.errors import RegistryError, SnapshotNotFound
-from omnidraft.registry.deferred_registry import DeferredRegistry
+from omnidraft.registry.readers import DeferredRegistry
 from omnidraft.wiring.logs import snapshot_reader
 
 STARTS = """

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.registry.staging_folder import own_folder, remove_abandoned
+from omnidraft.registry.staging import own_folder, remove_abandoned
 
 CODE = (
-    "import os, signal, sys; from omnidraft.registry.staging_folder import own_folder\n"
+    "import os, signal, sys; from omnidraft.registry.staging import own_folder\n"
     "folder = own_folder(); (folder / 'ngrams').write_text('x'); print(folder, flush=True)\n"
     "if sys.argv[1] == 'killed': os.kill(os.getpid(), signal.SIGKILL)\n"
 )

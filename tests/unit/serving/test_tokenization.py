@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.decode.engine import Engine
-from omnidraft.serving import fair_turns
+from omnidraft.serving import fair_queue
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from tests.http_server import served
@@ -140,7 +140,7 @@ def ask(url: str, path: str, key: str, timeout_s: float = PATIENCE_S, **body: An
 def test_a_long_prompt_holds_no_other_client(
     keyed_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr(fair_turns, "SHORT_BYTES", len(LONG) - 1, raising=False)
+    monkeypatch.setattr(fair_queue, "SHORT_BYTES", len(LONG) - 1, raising=False)
     gate, more = Gate(), {"max_tokens": 1} if path == "/v1/completions" else {}
     tokenizer = Gated(engine.pair.target_tokenizer, gate, "prompt_ids", LONG)
     with gated(engine, tokenizer), ThreadPoolExecutor() as threads:

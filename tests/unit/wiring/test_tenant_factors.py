@@ -12,8 +12,7 @@ from omnidraft import config, wiring
 from omnidraft.bus.encryption import new_key
 from omnidraft.config import LearnerSettings, Settings
 from omnidraft.decode.policy.cost_model import MeasuredCosts
-from omnidraft.decode.snapshot.factor_switch import FactorSwitch
-from omnidraft.decode.snapshot.slot import LoadedSnapshot
+from omnidraft.decode.snapshot.slot import FactorSwitch, LoadedSnapshot
 from omnidraft.distill.resume_encryption import encrypt_records
 from omnidraft.errors import SnapshotCorrupt
 from omnidraft.ports import Announcement, SnapshotVersion

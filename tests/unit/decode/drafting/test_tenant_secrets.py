@@ -17,8 +17,7 @@ from omnidraft.decode.step_telemetry import StepCounter
 from omnidraft.distill.memory.memory_files import MemoryFiles
 from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.memory.owners import Owner, Owners
-from omnidraft.memory.recent_texts import RecentTexts
-from omnidraft.memory.texts import MemoryText
+from omnidraft.memory.recent_texts import MemoryText, RecentTexts
 from omnidraft.ports import (
     DraftRequest,
     DraftTree,

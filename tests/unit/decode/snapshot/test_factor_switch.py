@@ -3,8 +3,7 @@
 import pytest
 
 from omnidraft.decode.drafting.loaded_factors import LoadedFactors
-from omnidraft.decode.snapshot.factor_switch import FactorSwitch
-from omnidraft.decode.snapshot.slot import Canary, LoadedSnapshot, SnapshotSlot
+from omnidraft.decode.snapshot.slot import Canary, FactorSwitch, LoadedSnapshot, SnapshotSlot
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import FOR_ALL_PAIRS, publish_announcement
 from omnidraft.ports import Announcement

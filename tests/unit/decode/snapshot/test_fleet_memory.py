@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.tenant_keys import TenantKeys
-from omnidraft.decode.snapshot.fetching import fetch_for_serving
 from omnidraft.decode.snapshot.fleet_memory import MemoryLoader, SnapshotMemory
+from omnidraft.decode.snapshot.loading import fetch_for_serving
 from omnidraft.errors import KeyStoreError, SnapshotCorrupt
 from omnidraft.memory.memory_file import encode
 from omnidraft.memory.owners import Owner, Owners
-from omnidraft.memory.texts import MemoryText
+from omnidraft.memory.recent_texts import MemoryText
 from omnidraft.ports import Announcement, RecordCipher, SnapshotVersion
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.snapshots import bundle
-from omnidraft.snapshots.memory_part import MEMORY, WORKER_PARTS, encrypted_name, plain_name
+from omnidraft.snapshots.bundle import MEMORY, WORKER_PARTS, encrypted_name, plain_name
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces.redaction import hash_of_tenant
 from tests.memory_texts import text

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from omnidraft.distill.evaluation.held_out import HeldOut
-from omnidraft.distill.evaluation.paired_error import paired_standard_error
 from omnidraft.distill.evaluation.pinned import MOST_RECORDS, read_pinned
 from omnidraft.distill.evaluation.tenant_agreement import MOST_TENANTS, ScoredRecord, by_tenant
 from omnidraft.distill.ingest.tenant_shares import TenantGroups
 from omnidraft.errors import ConfigError
 from omnidraft.snapshots.manifest import Manifest
+from omnidraft.stats import paired_standard_error
 from omnidraft.traces import archive
 from tests.snapshot_folders import manifest
 from tests.tiny_pair import Pair

@@ -25,7 +25,7 @@ from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.fleet.forget_orders import affected_snapshots, purge
 from omnidraft.memory.memory_file import MemoryFile
-from omnidraft.snapshots.memory_part import MEMORY, key_id_of
+from omnidraft.snapshots.bundle import MEMORY, key_id_of
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
 from tests.distiller_runs import Killed, Setting, names, run_until_idle

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from omnidraft.distill.evaluation.paired_error import paired_standard_error
 from omnidraft.distill.ingest.record_disposition import is_held_out
+from omnidraft.stats import paired_standard_error
 from omnidraft.traces.request_ids import answer_id
 from tests.trace_records import make_record
 

@@ -1,8 +1,9 @@
-"""A registry that is opened by its first reader: importing MLflow takes seconds, too long for a worker's start."""
+"""Registries for workers: one that is opened when it is first read, and one that is empty."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from omnidraft.errors import SnapshotNotFound
 from omnidraft.ports import Registry, SnapshotReader, SnapshotVersion
 
 
@@ -25,3 +26,15 @@ class DeferredRegistry(SnapshotReader):
         if self._registry is None:
             self._registry = self._open_registry()
         return self._registry
+
+
+class EmptyRegistry(SnapshotReader):
+    """Implements ports.SnapshotReader."""
+
+    def resolve(self, name: str) -> SnapshotVersion:
+        """See ports.SnapshotReader. Raises SnapshotNotFound."""
+        raise SnapshotNotFound(f"there is no version {name!r}: no registry is in use")
+
+    def fetch(self, version: int, into: Path, parts: Sequence[str] = ("serving",)) -> Path:
+        """See ports.SnapshotReader. Raises SnapshotNotFound."""
+        raise SnapshotNotFound(f"there is no version {version}: no registry is in use")

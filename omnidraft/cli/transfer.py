@@ -23,7 +23,11 @@ def transfer(
     out: Annotated[Path, typer.Option(help="The folder to write; nothing may be in it.", show_default=False)],
     data: Annotated[
         list[Path],
-        typer.Option("--data", help="JSON lines to learn from; may be given again.", show_default=False),
+        typer.Option(
+            "--data",
+            help="JSON lines to learn from, but for rows of a split other than train; may be given again.",
+            show_default=False,
+        ),
     ],
     init: Annotated[str, typer.Option(metavar="fvt|omp|mean|FOLDER", help="How new tokens begin; see above.")] = "fvt",
     num_steps: Annotated[int, typer.Option(min=0, help="Steps of training; 0 initialises only.")] = 400,

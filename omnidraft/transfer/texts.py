@@ -58,6 +58,7 @@ class AlignedText:
 
 def read_texts(path: Path, new: Vocabulary) -> list[str]:
     """Return the texts of a prompt file: each prompt with its answer, or with the data set's own.
+    Rows that a file counts among its test or validation rows are left out.
 
     Args:
         new: spells answers that a file has as ids: they are the new tokenizer's.
@@ -65,7 +66,7 @@ def read_texts(path: Path, new: Vocabulary) -> list[str]:
     Raises:
         RequestError: the file cannot be read, or its ids are not of this vocabulary.
     """
-    return [_text(path, prompt, new) for prompt in prompts.read(path)]
+    return [_text(path, prompt, new) for prompt in prompts.read(path, split="train")]
 
 
 def align_text(text: str, old: TextTokenizer, new: TextTokenizer, max_tokens: int) -> AlignedText:

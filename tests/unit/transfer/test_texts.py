@@ -61,3 +61,10 @@ def test_a_tokenizer_without_any_start_is_refused(pair: Pair) -> None:
 
     with pytest.raises(ModelError, match="start"):
         TextTokenizer.of(Bare(), [], "bare")  # type: ignore[arg-type]
+
+
+def test_rows_of_another_split_are_not_learned(pair: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": "one", "split": "train"}, {"prompt": "two", "split": "test"}, {"prompt": "three"}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert read_texts(path, pair.target.vocabulary) == ["one", "three"]

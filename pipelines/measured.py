@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
+from omnidraft.hosts import process
 
 PAGE = Path(__file__).parents[1] / "docs" / "measured.md"
 HEAD = """# Measured
@@ -41,4 +41,4 @@ def _lines(table: dict[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    process.entry("measured", main)

@@ -29,7 +29,7 @@ from tests.http_server import served
 ROOT = Path(__file__).parents[3]
 COMMANDS = (
     *("bench", "bench_vllm", "learn", "record", "replay", "evaluate", "drift"),
-    *("paper_table", "bench.throughput", "bench.kernels"),
+    *("paper_table", "bench.throughput", "bench.kernels", "measured"),
 )
 SHOW_HELP = """
 import runpy, sys

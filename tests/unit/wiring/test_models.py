@@ -205,8 +205,8 @@ def test_a_target_computes_on_no_more_threads_than_its_containers_quota(
     program = (
         "import sys, torch\n"
         "from pathlib import Path\n"
-        "from omnidraft import config, container_limits, wiring\n"
-        "container_limits.CGROUP = Path(sys.argv[2])\n"
+        "from omnidraft import config, system, wiring\n"
+        "system.CGROUP = Path(sys.argv[2])\n"
         "settings = config.load(Path(sys.argv[1]))\n"
         "torch.set_num_threads(2)\n"
         "wiring.target(settings, wiring.vocabularies(settings))\n"

@@ -1,4 +1,4 @@
-"""`omnidraft tenants`: forget a tenant, turn its factors off, on or back, and wrap all keys with a new master key."""
+"""`omnidraft tenants`: forget a tenant, turn its factors off and on, and wrap all keys with a new master key."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from omnidraft.fleet.forget_orders import AffectedSnapshots
     from omnidraft.wiring.tenants import TenantData
 
-app = group("Forget a tenant; turn its own factors off, on or back; renew the wrapping of tenants' keys.")
+app = group("Forget a tenant; turn its own factors off and on; renew the wrapping of tenants' keys.")
 app.add_typer(tenant_factors.app, name="factors")
 
 

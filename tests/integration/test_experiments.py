@@ -70,7 +70,7 @@ def test_a_papers_table_is_learned_decoded_and_goes_on_where_it_was_interrupted(
     assert list(methods) == ["spd-dm", "dm", "ours"]
     assert all(row["same_texts"] == row["num_texts"] == 2 for row in methods.values())
     assert list(losses) == ["dm_paper", "dm", "nll"]
-    assert all(row["held_out"] >= 0 and row["gain_error"] >= 0 for row in losses.values())
+    assert all(row["held_out"] >= 0 for row in losses.values())  # of one request, so its error is not known
     with pytest.raises(ConfigError, match="was made with other options"):
         run(paper_table.main, *arguments, "--max-new-tokens", 13)
 

@@ -25,6 +25,7 @@ from omnidraft.stats import Ratio
 from pipelines.bench.methods import HUGGINGFACE
 from pipelines.lib import report
 from pipelines.lib.choices import chosen
+from pipelines.lib.page import Section, markdown
 from pipelines.lib.recording import rows_of_split
 
 Sections = dict[str, Any]
@@ -265,26 +266,17 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> list[float | None] | None:
 
 def page(content: Mapping[str, Mapping[str, Figures]]) -> str:
     """Return the tables in Markdown."""
-    lines = [
-        "# The paper's tables",
-        "",
-        f"Speed-ups are of whole answers; one in {HELD_OUT_EVERY} answers is held out.",
-    ]
-    for title, rows in content.items():
-        lines += [
-            "",
-            f"## {title}",
-            "",
-            "| row | held-out agreement | agreement | tokens per pass | speed-up | as plain |",
-        ]
-        lines += ["| --- |" + " ---: |" * 5]
-        for name, row in rows.items():
-            gain = (row["gain"], row["gain_error"]) if "gain" in row else None
-            held_out = "-" if gain is None else f"{row['held_out']:.3f} ({_shown(gain, 3, '+')})"
-            figures = [_shown(row.get(key), 2) for key in ("agreement", "tokens_per_pass", "speedup")]
-            same = f"{row['same_texts']} of {row['num_texts']}" if "num_texts" in row else "-"
-            lines.append("| " + " | ".join((name, held_out, *figures, same)) + " |")
-    return "\n".join(lines) + "\n"
+    about = f"Speed-ups are of whole answers; one in {HELD_OUT_EVERY} answers is held out."
+    sections = [Section(title, HEADINGS, [_cells(*row) for row in rows.items()]) for title, rows in content.items()]
+    return markdown("The paper's tables", [about], sections)
+
+
+def _cells(name: str, row: Figures) -> list[str]:
+    gain = (row["gain"], row["gain_error"]) if "gain" in row else None
+    held_out = "-" if gain is None else f"{row['held_out']:.3f} ({_shown(gain, 3, '+')})"
+    figures = [_shown(row.get(key), 2) for key in ("agreement", "tokens_per_pass", "speedup")]
+    same = f"{row['same_texts']} of {row['num_texts']}" if "num_texts" in row else "-"
+    return [name, held_out, *figures, same]
 
 
 def _shown(figure: Sequence[float | None] | None, digits: int, sign: str = "") -> str:

@@ -5,13 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from pipelines.bench.kernels.engine import MAX_ROWS
 from pipelines.bench.kernels.measurement import Row
-from pipelines.lib import pictures
+from pipelines.lib import page, pictures
+from pipelines.lib.page import Section
 
 _MOST_BITS = 16
 LEGEND = (
@@ -24,49 +21,23 @@ LEGEND = (
 def show(report: Mapping[str, Any], markdown_path: Path | None) -> None:
     """Print the table; write the page, with its picture beside it, when there is a path."""
     rows = report["rows"]
-    Console().print(table(rows))
-    for row in rows:
-        if row["error"]:
-            print(f"{_name(row)}: {row['error']}")
+    section = Section("ms of a pass", _headings(rows), _lines(rows), _failures(rows))
+    page.show([section])
     if markdown_path is not None:
         picture_path = markdown_path.with_suffix(".png")
         picture(rows, report["limits"], picture_path)
-        markdown_path.write_text(markdown(report, picture_path.name))
+        markdown_path.write_text(page.markdown("Passes", _about(report, picture_path.name), [section]))
 
 
-def table(rows: Sequence[Row]) -> Table:
-    """Return a line for each engine."""
-    result = Table(title="ms of a pass", box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in _headings(rows):
-        result.add_column(heading, justify="left" if heading in ("system", "format", "variant") else "right")
-    for line in _lines(rows):
-        result.add_row(*line)
-    return result
+def _about(report: Mapping[str, Any], picture_name: str) -> list[str]:
+    """Return what was measured, the machine and its limits, and the picture."""
+    facts = [f"- {name}: {value}" for part in ("machine", "limits") for name, value in report[part].items()]
+    measured = f"Target {report['options']['target']}, by `{report['options']['command']}`."
+    return [measured, LEGEND, "\n".join(facts), f"![Milliseconds of a pass]({picture_name})"]
 
 
-def markdown(report: Mapping[str, Any], picture_name: str) -> str:
-    """Return the page: machine, its limits, the table, and failures with their reasons."""
-    rows = report["rows"]
-    lines = [
-        "# Passes",
-        "",
-        f"Target {report['options']['target']}.",
-        LEGEND,
-        "",
-        *(f"- {name}: {value}" for part in ("machine", "limits") for name, value in report[part].items()),
-        "",
-        f"![Milliseconds of a pass]({picture_name})",
-        "",
-        "| " + " | ".join(_headings(rows)) + " |",
-        "|" + " --- |" * len(_headings(rows)),
-        *("| " + " | ".join(line) + " |" for line in _lines(rows)),
-        "",
-        *(f"- {_name(row)}: {row['error']}" for row in rows if row["error"]),
-        "",
-        f"Made by `{report['options']['command']}`.",
-        "",
-    ]
-    return "\n".join(lines)
+def _failures(rows: Sequence[Row]) -> list[str]:
+    return [f"{_name(row)}: {row['error']}" for row in rows if row["error"]]
 
 
 def picture(rows: Sequence[Row], limits: Mapping[str, Any], path: Path) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from contextvars import copy_context
 from functools import partial
-from threading import Thread
 from typing import Any, Protocol, TypeVar, cast
 
 logger = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ def _start(call: Callable[[], Result]) -> Future[Result]:
         except BaseException as exc:  # for the thread that waits
             future.set_exception(exc)
 
-    Thread(target=copy_context().run, args=(run,), name="call", daemon=True).start()
+    threading.Thread(target=copy_context().run, args=(run,), name="call", daemon=True).start()
     return future
 
 

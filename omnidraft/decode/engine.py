@@ -260,6 +260,7 @@ class Engine:
             is_stored=request.is_stored and request.tenant not in self._recording.opted_out,
             num_log_probs=request.num_log_probs,
             has_tools=request.tools is not None and bool(request.tools.callable_tools),
+            prediction_ids=tuple(self.pair.target_tokenizer.encode(request.prediction)) if request.prediction else (),
             shown_ids=self.shown_ids(request),
         )
 

@@ -35,6 +35,8 @@ class GenerationRequest:
     mode: Mode | None = None
     num_draft_tokens: int | None = None
     """0 is plain decoding."""
+    prediction: str = ""
+    """The client's own guess of the answer, which is drafted first."""
     num_log_probs: int | None = None
     """Number of most probable ids to return with each token; None returns no log-probabilities."""
     num_prompt_log_probs: int | None = None

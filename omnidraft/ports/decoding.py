@@ -15,6 +15,9 @@ from omnidraft.config import Mode
 from omnidraft.ports.draft_tree import DraftTree, TreeLimits
 from omnidraft.traces.record import FinishReason, TargetLogprobs
 
+PREDICTION_DRAFT_TOKENS = 63
+"""The limit of a step where a client predicts the answer: with the last emitted token a pass of 64 rows."""
+
 Work = Literal["text", "constrained", "tools"]
 """Kinds of requests, which are drafted for with different success: free text, text under a grammar, tool calls."""
 
@@ -95,6 +98,8 @@ class Request:
     """Whether all texts were to be forgotten while this one ran: it leaves no keys behind."""
     has_tools: bool = False
     """Whether the answer may call tools."""
+    prediction_ids: tuple[int, ...] = ()
+    """The client's own prediction of the answer, in the target's ids, which is drafted first."""
     shown_ids: Mapping[int, bytes] = field(default_factory=dict)
     """Ids that spell nothing and whose text is shown nevertheless: markers of tool calls."""
 
@@ -108,7 +113,8 @@ class Request:
     @property
     def max_draft_tokens(self) -> int:
         """The number of tokens drafted per step at most, whatever drafts them."""
-        return max(self.num_draft_tokens, self.num_memory_tokens)
+        most = max(self.num_draft_tokens, self.num_memory_tokens)
+        return max(most, PREDICTION_DRAFT_TOKENS) if self.prediction_ids and self.num_draft_tokens else most
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ class Source(StrEnum):
     LOOKUP = "lookup"  # copied from earlier in the text
     SUFFIX = "suffix"  # followed the same tokens in the text, or in an earlier one of the tenant (suffix memory)
     FORCED = "forced"  # the only token that the grammar allows
+    PREDICTION = "prediction"  # the client's own prediction of the answer
 
 
 class FinishReason(StrEnum):

@@ -131,15 +131,17 @@ def memory_sources(
     *,
     is_external: bool = False,
 ) -> "tuple[DraftSource, ...]":
-    """Return the sources that draft from earlier texts."""
+    """Return the sources that draft from a client's prediction and from earlier texts."""
+    from omnidraft.decode.drafting.prediction_source import PredictionSource
     from omnidraft.decode.drafting.prompt_lookup import PromptLookup
     from omnidraft.decode.drafting.suffix_source import SuffixSource, no_fleet_memory
     from omnidraft.memory.recent_texts import RecentTexts
 
+    vocab_size = len(tokenizers.target.vocabulary)
+    prediction = PredictionSource(vocab_size)
     if settings.suffix_memory and not is_external:
-        vocab_size = len(tokenizers.target.vocabulary)
-        return (SuffixSource(vocab_size, recent or RecentTexts(0), fleet or no_fleet_memory),)
-    return (PromptLookup(),) if settings.lookup else ()
+        return prediction, SuffixSource(vocab_size, recent or RecentTexts(0), fleet or no_fleet_memory)
+    return (prediction, PromptLookup()) if settings.lookup else (prediction,)
 
 
 def policy(

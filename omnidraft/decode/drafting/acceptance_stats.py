@@ -23,9 +23,9 @@ _MAX_STREAMS = 512
 """Tenants and kinds of requests with counts of their own; the least recently seen one is dropped."""
 
 
-Memory = Literal["text", "recent", "fleet", "aligned", "changed"]
-"""Where a suffix was found: in the same text, among the worker's recent ones, in the fleet's memory; or in the same
-text with changes, the last token equal (aligned) or not (changed)."""
+Memory = Literal["text", "recent", "fleet", "aligned", "predicted", "changed"]
+"""Where a suffix was found: in the same text, among the worker's recent ones, in the fleet's memory; or with changes in
+the same text or a prediction, the last token equal (aligned, predicted) or not (changed)."""
 
 
 class MatchBin(NamedTuple):

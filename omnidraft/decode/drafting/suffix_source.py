@@ -9,7 +9,7 @@ Source: SuffixDecoding, https://arxiv.org/abs/2411.04975; docs/algorithms.md sec
 
 import time
 from bisect import bisect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heappop, heappush
@@ -41,7 +41,14 @@ _MAX_ALIGNED = 2
 """Places in the same text that resemble its end, from which is drafted at most."""
 _MIN_VALUE = 0.02
 """Nodes that are reached less often are not drafted, except the first ones, from which acceptance is learned again."""
-_DOUBT: Mapping[Memory, float] = {"text": 2.0, "recent": 6.0, "fleet": 6.0, "aligned": 3.0, "changed": 60.0}
+_DOUBT: Mapping[Memory, float] = {
+    "text": 2.0,
+    "recent": 6.0,
+    "fleet": 6.0,
+    "aligned": 3.0,
+    "predicted": 0.5,
+    "changed": 60.0,
+}
 """How far a match is mistrusted before anything was measured: of 1,000 continuations of a match of two tokens that
 occurred once, 600 are right within a text and 330 in others; with ten tokens 800 and 650 (answers of Qwen2.5-Coder-1.5B
 to GSM8K, edits of code and extraction). Behind an alignment with a score of 6 whose last token is equal 690 are right,
@@ -89,9 +96,7 @@ class SuffixSession:
         self._source = source
         self._scope = scope_of(request)
         self._tenant = request.tenant
-        self._stop_ids = request.stop_ids
-        self._style = (temperature_bin(request.sampling.temperature), 0.0)
-        self._calibrator = calibrator
+        self._drafting = MatchDrafting.of(request, Source.SUFFIX, "aligned", source.vocab_size, calibrator)
         self._text = GrowingIndex()
         self._alignment = LocalAlignment()
         self._append(request.prompt_ids)
@@ -99,7 +104,7 @@ class SuffixSession:
     def extend(self, tree: DraftTreeBuilder, num_nodes: int) -> None:
         """Add up to `num_nodes` nodes from each memory."""
         for memory, match in self._matches():
-            self._grow(tree, memory, match, num_nodes)
+            self._drafting.extend(tree, memory, match, num_nodes)
 
     def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:
         """See tree_proposer.DraftSourceSession."""
@@ -141,8 +146,30 @@ class SuffixSession:
                 match = SuffixMatch(self._text.ids, [place.position], place.score, 1)
                 yield "aligned" if place.is_equal else "changed", match
 
-    def _grow(self, tree: DraftTreeBuilder, memory: Memory, match: SuffixMatch, num_nodes: int) -> None:
-        """Extend the most probable path, again and again."""
+
+@dataclass(frozen=True, slots=True)
+class MatchDrafting:
+    """Drafts what followed a match, for one text."""
+
+    source: Source
+    behind_changed: Memory
+    """Where a match stands one token behind a changed one."""
+    vocab_size: int
+    """Ids from here on are never drafted, whatever a memory holds."""
+    stop_ids: Set[int]
+    style: tuple[float, float]
+    calibrator: AcceptanceCalibrator
+
+    @staticmethod
+    def of(
+        request: Request, source: Source, behind_changed: Memory, vocab_size: int, calibrator: AcceptanceCalibrator
+    ) -> "MatchDrafting":
+        """Return that of a request's text."""
+        style = (temperature_bin(request.sampling.temperature), 0.0)
+        return MatchDrafting(source, behind_changed, vocab_size, request.stop_ids, style, calibrator)
+
+    def extend(self, tree: DraftTreeBuilder, memory: Memory, match: SuffixMatch, num_nodes: int) -> None:
+        """Extend the most probable path, again and again, by up to `num_nodes` nodes in all."""
         paths = [(-1.0, 0, memory, match)]
         num_added = 0
         while paths and num_added < num_nodes:
@@ -150,27 +177,30 @@ class SuffixSession:
             depth, continuations = tree.nodes[node].depth + 1, match.continuations(_MAX_SIBLINGS)
             for kind, (token, count) in zip(self._kinds(memory, match), continuations, strict=False):
                 prior = _prior(memory, match, count)
-                acceptance = self._calibrator.estimate(kind, prior, depth)
-                if token >= self._source.vocab_size or (node and -value * acceptance < _MIN_VALUE):
+                acceptance = self.calibrator.estimate(kind, prior, depth)
+                if token >= self.vocab_size or (node and -value * acceptance < _MIN_VALUE):
                     continue
-                child = tree.add(node, token, Source.SUFFIX, acceptance, estimated_from=(kind, prior))
+                child = tree.add(node, token, self.source, acceptance, estimated_from=(kind, prior))
                 if child is not None:
                     num_added += 1
                     longer = match.extend(token)
-                    if longer is not None and token not in self._stop_ids:
-                        found_in: Memory = "aligned" if memory == "changed" else memory
+                    if longer is not None and token not in self.stop_ids:
+                        found_in = self.behind_changed if memory == "changed" else memory
                         heappush(paths, (value * acceptance, child, found_in, longer))
 
     def _kinds(self, memory: Memory, match: SuffixMatch) -> Sequence[CandidateKind]:
         """Return the kind of each of the match's continuations."""
-        return _kinds(memory, bisect(_LENGTH_EDGES, match.length), bisect(_COUNT_EDGES, match.count), self._style)
+        length_bin, count_bin = bisect(_LENGTH_EDGES, match.length), bisect(_COUNT_EDGES, match.count)
+        return _kinds(self.source, memory, length_bin, count_bin, self.style)
 
 
 @lru_cache(None)
-def _kinds(memory: Memory, length_bin: int, count_bin: int, style: tuple[float, float]) -> Sequence[CandidateKind]:
+def _kinds(
+    source: Source, memory: Memory, length_bin: int, count_bin: int, style: tuple[float, float]
+) -> Sequence[CandidateKind]:
     """Return the kinds of siblings, the first choice first."""
     bins = MatchBin(memory, length_bin, count_bin)
-    return [CandidateKind(Source.SUFFIX, rank, style, bins) for rank in range(_MAX_SIBLINGS)]
+    return [CandidateKind(source, rank, style, bins) for rank in range(_MAX_SIBLINGS)]
 
 
 def _prior(memory: Memory, match: SuffixMatch, count: int) -> float:

@@ -154,9 +154,7 @@ class TreeSession:
         limits = request.limits if self._proposer.has_trees else replace(request.limits, num_chains=1)
         depth = limits.num_nodes if limits.depth is None else min(limits.depth, limits.num_nodes)
         tree = DraftTreeBuilder(self._root, depth, self._constraints)
-        num_drafter_nodes = limits.num_nodes
-        if self.request.num_memory_tokens:
-            num_drafter_nodes = min(limits.num_nodes, self.request.num_draft_tokens)
+        num_drafter_nodes = min(limits.num_nodes, self.request.num_draft_tokens)
         self._draft = TextDraft(index, tree, request.position, limits, request.noise, num_drafter_nodes)
         self._round = this_round
         this_round.waiting.add(id(self))

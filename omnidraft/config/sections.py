@@ -14,7 +14,10 @@ from omnidraft.config.worker import VllmSettings, WorkerSettings
 Mode = Literal["fast", "reproducible"]
 """The decoding modes; see DecodeSettings.mode."""
 
-ToolFormat = Literal["hermes", "llama3", "mistral"]
+ToolFormat = Literal[
+    "hermes", "qwen3_coder", "llama3", "llama4", "mistral", "mistral_args", "deepseek_v3", "deepseek_v31", "glm", "kimi",
+    "minimax", "function_gemma", "gemma4", "phi4_mini", "harmony",
+]  # fmt: skip
 """The formats of tool calls; see omnidraft/tools/formats.py."""
 
 

@@ -35,7 +35,7 @@ _MAX_DEPTH = 100
 def call_id(request_id: str, index: int, form: ToolFormat) -> str:
     """Return the id of a call: the same for the same request and index, in the form that the model's template takes."""
     digest = hashlib.sha256(f"{request_id}-{index}".encode()).hexdigest()
-    return digest[:_CALL_ID_CHARS] if form.is_list else f"call_{digest[:24]}"
+    return digest[:_CALL_ID_CHARS] if form.has_short_ids else f"call_{digest[:24]}"
 
 
 def has_calls(messages: Sequence[Message]) -> bool:
@@ -70,7 +70,7 @@ def _template_call(call: Mapping[str, Any], form: ToolFormat) -> dict[str, Any]:
 
 
 def _template_id(given: str, form: ToolFormat) -> str:
-    fits = not form.is_list or (len(given) == _CALL_ID_CHARS and given.isalnum())
+    fits = not form.has_short_ids or (len(given) == _CALL_ID_CHARS and given.isalnum())
     return given if fits else hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:_CALL_ID_CHARS]
 
 
@@ -119,8 +119,10 @@ def _with_tools(
 
 def _tools_prompt(definitions: Sequence[Mapping[str, Any]], form: ToolFormat) -> str:
     listed = "\n".join(json.dumps(each, ensure_ascii=False) for each in definitions)
-    example = form.render([{"name": "@name@", "arguments": "@arguments@"}])
-    example = example.replace('"@name@"', "<function-name>").replace('"@arguments@"', "<args-json-object>")
+    arguments: Any = "@arguments@" if form.keyed is None else {"<argument-name>": "<argument>"}
+    example = form.render([{"name": "@name@", "arguments": arguments}])
+    example = example.replace('"@name@"' if form.is_json else "@name@", "<function-name>")
+    example = example.replace('"@arguments@"', "<args-json-object>")
     return (
         "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
         "You are provided with function signatures within <tools></tools> XML tags:\n"

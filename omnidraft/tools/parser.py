@@ -242,7 +242,11 @@ _UNMARKED = regex.compile(rf"{_S}(?:```(?:json)?{_S})?{_JSON}")
 def _part(part: str) -> str:
     """Return the pattern of a part of a head."""
     pattern = regex.escape(part.removeprefix("?").strip(), literal_spaces=True)
-    pattern = pattern.replace(regex.escape("]" + NAME), rf"\]{_S}{_ANY_NAME}").replace(regex.escape(NAME), _ANY_NAME).replace(regex.escape(NUMBER), "[a-zA-Z0-9_-]+")
+    pattern = (
+        pattern.replace(regex.escape("]" + NAME), rf"\]{_S}{_ANY_NAME}")
+        .replace(regex.escape(NAME), _ANY_NAME)
+        .replace(regex.escape(NUMBER), "[a-zA-Z0-9_-]+")
+    )
     return f"(?:{pattern}{_S})?" if part.startswith("?") else f"{pattern}{_S}"
 
 

@@ -82,7 +82,10 @@ def test_what_a_format_writes_is_read_again(form: ToolFormat, before: str) -> No
         (FORMATS["harmony"], "<|channel|>commentary to=functions.bash <|constrain|>json<|message|>{}<|call|>" * 2),
         (FORMATS["mistral_args"], "[TOOL_CALLS]bash[CALL_ID]a1B2c3D4e[ARGS]{}[TOOL_CALLS]bash[ARGS]{}"),
         (FORMATS["kimi"], "<|tool_call_begin|>functions.bash:0<|tool_call_argument_begin|>{}<|tool_call_end|>" * 2),
-        (FORMATS["qwen3_coder"], "<tool_call>\n<function=bash>\n</function>\n</tool_call><tool_call><function=bash></function>"),
+        (
+            FORMATS["qwen3_coder"],
+            "<tool_call>\n<function=bash>\n</function>\n</tool_call><tool_call><function=bash></function>",
+        ),
     ],
 )
 def test_the_ways_in_which_models_of_a_family_vary_are_read(form: ToolFormat, text: str) -> None:

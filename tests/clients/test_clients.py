@@ -1,0 +1,175 @@
+"""Real clients, unmodified, do a small real task against a real server; `make test-clients`."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.clients import environments
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(3600)]
+
+SCRIPTS = Path(__file__).parent / "scripts"
+TARGET = os.environ.get("OMNIDRAFT_CLIENTS_TARGET", "qwen2.5-coder-1.5b")
+TASK = "Create a file named hello.py that prints the number 42. Use your tool to write the file, then stop."
+FRAMEWORKS = (
+    "openai==3.57.0", "openai-agents==0.24.0", "pydantic-ai-slim[openai,anthropic]==2.68.0", "instructor==1.17.0",
+    "smolagents[openai]==1.26.0", "litellm==1.108.7", "langchain==1.5.2", "langchain-openai", "langchain-anthropic",
+    "llama-index-llms-openai-like", "anthropic==2.14.0",
+)  # fmt: skip
+NODE = (
+    "openai@6.49.0", "@anthropic-ai/sdk@1.14.0", "ai@6.0.326", "@ai-sdk/openai", "@ai-sdk/anthropic",
+    "@ai-sdk/openai-compatible", "zod",
+)  # fmt: skip
+AGENTS = ("@openai/codex@0.171.0", "@anthropic-ai/claude-code@2.1.197", "opencode-ai@1.18.33")
+
+
+@dataclass(frozen=True)
+class Server:
+    """A worker that a user started."""
+
+    url: str
+    log: Path
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """What a client needs to find it, with a home of its own and no telemetry."""
+        keys = {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "MODEL": TARGET, "HOME": str(home)}
+        urls = {
+            "OPENAI_BASE_URL": f"{self.url}/v1",
+            "OPENAI_API_BASE": f"{self.url}/v1",
+            "ANTHROPIC_BASE_URL": self.url,
+        }
+        quiet = {"DO_NOT_TRACK": "1", "DISABLE_TELEMETRY": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+        return {"PATH": os.environ["PATH"], "NODE_PATH": "", **keys, **urls, **quiet}
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    command = [
+        sys.executable, "-m", "omnidraft.cli", "serve", "--target", TARGET, "--drafter", "smollm2-135m",
+        "--quantize", "int8", "--port", str(port),
+    ]  # fmt: skip
+    aliases = json.dumps({"*": TARGET})
+    environment = os.environ | {
+        "OMNIDRAFT_LOG__URL": f"sqlite:///{folder}/log.db",
+        "OMNIDRAFT_WORKER__MODEL_ALIASES": aliases,
+    }
+    with open(folder / "log", "w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder)
+        url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + 600
+        while not _is_ready(url):
+            assert process.poll() is None, (folder / "log").read_text()[-2000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        yield Server(url, folder / "log")
+        process.terminate()
+        process.wait(60)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def run(command: Sequence[str | Path], server: Server, folder: Path, **variables: str) -> str:
+    """The output of a client that ended well."""
+    done = subprocess.run(
+        list(map(str, command)), env=server.environment(folder) | variables, cwd=folder, capture_output=True, text=True,
+        timeout=3000, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{server.log.read_text()[-1000:]}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("script", ["openai_sdk", "anthropic_sdk"])
+def test_an_sdk_for_python(server: Server, tmp_path: Path, script: str) -> None:
+    run([environments.python(FRAMEWORKS), SCRIPTS / f"{script}.py"], server, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pydantic_ai", "pydantic_ai_anthropic", "instructor", "openai_agents", "smolagents", "litellm", "langchain",
+        "llama_index",
+    ],
+)  # fmt: skip
+def test_a_framework(server: Server, tmp_path: Path, name: str) -> None:
+    run([environments.python(FRAMEWORKS), SCRIPTS / "frameworks.py", name], server, tmp_path)
+
+
+def test_the_sdks_for_node(server: Server, tmp_path: Path) -> None:
+    folder = environments.node(NODE)
+    script = folder / "sdks.mjs"
+    script.write_text((SCRIPTS / "sdks.mjs").read_text())
+    run(["node", script], server, tmp_path)
+
+
+def written(folder: Path) -> None:
+    """An agent's tool has written the file that was asked for."""
+    output = subprocess.run([sys.executable, "hello.py"], cwd=folder, capture_output=True, text=True, check=True).stdout
+    assert "42" in output
+
+
+def test_codex(server: Server, tmp_path: Path) -> None:
+    (tmp_path / ".codex").mkdir()
+    (tmp_path / ".codex" / "config.toml").write_text(
+        f'model = "{TARGET}"\nmodel_provider = "here"\n[model_providers.here]\nname = "here"\n'
+        f'base_url = "{server.url}/v1"\nwire_api = "responses"\n'
+    )
+    codex = environments.node(AGENTS) / "node_modules" / ".bin" / "codex"
+    run([codex, "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", TASK], server, tmp_path)
+
+
+def test_claude_code(server: Server, tmp_path: Path) -> None:
+    claude = environments.node(AGENTS) / "node_modules" / ".bin" / "claude"
+    run([claude, "-p", "--model", TARGET, TASK], server, tmp_path, ANTHROPIC_MODEL=TARGET)
+
+
+def test_opencode(server: Server, tmp_path: Path) -> None:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{server.url}/v1", "apiKey": "none"},
+        "models": {TARGET: {"name": TARGET}},
+    }
+    settings: Mapping[str, object] = {"provider": {"here": provider}, "model": f"here/{TARGET}"}
+    (tmp_path / "opencode.json").write_text(json.dumps(settings))
+    opencode = environments.node(AGENTS) / "node_modules" / ".bin" / "opencode"
+    run([opencode, "run", TASK], server, tmp_path)
+
+
+def test_aider(server: Server, tmp_path: Path) -> None:
+    aider = environments.python(("aider-chat==0.86.2",)).with_name("aider")
+    run(
+        [
+            aider, "--model", f"openai/{TARGET}", "--yes-always", "--no-git", "--no-stream", "--no-show-model-warnings",
+            "--edit-format", "whole", "--message", TASK, "hello.py",
+        ],
+        server, tmp_path,
+    )  # fmt: skip
+    written(tmp_path)
+
+
+def test_the_llm_command(server: Server, tmp_path: Path) -> None:
+    llm = environments.python(("llm==0.36",)).with_name("llm")
+    models = [{"model_id": "here", "model_name": TARGET, "api_base": f"{server.url}/v1", "supports_schema": True}]
+    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps(models))
+    answer = run(
+        [llm, "-m", "here", "--schema", "name, population int", "Tell about Rome."], server, tmp_path,
+        LLM_USER_PATH=str(tmp_path),
+    )  # fmt: skip
+    assert json.loads(answer)["name"]

@@ -9,25 +9,28 @@ import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, Strict, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, Strict, Tag, ValidationInfo, field_validator, model_validator
 
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.sampling.noise import choice_seed
-from omnidraft.decode.sampling.validation import (
+from omnidraft.errors import RequestError
+from omnidraft.params import (
     MAX_COUNT,
-    MAX_PENALTY,
-    MAX_REPETITION_PENALTY,
-    MAX_SEED,
-    MAX_TEMPERATURE,
-    MIN_REPETITION_PENALTY,
-    MIN_SEED,
-    effective_top_k,
+    UNSAID,
+    sampling_of,
     unsigned_seed,
 )
-from omnidraft.errors import RequestError
-from omnidraft.ports import Grammar, Mode, Sampling
+from omnidraft.ports import Grammar, Mode
 from omnidraft.serving.chat_messages import RequestMessage
-from omnidraft.serving.strict_model import MAPPING_LIMITS, TEXT_OR_LIST, Speculation, StrictModel, Text, TextMapping
+from omnidraft.serving.strict_model import (
+    MAPPING_LIMITS,
+    TEXT_OR_LIST,
+    RequestFields,
+    StrictModel,
+    Text,
+    TextMapping,
+    with_sampling,
+)
 from omnidraft.serving.structured_output import ResponseFormat, StructuredOutputs
 from omnidraft.serving.tool_schemas import Deprecated, ToolChoice, Tools, tool_use
 from omnidraft.traces.request_ids import answer_id
@@ -50,49 +53,38 @@ class StreamOptions(StrictModel):
     """Every chunk has the usage so far, as in vLLM."""
 
 
-class _GenerationParams(StrictModel):
+class OpenAIFields(RequestFields):
+    """Fields of all APIs of OpenAI's."""
+
+    user: str | None = Field(None, max_length=MAX_USER_CHARACTERS, pattern=NO_ZERO_BYTE)
+    """Whose the request is, unless the API key says it."""
+    metadata: TextMapping | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+
+@with_sampling("openai")
+class _GenerationParams(OpenAIFields):
     """Fields of both endpoints."""
 
-    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
-
-    model: str | None = None
-    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
-    """1 when it is not given."""
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=MAX_COUNT)
-    """0 and -1 draw from all tokens, as in vLLM."""
-    min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(1.0, ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)
-    presence_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
-    frequency_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
     logit_bias: Annotated[dict[Annotated[int, Strict(False)], float], *MAPPING_LIMITS] | None = None
     """What is added to the logits of the target's ids, between -100 and 100."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
-    """The same seed gives the same text, whatever drafts. Choice 0 is the text that n = 1 gives."""
     stop: Stop | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_COUNT)
+    """Choice 0 is the text that n = 1 gives."""
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_PROMPT_LOGPROBS)
     """Tell the log-probability of each token of the prompt and of so many likeliest ones, as vLLM; not in a stream."""
     ignore_eos: bool | None = None
     """True goes on behind the tokens that end a text, up to `max_tokens`, as in vLLM; for benchmarks."""
-    user: str | None = Field(None, max_length=MAX_USER_CHARACTERS, pattern=NO_ZERO_BYTE)
-    """Whose the request is, unless the API key says it."""
-    store: bool | None = None
-    """False keeps the request out of the traces the drafter learns from."""
-    speculation: Speculation = "auto"
     mode: Mode | None = None
     figures: bool = False
     """Answer with what speculation did, as `omnidraft`."""
-    metadata: TextMapping | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_USER_CHARACTERS)
     """Requests reuse the keys of common prefixes only of requests with the same salt, as in vLLM."""
-    service_tier: Literal["auto", "default"] | None = None
 
     @model_validator(mode="after")
     def _is_whole_with_prompt_logprobs(self) -> "_GenerationParams":
@@ -146,7 +138,7 @@ class _GenerationParams(StrictModel):
         seed = secrets.randbits(53) if self.seed is None else unsigned_seed(self.seed)
         shared: dict[str, Any] = {
             "max_new_tokens": min(filter(None, (self.num_tokens, max_new_tokens)), default=None),
-            "sampling": self._sampling(),
+            "sampling": sampling_of(self, logit_bias=self.logit_bias, grammar=self._grammar(), **UNSAID),
             "stop_strings": tuple([self.stop] if isinstance(self.stop, str) else self.stop or ()),
             "mode": self.mode,
             "num_draft_tokens": self._num_draft_tokens(),
@@ -173,19 +165,6 @@ class _GenerationParams(StrictModel):
         if self.speculation == "auto":
             return None
         return 0 if self.speculation == "off" else self.speculation
-
-    def _sampling(self) -> Sampling:
-        return Sampling(
-            1.0 if self.temperature is None else self.temperature,
-            effective_top_k(self.top_k),
-            self.top_p,
-            self.min_p,
-            1.0 if self.repetition_penalty is None else self.repetition_penalty,
-            self.presence_penalty or 0.0,
-            self.frequency_penalty or 0.0,
-            self.logit_bias or {},
-            self._grammar(),
-        )
 
     def _grammar(self) -> Grammar | None:
         fields = (self.response_format, self.structured_outputs)

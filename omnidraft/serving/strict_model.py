@@ -4,11 +4,23 @@ Pydantic reports every error, and a client could cause a hundred thousand of the
 """
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    create_model,
+    model_validator,
+)
 
-from omnidraft.decode.sampling.validation import MAX_COUNT
+from omnidraft.params import MAX_COUNT, MAX_SEED, MIN_SEED, ROWS, UNSAID, Api, Row, SamplingNumbers
 
 MAX_FIELDS = 64
 MAX_ENTRIES = 2_000
@@ -103,3 +115,42 @@ Speculation = Annotated[
     TEXT_OR_NUMBER,
 ]
 """off, or the number of tokens drafted per pass; auto takes the deployment's."""
+
+
+class RequestFields(StrictModel):
+    """Fields of the requests of all APIs, under the same names; those of the table of sampling settings come beside
+    them, by `with_sampling`."""
+
+    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
+
+    model: str | None = None
+    stream: bool | None = None
+    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
+    """The same seed gives the same text, whatever drafts."""
+    speculation: Speculation = "auto"
+    store: bool | None = None
+    """False keeps the request out of the traces the drafter learns from."""
+
+
+_Body = TypeVar("_Body", bound=RequestFields)
+
+
+def with_sampling(api: Api) -> Callable[[type[_Body]], type[_Body]]:
+    """Return a decorator that adds the sampling settings of this API to the body of its requests."""
+    kinds = {each.name: each.type for each in fields(SamplingNumbers)}
+    added: Any = {name: (kinds[name] | None, _field(name, row, api)) for name, row in ROWS.items() if api in row.apis}
+
+    def add(body: type[_Body]) -> type[_Body]:
+        return create_model(body.__name__, __base__=body, __module__=body.__module__, __doc__=body.__doc__, **added)
+
+    return add
+
+
+def _field(name: str, row: Row, api: Api) -> Any:
+    """Return the field of a setting; what turns it off in vLLM does so in OpenAI's APIs."""
+    off = row.off if api == "openai" else ()
+    limit: Any = {"gt" if row.bounds.excludes_lowest else "ge": min((row.bounds.lowest, *off))}
+    notes = [f"{' and '.join(map(str, off))} turn it off."] if off else []
+    if name in UNSAID:
+        notes.append(f"{UNSAID[name]:g} when it is not given.")
+    return Field(None, le=row.bounds.highest, description=" ".join((row.doc, *notes)), **limit)

@@ -13,8 +13,8 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from omnidraft.decode.prompting import client_texts, prompt_bytes, prompt_ids
-from omnidraft.decode.sampling.validation import MAX_COUNT, require_text
 from omnidraft.errors import RequestError
+from omnidraft.params import MAX_COUNT, require_text
 from omnidraft.serving.answer import Body, ServedModel
 from omnidraft.serving.chat_messages import RequestMessage
 from omnidraft.serving.fair_queue import FairTurns

@@ -6,7 +6,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from omnidraft.errors import RequestError
+from omnidraft.params import ROWS
 from omnidraft.serving.request_schemas import ChatRequest
+from omnidraft.serving.strict_model import RequestFields
+
+
+def same_fields(body: RequestFields, shared: type[RequestFields]) -> dict[str, Any]:
+    """Return the fields that a chat request has under the same names: those of `shared` and the sampling settings."""
+    return {name: getattr(body, name) for name in (*shared.model_fields, *ROWS) if hasattr(body, name)}
 
 
 def chat_request(fields: Mapping[str, Any]) -> ChatRequest:

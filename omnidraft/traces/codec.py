@@ -31,11 +31,8 @@ from omnidraft.traces.schema import (
 )
 
 _AVRO_ERRORS = (EOFError, IndexError, KeyError, TypeError, ValueError, OverflowError, MemoryError)
-_PLAIN_FIELDS = (
-    *("request_id", "segment", "time_ms", "tenant", "worker", "target", "drafter", "snapshot_version", "alignment"),
-    *("finish_reason", "mode", "temperature", "top_k", "top_p", "traceparent", "min_p", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty", "has_logit_bias", "has_grammar", "noise_weight"),
-    "has_settings",
+_PLAIN_FIELDS = tuple(
+    each["name"] for each in SCHEMA["fields"] if each["name"] not in {*RECORD_COLUMNS, "beliefs", "rounds", "seed"}
 )
 """Fields that Avro writes without conversion."""
 _COLUMNS: Mapping[str, str] = {**RECORD_COLUMNS, **LOGPROB_COLUMNS, **ROUND_COLUMNS}

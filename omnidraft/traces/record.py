@@ -11,6 +11,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from omnidraft.params import SamplingNumbers
 from omnidraft.traces.request_ids import request_of
 
 
@@ -83,8 +84,8 @@ class Rounds:
         return is_agreed
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRecord:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRecord(SamplingNumbers):
     """A segment of one request. A learner needs no other record and no target model to learn from it."""
 
     request_id: str
@@ -113,23 +114,16 @@ class TraceRecord:
     finish_reason: str | None
     """stop or length if the text ends with this segment, else None."""
     mode: str
-    temperature: float
-    top_k: int | None
-    top_p: float | None
     seed: int
     traceparent: str | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     has_logit_bias: bool = False
     has_grammar: bool = False
     noise_weight: float | None = None
     """Largest weight of the target's noise in ranking the drafts of this segment (w of docs/algorithms.md section 4);
     None where nothing was drafted, or the record does not say."""
     has_settings: bool = True
-    """False: the engine did not report the settings of the request; mode, temperature, seed and the other settings here
-    are placeholders."""
+    """False: the engine did not report the settings of the request; mode, seed and the numbers of sampling are
+    placeholders."""
 
     @property
     def request(self) -> str:

@@ -10,6 +10,8 @@ version is refused as unknown.
 from collections.abc import Mapping
 from typing import Any
 
+from omnidraft.params import DEFAULTS, ROWS
+
 SCHEMA_NAME = "omnidraft.trace"
 SCHEMA_VERSION = 1
 
@@ -71,6 +73,12 @@ def _optional(name: str, kind: str, doc: str) -> dict[str, Any]:
     return {"name": name, "type": ["null", kind], "default": None, "doc": doc}
 
 
+def _sampling(name: str) -> dict[str, Any]:
+    row = ROWS[name]
+    kind = "int" if row.bounds.is_integer else "double"
+    return (_optional if getattr(DEFAULTS, name) is None else _field)(name, kind, row.doc)
+
+
 def _columns(name: str, docs: Mapping[str, str]) -> dict[str, Any]:
     return {"type": "record", "name": name, "fields": [_field(column, "bytes", doc) for column, doc in docs.items()]}
 
@@ -126,15 +134,9 @@ SCHEMA: Mapping[str, Any] = {
         _field("rounds", _ROUNDS, "one entry per target pass"),
         _optional("finish_reason", "string", "stop or length when the answer ends here"),
         _field("mode", "string", "fast or reproducible"),
-        _field("temperature", "double", "0 is greedy"),
-        _optional("top_k", "int", "null: off"),
-        _optional("top_p", "double", "null: off"),
+        *map(_sampling, ROWS),
         _field("seed", {"type": "fixed", "name": "Seed", "size": SEED_BYTES}, "unsigned 64 bit, little-endian"),
         _optional("traceparent", "string", "W3C trace context of the request"),
-        _optional("min_p", "double", "null: off"),
-        _field("repetition_penalty", "double", "1: off"),
-        _field("presence_penalty", "double", "0: off"),
-        _field("frequency_penalty", "double", "0: off"),
         _field("has_logit_bias", "boolean", "whether the client moved logits of single ids"),
         _field("has_grammar", "boolean", "whether the text had to match a grammar"),
         _optional("noise_weight", "double", "largest share of the target's noise that a guess looked at, from 0 to 1"),

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from omnidraft.decode.sampling.validation import MAX_COUNT, MAX_SEED, MAX_TEMPERATURE, MIN_SEED
+from omnidraft.params import MAX_COUNT
 from omnidraft.serving.anthropic_messages.content import CacheControl, InputMessage, Texts, plain_text
 from omnidraft.serving.request_schemas import MAX_STOPS, MAX_USER_CHARACTERS, NO_ZERO_BYTE, ChatRequest
-from omnidraft.serving.strict_model import JsonObject, Speculation, StrictModel
-from omnidraft.serving.translation import chat_request
+from omnidraft.serving.strict_model import JsonObject, RequestFields, StrictModel, with_sampling
+from omnidraft.serving.translation import chat_request, same_fields
 from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN
 
 
@@ -126,13 +126,10 @@ class CountTokensRequest(StrictModel):
         return {"type": "json_schema", "json_schema": {"schema": self.output_config.format.schema_}}
 
 
-class MessagesRequest(CountTokensRequest):
+@with_sampling("messages")
+class MessagesRequest(CountTokensRequest, RequestFields):
     max_tokens: int = Field(ge=1, le=MAX_COUNT)
-    stream: bool | None = None
     stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
-    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=1, le=MAX_COUNT)
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     container: None = None
@@ -141,20 +138,13 @@ class MessagesRequest(CountTokensRequest):
     speed: None = None
     user_profile_id: None = None
     workspace_id: None = None
-    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
-    """Ours: the same seed gives the same text, whatever drafts."""
-    speculation: Speculation = "auto"
-    """Ours: off, or the number of tokens drafted per pass."""
     thread: Any = None
     """Conversations are not kept here: a thread is refused in the way that lets Anthropic's client send them whole."""
-    store: bool | None = None
-    """Ours: false keeps the request out of the traces the drafter learns from."""
 
     def _chat_fields(self) -> Mapping[str, Any]:
-        taken = ("stream", "temperature", "top_p", "top_k", "seed", "speculation", "store")
         return {
             **super()._chat_fields(),
-            **{name: getattr(self, name) for name in taken},
+            **same_fields(self, RequestFields),
             "max_tokens": self.max_tokens,
             "stop": self.stop_sequences,
             "user": self.metadata.user_id if self.metadata else None,

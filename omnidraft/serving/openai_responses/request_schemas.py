@@ -5,21 +5,20 @@ As everywhere here, a field without a counterpart is refused by name, or taken w
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, Tag
+from pydantic import BeforeValidator, Field, Tag
 
-from omnidraft.decode.sampling.validation import MAX_SEED, MAX_TEMPERATURE, MIN_SEED, require_text
+from omnidraft.params import require_text
 from omnidraft.serving.openai_responses.input_items import InputItem, chat_messages
-from omnidraft.serving.request_schemas import MAX_USER_CHARACTERS, NO_ZERO_BYTE, ChatRequest, MaxTokens
+from omnidraft.serving.request_schemas import ChatRequest, MaxTokens, OpenAIFields
 from omnidraft.serving.strict_model import (
     TEXT_OR_LIST,
     TEXT_OR_OBJECT,
     JsonObject,
-    Speculation,
     StrictModel,
     Text,
-    TextMapping,
+    with_sampling,
 )
-from omnidraft.serving.translation import chat_request
+from omnidraft.serving.translation import chat_request, same_fields
 from omnidraft.tools.messages import strings_of
 from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN, Choice
 
@@ -98,16 +97,12 @@ ECHOED = {"instructions", "metadata", "text", "tool_choice", "tools"}
 State = Annotated[None, BeforeValidator(_refuse_state)]
 
 
-class ResponsesRequest(StrictModel):
-    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
-
+@with_sampling("responses")
+class ResponsesRequest(OpenAIFields):
     input: Annotated[Text | Annotated[list[InputItem], Field(min_length=1, fail_fast=True), Tag("list")], TEXT_OR_LIST]
-    model: str | None = None
     instructions: str | None = None
     """A message of the system before all others."""
     max_output_tokens: MaxTokens = None
-    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
-    top_p: float | None = Field(None, gt=0, le=1)
     tools: (
         Annotated[
             list[Annotated[FunctionTool, BeforeValidator(_refuse_hosted_tools)]],
@@ -121,14 +116,7 @@ class ResponsesRequest(StrictModel):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     """The format of the answer."""
-    stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    metadata: TextMapping | None = None
-    user: str | None = Field(None, max_length=MAX_USER_CHARACTERS, pattern=NO_ZERO_BYTE)
-    """Whose the request is, unless the API key says it."""
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    service_tier: Literal["auto", "default"] | None = None
     truncation: Literal["disabled"] | None = None
     include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=1)] | None = None
     """The models here write no reasoning, so there is none to include."""
@@ -145,10 +133,6 @@ class ResponsesRequest(StrictModel):
     store: Annotated[Literal[False] | None, BeforeValidator(_refuse_keeping)] = None
     """False keeps the request out of the traces the drafter learns from. No response is kept in any case."""
     background: Annotated[Literal[False] | None, BeforeValidator(_refuse_background)] = None
-    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
-    """Ours: the same seed gives the same text, whatever drafts."""
-    speculation: Speculation = "auto"
-    """Ours: off, or the number of tokens drafted per pass."""
 
     def chat_request(self) -> ChatRequest:
         """Return the same as a chat request. Raises RequestError."""
@@ -157,16 +141,15 @@ class ResponsesRequest(StrictModel):
         if self.instructions:
             items.insert(0, {"role": "system", "content": self.instructions})
         form = self.text.format if self.text else None
-        taken = ("model", "temperature", "top_p", "parallel_tool_calls", "stream", "metadata", "user", "store", "seed")
         return chat_request(
             {
-                **{name: getattr(self, name) for name in taken},
+                **same_fields(self, OpenAIFields),
                 "messages": items,
                 "max_completion_tokens": self.max_output_tokens,
                 "tools": [tool.chat_tool() for tool in self.tools or ()] or None,
                 "tool_choice": self._chat_choice(),
                 "response_format": None if form is None else form.chat_format(),
-                "speculation": self.speculation,
+                "parallel_tool_calls": self.parallel_tool_calls,
             }
         )
 

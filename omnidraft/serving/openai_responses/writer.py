@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from omnidraft.errors import RequestError
+from omnidraft.params import UNSAID, sampling_of
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.answer_blocks import Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
 from omnidraft.serving.error_handlers import stream_error
@@ -81,7 +82,7 @@ class ResponsesWriter:
         return response
 
     def _response(self, status: Status, output: Sequence[OutputMessage | OutputCall]) -> ResponseBody:
-        asked = self._request
+        asked, sampling = self._request, sampling_of(self._request, **UNSAID)
         return ResponseBody(
             id=f"resp_{self._answer.queued.request_id}",
             created_at=self._answer.created,
@@ -92,8 +93,8 @@ class ResponsesWriter:
             max_output_tokens=asked.max_output_tokens,
             metadata=asked.metadata or {},
             parallel_tool_calls=asked.parallel_tool_calls is not False,
-            temperature=1.0 if asked.temperature is None else asked.temperature,
-            top_p=1.0 if asked.top_p is None else asked.top_p,
+            temperature=sampling.temperature,
+            top_p=1.0 if sampling.top_p is None else sampling.top_p,
             text=_text_config(asked),
             tool_choice=asked.model_dump(include={"tool_choice"})["tool_choice"] or "auto",
             tools=[tool.model_dump() for tool in asked.tools or ()],

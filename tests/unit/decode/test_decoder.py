@@ -38,7 +38,16 @@ SAMPLINGS = [
     Sampling(1.0, presence_penalty=1.5),
     Sampling(0.0, frequency_penalty=2.0),
     Sampling(1.0, logit_bias={2: 4.0, TARGET_EOS: -100.0}),
-    Sampling(0.8, 20, 0.9, 0.02, 1.3, 0.5, 0.7, {3: 1.5}),
+    Sampling(
+        0.8,
+        top_k=20,
+        top_p=0.9,
+        min_p=0.02,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.7,
+        logit_bias={3: 1.5},
+    ),
 ]
 
 

@@ -221,7 +221,7 @@ def test_where_no_record_has_the_distribution_the_label_is_whether_the_token_was
 def test_the_top_k_give_the_distribution_of_all_tokens_at_temperature_1(num_kept, sampling) -> None:
     record = trace(make_request(sampling, max_new_tokens=30), make_drafter(), num_kept)
     assert record.beliefs is not None
-    shaped = target_distribution(record.beliefs, 1.0, sampling.top_k, sampling.top_p, sampling.min_p)
+    shaped = target_distribution(record.beliefs, sampling)
     for position, row in enumerate(shaped.x_EK):
         text = [*record.prompt_ids.tolist(), *record.emitted_ids.tolist()[:position]]
         p = slow_shape(TABLE.logits(text).tolist(), sampling)

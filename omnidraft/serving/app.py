@@ -14,12 +14,12 @@ from omnidraft import __version__
 from omnidraft.config import WorkerSettings
 from omnidraft.serving import response_schemas
 from omnidraft.serving.answer import ServedModel
-from omnidraft.serving.anthropic_messages.errors import AnthropicError, is_anthropic
-from omnidraft.serving.anthropic_messages.routes import add_messages
+from omnidraft.serving.anthropic_messages.response_schemas import AnthropicError, is_anthropic
+from omnidraft.serving.anthropic_messages.writer import add_messages
 from omnidraft.serving.auth import API_KEY_HEADER, METRICS_PATH, ApiKeyAuth
 from omnidraft.serving.completion_writer import CompletionWriter
 from omnidraft.serving.error_handlers import BodyLimit, ModelNotServed, add_error_handlers
-from omnidraft.serving.openai_responses.routes import add_responses
+from omnidraft.serving.openai_responses.writer import add_responses
 from omnidraft.serving.page.pass_stream import add_page
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from omnidraft.config import GROUP_KEYS, ApiKey, WorkerSettings
 from omnidraft.errors import RequestError
 from omnidraft.serving.error_handlers import TenantTaken, error, error_response
-from omnidraft.serving.page.files import FILES_PATH, PAGE_PATH
+from omnidraft.serving.page.pass_stream import FILES_PATH, PAGE_PATH
 
 PUBLIC_PATHS = frozenset({"/healthz", "/health", "/readyz", "/openapi.json", "/docs", "/redoc", PAGE_PATH})
 """Paths that need no key: for probes and readers of the document, and the page, which asks for one. Its files need none

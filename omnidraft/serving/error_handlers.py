@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import ContextExceeded, OmnidraftError, RequestError
-from omnidraft.serving.anthropic_messages.errors import THREAD_REFUSED, anthropic_error, is_anthropic
-from omnidraft.serving.queue_errors import Abandoned, QueueFull, Stopping
+from omnidraft.serving.anthropic_messages.response_schemas import THREAD_REFUSED, anthropic_error, is_anthropic
+from omnidraft.serving.queued_request import Abandoned, QueueFull, Stopping
 from omnidraft.serving.response_schemas import error
 
 STOPPING_RETRY_S = "1"

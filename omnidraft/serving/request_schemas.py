@@ -6,22 +6,40 @@ counterpart here are accepted with those values that change nothing.
 
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, Strict, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    Strict,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.sampling.noise import choice_seed
 from omnidraft.errors import RequestError
 from omnidraft.params import (
     MAX_COUNT,
+    ROWS,
     UNSAID,
     sampling_of,
     unsigned_seed,
 )
 from omnidraft.ports import Grammar, Mode
-from omnidraft.serving.chat_messages import RequestMessage
+from omnidraft.serving.request_parts import (
+    Deprecated,
+    RequestMessage,
+    ResponseFormat,
+    StructuredOutputs,
+    ToolChoice,
+    Tools,
+    tool_use,
+)
 from omnidraft.serving.strict_model import (
     MAPPING_LIMITS,
     TEXT_OR_LIST,
@@ -31,8 +49,6 @@ from omnidraft.serving.strict_model import (
     TextMapping,
     with_sampling,
 )
-from omnidraft.serving.structured_output import ResponseFormat, StructuredOutputs
-from omnidraft.serving.tool_schemas import Deprecated, ToolChoice, Tools, tool_use
 from omnidraft.traces.request_ids import answer_id
 
 MAX_STOPS = 16
@@ -267,3 +283,20 @@ class ChatRequest(_GenerationParams):
     def prompts(self) -> Sequence[dict[str, Any]]:
         tools = tool_use(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
         return [{"messages": [message.plain() for message in self.messages], "tools": tools}]
+
+
+def same_fields(body: RequestFields, shared: type[RequestFields]) -> dict[str, Any]:
+    """Return the fields that a chat request has under the same names: those of `shared` and the sampling settings."""
+    return {name: getattr(body, name) for name in (*shared.model_fields, *ROWS) if hasattr(body, name)}
+
+
+def chat_request(fields: Mapping[str, Any]) -> ChatRequest:
+    """Return the chat request with these fields; those that are None are left out.
+
+    Raises:
+        RequestError: they contradict each other, as a result of a call that nobody made.
+    """
+    try:
+        return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+    except ValidationError as exc:
+        raise RequestError(exc.errors()[0]["msg"].removeprefix("Value error, ")) from exc

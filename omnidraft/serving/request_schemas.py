@@ -47,6 +47,7 @@ from omnidraft.serving.strict_model import (
     StrictModel,
     Text,
     TextMapping,
+    with_null,
     with_sampling,
 )
 from omnidraft.traces.request_ids import answer_id
@@ -67,6 +68,10 @@ class StreamOptions(StrictModel):
     include_obfuscation: bool | None = None
     continuous_usage_stats: bool = False
     """Every chunk has the usage so far, as in vLLM."""
+
+
+NULL_OF_OPENAI = ("prompt_cache_retention", "prompt_cache_options", "moderation")
+"""Fields without a counterpart here; see strict_model.with_null."""
 
 
 class OpenAIFields(RequestFields):
@@ -227,6 +232,7 @@ class CompletionRequest(_GenerationParams):
         return [{"prompt": prompt, "suffix": self.suffix or None} for prompt in prompts]
 
 
+@with_null("reasoning_effort", "verbosity", "prediction", "audio", "web_search_options", *NULL_OF_OPENAI)
 class ChatRequest(_GenerationParams):
     messages: Annotated[list[RequestMessage], Field(fail_fast=True)]
     max_tokens: MaxTokens = None
@@ -245,14 +251,6 @@ class ChatRequest(_GenerationParams):
     """False: one call at most."""
     functions: Deprecated = None
     function_call: Deprecated = None
-    reasoning_effort: None = None
-    verbosity: None = None
-    prediction: None = None
-    audio: None = None
-    web_search_options: None = None
-    prompt_cache_retention: None = None
-    prompt_cache_options: None = None
-    moderation: None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")

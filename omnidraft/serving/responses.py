@@ -18,7 +18,7 @@ from omnidraft.errors import RequestError
 from omnidraft.params import Sampling
 from omnidraft.serving import auth
 from omnidraft.serving.answer import Answer, Body, ServedModel
-from omnidraft.serving.error_handlers import REQUEST_ID, REQUEST_ID_HEADERS, ModelNotServed
+from omnidraft.serving.error_handlers import REQUEST_ID, REQUEST_ID_HEADERS, FieldRefused
 from omnidraft.serving.event_stream import EventStream
 from omnidraft.serving.fair_queue import FairTurns
 from omnidraft.serving.queued_request import Abandoned, QueuedRequest, QueueFull
@@ -93,11 +93,12 @@ class Responder:
         return EventStream(_events(writer, first, parts), headers, self._requests, queued)
 
     def model(self, name: str | None) -> ServedModel:
-        """Return the served model of this name, the first for None. Raises ModelNotServed."""
+        """Return the served model of this name, the first for None. Raises FieldRefused."""
         model = self._served.get(self._first if name is None else name)
         if model is None:
             names = ", ".join(repr(known) for known in self._served)
-            raise ModelNotServed(f"no model {name!r} here; this worker serves {names}")
+            message = f"no model {name!r} here; this worker serves {names}"
+            raise FieldRefused(message, status=404, field="model", code="model_not_found")
         return model
 
     def client_of(self, request: Request) -> str:

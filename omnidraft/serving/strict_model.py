@@ -138,8 +138,17 @@ _Body = TypeVar("_Body", bound=RequestFields)
 def with_sampling(api: Api) -> Callable[[type[_Body]], type[_Body]]:
     """Return a decorator that adds the sampling settings of this API to the body of its requests."""
     kinds = {each.name: each.type for each in fields(SamplingNumbers)}
-    added: Any = {name: (kinds[name] | None, _field(name, row, api)) for name, row in ROWS.items() if api in row.apis}
+    return _adding(
+        {name: (kinds[name] | None, _field(name, row, api)) for name, row in ROWS.items() if api in row.apis}
+    )
 
+
+def with_null(*names: str) -> Callable[[type[_Body]], type[_Body]]:
+    """Return a decorator that adds fields without a counterpart here, which take null only, as it changes nothing."""
+    return _adding(dict.fromkeys(names, (None, None)))
+
+
+def _adding(added: dict[str, Any]) -> Callable[[type[_Body]], type[_Body]]:
     def add(body: type[_Body]) -> type[_Body]:
         return create_model(body.__name__, __base__=body, __module__=body.__module__, __doc__=body.__doc__, **added)
 

@@ -79,7 +79,7 @@ class Tokenization:
         self._turns = FairTurns()
 
     async def prompt_ids(self, request: Request, body: Body) -> list[int]:
-        """Return the ids of the first prompt of a request. Raises RequestError, ModelNotServed, TenantTaken."""
+        """Return the ids of the first prompt of a request. Raises RequestError."""
         pair, tenant = self._respond.model(body.model).engine.pair, self._respond.tenant_of(request, body)
         (first, *_) = body.generation_requests(tenant, None)
         require_text(client_texts(first))

@@ -26,6 +26,7 @@ from omnidraft.serving.strict_model import (
     StrictModel,
     Text,
     refuse_kinds,
+    with_null,
     with_sampling,
 )
 from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN
@@ -241,18 +242,13 @@ class CountTokensRequest(StrictModel):
         return {"type": "json_schema", "json_schema": {"schema": self.output_config.format.schema_}}
 
 
+@with_null("container", "diagnostics", "inference_geo", "speed", "user_profile_id", "workspace_id")
 @with_sampling("messages")
 class MessagesRequest(CountTokensRequest, RequestFields):
     max_tokens: int = Field(ge=1, le=MAX_COUNT)
     stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    container: None = None
-    diagnostics: None = None
-    inference_geo: None = None
-    speed: None = None
-    user_profile_id: None = None
-    workspace_id: None = None
     thread: Any = None
     """Conversations are not kept here: a thread is refused in the way that lets Anthropic's client send them whole."""
 

@@ -17,6 +17,7 @@ from omnidraft.serving.answer import Answer, Block, BlockBuilder, BlockChange, B
 from omnidraft.serving.anthropic_messages.request_schemas import CountTokensRequest, MessagesRequest
 from omnidraft.serving.anthropic_messages.response_schemas import (
     PATH,
+    THREAD_REFUSED,
     AnthropicError,
     Message,
     MessageUsage,
@@ -26,7 +27,7 @@ from omnidraft.serving.anthropic_messages.response_schemas import (
     ToolUseContent,
     anthropic_error_event,
 )
-from omnidraft.serving.error_handlers import ThreadRefused, stream_error
+from omnidraft.serving.error_handlers import FieldRefused, stream_error
 from omnidraft.serving.event_stream import event
 from omnidraft.serving.response_formats import ChoicePart
 from omnidraft.serving.response_schemas import error_responses, generation_responses
@@ -139,7 +140,8 @@ def add_messages(app: FastAPI, respond: Responder, tokenization: Tokenization) -
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer messages in Anthropic's shape; see /v1/chat/completions for what stands behind it."""
         if body.thread is not None:
-            raise ThreadRefused("thread: conversations are not kept here; send the whole of it")
+            message = "thread: conversations are not kept here; send the whole of it"
+            raise FieldRefused(message, status=400, field="thread", code=THREAD_REFUSED)
         return await respond(request, body.chat_request(), MessageWriter)
 
     @app.post(f"{PATH}/count_tokens", responses=error_responses(400, 404, 413, 500, error=AnthropicError))

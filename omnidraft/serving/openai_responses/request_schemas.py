@@ -9,7 +9,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from omnidraft.params import require_text
-from omnidraft.serving.request_schemas import ChatRequest, MaxTokens, OpenAIFields, chat_request, same_fields
+from omnidraft.serving.request_schemas import (
+    NULL_OF_OPENAI,
+    ChatRequest,
+    MaxTokens,
+    OpenAIFields,
+    chat_request,
+    same_fields,
+)
 from omnidraft.serving.strict_model import (
     TEXT_OR_LIST,
     TEXT_OR_OBJECT,
@@ -18,6 +25,7 @@ from omnidraft.serving.strict_model import (
     StrictModel,
     Text,
     refuse_kinds,
+    with_null,
     with_sampling,
 )
 from omnidraft.tools.messages import strings_of
@@ -198,6 +206,7 @@ ECHOED = {"instructions", "metadata", "text", "tool_choice", "tools"}
 State = Annotated[None, BeforeValidator(_refuse_state)]
 
 
+@with_null("reasoning", "prompt", "max_tool_calls", "context_management", *NULL_OF_OPENAI)
 @with_sampling("responses")
 class ResponsesRequest(OpenAIFields):
     input: Annotated[Text | Annotated[list[InputItem], Field(min_length=1, fail_fast=True), Tag("list")], TEXT_OR_LIST]
@@ -222,13 +231,6 @@ class ResponsesRequest(OpenAIFields):
     include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=1)] | None = None
     """The models here write no reasoning, so there is none to include."""
     top_logprobs: Literal[0] | None = None
-    reasoning: None = None
-    prompt: None = None
-    max_tool_calls: None = None
-    prompt_cache_retention: None = None
-    prompt_cache_options: None = None
-    context_management: None = None
-    moderation: None = None
     previous_response_id: State = None
     conversation: State = None
     store: Annotated[Literal[False] | None, BeforeValidator(_refuse_keeping)] = None

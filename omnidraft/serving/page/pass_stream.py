@@ -16,6 +16,7 @@ from fastapi.responses import Response
 
 from omnidraft.errors import RequestError
 from omnidraft.serving.answer import steps_of
+from omnidraft.serving.auth import FILES_PATH, PAGE_PATH
 from omnidraft.serving.error_handlers import stream_error
 from omnidraft.serving.event_stream import EVENT_HEADERS, EventStream, event
 from omnidraft.serving.page.pass_events import Event, PassEvents
@@ -24,9 +25,6 @@ from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest
 from omnidraft.serving.responses import Responder, ServedModel, waker
 
-PAGE_PATH = "/"
-FILES_PATH = "/page/files/"
-"""The prefix of the paths of all other files."""
 FOLDER = Path(__file__).parent / "static"
 INDEX = "index.html"
 CONTENT_TYPES = {

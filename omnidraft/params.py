@@ -41,9 +41,10 @@ class Bounds:
     excludes_lowest: bool = False
     is_integer: bool = False
 
-    def allow(self, value: object) -> bool:
+    def allow(self, value: Any) -> bool:
         """Return whether the value is a number within the bounds."""
-        if not isinstance(value, Integral if self.is_integer else Real):
+        kind: Any = Integral if self.is_integer else Real
+        if not isinstance(value, kind):
             return False
         is_within = self.lowest <= value <= self.highest and isfinite(value)
         return is_within and not (self.excludes_lowest and value == self.lowest)
@@ -123,8 +124,8 @@ class SamplingNumbers:
 ROWS: Mapping[str, Row] = {each.name: each.metadata["row"] for each in fields(SamplingNumbers)}
 """The table, by the names of the fields."""
 DEFAULTS = SamplingNumbers()
-UNSAID: Mapping[str, float] = {"temperature": 1.0}
-"""What a request of the APIs means that does not say it, where that is no default of the table."""
+UNSAID = SamplingNumbers(1.0)
+"""What requests of clients mean that do not say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +154,11 @@ def sampling_of(
     *,
     logit_bias: Mapping[int, float] | None = None,
     grammar: Grammar | None = None,
-    **defaults: float,
+    defaults: SamplingNumbers = UNSAID,
 ) -> Sampling:
     """Return the settings that an object has as attributes of their names; those that are None or missing take the
     default."""
-    numbers = numbers_of(DEFAULTS) | defaults
+    numbers = numbers_of(defaults)
     for name, row in ROWS.items():
         value = getattr(given, name, None)
         if value is not None:

@@ -26,7 +26,6 @@ from omnidraft.errors import RequestError
 from omnidraft.params import (
     MAX_COUNT,
     ROWS,
-    UNSAID,
     sampling_of,
     unsigned_seed,
 )
@@ -159,7 +158,7 @@ class _GenerationParams(OpenAIFields):
         seed = secrets.randbits(53) if self.seed is None else unsigned_seed(self.seed)
         shared: dict[str, Any] = {
             "max_new_tokens": min(filter(None, (self.num_tokens, max_new_tokens)), default=None),
-            "sampling": sampling_of(self, logit_bias=self.logit_bias, grammar=self._grammar(), **UNSAID),
+            "sampling": sampling_of(self, logit_bias=self.logit_bias, grammar=self._grammar()),
             "stop_strings": tuple([self.stop] if isinstance(self.stop, str) else self.stop or ()),
             "mode": self.mode,
             "num_draft_tokens": self._num_draft_tokens(),

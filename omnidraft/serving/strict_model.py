@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from omnidraft.params import MAX_COUNT, MAX_SEED, MIN_SEED, ROWS, UNSAID, Api, Row, SamplingNumbers
+from omnidraft.params import DEFAULTS, MAX_COUNT, MAX_SEED, MIN_SEED, ROWS, UNSAID, Api, Row, SamplingNumbers
 
 MAX_FIELDS = 64
 MAX_ENTRIES = 2_000
@@ -137,7 +137,7 @@ _Body = TypeVar("_Body", bound=RequestFields)
 
 def with_sampling(api: Api) -> Callable[[type[_Body]], type[_Body]]:
     """Return a decorator that adds the sampling settings of this API to the body of its requests."""
-    kinds = {each.name: each.type for each in fields(SamplingNumbers)}
+    kinds: dict[str, Any] = {each.name: each.type for each in fields(SamplingNumbers)}
     return _adding(
         {name: (kinds[name] | None, _field(name, row, api)) for name, row in ROWS.items() if api in row.apis}
     )
@@ -160,6 +160,6 @@ def _field(name: str, row: Row, api: Api) -> Any:
     off = row.off if api == "openai" else ()
     limit: Any = {"gt" if row.bounds.excludes_lowest else "ge": min((row.bounds.lowest, *off))}
     notes = [f"{' and '.join(map(str, off))} turn it off."] if off else []
-    if name in UNSAID:
-        notes.append(f"{UNSAID[name]:g} when it is not given.")
+    if (unsaid := getattr(UNSAID, name)) != getattr(DEFAULTS, name):
+        notes.append(f"{unsaid:g} when it is not given.")
     return Field(None, le=row.bounds.highest, description=" ".join((row.doc, *notes)), **limit)

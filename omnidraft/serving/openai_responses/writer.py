@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from omnidraft.errors import RequestError
-from omnidraft.params import UNSAID, sampling_of
+from omnidraft.params import sampling_of
 from omnidraft.serving.answer import Answer, Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
 from omnidraft.serving.error_handlers import stream_error
 from omnidraft.serving.openai_responses.request_schemas import ResponsesRequest
@@ -88,7 +88,7 @@ class ResponsesWriter:
         return response
 
     def _response(self, status: Status, output: Sequence[OutputMessage | OutputCall]) -> ResponseBody:
-        asked, sampling = self._request, sampling_of(self._request, **UNSAID)
+        asked, sampling = self._request, sampling_of(self._request)
         return ResponseBody(
             id=f"resp_{self._answer.queued.request_id}",
             created_at=self._answer.created,

@@ -77,7 +77,7 @@ class GenerateRequest:
         if not self.is_sampled:
             penalty = config.repetition_penalty or 1.0
             return Sampling(0.0, repetition_penalty=penalty, logit_bias=bias, grammar=grammar)
-        return sampling_of(config, logit_bias=bias, grammar=grammar, temperature=1.0)
+        return sampling_of(config, logit_bias=bias, grammar=grammar)
 
     def scores(self) -> RowScores:
         """Return what keeps a row's scores and logits, if the call returns them."""

@@ -16,8 +16,7 @@ SAMPLINGS = st.builds(
     Sampling,
     st.sampled_from([0.0, 0.2, 1.0, 1.7]),
     top_k=st.none() | st.integers(1, 60),
-    top_p=st.none()
-    | st.floats(2**-7, 1.0, width=32),  # within 1e-15 of a sum, the order of adding decides
+    top_p=st.none() | st.floats(2**-7, 1.0, width=32),  # within 1e-15 of a sum, the order of adding decides
     min_p=st.none() | st.sampled_from([0.0, 0.013, 0.2, 0.9, 1.0]),
 )
 HISTORIES = st.lists(st.integers(0, 39), max_size=12)

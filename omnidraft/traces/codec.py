@@ -14,7 +14,7 @@ import numpy as np
 
 from omnidraft.errors import RecordForgotten, RecordTooLarge, UnknownKey, UnknownSchema, WireError
 from omnidraft.traces.checks import check
-from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
+from omnidraft.traces.record import SEED_BYTES, Rounds, TargetLogprobs, TraceRecord
 from omnidraft.traces.schema import (
     ENCRYPTION,
     FORGOTTEN,
@@ -27,7 +27,6 @@ from omnidraft.traces.schema import (
     SCHEMA,
     SCHEMA_NAME,
     SCHEMA_VERSION,
-    SEED_BYTES,
 )
 
 _AVRO_ERRORS = (EOFError, IndexError, KeyError, TypeError, ValueError, OverflowError, MemoryError)

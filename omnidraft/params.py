@@ -8,6 +8,7 @@ A new setting is a row here and its effect in decode/sampling/logits_pipeline.py
 decode/drafting/ranking.py and distill/examples/acceptance_labels.py have the effect too.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from math import inf, isfinite
@@ -164,6 +165,19 @@ def sampling_of(
         if value is not None:
             numbers[name] = None if value in row.off else value
     return Sampling(**numbers, logit_bias=logit_bias or {}, grammar=grammar)
+
+
+def given_grammar(
+    json_schema: str | Mapping[str, Any] | None,
+    regex: str | None,
+    refusal: str = "give either json_schema or regex",
+) -> Grammar | None:
+    """Return the grammar of a client; None without one. Raises RequestError when there are two."""
+    if json_schema is not None and regex is not None:
+        raise RequestError(refusal)
+    if json_schema is not None:
+        return Grammar("json_schema", json_schema if isinstance(json_schema, str) else json.dumps(dict(json_schema)))
+    return None if regex is None else Grammar("regex", regex)
 
 
 def numbers_of(sampling: SamplingNumbers) -> dict[str, Any]:

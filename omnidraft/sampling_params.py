@@ -7,10 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from omnidraft.decode.generation import GenerationRequest
-from omnidraft.decode.sampling.grammar import given_grammar
 from omnidraft.decode.sampling.noise import choice_seed
 from omnidraft.errors import RequestError
-from omnidraft.params import MAX_COUNT, Sampling, SamplingNumbers, require_integer, sampling_of, unsigned_seed
+from omnidraft.params import (
+    MAX_COUNT,
+    Sampling,
+    SamplingNumbers,
+    given_grammar,
+    require_integer,
+    sampling_of,
+    unsigned_seed,
+)
 from omnidraft.ports import Mode
 from omnidraft.traces.request_ids import answer_id
 

@@ -13,7 +13,7 @@ import typer
 from omnidraft import config
 from omnidraft.cli.options import Config, Engine, Mode, Quantize, Snapshot, download_bars, tell_of_libraries
 from omnidraft.errors import RequestError
-from omnidraft.params import MAX_COUNT, ROWS, Grammar, SamplingNumbers, check_sampling, sampling_of
+from omnidraft.params import MAX_COUNT, ROWS, Grammar, SamplingNumbers, check_sampling, given_grammar, sampling_of
 from omnidraft.progress import stages
 
 
@@ -120,13 +120,11 @@ def _prompt(prompt: str | None, file: Path | None, *, may_be_empty: bool) -> str
 def _grammar(json_schema: Path | None, regex: str | None) -> Grammar | None:
     from omnidraft.decode.sampling.grammar_compiler import check_schema
 
-    if json_schema is not None and regex is not None:
-        raise RequestError("give either --json-schema or --regex")
-    if json_schema is not None:
-        text = _read(json_schema)
+    text = None if json_schema is None else _read(json_schema)
+    grammar = given_grammar(text, regex, "give either --json-schema or --regex")
+    if text is not None:
         check_schema(text, f"--json-schema {json_schema}")
-        return Grammar("json_schema", text)
-    return None if regex is None else Grammar("regex", regex)
+    return grammar
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -3,11 +3,18 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Tag, model_validator
 
-from omnidraft.errors import RequestError
-from omnidraft.params import Grammar
-from omnidraft.serving.strict_model import TEXT_OR_LIST, TEXT_OR_OBJECT, JsonObject, StrictModel, Text, refuse_kinds
+from omnidraft.params import Grammar, given_grammar
+from omnidraft.serving.strict_model import (
+    TEXT_OR_LIST,
+    TEXT_OR_OBJECT,
+    JsonObject,
+    StrictModel,
+    Text,
+    refuse,
+    refuse_kinds,
+)
 from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN, Choice, Tool, ToolUse
 
 
@@ -86,12 +93,13 @@ class ToolCallDelta(BaseModel):
     function: FunctionCallDelta
 
 
-def _refuse_deprecated(value: Any) -> None:
-    if value is not None:
-        raise ValueError("`functions` and `function_call` are deprecated; send `tools` and `tool_choice`")
-
-
-Deprecated = Annotated[None, BeforeValidator(_refuse_deprecated)]
+Deprecated = Annotated[
+    None,
+    refuse(
+        lambda value: value is not None,
+        "`functions` and `function_call` are deprecated; send `tools` and `tool_choice`",
+    ),
+]
 
 
 class TextPart(StrictModel):
@@ -164,8 +172,4 @@ class StructuredOutputs(StrictModel):
     json_: JsonObject | None = Field(None, alias="json")
 
     def grammar(self) -> Grammar | None:
-        if self.regex is not None and self.json_ is not None:
-            raise RequestError("structured_outputs: give either regex or json")
-        if self.regex is not None:
-            return Grammar("regex", self.regex)
-        return None if self.json_ is None else Grammar("json_schema", json.dumps(self.json_))
+        return given_grammar(self.json_, self.regex, "structured_outputs: give either regex or json")

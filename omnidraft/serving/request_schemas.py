@@ -23,12 +23,7 @@ from pydantic import (
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.sampling.noise import choice_seed
 from omnidraft.errors import RequestError
-from omnidraft.params import (
-    MAX_COUNT,
-    ROWS,
-    sampling_of,
-    unsigned_seed,
-)
+from omnidraft.params import MAX_COUNT, ROWS, sampling_of, unsigned_seed
 from omnidraft.ports import Grammar, Mode
 from omnidraft.serving.request_parts import (
     Deprecated,
@@ -46,6 +41,7 @@ from omnidraft.serving.strict_model import (
     StrictModel,
     Text,
     TextMapping,
+    refuse,
     with_null,
     with_sampling,
 )
@@ -194,18 +190,14 @@ class _GenerationParams(OpenAIFields):
         return grammars[0] if grammars else None
 
 
-def _refuse_token_ids(value: Any) -> Any:
-    first = value[0] if isinstance(value, list) and value else None
-    if isinstance(first, int | list):
-        raise ValueError("no token ids are taken: send their text, which /detokenize returns")
-    return value
-
-
 class CompletionRequest(_GenerationParams):
     prompt: Annotated[
         Text | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("list")],
         TEXT_OR_LIST,
-        BeforeValidator(_refuse_token_ids),
+        refuse(
+            lambda value: isinstance(value, list) and isinstance(next(iter(value), None), int | list),
+            "no token ids are taken: send their text, which /detokenize returns",
+        ),
     ]
     """Of several, each has `n` choices."""
     max_tokens: MaxTokens = None

@@ -69,16 +69,31 @@ JsonObject = Annotated[dict[str, Any], AfterValidator(_check_finite)]
 """An object of whatever JSON can say; Python's parser reads more, and 1e400 as Infinity."""
 
 
-def refuse_kinds(*kinds: str) -> BeforeValidator:
-    """Return an annotation that refuses objects whose `type` is one of these, which are no text, by that name."""
+def refuse(is_refused: Callable[[Any], bool], reason: str) -> BeforeValidator:
+    """Return an annotation that refuses some values for a reason of their own; `{kind}` is the `type` of an object."""
 
     def check(value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind in kinds:
-            raise ValueError(f"the models here read text only, no {kind!r}")
+        if is_refused(value):
+            raise ValueError(reason.format(kind=repr(kind_of(value))))
         return value
 
     return BeforeValidator(check)
+
+
+def kind_of(value: Any) -> str | None:
+    """Return the `type` of an object, also of a model; None where it has none."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else None
+
+
+def one_of(default: str, *others: str) -> Discriminator:
+    """Return what tells objects of a union apart by their `type`, which is the tag of each."""
+    return Discriminator(lambda value: kind if (kind := kind_of(value)) in others else default)
+
+
+def refuse_kinds(*kinds: str) -> BeforeValidator:
+    """Return an annotation that refuses objects of these types, which are no text."""
+    return refuse(lambda value: kind_of(value) in kinds, "the models here read text only, no {kind}")
 
 
 def _form(value: Any) -> str | None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import ConfigDict, Field, Tag, model_validator
 
 from omnidraft.params import MAX_COUNT
 from omnidraft.serving.request_schemas import (
@@ -25,6 +25,9 @@ from omnidraft.serving.strict_model import (
     RequestFields,
     StrictModel,
     Text,
+    kind_of,
+    one_of,
+    refuse,
     refuse_kinds,
     with_null,
     with_sampling,
@@ -79,16 +82,11 @@ class ToolResultBlock(StrictModel):
     toolset_name: None = None
 
 
-def _kind(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return str(kind) if kind in ("tool_use", "tool_result") else "text"
-
-
 ContentBlock = Annotated[
     Annotated[TextOnly, Tag("text")]
     | Annotated[ToolUseBlock, Tag("tool_use")]
     | Annotated[ToolResultBlock, Tag("tool_result")],
-    Discriminator(_kind),
+    one_of("text", "tool_use", "tool_result"),
 ]
 
 
@@ -130,12 +128,6 @@ class InputMessage(StrictModel):
 def plain_text(content: str | list[TextBlock]) -> str:
     """Return the text of a text or of blocks of it."""
     return content if isinstance(content, str) else "".join(block.text for block in content)
-
-
-def _refuse_server_tools(value: Any) -> Any:
-    if isinstance(value, dict) and value.get("type") not in (None, "custom"):
-        raise ValueError(f"there are no server tools such as {value.get('type')!r} here; offer tools of your own")
-    return value
 
 
 class ToolParam(StrictModel):
@@ -192,7 +184,16 @@ class Thinking(StrictModel):
 
 
 Tools = Annotated[
-    list[Annotated[ToolParam, BeforeValidator(_refuse_server_tools)]], Field(max_length=MAX_TOOLS, fail_fast=True)
+    list[
+        Annotated[
+            ToolParam,
+            refuse(
+                lambda value: kind_of(value) not in (None, "custom"),
+                "there are no server tools such as {kind} here; offer tools of your own",
+            ),
+        ]
+    ],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
 ]
 
 

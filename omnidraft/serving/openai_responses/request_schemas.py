@@ -6,9 +6,10 @@ As everywhere here, a field without a counterpart is refused by name, or taken w
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import Field, Tag
 
 from omnidraft.params import require_text
+from omnidraft.serving.request_parts import FunctionDefinition, FunctionName
 from omnidraft.serving.request_schemas import (
     NULL_OF_OPENAI,
     ChatRequest,
@@ -24,12 +25,15 @@ from omnidraft.serving.strict_model import (
     JsonObject,
     StrictModel,
     Text,
+    kind_of,
+    one_of,
+    refuse,
     refuse_kinds,
     with_null,
     with_sampling,
 )
 from omnidraft.tools.messages import strings_of
-from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN, Choice
+from omnidraft.tools.tool_use import MAX_TOOLS, Choice
 
 _ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -87,26 +91,18 @@ class FunctionResultItem(StrictModel):
     namespace: None = None
 
 
-def _refuse_unknown(value: Any) -> Any:
-    kind = value.get("type", "message") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind not in ("message", "function_call", "function_call_output"):
-        raise ValueError(f"an item of type {kind!r} is not taken: send messages, calls of functions and their outputs")
-    return value
-
-
-def _kind(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return str(kind) if kind in ("function_call", "function_call_output") else "message"
-
-
+_ITEM_KINDS = ("message", "function_call", "function_call_output")
 InputItem = Annotated[
     Annotated[
         Annotated[MessageItem, Tag("message")]
         | Annotated[FunctionCallItem, Tag("function_call")]
         | Annotated[FunctionResultItem, Tag("function_call_output")],
-        Discriminator(_kind),
+        one_of(*_ITEM_KINDS),
     ],
-    BeforeValidator(_refuse_unknown),
+    refuse(
+        lambda value: kind_of(value) not in (None, *_ITEM_KINDS),
+        "an item of type {kind} is not taken: send messages, calls of functions and their outputs",
+    ),
 ]
 
 
@@ -132,27 +128,15 @@ def _plain(content: str | Sequence[InputText]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class FunctionTool(StrictModel):
+class FunctionTool(FunctionDefinition):
     type: Literal["function"]
-    name: str = Field(pattern=NAME_PATTERN)
-    description: str | None = None
-    parameters: JsonObject | None = None
-    """The JSON schema of the arguments, an object's."""
-    strict: bool | None = None
 
     def chat_tool(self) -> dict[str, Any]:
         return {"type": "function", "function": self.model_dump(exclude={"type"})}
 
 
-def _refuse_hosted_tools(value: Any) -> Any:
-    if isinstance(value, dict) and value.get("type") != "function":
-        raise ValueError(f"tools of type {value.get('type')!r} are not run here; offer functions")
-    return value
-
-
-class NamedFunction(StrictModel):
+class NamedFunction(FunctionName):
     type: Literal["function"]
-    name: str
 
 
 class TextFormat(StrictModel):
@@ -183,27 +167,10 @@ class ResponseStreamOptions(StrictModel):
 STATELESS = "the server is stateless and keeps no response: send the whole conversation as `input`"
 
 
-def _refuse_state(value: Any) -> None:
-    if value is not None:
-        raise ValueError(STATELESS)
-
-
-def _refuse_keeping(value: Any) -> Any:
-    if value is True:
-        raise ValueError(STATELESS)
-    return value
-
-
-def _refuse_background(value: Any) -> Any:
-    if value is True:
-        raise ValueError("there are no background responses: ask with stream: true")
-    return value
-
-
 ECHOED = {"instructions", "metadata", "text", "tool_choice", "tools"}
 """Fields that the response tells back, so that their strings must be text."""
 
-State = Annotated[None, BeforeValidator(_refuse_state)]
+State = Annotated[None, refuse(lambda value: value is not None, STATELESS)]
 
 
 @with_null("reasoning", "prompt", "max_tool_calls", "context_management", *NULL_OF_OPENAI)
@@ -215,7 +182,15 @@ class ResponsesRequest(OpenAIFields):
     max_output_tokens: MaxTokens = None
     tools: (
         Annotated[
-            list[Annotated[FunctionTool, BeforeValidator(_refuse_hosted_tools)]],
+            list[
+                Annotated[
+                    FunctionTool,
+                    refuse(
+                        lambda value: isinstance(value, dict) and value.get("type") != "function",
+                        "tools of type {kind} are not run here; offer functions",
+                    ),
+                ]
+            ],
             Field(max_length=MAX_TOOLS, fail_fast=True),
         ]
         | None
@@ -233,9 +208,12 @@ class ResponsesRequest(OpenAIFields):
     top_logprobs: Literal[0] | None = None
     previous_response_id: State = None
     conversation: State = None
-    store: Annotated[Literal[False] | None, BeforeValidator(_refuse_keeping)] = None
+    store: Annotated[Literal[False] | None, refuse(lambda value: value is True, STATELESS)] = None
     """False keeps the request out of the traces the drafter learns from. No response is kept in any case."""
-    background: Annotated[Literal[False] | None, BeforeValidator(_refuse_background)] = None
+    background: Annotated[
+        Literal[False] | None,
+        refuse(lambda value: value is True, "there are no background responses: ask with stream: true"),
+    ] = None
 
     def chat_request(self) -> ChatRequest:
         """Return the same as a chat request. Raises RequestError."""

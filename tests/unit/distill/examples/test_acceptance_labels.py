@@ -8,11 +8,7 @@ import pytest
 
 from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
-from omnidraft.distill.examples.acceptance_labels import (
-    NodeLabels,
-    node_labels,
-    target_distribution,
-)
+from omnidraft.distill.examples.acceptance_labels import NodeLabels, node_labels, target_distribution
 from omnidraft.ports import NO_OTHERS, Grammar, OtherTexts, Proposer, Request, Sampling, TextOutcome
 from omnidraft.testing.toy_models import ToyTable
 from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord

@@ -81,17 +81,6 @@ def test_what_is_asked_is_learned_and_the_next_start_goes_on(tiny_models: tuple[
     assert_is_of_one_pair(tmp_path, tiny_models)
 
 
-def test_the_target_is_had_with_its_weights(
-    tiny_models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def resolve_tokenizer(name: str, **_: object) -> Path:
-        raise AssertionError(f"{name} would come from a hub without its weights")
-
-    monkeypatch.setattr("omnidraft.models.catalog.store.resolve_tokenizer", resolve_tokenizer)
-    with open_llm(tmp_path, tiny_models) as llm:
-        assert ask(llm, 1)
-
-
 def assert_is_tidy(home: Path, models: tuple[Path, Path]) -> None:
     """Weights of old versions and learned records are gone."""
     known = versions(home, models)
@@ -132,6 +121,7 @@ def test_a_process_that_is_killed_loses_nothing_and_repeats_nothing(
     assert judged
 
 
+@pytest.mark.long
 def test_records_are_not_poison_because_processes_end_in_requests_for_which_their_step_waits(
     tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:

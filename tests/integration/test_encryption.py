@@ -16,7 +16,6 @@ from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.ingest import dead_letters, topic_scan
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.errors import BusError
 from omnidraft.ports import LogReader, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
@@ -167,13 +166,6 @@ def test_a_new_key_is_one_that_the_settings_take(
     loaded = config.load(None, {}, log={"encryption_keys": keys})
     assert [key.get_secret_value() for key in loaded.log.encryption_keys] == keys
     assert keys[0] != keys[1]
-
-
-def test_a_log_that_is_down_is_an_error_as_without_a_key(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    asked = config.load(None, {}, log={"url": f"sqlite:///{tmp_path}/file/log.db", "encryption_keys": [NEW]})
-    with pytest.raises(BusError):
-        wiring.log_writer(asked, asked.log.traces_topic)
 
 
 def test_announcements_stay_readable_without_a_key(settings: Settings) -> None:

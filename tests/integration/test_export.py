@@ -123,6 +123,7 @@ def test_a_hugging_face_folder_has_the_logits_and_the_tokenizer_of_the_learned_d
     )
 
 
+@pytest.mark.long
 def test_a_hugging_face_folder_assists_a_target_of_another_vocabulary(
     omnidraft: Export, tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_drafter_in_the_targets_vocabulary_has_the_mean_of_the_pieces_of_each_
     assert all(torch.equal(old.get_parameter(name), new.get_parameter(name)) for name in layers)
 
 
+@pytest.mark.long
 def test_a_drafter_in_the_targets_vocabulary_is_taken_where_only_one_vocabulary_is(
     omnidraft: Export, tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -190,6 +192,7 @@ def test_a_gguf_file_has_the_learned_weights_and_all_else_of_the_base_drafters(
     assert np.array_equal(gguf.dequantize(embedding.data, embedding.tensor_type), own_DH)
 
 
+@pytest.mark.long
 def test_a_gguf_file_in_the_targets_vocabulary_has_its_tokenizer_and_the_weights_of_the_hugging_face_folder(
     omnidraft: Export, omnidraft_home: Path, tmp_path: Path, tiny_models: tuple[Path, Path]
 ) -> None:
@@ -211,6 +214,7 @@ def test_a_gguf_file_in_the_targets_vocabulary_has_its_tokenizer_and_the_weights
     assert torch.equal(logits_of(read, ids), logits_of(expected, ids))
 
 
+@pytest.mark.long
 def test_the_gguf_file_of_another_model_is_refused(
     omnidraft: Export, tmp_path: Path, tiny_models: tuple[Path, Path]
 ) -> None:
@@ -250,6 +254,7 @@ def test_what_cannot_be_exported_is_refused_in_one_line(
     assert not out.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["hf", "hf-target-vocab", "gguf", "gguf-target-vocab"])
 def test_a_full_disk_is_told_and_leaves_nothing(
     omnidraft: Export, tmp_path: Path, tiny_models: tuple[Path, Path], form: str

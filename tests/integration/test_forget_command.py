@@ -283,6 +283,7 @@ def test_a_new_master_key_takes_over_by_rewrapping(sqlite: config.Settings, run:
     assert (refused.returncode, "log.encryption_keys" in refused.stderr) == (2, True)
 
 
+@pytest.mark.long
 def test_keys_in_postgresql_outlive_restarts_and_are_destroyed_for_good(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:

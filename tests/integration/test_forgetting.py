@@ -85,7 +85,13 @@ class Home:
         return lambda monkeypatch, capsys: run_cli(("tenants", "forget", *options), monkeypatch, capsys, environ)
 
 
-@pytest.fixture(params=["sqlite", "sqlite-encrypted", pytest.param("kafka-encrypted", marks=pytest.mark.kafka)])
+@pytest.fixture(
+    params=[
+        pytest.param("sqlite", marks=pytest.mark.long),
+        "sqlite-encrypted",
+        pytest.param("kafka-encrypted", marks=pytest.mark.kafka),
+    ]
+)
 def home(
     request: pytest.FixtureRequest,
     tmp_path: Path,

@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from omnidraft import config, wiring
 from omnidraft.config import ControllerSettings
-from omnidraft.distill.evaluation import speedup_model
 from omnidraft.errors import RequestError
 from omnidraft.fleet.promotion import decide
 from omnidraft.ports import Outgoing
@@ -166,6 +165,7 @@ def test_a_worker_serves_the_folder_it_is_told_whatever_is_champion(recorded: Pa
         worker.producer.close(5.0)
 
 
+@pytest.mark.long
 def test_a_model_that_is_loaded_with_transformers_is_drafted_from_a_snapshots_memory(
     answers: Path, tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -177,6 +177,7 @@ def test_a_model_that_is_loaded_with_transformers_is_drafted_from_a_snapshots_me
     assert memory_in(loaded.proposer)("somebody else") is None
 
 
+@pytest.mark.long
 def test_the_benchmark_drafts_from_a_snapshots_memory_also_without_a_drafter(answers: Path, tmp_path: Path) -> None:
     """The method is the tenant, and it is asked again what the target has answered to this tenant before."""
     said, warm, options = tmp_path / "said.avro", tmp_path / "warm", ("--max-new-tokens", 40)
@@ -206,6 +207,7 @@ def test_learning_straight_from_answers_equals_learning_from_their_records(
     assert not list(tmp_path.glob("*.parts"))
 
 
+@pytest.mark.long
 def test_another_drafter_learns_from_an_archive_with_prompts_in_its_own_ids(
     recorded: Path, tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -292,10 +294,3 @@ def test_what_replay_cannot_do_is_said_in_one_line(
     given = ("--log", recorded, "--config", tmp_path / "a.toml", *arguments)
     with pytest.raises(RequestError, match=message):
         run(replay.main, *given)
-
-
-def test_times_in_the_traces_foretell_the_speed(recorded: Path) -> None:
-    costs = speedup_model.SpeedupModel(pass_s=0.1, row_s=0.005, step_s=0.005)
-    assert costs.speedup({1: 1.0, 4: 1.0}) == 1.0
-    assert costs.speedup({1: 1.5, 4: 2.8}) == pytest.approx(2.8 / 1.4)
-    assert speedup_model.fit(archive.read(recorded)) is None

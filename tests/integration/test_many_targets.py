@@ -136,15 +136,6 @@ def text_of(engine: Engine, temperature: float) -> str:
     return "".join(step.text for step in engine.stream(question).steps)
 
 
-def test_a_model_that_is_not_served_is_not_found_and_no_name_means_the_first(running: Running) -> None:
-    with pytest.raises(openai.NotFoundError, match="no model 'third' here; this worker serves") as refused:
-        running.ask("third")
-    assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
-    body = {"prompt": "x", "max_tokens": 1}
-    answer = running.client.post("/completions", body=body, cast_to=openai.types.Completion)
-    assert answer.model == running.names[0]
-
-
 def test_both_targets_share_the_base_drafter_and_keep_alignment_and_cache_apart(running: Running) -> None:
     one, other = (each.engine.slot.current for each in running.worker.served)
     mine, its = (each.proposer.sources[-1] for each in (one, other))

@@ -94,6 +94,7 @@ def test_records_of_responses_are_those_of_the_target_that_answered(responses: P
         np.testing.assert_allclose(mass, 1, atol=5e-3)
 
 
+@pytest.mark.long
 def test_a_drafter_learns_from_responses(responses: Path, tmp_path: Path) -> None:
     imported = tmp_path / "new" / "api.avro"
     run(record.main, "--from-api", responses, "--out", imported)

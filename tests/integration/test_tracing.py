@@ -24,7 +24,7 @@ CLIENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = "00-0af7651916cd43dd8448eb211c80319d-b7ad6b7169203331-00"
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.long])])
 def traced(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,

@@ -2,7 +2,7 @@
 
 import json
 import resource
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -94,12 +94,6 @@ def logits_of(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     return logits
 
 
-def greedy(target: PreTrainedModel, tokenizer: Any, options: Mapping[str, Any] | None = None) -> list[int]:
-    asked = tokenizer(PROMPT, return_tensors="pt")
-    made = target.generate(**asked, do_sample=False, max_new_tokens=12, **(options or {}))  # type: ignore[operator]
-    return made[0, asked["input_ids"].shape[1] :].tolist()  # type: ignore[no-any-return]
-
-
 def assert_refused(done: Any, words: str) -> None:
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
@@ -123,17 +117,6 @@ def test_a_hugging_face_folder_has_the_logits_and_the_tokenizer_of_the_learned_d
     )
 
 
-@pytest.mark.long
-def test_a_hugging_face_folder_assists_a_target_of_another_vocabulary(
-    omnidraft: Export, tiny_models: tuple[Path, Path], tmp_path: Path
-) -> None:
-    omnidraft("export", "base", "--as", "hf", "--output", tmp_path / "out")
-    target, tokenizer = load(tiny_models[0]), AutoTokenizer.from_pretrained(tiny_models[0])
-    own = AutoTokenizer.from_pretrained(tmp_path / "out")
-    options = {"assistant_model": load(tmp_path / "out"), "tokenizer": tokenizer, "assistant_tokenizer": own}
-    assert greedy(target, tokenizer, options) == greedy(target, tokenizer)
-
-
 def test_a_drafter_in_the_targets_vocabulary_has_the_mean_of_the_pieces_of_each_token(
     omnidraft: Export, tiny_models: tuple[Path, Path], omnidraft_home: Path, tmp_path: Path
 ) -> None:
@@ -151,19 +134,6 @@ def test_a_drafter_in_the_targets_vocabulary_has_the_mean_of_the_pieces_of_each_
     layers = [name for name, _ in old.named_parameters() if ".layers." in name]
     assert layers
     assert all(torch.equal(old.get_parameter(name), new.get_parameter(name)) for name in layers)
-
-
-@pytest.mark.long
-def test_a_drafter_in_the_targets_vocabulary_is_taken_where_only_one_vocabulary_is(
-    omnidraft: Export, tiny_models: tuple[Path, Path], tmp_path: Path
-) -> None:
-    omnidraft("export", "base", "--as", "hf-target-vocab", "--output", tmp_path / "out")
-    target, tokenizer = load(tiny_models[0]), AutoTokenizer.from_pretrained(tiny_models[0])
-    drafter = load(tmp_path / "out")
-    assert drafter.config.vocab_size == target.config.vocab_size
-    assert drafter.config.eos_token_id == target.config.eos_token_id
-    assert AutoTokenizer.from_pretrained(tmp_path / "out")(PROMPT)["input_ids"] == tokenizer(PROMPT)["input_ids"]
-    assert greedy(target, tokenizer, {"assistant_model": drafter}) == greedy(target, tokenizer)
 
 
 @pytest.mark.parametrize("train", ["full", "lora"])
@@ -212,18 +182,6 @@ def test_a_gguf_file_in_the_targets_vocabulary_has_its_tokenizer_and_the_weights
     ids = AutoTokenizer.from_pretrained(models[0])(PROMPT)["input_ids"]
     read, expected = load(tmp_path / "gguf-target-vocab", gguf_file=file), load(tmp_path / "hf-target-vocab")
     assert torch.equal(logits_of(read, ids), logits_of(expected, ids))
-
-
-@pytest.mark.long
-def test_the_gguf_file_of_another_model_is_refused(
-    omnidraft: Export, tmp_path: Path, tiny_models: tuple[Path, Path]
-) -> None:
-    drafter = make_drafter(tmp_path / "drafter")
-    write_gguf_beside(tiny_models[0]).rename(tmp_path / "drafter.gguf")
-    told = {"OMNIDRAFT_MODELS__DRAFTER": str(drafter)}
-    asked = ("export", "base", "--as", "gguf", "--output", tmp_path / "out")
-    assert_refused(omnidraft(*asked, **told), "the GGUF file with its tokenizer")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["drafter", "drafter.gguf", "settings.toml"]
 
 
 def test_versions_of_the_registry_are_exported(

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -280,15 +279,6 @@ def test_asking_makes_no_log_and_no_registry(status: Status, tmp_path: Path) -> 
     assert done.returncode == 1
     assert [line.split(":")[0].split(" ")[0] for line in told["problems"]] == ["log", "registry", "worker"]
     assert [path.name for path in tmp_path.iterdir()] == ["settings.toml"]
-
-
-def test_a_topic_that_nobody_used_yet_holds_nothing(status: Status, settings: config.Settings) -> None:
-    wiring.log_writer(settings, settings.log.traces_topic)
-    told: dict[str, Any] = json.loads(status("--json").stdout)
-    assert told["trace_ends"] == {"0": 0, "1": 0}
-    assert told["dead_letters"] == {"number": 0, "by_reason": {}}
-    assert not [line for line in told["problems"] if "log" in line.split(":")[0]]
-    assert set(wiring.topics(settings)) == {settings.log.traces_topic}
 
 
 def test_watching_tells_it_again_until_it_is_interrupted(settings: config.Settings, tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 """`omnidraft transfer` on tiny models: folders that transformers loads, runs that survive a kill, and refusals."""
 
 import json
-import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from omnidraft.ports import Precision
-from omnidraft.testing.tiny_models import TEXT, make_drafter, make_target
+from omnidraft.testing.tiny_models import TEXT, make_drafter
 from omnidraft.transfer.settings import TrainingSettings
 from omnidraft.wiring.transfer import TransferRequest
 from omnidraft.wiring.transfer import transfer as run_transfer
@@ -44,19 +41,6 @@ def transfer(
         few = ("--num-steps", 4, "--held-out-every", 4)
         arguments = ("transfer", model, "--tokenizer", tokenizer, "--out", out, "--data", texts, *few, *options)
         return run_cli(arguments, monkeypatch, capsys, {"OMNIDRAFT_HOME": str(omnidraft_home)})
-
-    return run
-
-
-@pytest.fixture
-def initialise(omnidraft_home: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Give a model its own tokenizer in no step, with passes in some precision; return the report."""
-    monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
-
-    def run(model: Path, out: Path, precision: Precision) -> Any:
-        settings = replace(SETTINGS, num_steps=0)
-        request = TransferRequest(str(model), str(model), (data,), out, settings, held_out_every=4, precision=precision)
-        return run_transfer(request, lambda point: None)
 
     return run
 
@@ -118,31 +102,6 @@ def test_a_tokenizer_needs_no_model_and_untied_matrices_stay_untied(transfer: Ru
         shared = [(token, each[0]) for token, each in enumerate(pieces) if len(each) == 1]
         assert all(torch.equal(new_TH[new], old_DH[old]) for new, old in shared)
     assert_refused(transfer(pair.folder, tmp_path / "pair" / "target", tmp_path / "omp", "--init", "omp"), "omp needs")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_bits_per_byte_before_and_after_are_measured_alike(
-    initialise: Run, tiny_models: tuple[Path, Path], tmp_path: Path, precision: str
-) -> None:
-    bits = initialise(tiny_models[1], tmp_path / "out", precision)["bits_per_byte"]
-    assert bits["original"] == bits["fvt"] == bits["trained"]
-
-
-@pytest.mark.long
-def test_weights_are_saved_in_their_own_format_whatever_passes_compute_in(
-    initialise: Run, tiny_models: tuple[Path, Path], tmp_path: Path
-) -> None:
-    given, out = tmp_path / "given", tmp_path / "out"
-    shutil.copytree(tiny_models[1], given)
-    model = load(given)
-    for weight in model.parameters():
-        weight.data = weight.data.float() * 1.001  # more digits than bfloat16 has
-    model.save_pretrained(given)
-    initialise(given, out, "bfloat16")
-    before, after = load(given).state_dict(), load(out).state_dict()
-    assert all(torch.equal(after[name], weight) for name, weight in before.items())
-    assert any(not torch.equal(weight.bfloat16().float(), weight) for weight in after.values())
 
 
 @pytest.mark.long
@@ -234,22 +193,6 @@ def test_a_gguf_file_has_the_weights_of_the_folder_and_the_tokenizers_tokens(
     assert gguf.GGUFReader(out / "out.gguf").fields[tokens].contents() == target.fields[tokens].contents()
     ids = AutoTokenizer.from_pretrained(out)(TEXT[0])["input_ids"]
     assert torch.equal(logits_of(load(out, gguf_file="out.gguf"), ids), logits_of(load(out), ids))
-
-
-@pytest.mark.long
-def test_a_gguf_file_that_cannot_be_written_is_refused_before_training(transfer: Run, tmp_path: Path) -> None:
-    drafter, target, out = make_drafter(tmp_path / "drafter"), make_target(tmp_path / "target"), tmp_path / "out"
-    spelling = write_gguf_beside(target)
-    base = gguf.GGUFWriter(tmp_path / "drafter.gguf", "gemma3")
-    base.write_header_to_file()
-    base.write_kv_data_to_file()
-    base.write_tensors_to_file()
-    base.close()
-    assert_refused(transfer(drafter, target, out, "--gguf"), "gemma3 is none of llama, qwen2")
-    write_gguf_beside(drafter).rename(spelling)
-    write_gguf_beside(drafter)
-    assert_refused(transfer(drafter, target, out, "--gguf"), "has 448 tokens, the GGUF file with its tokenizer")
-    assert not (tmp_path / "out.parts").exists()
 
 
 def test_what_cannot_be_transferred_is_refused_in_one_line(

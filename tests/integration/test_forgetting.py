@@ -24,9 +24,9 @@ from omnidraft.testing.tiny_models import TEXT
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 from tests.cli_runs import run_cli
+from tests.integration.token_search import TokenSearch
 from tests.tiny_fleet import LEARNER, fleet_settings, running_fleet
 from tests.tiny_pair import Pair
-from tests.token_search import TokenSearch
 
 PLANTED, OTHER = TEXT[2], TEXT[0]
 LEAVER, STAYER = "team-leaver", "team-stayer"

@@ -2,22 +2,44 @@
 
 import copy
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
-from tests.chromium_fixture import chromium as chromium
 from tests.http_server import served
 from tests.page_recordings import recording
 from tests.tiny_engine import PATIENCE_S, tiny_worker
+
+PROGRAM = "chromium"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    program = shutil.which(PROGRAM)
+    if program is None:
+        _skip("no chromium here (Debian: apt-get install chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program)
+        yield browser
+        browser.close()
+
+
+def _skip(why: str) -> None:
+    """Never returns."""
+    if os.environ.get("OMNIDRAFT_REQUIRE_CHROMIUM") == "1":
+        pytest.fail(f"OMNIDRAFT_REQUIRE_CHROMIUM=1, but {why}")
+    pytest.skip(why)
+
 
 KEY = "sk-for-the-browser-0123"
 QUESTION = "How many clips did Natalia sell?"

@@ -19,8 +19,8 @@ import yaml
 from omnidraft import wiring
 from omnidraft.ports import Outgoing
 from tests.dashboards import ALERTS, alerts, queries
-from tests.prometheus_fixture import Prometheus
-from tests.prometheus_fixture import prometheus as prometheus
+from tests.integration.prometheus_fixture import Prometheus
+from tests.integration.prometheus_fixture import prometheus as prometheus
 from tests.tiny_engine import PATIENCE_S
 from tests.tiny_fleet import Fleet, fleet_settings, running_fleet
 

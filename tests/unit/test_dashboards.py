@@ -10,7 +10,7 @@ import yaml
 
 from omnidraft.telemetry.metric_definitions import DEFINITIONS, GENERATION_PATHS, TOKENIZATION_PATHS
 from tests.dashboards import ALERTS, BOARDS, DEPLOY, alerts, board, metric_names, queries
-from tests.page_anchors import anchors
+from tests.doc_blocks import anchors
 
 ROOT = DEPLOY.parent
 LABELS_OF_PROMETHEUS = {"job", "instance", "le"}

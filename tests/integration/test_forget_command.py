@@ -1,7 +1,6 @@
 """`omnidraft tenants`: what it destroys, refuses, repeats and prints, on SQLite, PostgreSQL and a real broker."""
 
 import io
-import json
 import os
 import signal
 import sqlite3
@@ -26,8 +25,6 @@ from omnidraft.bus.tenant_keys import TenantKeys
 from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.ingest import topic_scan
-from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.distill.retrying import retry
 from omnidraft.doctor import keys
 from omnidraft.doctor.finding import Verdict
 from omnidraft.errors import BusError, RecordForgotten
@@ -35,6 +32,7 @@ from omnidraft.fleet.forget_orders import last_order
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.wiring import tenants as wiring_tenants
 from tests.cli_runs import run_cli
+from tests.integration.settings_runs import environ, learn, record
 from tests.postgres_fixture import Postgres
 from tests.trace_records import make_record
 
@@ -56,48 +54,6 @@ def sqlite(tmp_path: Path) -> config.Settings:
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     monkeypatch.chdir(tmp_path)
     return lambda settings, *command: run_cli(("tenants", *command), monkeypatch, capsys, environ(settings))
-
-
-def environ(settings: config.Settings) -> dict[str, str]:
-    """As an operator gives them."""
-    log = settings.log
-    given = {
-        "OMNIDRAFT_LOG": log.url,
-        "OMNIDRAFT_LOG__TOPIC_PREFIX": log.topic_prefix,
-        "OMNIDRAFT_LOG__ENCRYPTION_KEYS": json.dumps([key.get_secret_value() for key in log.encryption_keys]),
-        "OMNIDRAFT_REGISTRY__URL": settings.registry.url,
-        "COLUMNS": "250",
-    }
-    if log.key_store is not None:
-        given["OMNIDRAFT_LOG__KEY_STORE"] = log.key_store.get_secret_value()
-    return given
-
-
-def record(settings: config.Settings, *names: str, **fields: Any) -> None:
-    """As a worker does; a name is tenant/request."""
-    topic = settings.log.traces_topic
-    producer = TraceProducer(lambda: wiring.log_writer(settings, topic), RecorderSettings(), CountingMetrics())
-    for name in names:
-        producer.emit(make_record(name, tenant=name.partition("/")[0], **fields))
-    assert producer.close(20.0) == 0
-
-
-def learn(settings: config.Settings, on_failure: Callable[[], None] = lambda: None) -> tuple[list[str], list[str]]:
-    """Names of the records that a learner gets, and reasons of what it does not."""
-    log = settings.log
-    with (
-        closing(wiring.log_reader(settings, log.traces_topic)) as reader,
-        closing(wiring.log_writer(settings, log.dead_letters_topic)) as letters,
-    ):
-        consumer = TraceConsumer(reader, letters, None, CountingMetrics(), topic=log.traces_topic)
-        consumer.seek({})
-
-        def poll():
-            return retry(lambda: consumer.poll(100, 1.0), lambda: False, on_failure, wait=lambda seconds, stop: None)
-
-        polls = list(topic_scan.polls_until(poll, reader.end_offsets()))
-    records = [each.request_id for polled in polls for _, _, each in polled.records]
-    return records, [reason for polled in polls for _, _, reason, _ in polled.skipped]
 
 
 def orders(settings: config.Settings) -> int:

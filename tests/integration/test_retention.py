@@ -62,22 +62,6 @@ def test_topics_that_we_make_keep_messages_as_long_as_the_settings_say(kafka_boo
 
 
 @pytest.mark.kafka
-def test_the_doctor_says_which_topics_keep_messages_otherwise_than_the_settings_say(kafka: dict[str, Any]):
-    traces, letters, control = topics_made(config.load(None, {}, log=kafka | {"retention_hours": 3}))
-    asked = config.load(None, {}, log=kafka | {"retention_hours": 2, "dead_letters_retention_hours": 168})
-    found = checkup.topic(asked, traces)
-    assert (found.verdict, found.told) == (
-        Verdict.WARNING,
-        "keeps messages for 3.0 hours, log.retention_hours says 2",
-    )
-    assert "7200000" in str(found.advice)
-    assert checkup.topic(asked, letters).verdict is Verdict.OK
-    careless = config.load(None, {}, log=kafka)
-    assert "keeps messages for 3.0 hours" in checkup.topic(careless, traces).told
-    assert checkup.topic(careless, control).verdict is Verdict.OK
-
-
-@pytest.mark.kafka
 def test_a_reader_of_a_broker_is_told_that_what_it_reads_next_is_gone(kafka_bootstrap: str, kafka: dict[str, Any]):
     """The broker deletes records as its retention does, without the wait of minutes between its looks."""
     from kafka import KafkaAdminClient, TopicPartition

@@ -18,8 +18,6 @@ import httpx
 import openai
 import pytest
 import torch
-from langchain_core.messages import HumanMessage
-from langchain_openai import ChatOpenAI
 from transformers import AutoModelForCausalLM
 
 from omnidraft import wiring
@@ -175,30 +173,6 @@ def test_the_openai_client_reads_log_probabilities_choices_and_figures(started: 
         pytest.raises(openai.AuthenticationError, match="no such API key"),
     ):
         stranger.models.list()
-
-
-def test_langchain_asks_whole_streamed_and_in_batches(started: Started) -> None:
-    """What its chat model sends by itself is taken, and what it reads is there."""
-    model = ChatOpenAI(
-        base_url=f"{started.url}/v1",
-        api_key=KEY,
-        model=started.name,
-        temperature=0,
-        max_tokens=NUM_TOKENS,
-        seed=1,
-        max_retries=0,
-        stream_usage=True,
-    )
-    asked = [HumanMessage("How many clips?")]
-    whole = model.invoke(asked)
-    chunks = list(model.stream(asked))
-    assert "".join(str(chunk.content) for chunk in chunks) == whole.content != ""
-    usages = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata]
-    assert usages[-1]["output_tokens"] == whole.usage_metadata["output_tokens"]
-    assert whole.response_metadata["system_fingerprint"].startswith("base/")
-    assert [each.content for each in model.batch([asked, asked])] == [whole.content] * 2
-    told = model.bind(logprobs=True, top_logprobs=2).invoke(asked).response_metadata["logprobs"]["content"]
-    assert b"".join(bytes(each["bytes"]) for each in told).decode(errors="replace") == whole.content
 
 
 def test_64_clients_at_once_get_the_texts_that_they_get_alone(

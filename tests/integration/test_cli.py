@@ -24,38 +24,20 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def settings(tmp_path: Path, tiny_models: tuple[Path, Path]) -> Path:
-    """A settings file for the tiny pair, a log and a registry below tmp_path."""
-    path = tmp_path / "settings.toml"
-    path.write_text(f"""
-[models]
-target = "{tiny_models[0]}"
-drafter = "{tiny_models[1]}"
-precision = "float32"
-drafter_precision = "float32"
-[decode]
-threads = 1
-prefill_rows = 16
-mode = "reproducible"
-[log]
-url = "sqlite:///{tmp_path}/log.db"
-[registry]
-url = "directory:///{tmp_path}/registry"
-""")
-    return path
-
-
-@pytest.fixture
 def omnidraft(
-    tmp_path: Path, omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    settings_file: Path,
+    omnidraft_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Run:
-    """Run the command in this process, with more environment where a test gives it."""
-    monkeypatch.chdir(tmp_path)
+    """Run the command in this process, with more environment or another file where a test gives it."""
+    monkeypatch.chdir(settings_file.parent)
     for name, value in environment(omnidraft_home).items():
         monkeypatch.setenv(name, value)
 
     def run(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
-        return run_cli(arguments, monkeypatch, capsys, environ)
+        own = () if "--config" in arguments else ("--config", settings_file)
+        return run_cli((*arguments, *own), monkeypatch, capsys, environ)
 
     return run
 
@@ -84,10 +66,12 @@ def assert_refused(done: subprocess.CompletedProcess[str], words: str) -> None:
     assert words in done.stderr
 
 
-def test_generate_answers_and_says_what_drafting_gained(omnidraft: Run, omnidraft_process: Run, settings: Path) -> None:
+def test_generate_answers_and_says_what_drafting_gained(
+    omnidraft: Run, omnidraft_process: Run, settings_file: Path
+) -> None:
     asked = ("generate", "--prompt", "How many clips?", "--seed", 7, "--temperature", 1, "--max-new-tokens", 12)
-    drafted = omnidraft_process(*asked, "--config", settings)
-    plain = omnidraft(*asked, "--config", settings, "--num-draft-tokens", 0, "--no-stream")
+    drafted = omnidraft_process(*asked, "--config", settings_file)
+    plain = omnidraft(*asked, "--num-draft-tokens", 0, "--no-stream")
     assert (drafted.returncode, plain.returncode) == (0, 0), drafted.stderr + plain.stderr
     assert drafted.stdout == plain.stdout
     assert drafted.stdout.strip()
@@ -97,9 +81,9 @@ def test_generate_answers_and_says_what_drafting_gained(omnidraft: Run, omnidraf
 
 
 def test_a_terminal_is_told_every_stage_of_a_start(
-    settings: Path, tiny_models: tuple[Path, Path], tmp_path: Path, omnidraft_home: Path
+    settings_file: Path, tiny_models: tuple[Path, Path], tmp_path: Path, omnidraft_home: Path
 ) -> None:
-    asked = ("generate", "--config", str(settings), "--prompt", "How many clips?", "--max-new-tokens", "2")
+    asked = ("generate", "--config", str(settings_file), "--prompt", "How many clips?", "--max-new-tokens", "2")
     lines: list[str] = []
     command, ours, terminal = [sys.executable, "-m", "omnidraft.cli", *asked], *pty.openpty()
     env = os.environ | environment(omnidraft_home) | {"PYTHONPATH": str(ROOT)}
@@ -122,8 +106,8 @@ def test_a_terminal_is_told_every_stage_of_a_start(
     ]
 
 
-def test_generate_keeps_to_a_pattern_and_to_a_schema(omnidraft: Run, settings: Path, tmp_path: Path) -> None:
-    asked = ("generate", "--prompt", "How many clips?", "--no-stream", "--config", settings, "--max-new-tokens", 40)
+def test_generate_keeps_to_a_pattern_and_to_a_schema(omnidraft: Run, tmp_path: Path) -> None:
+    asked = ("generate", "--prompt", "How many clips?", "--no-stream", "--max-new-tokens", 40)
     assert omnidraft(*asked, "--regex", "(1|2)clips").stdout in ("1clips\n", "2clips\n")
     schema = tmp_path / "schema.json"
     schema.write_text('{"enum": ["many", "few"]}')
@@ -146,31 +130,22 @@ def test_generate_keeps_to_a_pattern_and_to_a_schema(omnidraft: Run, settings: P
         (("--prompt", "clips " * 2000), "1024"),
     ],
     ids=[
-        "unknown model",
-        "empty prompt",
-        "no middles",
-        "temperature",
-        "min-p",
-        "bias",
-        "pattern",
-        "no schema",
-        "no file",
-        "two prompts",
-        "too long",
+        *("unknown model", "empty prompt", "no middles", "temperature", "min-p", "bias", "pattern", "no schema"),
+        *("no file", "two prompts", "too long"),
     ],
 )
-def test_generate_refuses_in_one_line(omnidraft: Run, settings: Path, arguments: tuple[str, ...], words: str) -> None:
-    assert_refused(omnidraft("generate", *arguments, "--config", settings), words)
+def test_generate_refuses_in_one_line(omnidraft: Run, arguments: tuple[str, ...], words: str) -> None:
+    assert_refused(omnidraft("generate", *arguments), words)
 
 
-def test_what_cannot_be_reached_or_found_is_refused_in_one_line(omnidraft: Run, settings: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_reached_or_found_is_refused_in_one_line(omnidraft: Run, tmp_path: Path) -> None:
     broker = {"OMNIDRAFT_LOG": "kafka://127.0.0.1:1", "OMNIDRAFT_LOG__REQUEST_TIMEOUT_S": "2"}
-    assert_refused(omnidraft("traces", "tail", "--config", settings, **broker), "127.0.0.1:1")
+    assert_refused(omnidraft("traces", "tail", **broker), "127.0.0.1:1")
     registry = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:1"}
-    assert_refused(omnidraft("snapshots", "list", "--config", settings, **registry), "http://127.0.0.1:1")
-    assert_refused(omnidraft("snapshots", "show", "99", "--config", settings), "there is no registry at directory:///")
+    assert_refused(omnidraft("snapshots", "list", **registry), "http://127.0.0.1:1")
+    assert_refused(omnidraft("snapshots", "show", "99"), "there is no registry at directory:///")
     (tmp_path / "registry").mkdir()
-    assert_refused(omnidraft("snapshots", "show", "99", "--config", settings), "no snapshot is called '99'")
+    assert_refused(omnidraft("snapshots", "show", "99"), "no snapshot is called '99'")
     assert_refused(omnidraft("snapshots", "list", "--config", tmp_path / "missing.toml"), "missing.toml")
     wrong = tmp_path / "wrong.toml"
     wrong.write_text("[decode]\nwidht = 6\n")
@@ -178,37 +153,34 @@ def test_what_cannot_be_reached_or_found_is_refused_in_one_line(omnidraft: Run, 
 
 
 def test_snapshots_are_listed_shown_promoted_and_announced(
-    omnidraft: Run, settings: Path, tmp_path: Path, tiny_models: tuple[Path, Path]
+    omnidraft: Run, settings_file: Path, tmp_path: Path, tiny_models: tuple[Path, Path]
 ) -> None:
-    registry = wiring.registry(config.load(settings, {}))
+    registry = wiring.registry(config.load(settings_file, {}))
     target, drafter = map(str, tiny_models)
     registry.publish(make_bundle(tmp_path, "s1", target=target, drafter=drafter), None)
-    assert "champion is version 1" in omnidraft("snapshots", "promote", "latest", "--config", settings).stdout
-    listed = json.loads(omnidraft("snapshots", "list", "--json", "--config", settings).stdout)
+    assert "champion is version 1" in omnidraft("snapshots", "promote", "latest").stdout
+    listed = json.loads(omnidraft("snapshots", "list", "--json").stdout)
     assert [(row["version"], row["aliases"]) for row in listed] == [(1, ["champion"])]
-    loaded = config.load(settings, {})
+    loaded = config.load(settings_file, {})
     assert wiring.log_reader(loaded, loaded.log.control_topic).end_offsets() == {0: 1}
-    assert_refused(omnidraft("snapshots", "rollback", "--config", settings), "previous")
+    assert_refused(omnidraft("snapshots", "rollback"), "previous")
 
 
 def test_a_folder_learned_offline_becomes_the_newest_version(
-    omnidraft: Run, settings: Path, tmp_path: Path, tiny_models: tuple[Path, Path]
+    omnidraft: Run, settings_file: Path, tmp_path: Path, tiny_models: tuple[Path, Path]
 ) -> None:
     target, drafter = map(str, tiny_models)
     for number in (1, 2):
         folder = make_bundle(tmp_path, f"s{number}", target=target, drafter=drafter)
-        done = omnidraft("snapshots", "publish", folder, "--config", settings)
+        done = omnidraft("snapshots", "publish", folder)
         assert f"published as version {number}" in done.stdout, done.stderr
     refused = "refused: tenant [/x] \x1b[2J fell by more than the tolerance, " + 9 * "and so on "
-    wiring.registry(config.load(settings, {})).annotate(1, {JUDGEMENT: refused})
-    listed = json.loads(omnidraft("snapshots", "list", "--json", "--config", settings).stdout)
-    assert [(row["aliases"], row["judgement"]) for row in listed] == [
-        ([], refused),
-        (["challenger"], None),
-    ]
-    lines = omnidraft("snapshots", "list", "--config", settings).stdout.splitlines()
+    wiring.registry(config.load(settings_file, {})).annotate(1, {JUDGEMENT: refused})
+    listed = json.loads(omnidraft("snapshots", "list", "--json").stdout)
+    assert [(row["aliases"], row["judgement"]) for row in listed] == [([], refused), (["challenger"], None)]
+    lines = omnidraft("snapshots", "list").stdout.splitlines()
     assert f"1: {refused.replace(chr(27), '?').rstrip()}" in [line.rstrip() for line in lines]
-    assert_refused(omnidraft("snapshots", "publish", tmp_path, "--config", settings), "manifest.json")
+    assert_refused(omnidraft("snapshots", "publish", tmp_path), "manifest.json")
 
 
 def test_a_cache_of_another_pair_is_refused(

@@ -20,31 +20,13 @@ from tests.tiny_engine import tiny_settings
 
 @pytest.fixture
 def doctor(
-    tiny_models: tuple[Path, Path],
-    omnidraft_home: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    settings_file: Path, omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Any]:
     """Runs it with settings for the tiny pair."""
     monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
-    path = tmp_path / "settings.toml"
-    path.write_text(f"""
-[models]
-target = "{tiny_models[0]}"
-drafter = "{tiny_models[1]}"
-precision = "float32"
-drafter_precision = "float32"
-[log]
-url = "sqlite:///{tmp_path}/log.db"
-[registry]
-url = "directory:///{tmp_path}/registry"
-[worker]
-port = 0
-""")
 
     def run(*arguments: str, **environ: str) -> Any:
-        return run_cli(("doctor", "--config", path, *arguments), monkeypatch, capsys, environ)
+        return run_cli(("doctor", "--config", settings_file, *arguments), monkeypatch, capsys, environ)
 
     return run
 

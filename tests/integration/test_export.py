@@ -30,27 +30,14 @@ Export = Callable[..., Any]
 
 
 @pytest.fixture
-def settings(tmp_path: Path, tiny_models: tuple[Path, Path]) -> Path:
-    path = tmp_path / "settings.toml"
-    path.write_text(f"""
-[models]
-target = "{tiny_models[0]}"
-drafter = "{tiny_models[1]}"
-[registry]
-url = "directory:///{tmp_path}/registry"
-""")
-    return path
-
-
-@pytest.fixture
 def omnidraft(
-    omnidraft_home: Path, settings: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    omnidraft_home: Path, settings_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Export:
     """Run `omnidraft snapshots`."""
     environ = {"OMNIDRAFT_HOME": str(omnidraft_home)}
 
     def run(*arguments: object, **more: str) -> Any:
-        return run_cli(("snapshots", *arguments, "--config", settings), monkeypatch, capsys, environ | more)
+        return run_cli(("snapshots", *arguments, "--config", settings_file), monkeypatch, capsys, environ | more)
 
     return run
 

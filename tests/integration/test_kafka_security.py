@@ -17,6 +17,8 @@ from omnidraft.errors import BusError
 from omnidraft.ports import Outgoing
 from tests.kafka_fixture import load_local_broker, skip_without_kafka
 
+pytestmark = [pytest.mark.kafka, pytest.mark.long]
+
 PASSWORD = "correct-horse"
 PROPERTIES = """
 sasl.enabled.mechanisms=PLAIN

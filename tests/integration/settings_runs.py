@@ -1,7 +1,6 @@
 """What a worker, a learner and an operator do with the same settings."""
 
 import json
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -10,7 +9,6 @@ from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.distill.retrying import retry
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces.record import TraceRecord
 from tests.trace_records import make_record
@@ -46,7 +44,7 @@ def emit(settings: config.Settings, *records: TraceRecord) -> None:
     assert producer.close(20.0) == 0
 
 
-def learn(settings: config.Settings, on_failure: Callable[[], None] = lambda: None) -> tuple[list[str], list[str]]:
+def learn(settings: config.Settings) -> tuple[list[str], list[str]]:
     """Names of the records that a learner gets, and reasons of what it does not."""
     log = settings.log
     with (
@@ -55,10 +53,6 @@ def learn(settings: config.Settings, on_failure: Callable[[], None] = lambda: No
     ):
         consumer = TraceConsumer(reader, letters, None, CountingMetrics(), topic=log.traces_topic)
         consumer.seek({})
-
-        def poll():
-            return retry(lambda: consumer.poll(100, 1.0), lambda: False, on_failure, wait=lambda seconds, stop: None)
-
-        polls = list(topic_scan.polls_until(poll, reader.end_offsets()))
+        polls = list(topic_scan.polls_until(lambda: consumer.poll(100, 1.0), reader.end_offsets()))
     records = [each.request_id for polled in polls for _, _, each in polled.records]
     return records, [reason for polled in polls for _, _, reason, _ in polled.skipped]

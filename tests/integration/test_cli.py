@@ -6,7 +6,7 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,20 +42,9 @@ def omnidraft(
     return run
 
 
-@pytest.fixture
-def omnidraft_process(tmp_path: Path, omnidraft_home: Path) -> Run:
-    """Run the command in a process of its own."""
-
-    def run(*arguments: object, python: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, *python, "-m", "omnidraft.cli", *map(str, arguments)]
-        env = os.environ | environment(omnidraft_home) | {"PYTHONPATH": str(ROOT)}
-        return subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=100)
-
-    return run
-
-
 def environment(home: Path) -> dict[str, str]:
-    return {"HOME": str(home), "OMNIDRAFT_HOME": str(home), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    ours = {"HOME": str(home), "OMNIDRAFT_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    return ours | {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], words: str) -> None:
@@ -67,10 +56,14 @@ def assert_refused(done: subprocess.CompletedProcess[str], words: str) -> None:
 
 
 def test_generate_answers_and_says_what_drafting_gained(
-    omnidraft: Run, omnidraft_process: Run, settings_file: Path
+    omnidraft: Run, settings_file: Path, omnidraft_home: Path
 ) -> None:
-    asked = ("generate", "--prompt", "How many clips?", "--seed", 7, "--temperature", 1, "--max-new-tokens", 12)
-    drafted = omnidraft_process(*asked, "--config", settings_file)
+    asked = ("generate", "--prompt", "How many clips?", "--seed", "7", "--temperature", "1", "--max-new-tokens", "12")
+    command = [sys.executable, "-m", "omnidraft.cli", *asked, "--config", str(settings_file)]
+    environ = os.environ | environment(omnidraft_home)
+    drafted = subprocess.run(
+        command, capture_output=True, text=True, env=environ, cwd=settings_file.parent, check=False
+    )
     plain = omnidraft(*asked, "--num-draft-tokens", 0, "--no-stream")
     assert (drafted.returncode, plain.returncode) == (0, 0), drafted.stderr + plain.stderr
     assert drafted.stdout == plain.stdout
@@ -86,7 +79,7 @@ def test_a_terminal_is_told_every_stage_of_a_start(
     asked = ("generate", "--config", str(settings_file), "--prompt", "How many clips?", "--max-new-tokens", "2")
     lines: list[str] = []
     command, ours, terminal = [sys.executable, "-m", "omnidraft.cli", *asked], *pty.openpty()
-    env = os.environ | environment(omnidraft_home) | {"PYTHONPATH": str(ROOT)}
+    env = os.environ | environment(omnidraft_home)
     with subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=terminal):
         os.close(terminal)
         with os.fdopen(ours) as screen, contextlib.suppress(OSError):  # a terminal that its last program closed
@@ -192,12 +185,3 @@ def test_a_cache_of_another_pair_is_refused(
     arrays = wiring.ngram_cache(pair, wiring.vocabularies(pair), None).to_arrays()
     with pytest.raises(VocabularyError):
         wiring.ngram_cache(other, wiring.vocabularies(other), arrays)
-
-
-def test_help_does_without_the_heavy_imports(omnidraft_process: Run) -> None:
-    """Each of them costs seconds."""
-    done = omnidraft_process("--help", python=("-X", "importtime"))
-    assert all(group in done.stdout for group in ("generate", "models", "traces", "snapshots", "learning", "run"))
-    imported = {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in done.stderr.splitlines()}
-    assert "typer" in imported
-    assert not imported & {"torch", "transformers", "ray", "mlflow", "kafka", "fastapi", "numpy"}

@@ -22,8 +22,6 @@ from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.sqlite_trim import delete_before
 from omnidraft.bus.tenant_keys import TenantKeys
-from omnidraft.config import RecorderSettings
-from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.doctor import keys
 from omnidraft.doctor.finding import Verdict
@@ -34,7 +32,6 @@ from omnidraft.wiring import tenants as wiring_tenants
 from tests.cli_runs import run_cli
 from tests.integration.settings_runs import environ, learn, record
 from tests.postgres_fixture import Postgres
-from tests.trace_records import make_record
 
 MASTER = new_key()
 
@@ -59,37 +56,6 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 def orders(settings: config.Settings) -> int:
     with closing(wiring.log_reader(settings, settings.log.control_topic)) as reader:
         return len(list(topic_scan.messages(reader)))
-
-
-def test_a_learner_waits_for_the_key_store_and_loses_nothing(sqlite: config.Settings, tmp_path: Path) -> None:
-    record(sqlite, "a/1", "b/1", "a/2")
-    (tmp_path / "keys.db").rename(tmp_path / "away.db")
-    failures = []
-
-    def comes_back() -> None:
-        failures.append(1)
-        if len(failures) == 3:
-            (tmp_path / "away.db").rename(tmp_path / "keys.db")
-
-    assert learn(sqlite, comes_back) == (["a/1", "b/1", "a/2"], [])
-    assert len(failures) == 3
-
-
-def test_a_worker_keeps_records_while_the_key_store_is_locked(sqlite: config.Settings, tmp_path: Path) -> None:
-    record(sqlite, "a/1")
-    settings = sqlite.model_copy(update={"log": sqlite.log.model_copy(update={"request_timeout_s": 0.1})})
-    metrics, topic = CountingMetrics(), settings.log.traces_topic
-    producer = TraceProducer(lambda: wiring.log_writer(settings, topic), RecorderSettings(queue_records=2), metrics)
-    with closing(sqlite3.connect(tmp_path / "keys.db")) as database:
-        database.execute("BEGIN EXCLUSIVE")
-        for number in range(40):
-            producer.emit(make_record(f"a/{number}", tenant="a"))  # returns at once
-        assert metrics.value("omnidraft_traces_acknowledged_total") == 0
-        database.rollback()
-    assert producer.close(20.0) == 0
-    dropped = metrics.value("omnidraft_traces_dropped_total", reason="queue_full")
-    assert dropped + metrics.value("omnidraft_traces_acknowledged_total") == 40
-    assert len(learn(sqlite)[0]) == 41 - dropped
 
 
 def test_a_tenant_who_comes_back_has_a_new_key_and_forgetting_again_orders_nothing_new(

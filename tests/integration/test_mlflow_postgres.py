@@ -4,12 +4,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from omnidraft.errors import RegistryError, SnapshotStale
 from omnidraft.ports import Registry
-from omnidraft.registry.manifest_export import pair_name
 from omnidraft.registry.mlflow_registry import MlflowRegistry
 from tests.postgres_fixture import Postgres
 from tests.snapshot_folders import make_bundle
@@ -45,17 +43,6 @@ def test_of_publishers_at_once_with_one_parent_one_wins(postgres_mlflow_url: str
         registry.promote(parent)
         assert registry.resolve("champion").manifest.snapshot_id == won.manifest.snapshot_id
         assert len(registry.versions()) == turn + 1
-
-
-def test_what_was_published_stands_in_postgresql(postgres: Postgres, postgres_mlflow_url: str, tmp_path: Path) -> None:
-    registry = open_registry(postgres_mlflow_url, "stored")
-    registry.promote(registry.publish(make_bundle(tmp_path, "s1", target="stored"), None).version)
-    password = postgres.environ["PGPASSWORD"]
-    with psycopg.connect(postgres.url, password=password) as database:
-        found = database.execute(
-            "select alias, version from registered_model_aliases where name = %s", (pair_name("org/small", "stored"),)
-        )
-        assert dict(found.fetchall())["champion"] == 1
 
 
 def test_a_database_that_restarts_is_an_error_and_then_all_is_there(

@@ -1,4 +1,4 @@
-"""What the command line promises: it works on a tiny pair, tells how a start goes, and refuses in one line, exit code 2."""
+"""What the command line promises: it works on a tiny pair, tells of its start, and refuses in one line, exit code 2."""
 
 import contextlib
 import json

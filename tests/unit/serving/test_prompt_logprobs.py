@@ -67,16 +67,6 @@ def test_a_chat_has_them_beside_its_choices_and_choices_share_those_of_their_pro
     assert "prompt_logprobs" not in post(client, "/v1/completions", BODY)["choices"][0]
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [({"prompt_logprobs": 1, "stream": True}, "not in a stream"), ({"prompt_logprobs": 21}, "prompt_logprobs")],
-)
-def test_what_cannot_be_told_is_refused(client: TestClient, fields: dict[str, Any], named: str) -> None:
-    response = client.post("/v1/completions", json=BODY | fields)
-    assert response.status_code == 400
-    assert named in response.json()["error"]["message"]
-
-
 def test_a_prompt_that_cannot_be_scored_ends_its_request_alone(client: TestClient, engine: Engine) -> None:
     long = {"prompt": "clips " * engine.decoder.target.context_limit, "max_tokens": 1, "prompt_logprobs": 1}
     assert client.post("/v1/completions", json=long).status_code == 400

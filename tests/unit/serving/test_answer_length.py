@@ -11,6 +11,7 @@ from omnidraft.decode.engine import Engine
 from omnidraft.serving.answer import ServedModel
 from omnidraft.serving.app import application
 from omnidraft.serving.request_queue import RequestQueue
+from tests.http_server import post
 
 ALMOST_FULL = "clips " * 995
 MESSAGES = [{"role": "user", "content": "clips " * 980}]
@@ -36,12 +37,6 @@ def unlimited(requests: RequestQueue, engine: Engine) -> Iterator[TestClient]:
 
 def never_stopping(engine: Engine) -> dict[str, float]:
     return {str(token): -100.0 for token in engine.pair.target_tokenizer.stop_ids}
-
-
-def post(client: TestClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 @pytest.mark.parametrize("limit", [{}, {"max_tokens": None}, {"max_tokens": -1}, {"max_tokens": 32_000}], ids=str)

@@ -4,7 +4,7 @@ import json
 import threading
 import time
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.client import HTTPConnection
 
 import httpx
@@ -23,19 +23,12 @@ from omnidraft.ports import Request
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.http_server import events
-from tests.tiny_engine import PATIENCE_S, Gated, broken_target, snapshot
+from tests.tiny_engine import PATIENCE_S, Gated, broken_target, snapshot, wait_until
 
 BODY = {"prompt": "How many clips", "max_tokens": 8, "seed": 5}
 WITH_STATS = BODY | {"figures": True}
 CHAT = {"messages": [{"role": "user", "content": "How many clips"}], "max_tokens": 8, "seed": 5}
 JSON = {"content-type": "application/json"}
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def refusal(response: httpx.Response, status: int) -> str:

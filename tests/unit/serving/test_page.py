@@ -2,7 +2,6 @@
 
 import re
 import threading
-import time
 
 import httpx
 from fastapi import FastAPI
@@ -22,7 +21,7 @@ from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.page_recordings import LANES, PASSES, body, end, passes, told
-from tests.tiny_engine import PATIENCE_S
+from tests.tiny_engine import PATIENCE_S, wait_until
 
 KEY = "sk-of-the-page-0123456789"
 QUESTION = "How many clips did Natalia sell?"
@@ -102,9 +101,7 @@ def test_a_reader_that_goes_away_ends_its_text(url: str, metrics: CountingMetric
     asked = body(QUESTION, max_tokens=64, temperature=1.0)
     with httpx.stream("POST", f"{url}{PASSES}", json=asked, timeout=PATIENCE_S) as response:
         assert next(response.iter_lines()) == "event: queued"
-    deadline = time.monotonic() + PATIENCE_S
-    while not metrics.value("omnidraft_requests_total") and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_until(lambda: metrics.value("omnidraft_requests_total"))
     assert metrics.value("omnidraft_requests_total", status="abandoned") == 1
 
 

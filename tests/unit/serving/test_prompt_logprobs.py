@@ -9,15 +9,10 @@ from fastapi.testclient import TestClient
 
 from omnidraft.decode.engine import Engine
 from omnidraft.ports import DraftTree
+from tests.http_server import post
 
 BODY: dict[str, Any] = {"prompt": "How many clips", "max_tokens": 2, "seed": 5}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "How many clips"}], "max_tokens": 2, "seed": 5}
-
-
-def post(client: TestClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 def expected(engine: Engine, ids: list[int]) -> list[float]:

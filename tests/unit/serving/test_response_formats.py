@@ -18,7 +18,7 @@ from omnidraft.serving.response_formats import (
     token_text,
 )
 from omnidraft.vocab.tokenizer import Vocabulary
-from tests.http_server import events
+from tests.http_server import events, post
 
 BODY = {"prompt": "How many clips", "max_tokens": 24, "seed": 5, "temperature": 1.3, "mode": "reproducible"}
 CHAT = {"messages": [{"role": "user", "content": "How many clips"}], "max_tokens": 24, "seed": 5}
@@ -82,12 +82,6 @@ def test_both_shapes_have_the_emitted_token_and_the_likeliest() -> None:
         ("a", -0.5, [97]),
         ("bytes:\\xe2", MIN_LOGPROB, [0xE2]),
     ]
-
-
-def post(client: TestClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 @pytest.mark.parametrize("num", [0, 1, 5])

@@ -20,16 +20,10 @@ from omnidraft.decode.engine import Engine
 from omnidraft.serving import fair_queue
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
-from tests.http_server import served
+from tests.http_server import post, served
 from tests.tiny_engine import PATIENCE_S
 
 MESSAGES = [{"role": "user", "content": "How many clips"}]
-
-
-def post(client: TestClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])

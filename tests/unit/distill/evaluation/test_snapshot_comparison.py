@@ -132,15 +132,6 @@ def test_a_snapshot_that_may_have_learned_the_new_traffic_is_no_earlier_one(sett
     assert (version, f"{newest}: " in what["reason"]) == (2, False)
 
 
-def test_a_snapshot_that_was_made_later_and_had_not_come_to_the_new_traffic_is_compared(setting: Setting) -> None:
-    """As those of a learner that lags, and copies of earlier ones."""
-    setting.emit(TEXTS[0], 10, "t")
-    late = setting.publish("late", setting.learn(TEXTS[0]), created_ms=2**53, offsets={0: 0, 1: 0})
-    setting.earlier().compare("t")
-    ((_, _, what),) = setting.announcements.published
-    assert f"{late}: " in what["reason"]
-
-
 def test_offsets_tell_which_snapshots_may_have_learned_the_records_and_those_of_another_log_tell_nothing() -> None:
     made = {
         1: {"offsets": {0: 8}, "log_id": "log"},
@@ -182,16 +173,6 @@ def test_a_registry_that_is_away_is_no_reason_to_stop_learning(setting: Setting,
     down = Down(setting.folder / "registry", "drafter", "target", keep_resume=2)
     setting.earlier(down).compare("t")
     assert (setting.announcements.published, "were not compared" in caplog.text) == ([], True)
-
-
-def test_a_damaged_snapshot_is_left_out(setting: Setting, caplog) -> None:
-    setting.emit(TEXTS[0], 10, "t")
-    damaged = setting.publish("damaged", setting.base)
-    (version_folder(setting.folder / "registry", damaged) / "snapshot" / bundle.DRAFTER).write_bytes(b"damaged")
-    setting.earlier().compare("t")
-    ((kind, version, what),) = setting.announcements.published
-    assert (kind, version, f"{damaged}: " in what["reason"]) == ("best", 2, False)
-    assert f"snapshot {damaged} is not compared" in caplog.text
 
 
 def test_a_refused_curve_is_no_reason_to_announce_nothing(setting: Setting, monkeypatch, caplog) -> None:

@@ -192,18 +192,3 @@ def test_what_retention_deleted_is_no_fault_and_the_rest_of_the_range_is_still_d
     report = lagged.audit()
     assert report.faults == ()
     assert sum(each.fates.get("passed_over", 0) for each in report.partitions) > 20
-
-
-def test_records_that_were_passed_over_may_come_again_and_are_learned(pair, tmp_path: Path) -> None:
-    setting = Setting(pair, tmp_path)
-    setting.emit(*names(60))
-    first, journal = setting.distiller(**LIMIT)
-    run_to_the_end(first)
-    out = [name for name in names(55) if name not in learned(journal)][:4]
-    setting.emit(*out, "another")  # redriven, say
-    again, after = setting.distiller(**LIMIT)
-    run_to_the_end(again)
-    assert set(out) <= set(learned(after))
-    case = case_of(setting)
-    case.held_out_every = 0
-    assert case.kinds() == CLEAN

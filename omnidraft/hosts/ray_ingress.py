@@ -29,8 +29,8 @@ from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
 from omnidraft.hosts.ray_router import conversation_of
 from omnidraft.serving.auth import METRICS_REFUSAL, OwnKey, unauthorized
 from omnidraft.serving.error_handlers import anthropic_error_event, error_response, is_anthropic
-from omnidraft.serving.event_stream import RESPONSES_PATH, Json, event, failed_response_event, last_error_events
-from omnidraft.serving.response_schemas import error
+from omnidraft.serving.event_stream import RESPONSES_PATH, event, failed_response_event, last_error_events
+from omnidraft.serving.response_schemas import Json, error
 from omnidraft.telemetry.exposition import merge_scrapes
 
 logger = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
+from omnidraft.serving.response_schemas import Json
 
 EVENT_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 DONE = b"data: [DONE]\n\n"
@@ -16,8 +17,6 @@ DONE = b"data: [DONE]\n\n"
 
 
 RESPONSES_PATH = "/v1/responses"
-Json = dict[str, Any]
-"""An object of a response."""
 
 
 def event(name: str, data: Mapping[str, Any]) -> bytes:

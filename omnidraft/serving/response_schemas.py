@@ -9,6 +9,8 @@ from pydantic import BaseModel, Field
 
 from omnidraft.serving.request_parts import ToolCall, ToolCallDelta
 
+Json = dict[str, Any]
+"""An object of a response."""
 FinishReason = Literal["stop", "length"]
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 

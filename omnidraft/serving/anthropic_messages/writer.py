@@ -23,9 +23,9 @@ from omnidraft.serving.error_handlers import (
     anthropic_error_event,
     stream_error,
 )
-from omnidraft.serving.event_stream import Json, event
+from omnidraft.serving.event_stream import event
 from omnidraft.serving.response_formats import ChoicePart
-from omnidraft.serving.response_schemas import error_responses, generation_responses
+from omnidraft.serving.response_schemas import Json, error_responses, generation_responses
 from omnidraft.serving.responses import Responder
 from omnidraft.serving.tokenization import Tokenization
 

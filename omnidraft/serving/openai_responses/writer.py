@@ -16,10 +16,10 @@ from omnidraft.errors import RequestError
 from omnidraft.params import sampling_of
 from omnidraft.serving.answer import Answer, Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
 from omnidraft.serving.error_handlers import stream_error
-from omnidraft.serving.event_stream import RESPONSES_PATH, Json, failed_response_event, response_event
+from omnidraft.serving.event_stream import RESPONSES_PATH, failed_response_event, response_event
 from omnidraft.serving.openai_responses.request_schemas import ResponsesRequest
 from omnidraft.serving.response_formats import ChoicePart
-from omnidraft.serving.response_schemas import generation_responses
+from omnidraft.serving.response_schemas import Json, generation_responses
 from omnidraft.serving.responses import Responder
 
 Event = tuple[str, Json]

@@ -3,13 +3,13 @@
 Shapes as in record.py: E emitted tokens, K log-probabilities recorded, R rounds, M drafted nodes, D draft tokens.
 """
 
-import math
 from typing import get_args
 
 import numpy as np
 
 from omnidraft.config import Mode
 from omnidraft.errors import WireError
+from omnidraft.params import DEFAULTS, ROWS
 from omnidraft.traces.record import SOURCES, FinishReason, Rounds, TargetLogprobs, TraceRecord
 from omnidraft.traces.schema import MAX_EMITTED, MAX_ID, MAX_INT, MAX_TOP_K
 
@@ -53,24 +53,13 @@ def _check_settings(record: TraceRecord) -> None:
     _require(record.finish_reason in reasons, "finish_reason", f"{record.finish_reason!r} is none of {reasons}")
     modes = get_args(Mode)
     _require(record.mode in modes, "mode", f"{record.mode!r} is none of {modes}")
-    temperature = record.temperature
-    is_temperature = math.isfinite(temperature) and temperature >= 0
-    _require(is_temperature, "temperature", f"{temperature} is not a finite number from 0")
-    is_top_k = record.top_k is None or 1 <= record.top_k <= MAX_INT
-    _require(is_top_k, "top_k", f"{record.top_k} is not from 1 to {MAX_INT}")
-    _require(record.top_p is None or 0 < record.top_p <= 1, "top_p", f"{record.top_p} is not in (0, 1]")
     _require(0 <= record.seed < 1 << 64, "seed", f"{record.seed} is not an unsigned 64 bit number")
-    _check_penalties(record)
-
-
-def _check_penalties(record: TraceRecord) -> None:
-    for name in ("min_p", "noise_weight"):
-        ratio = getattr(record, name)
-        _require(ratio is None or 0 <= ratio <= 1, name, f"{ratio} is not in [0, 1]")
-    repetition = record.repetition_penalty
-    _require(math.isfinite(repetition) and repetition > 0, "repetition_penalty", f"{repetition} is not above 0")
-    for name in ("presence_penalty", "frequency_penalty"):
-        _require(math.isfinite(getattr(record, name)), name, f"{getattr(record, name)} is not finite")
+    weight = record.noise_weight
+    _require(weight is None or 0 <= weight <= 1, "noise_weight", f"{weight} is not in [0, 1]")
+    for name, row in ROWS.items():
+        value, bounds = getattr(record, name), row.recorded or row.bounds
+        is_off = value is None and getattr(DEFAULTS, name) is None
+        _require(is_off or bounds.allow(value), name, f"{value} is not {bounds}")
 
 
 def _check_ids(name: str, ids: np.ndarray) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from omnidraft.errors import RecordForgotten, RecordTooLarge, UnknownKey, UnknownSchema, WireError
 from omnidraft.traces.checks import check
-from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
+from omnidraft.traces.record import SEED_BYTES, Rounds, TargetLogprobs, TraceRecord
 from omnidraft.traces.schema import (
     ENCRYPTION,
     FORGOTTEN,
@@ -27,15 +27,11 @@ from omnidraft.traces.schema import (
     SCHEMA,
     SCHEMA_NAME,
     SCHEMA_VERSION,
-    SEED_BYTES,
 )
 
 _AVRO_ERRORS = (EOFError, IndexError, KeyError, TypeError, ValueError, OverflowError, MemoryError)
-_PLAIN_FIELDS = (
-    *("request_id", "segment", "time_ms", "tenant", "worker", "target", "drafter", "snapshot_version", "alignment"),
-    *("finish_reason", "mode", "temperature", "top_k", "top_p", "traceparent", "min_p", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty", "has_logit_bias", "has_grammar", "noise_weight"),
-    "has_settings",
+_PLAIN_FIELDS = tuple(
+    each["name"] for each in SCHEMA["fields"] if each["name"] not in {*RECORD_COLUMNS, "beliefs", "rounds", "seed"}
 )
 """Fields that Avro writes without conversion."""
 _COLUMNS: Mapping[str, str] = {**RECORD_COLUMNS, **LOGPROB_COLUMNS, **ROUND_COLUMNS}

@@ -3,14 +3,17 @@
 Shapes: E emitted target tokens of this segment, K log-probabilities recorded, R rounds (target passes),
 M drafted nodes of all rounds together (roots left out), D draft tokens of all rounds together.
 Ids are vocabulary ids; log-probabilities are natural logs, raw (temperature 1, before processors).
+The classes are the one table of its fields, with types and meanings: schema.py makes the wire format of them, and
 codec.py turns records into bytes and back.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
 import numpy as np
 
+from omnidraft.params import SamplingNumbers
 from omnidraft.traces.request_ids import request_of
 
 
@@ -39,34 +42,45 @@ DRAFTER_SOURCES = frozenset({Source.DIRECT, Source.SPLIT, Source.MERGE})
 """The sources of nodes that a drafter model chose."""
 
 
+SEED_BYTES = 8
+
+
+# The fields below have their meanings as annotations, behind the Avro or numpy type where Python's does not tell it.
+Uint8s = Annotated[np.ndarray, "|u1"]
+Uint16s = Annotated[np.ndarray, "<u2"]
+Uint32s = Annotated[np.ndarray, "<u4"]
+Float16s = Annotated[np.ndarray, "<f2"]
+Float32s = Annotated[np.ndarray, "<f4"]
+
+
 @dataclass(frozen=True, slots=True)
 class TargetLogprobs:
     """The K largest log-probabilities of the target at each emitted position."""
 
-    top_ids_EK: np.ndarray  # uint32, most probable first
-    top_log_p_EK: np.ndarray  # float16
-    emitted_log_p_E: np.ndarray  # float16
-    tail_log_p_E: np.ndarray
-    """float16; log of the probability outside the K ids, by logsumexp; -inf when nothing is outside."""
+    top_ids_EK: Annotated[Uint32s, "row by row, most probable first; K is its length over that of emitted_ids"]
+    top_log_p_EK: Annotated[Float16s, "raw log-probability of each of them"]
+    emitted_log_p_E: Annotated[Float16s, "of the emitted token"]
+    tail_log_p_E: Annotated[
+        Float16s, "log of the probability outside the K ids, by logsumexp; -inf when nothing is outside"
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
     """The drafted trees of all rounds, and the nodes that were accepted."""
 
-    num_nodes_R: np.ndarray  # uint16, drafted nodes of each round, the root not counted
-    num_accepted_R: np.ndarray  # uint16, nodes on the target's path
-    num_emitted_R: np.ndarray  # uint16
-    num_draft_ids_R: np.ndarray  # uint16
-    node_ids_M: np.ndarray  # uint32, target ids
-    parents_M: np.ndarray
-    """uint16; index within the round's tree, where 0 is the root and the first drafted node is 1."""
-    sources_M: np.ndarray  # uint8, index into SOURCES
-    log_q_M: np.ndarray  # float16
-    accepted_M: np.ndarray  # uint8, 1 for nodes on the target's path
-    draft_ids_D: np.ndarray  # uint32
-    draft_s_R: np.ndarray  # float32, seconds
-    target_s_R: np.ndarray  # float32, seconds
+    num_nodes_R: Annotated[Uint16s, "drafted nodes of each target pass, the root not counted"]
+    num_accepted_R: Annotated[Uint16s, "nodes on the target's path"]
+    num_emitted_R: Annotated[Uint16s, "emitted tokens; they add up to those of the record"]
+    num_draft_ids_R: Annotated[Uint16s, "draft tokens sampled for the tree"]
+    node_ids_M: Annotated[Uint32s, "target ids of the drafted nodes, round after round"]
+    parents_M: Annotated[Uint16s, "index within the round's tree, where 0 is the root and the first drafted node is 1"]
+    sources_M: Annotated[Uint8s, ", ".join(f"{number} {each}" for number, each in enumerate(SOURCES))]
+    log_q_M: Annotated[Float16s, "the drafter's log-probability of the node given its parent"]
+    accepted_M: Annotated[Uint8s, "1 for nodes on the target's path"]
+    draft_ids_D: Annotated[Uint32s, "draft tokens, round after round"]
+    draft_s_R: Annotated[Float32s, "seconds spent drafting"]
+    target_s_R: Annotated[Float32s, "seconds of the target pass"]
 
     @property
     def drafted_by_model(self) -> np.ndarray:
@@ -84,53 +98,43 @@ class Rounds:
         return is_agreed
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRecord:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRecord(SamplingNumbers):
     """A segment of one request. A learner needs no other record and no target model to learn from it."""
 
-    request_id: str
-    segment: int
-    """0 for a request's first."""
-    time_ms: int
-    """End of the segment, Unix milliseconds."""
-    tenant: str
-    worker: str
-    target: str
-    drafter: str
-    snapshot_version: int | None
-    """The snapshot that drafted it; None for recorded traffic without a drafter."""
-    alignment: str
-    """Fingerprint of the vocabulary pair; a learner for another pair must refuse the record."""
-    drafter_prompt_ids: np.ndarray
-    """uint32; the prompt in the drafter's own template, as served. The drafter read the last part of prompt and text
-    that its context holds; empty if it could not read the prompt."""
-    prompt_ids: np.ndarray  # uint32, the target's
-    before_ids: np.ndarray
-    """uint32; target ids emitted before the segment, the newest `window_tokens` of them."""
-    emitted_ids: np.ndarray  # uint32 [E], E >= 1
-    beliefs: TargetLogprobs | None
-    """None when the target gives no log-probabilities."""
-    rounds: Rounds
-    finish_reason: str | None
-    """stop or length if the text ends with this segment, else None."""
-    mode: str
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    seed: int
-    traceparent: str | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    has_logit_bias: bool = False
-    has_grammar: bool = False
-    noise_weight: float | None = None
-    """Largest weight of the target's noise in ranking the drafts of this segment (w of docs/algorithms.md section 4);
-    None where nothing was drafted, or the record does not say."""
-    has_settings: bool = True
-    """False: the engine did not report the settings of the request; mode, temperature, seed and the other settings here
-    are placeholders."""
+    request_id: Annotated[str, "the same for all segments of a request"]
+    segment: Annotated[int, "int", "0 for a request's first; (request_id, segment) names a record"]
+    time_ms: Annotated[int, "Unix milliseconds at which the segment ended"]
+    tenant: Annotated[str, "whose traffic"]
+    worker: Annotated[str, "which process"]
+    target: Annotated[str, "name of the target"]
+    drafter: Annotated[str, "name of the drafter"]
+    snapshot_version: Annotated[int | None, "snapshot that drafted; null for recorded traffic without a drafter"]
+    alignment: Annotated[str, "fingerprint of the vocabulary pair; a learner for another pair must refuse the record"]
+    drafter_prompt_ids: Annotated[
+        Uint32s,
+        "the prompt in the drafter's own template, as served. The drafter read the last part of prompt and text that "
+        "its context holds; empty if it could not read the prompt",
+    ]
+    prompt_ids: Annotated[Uint32s, "the prompt in the target's ids"]
+    before_ids: Annotated[Uint32s, "target ids emitted before the segment, the newest `window_tokens` of them"]
+    emitted_ids: Annotated[Uint32s, "target ids of this segment, at least one"]
+    beliefs: Annotated[TargetLogprobs | None, "null when the target gives no log-probabilities"]
+    rounds: Annotated[Rounds, "one entry per target pass"]
+    finish_reason: Annotated[str | None, "stop or length when the text ends with this segment"]
+    mode: Annotated[str, "fast or reproducible"]
+    seed: Annotated[int, {"type": "fixed", "name": "Seed", "size": SEED_BYTES}, "unsigned 64 bit, little-endian"]
+    traceparent: Annotated[str | None, "W3C trace context of the request"] = None
+    has_logit_bias: Annotated[bool, "whether the client moved logits of single ids"] = False
+    has_grammar: Annotated[bool, "whether the text had to match a grammar"] = False
+    noise_weight: Annotated[
+        float | None,
+        "largest weight of the target's noise in ranking the drafts of this segment (w of docs/algorithms.md section "
+        "4); null where nothing was drafted, or the record does not say",
+    ] = None
+    has_settings: Annotated[
+        bool, "false: the engine did not report the settings of the request; mode, seed and sampling are placeholders"
+    ] = True
 
     @property
     def request(self) -> str:

@@ -1,14 +1,20 @@
 """The wire format of the trace topic: Avro, one message per trace record.
 
-Columns of numbers are `bytes`, packed little-endian: plain Avro arrays decode 300 times slower. Shapes and
-meanings are those of record.py, under the same names. Ids are vocabulary ids; log-probabilities natural logs.
+Columns of numbers are `bytes`, packed little-endian: plain Avro arrays decode 300 times slower. Fields,
+shapes and meanings are those of record.py; the sampling settings come last.
 Key: the request id, so one request stays in order in one partition. Headers: see codec.headers.
 Evolution: a header names the version; any change of fields or of their meanings raises it, and a record of another
 version is refused as unknown.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import Field, fields
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from omnidraft.params import ROWS, SamplingNumbers
+from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
 
 SCHEMA_NAME = "omnidraft.trace"
 SCHEMA_VERSION = 1
@@ -30,114 +36,54 @@ MAX_ID = (1 << 24) - 1
 MAX_INT = (1 << 31) - 1
 """The largest `int` of Avro, whose readers do not check it and whose writers do."""
 
-RECORD_COLUMNS: Mapping[str, str] = {
-    "drafter_prompt_ids": "<u4",
-    "prompt_ids": "<u4",
-    "before_ids": "<u4",
-    "emitted_ids": "<u4",
-}
+
+def _annotated(holder: type) -> dict[str, tuple[Any, ...]]:
+    """Return name -> (Python type, what its annotation tells) of the fields of a class of record.py."""
+    hints = get_type_hints(holder, include_extras=True)
+    return {
+        name: (hint.__origin__, *hint.__metadata__) for name, hint in hints.items() if get_origin(hint) is Annotated
+    }
+
+
+def _columns(holder: type) -> dict[str, str]:
+    return {name: notes[0] for name, (python, *notes) in _annotated(holder).items() if python is np.ndarray}
+
+
+RECORD_COLUMNS = _columns(TraceRecord)
 """Column -> numpy type of its packed values."""
+LOGPROB_COLUMNS = _columns(TargetLogprobs)
+ROUND_COLUMNS = _columns(Rounds)
 
-LOGPROB_COLUMNS: Mapping[str, str] = {
-    "top_ids_EK": "<u4",
-    "top_log_p_EK": "<f2",
-    "emitted_log_p_E": "<f2",
-    "tail_log_p_E": "<f2",
-}
-
-ROUND_COLUMNS: Mapping[str, str] = {
-    "num_nodes_R": "<u2",
-    "num_accepted_R": "<u2",
-    "num_emitted_R": "<u2",
-    "num_draft_ids_R": "<u2",
-    "node_ids_M": "<u4",
-    "parents_M": "<u2",
-    "sources_M": "|u1",
-    "log_q_M": "<f2",
-    "accepted_M": "|u1",
-    "draft_ids_D": "<u4",
-    "draft_s_R": "<f4",
-    "target_s_R": "<f4",
-}
-
-SEED_BYTES = 8
+_AVRO_TYPES = {str: "string", int: "long", float: "double", bool: "boolean"}
 
 
-def _field(name: str, kind: Any, doc: str) -> dict[str, Any]:
-    return {"name": name, "type": kind, "doc": doc}
+def _field(name: str, annotated: Any, *notes: Any) -> dict[str, Any]:
+    """Return an Avro field; one that may be None is null or its type."""
+    python, *null = get_args(annotated) or (annotated,)
+    *kinds, doc = notes
+    if python is np.ndarray:
+        kind, doc = "bytes", f"{np.dtype(kinds[0]).name}, {doc}"
+    elif python in (TargetLogprobs, Rounds):
+        columns = [_field(column, *each) for column, each in _annotated(python).items()]
+        kind = {"type": "record", "name": name.capitalize(), "fields": columns}
+    else:
+        kind = kinds[0] if kinds else _AVRO_TYPES[python]
+    default = {"default": None} if null else {}
+    return {"name": name, "type": ["null", kind] if null else kind, **default, "doc": doc}
 
 
-def _optional(name: str, kind: str, doc: str) -> dict[str, Any]:
-    return {"name": name, "type": ["null", kind], "default": None, "doc": doc}
+def _sampling_field(each: Field[Any]) -> dict[str, Any]:
+    row = ROWS[each.name]
+    return _field(each.name, each.type, *(["int"] if row.bounds.is_integer else []), row.doc)
 
-
-def _columns(name: str, docs: Mapping[str, str]) -> dict[str, Any]:
-    return {"type": "record", "name": name, "fields": [_field(column, "bytes", doc) for column, doc in docs.items()]}
-
-
-_BELIEFS = _columns(
-    "Beliefs",
-    {
-        "top_ids_EK": "uint32, row by row, most probable first; K is its length over that of emitted_ids",
-        "top_log_p_EK": "float16, raw log-probability of each of them",
-        "emitted_log_p_E": "float16, of the emitted token",
-        "tail_log_p_E": "float16, log of the probability outside the K kept; -inf when nothing is",
-    },
-)
-
-_ROUNDS = _columns(
-    "Rounds",
-    {
-        "num_nodes_R": "uint16, drafted nodes of each target pass, the root not counted",
-        "num_accepted_R": "uint16, nodes on the target's path",
-        "num_emitted_R": "uint16, emitted tokens; they add up to those of the record",
-        "num_draft_ids_R": "uint16, draft tokens sampled for the tree",
-        "node_ids_M": "uint32, target ids of the drafted nodes, round after round",
-        "parents_M": "uint16, index within the round's tree: 0 is the root, the first drafted node is 1",
-        "sources_M": "uint8: 0 direct, 1 split, 2 merge, 3 lookup, 4 suffix, 5 forced",
-        "log_q_M": "float16, the drafter's log-probability of the node given its parent",
-        "accepted_M": "uint8, 1 for nodes on the target's path",
-        "draft_ids_D": "uint32, draft tokens, round after round",
-        "draft_s_R": "float32, seconds spent drafting",
-        "target_s_R": "float32, seconds of the target pass",
-    },
-)
 
 SCHEMA: Mapping[str, Any] = {
     "type": "record",
     "name": "TraceRecord",
     "namespace": "omnidraft",
-    "doc": "What a worker tells the learner about a stretch of emitted tokens.",
+    "doc": TraceRecord.__doc__,
     "fields": [
-        _field("request_id", "string", "the same for all segments of a request"),
-        _field("segment", "int", "0 for a request's first; (request_id, segment) names a record"),
-        _field("time_ms", "long", "Unix milliseconds at which the segment ended"),
-        _field("tenant", "string", "whose traffic"),
-        _field("worker", "string", "which process"),
-        _field("target", "string", "name of the target"),
-        _field("drafter", "string", "name of the drafter"),
-        _optional("snapshot_version", "long", "snapshot that drafted; null without a drafter"),
-        _field("alignment", "string", "fingerprint of the vocabulary pair"),
-        _field("drafter_prompt_ids", "bytes", "uint32, the prompt in the drafter's own template, as served"),
-        _field("prompt_ids", "bytes", "uint32, the prompt in the target's ids"),
-        _field("before_ids", "bytes", "uint32, target ids emitted before this segment, the newest of them"),
-        _field("emitted_ids", "bytes", "uint32, target ids of this segment, at least one"),
-        _field("beliefs", ["null", _BELIEFS], "null when the target gives no log-probabilities"),
-        _field("rounds", _ROUNDS, "one entry per target pass"),
-        _optional("finish_reason", "string", "stop or length when the answer ends here"),
-        _field("mode", "string", "fast or reproducible"),
-        _field("temperature", "double", "0 is greedy"),
-        _optional("top_k", "int", "null: off"),
-        _optional("top_p", "double", "null: off"),
-        _field("seed", {"type": "fixed", "name": "Seed", "size": SEED_BYTES}, "unsigned 64 bit, little-endian"),
-        _optional("traceparent", "string", "W3C trace context of the request"),
-        _optional("min_p", "double", "null: off"),
-        _field("repetition_penalty", "double", "1: off"),
-        _field("presence_penalty", "double", "0: off"),
-        _field("frequency_penalty", "double", "0: off"),
-        _field("has_logit_bias", "boolean", "whether the client moved logits of single ids"),
-        _field("has_grammar", "boolean", "whether the text had to match a grammar"),
-        _optional("noise_weight", "double", "largest share of the target's noise that a guess looked at, from 0 to 1"),
-        _field("has_settings", "boolean", "false: mode, temperature and all that shapes draws are unknown"),
+        *(_field(name, *each) for name, each in _annotated(TraceRecord).items()),
+        *map(_sampling_field, fields(SamplingNumbers)),
     ],
 }

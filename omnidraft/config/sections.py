@@ -1,7 +1,6 @@
 """Every setting, with its default and what it does when it is turned up; learning is in learning.py, log, registry,
 metrics and tracing in services.py, the worker's HTTP side and vLLM's proposer in worker.py."""
 
-import math
 import re
 from typing import Literal
 
@@ -44,10 +43,6 @@ class ModelSettings(Section):
     the target and `members` answer together, each as with `transformers`."""
     members: tuple[str, ...] = ()
     """With `engine = "ensemble"`: the other models; all have the target's tokenizer, maybe by `omnidraft transfer`."""
-    member_weights: tuple[float, ...] = ()
-    """The weights of the target and of each member, in any scale; equal without."""
-    member_mean: Literal["probabilities", "log-probabilities"] = "probabilities"
-    """What of the members' distributions the mean is taken of."""
     precision: Literal["auto", "float32", "bfloat16", "packed16", "int8", "int4"] = "auto"
     """The precision of the target. `auto`: bfloat16 on an accelerator; on a CPU bfloat16 weights in float32 arithmetic
     (`packed16`) or bfloat16, whichever is faster in a trial on this machine. `int8` and `int4` quantize the weights in
@@ -75,11 +70,6 @@ class ModelSettings(Section):
     input, so a mixed fleet sets `portable`, which leaves them out. A named one has to work: a worker that cannot run it
     refuses to start. `torch` uses no kernels of ours.
     ONEDNN_MAX_CPU_ISA pins the instructions of oneDNN."""
-
-    packed_cache_gib: float = Field(20.0, ge=0)
-    """GiB of disk for models packed for our kernels, which later starts map and share. The longest unused go first; 0
-    packs at every start."""
-
     tool_formats: dict[str, ToolFormat] = Field(default_factory=dict)
     """How a target writes calls of tools, by its name: `hermes` (as Qwen), `llama3` or `mistral`. For a target that is
     not here its chat template says it; see docs/http-api.md."""
@@ -98,14 +88,6 @@ class ModelSettings(Section):
             raise ValueError(
                 f"models.members are for engine = 'ensemble', and it needs some; engine is {self.engine!r}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _has_a_positive_weight_for_each_member(self) -> "ModelSettings":
-        num_models = 1 + len(self.members)
-        are_positive = all(0 < weight < math.inf for weight in self.member_weights)
-        if self.member_weights and self.members and not (are_positive and len(self.member_weights) == num_models):
-            raise ValueError(f"models.member_weights needs a positive number for each of {num_models} models")
         return self
 
     @model_validator(mode="after")

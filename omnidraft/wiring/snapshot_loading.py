@@ -59,9 +59,9 @@ def base_drafter(settings: Settings, tokenizers: Vocabularies) -> "SharedDrafter
 def _load_base_drafter(settings: Settings, folder: Path) -> DraftModel:
     from omnidraft.models.native.drafter import cached_drafter
 
-    section, cache = settings.models, packed_cache(settings)
+    section, cache = settings.models, packed_cache()
     stages.info("loading %s", section.drafter)
-    if cache is not None and (cached := cached_drafter(folder, section.drafter_precision, section.kernels, cache)):
+    if cached := cached_drafter(folder, section.drafter_precision, section.kernels, cache):
         return cached
     from omnidraft.models.hf.drafter import load_drafter  # takes seconds
 

@@ -63,14 +63,6 @@ def test_a_precision_is_refused_where_a_gguf_file_has_one():
     assert "with models.engine = 'llamacpp' the GGUF file says it" in said
 
 
-@pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.0), (1.0, -1.0), (1.0, float("inf")), (1.0, 1.0, 1.0)])
-def test_an_ensemble_needs_a_positive_weight_for_each_model(weights):
-    models = {"engine": "ensemble", "members": ["b"]}
-    assert config.load(environ={}, models=models | {"member_weights": (2, 1)}).models.member_weights == (2, 1)
-    said = problem(environ={}, models=models | {"member_weights": weights})
-    assert "models.member_weights needs a positive number for each of 2 models" in said
-
-
 def test_settings_for_one_target_differ_in_nothing_else(toml):
     settings = config.load(toml("[models]\ntarget = 'a'\nmore_targets = ['b']\n[learner]\nseed = 7\n"), environ={})
     alone = config.load(toml("[models]\ntarget = 'b'\n[learner]\nseed = 7\n"), environ={})

@@ -179,11 +179,6 @@ class SchedulerSettings(Section):
     kv_cache_gib: float = Field(4.0, gt=0)
     """Memory for each target's keys and values, in GiB. When it is full, cached prefixes go first, and the newest text
     waits then; its keys are computed again."""
-    prefix_caching: bool = True
-    """Keep the keys of finished texts for requests of the same client or tenant that begin with the same tokens."""
-    public_prompts: tuple[str, ...] = ()
-    """System prompts whose keys everybody may share. Others can find out, by the time to the first token, that one of
-    them was used lately, and nothing else."""
 
 
 class RecorderSettings(Section):

@@ -42,13 +42,12 @@ class Engine:
         recording: RecorderSettings,
         tracing: Tracing | None = None,
         has_pass_spans: bool = True,
-        has_prefix_caching: bool = True,
         recent: RecentTexts | None = None,
         drafter_memory: DrafterMemory | None = None,
     ) -> None:
-        """Serve one pair. With `has_pass_spans` every pass is a span of its own, where `tracing` is on. Without
-        `has_prefix_caching` no text reuses another one's keys. Texts that end are remembered in `recent`, which the
-        draft sources of the slot's snapshots read; their drafters keep keys in `drafter_memory`."""
+        """Serve one pair. With `has_pass_spans` every pass is a span of its own, where `tracing` is on. Texts that end
+        are remembered in `recent`, which the draft sources of the slot's snapshots read; their drafters keep keys in
+        `drafter_memory`."""
         self.drift_throttle = DriftThrottle()
         self.pair = pair
         self.slot = slot
@@ -59,7 +58,6 @@ class Engine:
         self._recording = recording
         self._tracing = tracing or NoopTracing()
         self._has_pass_spans = has_pass_spans
-        self._has_prefix_caching = has_prefix_caching
         self.recent = recent
         self._drafter_memory = drafter_memory or DrafterMemory(0)
         self._num_preemptions = 0
@@ -88,8 +86,7 @@ class Engine:
         """
         snapshot = snapshot or self.slot.snapshot_for(request.request_id)
         decode_request = replace(decoded or self.decode_request(request), cache_scope=cache_scope)
-        scope = cache_scope if self._has_prefix_caching else None
-        sequence = self.decoder.add(decode_request, snapshot.proposer, client=client, cache_scope=scope)
+        sequence = self.decoder.add(decode_request, snapshot.proposer, client=client, cache_scope=cache_scope)
         try:
             observers = self._observers(request, decode_request, snapshot)
         except BaseException:

@@ -55,11 +55,11 @@ def shared_drafting(
     return SharedDrafting(policy_for, costs.step_s, memory or drafter_memory(), recent)
 
 
-def drafter_memory(*, keeps_ended: bool = True) -> "DrafterMemory":
-    """Return the memory for the keys of one target's drafters; with `keeps_ended` those of ended texts stay."""
+def drafter_memory() -> "DrafterMemory":
+    """Return the memory for the keys of one target's drafters."""
     from omnidraft.decode.drafting.session_pool import DrafterMemory
 
-    return DrafterMemory(_DRAFTER_IDS, keeps_ended=keeps_ended)
+    return DrafterMemory(_DRAFTER_IDS)
 
 
 def proposer(

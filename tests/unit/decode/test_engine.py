@@ -402,16 +402,6 @@ def test_a_text_that_runs_when_all_is_forgotten_leaves_nothing_behind(
     assert (engine.recent.num_ids, len(engine.decoder.scheduler.prefixes), memory.num_ids) > (0, 0, 0)
 
 
-def test_without_prefix_caching_the_drafter_keeps_no_keys_either(
-    tiny_models: tuple[Path, Path], omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
-    engine = wiring.engine(tiny_settings(tiny_models, scheduler={"prefix_caching": False}), CountingMetrics()).engine
-    finish(engine, make_request())
-    assert engine._drafter_memory.num_ids == 0
-    assert len(engine.decoder.scheduler.prefixes) == 0
-
-
 def finish(engine: Engine, request: GenerationRequest | None = None) -> None:
     """Run rounds until nothing is left, of this request too."""
     if request is not None:

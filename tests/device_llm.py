@@ -29,7 +29,6 @@ DECODE: dict[str, Any] = {
     "policy": "fixed",
     "num_draft_tokens": 5,
     "threads": 1,
-    "prefill_rows": 16,
 }
 TOPIC = "omnidraft.traces.v1"
 NUM_ASKED = 16

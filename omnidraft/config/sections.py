@@ -124,27 +124,13 @@ class DecodeSettings(Section):
 
     mode: Mode = "fast"
     """`fast`: exact in distribution, equal to plain decoding's text up to rounding. `reproducible`: equal to it bit for
-    bit. Targets of the Llama family on our kernels have no cost for it; for others every pass is padded to one width
-    and one KV capacity, which the next four settings determine."""
-    width: int = Field(6, ge=2, le=64)
-    """Ids in a row of a padded pass: one emitted token and `width - 1` drafted ones."""
-    chains: int = Field(1, ge=1, le=16)
-    """Rows of a padded pass, each a chain of the tree. Above 1 reproducible mode takes trees, with `chains` times the
-    memory for keys; a pass computes `chains * width` ids, drafted or not."""
-    prefill_rows: int = Field(48, ge=1)
-    """Rows of a padded prefill pass."""
-    capacity_step: int = Field(256, ge=64)
-    """KV capacities begin with a multiple of this and double with the text; higher means fewer self-tests and more
-    masked computation."""
+    bit. Targets of the Llama family on our kernels have no cost for it; for others all passes have one shape."""
     policy: Literal["cost", "acceptance", "threshold", "fixed"] = "cost"
     """The drafting policy. `cost`: the tree with the most tokens per second by measured costs and agreement, possibly
     empty. `acceptance`: one chain until the drafter's acceptance head (`learner.head`) predicts a rejection.
     `threshold`: one chain until measured agreement does. `fixed`: one chain of `num_draft_tokens`."""
     num_draft_tokens: int = Field(15, ge=0, le=63)
     """The maximal number of tokens drafted per step, siblings included; 0 turns speculation off."""
-    max_rejection: float = Field(0.7, gt=0, lt=1)
-    """The `acceptance` policy stops when the probability of a rejection in the chain exceeds this (gamma of
-    SpecDec++)."""
     suffix_memory: bool = True
     """Also draft what followed the longest end of the text before: in this request, in what this worker lately said to
     the same tenant (omnidraft/memory/recent_texts.py), and in the fleet's memory of the tenant."""

@@ -153,7 +153,7 @@ def policy(
         case "fixed":
             return FixedPolicy()
         case "acceptance":
-            return AcceptancePolicy(settings.max_rejection)
+            return AcceptancePolicy()
         case "threshold":
             return ThresholdPolicy()
         case "cost":

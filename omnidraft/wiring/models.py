@@ -63,7 +63,7 @@ def _target_on_kernels_or_transformers(settings: Settings, folder: Path) -> Targ
         return cached
     from omnidraft.models.hf.target import load_target  # takes seconds
 
-    loaded = load_target(folder, settings.decode, **options, cache=cache)
+    loaded = load_target(folder, **options, cache=cache)
     gc.collect()  # of the model in torch's form, which may be gigabytes; a worker that starts collects nothing itself
     return loaded
 
@@ -87,7 +87,9 @@ def _llamacpp_target(settings: Settings, tokenizers: TargetVocabulary) -> Target
     require_surviving_build(gguf, store.default_home())
     max_texts = settings.scheduler.max_num_seqs
     name = _name(settings.models.target, gguf)
-    return load_target(gguf, tokenizers.target.vocabulary, settings.decode, name=name, max_texts=max_texts)
+    return load_target(
+        gguf, tokenizers.target.vocabulary, name=name, threads=settings.decode.threads, max_texts=max_texts
+    )
 
 
 def _name(model: str, source: Path) -> str:

@@ -46,7 +46,6 @@ precision = "float32"
 drafter_precision = "float32"
 [decode]
 threads = 1
-prefill_rows = 16
 mode = "reproducible"
 [log]
 url = "kafka://{kafka_bootstrap}"

@@ -25,7 +25,6 @@ Check = Callable[..., subprocess.CompletedProcess[str]]
 def environ(omnidraft_home: Path, tiny_models: tuple[Path, Path]) -> dict[str, str]:
     return {
         **tiny_pair_environ(omnidraft_home, tiny_models),
-        "OMNIDRAFT_DECODE__PREFILL_ROWS": "16",
         "OMNIDRAFT_DECODE__POLICY": "fixed",  # `cost` may draft nothing on so small a pair
         "COLUMNS": "150",
     }

@@ -186,7 +186,6 @@ precision = "float32"
 drafter_precision = "float32"
 [decode]
 threads = 1
-prefill_rows = 16
 mode = "reproducible"
 [learner]
 records_per_step = 4

@@ -120,8 +120,8 @@ def test_a_misspelt_variable_is_refused_by_name(environ, name):
     [
         ("[learner]\nseeed = 1\n", "setting learner.seeed: there is no such setting"),
         ("[lerner]\nseed = 1\n", "setting lerner: there is no such setting"),
-        ("[decode]\nwidth = 1\n", "setting decode.width: Input should be greater than or equal to 2, got 1"),
-        ("[decode]\nwidth = 1\n[worker]\nport = 70000\n", "got 1; setting worker.port: "),
+        ("[decode]\nthreads = 0\n", "setting decode.threads: Input should be greater than or equal to 1, got 0"),
+        ("[decode]\nthreads = 0\n[worker]\nport = 70000\n", "got 0; setting worker.port: "),
         ("decode = 3\n", "setting decode: "),
         ("[decode\n", "is not TOML"),
     ],

@@ -16,7 +16,7 @@ from omnidraft.models.native.thread_count import ThreadCount
 from omnidraft.models.precision import PackedLinear
 from omnidraft.ports import DraftTree
 from tests.unit.models.native.packed_levels import rounds_inputs, unpacked
-from tests.unit.models.tiny import CONFIGS, SETTINGS, text, tiny_model, whole_pass
+from tests.unit.models.tiny import CONFIGS, PASSES, text, tiny_model, whole_pass
 
 PRECISIONS = ["packed16", "int8", "int4"]
 MAX_ERROR = {"packed16": 0.03, "bfloat16": 0.05, "int8": 0.08}
@@ -114,7 +114,7 @@ def test_a_models_logits_stay_close_and_its_head_keeps_8_bits(precision, name):
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3"])
 def test_a_packed_target_keeps_its_bits_however_the_text_was_drafted(precision, name):
     model = precisions.apply(copy.deepcopy(tiny_model(name)), precision)
-    target = TransformersTarget(model, SETTINGS, name=name, precision=precision)
+    target = TransformersTarget(model, PASSES, name=name, precision=precision)
     prompt, following, scores = text(19), text(11, seed=3), []
     for sizes in ([1] * 12, [4, 4, 4], [1, 3, 4, 2, 2]):
         session, rows, ids = target.open(prompt, 40, "reproducible"), [], [prompt[-1], *following]

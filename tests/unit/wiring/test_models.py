@@ -101,7 +101,7 @@ def text_of(worker: wiring.Worker, num_draft_tokens: int = 5) -> str:
 def test_a_snapshots_head_judges_for_the_acceptance_policy_and_the_text_is_the_targets(
     settings: Settings, with_head: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    decode = settings.decode.model_copy(update={"policy": "acceptance", "max_rejection": 0.95})
+    decode = settings.decode.model_copy(update={"policy": "acceptance"})
     asking = settings.model_copy(update={"decode": decode})
     with caplog.at_level(logging.INFO):
         judged = wiring.engine(asking, CountingMetrics(), snapshot=str(with_head))

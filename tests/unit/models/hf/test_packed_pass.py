@@ -12,7 +12,7 @@ from omnidraft.models.hf.drafter import TorchDrafter
 from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.ports import DraftTree
 from tests.unit.models.drafted_trees import BUSHY, CLOSE, drafted
-from tests.unit.models.tiny import CONFIGS, SETTINGS, SHAPE, VOCAB_SIZE, text, tiny_model, tiny_target, whole_pass
+from tests.unit.models.tiny import CONFIGS, PASSES, SHAPE, VOCAB_SIZE, text, tiny_model, tiny_target, whole_pass
 
 
 @pytest.fixture(scope="module", params=["text by text", "in groups"], autouse=True)
@@ -74,7 +74,7 @@ def test_a_model_with_a_table_of_positions():
     torch.manual_seed(1)
     config = GPT2Config(vocab_size=VOCAB_SIZE, n_positions=64, n_embd=32, n_layer=2, n_head=2)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
-    target = TransformersTarget(model, SETTINGS, name="gpt2", precision="float32")
+    target = TransformersTarget(model, PASSES, name="gpt2", precision="float32")
     check_two_texts(target, model)
 
 

@@ -16,7 +16,6 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from omnidraft.config import DecodeSettings
 from omnidraft.errors import ModelCorrupt
 from omnidraft.models.hf.drafter import load_drafter
 from omnidraft.models.hf.target import load_model, load_target
@@ -46,7 +45,7 @@ def cache(tmp_path: Path) -> PackedCache:
 
 
 def load(source: Path, cache: PackedCache | None, precision: str = "int8") -> LlamaTarget:
-    loaded = load_target(source, DecodeSettings(), name="tiny", precision=precision, cache=cache)
+    loaded = load_target(source, name="tiny", precision=precision, cache=cache)
     assert isinstance(loaded, LlamaTarget)
     return loaded
 
@@ -244,7 +243,6 @@ def test_a_file_that_the_disk_spoils_while_it_is_written_is_not_used(source, cac
 
 PACK = (
     "import sys, time; from pathlib import Path\n"
-    "from omnidraft.config import DecodeSettings\n"
     "from omnidraft.models.hf.target import load_target\n"
     "from omnidraft.models.native import packed_cache, packed_file\n"
     "write, append = packed_cache.write, packed_file._append\n"
@@ -256,7 +254,7 @@ PACK = (
     "    return append(*arguments)\n"
     "packed_cache.write, packed_file._append = counted, slow\n"
     "cache = packed_cache.PackedCache(Path(sys.argv[2]), 2**30)\n"
-    "load_target(Path(sys.argv[1]), DecodeSettings(), name='tiny', precision='int8', cache=cache)\n"
+    "load_target(Path(sys.argv[1]), name='tiny', precision='int8', cache=cache)\n"
     "print('loaded', flush=True)\n"
 )
 

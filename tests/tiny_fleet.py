@@ -104,7 +104,7 @@ def _worker(settings: config.Settings) -> Iterator[tuple[wiring.Worker, str]]:
         requests.close(PATIENCE_S)
     assert worker.producer is not None
     worker.producer.close(PATIENCE_S)
-    tracing.close(PATIENCE_S)
+    tracing.close()
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def _learner(settings: config.Settings, folder: Path) -> Iterator[int]:
     ):
         assert exposition.port is not None
         yield exposition.port
-    tracing.close(PATIENCE_S)
+    tracing.close()
 
 
 @contextmanager

@@ -181,12 +181,6 @@ class RecorderSettings(Section):
     """Records that may wait for the log; a full queue drops and counts records, it never blocks."""
     top_k: int = Field(16, ge=1, le=1024)
     """The target's log-probabilities recorded per position; more teach more and cost 6 bytes each per token."""
-    segment_tokens: int = Field(256, ge=1, le=4096)
-    """Emitted tokens per record."""
-    window_tokens: int = Field(1024, ge=0)
-    """Earlier ids that a later segment of a long answer contains as context."""
-    drain_timeout_s: float = Field(10.0, ge=0)
-    """The time a stopping worker waits for the log to acknowledge queued records."""
 
     @field_validator("redactor")
     @classmethod

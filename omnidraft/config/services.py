@@ -210,10 +210,6 @@ class TracingSettings(Section):
     endpoint: str | None = None
     """A collector that takes OTLP over HTTP, such as http://collector:4318; None: no tracing.
     OTEL_EXPORTER_OTLP_ENDPOINT sets it; its headers and certificates come from OTEL_EXPORTER_OTLP_* too."""
-    passes: bool = True
-    """Whether every pass of the target is a span of its own."""
-    timeout_s: float = Field(5.0, gt=0)
-    """The timeout of one batch, and of the last batches when the process stops."""
 
     @field_validator("endpoint")
     @classmethod

@@ -74,20 +74,13 @@ class WorkerSettings(Section):
     clients share."""
     max_body_bytes: int = Field(1_000_000, ge=1)
     """Larger bodies get 413."""
-    header_timeout_s: float = Field(10.0, gt=0)
-    """The time from the first byte to the end of a request's headers; then 408. Higher keeps half-sent requests
-    longer."""
-    body_timeout_s: float = Field(30.0, gt=0)
-    """The time from the end of the headers to the end of the body; then 408."""
-    write_timeout_s: float = Field(60.0, gt=0)
-    """The time for which a client may read nothing of its response; then its request is cancelled."""
     idle_timeout_s: int = Field(5, ge=1)
-    """The time for which a connection stays open without a request."""
+    """The time for which a connection stays open without a request; behind a proxy, longer than the proxy's own."""
     max_new_tokens: int | None = Field(None, ge=1)
     """The most tokens of an answer, whatever the request says; None: as many as the context holds."""
     drain_timeout_s: float = Field(15.0, ge=0)
     """The time accepted requests have to finish after SIGTERM; then they end with an error. Whatever kills the process
-    has to wait longer than this and `recorder.drain_timeout_s` together."""
+    has to wait 10 seconds longer, for the log to take the last records."""
     poll_s: float = Field(2.0, gt=0)
     """The interval at which the registry is read for the champion, in case an announcement was missed."""
     tenant: TenantName = "default"

@@ -94,7 +94,7 @@ class DistillerActor:
             self._distiller.run(self.stopping.is_set)
         finally:
             shutil.rmtree(folder, ignore_errors=True)  # at once: Ray ends processes without their exit handlers
-            tracing.close(self._settings.tracing.timeout_s)
+            tracing.close()
 
     def status(self) -> dict[str, Any]:
         """Return the fields of distill.control.Status, the process id and its memory, the metrics in Prometheus' text

@@ -113,11 +113,10 @@ class VllmProposer:
         with self._lock:
             self._batching.rounds.close()
         if self._batching.producer is not None:
-            self._batching.producer.close(self._drain_s)
+            self._batching.producer.close()
 
     def _start(self, settings: Settings) -> None:
         assert self._batching is not None
-        self._drain_s = settings.recorder.drain_timeout_s
         threading.Thread(target=self._tick, name="omnidraft-tick", daemon=True).start()
         if (refresher := self._batching.updater) is not None:
             threading.Thread(target=refresher.run, args=(self._stop,), name="omnidraft-refresher", daemon=True).start()

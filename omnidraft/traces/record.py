@@ -1,4 +1,4 @@
-"""The trace record: up to `segment_tokens` emitted tokens of one request, with the target's log-probabilities.
+"""The trace record: up to 256 emitted tokens of one request, with the target's log-probabilities.
 
 Shapes: E emitted target tokens of this segment, K log-probabilities recorded, R rounds (target passes),
 M drafted nodes of all rounds together (roots left out), D draft tokens of all rounds together.
@@ -105,7 +105,7 @@ class TraceRecord:
     that its context holds; empty if it could not read the prompt."""
     prompt_ids: np.ndarray  # uint32, the target's
     before_ids: np.ndarray
-    """uint32; target ids emitted before the segment, the newest `window_tokens` of them."""
+    """uint32; target ids emitted before the segment, the newest 1,024 of them."""
     emitted_ids: np.ndarray  # uint32 [E], E >= 1
     beliefs: TargetLogprobs | None
     """None when the target gives no log-probabilities."""

@@ -212,7 +212,7 @@ class SequenceOpener:
         from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 
         assert self._producer is not None
-        settings, models = self._settings, self._settings.models
+        models = self._settings.models
         context = RecordContext(
             request_id,
             request.tenant,
@@ -223,4 +223,4 @@ class SequenceOpener:
             self._tokenizers.alignment.fingerprint,
             has_settings=False,
         )
-        return TraceRecordBuilder(request, context, settings.recorder, self._producer.emit)
+        return TraceRecordBuilder(request, context, self._producer.emit)

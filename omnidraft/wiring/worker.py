@@ -212,9 +212,8 @@ def _engine(
         producer,
         metrics,
         decode=settings.decode,
-        recording=settings.recorder,
+        opted_out=settings.recorder.opted_out,
         tracing=tracing,
-        has_pass_spans=settings.tracing.passes,
         recent=recent if settings.decode.suffix_memory else None,
         drafter_memory=keys,
     )

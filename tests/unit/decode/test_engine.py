@@ -37,6 +37,7 @@ def worker(
     """One that records into a log of its own, with short segments."""
     monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
     made = wiring.worker(_recording(tiny_models, tmp_path), CountingMetrics())
+    made.engine.segment_tokens = 8
     yield made
     assert made.producer is not None
     made.producer.close(5.0)
@@ -47,7 +48,7 @@ def _recording(models: tuple[Path, Path], root: Path):
         models,
         log={"url": f"sqlite:///{root}/log.db"},
         registry={"url": f"directory:///{root}/registry"},
-        recorder={"segment_tokens": 8, "opted_out": ["private"]},
+        recorder={"opted_out": ["private"]},
     )
 
 

@@ -93,7 +93,7 @@ def decoded(
 def record_of(text: Decoded) -> TraceRecord:
     origin = RecordContext("request", "tenant", "worker", "target", "drafter", None, ALIGNMENT.fingerprint)
     records: list[TraceRecord] = []
-    builder = TraceRecordBuilder(text.request, origin, config.RecorderSettings(), records.append)
+    builder = TraceRecordBuilder(text.request, origin, records.append)
     for step in text.steps:
         builder.take(step)
     [record] = records

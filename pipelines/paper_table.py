@@ -87,9 +87,7 @@ TABLES: Mapping[str, Mapping[str, Row]] = {
     },
     "loss": {loss: Row({"loss": loss}, decode=None) for loss in LOSSES},
     "cache": {
-        f"{capacity}, {eviction}": Row(PAPER, {"mode": "online", "capacity": capacity, "eviction": eviction})
-        for capacity in (16, 256, 4096)
-        for eviction in ("lru", "lfu")
+        f"{capacity} entries": Row(PAPER, {"mode": "online", "capacity": capacity}) for capacity in (16, 256, 4096)
     },
     "temperature": {
         f"{name}, T = {temperature:g}": replace(METHODS[name], temperature=temperature)

@@ -107,12 +107,10 @@ class CacheSettings(Section):
 
     mode: Literal["online", "frozen", "off"] = "online"
     """`online`: workers and the distiller learn entries from what the target emits. `frozen`: entries stay those of the
-    snapshot, or of a new cache (see `warm`); where a tenant is forgotten, those of a new one. `off`: frozen, and never
-    drafted from, so nothing is merged."""
+    snapshot, or none; where a tenant is forgotten, none. `off`: frozen, and never drafted from, so nothing is
+    merged."""
     capacity: int = Field(200_000, ge=1)
-    eviction: Literal["lru", "lfu"] = "lfu"
-    warm: bool = False
-    """Start with the canonical n-gram of every target token instead of empty."""
+    """Entries, of 24 bytes each; the least used ones make way."""
 
 
 GROUP_KEYS = "memory group "
@@ -132,9 +130,6 @@ class MemorySettings(Section):
     snapshots that keep it (`registry.keep_resume`), less what did not change where the registry links files."""
     max_tenants: int = Field(200, ge=1, le=400)
     """Tenants that have a memory, those that were heard of last. Each is a file in the snapshot and in its manifest."""
-    prompt_tokens: int = Field(64, ge=0)
-    """Tokens of the end of a prompt kept before its answer, so that the answer's beginning is found too. Higher keeps
-    more of what users sent and fewer answers."""
     groups: dict[str, str] = Field(default_factory=dict)
     """Tenant, as records name it -> group: the tenants of a group share one memory, so each is drafted what was said to
     others. Give distillers and workers the same; without an entry a tenant's memory is for itself alone."""

@@ -26,6 +26,7 @@ from tests.homes import make_home
 from tests.snapshot_folders import manifest
 from tests.tiny_engine import tiny_settings
 from tests.tiny_gguf import write_scaled_gguf
+from tests.warm_cache import warmed
 
 
 @pytest.fixture
@@ -40,8 +41,8 @@ def settings(
 def folder(settings: Settings, tmp_path: Path) -> Path:
     """The base drafter with a warm n-gram cache, not published."""
     words = wiring.vocabularies(settings)
-    cache = wiring.ngram_cache(settings, words, None)
-    assert cache.warm(words.alignment) > 0
+    cache = warmed(wiring.ngram_cache(settings, words, None), words.alignment)
+    assert len(cache) > 0
     told = manifest("warm", target=settings.models.target, drafter=settings.models.drafter)
     bundle.write(tmp_path / "warm", told, {bundle.NGRAMS: cache.to_arrays()})
     return tmp_path / "warm"

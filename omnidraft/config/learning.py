@@ -138,33 +138,20 @@ class MemorySettings(Section):
 class ControllerSettings(Section):
     """The rule by which a challenger becomes the champion."""
 
-    poll_s: float = Field(1.0, gt=0)
     tolerance: float = Field(0.0, ge=0)
     """Held-out agreement may be this much lower and still be promoted."""
     confidence: float = Field(0.5, ge=0.5, lt=1)
     """The confidence of that comparison, and of a canary's: 0.5 compares the measured values, 0.95 promotes only what
     is as good with 95 % confidence by the held-out requests, which takes more of them, or gains of several
     snapshots."""
-    refusals_before_rewind: int = Field(6, ge=0)
-    """After so many challengers in a row that were worse than the champion, learning goes back to the champion's
-    weights and optimizer, and on from its own place in the log. 0: never."""
-    speed_tolerance: float = Field(0.02, ge=0)
-    """The speed-up predicted from held-out records may be this share lower and still be promoted."""
+    speed_tolerance: float = Field(0.05, ge=0)
+    """A challenger may be this share slower and still be promoted: by the speed-up that is predicted from held-out
+    records, and as a canary by its seconds per token."""
     canary_share: float = Field(0.0, ge=0, le=0.5)
     """The share of the requests that a challenger serves before it is promoted; 0 promotes without a canary. The
     request id decides which requests these are, alike on every worker."""
     canary_requests: int = Field(50, ge=2)
     """Requests that canary and champion must both have served before they are compared. Where that leaves it open
-    whether the canary is slower than the tolerance, they are compared once more after `canary_timeout_s`."""
-    canary_tolerance: float = Field(0.05, ge=0)
-    """A canary may take this share more seconds per token than the champion and still be promoted."""
-    canary_timeout_s: float = Field(600.0, gt=0)
-    """After this time it is judged by the requests so far, and refused if it is still open. Without traffic it is
-    promoted; where only the champion served though requests were due to the canary, as no worker could load it, it is
+    whether the canary is too slow, or fewer come, they are compared after ten minutes. Without traffic it is promoted
+    then; where only the champion served though requests were due to the canary, as no worker could load it, it is
     refused."""
-
-
-class DriftSettings(Section):
-    """The controller's drift detection: a fall of agreement on a tenant's traffic, and its recovery."""
-
-    enabled: bool = True

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from omnidraft.config.learning import CacheSettings, ControllerSettings, DriftSettings, LearnerSettings, MemorySettings
+from omnidraft.config.learning import CacheSettings, ControllerSettings, LearnerSettings, MemorySettings
 from omnidraft.config.services import LogSettings, MetricsSettings, RegistrySettings, Section, TracingSettings
 from omnidraft.config.worker import VllmSettings, WorkerSettings
 
@@ -203,7 +203,6 @@ class Settings(Section):
     cache: CacheSettings = CacheSettings()
     memory: MemorySettings = MemorySettings()
     controller: ControllerSettings = ControllerSettings()
-    drift: DriftSettings = DriftSettings()
     worker: WorkerSettings = WorkerSettings()
     metrics: MetricsSettings = MetricsSettings()
     tracing: TracingSettings = TracingSettings()

@@ -96,7 +96,7 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
         traffic=RequestStatsReader(
             log_reader(settings, settings.log.traces_topic), target=models.target, drafter=models.followed_drafter
         ),
-        recovery=recovery if settings.drift.enabled else None,
+        recovery=recovery,
         follower=control_follower(settings, metrics, FOLLOWED_KINDS),
         statements=statements,
         restate_s=restate_s(settings),

@@ -62,13 +62,10 @@ learning_rate = 3e-3
 port = {port}
 poll_s = 0.5
 [controller]
-poll_s = 0.3
 tolerance = 1.0
-speed_tolerance = 1.0
+speed_tolerance = 100.0
 canary_share = 0.4
 canary_requests = 2
-canary_tolerance = 100.0
-canary_timeout_s = 5.0
 """)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))

@@ -195,7 +195,6 @@ learning_rate = 1e-3
 threads = 1
 nice = 5
 [controller]
-poll_s = 0.5
 tolerance = 1.0
 [worker]
 poll_s = 0.5

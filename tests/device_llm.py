@@ -13,6 +13,7 @@ from typing import Any
 
 from omnidraft import LLM, SamplingParams
 from omnidraft.bus.sqlite_log import SqliteReader
+from omnidraft.distill.ingest import crash_journal
 from omnidraft.fleet.controller import Controller
 from omnidraft.models.hf.trainable_drafter import TransformersTrainable
 
@@ -108,7 +109,8 @@ def die_in_request(home: Path, models: tuple[Path, Path]) -> None:
         return output
 
     TransformersTrainable.hidden = interrupted  # type: ignore[method-assign]
-    llm = open_llm(home, models, poison_tries=1)
+    crash_journal.TRIES = 1
+    llm = open_llm(home, models)
     assert llm.learning is not None
     if not num_recorded(home):
         with llm.learning.request():

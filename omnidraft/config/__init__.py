@@ -12,7 +12,6 @@ if TYPE_CHECKING:
         ControllerSettings,
         LearnerSettings,
         MemorySettings,
-        TenantFactorSettings,
     )
     from omnidraft.config.secrets import masked
     from omnidraft.config.sections import (
@@ -55,7 +54,6 @@ __all__ = [
     "SchedulerSettings",
     "Section",
     "Settings",
-    "TenantFactorSettings",
     "TracingSettings",
     "VllmSettings",
     "WorkerSettings",

@@ -20,25 +20,6 @@ class AlmSettings(Section):
     """Chunks grow until a word starts after them with more than this probability; 0 never merges."""
 
 
-class TenantFactorSettings(Section):
-    """Low-rank factors of single tenants over the shared drafter: each learns from its tenant's records only."""
-
-    most_tenants: int = Field(0, ge=0)
-    """Tenants that have factors of their own: those with most records in the replay buffer, and with 4 held-out
-    requests or more. 0: none. With SmolLM2-135M and rank 8 each takes 4.9 MB in every worker for each snapshot that is
-    loaded, 9.8 MB in the learner and in the resume part of a snapshot; `learner.tenants` names those who may have
-    some."""
-    rank: int = Field(8, ge=1)
-    """Higher learns more of a tenant, and takes memory and time of drafter steps in proportion."""
-    steps: int = Field(8, ge=1)
-    """Steps for each tenant with every snapshot, on the weights of that snapshot, of `records_per_step` records; the
-    snapshot waits for all of them."""
-    learning_rate: float = Field(1e-3, gt=0)
-    confidence: float = Field(0.95, ge=0.5, lt=1)
-    """Factors serve their tenant if they agree better with its held-out requests than the drafter without them, as
-    surely as this says for each tenant alone."""
-
-
 class LearnerSettings(Section):
     """Training of the drafter. Defaults are the paper's (OmniDraft, section 5) unless measurements favour others."""
 
@@ -61,15 +42,17 @@ class LearnerSettings(Section):
     records_per_step: int = Field(4, ge=1)
     replay_records: int = Field(0, ge=0)
     """Records of earlier steps that each step replays against forgetting, sampled evenly over tenants."""
-    tenant_factors: TenantFactorSettings = TenantFactorSettings()
+    factor_tenants: int = Field(0, ge=0)
+    """Tenants that have low-rank factors of their own over the shared drafter: those with most records in the replay
+    buffer, and with 4 held-out requests or more. 0: none. With SmolLM2-135M each takes 4.9 MB in every worker for each
+    snapshot that is loaded, 9.8 MB in the learner and in the resume part of a snapshot; `tenants` names those who may
+    have some."""
     steps_per_snapshot: int = Field(12, ge=1)
     max_tokens: int = Field(768, ge=32)
     """Draft tokens of prompt and answer used per record; longer ones lose the front of the prompt. The drafter's
     context limits it too."""
     held_out_every: int = Field(16, ge=0)
     """Every n-th record measures agreement and is never learned from; 0 holds none out."""
-    held_out_records: int = Field(24, ge=1)
-    """The number of held-out records kept, the newest ones of each tenant."""
     pinned_held_out: Path | None = None
     """A trace archive (`omnidraft traces export --held-out`) of up to 256 records that judges every snapshot too: one
     that agrees less with it than the champion is not promoted. Writers of the log cannot change it. Records of this log
@@ -81,9 +64,6 @@ class LearnerSettings(Section):
     max_lag_records: int = Field(20_000, ge=0)
     """When more messages than this wait in the log as a snapshot is made, learning goes on at the newest, a tenth of
     this number; those before are counted as `passed_over`. 0: every record is learned, however late."""
-    poison_tries: int = Field(3, ge=0)
-    """The number of crashes over a step's records after which they are tried one by one, and over a single record after
-    which it is dead-lettered. 0: never, and a record that kills the process kills every process after it."""
     journal_folder: Path | None = None
     """The folder of the crash journal, written before each step, and of the note that a Kafka log lost messages. None:
     a folder of the service, which outlives the learner's process but not the service; set it where both end together,

@@ -92,7 +92,7 @@ def distillation(
         load_cache=lambda arrays: ngram_cache(settings, tokenizers, arrays),
         load_base=lambda: base_serving_tensors(settings, tokenizers),
         held_out=HeldOut(learning, groups=groups, pinned=pinned),
-        factor_judge=FactorJudge(learning, section.tenant_factors, groups),
+        factor_judge=FactorJudge(learning, section.factor_tenants, groups),
         steps_per_snapshot=section.steps_per_snapshot,
         max_lag_records=section.max_lag_records,
         journal=journal,
@@ -117,7 +117,6 @@ def _batcher(section: LearnerSettings, reader: LogReader, journal: "CrashJournal
         reader.partitions(),
         records_per_step=section.records_per_step,
         held_out_every=section.held_out_every,
-        held_out_records=section.held_out_records,
         poison=journal.poison,
         tenant_share=TENANT_SHARE,
         groups=groups,
@@ -150,11 +149,11 @@ def _forgetting(
 
 def _notes(settings: Settings, folder: Path) -> "tuple[CrashJournal, TruncationMark]":
     """Return the notes for later processes: what crashed earlier ones, and what the log lost."""
-    from omnidraft.distill.ingest.crash_journal import CrashJournal
+    from omnidraft.distill.ingest.crash_journal import TRIES, CrashJournal
     from omnidraft.distill.ingest.truncation_mark import TruncationMark
 
     name = _name_of_notes(settings)
-    journal = CrashJournal(folder / f"trying-{name}.json", tries=settings.learner.poison_tries)
+    journal = CrashJournal(folder / f"trying-{name}.json", tries=TRIES)
     return journal, TruncationMark(folder / f"truncated-{name}.txt")
 
 

@@ -128,7 +128,6 @@ class FloodedFleet:
             held_out_every=HELD_OUT_EVERY,
             limits={
                 "records_per_step": limits.records_per_step,
-                "held_out_records": limits.held_out_records,
                 "tenant_share": TENANT_SHARE,
                 "groups": groups,
             },

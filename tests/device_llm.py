@@ -19,7 +19,6 @@ from omnidraft.models.hf.trainable_drafter import TransformersTrainable
 
 PARAMS = SamplingParams(temperature=0, max_tokens=10)
 LEARNER: dict[str, Any] = {
-    "idle_s": 0.0,
     "records_per_step": 2,
     "steps_per_snapshot": 2,
     "held_out_every": 3,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from omnidraft.config.learning import (
         GROUP_KEYS,
-        AlmSettings,
         CacheSettings,
         ControllerSettings,
         LearnerSettings,
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = [
     "GROUP_KEYS",
     "NO_DRAFTER",
-    "AlmSettings",
     "ApiKey",
     "CacheSettings",
     "ControllerSettings",

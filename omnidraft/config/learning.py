@@ -8,18 +8,6 @@ from pydantic import Field
 from omnidraft.config.services import Section
 
 
-class AlmSettings(Section):
-    """Approximate likelihood matching: the loss `alm`. Defaults are its paper's."""
-
-    tau: float = Field(100.0, gt=0)
-    """Likelihoods are compared to the power 1 / tau; higher weighs unlikely chunks like likely ones."""
-    debias: bool = True
-    """Compare the text together with a word start after it, so that a vocabulary with longer tokens is not penalized.
-    The target's probability of the word start is a lower bound, since the trace keeps top-k log-probabilities only."""
-    merge_below: float = Field(0.1, ge=0, lt=1)
-    """Chunks grow until a word starts after them with more than this probability; 0 never merges."""
-
-
 class LearnerSettings(Section):
     """Training of the drafter. Defaults are the paper's (OmniDraft, section 5) unless measurements favour others."""
 
@@ -75,11 +63,6 @@ class LearnerSettings(Section):
     ray_resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     """Custom Ray resources that the learner reserves (`ray start --resources`): `{distiller = 1}` keeps learners off
     the nodes that serve, and at one per node."""
-    nice: int = Field(10, ge=0, le=19)
-    """The niceness of the learner, so that requests come first on a shared machine."""
-    idle_s: float = Field(1.0, ge=0)
-    """For `LLM(learn=True)`, which learns in the process that answers: the time without requests after which it goes
-    on. Higher leaves more of the short pauses between requests alone."""
 
 
 class CacheSettings(Section):

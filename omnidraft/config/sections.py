@@ -142,9 +142,6 @@ class DecodeSettings(Section):
     unmapped, as in a direct map of two vocabularies. Merges of several of the drafter's tokens: `cache.mode`."""
     trees: bool = True
     """Draft trees: runners-up, branches, readings side by side. Without them each text is drafted one chain."""
-    noise_weight: float | None = Field(None, ge=0, le=1)
-    """The weight of the target's noise in drafting (w of docs/algorithms.md, section 4). None: the one that agreed
-    best."""
     threads: int | None = Field(None, ge=1)
     """Threads of the numeric kernels; texts depend on it, except with our own kernels, which take fewer threads while
     other processes keep the cores busy. None: the machine's cores, of which a container counts those that its quota of

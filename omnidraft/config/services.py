@@ -148,9 +148,6 @@ class RegistrySettings(Section):
     """Public keys with what each may sign, as `distiller:ed25519:...`, `controller:ed25519:...` or
     `operator:ed25519:...`. With any, snapshots and announcements without a signature of theirs are refused. Empty:
     nothing is verified."""
-    announcement_max_age_hours: float = Field(168.0, gt=0)
-    """Beside `trusted_keys`: the age from which workers take no champion or canary from an announcement, so that old
-    ones cannot be replayed. The controller announces the champion again four times as often."""
     accepted_file: Path = Path("runs/omnidraft/accepted.json")
     """Beside `trusted_keys`: where a process remembers the newest announcement that it accepted, so that no older one
     is accepted after a restart. Processes of one machine may share it."""
@@ -195,7 +192,6 @@ class RegistrySettings(Section):
 class MetricsSettings(Section):
     """The metrics endpoints of distiller and controller. The worker answers `/metrics` on `worker.port`."""
 
-    enabled: bool = True
     host: str = "127.0.0.1"
     """Use 0.0.0.0 inside a container. The endpoint has no authentication."""
     distiller_port: int = Field(8001, ge=0, le=65535)

@@ -120,11 +120,6 @@ class VllmSettings(Section):
     drafter_ids: int = Field(65_536, ge=1)
     """The size of the drafter's KV cache in ids of all sequences; 23 kB each for SmolLM2-135M. Ended ones, which serve
     the next that begin alike, give way to running ones; those that do not fit are drafted by `decode.lookup` alone."""
-    keep_left_s: float = Field(60.0, ge=0)
-    """The time for which a sequence that left vLLM's batch is kept: it may have been preempted."""
-    trace_rows: int = Field(256, ge=0)
-    """The maximal number of rows of a pass whose log-probabilities are recorded; larger passes are recorded without.
-    The logits are copied: 0.6 MB per row for a vocabulary of 150,000. 0: never."""
     metrics_port: int | None = Field(None, ge=0, le=65535)
     """Serve our Prometheus metrics on this port of `metrics.host`, from inside vLLM's worker. None: they appear among
     vLLM's own where PROMETHEUS_MULTIPROC_DIR is set."""

@@ -117,5 +117,5 @@ def _limit_resources(settings: LearnerSettings) -> None:
     """Set priority and number of threads for the calling thread and those it starts; on Linux both are per thread."""
     import torch
 
-    lower_priority(settings.nice)
+    lower_priority()
     torch.set_num_threads(settings.threads or 1)

@@ -23,6 +23,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from omnidraft import config, wiring
 from omnidraft.config import Settings
 from omnidraft.decode.external.request_options import NO_OPTIONS, RequestOptions
+from omnidraft.decode.external.round_scheduler import TRACE_ROWS
 from omnidraft.errors import ConfigError
 from omnidraft.hosts.process import formatter
 from omnidraft.models.probe import choice
@@ -61,7 +62,7 @@ class VllmProposer:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         if self._batching.producer is not None:
-            self._logits = LogitsTap(settings.vllm.trace_rows)
+            self._logits = LogitsTap(TRACE_ROWS)
         if settings.vllm.metrics_port is not None:
             port, hosts = settings.vllm.metrics_port, settings.worker.allowed_hosts
             Exposition(metrics.registry, settings.metrics, port, hosts)

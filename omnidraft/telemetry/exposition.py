@@ -29,8 +29,6 @@ class Exposition:
         """
         self.port: int | None = None
         self._server = None
-        if not settings.enabled:
-            return
         try:
             self._server, self._thread = start_http_server(port, settings.host, registry)
         except OSError as exc:

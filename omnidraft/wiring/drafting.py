@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NOISE_WEIGHTS = (0.0, 0.5, 1.0)
+"""Weights of the target's noise in drafting (w of docs/algorithms.md, section 4), of which the one that agreed best is
+taken."""
 _DRAFTER_IDS = 65_536
 """The ids whose keys the drafter holds for all texts of a target, running and ended; 23 kB each for SmolLM2-135M."""
 
@@ -89,14 +92,13 @@ def proposer(
     from omnidraft.decode.drafting.tree_proposer import TreeProposer
 
     alignment = tokenizers.alignment if settings.splits else tokenizers.alignment.without_splits()
-    weights = (0.0, 0.5, 1.0) if settings.noise_weight is None else (settings.noise_weight,)
     drafter = Drafter(
         model,
         tokenizers.drafter,
         tokenizers.target.vocabulary,
         alignment,
         ngrams,
-        NoiseCoupling((0.0,) if is_external else weights),
+        NoiseCoupling((0.0,) if is_external else NOISE_WEIGHTS),
         shared.step_s.measured(model) if settings.policy == "cost" else None,
         SessionPool(shared.memory),
         factors,

@@ -61,8 +61,8 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
     from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting
     from omnidraft.decode.drafting.session_pool import DrafterMemory
     from omnidraft.decode.external.probing_policy import ProbingPolicy
-    from omnidraft.decode.external.round_scheduler import IDLE_S, RoundLimits, RoundScheduler
-    from omnidraft.decode.external.sequence_tracker import MOST_INACTIVE, SequenceTracker
+    from omnidraft.decode.external.round_scheduler import IDLE_S, TRACE_ROWS, RoundLimits, RoundScheduler
+    from omnidraft.decode.external.sequence_tracker import KEEP_S, MOST_INACTIVE, SequenceTracker
     from omnidraft.decode.external.step_time_model import StepTimeModel
     from omnidraft.decode.policy.cost_model import StepCosts
     from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
@@ -72,12 +72,12 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
     require_named(settings, pinned)
     is_recorded = has_tenants or settings.worker.tenant not in settings.recorder.opted_out
     producer = trace_producer(settings, metrics) if is_recorded else None
-    tokenizers, section = vocabularies(settings), settings.vllm
+    tokenizers = vocabularies(settings)
     throttle, passes = DriftThrottle(), StepTimeModel()
-    memory, failures = DrafterMemory(section.drafter_ids), DraftingFailures(metrics, settings.models.target)
+    memory, failures = DrafterMemory(settings.vllm.drafter_ids), DraftingFailures(metrics, settings.models.target)
     limits = RoundLimits(
         lambda tenant: throttle.limit(tenant or settings.worker.tenant, "text", num_tokens),
-        section.trace_rows,
+        TRACE_ROWS,
         IDLE_S,
     )
     step_s = StepCosts()
@@ -95,7 +95,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
     drafting = SafeDrafting(len(tokenizers.target.vocabulary), failures)
     scheduler = RoundScheduler(
         SequenceOpener(settings, tokenizers, slot, producer, drafting),
-        SequenceTracker["ExternalSequence"](keep_s=section.keep_left_s, max_inactive=MOST_INACTIVE),
+        SequenceTracker["ExternalSequence"](keep_s=KEEP_S, max_inactive=MOST_INACTIVE),
         drafting,
         passes,
         memory,

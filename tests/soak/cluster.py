@@ -193,7 +193,6 @@ steps_per_snapshot = 8
 held_out_every = 8
 learning_rate = 1e-3
 threads = 1
-nice = 5
 [controller]
 tolerance = 1.0
 [worker]

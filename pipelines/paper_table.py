@@ -75,7 +75,7 @@ ADAPTIVE: Mapping[str, Row] = {
     "distill only": Row(OURS, decode=CHAINS | {"policy": "fixed", "num_draft_tokens": 4}),
     "distill only, threshold": Row(OURS, decode=CHAINS | {"policy": "threshold"}),
     "distill only, cost": Row(OURS, decode=CHAINS | {"policy": "cost"}),
-    "interleaved": Row(OURS | {"head": True}, decode=CHAINS | {"policy": "acceptance"}),
+    "interleaved": Row(OURS, decode=CHAINS | {"policy": "acceptance"}),
 }
 LOSSES = (DM, "dm", "nll", *(f"{DM} + {weight:g} ngram" for weight in (0.1, 0.2, 0.5, 1.0)), "dm + 0.2 ngram")
 TABLES: Mapping[str, Mapping[str, Row]] = {
@@ -125,7 +125,9 @@ class Cell:
 
     def _snapshot(self, row: Row) -> Path:
         """Return the folder of what was learned; rows that learn alike share it."""
-        settings = self._settings(learner=row.learner or {}, cache=row.cache)
+        trains_head = (row.decode or {}).get("policy") == "acceptance"
+        decode = {"decode": {"policy": "acceptance"}} if trains_head else {}
+        settings = self._settings(learner=row.learner or {}, cache=row.cache, **decode)
         out, curve = settings.with_suffix(".snapshot"), settings.with_suffix(".json")
         if not curve.exists():
             shutil.rmtree(out, ignore_errors=True)

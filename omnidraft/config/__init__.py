@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         TracingSettings,
     )
     from omnidraft.config.sources import load, without_settings
-    from omnidraft.config.worker import ApiKey, VllmSettings, WorkerSettings
+    from omnidraft.config.worker import ApiKey, WorkerSettings
 
 __all__ = [
     "GROUP_KEYS",
@@ -53,7 +53,6 @@ __all__ = [
     "Section",
     "Settings",
     "TracingSettings",
-    "VllmSettings",
     "WorkerSettings",
     "load",
     "masked",

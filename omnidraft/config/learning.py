@@ -24,9 +24,6 @@ class LearnerSettings(Section):
     learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     """`auto` fits any drafter: full weights move in proportion to their size, about 1e-4 in SmolLM2-135M and 1e-5 in
     Qwen2.5-Coder-0.5B; LoRA factors by 1e-4. A number holds for all weights."""
-    head: bool = False
-    """Whether an acceptance head is trained for `decode.policy = "acceptance"`: between the drafter's steps, from
-    `records_per_step` records of the replay buffer (algorithm 4 of OmniDraft)."""
     records_per_step: int = Field(4, ge=1)
     replay_records: int = Field(0, ge=0)
     """Records of earlier steps that each step replays against forgetting, sampled evenly over tenants."""
@@ -56,7 +53,6 @@ class LearnerSettings(Section):
     """The folder of the crash journal, written before each step, and of the note that a Kafka log lost messages. None:
     a folder of the service, which outlives the learner's process but not the service; set it where both end together,
     as in a container."""
-    seed: int = 0
     threads: int | None = Field(None, ge=1)
     """Threads of a training step; None is one, which leaves the others to requests. On a Ray cluster the learner
     reserves as many CPUs."""

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from omnidraft.config.learning import CacheSettings, ControllerSettings, LearnerSettings, MemorySettings
 from omnidraft.config.services import LogSettings, MetricsSettings, RegistrySettings, Section, TracingSettings
-from omnidraft.config.worker import VllmSettings, WorkerSettings
+from omnidraft.config.worker import WorkerSettings
 
 Mode = Literal["fast", "reproducible"]
 """The decoding modes; see DecodeSettings.mode."""
@@ -127,7 +127,8 @@ class DecodeSettings(Section):
     bit. Targets of the Llama family on our kernels have no cost for it; for others all passes have one shape."""
     policy: Literal["cost", "acceptance", "threshold", "fixed"] = "cost"
     """The drafting policy. `cost`: the tree with the most tokens per second by measured costs and agreement, possibly
-    empty. `acceptance`: one chain until the drafter's acceptance head (`learner.head`) predicts a rejection.
+    empty. `acceptance`: one chain until the drafter's acceptance head predicts a rejection; learners with this policy
+    train one, between the drafter's steps (algorithm 4 of OmniDraft).
     `threshold`: one chain until measured agreement does. `fixed`: one chain of `num_draft_tokens`."""
     num_draft_tokens: int = Field(15, ge=0, le=63)
     """The maximal number of tokens drafted per step, siblings included; 0 turns speculation off."""
@@ -203,7 +204,6 @@ class Settings(Section):
     worker: WorkerSettings = WorkerSettings()
     metrics: MetricsSettings = MetricsSettings()
     tracing: TracingSettings = TracingSettings()
-    vllm: VllmSettings = VllmSettings()
 
     def for_target(self, target: str) -> "Settings":
         """Return the settings of one pair: this target alone, with the drafter."""

@@ -190,7 +190,7 @@ class RegistrySettings(Section):
 
 
 class MetricsSettings(Section):
-    """The metrics endpoints of distiller and controller. The worker answers `/metrics` on `worker.port`."""
+    """The metrics endpoints of distiller, controller and vLLM's proposer; that of the worker is on `worker.port`."""
 
     host: str = "127.0.0.1"
     """Use 0.0.0.0 inside a container. The endpoint has no authentication."""
@@ -198,6 +198,9 @@ class MetricsSettings(Section):
     """One port for the actors of all targets; 0 takes a free one, which the log names. If the port is taken, the
     service runs without it and logs that."""
     controller_port: int = Field(8002, ge=0, le=65535)
+    vllm_port: int | None = Field(None, ge=0, le=65535)
+    """That of the proposer inside vLLM. None: its metrics appear among vLLM's own where PROMETHEUS_MULTIPROC_DIR is
+    set."""
 
 
 class TracingSettings(Section):

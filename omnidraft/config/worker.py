@@ -112,14 +112,3 @@ class WorkerSettings(Section):
                 "tenant would be that tenant too; set worker.tenant to a name of its own"
             )
         return self
-
-
-class VllmSettings(Section):
-    """The proposer inside vLLM. Its settings file is named by OMNIDRAFT_CONFIG."""
-
-    drafter_ids: int = Field(65_536, ge=1)
-    """The size of the drafter's KV cache in ids of all sequences; 23 kB each for SmolLM2-135M. Ended ones, which serve
-    the next that begin alike, give way to running ones; those that do not fit are drafted by `decode.lookup` alone."""
-    metrics_port: int | None = Field(None, ge=0, le=65535)
-    """Serve our Prometheus metrics on this port of `metrics.host`, from inside vLLM's worker. None: they appear among
-    vLLM's own where PROMETHEUS_MULTIPROC_DIR is set."""

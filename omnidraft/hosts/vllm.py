@@ -63,9 +63,8 @@ class VllmProposer:
         self._stop = threading.Event()
         if self._batching.producer is not None:
             self._logits = LogitsTap(TRACE_ROWS)
-        if settings.vllm.metrics_port is not None:
-            port, hosts = settings.vllm.metrics_port, settings.worker.allowed_hosts
-            Exposition(metrics.registry, settings.metrics, port, hosts)
+        if (port := settings.metrics.vllm_port) is not None:
+            Exposition(metrics.registry, settings.metrics, port, settings.worker.allowed_hosts)
         self._start(settings)
         models, snapshot = settings.models, self._batching.slot.current
         logger.info(

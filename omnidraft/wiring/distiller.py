@@ -166,7 +166,7 @@ def _name_of_notes(settings: Settings) -> str:
 
 def learner(settings: Settings, tokenizers: Vocabularies) -> "Learner":
     """Return a learner of the base drafter with a fresh n-gram cache and head. Raises ConfigError, VocabularyError."""
-    from omnidraft.distill.training.learner import Learner
+    from omnidraft.distill.training.learner import SEED, Learner
     from omnidraft.models.acceptance_head import AcceptanceHead
     from omnidraft.models.hf.trainable_drafter import load_trainable
 
@@ -175,11 +175,11 @@ def learner(settings: Settings, tokenizers: Vocabularies) -> "Learner":
         tokenizers.drafter_folder,
         train=section.train,
         rank=section.lora_rank,
-        seed=section.seed,
+        seed=SEED,
         precision=section.precision,
     )
     cache = ngram_cache(settings, tokenizers, None)
-    head = AcceptanceHead(model.hidden_size, seed=section.seed) if section.head else None
+    head = AcceptanceHead(model.hidden_size, seed=SEED) if settings.decode.policy == "acceptance" else None
     return Learner(model, tokenizers.drafter, tokenizers.target.vocabulary, tokenizers.alignment, cache, section, head)
 
 

@@ -25,7 +25,8 @@ NOISE_WEIGHTS = (0.0, 0.5, 1.0)
 """Weights of the target's noise in drafting (w of docs/algorithms.md, section 4), of which the one that agreed best is
 taken."""
 _DRAFTER_IDS = 65_536
-"""The ids whose keys the drafter holds for all texts of a target, running and ended; 23 kB each for SmolLM2-135M."""
+"""The ids whose keys the drafter holds for all texts of a target, running and ended; 23 kB each for SmolLM2-135M. Ended
+ones give way to running ones; those that do not fit are drafted from memory alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from omnidraft.errors import ContractError
 from omnidraft.ports import Announcement, Metrics, Proposer, Request
 from omnidraft.wiring.controller import control_follower
 from omnidraft.wiring.drafter_prompt import drafter_prompt
-from omnidraft.wiring.drafting import SharedDrafting, policy, proposer
+from omnidraft.wiring.drafting import SharedDrafting, drafter_memory, policy, proposer
 from omnidraft.wiring.logs import snapshot_reader
 from omnidraft.wiring.named_snapshots import named_or_base, require_named
 from omnidraft.wiring.recording import trace_producer
@@ -59,7 +59,6 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
         ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
     """
     from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting
-    from omnidraft.decode.drafting.session_pool import DrafterMemory
     from omnidraft.decode.external.probing_policy import ProbingPolicy
     from omnidraft.decode.external.round_scheduler import IDLE_S, TRACE_ROWS, RoundLimits, RoundScheduler
     from omnidraft.decode.external.sequence_tracker import KEEP_S, MOST_INACTIVE, SequenceTracker
@@ -74,7 +73,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
     producer = trace_producer(settings, metrics) if is_recorded else None
     tokenizers = vocabularies(settings)
     throttle, passes = DriftThrottle(), StepTimeModel()
-    memory, failures = DrafterMemory(settings.vllm.drafter_ids), DraftingFailures(metrics, settings.models.target)
+    memory, failures = drafter_memory(), DraftingFailures(metrics, settings.models.target)
     limits = RoundLimits(
         lambda tenant: throttle.limit(tenant or settings.worker.tenant, "text", num_tokens),
         TRACE_ROWS,

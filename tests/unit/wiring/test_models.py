@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from omnidraft import config, wiring
-from omnidraft.config import LearnerSettings, Settings
+from omnidraft.config import Settings
 from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.generation import GenerationRequest
@@ -87,7 +87,8 @@ def test_a_version_or_alias_comes_from_the_registry(settings: Settings, folder: 
 def with_head(settings: Settings, tmp_path: Path) -> Path:
     """The base drafter's own weights and a head that has learned nothing."""
     words = wiring.vocabularies(settings)
-    learner = wiring.learner(settings.model_copy(update={"learner": LearnerSettings(head=True)}), words)
+    decode = settings.decode.model_copy(update={"policy": "acceptance"})
+    learner = wiring.learner(settings.model_copy(update={"decode": decode}), words)
     told = manifest("head", target=settings.models.target, drafter=settings.models.drafter, train="full")
     parts = {bundle.DRAFTER: learner.serving_tensors(), bundle.NGRAMS: learner.cache.to_arrays()}
     bundle.write(tmp_path / "head", told, parts)

@@ -15,23 +15,22 @@ if TYPE_CHECKING:
     from omnidraft.config.secrets import masked
     from omnidraft.config.sections import (
         NO_DRAFTER,
+        ApiKey,
         DecodeSettings,
         Mode,
         ModelSettings,
         RecorderSettings,
         SchedulerSettings,
         Settings,
+        WorkerSettings,
     )
     from omnidraft.config.services import (
         KafkaSettings,
         LogSettings,
         MetricsSettings,
         RegistrySettings,
-        Section,
-        TracingSettings,
     )
     from omnidraft.config.sources import load, without_settings
-    from omnidraft.config.worker import ApiKey, WorkerSettings
 
 __all__ = [
     "GROUP_KEYS",
@@ -50,15 +49,13 @@ __all__ = [
     "RecorderSettings",
     "RegistrySettings",
     "SchedulerSettings",
-    "Section",
     "Settings",
-    "TracingSettings",
     "WorkerSettings",
     "load",
     "masked",
     "without_settings",
 ]
-_MODULES = ("learning", "secrets", "sections", "services", "sources", "worker")
+_MODULES = ("learning", "secrets", "sections", "services", "sources")
 
 
 def __getattr__(name: str) -> Any:

@@ -18,8 +18,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from omnidraft.allowed_hosts import MISDIRECTED, is_allowed
 from omnidraft.config import WorkerSettings
-from omnidraft.config.hosts import MISDIRECTED, is_allowed
 from omnidraft.serving.response_schemas import error
 
 LAST_BYTES_S = 3

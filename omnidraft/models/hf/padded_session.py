@@ -21,8 +21,7 @@ Compute = Callable[[KvSlots, Sequence[Sequence[int]], torch.Tensor, torch.Tensor
 
 @dataclass(frozen=True)
 class PassShape:
-    """The shape of all passes of a target in reproducible mode; texts depend on it. With one chain a pass costs few
-    more rows than plain decoding's, and a self-test of a capacity 18 of them."""
+    """The shape of all passes of a target in reproducible mode; texts depend on it."""
 
     width: int = 6
     """Ids in a row: one emitted token and `width - 1` drafted ones."""

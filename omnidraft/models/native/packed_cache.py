@@ -30,7 +30,7 @@ SUFFIX = ".safetensors"
 FolderState = dict[str, Any]
 """Everything that the packed bytes of a model folder depend on."""
 MAX_BYTES = 20 * 2**30
-"""As much disk as the packed files of a user may take: two or three pairs of 7 billion weights."""
+"""As much disk as the packed files of a user may take: two models of 7 billion weights in int8, with drafters."""
 _REPORT_S = 3.0
 """Time between two reports of a first packing."""
 

@@ -199,7 +199,6 @@ class TransformersTarget:
 
 def load_target(
     folder: Path,
-    shape: PassShape | None = None,
     *,
     name: str,
     precision: str,
@@ -209,7 +208,6 @@ def load_target(
     """Load a model folder; our own kernels run the whole model if they support it, else its matrices.
 
     Args:
-        shape: see TransformersTarget.
         cache: keeps the packed weights for the next start; see native.target.cached_target. None keeps nothing.
 
     Raises:
@@ -223,7 +221,7 @@ def load_target(
         return LlamaTarget(packed, name=name, precision=chosen, kernels=kernels)
     with model_errors(f"the model in {folder} cannot be computed in {chosen}"):
         changed = precisions.apply(model, chosen, kernels)
-        return TransformersTarget(changed, shape, name=name, precision=chosen, kernels=kernels)  # type: ignore[arg-type]
+        return TransformersTarget(changed, name=name, precision=chosen, kernels=kernels)  # type: ignore[arg-type]
 
 
 def _device(device: torch.device) -> str:

@@ -1,4 +1,4 @@
-"""The trace record: up to `segment_tokens` emitted tokens of one request, with the target's log-probabilities.
+"""The trace record: up to 256 emitted tokens of one request, with the target's log-probabilities.
 
 Shapes: E emitted target tokens of this segment, K log-probabilities recorded, R rounds (target passes),
 M drafted nodes of all rounds together (roots left out), D draft tokens of all rounds together.
@@ -117,7 +117,7 @@ class TraceRecord(SamplingNumbers):
         "its context holds; empty if it could not read the prompt",
     ]
     prompt_ids: Annotated[Uint32s, "the prompt in the target's ids"]
-    before_ids: Annotated[Uint32s, "target ids emitted before the segment, the newest `window_tokens` of them"]
+    before_ids: Annotated[Uint32s, "target ids emitted before the segment, the newest 1,024 of them"]
     emitted_ids: Annotated[Uint32s, "target ids of this segment, at least one"]
     beliefs: Annotated[TargetLogprobs | None, "null when the target gives no log-probabilities"]
     rounds: Annotated[Rounds, "one entry per target pass"]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from omnidraft.config import AlmSettings
+from omnidraft.distill.examples.chunks import AlmSettings
 from omnidraft.errors import ConfigError
 
 LOSSES = ("alm", "nll")

@@ -226,7 +226,6 @@ def _identity(
         "init": request.init if isinstance(request.init, str) else _digest(request.init / HYPERNETWORK_FILE),
         "precision": precision,
         **asdict(request.settings),
-        "alm": request.settings.alm.model_dump(),
     }
 
 

@@ -1,7 +1,7 @@
 """The sampling settings of a request: one table, from which everything that repeats them is made.
 
 `SamplingNumbers` is the table: each field has a row with its meaning and its bounds. From it come `Sampling`, which
-decodes; the checks below; the fields of the three APIs (serving/strict_model.py); the options of `omnidraft generate`;
+decodes; the checks below; the fields of the three APIs (serving/body_model.py); the options of `omnidraft generate`;
 `SamplingParams` of the Python API; and the settings in trace records, with their wire format and their checks.
 
 A new setting is a row here and its effect in decode/sampling/logits_pipeline.py. Where the drafter should know of it,
@@ -133,9 +133,9 @@ UNSAID = SamplingNumbers(1.0)
 class Grammar:
     """A schema or pattern that the whole text must match, or the form of answers that may call tools."""
 
-    kind: Literal["json_schema", "regex", "tools"]
+    kind: Literal["json_schema", "regex", "lark", "tools"]
     text: str
-    """The schema, the pattern, or what tools/grammar.py writes."""
+    """The schema, the pattern, a grammar of llguidance's dialect of Lark, or what tools/grammar.py writes."""
     compiled: object | None = field(default=None, compare=False, repr=False)
     """The grammar compiled by decode/sampling/grammar.py; None: it is compiled when decoding begins."""
 
@@ -147,6 +147,8 @@ class Sampling(SamplingNumbers):
 
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Added to the logits of these ids."""
+    allowed_ids: frozenset[int] | None = None
+    """Only these ids are drawn; None: all."""
     grammar: Grammar | None = None
 
 
@@ -154,6 +156,7 @@ def sampling_of(
     given: object,
     *,
     logit_bias: Mapping[int, float] | None = None,
+    allowed_ids: Iterable[int] | None = None,
     grammar: Grammar | None = None,
     defaults: SamplingNumbers = UNSAID,
 ) -> Sampling:
@@ -164,7 +167,8 @@ def sampling_of(
         value = getattr(given, name, None)
         if value is not None:
             numbers[name] = None if value in row.off else value
-    return Sampling(**numbers, logit_bias=logit_bias or {}, grammar=grammar)
+    allowed = None if allowed_ids is None else frozenset(allowed_ids)
+    return Sampling(**numbers, logit_bias=logit_bias or {}, allowed_ids=allowed, grammar=grammar)
 
 
 def given_grammar(
@@ -193,10 +197,17 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
             _require(row.bounds.allow(value), name, row.bounds, value)
     biases, bounds = sampling.logit_bias, Bounds(-MAX_BIAS, MAX_BIAS)
     _require(isinstance(biases, Mapping), "logit_bias", "a bias for each of some ids", biases)
+    require_ids("logit_bias", biases, vocab_size)
+    require_ids("allowed_token_ids", sampling.allowed_ids or (), vocab_size)
     for token, bias in biases.items():
-        is_known = isinstance(token, Integral) and 0 <= token < vocab_size
-        _require(is_known, "logit_bias", f"of ids from 0 to {vocab_size - 1}", token)
         _require(bounds.allow(bias), f"logit_bias of {token}", bounds, bias)
+
+
+def require_ids(name: str, ids: Iterable[object], vocab_size: int) -> None:
+    """Raise RequestError for the first that is no id of the vocabulary."""
+    bounds = Bounds(0, vocab_size - 1, is_integer=True)
+    for token in ids:
+        _require(bounds.allow(token), name, f"ids from 0 to {vocab_size - 1}", token)
 
 
 def require_integer(name: str, value: object, *, at_least: int) -> None:

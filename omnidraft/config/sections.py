@@ -18,8 +18,8 @@ from omnidraft.config.services import LogSettings, MetricsSettings, RegistrySett
 Mode = Literal["fast", "reproducible"]
 """The decoding modes; see DecodeSettings.mode."""
 ToolFormat = Literal[
-    "hermes", "qwen3_coder", "llama3", "llama4", "mistral", "mistral_args", "deepseek_v3", "deepseek_v31", "glm", "kimi",
-    "minimax", "function_gemma", "gemma4", "phi4_mini", "harmony",
+    "hermes", "qwen3_coder", "llama3", "llama4", "mistral", "mistral_args", "deepseek_v3", "deepseek_v31", "glm",
+    "kimi", "minimax", "function_gemma", "gemma4", "phi4_mini", "harmony",
 ]  # fmt: skip
 """The formats of tool calls; see omnidraft/tools/formats.py."""
 Kernels = Literal["auto", "portable", "amx", "avx512_bf16", "avx512", "avx2", "neon_i8mm", "neon", "generic", "torch"]
@@ -218,6 +218,11 @@ class WorkerSettings(Section):
     clients share."""
     max_body_bytes: int = Field(1_000_000, ge=1)
     """Larger bodies get 413."""
+    strict_fields: bool = False
+    """Whether a field that is not known is a 400. Else it is ignored, and the response's header x-omnidraft-ignored and
+    the log name it."""
+    model_aliases: dict[str, str] = Field(default_factory=dict)
+    """Other names under which clients ask for a served target; "*" stands for any name."""
     idle_timeout_s: int = Field(5, ge=1)
     """The time for which a connection stays open without a request; behind a proxy, longer than the proxy's own."""
     max_new_tokens: int | None = Field(None, ge=1)

@@ -11,7 +11,15 @@ from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest, GenerationStream
 from omnidraft.decode.mode_refusal import text_error
 from omnidraft.decode.prompt_logprobs import PromptToken, score_prompt
-from omnidraft.decode.prompting import Pair, client_texts, drafter_prompt_ids, read_prompt, stop_ids, with_tool_grammar
+from omnidraft.decode.prompting import (
+    Pair,
+    bad_ids,
+    client_texts,
+    drafter_prompt_ids,
+    read_prompt,
+    stop_ids,
+    with_tool_grammar,
+)
 from omnidraft.decode.recording.record_builder import SEGMENT_TOKENS, RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
 from omnidraft.decode.recording.trace_producer import TraceProducer
@@ -258,18 +266,21 @@ class Engine:
             has_tools=request.tools is not None and bool(request.tools.callable_tools),
             prediction_ids=tuple(self.pair.target_tokenizer.encode(request.prediction)) if request.prediction else (),
             shown_ids=self.shown_ids(request),
+            min_new_tokens=request.min_new_tokens,
+            bad_ids=bad_ids(request, self.pair.target_tokenizer),
+            keeps_stop=request.keeps_stop,
         )
 
     def shown_ids(self, request: GenerationRequest) -> Mapping[int, bytes]:
         """Return the ids that spell nothing and whose text the answer shows nevertheless: markers of tool calls."""
+        if request.shows_special:
+            return {token: text.encode() for text, token in self.pair.target_tokenizer.special_ids.items()}
         return self._shown_ids if request.tools is not None else {}
 
     def _drafter_prompt_ids(self, request: GenerationRequest) -> list[int]:
         """Return the drafter's prompt ids; none without a drafter, or where its template is missing or refuses them."""
-        if self.pair.drafter_tokenizer is None:
-            return []
         try:
-            return drafter_prompt_ids(request, self.pair.drafter_tokenizer, self.pair.tool_format)
+            return drafter_prompt_ids(request, self.pair)
         except Exception as exc:  # the boundary: see safe_drafting.py
             self.decoder.failures.report(exc)
             return []

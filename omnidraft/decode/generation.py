@@ -21,19 +21,41 @@ class GenerationRequest:
     """A client's request in text; None takes the deployment's setting."""
 
     prompt: str | None = None
-    """Plain text to continue; exactly one of prompt and messages is given."""
+    """Plain text to continue; exactly one of prompt, prompt_ids and messages is given."""
+    prompt_ids: tuple[int, ...] | None = None
+    """The target's ids to continue."""
+    max_prompt_tokens: int | None = None
+    """Of a longer prompt only its last so many ids are read."""
+    reads_special: bool = False
+    """Whether special tokens that are written into a plain prompt count as such."""
+    adds_special: bool = True
+    """Whether a plain prompt begins with the target's own first token, if it has one."""
     suffix: str | None = None
     """The text behind the answer, which then fills the gap between both; with a prompt, which may be empty."""
     messages: Sequence[Mapping[str, Any]] | None = None
     """As OpenAI has them, with calls of tools and their results."""
     tools: ToolUse | None = None
     """The tools that the answer may call."""
+    continues_last: bool = False
+    """Whether the answer goes on with the last message, which is the assistant's."""
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables of the chat template, such as `enable_thinking`."""
     max_new_tokens: int | None = None
     """A ceiling, which the context lowers to what it holds after the prompt; None: as much as it holds."""
     sampling: Sampling = field(default_factory=Sampling)
     seed: int | None = None
     """None takes 64 random bits."""
+    min_new_tokens: int = 0
+    """The answer does not end by itself before so many tokens."""
     stop_strings: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    """Ids that end the answer, besides the target's own."""
+    keeps_stop: bool = False
+    """Whether the stop string that ends the answer is part of it."""
+    bad_words: tuple[str, ...] = ()
+    """Texts whose usual tokens the answer never ends with."""
+    shows_special: bool = False
+    """Whether the text of special tokens is shown."""
     mode: Mode | None = None
     num_draft_tokens: int | None = None
     """0 is plain decoding."""

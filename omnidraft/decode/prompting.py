@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.errors import ContextExceeded, RequestError
+from omnidraft.params import require_ids
 from omnidraft.ports import Grammar
 from omnidraft.tools.formats import HERMES, ToolFormat
 from omnidraft.tools.grammar import grammar_text
@@ -58,9 +59,14 @@ class PromptTokenizer(Tokenizer, Protocol):
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         tool_format: ToolFormat | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        continues_last: bool = False,
     ) -> list[int]: ...
 
     def prompt_ids(self, text: str) -> list[int]: ...
+
+    def templated_ids(self, text: str) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +104,16 @@ def with_tool_grammar(request: GenerationRequest, pair: Pair) -> GenerationReque
 def read_prompt(request: GenerationRequest, pair: Pair, context_limit: int) -> list[int]:
     """Return the target's ids of the prompt, which is not tokenized where it cannot fit into the context. Raises as
     `prompt_ids` does."""
-    least = math.ceil(prompt_bytes(request) / int(pair.target_tokenizer.vocabulary.num_bytes.max()))
-    if least > context_limit:
+    tokenizer = pair.target_tokenizer
+    least = math.ceil(prompt_bytes(request) / int(tokenizer.vocabulary.num_bytes.max()))
+    if least > context_limit and request.max_prompt_tokens is None:
         raise ContextExceeded(least, 1, context_limit, is_read=False)
-    return prompt_ids(request, pair.target_tokenizer, pair.tool_format)
+    if request.prompt_ids is None:
+        ids = prompt_ids(request, tokenizer, pair.tool_format)
+    else:
+        ids = list(request.prompt_ids)
+        require_ids("prompt", ids, len(tokenizer.vocabulary))
+    return ids if request.max_prompt_tokens is None else ids[-request.max_prompt_tokens :]
 
 
 def prompt_ids(request: GenerationRequest, tokenizer: PromptTokenizer, tool_format: ToolFormat) -> list[int]:
@@ -113,15 +125,23 @@ def prompt_ids(request: GenerationRequest, tokenizer: PromptTokenizer, tool_form
     Raises:
         RequestError: there is none, the chat template refuses it, or the model cannot fill in a middle.
     """
-    if (request.prompt is None) == (request.messages is None):
+    if sum(each is not None for each in (request.prompt, request.prompt_ids, request.messages)) != 1:
         raise RequestError("give either a prompt or messages")
+    if request.prompt_ids is not None:
+        raise RequestError("the prompt is in ids of another vocabulary")
     if request.messages is not None:
         if request.suffix is not None:
             raise RequestError("suffix: it is for a plain prompt, not for messages")
         if not request.messages:
             raise RequestError("the prompt is empty; give at least one message")
         definitions = () if request.tools is None else request.tools.definitions()
-        return tokenizer.chat_prompt_ids(request.messages, definitions, tool_format)
+        return tokenizer.chat_prompt_ids(
+            request.messages,
+            definitions,
+            tool_format,
+            options=request.template_options,
+            continues_last=request.continues_last,
+        )
     if request.tools is not None:
         raise RequestError("tools: they are for messages, not for a plain prompt")
     if request.suffix is not None:
@@ -130,22 +150,39 @@ def prompt_ids(request: GenerationRequest, tokenizer: PromptTokenizer, tool_form
         return tokenizer.prompt_ids("") + infill_ids(request.prompt or "", request.suffix, tokenizer)
     if not request.prompt:
         raise RequestError("the prompt is empty; give at least one character")
-    return tokenizer.prompt_ids(request.prompt)
+    if request.reads_special:
+        return tokenizer.templated_ids(request.prompt)
+    return tokenizer.prompt_ids(request.prompt) if request.adds_special else tokenizer.encode(request.prompt)
 
 
-def drafter_prompt_ids(request: GenerationRequest, tokenizer: PromptTokenizer, tool_format: ToolFormat) -> list[int]:
-    """Return the drafter's ids of the prompt: of what is before the gap, where it cannot fill in a middle. Raises as
-    `prompt_ids` does."""
+def drafter_prompt_ids(request: GenerationRequest, pair: Pair) -> list[int]:
+    """Return the drafter's ids of the prompt, none without a drafter: of what is before the gap, where it cannot fill
+    in a middle. Raises as `prompt_ids` does."""
+    tokenizer, target_vocabulary = pair.drafter_tokenizer, pair.target_tokenizer.vocabulary
+    if tokenizer is None:
+        return []
     if request.suffix is not None and not can_infill(tokenizer.vocabulary):
         return tokenizer.prompt_ids(request.prompt or "")
-    return prompt_ids(request, tokenizer, tool_format)
+    if request.prompt_ids is not None:
+        spelled = target_vocabulary.spell(request.prompt_ids).decode("utf-8", "replace")
+        return tokenizer.prompt_ids(spelled)
+    return prompt_ids(request, tokenizer, pair.tool_format)
 
 
 def stop_ids(request: GenerationRequest, tokenizer: PromptTokenizer) -> frozenset[int]:
-    """Return the ids that end the answer."""
+    """Return the ids that end the answer. Raises RequestError."""
+    require_ids("stop_token_ids", request.stop_ids, len(tokenizer.vocabulary))
+    ends = frozenset(request.stop_ids)
     if request.ignores_eos:
-        return frozenset()
-    return tokenizer.stop_ids if request.suffix is None else tokenizer.stop_ids | infill_stop_ids(tokenizer.vocabulary)
+        return ends
+    ends |= tokenizer.stop_ids
+    return ends if request.suffix is None else ends | infill_stop_ids(tokenizer.vocabulary)
+
+
+def bad_ids(request: GenerationRequest, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Return the ids of the request's bad words, at the beginning of a text and behind a space, as in vLLM."""
+    texts = [text for word in request.bad_words for text in (word, f" {word.lstrip()}") if word]
+    return tuple(dict.fromkeys(tuple(tokenizer.encode(text)) for text in texts))
 
 
 def prompt_bytes(request: GenerationRequest) -> int:
@@ -158,7 +195,8 @@ def prompt_bytes(request: GenerationRequest) -> int:
 def client_texts(request: GenerationRequest) -> Mapping[str, Iterable[str]]:
     """Return every string that the client wrote, by its field in the request."""
     texts: dict[str, Iterable[str]] = {"prompt": [request.prompt or ""], "stop": request.stop_strings}
-    texts |= {"suffix": [request.suffix or ""], "user": [request.tenant]}
+    texts |= {"suffix": [request.suffix or ""], "user": [request.tenant], "bad_words": request.bad_words}
+    texts |= {"prediction": [request.prediction]}
     texts |= {"messages": strings_of(list(request.messages or ()))}
     if request.tools is not None:
         texts["tools"] = strings_of(request.tools.definitions())

@@ -33,6 +33,7 @@ class StopChecker:
         matches = [(at, stop) for stop in self._request.stop_strings if (at := self._pending.find(stop)) >= 0]
         if matches:
             at, stop = min(matches)
+            at += len(stop) * self._request.keeps_stop
             self._pending, self.stop_string = self._pending[:at], stop.decode()
             self.finish_reason = FinishReason.STOP
         elif self._num_emitted >= self._request.max_new_tokens:

@@ -66,6 +66,12 @@ class Request:
     """Whether all texts were to be forgotten while this one ran: it leaves no keys behind."""
     has_tools: bool = False
     """Whether the answer may call tools."""
+    min_new_tokens: int = 0
+    """No id of `stop_ids` is drawn before so many others."""
+    bad_ids: tuple[tuple[int, ...], ...] = ()
+    """Sequences of ids that the answer never ends with."""
+    keeps_stop: bool = False
+    """Whether the stop string that ends the answer is part of it."""
     prediction_ids: tuple[int, ...] = ()
     """The client's own prediction of the answer, in the target's ids, which is drafted first."""
     shown_ids: Mapping[int, bytes] = field(default_factory=dict)

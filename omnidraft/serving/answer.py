@@ -12,11 +12,17 @@ from omnidraft.decode.drafted_spans import DraftedSpans
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.step_stats import DecodeStats
-from omnidraft.ports import Step
+from omnidraft.ports import Source, Step
 from omnidraft.serving.queued_request import QueuedRequest, QueuedText
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
 from omnidraft.serving.response_formats import ChoicePart, LogprobCollector, NamedCall
-from omnidraft.serving.response_schemas import PromptTokensDetails, ResponseMetrics, SpeculativeDecodingMetrics, Usage
+from omnidraft.serving.response_schemas import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    ResponseMetrics,
+    SpeculativeDecodingMetrics,
+    Usage,
+)
 from omnidraft.tools.formats import ToolFormat
 from omnidraft.tools.messages import call_id
 from omnidraft.tools.parser import CallDelta, ToolCallParser
@@ -148,7 +154,7 @@ class ToolCallReader:
 
     def __init__(self, request: GenerationRequest, form: ToolFormat) -> None:
         assert request.tools is not None
-        self._parser = ToolCallParser(form, {tool.name for tool in request.tools.callable_tools})
+        self._parser = ToolCallParser(form, {tool.name: tool.parameters for tool in request.tools.callable_tools})
         self._request_id = request.request_id
         self._form = form
 
@@ -242,11 +248,22 @@ class Answer:
         num_prompt = sum(each.num_prompt_tokens for each in prompts)
         num_completion = sum(text.stats.num_tokens for text in texts)
         num_cached = sum(each.num_cached_tokens for each in prompts)
+        predicted = self._predicted()
         return Usage(
             prompt_tokens=num_prompt,
             completion_tokens=num_completion,
             total_tokens=num_prompt + num_completion,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
+            completion_tokens_details=predicted,
+        )
+
+    def _predicted(self) -> CompletionTokensDetails:
+        """Return what became of the tokens that the client predicted, which are counted for each choice."""
+        texts = [text for text in self.queued.texts if text.decoded is not None]
+        num_accepted = sum(text.stats.accepted_by_source[Source.PREDICTION] for text in texts)
+        num_predicted = sum(len(text.decoded.prediction_ids) for text in texts if text.decoded is not None)
+        return CompletionTokensDetails(
+            accepted_prediction_tokens=num_accepted, rejected_prediction_tokens=max(num_predicted - num_accepted, 0)
         )
 
     def figures(self) -> dict[str, object]:

@@ -66,7 +66,7 @@ def application(
     _add_models(app, served, respond)
     _add_health(app, requests, vital, metrics_text)
     add_error_handlers(app)
-    app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, is_strict=settings.strict_fields)
     if settings.api_keys or settings.metrics_key is not None:
         app.add_middleware(ApiKeyAuth, keys=settings.api_keys, metrics_key=settings.metrics_key)
     _correct_openapi(app, has_keys=bool(settings.api_keys), has_metrics_key=settings.metrics_key is not None)

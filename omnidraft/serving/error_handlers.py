@@ -1,21 +1,26 @@
 """Errors in OpenAI's shape or Anthropic's, and the middleware that refuses bodies that are too large or too deep."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import ContextExceeded, OmnidraftError, RequestError
+from omnidraft.serving.body_model import collecting_ignored
 from omnidraft.serving.event_stream import event
 from omnidraft.serving.queued_request import Abandoned, QueueFull, Stopping
 from omnidraft.serving.response_schemas import error
+
+logger = logging.getLogger(__name__)
 
 STOPPING_RETRY_S = "1"
 """Clients may retry at once: another worker takes the request."""
@@ -23,6 +28,11 @@ REQUEST_ID_HEADERS = ("x-request-id", "request-id")
 """The headers in which OpenAI's and Anthropic's clients look for the id of a request."""
 REQUEST_ID = "omnidraft_request_id"
 """Of a request's state."""
+IGNORED_HEADER = "x-omnidraft-ignored"
+"""It names the parts of a request that were left out."""
+MAX_HEADER_CHARS = 1_000
+MAX_TOLD = 1_000
+"""Pairs of a client and a name that the log remembers."""
 CLIENT_CLOSED_REQUEST = 499
 """The status that nginx logs for a client that closed its connection."""
 
@@ -91,9 +101,10 @@ class BodyLimit:
     too many or too deeply nested values, is a 400.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, *, is_strict: bool = False) -> None:
         self._app = app
-        self._max_body_bytes = max_body_bytes
+        self._max_body_bytes, self._is_strict = max_body_bytes, is_strict
+        self._told = lru_cache(MAX_TOLD)(_log_ignored)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -109,7 +120,23 @@ class BodyLimit:
         except RequestError as exc:
             await error_response(scope["path"], 400, error(str(exc), "invalid_request_error"))(scope, receive, send)
         else:
-            await self._app(scope, _replay(body, receive), send)
+            with collecting_ignored(is_strict=self._is_strict) as names:
+                await self._app(scope, _replay(body, receive), self._telling(names, scope, send))
+
+    def _telling(self, names: Collection[str], scope: Scope, send: Send) -> Send:
+        """Return a channel that adds what the body says and nobody reads to the response's headers, and logs it once
+        for each client."""
+
+        async def sent(message: Message) -> None:
+            if names and message["type"] == "http.response.start":
+                shown = ", ".join(sorted(names)).encode("ascii", "backslashreplace").decode()
+                MutableHeaders(scope=message)[IGNORED_HEADER] = shown[:MAX_HEADER_CHARS]
+                agent = Headers(scope=scope).get("user-agent", "a client")
+                for name in names:
+                    self._told(agent[:80], name[:80])
+            await send(message)
+
+        return sent
 
     async def _read(self, receive: Receive) -> bytes | None:
         """Return the body; None when the client goes away before its end. Raises HTTPException."""
@@ -124,6 +151,10 @@ class BodyLimit:
                 raise HTTPException(413, f"the body may have {self._max_body_bytes} bytes at most")
             has_more = message.get("more_body", False)
         return bytes(body)
+
+
+def _log_ignored(agent: str, name: str) -> None:
+    logger.info("%r sends %r, which is ignored here; `worker.strict_fields` refuses it", agent, name)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -1,7 +1,7 @@
-"""Request bodies of OpenAI's API, and their conversion into generation requests.
+"""Request bodies of OpenAI's API, and their conversion into generation requests; vLLM's extensions among their fields.
 
-A field that is not here is refused by name, so that nobody believes it had an effect. OpenAI's fields without a
-counterpart here are accepted with those values that change nothing.
+A field that is not here is ignored and told of; see body_model.py. What would change the text and cannot be done is
+refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,47 +22,60 @@ from omnidraft.decode.generation import GenerationRequest, choices
 from omnidraft.errors import RequestError
 from omnidraft.params import MAX_COUNT, ROWS, sampling_of
 from omnidraft.ports import Grammar, Mode
+from omnidraft.serving.body_model import (
+    MAPPING_LIMITS,
+    TEXT_OR_LIST,
+    BodyModel,
+    JsonObject,
+    RequestFields,
+    Text,
+    TextMapping,
+    refuse,
+    with_sampling,
+)
 from omnidraft.serving.request_parts import (
+    GUIDED,
     Deprecated,
     RequestMessage,
     ResponseFormat,
     StructuredOutputs,
+    Texts,
     ToolChoice,
     Tools,
     tool_use,
 )
-from omnidraft.serving.strict_model import (
-    MAPPING_LIMITS,
-    TEXT_OR_LIST,
-    RequestFields,
-    StrictModel,
-    Text,
-    TextMapping,
-    refuse,
-    with_null,
-    with_sampling,
-)
 
-MAX_STOPS = 16
+MAX_STOPS = 64
 Stop = Annotated[Text | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), Tag("list")], TEXT_OR_LIST]
 MAX_USER_CHARACTERS = 256
 NO_ZERO_BYTE = r"^[^\x00]*$"
 """Databases of tenants' keys cannot hold one."""
-MAX_PROMPT_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = MAX_LOGPROBS = 20
+MAX_BAD_WORDS = 1_000
+OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens"}
+"""llama.cpp's names, and ours for the same."""
 MaxTokens = Annotated[
     Annotated[int, Field(ge=1, le=MAX_COUNT)] | None, BeforeValidator(lambda value: None if value == -1 else value)
 ]
+Ids = Annotated[list[Annotated[int, Field(ge=0, le=MAX_COUNT)]], Field(fail_fast=True)]
 
 
-class StreamOptions(StrictModel):
+class StreamOptions(BodyModel):
     include_usage: bool = False
     include_obfuscation: bool | None = None
     continuous_usage_stats: bool = False
     """Every chunk has the usage so far, as in vLLM."""
 
 
-NULL_OF_OPENAI = ("prompt_cache_retention", "prompt_cache_options", "moderation")
-"""Fields without a counterpart here; see strict_model.with_null."""
+class Prediction(BodyModel):
+    """OpenAI's Predicted Outputs."""
+
+    type: Literal["content"] = "content"
+    content: Texts
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class OpenAIFields(RequestFields):
@@ -71,9 +84,8 @@ class OpenAIFields(RequestFields):
     user: str | None = Field(None, max_length=MAX_USER_CHARACTERS, pattern=NO_ZERO_BYTE)
     """Whose the request is, unless the API key says it."""
     metadata: TextMapping | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    prediction: Prediction | None = None
+    """What the answer will probably be, such as a file before an edit: it is drafted, and changes no text."""
 
 
 @with_sampling("openai")
@@ -85,6 +97,17 @@ class _GenerationParams(OpenAIFields):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     stop: Stop | None = None
+    stop_token_ids: Ids | None = None
+    include_stop_str_in_output: bool = False
+    min_tokens: int = Field(0, ge=0, le=MAX_COUNT)
+    allowed_token_ids: Ids | None = None
+    bad_words: Annotated[list[str], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_COUNT)
+    """Read only the last so many tokens of the prompt; -1: as many as the context holds."""
+    return_token_ids: bool = False
+    """Tell the ids of the prompt and of the answer."""
+    use_beam_search: Annotated[bool, refuse(bool, "there is no beam search; draw `n` answers")] = False
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_COUNT)
     """Choice 0 is the text that n = 1 gives."""
@@ -97,6 +120,19 @@ class _GenerationParams(OpenAIFields):
     """Answer with what speculation did, as `omnidraft`."""
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_USER_CHARACTERS)
     """Requests reuse the keys of common prefixes only of requests with the same salt, as in vLLM."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reads_other_names(cls, value: Any) -> Any:
+        """Take the names that vLLM had before, and those of SGLang and llama.cpp."""
+        if not isinstance(value, dict):
+            return value
+        renamed = {new: value[old] for old, new in OTHER_NAMES.items() if old in value and new not in value}
+        guided = {new: value[old] for old, new in GUIDED.items() if value.get(old) is not None}
+        if guided and value.get("structured_outputs") is None:
+            renamed["structured_outputs"] = guided
+        others = {name: each for name, each in value.items() if name not in OTHER_NAMES and name not in GUIDED}
+        return {**others, **renamed}
 
     @model_validator(mode="after")
     def _is_whole_with_prompt_logprobs(self) -> "_GenerationParams":
@@ -144,14 +180,24 @@ class _GenerationParams(OpenAIFields):
         Args:
             max_new_tokens: the deployment's ceiling, from the settings.
         """
+        truncated = self.truncate_prompt_tokens
         return choices(
             self.prompts(),
             self.n or 1,
             seed=self.seed,
             num_prompt_log_probs=self.prompt_logprobs,
             max_new_tokens=min(filter(None, (self.num_tokens, max_new_tokens)), default=None),
-            sampling=sampling_of(self, logit_bias=self.logit_bias, grammar=self._grammar()),
+            sampling=sampling_of(
+                self, logit_bias=self.logit_bias, allowed_ids=self.allowed_token_ids, grammar=self._grammar()
+            ),
             stop_strings=tuple([self.stop] if isinstance(self.stop, str) else self.stop or ()),
+            stop_ids=tuple(self.stop_token_ids or ()),
+            keeps_stop=self.include_stop_str_in_output,
+            min_new_tokens=self.min_tokens,
+            bad_words=tuple(self.bad_words or ()),
+            shows_special=not self.skip_special_tokens,
+            max_prompt_tokens=MAX_COUNT if truncated == -1 else truncated or None,
+            prediction=self.prediction.text if self.prediction else "",
             mode=self.mode,
             num_draft_tokens=self._num_draft_tokens(),
             num_log_probs=self.num_log_probs,
@@ -175,21 +221,23 @@ class _GenerationParams(OpenAIFields):
 
 class CompletionRequest(_GenerationParams):
     prompt: Annotated[
-        Text | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("list")],
-        TEXT_OR_LIST,
-        refuse(
-            lambda value: isinstance(value, list) and isinstance(next(iter(value), None), int | list),
-            "no token ids are taken: send their text, which /detokenize returns",
-        ),
+        Text | Annotated[Annotated[list[str | Ids], Field(min_length=1)] | Ids, Tag("list")], TEXT_OR_LIST
     ]
-    """Of several, each has `n` choices."""
-    max_tokens: MaxTokens = None
+    """A text or the target's ids; of several, each has `n` choices."""
+    max_tokens: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_COUNT)] | None, BeforeValidator(lambda value: None if value == -1 else value)
+    ] = None
     """A ceiling; without it, and with -1, the answer goes on to its end or that of the context."""
-    logprobs: int | None = Field(None, ge=0, le=5)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     """Tell each token's log-probability and those of so many likeliest ones: the target's own, before sampling
     settings."""
-    echo: Literal[False] | None = None
-    best_of: Literal[1] | None = None
+    echo: bool = False
+    """Answer with the prompt before the text, and with its log-probabilities where they are asked for."""
+    add_special_tokens: bool = True
+    """Whether the prompt begins with the target's own first token, if it has one."""
+    parse_special: bool = False
+    """Whether special tokens that are written in the prompt count as such: for prompts that a client has templated."""
+    best_of: Annotated[int | None, refuse(lambda value: value not in (None, 1), "draw `n` answers instead")] = None
     suffix: str | None = None
     """The text behind the answer: a target that knows fill-in-the-middle fills the gap. "" is none."""
 
@@ -202,11 +250,18 @@ class CompletionRequest(_GenerationParams):
         return self.max_tokens
 
     def prompts(self) -> Sequence[dict[str, Any]]:
-        prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
-        return [{"prompt": prompt, "suffix": self.suffix or None} for prompt in prompts]
+        prompts = self.prompt if isinstance(self.prompt, list) else [self.prompt]
+        if prompts and isinstance(prompts[0], int):
+            prompts = [prompts]
+        shared = {"adds_special": self.add_special_tokens, "reads_special": self.parse_special}
+        return [
+            {"prompt": prompt, "suffix": self.suffix or None, **shared}
+            if isinstance(prompt, str)
+            else {"prompt_ids": tuple(prompt)}
+            for prompt in prompts
+        ]
 
 
-@with_null("reasoning_effort", "verbosity", "prediction", "audio", "web_search_options", *NULL_OF_OPENAI)
 class ChatRequest(_GenerationParams):
     messages: Annotated[list[RequestMessage], Field(fail_fast=True)]
     max_tokens: MaxTokens = None
@@ -226,16 +281,24 @@ class ChatRequest(_GenerationParams):
     functions: Deprecated = None
     function_call: Deprecated = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
-
-    @model_validator(mode="after")
-    def _has_logprobs(self) -> "ChatRequest":
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs: true")
-        return self
+    audio: Annotated[None, refuse(lambda value: value is not None, "the models here write text only")] = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """Go on with the last message, which is the assistant's."""
+    chat_template_kwargs: JsonObject | None = None
+    """Further variables of the chat template, such as `enable_thinking`."""
+    reasoning_effort: str | None = None
+    """It reaches the chat template; `none` also turns thinking off."""
 
     @property
     def num_log_probs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    def _template_options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            options = {"reasoning_effort": self.reasoning_effort, "enable_thinking": self.reasoning_effort != "none"}
+        return options | (self.chat_template_kwargs or {})
 
     @property
     def num_tokens(self) -> int | None:
@@ -245,16 +308,22 @@ class ChatRequest(_GenerationParams):
     def _has_what_it_refers_to(self) -> "ChatRequest":
         if not self.tools and self.tool_choice not in (None, "none", "auto"):
             raise ValueError("tool_choice: there are no tools to choose from")
-        known: set[str] = set()
-        for index, message in enumerate(self.messages):
-            known.update(call.id for call in message.tool_calls or ())
-            if message.tool_call_id is not None and message.tool_call_id not in known:
-                raise ValueError(f"messages.{index}.tool_call_id: no call of this id before it")
+        continues = self.continue_final_message or not self.add_generation_prompt
+        if continues and (not self.messages or self.messages[-1].role != "assistant"):
+            raise ValueError("continue_final_message: the last message is not the assistant's")
         return self
 
     def prompts(self) -> Sequence[dict[str, Any]]:
         tools = tool_use(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
-        return [{"messages": [message.plain() for message in self.messages], "tools": tools}]
+        continues = self.continue_final_message or not self.add_generation_prompt
+        return [
+            {
+                "messages": [message.plain() for message in self.messages],
+                "tools": tools,
+                "continues_last": continues,
+                "template_options": self._template_options(),
+            }
+        ]
 
 
 def same_fields(body: RequestFields, shared: type[RequestFields]) -> dict[str, Any]:

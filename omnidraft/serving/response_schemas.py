@@ -20,12 +20,20 @@ class PromptTokensDetails(BaseModel):
     """Tokens that were not read again, since an earlier request began with them."""
 
 
+class CompletionTokensDetails(BaseModel):
+    accepted_prediction_tokens: int = 0
+    """Tokens of the client's prediction that the answer took over."""
+    rejected_prediction_tokens: int = 0
+    """The others of it."""
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     """This includes the token that ended a text."""
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
 
 
 class CompletionLogProbs(BaseModel):

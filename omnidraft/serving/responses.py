@@ -94,7 +94,9 @@ class Responder:
 
     def model(self, name: str | None) -> ServedModel:
         """Return the served model of this name, the first for None. Raises FieldRefused."""
-        model = self._served.get(self._first if name is None else name)
+        aliases = self._settings.model_aliases
+        known = name if name is None or name in self._served else aliases.get(name, aliases.get("*", name))
+        model = self._served.get(self._first if known is None else known)
         if model is None:
             names = ", ".join(repr(known) for known in self._served)
             message = f"no model {name!r} here; this worker serves {names}"

@@ -16,19 +16,19 @@ from omnidraft.decode.prompting import client_texts, prompt_bytes, prompt_ids
 from omnidraft.errors import RequestError
 from omnidraft.params import MAX_COUNT, require_text
 from omnidraft.serving.answer import Body, ServedModel
+from omnidraft.serving.body_model import BodyModel
 from omnidraft.serving.fair_queue import FairTurns
 from omnidraft.serving.request_parts import RequestMessage, Tools
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest, chat_request
 from omnidraft.serving.response_formats import token_text
 from omnidraft.serving.response_schemas import error_responses
 from omnidraft.serving.responses import Responder
-from omnidraft.serving.strict_model import StrictModel
 
 _PIECE_ITEMS = 4_096
 _Result = TypeVar("_Result")
 
 
-class TokenizeRequest(StrictModel):
+class TokenizeRequest(BodyModel):
     """Either `prompt` or `messages`."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -62,7 +62,7 @@ class TokenizeResponse(BaseModel):
     token_strs: list[str] | None = None
 
 
-class DetokenizeRequest(StrictModel):
+class DetokenizeRequest(BodyModel):
     model: str | None = None
     tokens: Annotated[list[Annotated[int, Field(ge=0, le=MAX_COUNT)]], Field(fail_fast=True)]
 

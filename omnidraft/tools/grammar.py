@@ -41,7 +41,7 @@ class CallableTool:
     def schema(self) -> dict[str, Any]:
         """Return the schema of the arguments, an object's, in the compiler's dialect."""
         options = _JSON_OPTIONS if self.is_strict else _LENIENT_OPTIONS
-        return with_options({"type": "object", **(self.parameters or {})}, options)
+        return with_options({**(self.parameters or {}), "type": "object"}, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,8 @@ def grammar_text(
     Raises:
         RequestError: the format cannot tell a call from content in a grammar of its own.
     """
+    if content is not None and content[0] == "lark":
+        raise RequestError("structured_outputs.grammar: it cannot stand beside tools; send a regex or a schema")
     if content is not None and form.is_bare and not use.must_call:
         raise RequestError(
             f"response_format: this model writes calls as JSON ({form.name}), so an answer in JSON looks like one; "

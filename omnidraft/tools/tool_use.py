@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 from omnidraft.errors import RequestError
 
-MAX_TOOLS = 128
-"""The most tools that one request may offer, as at OpenAI."""
+MAX_TOOLS = 1024
+"""The most tools that one request may offer; three servers of MCP bring more than OpenAI's 128."""
 MAX_CALLS = 32
 """The most calls that one answer may have."""
-NAME_PATTERN = r"^[a-zA-Z0-9_-]{1,64}$"
+NAME_PATTERN = r"^[a-zA-Z0-9_.:/-]{1,128}$"
+"""As wide as Anthropic's and those of MCP."""
 
 Choice = Literal["auto", "none", "required"]
 
@@ -114,5 +115,6 @@ def _check(field: str, tool: Tool) -> None:
         raise RequestError(f"{field}.description must be a text")
     if not isinstance(tool.parameters, Mapping | None):
         raise RequestError(f"{field}.parameters must be a JSON schema")
-    if tool.parameters is not None and tool.parameters.get("type", "object") != "object":
-        raise RequestError(f"{field}.parameters.type must be 'object', got {tool.parameters['type']!r}")
+    named = (tool.parameters or {}).get("type") or "object"
+    if "object" not in ([named] if isinstance(named, str) else named):
+        raise RequestError(f"{field}.parameters.type must be 'object', got {named!r}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from omnidraft.decode.sampling.input_limits import check_regex, checked_schema
+from omnidraft.decode.sampling.input_limits import checked_schema, checked_text
 from omnidraft.decode.sampling.number_spelling import NumberSpelling
 from omnidraft.errors import RequestError
 from omnidraft.tools.grammar import CallableTool, GrammarSpec, compilable, lark, with_options
@@ -25,7 +25,7 @@ from omnidraft.vocab.tokenizer import Vocabulary
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-Kind = Literal["json_schema", "regex", "tools"]
+Kind = Literal["json_schema", "regex", "lark", "tools"]
 
 MAX_ERROR_CHARS = 300
 INITIAL_FUEL, STEP_FUEL = 500_000, 100_000
@@ -37,7 +37,8 @@ MAX_MASK_S = 0.01
 """Seconds of processor time for one token's mask at most."""
 MAX_FREE_TEXT_MASK_S = 0.05
 """The same where free text may end in calls: 5 ms for 150,000 tokens when the text begins, and where a marker may."""
-_FREE_SPELLING = '%llguidance {"no_forcing": true}\nstart: '
+_NO_FORCING = '%llguidance {"no_forcing": true}\n'
+_FREE_SPELLING = f"{_NO_FORCING}start: "
 _DEAD_END = "NoExtensionBias"
 MAX_DIGITS = 20
 """The most digits in a row of a number in JSON that may end before: those of any integer of 64 bits."""
@@ -60,6 +61,8 @@ class GrammarCompiler:
         """
         if kind == "tools":
             return self._compile_tools(GrammarSpec.of(checked_schema(text, kind)))
+        if kind == "lark":
+            return self._compile_whole(kind, f"{_NO_FORCING}{checked_text(text, kind)}")
         return self._compile(kind, _lark(kind, text))
 
     def try_out(self, kind: Kind, text: str, vocab_size: int) -> None:
@@ -103,6 +106,10 @@ class GrammarCompiler:
 
     def _compile(self, kind: Kind, rules: str) -> "CompiledGrammar":
         """Compile llguidance's own language, from the right side of the start rule on. Raises RequestError."""
+        return self._compile_whole(kind, _FREE_SPELLING + rules)
+
+    def _compile_whole(self, kind: Kind, grammar: str) -> "CompiledGrammar":
+        """Compile llguidance's own language. Raises RequestError."""
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(
@@ -111,7 +118,7 @@ class GrammarCompiler:
             max_lexer_states=MAX_LEXER_STATES,
             verbose_errors=False,
         )
-        backend = LLMatcher(self._tokenizer, _FREE_SPELLING + rules, log_level=0, limits=limits)
+        backend = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if backend.is_error():
             raise RequestError(f"{kind}: {_one_line(backend.get_error())}")
         return CompiledGrammar(backend, kind, self._spelling)
@@ -279,7 +286,7 @@ def _lark(kind: str, text: str) -> str:
 
     if kind == "json_schema":
         return f"%json {json.dumps(with_options(compilable(checked_schema(text))))}"
-    check_regex(text)
+    checked_text(text, kind)
     return f"/{regex_to_lark(text)}/"
 
 

@@ -55,9 +55,10 @@ BODY_LIMITS = JsonLimits(num_values=20_000, depth=100)
 SCHEMA_LIMITS = JsonLimits(num_values=20_000, depth=64)
 
 
-def check_regex(text: str) -> None:
-    """Raise RequestError for a regular expression that is too long, or contains half of a surrogate pair."""
-    _check_bytes("regex", text)
+def checked_text(text: str, kind: str) -> str:
+    """Return a grammar of this kind. Raises RequestError where it is too long, or contains half of a surrogate pair."""
+    _check_bytes(kind, text)
+    return text
 
 
 def checked_schema(text: str, kind: str = "json_schema") -> dict[str, Any]:

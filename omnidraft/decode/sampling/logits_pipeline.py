@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from omnidraft.errors import ContractError
+from omnidraft.errors import ContractError, RequestError
 from omnidraft.ports import Request, Sampling
 
 _NUCLEUS_START = 1024
@@ -50,6 +50,8 @@ class LogitsPipeline:
             processors.append(Penalties(request))
         if request.sampling.logit_bias:
             processors.append(Bias(request.sampling))
+        if Limits.are_needed(request):
+            processors.append(Limits(request))
         if grammar is not None:
             processors.append(grammar)
         self._processors = tuple(processors)
@@ -189,3 +191,37 @@ class Bias:
 
     def take(self, token: int) -> None:
         """See Processor. A bias does not depend on the output."""
+
+
+class Limits:
+    """Implements Processor: ids that a client allows, forbids, or forbids for a while."""
+
+    def __init__(self, request: Request) -> None:
+        allowed = request.sampling.allowed_ids
+        self._allowed = None if allowed is None else np.array(sorted(allowed | request.stop_ids), np.int64)
+        self._ends = np.array(sorted(request.stop_ids), np.int64)
+        self._num_before_end = request.min_new_tokens
+        self._bad = request.bad_ids
+        self._ids: list[int] = []
+
+    @staticmethod
+    def are_needed(request: Request) -> bool:
+        return bool(request.min_new_tokens or request.bad_ids or request.sampling.allowed_ids is not None)
+
+    def apply(self, logits_V: np.ndarray) -> None:
+        """See Processor."""
+        if self._allowed is not None:
+            kept = logits_V[self._allowed]
+            logits_V[:] = -np.inf
+            logits_V[self._allowed] = kept
+        if len(self._ids) < self._num_before_end:
+            logits_V[self._ends] = -np.inf
+        for *before, last in self._bad:
+            if self._ids[len(self._ids) - len(before) :] == before:
+                logits_V[last] = -np.inf
+        if not np.isfinite(logits_V.max()):
+            raise RequestError("no token is left that the request allows")
+
+    def take(self, token: int) -> None:
+        """See Processor."""
+        self._ids.append(token)

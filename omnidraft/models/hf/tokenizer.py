@@ -92,13 +92,21 @@ class HfTokenizer:
         return self._special_of
 
     def chat_prompt_ids(
-        self, messages: Sequence[Message], tools: Sequence[Tool] = (), tool_format: ToolFormat | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        tool_format: ToolFormat | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        continues_last: bool = False,
     ) -> list[int]:
         """Encode the messages with the tokenizer's own chat template and its generation prompt.
 
         Args:
             tools: definitions in OpenAI's shape.
             tool_format: how calls are written for a template that knows no tools; None: as this one's are.
+            options: further variables of the template.
+            continues_last: end in the last message, which the answer goes on with, and not behind it.
 
         Raises:
             RequestError: there is no chat template, or it refuses these messages.
@@ -106,18 +114,31 @@ class HfTokenizer:
         if not self.has_chat_template:
             raise RequestError(f"the tokenizer in {self._folder} has no chat template; send a plain prompt instead")
         try:
-            text = self._render(messages, tools, tool_format or self.tool_format)
+            text = self._render(messages, tools, tool_format or self.tool_format, options or {}, not continues_last)
+            if continues_last:
+                text = _cut_behind(text, messages[-1]["content"])
         except (TemplateError, *_TEMPLATE_BUGS) as exc:
             raise RequestError(f"the chat template refuses these messages: {exc}") from exc
         return self._prompt_ids(text)
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Tool], tool_format: ToolFormat) -> str:
+    def templated_ids(self, text: str) -> list[int]:
+        """Encode a prompt that a client has templated: special tokens that are written in it count as such."""
+        return self._prompt_ids(text)
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        tool_format: ToolFormat,
+        options: Mapping[str, Any],
+        has_answer: bool,
+    ) -> str:
         """Return the text of a chat; whatever looks like a special token in it is the template's."""
         escaped = map_strings(template_messages(messages, tool_format), self._escape_special_tokens)
         escaped_tools = map_strings(tools, self._escape_special_tokens)
         if (tools or has_calls(messages)) and not self._template_knows_tools:
-            return self._resolved.render(plain_messages(escaped, escaped_tools, tool_format))
-        return self._resolved.render(escaped, escaped_tools)
+            escaped, escaped_tools = plain_messages(escaped, escaped_tools, tool_format), ()
+        return self._resolved.render(escaped, escaped_tools, options, has_answer=has_answer)
 
     @cached_property
     def _template_knows_tools(self) -> bool:
@@ -163,6 +184,14 @@ class HfTokenizer:
         text = part.replace(UNREACHABLE, "")
         text = text.lstrip() if before in self._resolved.absorbing_ids["rstrip"] else text
         return text.rstrip() if after in self._resolved.absorbing_ids["lstrip"] else text
+
+
+def _cut_behind(text: str, content: str) -> str:
+    """Return a rendered chat up to the end of its last message. Raises ValueError."""
+    said = content.strip()
+    if said not in text:
+        raise ValueError("the last message is not in it as it is, so that it cannot be continued")
+    return text[: text.rindex(said) + len(said)]
 
 
 def _configured_ends(folder: Path) -> set[int]:

@@ -70,15 +70,22 @@ class ResolvedTokenizer:
             return self.chat_template[name]
         return self.chat_template or ""
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Return the text of these messages and of the prompt for an answer. Raises jinja2's TemplateError, and what
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+        *,
+        has_answer: bool = True,
+    ) -> str:
+        """Return the text of these messages and, if it `has_answer`, of the prompt for one. Raises jinja2's TemplateError, and what
         else a template can raise about values that it did not expect."""
         rendered = renderer()(  # texts and spans
             conversations=[[dict(message) for message in messages]],
             tools=[dict(tool) for tool in tools] or None,
             chat_template=self.template(has_tools=bool(tools)),
-            add_generation_prompt=True,
-            **self.special_tokens,
+            add_generation_prompt=has_answer,
+            **{**(options or {}), **self.special_tokens},
         )
         text: str = rendered[0][0]
         return text

@@ -1,7 +1,4 @@
-"""Request bodies of Anthropic's Messages API, and their translation into chat requests.
-
-As everywhere here, a field without a counterpart is refused by name, or taken with the values that change nothing.
-"""
+"""Request bodies of Anthropic's Messages API, and their translation into chat requests."""
 
 import json
 from collections.abc import Mapping
@@ -10,91 +7,79 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, Tag, model_validator
 
 from omnidraft.params import MAX_COUNT
+from omnidraft.serving.body_model import (
+    TEXT_OR_LIST,
+    BodyModel,
+    JsonObject,
+    RequestFields,
+    Text,
+    one_of,
+    refuse_kinds,
+    with_sampling,
+)
+from omnidraft.serving.request_parts import only_tools
 from omnidraft.serving.request_schemas import (
     MAX_STOPS,
     MAX_USER_CHARACTERS,
     NO_ZERO_BYTE,
     ChatRequest,
+    Prediction,
     chat_request,
     same_fields,
-)
-from omnidraft.serving.strict_model import (
-    TEXT_OR_LIST,
-    DirectCaller,
-    JsonObject,
-    RequestFields,
-    StrictModel,
-    Text,
-    kind_of,
-    one_of,
-    refuse,
-    refuse_kinds,
-    with_null,
-    with_sampling,
 )
 from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN
 
 
-class CacheControl(StrictModel):
-    """It is taken and changes nothing: the keys of a common beginning are reused without being asked for."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-class TextBlock(StrictModel):
+class TextBlock(BodyModel):
     type: Literal["text"]
     text: str
-    cache_control: CacheControl | None = None
-    citations: None = None
 
 
-class ToolUseBlock(StrictModel):
+class ToolUseBlock(BodyModel):
     """What the assistant called."""
 
     type: Literal["tool_use"]
     id: str
     name: str
     input: JsonObject
-    cache_control: CacheControl | None = None
-    caller: DirectCaller | None = None
-    """What Anthropic's client adds to a block; there are no programs and toolsets here."""
-    toolset_name: None = None
 
     def chat_call(self) -> dict[str, Any]:
         function = {"name": self.name, "arguments": json.dumps(self.input, ensure_ascii=False)}
         return {"id": self.id, "type": "function", "function": function}
 
 
+class ThinkingBlock(BodyModel):
+    """What the assistant thought."""
+
+    type: Literal["thinking", "redacted_thinking"]
+    thinking: str = ""
+
+
 TextOnly = Annotated[TextBlock, refuse_kinds("image", "document", "search_result", "container_upload")]
 Texts = Annotated[Text | Annotated[list[TextOnly], Field(fail_fast=True), Tag("list")], TEXT_OR_LIST]
 
 
-class ToolResultBlock(StrictModel):
+class ToolResultBlock(BodyModel):
     """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
     content: Texts = ""
-    is_error: bool | None = None
-    """The model reads the content of an error as it reads any other."""
-    cache_control: CacheControl | None = None
-    toolset_name: None = None
 
 
 ContentBlock = Annotated[
     Annotated[TextOnly, Tag("text")]
     | Annotated[ToolUseBlock, Tag("tool_use")]
-    | Annotated[ToolResultBlock, Tag("tool_result")],
-    one_of("text", "tool_use", "tool_result"),
+    | Annotated[ToolResultBlock, Tag("tool_result")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[ThinkingBlock, Tag("redacted_thinking")],
+    one_of("text", "tool_use", "tool_result", "thinking", "redacted_thinking"),
 ]
 
 
-class InputMessage(StrictModel):
+class InputMessage(BodyModel):
     role: Literal["user", "assistant", "system"]
-    content: Annotated[
-        Text | Annotated[list[ContentBlock], Field(min_length=1, fail_fast=True), Tag("list")], TEXT_OR_LIST
-    ]
+    content: Annotated[Text | Annotated[list[ContentBlock], Field(fail_fast=True), Tag("list")], TEXT_OR_LIST]
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> "InputMessage":
@@ -106,7 +91,7 @@ class InputMessage(StrictModel):
         return self
 
     @property
-    def blocks(self) -> list[TextBlock | ToolUseBlock | ToolResultBlock]:
+    def blocks(self) -> list[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock]:
         if isinstance(self.content, str):
             return [TextBlock(type="text", text=self.content)]
         return list(self.content)
@@ -116,12 +101,15 @@ class InputMessage(StrictModel):
         results = [block for block in self.blocks if isinstance(block, ToolResultBlock)]
         calls = [block.chat_call() for block in self.blocks if isinstance(block, ToolUseBlock)]
         texts = [block.text for block in self.blocks if isinstance(block, TextBlock)]
+        thoughts = "".join(block.thinking for block in self.blocks if isinstance(block, ThinkingBlock))
         answered = [
             {"role": "tool", "tool_call_id": each.tool_use_id, "content": plain_text(each.content)} for each in results
         ]
         if not texts and not calls:
             return answered
         said: dict[str, Any] = {"role": self.role, "content": "".join(texts) if texts else None}
+        if thoughts:
+            said["reasoning_content"] = thoughts
         return [*answered, said | ({"tool_calls": calls} if calls else {})]
 
 
@@ -130,21 +118,20 @@ def plain_text(content: str | list[TextBlock]) -> str:
     return content if isinstance(content, str) else "".join(block.text for block in content)
 
 
-class ToolParam(StrictModel):
+class ToolParam(BodyModel):
     type: Literal["custom"] | None = None
     name: str = Field(pattern=NAME_PATTERN)
     description: str | None = None
     input_schema: JsonObject
     """The JSON schema of the arguments, an object's."""
     strict: bool | None = None
-    cache_control: CacheControl | None = None
 
     def chat_tool(self) -> dict[str, Any]:
         function = {"name": self.name, "description": self.description, "parameters": self.input_schema}
         return {"type": "function", "function": {**function, "strict": self.strict}}
 
 
-class ToolChoiceParam(StrictModel):
+class ToolChoiceParam(BodyModel):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     """The tool of type `tool`."""
@@ -162,42 +149,31 @@ class ToolChoiceParam(StrictModel):
         return {"any": "required"}.get(self.type, self.type)
 
 
-class JsonFormat(StrictModel):
+class JsonFormat(BodyModel):
     type: Literal["json_schema"]
     schema_: JsonObject = Field(alias="schema")
 
 
-class OutputConfig(StrictModel):
+class OutputConfig(BodyModel):
     format: JsonFormat | None = None
     """The answer is JSON that matches a schema."""
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    """It is taken and changes nothing: the models here do not think first."""
+    effort: str | None = None
+    """It reaches the chat template."""
 
 
-class Metadata(StrictModel):
+class Metadata(BodyModel):
     user_id: str | None = Field(None, max_length=MAX_USER_CHARACTERS, pattern=NO_ZERO_BYTE)
     """Whose the request is, unless the API key says it: `user` of a chat request."""
 
 
-class Thinking(StrictModel):
-    type: Literal["disabled"]
+class Thinking(BodyModel):
+    type: Literal["disabled", "enabled", "adaptive"]
 
 
-Tools = Annotated[
-    list[
-        Annotated[
-            ToolParam,
-            refuse(
-                lambda value: kind_of(value) not in (None, "custom"),
-                "there are no server tools such as {kind} here; offer tools of your own",
-            ),
-        ]
-    ],
-    Field(max_length=MAX_TOOLS, fail_fast=True),
-]
+Tools = Annotated[list[ToolParam], Field(max_length=MAX_TOOLS, fail_fast=True), only_tools(None, "custom")]
 
 
-class CountTokensRequest(StrictModel):
+class CountTokensRequest(BodyModel):
     """The fields that make the prompt."""
 
     model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
@@ -209,15 +185,6 @@ class CountTokensRequest(StrictModel):
     tool_choice: ToolChoiceParam | None = None
     output_config: OutputConfig | None = None
     thinking: Thinking | None = None
-    cache_control: CacheControl | None = None
-
-    @model_validator(mode="after")
-    def _ends_with_the_user(self) -> "CountTokensRequest":
-        if self.messages[-1].role == "assistant":
-            raise ValueError(
-                "messages: the last one is the assistant's, and answers cannot be begun for the model here"
-            )
-        return self
 
     def chat_request(self) -> ChatRequest:
         """Return the same as a chat request. Raises RequestError."""
@@ -235,6 +202,9 @@ class CountTokensRequest(StrictModel):
             "tool_choice": None if choice is None else choice.chat_choice(),
             "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
             "response_format": self._response_format(),
+            "continue_final_message": self.messages[-1].role == "assistant",
+            "reasoning_effort": self.output_config.effort if self.output_config else None,
+            "chat_template_kwargs": {"enable_thinking": self.thinking.type != "disabled"} if self.thinking else None,
         }
 
     def _response_format(self) -> dict[str, Any] | None:
@@ -243,13 +213,13 @@ class CountTokensRequest(StrictModel):
         return {"type": "json_schema", "json_schema": {"schema": self.output_config.format.schema_}}
 
 
-@with_null("container", "diagnostics", "inference_geo", "speed", "user_profile_id", "workspace_id")
 @with_sampling("messages")
 class MessagesRequest(CountTokensRequest, RequestFields):
     max_tokens: int = Field(ge=1, le=MAX_COUNT)
     stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     metadata: Metadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
+    prediction: Prediction | None = None
+    """What the answer will probably be: an extension of ours."""
     thread: Any = None
     """Conversations are not kept here: a thread is refused in the way that lets Anthropic's client send them whole."""
 
@@ -259,5 +229,6 @@ class MessagesRequest(CountTokensRequest, RequestFields):
             **same_fields(self, RequestFields),
             "max_tokens": self.max_tokens,
             "stop": self.stop_sequences,
+            "prediction": self.prediction,
             "user": self.metadata.user_id if self.metadata else None,
         }

@@ -1,124 +1,132 @@
-"""Request bodies of OpenAI's Responses API, and their translation into chat requests.
-
-As everywhere here, a field without a counterpart is refused by name, or taken with the values that change nothing.
-"""
+"""Request bodies of OpenAI's Responses API, and their translation into chat requests."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag
+from pydantic import AliasChoices, BeforeValidator, Field, Tag
 
 from omnidraft.params import require_text
-from omnidraft.serving.request_parts import FunctionDefinition, FunctionName
+from omnidraft.serving.body_model import (
+    TEXT_OR_LIST,
+    TEXT_OR_OBJECT,
+    BodyModel,
+    JsonObject,
+    Text,
+    ignore,
+    kind_of,
+    one_of,
+    refuse,
+    refuse_kinds,
+    with_sampling,
+)
+from omnidraft.serving.request_parts import FunctionDefinition, FunctionName, only_tools
 from omnidraft.serving.request_schemas import (
-    NULL_OF_OPENAI,
     ChatRequest,
     MaxTokens,
     OpenAIFields,
     chat_request,
     same_fields,
 )
-from omnidraft.serving.strict_model import (
-    TEXT_OR_LIST,
-    TEXT_OR_OBJECT,
-    DirectCaller,
-    JsonObject,
-    StrictModel,
-    Text,
-    kind_of,
-    one_of,
-    refuse,
-    refuse_kinds,
-    with_null,
-    with_sampling,
-)
 from omnidraft.tools.messages import strings_of
 from omnidraft.tools.tool_use import MAX_TOOLS, Choice
 
-_ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
-
-class InputText(StrictModel):
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: list[Any] | None = None
-    """Of an `output_text` that an earlier response wrote; there are none here."""
-    logprobs: list[Any] | None = None
-    parsed: Any = None
-    """What `responses.parse` and `responses.stream` of OpenAI's client add to an answer."""
+class InputText(BodyModel):
+    type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]
+    text: str = Field("", validation_alias=AliasChoices("text", "refusal"))
 
 
 TextOnly = Annotated[InputText, refuse_kinds("input_image", "input_file", "input_audio")]
 Texts = Annotated[Text | Annotated[list[TextOnly], Field(fail_fast=True), Tag("list")], TEXT_OR_LIST]
 
 
-class MessageItem(StrictModel):
-    """A message; those of earlier responses carry an id and a status."""
-
+class MessageItem(BodyModel):
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: Texts
-    id: str | None = None
-    status: _ItemStatus | None = None
-    phase: str | None = None
 
 
-class FunctionCallItem(StrictModel):
-    """A call that an earlier response made."""
+class FunctionCallItem(BodyModel):
+    """A call that an earlier response made; that of a custom tool has an `input` that is no JSON."""
 
-    type: Literal["function_call"]
+    type: Literal["function_call", "custom_tool_call"]
     call_id: str
     name: str
-    arguments: str
-    parsed_arguments: Any = None
-    """Likewise."""
-    id: str | None = None
-    status: _ItemStatus | None = None
-    caller: DirectCaller | None = None
-    """What OpenAI's client adds to an item; there are no programs and namespaces here."""
-    namespace: None = None
+    arguments: str = ""
+    input: str = ""
 
 
-class FunctionResultItem(StrictModel):
-    type: Literal["function_call_output"]
+class FunctionResultItem(BodyModel):
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: Texts
-    id: str | None = None
-    status: _ItemStatus | None = None
-    caller: DirectCaller | None = None
-    """Likewise."""
-    name: None = None
-    namespace: None = None
 
 
-_ITEM_KINDS = ("message", "function_call", "function_call_output")
+class ReasoningItem(BodyModel):
+    """What the assistant thought."""
+
+    type: Literal["reasoning"]
+    content: list[InputText] | None = None
+    summary: list[InputText] = Field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content or self.summary)
+
+
+Item = MessageItem | FunctionCallItem | FunctionResultItem | ReasoningItem
+_ITEM_KINDS = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+)
+
+
+def _known_items(items: Any) -> Any:
+    """Leave out items of other types: what a hosted tool did, references to what is kept elsewhere."""
+    if not isinstance(items, list):
+        return items
+    for index, item in enumerate(items):
+        if isinstance(item, dict) and kind_of(item) not in (None, *_ITEM_KINDS):
+            ignore(f"input.{index} ({kind_of(item)})")
+    return [item for item in items if not isinstance(item, dict) or kind_of(item) in (None, *_ITEM_KINDS)]
+
+
 InputItem = Annotated[
-    Annotated[
-        Annotated[MessageItem, Tag("message")]
-        | Annotated[FunctionCallItem, Tag("function_call")]
-        | Annotated[FunctionResultItem, Tag("function_call_output")],
-        one_of(*_ITEM_KINDS),
-    ],
-    refuse(
-        lambda value: kind_of(value) not in (None, *_ITEM_KINDS),
-        "an item of type {kind} is not taken: send messages, calls of functions and their outputs",
-    ),
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionCallItem, Tag("custom_tool_call")]
+    | Annotated[FunctionResultItem, Tag("function_call_output")]
+    | Annotated[FunctionResultItem, Tag("custom_tool_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    one_of(*_ITEM_KINDS),
 ]
 
 
-def chat_messages(items: Sequence[MessageItem | FunctionCallItem | FunctionResultItem]) -> list[dict[str, Any]]:
-    """Return the items as messages. Calls belong to the message of the assistant before them, if there is one."""
+def chat_messages(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Return the items as messages. Calls belong to the message of the assistant before them, if there is one, and
+    thoughts to the one behind them."""
     messages: list[dict[str, Any]] = []
+    thoughts: dict[str, str] = {}
     for item in items:
         match item:
+            case ReasoningItem():
+                thoughts = {"reasoning_content": item.text} if item.text else {}
             case MessageItem():
-                messages.append({"role": item.role, "content": _plain(item.content)})
+                said = thoughts if item.role == "assistant" else {}
+                messages.append({"role": item.role, "content": _plain(item.content), **said})
+                thoughts = {}
             case FunctionResultItem():
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _plain(item.output)})
             case FunctionCallItem():
                 if not messages or messages[-1]["role"] != "assistant":
-                    messages.append({"role": "assistant", "content": None})
-                function = {"name": item.name, "arguments": item.arguments}
+                    messages.append({"role": "assistant", "content": None, **thoughts})
+                    thoughts = {}
+                is_custom = item.type == "custom_tool_call"
+                function = {"name": item.name, "arguments": {"input": item.input} if is_custom else item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
                 messages[-1].setdefault("tool_calls", []).append(call)
     return messages
@@ -139,7 +147,7 @@ class NamedFunction(FunctionName):
     type: Literal["function"]
 
 
-class TextFormat(StrictModel):
+class TextFormat(BodyModel):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
@@ -153,15 +161,13 @@ class TextFormat(StrictModel):
         return {"type": self.type, "json_schema": {"name": self.name, "schema": self.schema_}}
 
 
-class TextConfig(StrictModel):
+class TextConfig(BodyModel):
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
-    """It is taken and changes nothing."""
 
 
-class ResponseStreamOptions(StrictModel):
-    include_obfuscation: bool | None = None
-    """It is taken and changes nothing: events are not padded."""
+class Reasoning(BodyModel):
+    effort: str | None = None
+    """It reaches the chat template."""
 
 
 STATELESS = "the server is stateless and keeps no response: send the whole conversation as `input`"
@@ -173,39 +179,26 @@ ECHOED = {"instructions", "metadata", "text", "tool_choice", "tools"}
 State = Annotated[None, refuse(lambda value: value is not None, STATELESS)]
 
 
-@with_null("reasoning", "prompt", "max_tool_calls", "context_management", *NULL_OF_OPENAI)
 @with_sampling("responses")
 class ResponsesRequest(OpenAIFields):
-    input: Annotated[Text | Annotated[list[InputItem], Field(min_length=1, fail_fast=True), Tag("list")], TEXT_OR_LIST]
+    input: Annotated[
+        Text
+        | Annotated[list[InputItem], Field(min_length=1, fail_fast=True), BeforeValidator(_known_items), Tag("list")],
+        TEXT_OR_LIST,
+    ]
     instructions: str | None = None
     """A message of the system before all others."""
     max_output_tokens: MaxTokens = None
-    tools: (
-        Annotated[
-            list[
-                Annotated[
-                    FunctionTool,
-                    refuse(
-                        lambda value: isinstance(value, dict) and value.get("type") != "function",
-                        "tools of type {kind} are not run here; offer functions",
-                    ),
-                ]
-            ],
-            Field(max_length=MAX_TOOLS, fail_fast=True),
-        ]
-        | None
-    ) = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True), only_tools("function")] | None = (
+        None
+    )
+    reasoning: Reasoning | None = None
     tool_choice: (
         Annotated[Annotated[Choice, Tag("text")] | Annotated[NamedFunction, Tag("object")], TEXT_OR_OBJECT] | None
     ) = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     """The format of the answer."""
-    stream_options: ResponseStreamOptions | None = None
-    truncation: Literal["disabled"] | None = None
-    include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=1)] | None = None
-    """The models here write no reasoning, so there is none to include."""
-    top_logprobs: Literal[0] | None = None
     previous_response_id: State = None
     conversation: State = None
     store: Annotated[Literal[False] | None, refuse(lambda value: value is True, STATELESS)] = None
@@ -231,6 +224,7 @@ class ResponsesRequest(OpenAIFields):
                 "tool_choice": self._chat_choice(),
                 "response_format": None if form is None else form.chat_format(),
                 "parallel_tool_calls": self.parallel_tool_calls,
+                "reasoning_effort": self.reasoning.effort if self.reasoning else None,
             }
         )
 

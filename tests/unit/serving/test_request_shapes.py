@@ -315,7 +315,10 @@ SHAPES: Mapping[str, Shape] = {
 @pytest.fixture(scope="module")
 def client(tool_engine: Engine) -> Iterator[TestClient]:
     """A worker with its defaults, and any model name meaning its own."""
-    requests, settings = RequestQueue(CountingMetrics()), WorkerSettings(model_aliases={"*": tool_engine.pair.target})
+    requests, settings = (
+        RequestQueue(CountingMetrics(), max_waiting=8),
+        WorkerSettings(model_aliases={"*": tool_engine.pair.target}),
+    )
     app = application(requests, [ServedModel(tool_engine, "print")], settings, lambda: b"")
     with TestClient(app, raise_server_exceptions=False) as made:
         yield made

@@ -1,10 +1,14 @@
-"""Base of all models in a request's body: no field is ignored, no value converted, and the errors are few.
+"""Base of all models in a request's body: what is not known is ignored and told of, and the errors are few.
 
+Clients send what their vendor's server knows, and more with every month. A field that has no counterpart here is left
+out; its name is in the response's header and in the log. With `worker.strict_fields` it is a 400 instead.
 Pydantic reports every error, and a client could cause a hundred thousand of them, a second of work.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -26,23 +30,57 @@ MAX_FIELDS = 64
 MAX_ENTRIES = 2_000
 
 
-class StrictModel(BaseModel):
-    """A JSON object whose fields are known."""
+_IGNORED: ContextVar[dict[str, None] | None] = ContextVar("ignored", default=None)
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+
+@contextmanager
+def collecting_ignored(*, is_strict: bool) -> Iterator[Collection[str]]:
+    """Inside, `ignore` collects names, which are yielded, or refuses them if `is_strict`."""
+    names: dict[str, None] = {}
+    token = _IGNORED.set(None if is_strict else names)
+    try:
+        yield names.keys()
+    finally:
+        _IGNORED.reset(token)
+
+
+def ignore(name: str) -> None:
+    """Leave out a part of the body with this name. Raises ValueError where nothing may be left out."""
+    names = _IGNORED.get()
+    if names is None:
+        raise ValueError(f"{name[:80]!r} is not known here")
+    if len(names) < MAX_FIELDS:
+        names[name] = None
+
+
+class BodyModel(BaseModel):
+    """A JSON object in a body."""
+
+    model_config = ConfigDict(extra="ignore")
 
     @model_validator(mode="before")
     @classmethod
-    def _has_few_fields(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+    def _leaves_out_what_is_unknown(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if len(value) > MAX_FIELDS:
             raise ValueError(f"{len(value)} fields, there are not as many")
+        known = {each.alias or name for name, each in cls.model_fields.items()}
+        for name in value.keys() - known:
+            if value[name] is not None:
+                ignore(name)
         return value
 
 
-class DirectCaller(StrictModel):
-    """The `caller` of a call that the model made itself, as it makes all of them here: there are no programs."""
+class ExactModel(BodyModel):
+    """One whose fields all shape the text, so that each has to be known."""
 
-    type: Literal["direct"]
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leaves_out_what_is_unknown(cls, value: Any) -> Any:
+        return value
 
 
 def _check_num_entries(value: Any) -> Any:
@@ -132,7 +170,7 @@ Speculation = Annotated[
 """off, or the number of tokens drafted per pass; auto takes the deployment's."""
 
 
-class RequestFields(StrictModel):
+class RequestFields(BodyModel):
     """Fields of the requests of all APIs, under the same names; those of the table of sampling settings come beside
     them, by `with_sampling`."""
 
@@ -153,17 +191,10 @@ _Body = TypeVar("_Body", bound=RequestFields)
 def with_sampling(api: Api) -> Callable[[type[_Body]], type[_Body]]:
     """Return a decorator that adds the sampling settings of this API to the body of its requests."""
     kinds: dict[str, Any] = {each.name: each.type for each in fields(SamplingNumbers)}
-    return _adding(
-        {name: (kinds[name] | None, _field(name, row, api)) for name, row in ROWS.items() if api in row.apis}
-    )
+    added: dict[str, Any] = {
+        name: (kinds[name] | None, _field(name, row, api)) for name, row in ROWS.items() if api in row.apis
+    }
 
-
-def with_null(*names: str) -> Callable[[type[_Body]], type[_Body]]:
-    """Return a decorator that adds fields without a counterpart here, which take null only, as it changes nothing."""
-    return _adding(dict.fromkeys(names, (None, None)))
-
-
-def _adding(added: dict[str, Any]) -> Callable[[type[_Body]], type[_Body]]:
     def add(body: type[_Body]) -> type[_Body]:
         return create_model(body.__name__, __base__=body, __module__=body.__module__, __doc__=body.__doc__, **added)
 

@@ -96,7 +96,7 @@ class SamplingNumbers:
     top_p: float | None = _row(
         None,
         "Draw from the most probable tokens of this mass.",
-        Bounds(0, 1, excludes_lowest=True),
+        Bounds(0, 1),
         apis=get_args(Api),
     )
     min_p: float | None = _row(

@@ -222,6 +222,7 @@ class Answer:
         async for index, step in steps_of(self.queued, ready):
             pieces: list[str | NamedCall] = [step.text] if step.text else []
             part = ChoicePart(index, index not in begun, pieces, stop_string=step.stop_string)
+            part.token_ids = list(step.emitted)
             if step.finish_reason is not None:
                 part.finish_reason = step.finish_reason.value
             collector = collectors[index]
@@ -230,7 +231,7 @@ class Answer:
                 part.spans = follower.take(step)
             if (reader := readers[index]) is not None:
                 reader.read(part)
-            if part.pieces or part.finish_reason or part.entries:
+            if part.pieces or part.finish_reason or part.entries or self.body.return_token_ids:
                 begun.add(index)
                 yield part
 

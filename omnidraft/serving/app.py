@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnidraft import __version__
 from omnidraft.config import WorkerSettings
@@ -69,8 +70,23 @@ def application(
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, is_strict=settings.strict_fields)
     if settings.api_keys or settings.metrics_key is not None:
         app.add_middleware(ApiKeyAuth, keys=settings.api_keys, metrics_key=settings.metrics_key)
+    app.add_middleware(OtherPaths)
     _correct_openapi(app, has_keys=bool(settings.api_keys), has_metrics_key=settings.metrics_key is not None)
     return app
+
+
+class OtherPaths:
+    """Middleware that leads paths without /v1, or with a slash at their end, where clients mean to go."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"].rstrip("/") or "/"
+            known = f"/v1{path}"
+            scope["path"] = known if known in GENERATION_PATHS or path == "/models" else path
+        await self._app(scope, receive, send)
 
 
 def _add_completions(app: FastAPI, respond: Responder) -> None:

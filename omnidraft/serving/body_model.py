@@ -203,7 +203,7 @@ def with_sampling(api: Api) -> Callable[[type[_Body]], type[_Body]]:
 
 def _field(name: str, row: Row, api: Api) -> Any:
     """Return the field of a setting; what turns it off in vLLM does so in OpenAI's APIs."""
-    off = row.off if api == "openai" else ()
+    off = row.off
     limit: Any = {"gt" if row.bounds.excludes_lowest else "ge": min((row.bounds.lowest, *off))}
     notes = [f"{' and '.join(map(str, off))} turn it off."] if off else []
     if (unsaid := getattr(UNSAID, name)) != getattr(DEFAULTS, name):

@@ -2,13 +2,23 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pydantic_core import to_json
 
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.error_handlers import stream_error
 from omnidraft.serving.event_stream import DONE, last_error_events, unnamed_event
-from omnidraft.serving.response_formats import CHAT, CHAT_CHUNK, COMPLETION, ChoicePart, ResponseKind, for_prompt
+from omnidraft.serving.request_schemas import CompletionRequest
+from omnidraft.serving.response_formats import (
+    CHAT,
+    CHAT_CHUNK,
+    COMPLETION,
+    ChoicePart,
+    ResponseKind,
+    echoed,
+    for_prompt,
+)
 
 
 class CompletionWriter:
@@ -80,7 +90,32 @@ class CompletionWriter:
         return {"prompt_logprobs": for_prompt(choice.prompt, self._answer.model.vocabulary)}
 
     def _choice(self, part: ChoicePart) -> str:
-        return to_json(self._kind.choice(part, self._answer.model.vocabulary)).decode()
+        if isinstance(self._body, CompletionRequest) and self._body.max_tokens == 0:
+            part.pieces, part.entries = [], part.entries and []
+        if isinstance(self._body, CompletionRequest) and self._body.echo and part.is_first:
+            self._echo(part)
+        shown = self._kind.choice(part, self._answer.model.vocabulary)
+        if self._body.return_token_ids:
+            shown["token_ids"] = part.token_ids
+            if part.is_first:
+                shown["prompt_token_ids"] = self._prompt_ids(part)
+        return to_json(shown).decode()
+
+    def _prompt_ids(self, part: ChoicePart) -> Sequence[int]:
+        decoded = self._answer.queued.texts[part.index].decoded
+        assert decoded is not None
+        return decoded.prompt_ids
+
+    def _echo(self, part: ChoicePart) -> None:
+        """Put the prompt before the first part of a choice, and its log-probabilities before those of the answer."""
+        vocabulary, ids = self._answer.model.vocabulary, self._prompt_ids(part)
+        text = vocabulary.spell(ids).decode("utf-8", "replace")
+        part.pieces.insert(0, text)
+        if part.entries is not None:
+            texts, num_per_prompt = self._answer.queued.texts, self._body.n or 1
+            scored = texts[part.index - part.index % num_per_prompt].prompt_tokens
+            behind = [replace(each, offset=each.offset + len(text)) for each in part.entries]
+            part.entries = [*echoed(ids, scored, vocabulary), *behind]
 
     def _frame(self) -> str:
         """Return the JSON before the choices, which is the same in every chunk."""

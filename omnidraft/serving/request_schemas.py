@@ -47,7 +47,7 @@ from omnidraft.serving.request_parts import (
 
 MAX_STOPS = 64
 Stop = Annotated[Text | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), Tag("list")], TEXT_OR_LIST]
-MAX_USER_CHARACTERS = 256
+MAX_USER_CHARACTERS = 512
 NO_ZERO_BYTE = r"^[^\x00]*$"
 """Databases of tenants' keys cannot hold one."""
 MAX_PROMPT_LOGPROBS = MAX_LOGPROBS = 20
@@ -171,6 +171,11 @@ class _GenerationParams(OpenAIFields):
         raise NotImplementedError
 
     @property
+    def num_prompt_log_probs(self) -> int | None:
+        """How many of the likeliest tokens are told with each of the prompt; None scores no prompt."""
+        return self.prompt_logprobs
+
+    @property
     def num_choices(self) -> int:
         return len(self.prompts()) * (self.n or 1)
 
@@ -185,7 +190,7 @@ class _GenerationParams(OpenAIFields):
             self.prompts(),
             self.n or 1,
             seed=self.seed,
-            num_prompt_log_probs=self.prompt_logprobs,
+            num_prompt_log_probs=self.num_prompt_log_probs,
             max_new_tokens=min(filter(None, (self.num_tokens, max_new_tokens)), default=None),
             sampling=sampling_of(
                 self, logit_bias=self.logit_bias, allowed_ids=self.allowed_token_ids, grammar=self._grammar()
@@ -247,7 +252,11 @@ class CompletionRequest(_GenerationParams):
 
     @property
     def num_tokens(self) -> int | None:
-        return self.max_tokens
+        return None if self.max_tokens is None else max(self.max_tokens, 1)
+
+    @property
+    def num_prompt_log_probs(self) -> int | None:
+        return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
 
     def prompts(self) -> Sequence[dict[str, Any]]:
         prompts = self.prompt if isinstance(self.prompt, list) else [self.prompt]

@@ -24,7 +24,8 @@ class LogprobEntry:
     """One emitted token."""
 
     token: int
-    log_p: float
+    log_p: float | None
+    """None for the first of a prompt."""
     likeliest: tuple[tuple[int, float], ...]
     offset: int
     """Number of characters of the text before it; a character of several tokens begins with the first of them."""
@@ -59,16 +60,24 @@ def for_completion(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> J
     """Return the four lists of a completion; a `top_logprobs` that is not empty includes the emitted token."""
     return {
         "tokens": [token_text(each.token, vocabulary) for each in entries],
-        "token_logprobs": [max(each.log_p, MIN_LOGPROB) for each in entries],
+        "token_logprobs": [None if each.log_p is None else max(each.log_p, MIN_LOGPROB) for each in entries],
         "top_logprobs": [_with_emitted(each, vocabulary) for each in entries],
         "text_offset": [each.offset for each in entries],
     }
+
+
+def echoed(prompt: Sequence[int], scored: Sequence[PromptToken], vocabulary: Vocabulary) -> list[LogprobEntry]:
+    """Return the entries of a prompt's tokens, which stand before those of the answer where it is echoed."""
+    offsets = TokenOffsets(vocabulary, {})
+    first = [LogprobEntry(token, None, (), offsets.offset(token)) for token in prompt[:1]]
+    return first + [LogprobEntry(each.token, each.log_p, each.likeliest, offsets.offset(each.token)) for each in scored]
 
 
 def for_chat(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> Json:
     """Return an object for each token, with its bytes."""
     content = []
     for each in entries:
+        assert each.log_p is not None  # an answer's
         likeliest = [_token(token, log_p, vocabulary) for token, log_p in each.likeliest]
         content.append({**_token(each.token, each.log_p, vocabulary), "top_logprobs": likeliest})
     return {"content": content, "refusal": None}
@@ -104,7 +113,9 @@ def token_text(token: int, vocabulary: Vocabulary) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
 
 
-def _with_emitted(entry: LogprobEntry, vocabulary: Vocabulary) -> dict[str, float]:
+def _with_emitted(entry: LogprobEntry, vocabulary: Vocabulary) -> dict[str, float] | None:
+    if entry.log_p is None:
+        return None
     if not entry.likeliest:
         return {}
     log_p_of: dict[str, float] = {}
@@ -147,6 +158,8 @@ class ChoicePart:
     """The stop string that ended it, if one did."""
     prompt: Sequence[PromptToken] | None = None
     """The scored tokens of its prompt, where the request asks for them."""
+    token_ids: list[int] = field(default_factory=list)
+    """The ids that the target drew."""
 
     @property
     def text(self) -> str:
@@ -159,6 +172,7 @@ class ChoicePart:
     def add(self, part: "ChoicePart") -> None:
         """Append the next part."""
         self.finish_reason, self.stop_string = part.finish_reason, part.stop_string
+        self.token_ids += part.token_ids
         if part.entries is not None:
             self.entries = (self.entries or []) + part.entries
         for piece in part.pieces:

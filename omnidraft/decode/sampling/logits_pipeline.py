@@ -198,7 +198,7 @@ class Limits:
 
     def __init__(self, request: Request) -> None:
         allowed = request.sampling.allowed_ids
-        self._allowed = None if allowed is None else np.array(sorted(allowed | request.stop_ids), np.int64)
+        self._allowed = None if allowed is None else np.array(sorted(allowed), np.int64)
         self._ends = np.array(sorted(request.stop_ids), np.int64)
         self._num_before_end = request.min_new_tokens
         self._bad = request.bad_ids

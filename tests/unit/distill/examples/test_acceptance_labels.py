@@ -15,8 +15,7 @@ from omnidraft.distill.examples.acceptance_labels import (
 )
 from omnidraft.ports import NO_OTHERS, Grammar, OtherTexts, Proposer, Request, Sampling, TextOutcome
 from omnidraft.testing.toy_models import ToyTable
-from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord
-from omnidraft.traces.schema import ROUND_COLUMNS
+from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord, fields_of
 from tests.trace_records import make_record
 from tests.unit.decode.toys import (
     ALIGNMENT,
@@ -274,4 +273,4 @@ def make_rounds(num_nodes, num_accepted, num_emitted, ids, parents, accepted) ->
         "parents_M": parents,
         "accepted_M": accepted,
     }
-    return Rounds(**{name: np.array(columns.get(name, []), kind) for name, kind in ROUND_COLUMNS.items()})
+    return Rounds(**{field.name: np.array(columns.get(field.name, []), field.kind) for field in fields_of(Rounds)})

@@ -4,9 +4,10 @@ Records take turns over the partitions as in the batcher, so duplicates are deci
 partition was idle and a record came again almost SEEN_RECORDS later.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import zip_longest
 
 from omnidraft.audit.findings import Fault, FaultKind
 from omnidraft.audit.snapshot_deltas import SnapshotDelta
@@ -23,6 +24,8 @@ from omnidraft.ports import FORGOTTEN, OTHER_PAIR, PASSED_OVER, Offsets
 
 DeadLetterReasons = Mapping[PartitionOffset, str]
 """Position of every message that a dead letter stands for -> its reason."""
+Readable = tuple[int, bool]
+"""The key of a record of the pair, and whether it is held out."""
 
 
 class DedupWindow:
@@ -61,7 +64,7 @@ class DedupWindow:
 
 
 class LogReplay:
-    """Gets every poll of a consumer, in order, and keeps the key and position of each record."""
+    """Gets every poll of a consumer; keeps the key, the disposition and the position of each record."""
 
     def __init__(
         self,
@@ -72,8 +75,6 @@ class LogReplay:
         held_out_every: int,
         seen_records: int = SEEN_RECORDS,
     ) -> None:
-        self.start: Offsets = deltas[0].start if deltas else {}
-        """Partition -> first offset of the replay; those before it do not concern these snapshots."""
         self.end: Offsets = _ends_of_newest(deltas)
         """Partition -> one past the last offset of the replay."""
         self.faults: list[Fault] = []
@@ -84,74 +85,63 @@ class LogReplay:
         self.num_gone: Counter[int] = Counter()
         """Index of the delta -> offsets whose disposition is unknown: the log lacks them, or their content."""
         self.first: dict[int, int] = {}
+        """Partition -> the oldest offset that the log still holds, from the first that concerns these snapshots on."""
+        self._start: Offsets = deltas[0].start if deltas else {}
         self._deltas, self._dead_letters, self._dedup_window = deltas, dead_letters, dedup_window
         self._ends = {partition: _running_ends(deltas, partition) for partition in self.end}
         self._held_out_every, self._seen_records = held_out_every, seen_records
-        self._next: dict[int, int] = {}
-        self._waiting: dict[int, deque[tuple[int, int, bool]]] = {partition: deque() for partition in sorted(self.end)}
+        self._read: defaultdict[int, dict[int, Readable | str]] = defaultdict(dict)
         self._seen = OrderedDict[int, None]()
         self._learned_at: dict[int, PartitionOffset] = {}
 
     def update(self, polled: PolledRecords) -> None:
         """Take in a poll."""
-        records = {(partition, offset): record for partition, offset, record in polled.records}
-        reasons = {
-            (partition, offset): reason
-            for partition, last, reason, number in polled.skipped
-            for offset in range(last - number + 1, last + 1)
-        }
-        for position in sorted({**records, **reasons}):
-            if not self._begin_offset(position):
-                continue
-            if self._is_passed_over(*position):
-                self._count(position, PASSED_OVER)
-            elif position in self._dead_letters:
-                self._count(position, self._dead_letters[position])
-            elif position in records:
-                record = records[position]
-                self._waiting[position[0]].append(
-                    (position[1], record_key(record), is_held_out(record, self._held_out_every))
-                )
-            else:
-                self._count_skipped(position, reasons[position])
-        self._take_turns(is_drained=False)
+        for partition, last, reason, number in polled.skipped:
+            self._read[partition] |= dict.fromkeys(range(last - number + 1, last + 1), reason)
+        for partition, offset, record in polled.records:
+            self._read[partition][offset] = record_key(record), is_held_out(record, self._held_out_every)
 
     def finish(self, log_ends: Offsets) -> None:
-        """Finish the replay, as the log holds nothing more."""
-        self._take_turns(is_drained=True)
-        for partition, end in self.end.items():
-            log_end, is_empty = log_ends.get(partition, 0), partition not in self._next
-            start = self.start.get(partition, 0)
-            self._report_missing(partition, self._next.get(partition, start), min(end, log_end), is_retention=is_empty)
-            self._report_missing(partition, max(start, log_end), end, is_retention=False)
-            if is_empty and end:
-                self._report_expired(partition, end, log_end)
-            self.first.setdefault(partition, min(end, log_end) if is_empty else start)
+        """Account for all offsets, as the log holds nothing more."""
+        queues = []
+        for partition in sorted({*self.end, *self._read}):
+            start, read = self._start.get(partition, 0), self._read[partition]
+            held = sorted(offset for offset in read if offset >= start)
+            self._report_gaps(partition, held, start, log_ends.get(partition, 0))
+            before_end = held[: bisect_left(held, self.end.get(partition, 0))]
+            queues.append([each for offset in before_end if (each := self._record(partition, offset, read[offset]))])
+        for turn in zip_longest(*queues):
+            for each in filter(None, turn):
+                self._decide(*each)
         self._check_dedup_window()
 
-    def _is_passed_over(self, partition: int, offset: int) -> bool:
-        """Return whether the learner lagged, and went on behind this offset."""
-        first = self._deltas[self._delta_index(partition, offset)].passed_over.get(partition)
-        return first is not None and offset >= first
-
-    def _begin_offset(self, position: PartitionOffset) -> bool:
-        """Return whether this offset lies in the replay; offsets missing before it are reported."""
-        partition, offset = position
-        start, end = self.start.get(partition, 0), self.end.get(partition, 0)
-        if offset < start:
-            return False
-        is_first = partition not in self._next
-        if is_first:
-            self.first[partition] = offset
-            self._report_expired(partition, end, offset)
-        self._report_missing(partition, self._next.get(partition, start), min(offset, end), is_retention=is_first)
-        self._next[partition] = max(offset + 1, self._next.get(partition, 0))
-        return offset < end
-
-    def _report_expired(self, partition: int, end: int, first: int) -> None:
-        if first > end:
+    def _report_gaps(self, partition: int, held: Sequence[int], start: int, log_end: int) -> None:
+        """Report offsets that the log lacks before, between and behind those that it holds."""
+        end, oldest = self.end.get(partition, 0), held[0] if held else log_end
+        self.first[partition] = oldest if held else min(end, log_end)
+        if oldest > end and (held or end):
             what = "deleted from the log before they were learned; the learner counts them as expired when it goes on"
-            self.faults.append(Fault(FaultKind.LOST, first - end, what, None, partition, end))
+            self.faults.append(Fault(FaultKind.LOST, oldest - end, what, None, partition, end))
+        self._report_missing(partition, start, min(oldest, end), is_retention=True)
+        expected = oldest
+        for offset in (*held, log_end):
+            self._report_missing(partition, expected, min(offset, end), is_retention=False)
+            expected = max(expected, offset + 1)
+        self._report_missing(partition, max(start, log_end), end, is_retention=False)
+
+    def _record(self, partition: int, offset: int, read: Readable | str) -> tuple[PartitionOffset, int, bool] | None:
+        """Return a record that takes its turn; count any other offset at once."""
+        position = partition, offset
+        passed_over = self._deltas[self._delta_index(*position)].passed_over.get(partition)
+        if passed_over is not None and offset >= passed_over:  # the learner lagged, and went on behind this offset
+            self._count(position, PASSED_OVER)
+        elif position in self._dead_letters:
+            self._count(position, self._dead_letters[position])
+        elif isinstance(read, str):
+            self._count_skipped(position, read)
+        else:
+            return position, *read
+        return None
 
     def _report_missing(self, partition: int, start: int, stop: int, *, is_retention: bool) -> None:
         """Report offsets that the log lacks: at its beginning that is retention, anywhere else a loss."""
@@ -178,22 +168,7 @@ class LogReplay:
             what = f"{reason}, and there is no dead letter of it"
             self.faults.append(Fault(FaultKind.LOST, 1, what, None, *position))
 
-    def _take_turns(self, *, is_drained: bool) -> None:
-        """Decide a record of each partition in turn, as long as none has to be waited for."""
-        while any(self._waiting.values()):
-            if not is_drained and any(self._is_late(partition) for partition in self._waiting):
-                return
-            for partition, queue in self._waiting.items():
-                if queue:
-                    self._decide(partition, *queue.popleft())
-
-    def _is_late(self, partition: int) -> bool:
-        """Return whether the partition's next record is still to be read."""
-        start = self.start.get(partition, 0)
-        return not self._waiting[partition] and self._next.get(partition, start) < self.end[partition]
-
-    def _decide(self, partition: int, offset: int, key: int, held_out: bool) -> None:
-        position = (partition, offset)
+    def _decide(self, position: PartitionOffset, key: int, held_out: bool) -> None:
         decided = disposition(key, held_out, self._seen)
         self._count(position, decided)
         if decided is Disposition.DUPLICATE:
@@ -216,7 +191,7 @@ class LogReplay:
             what = "the newest snapshot does not remember it"
             self.faults.append(Fault(FaultKind.LOST, 1, what, self._deltas[-1].version, *position))
         unknown = self._dedup_window.num_unknown_keys()
-        is_whole = all(first <= self.start.get(partition, 0) for partition, first in self.first.items())
+        is_whole = all(first <= self._start.get(partition, 0) for partition, first in self.first.items())
         is_open = any(counts[FORGOTTEN] for counts in self.dispositions.values())
         if unknown and is_whole and not is_open:
             what = "the newest snapshot remembers records that lie at no offset before its own"

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from omnidraft.distill.resume_tensors import from_plain_tensor, plain_tensor
 from omnidraft.errors import ConfigError, StorageError
 from omnidraft.files import replaced_file
@@ -43,20 +41,21 @@ class Checkpoint:
     run: Mapping[str, Any]
     """Plain data that decides what the run computes: models, texts and settings."""
 
-    def save(self, tensors: Mapping[str, Tensor], curve: list[dict[str, Any]]) -> None:
+    def save(self, trainer: Trainer, curve: list[Point]) -> None:
         """Replace the file, all or nothing. Raises StorageError."""
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
+        plain = {_RUN: plain_tensor(self.run), _CURVE: plain_tensor([asdict(point) for point in curve])}
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with replaced_file(self.file) as file:
-                save_file({**tensors, _RUN: plain_tensor(self.run), _CURVE: plain_tensor(curve)}, file.name)
+                save_file({**trainer.state(), **plain}, file.name)
         except (OSError, SafetensorError) as exc:  # safetensors has its own error for a full disk
             raise StorageError(f"{self.file} cannot be written: {exc}; free space and start again") from exc
 
-    def load(self) -> tuple[dict[str, Tensor], list[dict[str, Any]]] | None:
-        """Return the tensors and the curve; None where there is no file.
+    def load(self, trainer: Trainer) -> list[Point]:
+        """Bring the trainer to where it was and return the curve so far; without a file it is empty.
 
         Raises:
             ConfigError: the file is damaged, or of a run of other models, texts or settings.
@@ -65,14 +64,15 @@ class Checkpoint:
         from safetensors.torch import load_file
 
         if not self.file.exists():
-            return None
+            return []
         try:
             tensors = load_file(self.file)
             run, curve = from_plain_tensor(tensors.pop(_RUN)), from_plain_tensor(tensors.pop(_CURVE))
         except (OSError, SafetensorError, KeyError, ValueError) as exc:
             raise ConfigError(f"{self.file} is no checkpoint of a transfer: {exc}; delete it to start again") from exc
         self._require_same(run)
-        return tensors, curve
+        trainer.load_state(tensors)
+        return [Point(**point) for point in curve]
 
     def _require_same(self, run: Mapping[str, Any]) -> None:
         differing = sorted(name for name in run.keys() | self.run.keys() if run.get(name) != self.run.get(name))
@@ -84,18 +84,8 @@ class Checkpoint:
             )
 
 
-def resume(trainer: Trainer, checkpoint: Checkpoint) -> list[Point]:
-    """Load the checkpoint, if there is one, into the trainer; return the curve so far. Raises ConfigError."""
-    if (saved := checkpoint.load()) is None:
-        return []
-    tensors, curve = saved
-    trainer.load_state(tensors)
-    return [Point(**point) for point in curve]
-
-
 def train(
     trainer: Trainer,
-    curve: list[Point],
     checkpoint: Checkpoint,
     measure: Callable[[], float],
     *,
@@ -103,14 +93,18 @@ def train(
     measure_every: int,
     on_point: Callable[[Point], None],
 ) -> list[Point]:
-    """Train to the last step; return the whole curve, which begins before the first step.
+    """Train to the last step, from the checkpoint on if there is one; return the whole curve, which begins before the
+    first step.
 
     Args:
-        curve: its points so far; the trainer stands at the last one.
         measure: returns the bits per byte of the held-out texts.
+
+    Raises:
+        ConfigError: the checkpoint is of another run, or a loss is no number.
     """
-    points = curve or [Point(0, 0, measure())]
-    if not curve:
+    points = checkpoint.load(trainer)
+    if not points:
+        points = [Point(0, 0, measure())]
         on_point(points[0])
     num_tokens, seconds = points[-1].num_tokens, points[-1].seconds
     with bar("training", num_steps) as advance:
@@ -124,5 +118,5 @@ def train(
                 rate, losses = result.learning_rate, result.losses
                 points.append(Point(trainer.num_steps, num_tokens, measure(), rate, losses, seconds))
                 on_point(points[-1])
-                checkpoint.save(trainer.state(), [asdict(point) for point in points])
+                checkpoint.save(trainer, points)
     return points

@@ -21,7 +21,7 @@ from omnidraft.transfer.hypernetwork import LinearHypernetwork, save_hypernetwor
 from omnidraft.transfer.initialisation import Method
 from omnidraft.transfer.original_model import OriginalModel
 from omnidraft.transfer.report import write_report
-from omnidraft.transfer.run import Checkpoint, Point, resume, train
+from omnidraft.transfer.run import Checkpoint, Point, train
 from omnidraft.transfer.settings import TrainingSettings
 from omnidraft.transfer.texts import AlignedText, align_text, read_texts
 from omnidraft.transfer.trainer import Trainer
@@ -150,7 +150,6 @@ def _trained(
     trainer = Trainer(after, original, learned, settings, networks)
     curve = train(
         trainer,
-        resume(trainer, checkpoint),
         checkpoint,
         lambda: bits_per_byte(after, held_out, "new"),
         num_steps=settings.num_steps,

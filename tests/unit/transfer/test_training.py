@@ -9,7 +9,7 @@ import torch
 from omnidraft.config import AlmSettings
 from omnidraft.errors import ConfigError
 from omnidraft.transfer.hidden_loss import relative_distances
-from omnidraft.transfer.run import Checkpoint, Point, resume, train
+from omnidraft.transfer.run import Checkpoint, Point, train
 from omnidraft.transfer.settings import TrainingSettings
 from tests.tiny_pair import Pair, assert_same, make_pair
 from tests.unit.transfer.transfers import ALM, SETTINGS, Transfer, learning, steps
@@ -56,8 +56,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(sharp: Pair, tmp_path: Path, 
     checkpoint = Checkpoint(tmp_path / "parts" / "checkpoint", {"seed": 0})
     steps(whole, SETTINGS.num_steps)
     steps(first, 2)
-    checkpoint.save(first.trainer.state(), [{"step": 2, "num_tokens": 9, "bits_per_byte": 3.0}])
-    assert resume(second.trainer, checkpoint) == [Point(2, 9, 3.0)]
+    checkpoint.save(first.trainer, [Point(2, 9, 3.0)])
+    assert checkpoint.load(second.trainer) == [Point(2, 9, 3.0)]
     steps(second, SETTINGS.num_steps - 2)
     assert_same(second.trainer.state(), whole.trainer.state())
     assert any("embed_tokens" in name for name in whole.after.trained())
@@ -66,13 +66,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one(sharp: Pair, tmp_path: Path, 
 def test_a_checkpoint_of_another_run_is_refused(sharp: Pair, tmp_path: Path) -> None:
     transfer = Transfer(sharp.folder, sharp.draft, sharp.target)
     file = tmp_path / "checkpoint"
-    Checkpoint(file, {"seed": 0}).save(transfer.trainer.state(), [])
+    Checkpoint(file, {"seed": 0}).save(transfer.trainer, [])
     with pytest.raises(ConfigError, match="seed was 0, is 1"):
-        Checkpoint(file, {"seed": 1}).load()
+        Checkpoint(file, {"seed": 1}).load(transfer.trainer)
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ConfigError, match="no checkpoint"):
-        Checkpoint(file, {"seed": 0}).load()
-    assert Checkpoint(tmp_path / "none", {}).load() is None
+        Checkpoint(file, {"seed": 0}).load(transfer.trainer)
+    assert Checkpoint(tmp_path / "none", {}).load(transfer.trainer) == []
 
 
 def test_what_the_model_before_has_learned_is_learned_with_the_new_tokenizer(sharp: Pair, tmp_path: Path) -> None:
@@ -86,7 +86,6 @@ def test_what_the_model_before_has_learned_is_learned_with_the_new_tokenizer(sha
     student = Transfer(learned, sharp.draft, sharp.target, learning(ALM, num_steps=30, texts_per_step=3))
     curve = train(
         student.trainer,
-        [],
         Checkpoint(tmp_path / "checkpoint", {}),
         student.bits,
         num_steps=30,

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,30 +42,6 @@ _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 _NO_PROMPT_CACHE = "--no-enable-prefix-caching"
 _WARM_UP_TOKENS = 64
 """Our proposer measures the cost of passes of each size before it decides; a server does that once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """The first position at which an answer differs from plain vLLM's."""
-
-    task: str
-    method: str
-    prompt: int
-    index: int
-    """Index of the first token that differs."""
-    plain_id: int
-    other_id: int
-    gap: float | None
-    """Nats between the two tokens, by plain vLLM's log-probabilities from one pass over the text so far; None: one is
-    not among the likeliest, as is usual under a schema, which they do not know. bfloat16 logits from 16 to 32 come in
-    steps of 0.125."""
-
-    def __str__(self) -> str:
-        distance = "an unknown distance" if self.gap is None else f"{self.gap:.3f} nats"
-        tokens = f"{self.plain_id} and {self.other_id}"
-        return (
-            f"{self.task} {self.prompt + 1}: {self.method} differs at token {self.index}, {tokens} are {distance} apart"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +77,7 @@ def main(
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:
     """Compare decoding inside vLLM."""
-    names = _names(methods)
+    names = chosen(methods, NAMES, "method", baseline=PLAIN)
     if not (venv / "bin" / "python").exists():
         raise RequestError(f"{venv} is no virtual environment with vLLM; --venv names another (docs/vllm.md)")
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
@@ -125,29 +101,16 @@ def main(
     outcomes: Outcomes = {name: {task: {} for task in tasks} for name in names[1:] or names}
     with tempfile.TemporaryDirectory(prefix="omnidraft-bench-vllm-") as folder:
         setup = VllmSetup(venv.resolve(), settings, snapshot, num_tokens, Path(folder), arguments)
-        divergences: list[Divergence] = []
-        for divergence in _measured(setup, tasks, max_new_tokens, outcomes):
-            if divergence is not None:
-                divergences.append(divergence)
-            content = _report(about, outcomes) | {"partings": [asdict(each) for each in divergences]}
+        for _ in _measured(setup, tasks, max_new_tokens, outcomes):
             if json_path is not None:
-                report.save(content, json_path)
+                report.save(_report(about, outcomes), json_path)
     page.show(_report(about, outcomes), markdown_path)
-    for divergence in divergences:
-        print(divergence)
-
-
-def _names(methods: str) -> list[str]:
-    names = chosen(methods, NAMES, "method")
-    if PLAIN not in names:
-        raise RequestError(f"--methods needs {PLAIN}: speed-ups are quoted against it")
-    return [PLAIN, *(name for name in names if name != PLAIN)]
 
 
 def _measured(
     setup: VllmSetup, tasks: Mapping[str, Sequence[Prompt]], max_new_tokens: int, outcomes: Outcomes
-) -> Iterator[Divergence | None]:
-    """Send every prompt to plain vLLM and to the row beside it; yield after each, with their divergence if any."""
+) -> Iterator[None]:
+    """Send every prompt to plain vLLM and to the row beside it; yield after each."""
     firsts = [rows[0] for rows in tasks.values()]
     with ExitStack() as whole:
         plain = _server(PLAIN, setup, whole)
@@ -164,29 +127,13 @@ def _measured(
                         for each in rotated(list(servers), number):
                             turn.setdefault(each, []).append(_outcome(servers[each], prompt, max_new_tokens))
                         print(f"{task}: {number + 1} of {len(rows)} prompts, {', '.join(servers)}", file=sys.stderr)
-                        yield _divergence(task, name, number, prompt.text, plain, turn)
+                        yield
 
 
 def _warm_up(server: VllmServer | Failure, firsts: Sequence[Prompt]) -> None:
     """Answer a prompt like the first of each task, which may also start what keeps answers to a schema."""
     for prompt in firsts:
         _outcome(server, replace(prompt, text=WARM_UP_TEXT), _WARM_UP_TOKENS)
-
-
-def _divergence(
-    task: str, name: str, number: int, text: str, plain: VllmServer | Failure, turn: Mapping[str, Sequence[Outcome]]
-) -> Divergence | None:
-    """Return the divergence; None where the answers are the same, or one is missing."""
-    ours, theirs = turn[name][number], turn[PLAIN][number]
-    if isinstance(ours, Failure) or isinstance(theirs, Failure) or isinstance(plain, Failure):
-        return None
-    index = next((at for at, both in enumerate(zip(ours.ids, theirs.ids, strict=False)) if both[0] != both[1]), None)
-    if index is None:
-        return None
-    log_probs = plain.log_probs_after(text, theirs.ids[:index])
-    first, second = log_probs.get(theirs.ids[index]), log_probs.get(ours.ids[index])
-    gap = None if first is None or second is None else abs(first - second)
-    return Divergence(task, name, number, index, theirs.ids[index], ours.ids[index], gap)
 
 
 def _outcome(server: VllmServer | Failure, prompt: Prompt, max_new_tokens: int) -> Outcome:
@@ -202,16 +149,8 @@ def _server(name: str, setup: VllmSetup, stack: ExitStack) -> VllmServer | Failu
     log_path = setup.folder / f"{name}.log"
     print(f"{name}: starting, which takes a minute or two; its log is {log_path}", file=sys.stderr)
     try:
-        server = stack.enter_context(
-            serve(
-                setup.venv,
-                target,
-                log_path,
-                speculation=speculation,
-                settings=environment,
-                arguments=setup.arguments,
-            )
-        )
+        options = {"speculation": speculation, "settings": environment, "arguments": setup.arguments}
+        server = stack.enter_context(serve(setup.venv, target, log_path, **options))  # type: ignore[arg-type]
     except (ModelError, OSError) as exc:
         print(f"{name}: {exc}", file=sys.stderr)
         return Failure(str(exc).strip().splitlines()[-1][:300])
@@ -240,11 +179,8 @@ def _report(about: Mapping[str, Any], outcomes: Outcomes) -> dict[str, Any]:
     for task in next(iter(outcomes.values())):
         for turns in outcomes.values():
             turn_rows = summary.rows(task, turns[task], is_greedy=True, plain_name=PLAIN)
-            rows += [
-                row
-                for row in turn_rows
-                if row["method"] not in {each["method"] for each in rows if each["task"] == task}
-            ]
+            known = {row["method"] for row in rows if row["task"] == task}
+            rows += [row for row in turn_rows if row["method"] not in known]
     rows.sort(key=lambda row: NAMES.index(row["method"]))
     runs = [
         {"task": task, "method": name, "beside": beside, "prompt": number} | outcome.plain_data()

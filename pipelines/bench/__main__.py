@@ -17,7 +17,7 @@ import typer
 
 from omnidraft import config, prompts
 from omnidraft.demo.recorded import QUESTIONS
-from omnidraft.errors import ConfigError, RequestError
+from omnidraft.errors import ConfigError
 from omnidraft.files import require_writable_file
 from omnidraft.hosts import process
 from omnidraft.progress import bar
@@ -57,7 +57,7 @@ def main(
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:
     """Compare decoding methods."""
-    names = _names(methods)
+    names = chosen(methods, NAMES, "method", baseline="plain")
     require_writable_file(json_path)
     _choose_device(device)
     models = {"target": target, "drafter": drafter, "precision": quantize}
@@ -79,13 +79,6 @@ def main(
         publish = _publisher(about, outcomes, is_greedy=temperature == 0, json_path=json_path)
         _measure_all(tasks, _runnable(names, loaded), max_new_tokens, outcomes, publish)
     page.show(publish(), markdown_path)
-
-
-def _names(methods: str) -> list[str]:
-    names = chosen(methods, NAMES, "method")
-    if "plain" not in names:
-        raise RequestError("--methods needs plain: speed-ups are quoted against it")
-    return names
 
 
 def _choose_device(device: str | None) -> None:

@@ -8,6 +8,8 @@ from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import ModelError, RequestError
 from pipelines import bench_vllm
 from pipelines.bench.runs import BenchRun, Failure
+from pipelines.lib.choices import chosen
+from pipelines.lib.vllm_methods import NAMES, PLAIN
 from pipelines.lib.vllm_server import custom_class, serve
 from tests.cli_runs import run_pipeline
 
@@ -45,11 +47,11 @@ def test_a_row_whose_server_does_not_start_says_why():
 
 
 def test_plain_comes_first_and_cannot_be_left_out():
-    assert bench_vllm._names("vllm+omnidraft, vllm") == ["vllm", "vllm+omnidraft"]
-    with pytest.raises(RequestError, match="needs vllm"):
-        bench_vllm._names("vllm+omnidraft")
+    assert chosen("vllm+omnidraft, vllm", NAMES, "method", baseline=PLAIN) == ["vllm", "vllm+omnidraft"]
+    with pytest.raises(RequestError, match="--methods needs vllm"):
+        chosen("vllm+omnidraft", NAMES, "method", baseline=PLAIN)
     with pytest.raises(RequestError, match="no method 'plain'"):
-        bench_vllm._names("vllm,plain")
+        chosen("vllm,plain", NAMES, "method", baseline=PLAIN)
 
 
 def test_no_server_has_a_prompt_in_its_cache_that_another_row_was_measured_on(

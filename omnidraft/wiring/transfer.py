@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from omnidraft.errors import ConfigError, RequestError
-from omnidraft.files import require_writable, whole_folder
+from omnidraft.files import require_writable, sha256_of, whole_folder
 from omnidraft.models.catalog import store
 from omnidraft.models.hf import training_precision
 from omnidraft.models.hf.model_folder import write_folder
@@ -131,12 +131,11 @@ def _trained(
     """Return the trained model in the format of the original's weights, its hypernetworks, and the report."""
     settings = request.settings
     precision = training_precision.usable(request.precision) if request.precision else training_precision.automatic()
-    checkpoint = Checkpoint(
-        parts / "checkpoint.safetensors", _identity(request, pair, [*learned, *held_out], precision)
-    )
     original_model = load_model(pair.old_folder, request.model)
     folder = request.init if isinstance(request.init, Path) else None
     networks = hypernetworks(original_model, pair, folder)
+    run = _identity(request, pair, [*learned, *held_out], precision)
+    checkpoint = Checkpoint(parts / "checkpoint.safetensors", run)
     before = frozen(original_model, precision)
     if settings.max_tokens > before.context_limit:
         raise ConfigError(f"{request.model} reads {before.context_limit} tokens, texts may have {settings.max_tokens}")
@@ -176,7 +175,7 @@ def _trained(
 def _identity(
     request: TransferRequest, pair: TokenizerPair, texts: Sequence[AlignedText], precision: Precision
 ) -> dict[str, Any]:
-    """Return what decides the result of a run, as plain data. Raises ConfigError for a folder without hypernetwork."""
+    """Return what decides the result of a run, as plain data."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.new_ids_T.tobytes())
@@ -186,17 +185,8 @@ def _identity(
         "alignment": pair.alignment.fingerprint,
         "texts": digest.hexdigest(),
         "held_out_every": request.held_out_every,
-        "init": request.init if isinstance(request.init, str) else _digest(request.init / HYPERNETWORK_FILE),
+        "init": request.init if isinstance(request.init, str) else sha256_of(request.init / HYPERNETWORK_FILE),
         "precision": precision,
         **asdict(request.settings),
         "alm": request.settings.alm.model_dump(),
     }
-
-
-def _digest(file: Path) -> str:
-    """Return the SHA-256 of a file. Raises ConfigError where it cannot be read."""
-    try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as exc:
-        raise ConfigError(f"{file.parent.parent} has no hypernetwork of a transfer: {exc}") from exc

@@ -11,31 +11,27 @@ The methods are those of pipelines/lib/vllm_methods.py.
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from omnidraft import config, prompts
+from omnidraft import config
 from omnidraft.decode.step_stats import DecodeStats
-from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.errors import ModelError, RequestError
 from omnidraft.hosts import process
 from omnidraft.models.catalog import store
 from omnidraft.prompts import Prompt
 from pipelines.bench import page, summary
-from pipelines.bench.runs import WARM_UP_TEXT, BenchRun, Failure, Outcome, attempt, rotated
-from pipelines.lib import machine, report, vllm_methods
-from pipelines.lib.choices import chosen, named_files
+from pipelines.bench.runs import BenchRun, Failure, Method, Outcomes, about, measure, plain_rows, tasks_of
+from pipelines.lib import report, vllm_methods
+from pipelines.lib.choices import chosen
 from pipelines.lib.vllm_methods import NAMES, PLAIN
 from pipelines.lib.vllm_server import VllmServer, serve
-
-Outcomes = dict[str, dict[str, dict[str, list[Outcome]]]]
-"""Method -> task -> its outcomes and those of plain vLLM beside it, by method."""
 
 _METHODS = "vllm,vllm-tli,vllm+omnidraft"
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
@@ -81,67 +77,40 @@ def main(
     if not (venv / "bin" / "python").exists():
         raise RequestError(f"{venv} is no virtual environment with vLLM; --venv names another (docs/vllm.md)")
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
-    files = named_files(prompts_paths or [QUESTIONS])
-    tasks = {task: prompts.read(path, num_prompts, split="test") for task, path in files.items()}
+    tasks = tasks_of(prompts_paths, num_prompts)
     arguments = ("--dtype", dtype, "--max-model-len", "2048", "--max-num-seqs", "8", "--seed", "0", _NO_PROMPT_CACHE)
-    about = {
-        "machine": machine.describe(),
-        "options": {
-            "command": machine.command("pipelines.bench_vllm"),
-            "fingerprint": f"vllm serve {shlex.join(arguments)}",
-            "snapshot": snapshot,
-            "temperature": 0.0,
-            "max_new_tokens": max_new_tokens,
-            "num_prompts": {task: len(rows) for task, rows in tasks.items()},
-            "num_schemas": {task: sum(row.schema is not None for row in rows) for task, rows in tasks.items()},
-            "num_speculative_tokens": num_tokens,
-        },
-        "settings": settings.model_dump(mode="json"),
-    }
-    outcomes: Outcomes = {name: {task: {} for task in tasks} for name in names[1:] or names}
-    with tempfile.TemporaryDirectory(prefix="omnidraft-bench-vllm-") as folder:
+    described = about(
+        "pipelines.bench_vllm",
+        settings,
+        tasks,
+        fingerprint=f"vllm serve {shlex.join(arguments)}",
+        snapshot=snapshot,
+        temperature=0.0,
+        max_new_tokens=max_new_tokens,
+        num_schemas={task: sum(row.schema is not None for row in rows) for task, rows in tasks.items()},
+        num_speculative_tokens=num_tokens,
+    )
+    outcomes: dict[str, Outcomes] = {name: {} for name in names[1:] or names}
+
+    def publish() -> dict[str, Any]:
+        """Return the report so far, and save it."""
+        content = described | _report(tasks, outcomes)
+        if json_path is not None:
+            report.save(content, json_path)
+        return content
+
+    with tempfile.TemporaryDirectory(prefix="omnidraft-bench-vllm-") as folder, ExitStack() as whole:
         setup = VllmSetup(venv.resolve(), settings, snapshot, num_tokens, Path(folder), arguments)
-        for _ in _measured(setup, tasks, max_new_tokens, outcomes):
-            if json_path is not None:
-                report.save(_report(about, outcomes), json_path)
-    page.show(_report(about, outcomes), markdown_path)
-
-
-def _measured(
-    setup: VllmSetup, tasks: Mapping[str, Sequence[Prompt]], max_new_tokens: int, outcomes: Outcomes
-) -> Iterator[None]:
-    """Send every prompt to plain vLLM and to the row beside it; yield after each."""
-    firsts = [rows[0] for rows in tasks.values()]
-    with ExitStack() as whole:
-        plain = _server(PLAIN, setup, whole)
-        _warm_up(plain, firsts)
+        plain = _method(PLAIN, setup, whole)
         for name in outcomes:
             with ExitStack() as stack:
-                servers = {PLAIN: plain}
-                if name != PLAIN:
-                    servers[name] = _server(name, setup, stack)
-                    _warm_up(servers[name], firsts)
-                for task, rows in tasks.items():
-                    turn = outcomes[name][task]
-                    for number, prompt in enumerate(rows):
-                        for each in rotated(list(servers), number):
-                            turn.setdefault(each, []).append(_outcome(servers[each], prompt, max_new_tokens))
-                        print(f"{task}: {number + 1} of {len(rows)} prompts, {', '.join(servers)}", file=sys.stderr)
-                        yield
+                methods = {PLAIN: plain} | ({} if name == PLAIN else {name: _method(name, setup, stack)})
+                measure(tasks, methods, max_new_tokens, outcomes[name], publish, warm_up_tokens=_WARM_UP_TOKENS)
+    page.show(publish(), markdown_path)
 
 
-def _warm_up(server: VllmServer | Failure, firsts: Sequence[Prompt]) -> None:
-    """Answer a prompt like the first of each task, which may also start what keeps answers to a schema."""
-    for prompt in firsts:
-        _outcome(server, replace(prompt, text=WARM_UP_TEXT), _WARM_UP_TOKENS)
-
-
-def _outcome(server: VllmServer | Failure, prompt: Prompt, max_new_tokens: int) -> Outcome:
-    return server if isinstance(server, Failure) else attempt(partial(_ask, server), prompt, max_new_tokens)
-
-
-def _server(name: str, setup: VllmSetup, stack: ExitStack) -> VllmServer | Failure:
-    """Start the server of a row; return it, or the reason of its failure."""
+def _method(name: str, setup: VllmSetup, stack: ExitStack) -> Method | Failure:
+    """Start the server of a row; return how it is asked, or the reason of its failure."""
     target = store.resolve(setup.settings.models.target)
     speculation, environment = vllm_methods.speculation(
         name, setup.settings, setup.folder, num_tokens=setup.num_tokens, snapshot=setup.snapshot
@@ -155,7 +124,7 @@ def _server(name: str, setup: VllmSetup, stack: ExitStack) -> VllmServer | Failu
         print(f"{name}: {exc}", file=sys.stderr)
         return Failure(str(exc).strip().splitlines()[-1][:300])
     print(f"{name}: serving", file=sys.stderr)
-    return server
+    return partial(_ask, server)
 
 
 def _ask(server: VllmServer, prompt: Prompt, max_new_tokens: int) -> BenchRun:
@@ -173,23 +142,18 @@ def _ask(server: VllmServer, prompt: Prompt, max_new_tokens: int) -> BenchRun:
     return BenchRun(answer.ids, stats)
 
 
-def _report(about: Mapping[str, Any], outcomes: Outcomes) -> dict[str, Any]:
-    """Return the report; plain vLLM's row is of its first turn, each other row is compared with plain in its own."""
+def _report(tasks: Iterable[str], outcomes: Mapping[str, Outcomes]) -> dict[str, Any]:
+    """Return rows and runs so far; plain vLLM's row is of its first turn, each other row is compared with plain in its
+    own."""
     rows: list[summary.Row] = []
-    for task in next(iter(outcomes.values())):
+    for task in tasks:
+        known: set[str] = set()
         for turns in outcomes.values():
-            turn_rows = summary.rows(task, turns[task], is_greedy=True, plain_name=PLAIN)
-            known = {row["method"] for row in rows if row["task"] == task}
+            turn_rows = summary.rows(task, turns.get(task, {}), is_greedy=True, plain_name=PLAIN)
             rows += [row for row in turn_rows if row["method"] not in known]
+            known |= {row["method"] for row in turn_rows}
     rows.sort(key=lambda row: NAMES.index(row["method"]))
-    runs = [
-        {"task": task, "method": name, "beside": beside, "prompt": number} | outcome.plain_data()
-        for beside, turns in outcomes.items()
-        for task, task_outcomes in turns.items()
-        for name, done in task_outcomes.items()
-        for number, outcome in enumerate(done)
-    ]
-    return {**about, "rows": rows, "runs": runs}
+    return {"rows": rows, "runs": [run for name, turns in outcomes.items() for run in plain_rows(turns, beside=name)]}
 
 
 if __name__ == "__main__":

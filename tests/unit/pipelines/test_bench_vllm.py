@@ -27,7 +27,7 @@ def test_every_row_is_compared_with_plain_vllm_at_the_same_time():
         "vllm-tli": {"gsm8k": {"vllm": [run_of(1.0)], "vllm-tli": [run_of(1.25, num_passes=6)]}},
         "vllm+omnidraft": {"gsm8k": {"vllm": [run_of(2.0)], "vllm+omnidraft": [run_of(1.0, num_passes=4)]}},
     }
-    made = bench_vllm._report({}, outcomes)
+    made = bench_vllm._report(["gsm8k"], outcomes)
     rows = {row["method"]: row for row in made["rows"]}
     assert list(rows) == ["vllm", "vllm-tli", "vllm+omnidraft"]
     assert rows["vllm"]["tokens_per_s"] == pytest.approx(10.0)
@@ -42,7 +42,7 @@ def test_every_row_is_compared_with_plain_vllm_at_the_same_time():
 
 def test_a_row_whose_server_does_not_start_says_why():
     outcomes = {"vllm-tli": {"gsm8k": {"vllm": [run_of(1.0)], "vllm-tli": [Failure("no such option")]}}}
-    rows = bench_vllm._report({}, outcomes)["rows"]
+    rows = bench_vllm._report(["gsm8k"], outcomes)["rows"]
     assert [(row["method"], row["failures"]) for row in rows] == [("vllm", []), ("vllm-tli", ["no such option"])]
 
 

@@ -19,9 +19,9 @@ from omnidraft.ports import DraftTree, Source, Step, Timings
 from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.vocab.ngram_cache import NgramCache
-from pipelines.bench import __main__, page, runs
+from pipelines.bench import __main__, page
 from pipelines.bench.methods import own_snapshot
-from pipelines.bench.runs import BenchRun, Failure, attempt, run_of_steps
+from pipelines.bench.runs import BenchRun, Failure, attempt, rotated, run_of_steps
 from pipelines.bench.summary import rows
 from pipelines.lib import machine
 from tests.tiny_engine import tiny_settings
@@ -284,7 +284,7 @@ def test_what_was_measured_is_shown_for_methods_that_never_answered_too(capsys: 
 
 
 def test_who_comes_first_changes_from_prompt_to_prompt() -> None:
-    orders = [runs.rotated(["a", "b", "c"], number) for number in range(4)]
+    orders = [rotated(["a", "b", "c"], number) for number in range(4)]
     assert orders == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"]]
 
 

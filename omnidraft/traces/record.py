@@ -80,15 +80,16 @@ class Field(NamedTuple):
         return isinstance(self.kind, str) and self.kind[0] in "<|"
 
 
-@cache
-def fields_of(record: type) -> tuple[Field, ...]:
-    """Return the fields of TraceRecord, TargetLogprobs or Rounds, in the order of the wire."""
+def _fields(record: type) -> tuple[Field, ...]:
     fields = []
     for name, hint in get_type_hints(record, include_extras=True).items():
         kind, *rules, doc = hint.__metadata__
         fields.append(Field(name, kind, tuple(rules), doc, NoneType in get_args(hint.__origin__)))
     return tuple(fields)
 
+
+fields_of: Callable[[type], tuple[Field, ...]] = cache(_fields)
+"""Return the fields of TraceRecord, TargetLogprobs or Rounds, in the order of the wire."""
 
 _FROM_0 = Rule(lambda number: number >= 0, "from 0")
 _SHARE = Rule(lambda number: 0 <= number <= 1, "in [0, 1]")

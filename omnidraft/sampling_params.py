@@ -7,30 +7,33 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from omnidraft.decode.generation import GenerationRequest
-from omnidraft.decode.sampling.grammar import given_grammar
 from omnidraft.decode.sampling.noise import choice_seed
-from omnidraft.decode.sampling.validation import MAX_COUNT, effective_top_k, require_integer, unsigned_seed
 from omnidraft.errors import RequestError
-from omnidraft.ports import Mode, Sampling
+from omnidraft.params import (
+    MAX_COUNT,
+    Sampling,
+    SamplingNumbers,
+    given_grammar,
+    require_integer,
+    sampling_of,
+    unsigned_seed,
+)
+from omnidraft.ports import Mode
 from omnidraft.traces.request_ids import answer_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """Settings of one request, with vLLM's names and meanings."""
+class SamplingParams(SamplingNumbers):
+    """Settings of one request, with vLLM's names and meanings; params.py says what its numbers are.
+
+    A `top_k` of 0 or -1 draws from all tokens, as None does.
+    """
 
     temperature: float = 1.0
-    """0 takes the most probable token."""
     max_tokens: int | None = None
     """A ceiling. None goes on until the target ends the text or its context is full."""
-    top_p: float | None = None
-    top_k: int | None = None
-    """The number of most probable tokens that are drawn from; None, 0 and -1 draw from all."""
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = field(default_factory=dict)
+    """Added to the logits of these ids."""
     seed: int | None = None
     """The same seed gives the same text, whatever drafts and whatever is generated beside it. None draws one."""
     n: int = 1
@@ -82,14 +85,5 @@ class SamplingParams:
             raise RequestError(f"mode must be one of {', '.join(get_args(Mode))}, got {self.mode}")
 
     def _sampling(self) -> Sampling:
-        return Sampling(
-            self.temperature,
-            effective_top_k(self.top_k),
-            self.top_p,
-            self.min_p,
-            self.repetition_penalty,
-            self.presence_penalty,
-            self.frequency_penalty,
-            self.logit_bias or {},
-            given_grammar(self.json_schema, self.regex),
-        )
+        grammar = given_grammar(self.json_schema, self.regex)
+        return sampling_of(self, logit_bias=self.logit_bias, grammar=grammar)

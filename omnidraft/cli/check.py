@@ -62,7 +62,7 @@ def check(
 
 
 def _temperatures(text: str) -> list[float]:
-    from omnidraft.decode.sampling.validation import MAX_TEMPERATURE
+    from omnidraft.params import MAX_TEMPERATURE
 
     try:
         given = [float(each) for each in text.split(",")]

@@ -15,13 +15,13 @@ from omnidraft.decode.prompting import Pair, client_texts, drafter_prompt_ids, r
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
 from omnidraft.decode.recording.trace_producer import TraceProducer
-from omnidraft.decode.sampling.validation import check_sampling, require_integer, require_text
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.step_telemetry import StepCounter, StepObserver, TextSpan
 from omnidraft.errors import ModeRefused
 from omnidraft.memory.recent_texts import RecentTexts
+from omnidraft.params import check_sampling, require_integer, require_text
 from omnidraft.ports import Metrics, NoopTracing, Request, Span, Step, Tracing, recorded_work
 from omnidraft.ports.context_limit import ids_needed
 from omnidraft.traces.request_ids import request_of

@@ -6,10 +6,10 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from omnidraft.decode.sampling.validation import require_integer, unsigned_seed
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.decode.step_telemetry import StepObserver
+from omnidraft.params import require_integer, unsigned_seed
 from omnidraft.ports import Mode, Sampling, Step
 from omnidraft.tools.tool_use import ToolUse
 

@@ -27,11 +27,11 @@ from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import RequestError
 from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
 from omnidraft.hosts.ray_router import conversation_of
-from omnidraft.serving.anthropic_messages.errors import anthropic_error_event, is_anthropic
+from omnidraft.serving.anthropic_messages.response_schemas import anthropic_error_event, is_anthropic
 from omnidraft.serving.auth import METRICS_REFUSAL, OwnKey, unauthorized
 from omnidraft.serving.error_handlers import error_response
 from omnidraft.serving.event_stream import event, last_error_events
-from omnidraft.serving.openai_responses import events as responses
+from omnidraft.serving.openai_responses import response_schemas as responses
 from omnidraft.serving.openai_responses.response_schemas import ResponseBody, ResponseError
 from omnidraft.serving.response_schemas import error
 from omnidraft.telemetry.exposition import merge_scrapes

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import ContextExceeded, OmnidraftError, RequestError
-from omnidraft.serving.anthropic_messages.errors import THREAD_REFUSED, anthropic_error, is_anthropic
-from omnidraft.serving.queue_errors import Abandoned, QueueFull, Stopping
+from omnidraft.serving.anthropic_messages.response_schemas import anthropic_error, is_anthropic
+from omnidraft.serving.queued_request import Abandoned, QueueFull, Stopping
 from omnidraft.serving.response_schemas import error
 
 STOPPING_RETRY_S = "1"
@@ -26,16 +26,12 @@ CLIENT_CLOSED_REQUEST = 499
 """The status that nginx logs for a client that closed its connection."""
 
 
-class ModelNotServed(RequestError):
-    """The request names a model that is not served here (HTTP 404)."""
+class FieldRefused(RequestError):
+    """A request is refused for one field, with a status and a code of its own."""
 
-
-class TenantTaken(RequestError):
-    """A key without a tenant named the tenant of another key (HTTP 403)."""
-
-
-class ThreadRefused(RequestError):
-    """The request goes on with a conversation that it wants kept here (HTTP 400)."""
+    def __init__(self, message: str, *, status: int, field: str, code: str) -> None:
+        super().__init__(message)
+        self.status, self.field, self.code = status, field, code
 
 
 class BodyLimit:
@@ -114,12 +110,8 @@ async def _on_error(request: Request, exc: Exception) -> Response:
             return refuse(400, _invalid(exc))
         case HTTPException():
             return refuse(exc.status_code, error(exc.detail, "invalid_request_error"), exc.headers)
-        case ModelNotServed():
-            return refuse(404, error(str(exc), "invalid_request_error", "model", "model_not_found"))
-        case TenantTaken():
-            return refuse(403, error(str(exc), "invalid_request_error", "user", "tenant_taken"))
-        case ThreadRefused():
-            return refuse(400, error(str(exc), "invalid_request_error", "thread", THREAD_REFUSED))
+        case FieldRefused():
+            return refuse(exc.status, error(str(exc), "invalid_request_error", exc.field, exc.code))
         case ContextExceeded() if is_anthropic(request.url.path):
             numbers = f"{exc.num_prompt_tokens} tokens > {exc.most_prompt_tokens} maximum"
             return refuse(400, error(f"prompt is too long: {numbers}", "invalid_request_error"))

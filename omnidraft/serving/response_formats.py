@@ -15,8 +15,8 @@ from omnidraft.decode.drafted_spans import DraftedSpan, TokenOffsets
 from omnidraft.decode.prompt_logprobs import PromptToken
 from omnidraft.ports import LogProbs, Step
 from omnidraft.serving import response_schemas
+from omnidraft.serving.request_parts import FunctionCall, FunctionCallDelta, ToolCall, ToolCallDelta
 from omnidraft.serving.response_schemas import ChatLogProbs, ChatToken, CompletionLogProbs, PromptLogProb, TokenLogProb
-from omnidraft.serving.tool_schemas import FunctionCall, FunctionCallDelta, ToolCall, ToolCallDelta
 from omnidraft.vocab.tokenizer import Vocabulary
 
 MIN_LOGPROB = -9999.0

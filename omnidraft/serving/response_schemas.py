@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from omnidraft.serving.tool_schemas import ToolCall, ToolCallDelta
+from omnidraft.serving.request_parts import ToolCall, ToolCallDelta
 
 FinishReason = Literal["stop", "length"]
 ChatFinishReason = Literal["stop", "length", "tool_calls"]

@@ -1,16 +1,15 @@
 """The trace record: up to `segment_tokens` emitted tokens of one request, with the target's log-probabilities.
 
-This file is the table of its fields. An annotation names a field's Python type, its Avro type (or numpy's type of a
-column of numbers), the rules that it must pass, and its meaning. schema.py makes the wire format of it, checks.py the
-checks; codec.py turns records into bytes and back.
+This file is the table of its fields, but for the settings of sampling, which are rows of params.py. An annotation names
+a field's Python type, its Avro type (or numpy's type of a column of numbers), the rules that it must pass, and its
+meaning. schema.py makes the wire format of it, checks.py the checks; codec.py turns records into bytes and back.
 
 Shapes: E emitted target tokens of this segment, K log-probabilities recorded, R rounds (target passes),
 M drafted nodes of all rounds together (roots left out), D draft tokens of all rounds together.
 Ids are vocabulary ids; log-probabilities are natural logs, raw (temperature 1, before processors).
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -20,6 +19,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 import numpy as np
 
 from omnidraft.config import Mode
+from omnidraft.params import DEFAULTS, ROWS, SamplingNumbers
 from omnidraft.traces.request_ids import request_of
 
 MAX_TENANT_BYTES = 1024
@@ -81,11 +81,20 @@ class Field(NamedTuple):
 
 
 def _fields(record: type) -> tuple[Field, ...]:
-    fields = []
-    for name, hint in get_type_hints(record, include_extras=True).items():
-        kind, *rules, doc = hint.__metadata__
-        fields.append(Field(name, kind, tuple(rules), doc, NoneType in get_args(hint.__origin__)))
-    return tuple(fields)
+    fields, hints = [], get_type_hints(record, include_extras=True)
+    for name in record.__annotations__:
+        kind, *rules, doc = hints[name].__metadata__
+        fields.append(Field(name, kind, tuple(rules), doc, NoneType in get_args(hints[name].__origin__)))
+    return (*fields, *(_sampling_fields() if issubclass(record, SamplingNumbers) else ()))
+
+
+def _sampling_fields() -> Iterator[Field]:
+    """Yield the fields of a record that params.py has the table of."""
+    for name, row in ROWS.items():
+        bounds = row.recorded or row.bounds
+        rule = Rule(bounds.allow, str(bounds))
+        is_optional = getattr(DEFAULTS, name) is None
+        yield Field(name, "int" if bounds.is_integer else "double", (rule,), row.doc, is_optional)
 
 
 fields_of: Callable[[type], tuple[Field, ...]] = cache(_fields)
@@ -93,8 +102,6 @@ fields_of: Callable[[type], tuple[Field, ...]] = cache(_fields)
 
 _FROM_0 = Rule(lambda number: number >= 0, "from 0")
 _SHARE = Rule(lambda number: 0 <= number <= 1, "in [0, 1]")
-_FINITE = Rule(math.isfinite, "finite")
-_ABOVE_0 = Rule(lambda number: number > 0, "above 0")
 _AVRO_INT = Rule(lambda number: number <= MAX_INT, f"at most {MAX_INT}")
 _TENANT_SIZE = Rule(
     lambda name: len(name.encode("utf-8", "surrogatepass")) <= MAX_TENANT_BYTES, f"at most {MAX_TENANT_BYTES} bytes"
@@ -110,7 +117,6 @@ def _one_of(values: tuple[str, ...]) -> Rule:
 
 
 Name = Annotated[str, "string", Rule(bool, "not empty")]
-Penalty = Annotated[float, "double", _FINITE]
 Flag = Annotated[bool, "boolean"]
 Ids = Annotated[np.ndarray, "<u4", Rule(lambda ids: not ids.size or ids.max() <= MAX_ID, f"from 0 to {MAX_ID}")]
 Counts = Annotated[np.ndarray, "<u2"]
@@ -171,8 +177,8 @@ class Rounds:
         return is_agreed
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRecord:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRecord(SamplingNumbers):
     """A segment of one request. A learner needs no other record and no target model to learn from it."""
 
     request_id: Annotated[Name, "the same for all segments of a request"]
@@ -198,9 +204,6 @@ class TraceRecord:
         str | None, "string", _one_of(tuple(FinishReason)), "stop or length when the answer ends here"
     ]
     mode: Annotated[str, "string", _one_of(get_args(Mode)), "fast or reproducible"]
-    temperature: Annotated[float, "double", _FINITE, _FROM_0, "0 is greedy"]
-    top_k: Annotated[int | None, "int", _ABOVE_0, _AVRO_INT, "null: off"]
-    top_p: Annotated[float | None, "double", _ABOVE_0, _SHARE, "null: off"]
     seed: Annotated[
         int,
         {"type": "fixed", "name": "Seed", "size": SEED_BYTES},
@@ -208,10 +211,6 @@ class TraceRecord:
         "unsigned 64 bit, little-endian",
     ]
     traceparent: Annotated[str | None, "string", "W3C trace context of the request"] = None
-    min_p: Annotated[float | None, "double", _SHARE, "null: off"] = None
-    repetition_penalty: Annotated[float, "double", _FINITE, _ABOVE_0, "1: off"] = 1.0
-    presence_penalty: Annotated[Penalty, "0: off"] = 0.0
-    frequency_penalty: Annotated[Penalty, "0: off"] = 0.0
     has_logit_bias: Annotated[Flag, "whether the client moved logits of single ids"] = False
     has_grammar: Annotated[Flag, "whether the text had to match a grammar"] = False
     noise_weight: Annotated[
@@ -219,8 +218,8 @@ class TraceRecord:
     ] = None
     """w of docs/algorithms.md section 4; None where nothing was drafted, or the record does not say."""
     has_settings: Annotated[Flag, "false: mode, temperature and all that shapes draws are unknown"] = True
-    """False: the engine did not report the settings of the request; mode, temperature, seed and the other settings here
-    are placeholders."""
+    """False: the engine did not report the settings of the request; mode, seed and the numbers of sampling are
+    placeholders."""
 
     @property
     def request(self) -> str:

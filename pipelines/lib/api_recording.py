@@ -15,7 +15,7 @@ from omnidraft.decode.prompting import PromptTokenizer
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.errors import RequestError
 from omnidraft.ports import DraftTree, FinishReason, Request, Step, Timings
-from omnidraft.serving.chat_messages import RequestMessage
+from omnidraft.serving.request_parts import RequestMessage
 from omnidraft.tools.tool_use import tool_use
 from omnidraft.traces.record import TraceRecord
 from omnidraft.traces.request_ids import answer_id

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from omnidraft.config import RecorderSettings
+from omnidraft.params import numbers_of
 from omnidraft.ports import FinishReason, Request, Step
 from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord, fields_of
 
@@ -87,14 +88,8 @@ class TraceRecordBuilder:
                 rounds=_rounds(self._steps),
                 finish_reason=finish_reason,
                 mode=request.mode,
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
                 seed=request.seed,
-                min_p=sampling.min_p,
-                repetition_penalty=sampling.repetition_penalty,
-                presence_penalty=sampling.presence_penalty,
-                frequency_penalty=sampling.frequency_penalty,
+                **numbers_of(sampling),
                 has_logit_bias=bool(sampling.logit_bias),
                 has_grammar=sampling.grammar is not None,
                 noise_weight=_noise_weight(self._steps),

@@ -8,22 +8,31 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
 from pydantic_core import to_json
 
 from omnidraft.errors import RequestError
-from omnidraft.serving.answer import Answer
-from omnidraft.serving.answer_blocks import Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
-from omnidraft.serving.anthropic_messages.errors import anthropic_error_event
+from omnidraft.serving.answer import Answer, Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
+from omnidraft.serving.anthropic_messages.request_schemas import CountTokensRequest, MessagesRequest
 from omnidraft.serving.anthropic_messages.response_schemas import (
+    PATH,
+    THREAD_REFUSED,
+    AnthropicError,
     Message,
     MessageUsage,
     StopReason,
     TextContent,
+    TokenCount,
     ToolUseContent,
+    anthropic_error_event,
 )
-from omnidraft.serving.error_handlers import stream_error
+from omnidraft.serving.error_handlers import FieldRefused, stream_error
 from omnidraft.serving.event_stream import event
 from omnidraft.serving.response_formats import ChoicePart
+from omnidraft.serving.response_schemas import error_responses, generation_responses
+from omnidraft.serving.responses import Responder
+from omnidraft.serving.tokenization import Tokenization
 
 Event = tuple[str, Mapping[str, Any]]
 
@@ -122,3 +131,21 @@ def _block_event(event: BlockEvent) -> Event:
 
 def _written(events: Iterable[Event]) -> bytes:
     return b"".join(event(name, {"type": name, **content}) for name, content in events)
+
+
+def add_messages(app: FastAPI, respond: Responder, tokenization: Tokenization) -> None:
+    """Add the routes to the application."""
+
+    @app.post(PATH, responses=generation_responses(Message, "message_start to message_stop", AnthropicError))
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        """Answer messages in Anthropic's shape; see /v1/chat/completions for what stands behind it."""
+        if body.thread is not None:
+            message = "thread: conversations are not kept here; send the whole of it"
+            raise FieldRefused(message, status=400, field="thread", code=THREAD_REFUSED)
+        return await respond(request, body.chat_request(), MessageWriter)
+
+    @app.post(f"{PATH}/count_tokens", responses=error_responses(400, 404, 413, 500, error=AnthropicError))
+    async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount:
+        """Count the tokens of the prompt that these messages make."""
+        ids = await tokenization.prompt_ids(request, body.chat_request())
+        return TokenCount(input_tokens=len(ids))

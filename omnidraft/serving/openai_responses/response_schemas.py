@@ -1,9 +1,12 @@
-"""Response bodies of OpenAI's Responses API; the OpenAPI document shows these models, and responses are made of
+"""Bodies and events of OpenAI's Responses API; the OpenAPI document shows these models, and responses are made of
 them."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
+
+from omnidraft.serving.event_stream import event
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 ErrorCode = Literal["server_error", "invalid_prompt"]
@@ -90,3 +93,17 @@ class ResponseBody(BaseModel):
     """No response is kept."""
     previous_response_id: None = None
     truncation: Literal["disabled"] = "disabled"
+
+
+PATH = "/v1/responses"
+
+
+def response_event(name: str, number: int, content: Mapping[str, Any]) -> bytes:
+    """Return one event of a stream."""
+    return event(name, {"type": name, "sequence_number": number, **content})
+
+
+def failed_event(response: ResponseBody, error: ResponseError, number: int) -> bytes:
+    """Return the event that ends the stream of a response that failed."""
+    failed = response.model_copy(update={"status": "failed", "error": error})
+    return response_event("response.failed", number, {"response": failed})

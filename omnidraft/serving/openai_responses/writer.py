@@ -8,13 +8,16 @@ Source: https://platform.openai.com/docs/api-reference/responses-streaming
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
 from omnidraft.errors import RequestError
-from omnidraft.serving.answer import Answer
-from omnidraft.serving.answer_blocks import Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
+from omnidraft.params import sampling_of
+from omnidraft.serving.answer import Answer, Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
 from omnidraft.serving.error_handlers import stream_error
-from omnidraft.serving.openai_responses.events import failed_event, response_event
 from omnidraft.serving.openai_responses.request_schemas import ResponsesRequest
 from omnidraft.serving.openai_responses.response_schemas import (
+    PATH,
     ErrorCode,
     IncompleteDetails,
     InputTokensDetails,
@@ -25,8 +28,12 @@ from omnidraft.serving.openai_responses.response_schemas import (
     ResponseError,
     ResponseUsage,
     Status,
+    failed_event,
+    response_event,
 )
 from omnidraft.serving.response_formats import ChoicePart
+from omnidraft.serving.response_schemas import generation_responses
+from omnidraft.serving.responses import Responder
 
 Event = tuple[str, Mapping[str, Any]]
 
@@ -81,7 +88,7 @@ class ResponsesWriter:
         return response
 
     def _response(self, status: Status, output: Sequence[OutputMessage | OutputCall]) -> ResponseBody:
-        asked = self._request
+        asked, sampling = self._request, sampling_of(self._request)
         return ResponseBody(
             id=f"resp_{self._answer.queued.request_id}",
             created_at=self._answer.created,
@@ -92,8 +99,8 @@ class ResponsesWriter:
             max_output_tokens=asked.max_output_tokens,
             metadata=asked.metadata or {},
             parallel_tool_calls=asked.parallel_tool_calls is not False,
-            temperature=1.0 if asked.temperature is None else asked.temperature,
-            top_p=1.0 if asked.top_p is None else asked.top_p,
+            temperature=sampling.temperature,
+            top_p=1.0 if sampling.top_p is None else sampling.top_p,
             text=_text_config(asked),
             tool_choice=asked.model_dump(include={"tool_choice"})["tool_choice"] or "auto",
             tools=[tool.model_dump() for tool in asked.tools or ()],
@@ -157,3 +164,16 @@ def _text_config(request: ResponsesRequest) -> dict[str, Any]:
     """Return `text` as it was asked for; plain text else."""
     form = request.text.format if request.text else None
     return {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)}
+
+
+def add_responses(app: FastAPI, respond: Responder) -> None:
+    """Add the route to the application."""
+
+    @app.post(PATH, responses=generation_responses(ResponseBody, "response.created to response.completed"))
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        """Answer `input` in the shape of OpenAI's Responses; see /v1/chat/completions for what stands behind it."""
+
+        def writer_of(answer: Answer) -> ResponsesWriter:
+            return ResponsesWriter(answer, body)
+
+        return await respond(request, body.chat_request(), writer_of)

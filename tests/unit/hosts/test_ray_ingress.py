@@ -17,8 +17,7 @@ from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
 from omnidraft.hosts.ray_ingress import MAX_ATTEMPTS, Ingress
 from omnidraft.hosts.ray_worker import ReplicaStatus
 from omnidraft.serving.event_stream import event
-from omnidraft.serving.openai_responses.events import response_event
-from omnidraft.serving.openai_responses.response_schemas import ResponseBody
+from omnidraft.serving.openai_responses.response_schemas import ResponseBody, response_event
 
 SETTINGS = WorkerSettings(max_body_bytes=1000)
 JSON = ResponseStart(200, ((b"content-type", b"application/json"), (b"x-told", b"yes")))

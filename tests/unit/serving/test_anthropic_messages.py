@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.decode.engine import Engine
 from omnidraft.errors import ContractError, RequestError
-from omnidraft.serving.answer_blocks import Block
+from omnidraft.serving.answer import Block
 from omnidraft.serving.anthropic_messages.response_schemas import Message, MessageUsage, ToolUseContent
 from omnidraft.serving.anthropic_messages.writer import _content
 from omnidraft.serving.app import ServedModel, application

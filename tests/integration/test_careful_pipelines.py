@@ -16,6 +16,7 @@ from omnidraft.snapshots import bundle
 from omnidraft.traces import archive, codec
 from pipelines import evaluate, learn, record, replay
 from pipelines.lib import recording
+from pipelines.lib.learning import TrainingRun
 from tests.cli_runs import Environ, made_once
 from tests.cli_runs import run_pipeline as run
 
@@ -93,7 +94,7 @@ def test_a_replays_figures_outlive_a_snapshot_that_cannot_be_written(
     def fails(*_: Any) -> None:
         raise StorageError("the disk is full")
 
-    monkeypatch.setattr(replay, "write_snapshot", fails)
+    monkeypatch.setattr(TrainingRun, "write_snapshot", fails)
     out = tmp_path / "replay.json"
     asked = ("--log", recorded, "--config", good, "--held-out-every", EVERY, "--json", out)
     with pytest.raises(StorageError):
@@ -106,7 +107,7 @@ def test_recorded_answers_are_kept_until_their_snapshot_is_written(
 ) -> None:
     asked = ("--answers", answers, "--out", tmp_path / "warm", "--config", good, "--held-out-every", EVERY)
     with monkeypatch.context() as patch:
-        patch.setattr(learn, "learn", _dies)
+        patch.setattr(TrainingRun, "learn", _dies)
         with pytest.raises(MemoryError):
             run(learn.main, *asked)
     assert len(list((tmp_path / "warm.parts").glob("*.avro"))) == NUM_ANSWERS

@@ -104,8 +104,8 @@ def main(
         plain = _method(PLAIN, setup, whole)
         for name in outcomes:
             with ExitStack() as stack:
-                methods = {PLAIN: plain} | ({} if name == PLAIN else {name: _method(name, setup, stack)})
-                measure(tasks, methods, max_new_tokens, outcomes[name], publish, warm_up_tokens=_WARM_UP_TOKENS)
+                asked = {PLAIN: plain} | ({} if name == PLAIN else {name: _method(name, setup, stack)})
+                measure(tasks, asked, max_new_tokens, outcomes[name], publish, warm_up_tokens=_WARM_UP_TOKENS)
     page.show(publish(), markdown_path)
 
 

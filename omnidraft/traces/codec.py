@@ -175,7 +175,7 @@ def _plain_value(field: Field, value: Any) -> Any:
         return {column.name: _plain_value(column, value[column.name]) for column in fields_of(field.kind)}
     if not isinstance(value, bytes):
         return value
-    kind = np.dtype(field.kind if field.is_column else "|u1")
+    kind = field.kind if field.is_column else np.dtype("|u1")
     if len(value) % kind.itemsize:
         return value.hex()
     return [number if np.isfinite(number) else None for number in np.frombuffer(value, kind).tolist()]
@@ -204,8 +204,8 @@ def _row(record: object) -> dict[str, Any]:
 
 def _packed(field: Field, column: np.ndarray) -> bytes:
     """Pack a column into bytes; a number that does not fit its type is refused, never wrapped."""
-    if column.dtype != np.dtype(field.kind):
-        _refuse_wrapping(field.name, column, np.dtype(field.kind))
+    if column.dtype != field.kind:
+        _refuse_wrapping(field.name, column, field.kind)
     return column.astype(field.kind, copy=False).tobytes()
 
 
@@ -225,7 +225,7 @@ def _unpacked(record: type, row: Mapping[str, Any]) -> dict[str, Any]:
     for field in fields_of(record):
         value = row[field.name]
         if field.is_column:
-            size = np.dtype(field.kind).itemsize
+            size = field.kind.itemsize
             if len(value) % size:
                 raise WireError(f"{field.name}: {len(value)} bytes are no whole number of values of {size} bytes")
             value = np.frombuffer(value, dtype=field.kind)

@@ -77,7 +77,7 @@ class Field(NamedTuple):
     @property
     def is_column(self) -> bool:
         """Whether the field is an array, which is packed into bytes."""
-        return isinstance(self.kind, str) and self.kind[0] in "<|"
+        return isinstance(self.kind, np.dtype)
 
 
 def _fields(record: type) -> tuple[Field, ...]:
@@ -118,11 +118,13 @@ def _one_of(values: tuple[str, ...]) -> Rule:
 
 Name = Annotated[str, "string", Rule(bool, "not empty")]
 Flag = Annotated[bool, "boolean"]
-Ids = Annotated[np.ndarray, "<u4", Rule(lambda ids: not ids.size or ids.max() <= MAX_ID, f"from 0 to {MAX_ID}")]
-Counts = Annotated[np.ndarray, "<u2"]
-Seconds = Annotated[np.ndarray, "<f4", Rule(lambda s: (np.isfinite(s) & (s >= 0)).all(), "times from 0 up")]
+Ids = Annotated[
+    np.ndarray, np.dtype("<u4"), Rule(lambda ids: not ids.size or ids.max() <= MAX_ID, f"from 0 to {MAX_ID}")
+]
+Counts = Annotated[np.ndarray, np.dtype("<u2")]
+Seconds = Annotated[np.ndarray, np.dtype("<f4"), Rule(lambda s: (np.isfinite(s) & (s >= 0)).all(), "times from 0 up")]
 LogProbs = Annotated[
-    np.ndarray, "<f2", Rule(lambda log_p: (log_p <= LOG_P_ROUNDING).all(), "log-probabilities up to 0")
+    np.ndarray, np.dtype("<f2"), Rule(lambda log_p: (log_p <= LOG_P_ROUNDING).all(), "log-probabilities up to 0")
 ]
 
 
@@ -153,10 +155,13 @@ class Rounds:
     node_ids_M: Annotated[Ids, "uint32, target ids of the drafted nodes, round after round"]
     parents_M: Annotated[Counts, "uint16, index within the round's tree: 0 is the root, the first drafted node is 1"]
     sources_M: Annotated[
-        np.ndarray, "|u1", _small(len(SOURCES)), "uint8: 0 direct, 1 split, 2 merge, 3 lookup, 4 suffix, 5 forced"
+        np.ndarray,
+        np.dtype("|u1"),
+        _small(len(SOURCES)),
+        "uint8: 0 direct, 1 split, 2 merge, 3 lookup, 4 suffix, 5 forced",
     ]
     log_q_M: Annotated[LogProbs, "float16, the drafter's log-probability of the node given its parent"]
-    accepted_M: Annotated[np.ndarray, "|u1", _small(2), "uint8, 1 for nodes on the target's path"]
+    accepted_M: Annotated[np.ndarray, np.dtype("|u1"), _small(2), "uint8, 1 for nodes on the target's path"]
     draft_ids_D: Annotated[Ids, "uint32, draft tokens, round after round"]
     draft_s_R: Annotated[Seconds, "float32, seconds spent drafting"]
     target_s_R: Annotated[Seconds, "float32, seconds of the target pass"]

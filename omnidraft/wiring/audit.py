@@ -4,27 +4,22 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from omnidraft.audit import run
-from omnidraft.audit.findings import Report
-from omnidraft.audit.log_replay import DeadLetterReasons
 from omnidraft.config import Settings
-from omnidraft.distill.ingest import dead_letters
-from omnidraft.distill.ingest.batcher import seen_keys
-from omnidraft.distill.ingest.log_position import require_same_log
-from omnidraft.distill.ingest.topic_scan import silence_s
-from omnidraft.distill.publisher import BATCHER
 from omnidraft.errors import SnapshotNotFound
 from omnidraft.ports import Registry, SnapshotVersion
-from omnidraft.snapshots import bundle
-from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.wiring.existing import existing_log_reader
 from omnidraft.wiring.logs import log_reader, registry, topic_names, trace_source
+
+if TYPE_CHECKING:
+    from omnidraft.audit.findings import Report
+    from omnidraft.audit.log_replay import DeadLetterReasons
 
 
 def audit(
     settings: Settings, *, counts_only: bool = False, on_poll: Callable[[int], None] = lambda num_messages: None
-) -> Report:
+) -> "Report":
     """Compare the log with the offsets and counts of the snapshots of `models.target`. Learning may continue meanwhile.
 
     Args:
@@ -36,6 +31,12 @@ def audit(
         RequestError: there is no trace topic.
         LogReplaced: it is not the log that the newest snapshot learned from.
     """
+    from omnidraft.audit.run import DiscardingWriter
+    from omnidraft.audit.run import audit as run
+    from omnidraft.distill.ingest.log_position import require_same_log
+    from omnidraft.distill.ingest.topic_scan import silence_s
+    from omnidraft.telemetry.metrics import CountingMetrics
+
     log = settings.log
     with closing(existing_log_reader(settings, log.traces_topic)) as reader:  # no snapshot was published without it
         snapshots = registry(settings)
@@ -46,9 +47,9 @@ def audit(
             manifest = versions[-1].manifest
             require_same_log(manifest.log_id, reader.identity(), manifest.offsets, manifest.offsets)  # ends: as faults
         alignment = versions[-1].manifest.alignment if versions else None
-        source = trace_source(settings, alignment, reader, run.DiscardingWriter(), CountingMetrics())
+        source = trace_source(settings, alignment, reader, DiscardingWriter(), CountingMetrics())
         held_out_every = settings.learner.held_out_every
-        return run.audit(
+        return run(
             source,
             reader.end_offsets(),
             versions,
@@ -60,18 +61,26 @@ def audit(
         )
 
 
-def _dead_letter_reasons(settings: Settings) -> DeadLetterReasons:
+def _dead_letter_reasons(settings: Settings) -> "DeadLetterReasons":
     """Return the reasons of all dead letters of traces; none where there is no topic of dead letters."""
+    from omnidraft.audit.run import dead_letter_reasons
+    from omnidraft.distill.ingest import dead_letters
+    from omnidraft.distill.ingest.topic_scan import silence_s
+
     log = settings.log
     if log.dead_letters_topic not in topic_names(settings):
         return {}
     with closing(log_reader(settings, log.dead_letters_topic)) as reader:
         found = dead_letters.read(reader, idle_s=silence_s(log.request_timeout_s))
-        return run.dead_letter_reasons(log.traces_topic, found)
+        return dead_letter_reasons(log.traces_topic, found)
 
 
 def _seen_names(snapshots: Registry, versions: Sequence[SnapshotVersion]) -> frozenset[int] | None:
     """Return the record names in the newest snapshot, or None when it has none."""
+    from omnidraft.distill.ingest.batcher import seen_keys
+    from omnidraft.distill.publisher import BATCHER
+    from omnidraft.snapshots import bundle
+
     if not versions or BATCHER not in versions[-1].manifest.sha256:
         return None
     with tempfile.TemporaryDirectory(prefix="omnidraft-verify-") as staging:

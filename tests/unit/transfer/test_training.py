@@ -107,13 +107,6 @@ def test_the_hidden_states_pull_as_hard_as_the_likelihoods(sharp: Pair) -> None:
     assert relative_distances(torch.ones(1, 4), torch.zeros(1, 4)).item() == 1.0
 
 
-def test_the_rate_rises_and_falls_to_nothing_after_the_last_step() -> None:
-    shares = [SETTINGS.rate_share(step) for step in range(SETTINGS.num_steps)]
-    assert shares[0] == 1 / 2
-    assert max(shares) == 1
-    assert shares[-1] == pytest.approx(1 / 4)
-
-
 @pytest.mark.parametrize("scale", [1.0, 0.1])
 def test_the_rate_that_is_found_follows_the_size_of_the_layers_matrices(scale: float) -> None:
     layers = {
@@ -135,13 +128,6 @@ def test_a_model_learns_at_the_rate_that_was_found_for_it_also_when_it_is_resume
     steps(first, 2)
     second.trainer.load_state(first.trainer.state())
     assert [second.trainer.step().learning_rate for _ in range(2)] == rates[2:]
-
-
-def test_every_pass_reads_every_text_once_in_an_order_of_its_own(sharp: Pair) -> None:
-    trainer = Transfer(sharp.folder, sharp.draft, sharp.target, learning(ALM, texts_per_step=3)).trainer
-    passes = [trainer._chosen(step) for step in range(8)]
-    assert all(sorted(each) == [0, 1, 2] for each in passes)
-    assert len({tuple(each) for each in passes}) > 1
 
 
 def _pass(ids_T: np.ndarray):

@@ -61,6 +61,7 @@ def _field(name: str, annotated: Any, *notes: Any) -> dict[str, Any]:
     """Return an Avro field; one that may be None is null or its type."""
     python, *null = get_args(annotated) or (annotated,)
     *kinds, doc = notes
+    kind: Any
     if python is np.ndarray:
         kind, doc = "bytes", f"{np.dtype(kinds[0]).name}, {doc}"
     elif python in (TargetLogprobs, Rounds):

@@ -29,7 +29,7 @@ from omnidraft.serving.request_parts import (
     StructuredOutputs,
     ToolChoice,
     Tools,
-    tool_use,
+    tools_offered,
 )
 from omnidraft.serving.strict_model import (
     MAPPING_LIMITS,
@@ -253,7 +253,7 @@ class ChatRequest(_GenerationParams):
         return self
 
     def prompts(self) -> Sequence[dict[str, Any]]:
-        tools = tool_use(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
+        tools = tools_offered(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
         return [{"messages": [message.plain() for message in self.messages], "tools": tools}]
 
 

@@ -1,25 +1,13 @@
 """The settings of one request of the Python API, with vLLM's names and meanings."""
 
-import secrets
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from omnidraft.decode.generation import GenerationRequest
-from omnidraft.decode.sampling.noise import choice_seed
+from omnidraft.decode.generation import GenerationRequest, choices
 from omnidraft.errors import RequestError
-from omnidraft.params import (
-    MAX_COUNT,
-    Sampling,
-    SamplingNumbers,
-    given_grammar,
-    require_integer,
-    sampling_of,
-    unsigned_seed,
-)
+from omnidraft.params import MAX_COUNT, SamplingNumbers, given_grammar, require_integer, sampling_of
 from omnidraft.ports import Mode
-from omnidraft.traces.request_ids import answer_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,23 +44,19 @@ class SamplingParams(SamplingNumbers):
     def requests(self, prompt: Mapping[str, Any]) -> list[GenerationRequest]:
         """Return a request for each of the `n` texts. Raises RequestError."""
         self._check()
-        seed = secrets.randbits(63) if self.seed is None else unsigned_seed(self.seed)
-        request_id = uuid.uuid4().hex
-        return [
-            GenerationRequest(
-                **prompt,
-                max_new_tokens=self.max_tokens,
-                sampling=self._sampling(),
-                seed=choice_seed(seed, number),
-                stop_strings=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-                mode=self.mode,
-                num_draft_tokens=self.num_draft_tokens,
-                num_log_probs=MAX_COUNT if self.logprobs == -1 else self.logprobs,
-                is_stored=self.store,
-                request_id=answer_id(request_id, number) if number else request_id,
-            )
-            for number in range(self.n)
-        ]
+        grammar = given_grammar(self.json_schema, self.regex)
+        return choices(
+            [prompt],
+            self.n,
+            seed=self.seed,
+            max_new_tokens=self.max_tokens,
+            sampling=sampling_of(self, logit_bias=self.logit_bias, grammar=grammar),
+            stop_strings=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            mode=self.mode,
+            num_draft_tokens=self.num_draft_tokens,
+            num_log_probs=MAX_COUNT if self.logprobs == -1 else self.logprobs,
+            is_stored=self.store,
+        )
 
     def _check(self) -> None:
         """Raise RequestError for the first count that is no integer in its range, and for an unknown mode."""
@@ -83,7 +67,3 @@ class SamplingParams(SamplingNumbers):
             require_integer("logprobs", self.logprobs, at_least=-1)
         if self.mode not in (None, *get_args(Mode)):
             raise RequestError(f"mode must be one of {', '.join(get_args(Mode))}, got {self.mode}")
-
-    def _sampling(self) -> Sampling:
-        grammar = given_grammar(self.json_schema, self.regex)
-        return sampling_of(self, logit_bias=self.logit_bias, grammar=grammar)

@@ -14,11 +14,10 @@ from omnidraft import __version__
 from omnidraft.config import WorkerSettings
 from omnidraft.serving import response_schemas
 from omnidraft.serving.answer import ServedModel
-from omnidraft.serving.anthropic_messages.response_schemas import AnthropicError, is_anthropic
 from omnidraft.serving.anthropic_messages.writer import add_messages
 from omnidraft.serving.auth import API_KEY_HEADER, METRICS_PATH, ApiKeyAuth
 from omnidraft.serving.completion_writer import CompletionWriter
-from omnidraft.serving.error_handlers import BodyLimit, add_error_handlers
+from omnidraft.serving.error_handlers import AnthropicError, BodyLimit, add_error_handlers, is_anthropic
 from omnidraft.serving.openai_responses.writer import add_responses
 from omnidraft.serving.page.pass_stream import add_page
 from omnidraft.serving.request_queue import RequestQueue
@@ -77,7 +76,7 @@ def application(
 def _add_completions(app: FastAPI, respond: Responder) -> None:
     @app.post(
         "/v1/completions",
-        responses=generation_responses(response_schemas.Completion, "Completion, then [DONE]"),
+        responses=generation_responses("Completion, then [DONE]", response_schemas.Completion),
     )
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Go on with a text, as it is."""
@@ -85,7 +84,7 @@ def _add_completions(app: FastAPI, respond: Responder) -> None:
 
     @app.post(
         "/v1/chat/completions",
-        responses=generation_responses(response_schemas.ChatCompletion, "chat.completion.chunk objects, then [DONE]"),
+        responses=generation_responses("chat.completion.chunk objects, then [DONE]", response_schemas.ChatCompletion),
     )
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer messages, in the target's own chat template."""

@@ -15,7 +15,7 @@ from omnidraft.serving.strict_model import (
     refuse,
     refuse_kinds,
 )
-from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN, Choice, Tool, ToolUse
+from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN, Choice, ToolUse, tool_use
 
 
 class FunctionDefinition(StrictModel):
@@ -31,11 +31,6 @@ class FunctionDefinition(StrictModel):
 class ToolDefinition(StrictModel):
     type: Literal["function"]
     function: FunctionDefinition
-
-    def tool(self) -> Tool:
-        """Return the tool. Its schema is checked when it is offered."""
-        function = self.function
-        return Tool(function.name, function.description, function.parameters, bool(function.strict))
 
 
 class FunctionName(StrictModel):
@@ -54,14 +49,14 @@ ToolChoice = Annotated[
 ]
 
 
-def tool_use(tools: list[ToolDefinition] | None, choice: ToolChoice | None, *, is_parallel: bool) -> ToolUse | None:
+def tools_offered(
+    tools: list[ToolDefinition] | None, choice: ToolChoice | None, *, is_parallel: bool
+) -> ToolUse | None:
     """Return what a request says about tools; None where it offers none. Raises RequestError."""
     if not tools:
         return None
-    offered = tuple(each.tool() for each in tools)
-    if isinstance(choice, NamedToolChoice):
-        return ToolUse(offered, named=choice.function.name, is_parallel=False)
-    return ToolUse(offered, choice or "auto", is_parallel=is_parallel)
+    named = choice.model_dump() if isinstance(choice, NamedToolChoice) else choice
+    return tool_use([each.model_dump() for each in tools], named, is_parallel=is_parallel)
 
 
 class FunctionCall(BaseModel):

@@ -4,8 +4,6 @@ A field that is not here is refused by name, so that nobody believes it had an e
 counterpart here are accepted with those values that change nothing.
 """
 
-import secrets
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -20,10 +18,9 @@ from pydantic import (
     model_validator,
 )
 
-from omnidraft.decode.generation import GenerationRequest
-from omnidraft.decode.sampling.noise import choice_seed
+from omnidraft.decode.generation import GenerationRequest, choices
 from omnidraft.errors import RequestError
-from omnidraft.params import MAX_COUNT, ROWS, sampling_of, unsigned_seed
+from omnidraft.params import MAX_COUNT, ROWS, sampling_of
 from omnidraft.ports import Grammar, Mode
 from omnidraft.serving.request_parts import (
     Deprecated,
@@ -32,7 +29,7 @@ from omnidraft.serving.request_parts import (
     StructuredOutputs,
     ToolChoice,
     Tools,
-    tool_use,
+    tools_offered,
 )
 from omnidraft.serving.strict_model import (
     MAPPING_LIMITS,
@@ -45,7 +42,6 @@ from omnidraft.serving.strict_model import (
     with_null,
     with_sampling,
 )
-from omnidraft.traces.request_ids import answer_id
 
 MAX_STOPS = 16
 Stop = Annotated[Text | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), Tag("list")], TEXT_OR_LIST]
@@ -143,39 +139,26 @@ class _GenerationParams(OpenAIFields):
         return len(self.prompts()) * (self.n or 1)
 
     def generation_requests(self, tenant: str, max_new_tokens: int | None) -> list[GenerationRequest]:
-        """Return a request for each choice, the choices of a prompt next to each other. Raises RequestError.
-
-        With the client's seed each prompt's choices have the seeds that they have alone; without one all seeds differ.
+        """Return a request for each choice; see decode.generation.choices. Raises RequestError.
 
         Args:
             max_new_tokens: the deployment's ceiling, from the settings.
         """
-        request_id = uuid.uuid4().hex
-        seed = secrets.randbits(53) if self.seed is None else unsigned_seed(self.seed)
-        shared: dict[str, Any] = {
-            "max_new_tokens": min(filter(None, (self.num_tokens, max_new_tokens)), default=None),
-            "sampling": sampling_of(self, logit_bias=self.logit_bias, grammar=self._grammar()),
-            "stop_strings": tuple([self.stop] if isinstance(self.stop, str) else self.stop or ()),
-            "mode": self.mode,
-            "num_draft_tokens": self._num_draft_tokens(),
-            "num_log_probs": self.num_log_probs,
-            "ignores_eos": bool(self.ignore_eos),
-            "is_stored": self.store is not False,
-            "tenant": tenant,
-        }
-        prompts, num = self.prompts(), self.n or 1
-        own_ids = [f"{request_id}-{place}" if place else request_id for place in range(len(prompts))]
-        return [
-            GenerationRequest(
-                **prompt,
-                **shared,
-                seed=choice_seed(seed, place * num + number if self.seed is None else number),
-                request_id=answer_id(own_ids[place], number) if number else own_ids[place],
-                num_prompt_log_probs=None if number else self.prompt_logprobs,
-            )
-            for place, prompt in enumerate(prompts)
-            for number in range(num)
-        ]
+        return choices(
+            self.prompts(),
+            self.n or 1,
+            seed=self.seed,
+            num_prompt_log_probs=self.prompt_logprobs,
+            max_new_tokens=min(filter(None, (self.num_tokens, max_new_tokens)), default=None),
+            sampling=sampling_of(self, logit_bias=self.logit_bias, grammar=self._grammar()),
+            stop_strings=tuple([self.stop] if isinstance(self.stop, str) else self.stop or ()),
+            mode=self.mode,
+            num_draft_tokens=self._num_draft_tokens(),
+            num_log_probs=self.num_log_probs,
+            ignores_eos=bool(self.ignore_eos),
+            is_stored=self.store is not False,
+            tenant=tenant,
+        )
 
     def _num_draft_tokens(self) -> int | None:
         if self.speculation == "auto":
@@ -270,7 +253,7 @@ class ChatRequest(_GenerationParams):
         return self
 
     def prompts(self) -> Sequence[dict[str, Any]]:
-        tools = tool_use(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
+        tools = tools_offered(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
         return [{"messages": [message.plain() for message in self.messages], "tools": tools}]
 
 

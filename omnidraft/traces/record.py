@@ -158,7 +158,7 @@ class Rounds:
         np.ndarray,
         np.dtype("|u1"),
         _small(len(SOURCES)),
-        "uint8: 0 direct, 1 split, 2 merge, 3 lookup, 4 suffix, 5 forced",
+        "uint8: " + ", ".join(f"{number} {each}" for number, each in enumerate(SOURCES)),
     ]
     log_q_M: Annotated[LogProbs, "float16, the drafter's log-probability of the node given its parent"]
     accepted_M: Annotated[np.ndarray, np.dtype("|u1"), _small(2), "uint8, 1 for nodes on the target's path"]

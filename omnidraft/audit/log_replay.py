@@ -5,7 +5,7 @@ partition was idle and a record came again almost SEEN_RECORDS later.
 """
 
 from bisect import bisect_left, bisect_right
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import zip_longest
 
@@ -28,41 +28,6 @@ Readable = tuple[int, bool]
 """The key of a record of the pair, and whether it is held out."""
 
 
-class DedupWindow:
-    """Compares the log with the record keys that the newest snapshot holds for deduplication.
-
-    It gets every record that was learned or held out, in offset order within each partition. The keys are those
-    of the last `seen_records` of these. Within a partition records go through in order, so behind the oldest one whose
-    key is held, every key of the partition is held, however the partitions took turns.
-    """
-
-    def __init__(self, keys: Set[int], seen_records: int = SEEN_RECORDS) -> None:
-        self._keys = keys
-        self._seen: set[int] = set()
-        self._newest: defaultdict[int, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=seen_records))
-
-    def update(self, position: PartitionOffset, key: int) -> None:
-        partition, offset = position
-        self._newest[partition].append((offset, key))
-        if key in self._keys:
-            self._seen.add(key)
-
-    def num_unknown_keys(self) -> int:
-        """Return the number of keys held of which no record was seen."""
-        return len(self._keys) - len(self._seen)
-
-    def forgotten(self) -> Iterator[PartitionOffset]:
-        """Yield the positions of records whose keys should be held and are not."""
-        for partition, newest in self._newest.items():
-            last = {key: offset for offset, key in newest}  # the later one of a record learned twice
-            held = [offset for key, offset in last.items() if key in self._keys]
-            if not held:
-                continue
-            for offset, key in newest:
-                if offset > min(held) and last[key] == offset and key not in self._keys:
-                    yield partition, offset
-
-
 class LogReplay:
     """Gets every poll of a consumer; keeps the key, the disposition and the position of each record."""
 
@@ -70,11 +35,16 @@ class LogReplay:
         self,
         deltas: Sequence[SnapshotDelta],
         dead_letters: DeadLetterReasons,
-        dedup_window: DedupWindow | None,
         *,
+        seen_keys: Set[int] | None,
         held_out_every: int,
         seen_records: int = SEEN_RECORDS,
     ) -> None:
+        """
+        Args:
+            seen_keys: the keys that the newest snapshot holds for deduplication, those of the last `seen_records`
+                records that were learned or held out; None when they are not known.
+        """
         self.end: Offsets = _ends_of_newest(deltas)
         """Partition -> one past the last offset of the replay."""
         self.faults: list[Fault] = []
@@ -87,11 +57,13 @@ class LogReplay:
         self.first: dict[int, int] = {}
         """Partition -> the oldest offset that the log still holds, from the first that concerns these snapshots on."""
         self._start: Offsets = deltas[0].start if deltas else {}
-        self._deltas, self._dead_letters, self._dedup_window = deltas, dead_letters, dedup_window
+        self._deltas, self._dead_letters, self._seen_keys = deltas, dead_letters, seen_keys
         self._ends = {partition: _running_ends(deltas, partition) for partition in self.end}
         self._held_out_every, self._seen_records = held_out_every, seen_records
         self._read: defaultdict[int, dict[int, Readable | str]] = defaultdict(dict)
         self._seen = OrderedDict[int, None]()
+        self._through: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        """Partition -> offset and key of each record that was learned or held out."""
         self._learned_at: dict[int, PartitionOffset] = {}
 
     def update(self, polled: PolledRecords) -> None:
@@ -113,7 +85,8 @@ class LogReplay:
         for turn in zip_longest(*queues):
             for each in filter(None, turn):
                 self._decide(*each)
-        self._check_dedup_window()
+        if self._seen_keys is not None:
+            self._check_seen_keys(self._seen_keys)
 
     def _report_gaps(self, partition: int, held: Sequence[int], start: int, log_end: int) -> None:
         """Report offsets that the log lacks before, between and behind those that it holds."""
@@ -175,27 +148,32 @@ class LogReplay:
             return
         self._seen[key] = None
         forget_oldest(self._seen, self._seen_records)
-        if self._dedup_window is not None:
-            self._dedup_window.update(position, key)
+        self._through[position[0]].append((position[1], key))
         if decided is Disposition.LEARNED:
             earlier = self._learned_at.setdefault(key, position)
             if earlier != position:
                 what = f"the same record as at {earlier[0]}:{earlier[1]}, too far back to be known as a duplicate"
                 self.faults.append(Fault(FaultKind.LEARNED_TWICE, 1, what, None, *position))
 
-    def _check_dedup_window(self) -> None:
-        if self._dedup_window is None:
-            return
-        for position in self._dedup_window.forgotten():
-            self.num_known_lost[self._delta_index(*position)] += 1
-            what = "the newest snapshot does not remember it"
-            self.faults.append(Fault(FaultKind.LOST, 1, what, self._deltas[-1].version, *position))
-        unknown = self._dedup_window.num_unknown_keys()
+    def _check_seen_keys(self, keys: Set[int]) -> None:
+        """Compare the log with the keys that the newest snapshot holds. Within a partition records go through in order,
+        so behind the oldest one whose key is held, every key is, however the partitions took turns."""
+        version = self._deltas[-1].version if self._deltas else None
+        for partition, through in self._through.items():
+            newest = through[-self._seen_records :]
+            last = {key: offset for offset, key in newest}  # the later one of a record learned twice
+            first_held = min((offset for key, offset in last.items() if key in keys), default=None)
+            for offset, key in newest:
+                if first_held is not None and offset > first_held and last[key] == offset and key not in keys:
+                    self.num_known_lost[self._delta_index(partition, offset)] += 1
+                    what = "the newest snapshot does not remember it"
+                    self.faults.append(Fault(FaultKind.LOST, 1, what, version, partition, offset))
+        unknown = len(keys - {key for through in self._through.values() for _, key in through})
         is_whole = all(first <= self._start.get(partition, 0) for partition, first in self.first.items())
         is_open = any(counts[FORGOTTEN] for counts in self.dispositions.values())
         if unknown and is_whole and not is_open:
             what = "the newest snapshot remembers records that lie at no offset before its own"
-            self.faults.append(Fault(FaultKind.MISCOUNTED, unknown, what, self._deltas[-1].version))
+            self.faults.append(Fault(FaultKind.MISCOUNTED, unknown, what, version))
 
     def _count(self, position: PartitionOffset, decided: str) -> None:
         self.dispositions[self._delta_index(*position), position[0]][str(decided)] += 1

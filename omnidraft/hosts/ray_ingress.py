@@ -21,8 +21,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from omnidraft.allowed_hosts import MISDIRECTED, is_allowed
 from omnidraft.config import WorkerSettings
-from omnidraft.config.hosts import MISDIRECTED, is_allowed
 from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import RequestError
 from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart

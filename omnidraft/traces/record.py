@@ -1,4 +1,4 @@
-"""The trace record: up to `segment_tokens` emitted tokens of one request, with the target's log-probabilities.
+"""The trace record: up to 256 emitted tokens of one request, with the target's log-probabilities.
 
 This file is the table of its fields, but for the settings of sampling, which are rows of params.py. An annotation names
 a field's Python type, its Avro type (or numpy's type of a column of numbers), the rules that it must pass, and its
@@ -201,7 +201,7 @@ class TraceRecord(SamplingNumbers):
     """
     prompt_ids: Annotated[Ids, "uint32, the prompt in the target's ids"]
     before_ids: Annotated[Ids, "uint32, target ids emitted before this segment, the newest of them"]
-    """At most `window_tokens`."""
+    """At most 1,024."""
     emitted_ids: Annotated[Ids, _EMITTED, "uint32, target ids of this segment, at least one"]
     beliefs: Annotated[TargetLogprobs | None, TargetLogprobs, "null when the target gives no log-probabilities"]
     rounds: Annotated[Rounds, Rounds, "one entry per target pass"]

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omnidraft.config import AlmSettings
 from omnidraft.distill.examples.buckets import certain_buckets
-from omnidraft.distill.examples.chunks import chunk_spans, chunk_targets, word_starts
+from omnidraft.distill.examples.chunks import AlmSettings, chunk_spans, chunk_targets, word_starts
 from omnidraft.distill.examples.targets import ChunkTargets, HiddenTargets
 from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.distill.training.alm import log_q

@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from omnidraft.config import AlmSettings
+from omnidraft.distill.examples.chunks import AlmSettings
 
 RELATIVE = 1.6e-3
 """The share of a typical matrix's root mean square that it is moved by in a step: 3e-4 for SmolLM2-135M, 6e-5 for

@@ -178,12 +178,12 @@ def _recording_engine(worker: wiring.Worker, setup: Setup, stack: ExitStack) -> 
     temporary, topic = settings.model_copy(update={"log": log}), log.traces_topic
     metrics, pair = CountingMetrics(), worker.engine.pair
     producer = TraceProducer(lambda: wiring.log_writer(temporary, topic), settings.recorder, metrics)
-    stack.callback(producer.close, settings.recorder.drain_timeout_s)
+    stack.callback(producer.close)
     vocabulary = pair.target_tokenizer.vocabulary
     decoder = Decoder(worker.target, vocabulary, trace_top_k=settings.recorder.top_k)
     recent = worker.engine.recent if setup.is_stream else None
-    slot, decode, recording = worker.engine.slot, settings.decode, settings.recorder
-    return Engine(decoder, pair, slot, producer, metrics, decode=decode, recording=recording, recent=recent)
+    slot, decode = worker.engine.slot, settings.decode
+    return Engine(decoder, pair, slot, producer, metrics, decode=decode, recent=recent)
 
 
 def huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:

@@ -111,7 +111,7 @@ class Recording:
         num_draft_tokens = self._settings.decode.num_draft_tokens
         request = request_for(prompt, self._tokenizers, limits.max_new_tokens, num_draft_tokens)
         records: list[TraceRecord] = []
-        builder = TraceRecordBuilder(request, context, self._settings.recorder, records.append)
+        builder = TraceRecordBuilder(request, context, records.append)
         for step in self._steps(request, prompt):
             builder.take(step)
         return records

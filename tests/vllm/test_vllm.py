@@ -76,9 +76,6 @@ drafter_precision = "float32"
 poll_s = 0.2
 [decode]
 policy = "fixed"
-[vllm]
-idle_s = 1.0
-keep_left_s = 3.0
 """)
     prometheus = folder / "prometheus"
     prometheus.mkdir()
@@ -226,7 +223,6 @@ def test_what_is_under_way_is_recorded_when_the_server_stops(
         "OMNIDRAFT_MODELS__DRAFTER": settings.models.drafter,
         "OMNIDRAFT_LOG": log.url,
         "MLFLOW_TRACKING_URI": f"directory:///{folder / 'other-registry'}",
-        "OMNIDRAFT_VLLM__IDLE_S": "1000",
     }
     speculation = custom_class(NUM_TOKENS)
     target = Path(settings.models.target)

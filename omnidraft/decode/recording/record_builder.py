@@ -1,4 +1,4 @@
-"""Builds trace records from steps: one per request, or one per `segment_tokens` emitted tokens of a long one.
+"""Builds trace records from steps: one per request, or one per SEGMENT_TOKENS emitted tokens of a long one.
 
 Shapes: as in traces/record.py.
 """
@@ -9,10 +9,14 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from omnidraft.config import RecorderSettings
 from omnidraft.params import numbers_of
 from omnidraft.ports import FinishReason, Request, Step
 from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord, fields_of
+
+SEGMENT_TOKENS = 256
+"""Emitted tokens per record: a long answer is learned from while it goes on, and its prompt is not sent too often."""
+WINDOW_TOKENS = 1024
+"""Earlier ids that a later segment of a long answer contains as context: more than a learner reads of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +39,18 @@ class TraceRecordBuilder:
     """Collects the steps of one request and emits a record whenever a segment is full or the text ends."""
 
     def __init__(
-        self, request: Request, context: RecordContext, settings: RecorderSettings, emit: Callable[[TraceRecord], None]
+        self,
+        request: Request,
+        context: RecordContext,
+        emit: Callable[[TraceRecord], None],
+        *,
+        segment_tokens: int = SEGMENT_TOKENS,
+        window_tokens: int = WINDOW_TOKENS,
     ) -> None:
         self._request = request
         self._context = context
-        self._settings = settings
         self._emit = emit
+        self._segment_tokens, self._window_tokens = segment_tokens, window_tokens
         self._steps: list[Step] = []
         self._before: list[int] = []
         self._segment = 0
@@ -48,7 +58,7 @@ class TraceRecordBuilder:
     def take(self, step: Step) -> None:
         """Add a step; emit the segment that it does not fit into, and the last one. Steps stay whole, so a segment may
         end a few tokens early."""
-        if self._num_emitted() + len(step.emitted) > self._settings.segment_tokens and self._steps:
+        if self._num_emitted() + len(step.emitted) > self._segment_tokens and self._steps:
             self._flush(None)
         self._steps.append(step)
         if step.finish_reason is not None:
@@ -74,7 +84,7 @@ class TraceRecordBuilder:
     def _flush(self, finish_reason: str | None) -> None:
         emitted = [token for step in self._steps for token in step.emitted]
         request, sampling = self._request, self._request.sampling
-        window = self._settings.window_tokens
+        window = self._window_tokens
         self._emit(
             TraceRecord(
                 **asdict(self._context),

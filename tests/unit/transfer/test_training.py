@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from omnidraft.config import AlmSettings
+from omnidraft.distill.examples.chunks import AlmSettings
 from omnidraft.errors import ConfigError
 from omnidraft.transfer.hidden_loss import relative_distances
 from omnidraft.transfer.run import Checkpoint, Point, train

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.distill.examples.acceptance_labels import NodeLabels, node_labels, target_distribution
 from omnidraft.ports import NO_OTHERS, Grammar, OtherTexts, Proposer, Request, Sampling, TextOutcome
@@ -46,7 +45,7 @@ def trace(request: Request, proposer: Proposer, num_kept: int = V) -> TraceRecor
     """The request's only record, decoded for real."""
     records: list[TraceRecord] = []
     origin = RecordContext("r", "t", "w", "target", "drafter", 1, ALIGNMENT.fingerprint)
-    tracer = TraceRecordBuilder(request, origin, RecorderSettings(top_k=num_kept), records.append)
+    tracer = TraceRecordBuilder(request, origin, records.append)
     for step in toy_decoder(trace_top_k=num_kept).decode(request, proposer):
         tracer.take(step)
     (record,) = records

@@ -16,8 +16,7 @@ from omnidraft.distill.training.tenant_factors import FactorPlan
 from omnidraft.models.acceptance_head import AcceptanceHead
 from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.models.hf.trainable_drafter import load_trainable
-from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
-from omnidraft.traces.schema import ROUND_COLUMNS
+from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord, fields_of
 from omnidraft.vocab.alignment import Alignment, align
 from omnidraft.vocab.ngram_cache import NgramCache
 from tests.trace_records import make_record
@@ -141,7 +140,7 @@ def make_rounds(emitted: list[int], beliefs: TargetLogprobs) -> Rounds:
         "draft_s_R": np.zeros(num_rounds),
         "target_s_R": np.zeros(num_rounds),
     }
-    return Rounds(**{name: columns[name].astype(kind) for name, kind in ROUND_COLUMNS.items()})
+    return Rounds(**{field.name: columns[field.name].astype(field.kind) for field in fields_of(Rounds)})
 
 
 def make_beliefs(emitted: list[int], vocab_size: int, seed: int) -> TargetLogprobs:

@@ -103,9 +103,9 @@ class ControllerSettings(Section):
     """The confidence of that comparison, and of a canary's: 0.5 compares the measured values, 0.95 promotes only what
     is as good with 95 % confidence by the held-out requests, which takes more of them, or gains of several
     snapshots."""
-    speed_tolerance: float = Field(0.05, ge=0)
-    """A challenger may be this share slower and still be promoted: by the speed-up that is predicted from held-out
-    records, and as a canary by its seconds per token."""
+    speed_tolerance: float = Field(0.02, ge=0)
+    """The speed-up predicted from held-out records may be this share lower and still be promoted; a canary may take
+    this share more seconds per token than the champion, or 5 %, whichever is more."""
     canary_share: float = Field(0.0, ge=0, le=0.5)
     """The share of the requests that a challenger serves before it is promoted; 0 promotes without a canary. The
     request id decides which requests these are, alike on every worker."""

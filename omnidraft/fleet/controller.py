@@ -30,9 +30,8 @@ from omnidraft.ports import (
 )
 from omnidraft.snapshots.manifest import digest
 
-POLL_S = 1.0  # between two looks for challengers and traffic
-CONTROL_TIMEOUT_S = 2.0
-"""How long the first step waits for the control log, whose open drifts must be known before traffic is read."""
+POLL_S, CONTROL_TIMEOUT_S = 1.0, 2.0
+"""Waits between steps, and of the first for the control log, whose open drifts must be known before traffic is read."""
 VERSIONS_OF_HISTORY = 10 * MOST_HISTORY
 """The number of versions up to the champion among which its ancestors are looked for; most were not refused."""
 logger = logging.getLogger(__name__)

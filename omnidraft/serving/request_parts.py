@@ -21,7 +21,7 @@ from omnidraft.serving.body_model import (
     refuse,
     refuse_kinds,
 )
-from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN, Choice, Tool, ToolUse
+from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN, Choice, ToolUse, tool_use
 
 MAX_CHOICES_OF_TEXT = 1_000
 
@@ -39,11 +39,6 @@ class FunctionDefinition(BodyModel):
 class ToolDefinition(BodyModel):
     type: Literal["function"] = "function"
     function: FunctionDefinition
-
-    def tool(self) -> Tool:
-        """Return the tool. Its schema is checked when it is offered."""
-        function = self.function
-        return Tool(function.name, function.description, function.parameters, bool(function.strict))
 
 
 def only_tools(*kinds: str | None) -> BeforeValidator:
@@ -95,18 +90,17 @@ ToolChoice = Annotated[
 ]
 
 
-def tool_use(tools: list[ToolDefinition] | None, choice: ToolChoice | None, *, is_parallel: bool) -> ToolUse | None:
+def tools_offered(
+    tools: list[ToolDefinition] | None, choice: ToolChoice | None, *, is_parallel: bool
+) -> ToolUse | None:
     """Return what a request says about tools; None where it offers none. Raises RequestError."""
     if not tools:
         return None
-    offered = tuple(each.tool() for each in tools)
-    match choice:
-        case NamedToolChoice():
-            return ToolUse(offered, named=choice.function.name, is_parallel=False)
-        case AllowedToolChoice():
-            allowed = tuple(each for each in offered if each.name in choice.names)
-            return ToolUse(allowed, choice.allowed_tools.mode, is_parallel=is_parallel)
-    return ToolUse(offered, choice or "auto", is_parallel=is_parallel)
+    if isinstance(choice, AllowedToolChoice):
+        tools = [each for each in tools if each.function.name in choice.names]
+        choice = choice.allowed_tools.mode
+    named = choice.model_dump() if isinstance(choice, NamedToolChoice) else choice
+    return tool_use([each.model_dump() for each in tools], named, is_parallel=is_parallel)
 
 
 Arguments = Annotated[

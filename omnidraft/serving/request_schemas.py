@@ -42,7 +42,7 @@ from omnidraft.serving.request_parts import (
     Texts,
     ToolChoice,
     Tools,
-    tool_use,
+    tools_offered,
 )
 
 MAX_STOPS = 64
@@ -323,7 +323,7 @@ class ChatRequest(_GenerationParams):
         return self
 
     def prompts(self) -> Sequence[dict[str, Any]]:
-        tools = tool_use(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
+        tools = tools_offered(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
         continues = self.continue_final_message or not self.add_generation_prompt
         return [
             {

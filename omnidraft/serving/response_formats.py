@@ -204,7 +204,7 @@ def _completion(part: ChoicePart, vocabulary: Vocabulary) -> Json:
 
 def _message(part: ChoicePart, vocabulary: Vocabulary) -> Json:
     """Return the choice; its message has no field of calls where there are none, as at OpenAI."""
-    message = {"role": "assistant", "content": _content(part)}
+    message: Json = {"role": "assistant", "content": _content(part)}
     if part.calls:
         message["tool_calls"] = [_call(call) for call in part.calls]
     return {"index": part.index, "message": message, **_end_of(part, vocabulary)}

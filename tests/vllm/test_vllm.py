@@ -140,14 +140,6 @@ def test_a_stream_is_that_of_plain_vllm(plain: VllmServer, drafting: VllmServer)
     ]
 
 
-def test_plain_vllm_tells_what_it_thinks_of_the_next_token(plain: VllmServer):
-    """So that a benchmark can say how far apart two answers were where they part."""
-    ids = plain.ask(QUESTIONS[0], 8).ids
-    log_probs = plain.log_probs_after(QUESTIONS[0], ids[:7])
-    assert max(log_probs, key=log_probs.__getitem__) == ids[7]
-    assert all(log_prob <= 0 for log_prob in log_probs.values())
-
-
 def test_an_answer_under_a_schema_is_all_that_it_allows(drafting: VllmServer):
     assert json.loads(drafting.ask(QUESTIONS[0], 30, schema='{"const": "sold"}').text) == "sold"
 

@@ -5,13 +5,13 @@ Shapes: as in traces/record.py.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
 from omnidraft.params import numbers_of
 from omnidraft.ports import FinishReason, Request, Step
-from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord
+from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord, fields_of
 
 SEGMENT_TOKENS = 256
 """Emitted tokens per record: a long answer is learned from while it goes on, and its prompt is not sent too often."""
@@ -83,19 +83,13 @@ class TraceRecordBuilder:
 
     def _flush(self, finish_reason: str | None) -> None:
         emitted = [token for step in self._steps for token in step.emitted]
-        request, context, sampling = self._request, self._context, self._request.sampling
+        request, sampling = self._request, self._request.sampling
         window = self._window_tokens
         self._emit(
             TraceRecord(
-                request_id=context.request_id,
+                **asdict(self._context),
                 segment=self._segment,
                 time_ms=int(time.time() * 1000),
-                tenant=context.tenant,
-                worker=context.worker,
-                target=context.target,
-                drafter=context.drafter,
-                snapshot_version=context.snapshot_version,
-                alignment=context.alignment,
                 drafter_prompt_ids=_ids(request.drafter_prompt_ids),
                 prompt_ids=_ids(request.prompt_ids),
                 before_ids=_ids(self._before[-window:] if window else ()),
@@ -109,8 +103,6 @@ class TraceRecordBuilder:
                 has_logit_bias=bool(sampling.logit_bias),
                 has_grammar=sampling.grammar is not None,
                 noise_weight=_noise_weight(self._steps),
-                traceparent=context.traceparent,
-                has_settings=context.has_settings,
             )
         )
         self._before += emitted
@@ -131,12 +123,8 @@ def _concatenate(steps: Sequence[Step]) -> TargetLogprobs | None:
     parts = [step.target_logprobs for step in steps if step.target_logprobs is not None]
     if len(parts) < len(steps):
         return None
-    return TargetLogprobs(
-        top_ids_EK=np.concatenate([part.top_ids_EK for part in parts]),
-        top_log_p_EK=np.concatenate([part.top_log_p_EK for part in parts]),
-        emitted_log_p_E=np.concatenate([part.emitted_log_p_E for part in parts]),
-        tail_log_p_E=np.concatenate([part.tail_log_p_E for part in parts]),
-    )
+    columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields_of(TargetLogprobs)}
+    return TargetLogprobs(**{name: np.concatenate(column) for name, column in columns.items()})
 
 
 def _rounds(steps: Sequence[Step]) -> Rounds:

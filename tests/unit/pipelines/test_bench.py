@@ -20,9 +20,9 @@ from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.vocab.ngram_cache import NgramCache
 from pipelines.bench import __main__
+from pipelines.bench.methods import own_snapshot
 from pipelines.bench.runs import BenchRun, Failure, attempt, run_of_steps
 from pipelines.bench.summary import rows
-from pipelines.lib.own_snapshot import own_snapshot
 from tests.tiny_engine import tiny_settings
 
 ROW_KEYS = {

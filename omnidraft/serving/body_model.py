@@ -23,6 +23,7 @@ from pydantic import (
     create_model,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from omnidraft.params import DEFAULTS, MAX_COUNT, MAX_SEED, MIN_SEED, ROWS, UNSAID, Api, Row, SamplingNumbers
 
@@ -65,11 +66,16 @@ class BodyModel(BaseModel):
             return value
         if len(value) > MAX_FIELDS:
             raise ValueError(f"{len(value)} fields, there are not as many")
-        known = {each.alias or name for name, each in cls.model_fields.items()}
-        for name in value.keys() - known:
+        known = {each.alias or name: each for name, each in cls.model_fields.items()}
+        for name in value.keys() - known.keys():
             if value[name] is not None:
                 ignore(name)
-        return value
+        return {name: each for name, each in value.items() if each is not None or _is_required(known.get(name))}
+
+
+def _is_required(known: FieldInfo | None) -> bool:
+    """Return whether a null is told of; else it means what leaving the field out does."""
+    return known is not None and known.is_required()
 
 
 class ExactModel(BodyModel):

@@ -78,8 +78,8 @@ class ResolvedTokenizer:
         *,
         has_answer: bool = True,
     ) -> str:
-        """Return the text of these messages and, if it `has_answer`, of the prompt for one. Raises jinja2's TemplateError, and what
-        else a template can raise about values that it did not expect."""
+        """Return the text of these messages and, if it `has_answer`, of the prompt for one. Raises jinja2's
+        TemplateError, and what else a template can raise about values that it did not expect."""
         rendered = renderer()(  # texts and spans
             conversations=[[dict(message) for message in messages]],
             tools=[dict(tool) for tool in tools] or None,

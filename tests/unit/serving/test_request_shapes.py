@@ -1,4 +1,4 @@
-"""What real clients send is taken: each shape of ../shared/docs/clients.md with its right answer."""
+"""What real clients send is taken: each shape that they were seen to send, with its right answer."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -345,3 +345,14 @@ def test_the_same_request_is_answered_in_a_stream(client: TestClient, name: str)
     assert response.status_code == 200, response.text
     assert '"error": {' not in response.text
     assert response.text.rstrip().endswith(("[DONE]", "}"))
+
+
+def test_strict_fields_refuse_what_is_ignored_else(tool_engine: Engine) -> None:
+    requests, settings = RequestQueue(CountingMetrics(), max_waiting=8), WorkerSettings(strict_fields=True)
+    with TestClient(application(requests, [ServedModel(tool_engine, "print")], settings, lambda: b"")) as client:
+        for name in ("field.unknown", "responses.codex", "anthropic.server-tool"):
+            response = client.post(SHAPES[name].path, json=SHAPES[name].body)
+            assert response.status_code == 400
+            assert "is not known here" in response.text
+        assert client.post("/v1/chat/completions", json=chat().body).status_code == 200
+    requests.close(PATIENCE_S)

@@ -24,11 +24,11 @@ def test_a_named_tool_is_the_only_one_that_can_be_called() -> None:
 @pytest.mark.parametrize(
     ("tools", "choice", "message"),
     [
-        ([], None, "tools: between 1 and 128"),
-        ([tool(f"t{n}") for n in range(MAX_TOOLS + 1)], None, "tools: between 1 and 128 are offered, got 129"),
+        ([], None, "tools: between 1 and 1024"),
+        ([tool(f"t{n}") for n in range(MAX_TOOLS + 1)], None, "tools: between 1 and 1024 are offered, got 1025"),
         ([tool("a"), tool("a")], None, r"tools\.1\.function\.name: 'a' is the name of another tool"),
         ([tool("a b")], None, r"tools\.0\.function\.name must match"),
-        ([tool("x" * 65)], None, r"tools\.0\.function\.name must match"),
+        ([tool("x" * 129)], None, r"tools\.0\.function\.name must match"),
         ([{"type": "custom", "custom": {}}], None, r"tools\.0 must be"),
         ([tool(parameters=[])], None, r"tools\.0\.function\.parameters must be a JSON schema"),
         ([tool(parameters={"type": "array"})], None, r"parameters\.type must be 'object', got 'array'"),

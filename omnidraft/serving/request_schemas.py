@@ -224,9 +224,16 @@ class _GenerationParams(OpenAIFields):
         return grammars[0] if grammars else None
 
 
+def _as_one_prompt(given: Any) -> Any:
+    """Return the ids of one prompt as a list of prompts."""
+    return [given] if isinstance(given, list) and given and isinstance(given[0], int) else given
+
+
 class CompletionRequest(_GenerationParams):
     prompt: Annotated[
-        Text | Annotated[Annotated[list[str | Ids], Field(min_length=1)] | Ids, Tag("list")], TEXT_OR_LIST
+        Text | Annotated[list[str | Ids], Field(min_length=1), Tag("list")],
+        TEXT_OR_LIST,
+        BeforeValidator(_as_one_prompt),
     ]
     """A text or the target's ids; of several, each has `n` choices."""
     max_tokens: Annotated[
@@ -260,8 +267,6 @@ class CompletionRequest(_GenerationParams):
 
     def prompts(self) -> Sequence[dict[str, Any]]:
         prompts = self.prompt if isinstance(self.prompt, list) else [self.prompt]
-        if prompts and isinstance(prompts[0], int):
-            prompts = [prompts]
         shared = {"adds_special": self.add_special_tokens, "reads_special": self.parse_special}
         return [
             {"prompt": prompt, "suffix": self.suffix or None, **shared}

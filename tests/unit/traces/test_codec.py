@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from omnidraft.errors import UnknownSchema, WireError
 from omnidraft.traces import archive, codec
-from omnidraft.traces.record import MAX_INT, Rounds, TargetLogprobs, TraceRecord
+from omnidraft.traces.record import MAX_INT, SOURCES, Rounds, TargetLogprobs, TraceRecord
 from omnidraft.traces.schema import MAX_PAYLOAD_BYTES, MAX_WRITTEN_BYTES, SCHEMA
 from tests.trace_records import make_record
 
@@ -118,7 +118,7 @@ def broken_columns() -> dict[str, np.ndarray]:
         "num_emitted_R": np.array([2, 2, 3], np.uint16),
         "draft_ids_D": good.rounds.draft_ids_D[:-1],
         "parents_M": np.array([0, 2, 0, 1, 0, 1], np.uint16),
-        "sources_M": np.full(6, 6, np.uint8),
+        "sources_M": np.full(6, len(SOURCES), np.uint8),
         "log_q_M": np.full(6, nan),
         "accepted_M": np.full(6, 2, np.uint8),
         "node_ids_M": np.full(6, 1 << 31, np.uint32),
@@ -137,7 +137,7 @@ def test_a_broken_column_is_refused_by_name(name, column):
     ("name", "value"),
     [
         *(("seed", -1), ("seed", 1 << 64), ("segment", -1), ("segment", 1 << 31), ("mode", "slow")),
-        *(("temperature", float("nan")), ("top_p", 0.0), ("top_k", 0), ("top_k", 1 << 31), ("request_id", "")),
+        *(("temperature", float("nan")), ("top_p", -0.1), ("top_k", 0), ("top_k", 1 << 31), ("request_id", "")),
         *(("finish_reason", "bored"), ("snapshot_version", -2)),
         *(("min_p", 1.5), ("noise_weight", float("nan")), ("repetition_penalty", 0.0)),
         *(("presence_penalty", float("inf")), ("frequency_penalty", float("nan"))),

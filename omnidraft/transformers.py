@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.decode.decoder import Decoder, Drawing
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
 from omnidraft.decode.sampling.grammar import given_grammar
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from transformers.generation import GenerateDecoderOnlyOutput
     from transformers.generation.streamers import BaseStreamer
 
+    from omnidraft.assembly import LoadedModel
     from omnidraft.models.hf.generation.request import GenerateRequest
-    from omnidraft.wiring import LoadedModel
 
 _SCOPE = "generate"
 """The rows of a call may share the keys of what they have in common."""
@@ -85,7 +85,7 @@ class Drafter:
         models = {"target": name, "drafter": drafter, **sections.pop("models", {})}
         loaded = config.load(None if settings is None else Path(settings), models=models, **sections)
         with lent(self._model):
-            self._loaded = wiring.loaded_model(self._model, tokenizer, loaded, CountingMetrics(), snapshot=snapshot)
+            self._loaded = assembly.loaded_model(self._model, tokenizer, loaded, CountingMetrics(), snapshot=snapshot)
         self.stats = DecodeStats()
         """Of the last call, all rows together: passes, tokens per pass, agreement, seconds."""
 

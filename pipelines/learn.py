@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from omnidraft import config, prompts, wiring
+from omnidraft import assembly, config, prompts
 from omnidraft.distill.training.losses import parse
 from omnidraft.errors import RequestError
 from omnidraft.files import require_writable, require_writable_file
@@ -70,7 +70,7 @@ def main(
     require_new(out)
     require_writable(out)
     require_writable_file(json_path)
-    tokenizers = wiring.vocabularies(settings)
+    tokenizers = assembly.vocabularies(settings)
     parts = out.with_name(f"{out.name}.parts")
     if archive.is_archive(answers):
         texts_alone = {"--split": split, "--max-new-tokens": max_new_tokens, "--tenant": tenant}
@@ -92,7 +92,7 @@ def main(
 
 
 def _archived(
-    path: Path, settings: config.Settings, tokenizers: wiring.Vocabularies, num_answers: int | None
+    path: Path, settings: config.Settings, tokenizers: assembly.Vocabularies, num_answers: int | None
 ) -> list[TraceRecord]:
     """Return an archive's records, with the tenants that they name. Raises RequestError."""
     recorded = _of_first_answers(archive.read(path), num_answers)

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.distill.training.losses import parse
 from omnidraft.hosts import process
@@ -76,14 +76,14 @@ class _Configuration:
 
     path: Path
     settings: config.Settings
-    tokenizers: wiring.Vocabularies
+    tokenizers: assembly.Vocabularies
 
 
 def _checked(path: Path) -> _Configuration:
     """Load a settings file. Raises ConfigError, or ModelError when a model cannot be had."""
     settings = config.load(path)
     parse(settings.learner.loss)
-    return _Configuration(path, settings, wiring.vocabularies(settings))
+    return _Configuration(path, settings, assembly.vocabularies(settings))
 
 
 class _TrackedRun:
@@ -91,7 +91,7 @@ class _TrackedRun:
 
     def __init__(self, settings: config.Settings, path: Path, costs: speedup_model.SpeedupModel | None) -> None:
         self._costs = costs
-        self._experiment = wiring.experiment(settings, EXPERIMENT)
+        self._experiment = assembly.experiment(settings, EXPERIMENT)
         self.run_id: str | None = None
         if self._experiment is not None:
             params = {name: str(value) for name, value in settings.learner.model_dump().items()}
@@ -134,7 +134,7 @@ class _TrackedRun:
 
 def _learn(
     settings: config.Settings,
-    tokenizers: wiring.Vocabularies,
+    tokenizers: assembly.Vocabularies,
     train: Sequence[TraceRecord],
     held_out: Sequence[TraceRecord],
     tracked: _TrackedRun,

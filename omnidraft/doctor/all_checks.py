@@ -30,10 +30,10 @@ def examine(config_path: Path | None) -> Iterator[Finding]:
 
 
 def _checks(settings: Settings) -> Iterator[Check]:
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.doctor import machine
 
-    wiring.set_threads(settings)  # before the first trial: outcomes are cached by number of threads
+    assembly.set_threads(settings)  # before the first trial: outcomes are cached by number of threads
     yield "kernels", partial(machine.kernels, settings)
     yield "processor", machine.processor
     yield "precision", partial(machine.precision, settings)
@@ -94,10 +94,10 @@ def _pair_checks(settings: Settings) -> Iterator[Check]:
 
 def _memory(settings: Settings) -> Finding:
     """Check the free memory, unless a running worker has its models loaded already."""
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.doctor import machine
     from omnidraft.fleet.workers import worker_status
 
-    if worker_status(wiring.worker_url(settings), metrics_key=settings.worker.metrics_key).served:
+    if worker_status(assembly.worker_url(settings), metrics_key=settings.worker.metrics_key).served:
         return ok("memory", "a worker has its models loaded already")
     return machine.memory(settings)

@@ -6,7 +6,7 @@ from omnidraft.doctor.finding import Finding, ok, problem, warning
 
 def store(settings: Settings) -> Finding:
     """Check the key store of a log with encryption, without creating or changing anything."""
-    from omnidraft.wiring import logs, tenants
+    from omnidraft.assembly import logs, tenants
 
     if logs.key_store(settings) is None:
         message = "there is none: all is encrypted with the master key, and no tenant can be forgotten at once"

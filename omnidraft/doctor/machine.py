@@ -166,10 +166,10 @@ def _size_in_memory(name: str, precision: str) -> int:
 
 def port(settings: Settings) -> Finding:
     """Check that the worker's port is free, or answered by a worker of ours."""
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.fleet.workers import worker_status
 
-    url, address = wiring.worker_url(settings), (settings.worker.host, settings.worker.port)
+    url, address = assembly.worker_url(settings), (settings.worker.host, settings.worker.port)
     if (refusal := _refusal(*address)) is None:
         return ok("worker port", f"{address[0]}:{address[1]} is free")
     advice = "set worker.host and worker.port to an address of this machine that nobody else uses"

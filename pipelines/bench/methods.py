@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
@@ -102,7 +102,7 @@ def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> LoadedMethods:
     Raises:
         OmnidraftError: our own engine cannot be loaded. Reasons of other methods are in `missing`.
     """
-    worker = wiring.engine(setup.settings, CountingMetrics(), snapshot=setup.snapshot)
+    worker = assembly.engine(setup.settings, CountingMetrics(), snapshot=setup.snapshot)
     methods = {name: _own(name, worker, setup, stack) for name in names if name in OURS}
     missing: dict[str, str] = {}
     others: tuple[Callable[[Sequence[str], Setup], dict[str, Method]], ...] = (huggingface, _llamacpp)
@@ -115,7 +115,7 @@ def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> LoadedMethods:
     return LoadedMethods(methods, worker.target.fingerprint, missing)
 
 
-def _own(name: str, worker: wiring.Worker, setup: Setup, stack: ExitStack) -> Method:
+def _own(name: str, worker: assembly.Worker, setup: Setup, stack: ExitStack) -> Method:
     """Return a method over the worker's target, which drafts with a snapshot of its own."""
     method, settings = OURS[name], setup.settings
     engine = _recording_engine(worker, setup, stack) if name == TRACED else worker.engine
@@ -151,14 +151,14 @@ def _run(name: str, engine: Engine, setup: Setup, method: OwnMethod, snapshot: L
     return run
 
 
-def _recording_engine(worker: wiring.Worker, setup: Setup, stack: ExitStack) -> Engine:
+def _recording_engine(worker: assembly.Worker, setup: Setup, stack: ExitStack) -> Engine:
     """Return an engine with the same target and drafter that records into a temporary log."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omnidraft-bench-")))
     settings = setup.settings
     log = settings.log.model_copy(update={"url": f"sqlite:///{folder / 'log.db'}"})
     temporary, topic = settings.model_copy(update={"log": log}), log.traces_topic
     metrics, pair = CountingMetrics(), worker.engine.pair
-    producer = TraceProducer(lambda: wiring.log_writer(temporary, topic), settings.recorder, metrics)
+    producer = TraceProducer(lambda: assembly.log_writer(temporary, topic), settings.recorder, metrics)
     stack.callback(producer.close, settings.recorder.drain_timeout_s)
     vocabulary = pair.target_tokenizer.vocabulary
     decoder = Decoder(worker.target, vocabulary, trace_top_k=settings.recorder.top_k)
@@ -171,7 +171,7 @@ def huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:
     """Return transformers' methods of these names over one target. Raises ModelError when it cannot compute here."""
     from omnidraft.models.hf.generate import HfAssisted, HfGenerate
 
-    tokenizers = wiring.vocabularies(setup.settings)
+    tokenizers = assembly.vocabularies(setup.settings)
     stop_ids, folders = sorted(tokenizers.target.stop_ids), (tokenizers.target_folder, tokenizers.drafter_folder)
     target = HfGenerate(tokenizers.target_folder)
 
@@ -197,5 +197,5 @@ def huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:
 def _llamacpp(names: Sequence[str], setup: Setup) -> dict[str, Method]:
     sections = setup.settings.model_dump()
     sections["models"] |= {"engine": "llamacpp", "precision": "auto"}
-    worker = wiring.engine(config.load(None, {}, **sections), CountingMetrics(), snapshot=setup.snapshot)
+    worker = assembly.engine(config.load(None, {}, **sections), CountingMetrics(), snapshot=setup.snapshot)
     return {name: _run(name, worker.engine, setup, LLAMACPP[name]) for name in names}

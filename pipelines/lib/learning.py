@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.distill.evaluation.agreement import block_efficiency, share
 from omnidraft.distill.evaluation.held_out import HeldOut
 from omnidraft.distill.ingest.record_disposition import is_held_out
@@ -136,11 +136,11 @@ def learn(
     return run
 
 
-def new_run(settings: config.Settings, tokenizers: wiring.Vocabularies) -> TrainingRun:
+def new_run(settings: config.Settings, tokenizers: assembly.Vocabularies) -> TrainingRun:
     """Return a learner at the base drafter, with all threads unless the settings have a number: nothing is served."""
     torch.set_num_threads(settings.learner.threads or usable_processors())
     keep_freed_memory()
-    learner = wiring.learner(settings, tokenizers)
+    learner = assembly.learner(settings, tokenizers)
     judge = HeldOut(learner, groups=TenantGroups(settings.learner.tenants))
     judge.set_parent(learner.serving_tensors())
     return TrainingRun(learner, judge)
@@ -150,7 +150,7 @@ def write_snapshot(
     run: TrainingRun,
     folder: Path,
     settings: config.Settings,
-    tokenizers: wiring.Vocabularies,
+    tokenizers: assembly.Vocabularies,
     *,
     remembered: Sequence[TraceRecord] = (),
 ) -> None:
@@ -160,7 +160,7 @@ def write_snapshot(
         remembered: their texts become the fleet's memory of their tenants, as far as section `memory` lets them.
     """
     learner, counters, serving = run.learner, run.learner.counters, run.learner.serving_tensors()
-    manifest = wiring.identity(settings, tokenizers).manifest(
+    manifest = assembly.identity(settings, tokenizers).manifest(
         None,
         num_records=counters.num_records,
         num_tokens=counters.num_tokens,
@@ -173,7 +173,7 @@ def write_snapshot(
     folder.parent.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Path | bundle.Tensors] = {bundle.DRAFTER: serving, bundle.NGRAMS: learner.cache.to_arrays()}
     with tempfile.TemporaryDirectory(prefix="omnidraft-memory-") as staging:
-        files = wiring.memory_files(settings, tokenizers, CountingMetrics(), Path(staging) / "memory")
+        files = assembly.memory_files(settings, tokenizers, CountingMetrics(), Path(staging) / "memory")
         files.memory.add(remembered)
         parts |= files.stage()
-        bundle.write(folder, manifest, parts, signing=wiring.snapshot_signing(settings))
+        bundle.write(folder, manifest, parts, signing=assembly.snapshot_signing(settings))

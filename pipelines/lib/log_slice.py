@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.errors import RequestError, WireError
 from omnidraft.ports import LogReader
@@ -112,7 +112,7 @@ def _records(source: str, settings: config.Settings, result: Slice) -> Iterable[
         return (((0, number), record) for number, record in enumerate(archive.read(Path(source))))
     sections = settings.model_dump() | {"log": settings.log.model_dump() | {"url": source}}
     other = config.load(None, {}, **sections)
-    return _log_records(wiring.log_reader(other, other.log.traces_topic), result)
+    return _log_records(assembly.log_reader(other, other.log.traces_topic), result)
 
 
 def _log_records(reader: LogReader, result: Slice) -> Iterator[tuple[Position, TraceRecord]]:

@@ -1,14 +1,14 @@
 """A snapshot of its own for each method that is compared, so that none drafts with what another one learned."""
 
-from omnidraft import wiring
+from omnidraft import assembly
+from omnidraft.assembly.named_snapshots import named_or_base
 from omnidraft.config import Settings
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.wiring.named_snapshots import named_or_base
 
 
-def own_snapshot(settings: Settings, worker: wiring.Worker, name: str | None) -> LoadedSnapshot:
+def own_snapshot(settings: Settings, worker: assembly.Worker, name: str | None) -> LoadedSnapshot:
     """Load a snapshot for the worker's engine. Its n-gram cache, which learns while it decodes, is no other one's.
 
     Args:
@@ -19,7 +19,7 @@ def own_snapshot(settings: Settings, worker: wiring.Worker, name: str | None) ->
         SnapshotError, ModelError: it cannot be loaded.
     """
     costs = worker.engine.decoder.costs or MeasuredCosts(worker.target)
-    memories = wiring.memory_loader(settings, CountingMetrics())
-    tokenizers = wiring.served_vocabularies(settings)
-    load = wiring.snapshot_loader(settings, tokenizers, costs, recent=worker.engine.recent, memories=memories)
+    memories = assembly.memory_loader(settings, CountingMetrics())
+    tokenizers = assembly.served_vocabularies(settings)
+    load = assembly.snapshot_loader(settings, tokenizers, costs, recent=worker.engine.recent, memories=memories)
     return named_or_base(settings, load, name)

@@ -3,13 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.decode.prompting import PromptTokenizer
 from omnidraft.ports import Request
 from omnidraft.prompts import Prompt
 
 
-def request_for(prompt: Prompt, tokenizers: wiring.Vocabularies, max_new_tokens: int, num_draft_tokens: int) -> Request:
+def request_for(
+    prompt: Prompt, tokenizers: assembly.Vocabularies, max_new_tokens: int, num_draft_tokens: int
+) -> Request:
     """Return a request in fast mode at temperature 0; `num_draft_tokens` 0 is plain decoding."""
     return Request(
         prompt_ids=tuple(ids_of(prompt, tokenizers.target)),

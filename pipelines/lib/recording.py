@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnidraft import config, prompts, wiring
+from omnidraft import assembly, config, prompts
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
@@ -65,7 +65,7 @@ class Recording:
         """
         self._settings, self._limits, self._is_given = settings, limits, is_given
         self._parts = parts
-        self._tokenizers = wiring.vocabularies(settings)
+        self._tokenizers = assembly.vocabularies(settings)
         self._target: Target | None = None
         self._drafter: Proposer | None = None
 
@@ -109,12 +109,12 @@ class Recording:
         return records
 
     def _steps(self, request: Request, prompt: Prompt) -> Iterator[Step]:
-        target = self._target = self._target or wiring.target(self._settings, self._tokenizers)
+        target = self._target = self._target or assembly.target(self._settings, self._tokenizers)
         top_k = self._settings.recorder.top_k
         if self._is_given:
             return force(target, request, self._answer_ids(prompt), top_k)
         if self._drafter is None:
-            self._drafter = wiring.snapshot_loader(self._settings, self._tokenizers, MeasuredCosts(target))(
+            self._drafter = assembly.snapshot_loader(self._settings, self._tokenizers, MeasuredCosts(target))(
                 None, None
             ).proposer
         return Decoder(target, self._tokenizers.target.vocabulary, trace_top_k=top_k).decode(request, self._drafter)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from omnidraft.assembly.logs import snapshot_reader
 from omnidraft.decode.snapshot import loading
 from omnidraft.errors import SnapshotCorrupt
 from omnidraft.files import sha256_of
@@ -15,7 +16,6 @@ from omnidraft.fleet import accepted_announcements, authentication, champion_sta
 from omnidraft.registry import staging
 from omnidraft.snapshots import bundle, keys, signing
 from omnidraft.snapshots.manifest import Manifest, signed_payload
-from omnidraft.wiring.logs import snapshot_reader
 from tests import signed_fleet
 from tests.attack import forgeries
 from tests.attack.forgeries import CHALLENGER, CHAMPION, FORGERIES, OLD, Attacker

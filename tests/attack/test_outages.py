@@ -23,7 +23,7 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.audit.findings import Report
 from omnidraft.audit.run import DiscardingWriter, audit, dead_letter_reasons
 from omnidraft.bus import kafka_log
@@ -936,11 +936,11 @@ def test_the_command_orders_a_restart_once_and_refuses_what_is_no_place(tmp_path
     monkeypatch.chdir(tmp_path)
     environ = {"OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db", "OMNIDRAFT_MODELS__TARGET": "big"}
     settings = config.load(None, environ)
-    wiring.log_writer(settings, settings.log.traces_topic)  # as the first service does
+    assembly.log_writer(settings, settings.log.traces_topic)  # as the first service does
     done = run_cli(("learning", "restart", "--from", "0:5, 1:7", "--target", "big"), monkeypatch, capsys, environ)
     assert (done.returncode, "restarts from 0:5 1:7" in done.stdout) == (0, True)
     done = run_cli(("learning", "restart", "--from", "yesterday"), monkeypatch, capsys, environ)
     assert done.returncode == 2
-    reader = wiring.log_reader(settings, settings.log.control_topic)
+    reader = assembly.log_reader(settings, settings.log.control_topic)
     (order,) = LogControlFollower(reader, CountingMetrics(), kinds=("restart",), target="big").poll(0)
     assert (order.start, order.target, len(order.restart_id or "")) == ("0:5 1:7", "big", 32)

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from omnidraft import config, files, wiring
+from omnidraft import assembly, config, files
 from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.errors import ConfigError, ModelError, RequestError, StorageError
 from omnidraft.ports import Outgoing
@@ -190,10 +190,10 @@ def test_evaluation_says_how_much_a_snapshot_learned_of_its_records_and_can_leav
 def _publish_as_if_learned_from(log: str, records: list[Any], folder: Path) -> None:
     """Write the records into a log, and its end into the snapshot's manifest, as a distiller does."""
     settings = config.load(None, log={"url": log})
-    writer = wiring.log_writer(settings, settings.log.traces_topic)
+    writer = assembly.log_writer(settings, settings.log.traces_topic)
     writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in records])
     writer.close()
-    with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
+    with closing(assembly.log_reader(settings, settings.log.traces_topic)) as reader:
         read = {"offsets": reader.end_offsets(), "log_id": reader.identity()}
     bundle.write_manifest(folder, bundle.read_manifest(folder).model_copy(update=read))
 

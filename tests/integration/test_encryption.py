@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.ingest import dead_letters, topic_scan
@@ -45,7 +45,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
 def record(settings: config.Settings, *names: str) -> None:
     """As a worker does."""
     recorder = TraceProducer(
-        lambda: wiring.log_writer(settings, settings.log.traces_topic), RecorderSettings(), CountingMetrics()
+        lambda: assembly.log_writer(settings, settings.log.traces_topic), RecorderSettings(), CountingMetrics()
     )
     for name in names:
         recorder.emit(make_record(name, prompt_ids=WORDS))
@@ -56,8 +56,8 @@ def learn(settings: config.Settings) -> tuple[list[str], list[str]]:
     """Names of the records that a learner gets, and reasons of what it does not."""
     log = settings.log
     with (
-        closing(wiring.log_reader(settings, log.traces_topic)) as reader,
-        closing(wiring.log_writer(settings, log.dead_letters_topic)) as letters,
+        closing(assembly.log_reader(settings, log.traces_topic)) as reader,
+        closing(assembly.log_writer(settings, log.dead_letters_topic)) as letters,
     ):
         source = TraceConsumer(reader, letters, None, CountingMetrics(), topic=log.traces_topic)
         source.seek({})
@@ -69,7 +69,7 @@ def learn(settings: config.Settings) -> tuple[list[str], list[str]]:
 def stored(settings: config.Settings, topic: str) -> list[bytes]:
     """Keys, values and headers as they lie in the log, read without any key."""
     plain = settings.model_copy(update={"log": settings.log.model_copy(update={"encryption_keys": ()})})
-    with closing(wiring.log_reader(plain, topic)) as reader:
+    with closing(assembly.log_reader(plain, topic)) as reader:
         return [b"".join([each.value, *each.headers.values()]) for each in topic_scan.messages(reader)]
 
 
@@ -112,11 +112,11 @@ def test_letters_are_closed_too_and_their_messages_go_back_readable(
     asked, traces = settings(NEW), settings(NEW).log.traces_topic
     whole = make_record("a", prompt_ids=WORDS)
     broken = Outgoing(b"a", WORDS.tobytes(), codec.headers(whole) | {"quoted": WORDS.tobytes()})
-    with closing(wiring.log_writer(asked, traces)) as writer:
+    with closing(assembly.log_writer(asked, traces)) as writer:
         writer.append([broken])
     assert learn(asked) == ([], ["unreadable"])
     assert all(WORDS.tobytes() not in lying for lying in stored(asked, asked.log.dead_letters_topic))
-    with closing(wiring.log_reader(asked, asked.log.dead_letters_topic)) as reader:
+    with closing(assembly.log_reader(asked, asked.log.dead_letters_topic)) as reader:
         (letter,) = dead_letters.read(reader)
     assert letter.message.value == WORDS.tobytes()
     assert dict(letter.original_headers) == dict(broken.headers)
@@ -124,7 +124,7 @@ def test_letters_are_closed_too_and_their_messages_go_back_readable(
     locked = run(settings(OLD), monkeypatch, capsys, "dead-letters", "redrive", "--all")
     assert "refused 1: encrypted with a key that is not among log.encryption_keys" in locked
     assert run(asked, monkeypatch, capsys, "dead-letters", "redrive", "--all").startswith("1 redriven")
-    with closing(wiring.log_reader(asked, traces)) as reader:
+    with closing(assembly.log_reader(asked, traces)) as reader:
         assert [each.value for each in topic_scan.messages(reader)] == [WORDS.tobytes()] * 2
 
 
@@ -173,13 +173,13 @@ def test_a_log_that_is_down_is_an_error_as_without_a_key(tmp_path: Path) -> None
     (tmp_path / "file").write_text("in the way")
     asked = config.load(None, {}, log={"url": f"sqlite:///{tmp_path}/file/log.db", "encryption_keys": [NEW]})
     with pytest.raises(BusError):
-        wiring.log_writer(asked, asked.log.traces_topic)
+        assembly.log_writer(asked, asked.log.traces_topic)
 
 
 def test_announcements_stay_readable_without_a_key(settings: Settings) -> None:
     asked = settings(NEW)
-    with closing(wiring.log_writer(asked, asked.log.control_topic)) as writer:
+    with closing(assembly.log_writer(asked, asked.log.control_topic)) as writer:
         writer.append([Outgoing(b"k", b"champion")])
     assert stored(asked, asked.log.control_topic) == [b"champion"]
-    reader: LogReader = wiring.log_reader(asked, asked.log.control_topic)
+    reader: LogReader = assembly.log_reader(asked, asked.log.control_topic)
     reader.close()

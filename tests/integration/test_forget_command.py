@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import sqlalchemy
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
+from omnidraft.assembly import tenants as assembly_tenants
 from omnidraft.bus import sqlite_forget
 from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
@@ -32,7 +33,6 @@ from omnidraft.doctor.finding import Verdict
 from omnidraft.errors import BusError, RecordForgotten
 from omnidraft.fleet.forget_orders import last_order
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.wiring import tenants as wiring_tenants
 from tests.cli_runs import run_cli
 from tests.postgres_fixture import Postgres
 from tests.trace_records import make_record
@@ -75,7 +75,7 @@ def environ(settings: config.Settings) -> dict[str, str]:
 def record(settings: config.Settings, *names: str, **fields: Any) -> None:
     """As a worker does; a name is tenant/request."""
     topic = settings.log.traces_topic
-    producer = TraceProducer(lambda: wiring.log_writer(settings, topic), RecorderSettings(), CountingMetrics())
+    producer = TraceProducer(lambda: assembly.log_writer(settings, topic), RecorderSettings(), CountingMetrics())
     for name in names:
         producer.emit(make_record(name, tenant=name.partition("/")[0], **fields))
     assert producer.close(20.0) == 0
@@ -85,8 +85,8 @@ def learn(settings: config.Settings, on_failure: Callable[[], None] = lambda: No
     """Names of the records that a learner gets, and reasons of what it does not."""
     log = settings.log
     with (
-        closing(wiring.log_reader(settings, log.traces_topic)) as reader,
-        closing(wiring.log_writer(settings, log.dead_letters_topic)) as letters,
+        closing(assembly.log_reader(settings, log.traces_topic)) as reader,
+        closing(assembly.log_writer(settings, log.dead_letters_topic)) as letters,
     ):
         consumer = TraceConsumer(reader, letters, None, CountingMetrics(), topic=log.traces_topic)
         consumer.seek({})
@@ -100,7 +100,7 @@ def learn(settings: config.Settings, on_failure: Callable[[], None] = lambda: No
 
 
 def orders(settings: config.Settings) -> int:
-    with closing(wiring.log_reader(settings, settings.log.control_topic)) as reader:
+    with closing(assembly.log_reader(settings, settings.log.control_topic)) as reader:
         return len(list(topic_scan.messages(reader)))
 
 
@@ -122,7 +122,7 @@ def test_a_worker_keeps_records_while_the_key_store_is_locked(sqlite: config.Set
     record(sqlite, "a/1")
     settings = sqlite.model_copy(update={"log": sqlite.log.model_copy(update={"request_timeout_s": 0.1})})
     metrics, topic = CountingMetrics(), settings.log.traces_topic
-    producer = TraceProducer(lambda: wiring.log_writer(settings, topic), RecorderSettings(queue_records=2), metrics)
+    producer = TraceProducer(lambda: assembly.log_writer(settings, topic), RecorderSettings(queue_records=2), metrics)
     with closing(sqlite3.connect(tmp_path / "keys.db")) as database:
         database.execute("BEGIN EXCLUSIVE")
         for number in range(40):
@@ -158,15 +158,15 @@ def test_a_tenant_that_came_back_and_left_no_message_is_forgotten_again(
     unencrypted = sqlite.model_copy(update={"log": sqlite.log.model_copy(update={"encryption_keys": ()})})
     record(unencrypted, "a/1")
     assert run(unencrypted, "forget", "a", "--yes").returncode == 0
-    with closing(wiring.log_reader(unencrypted, unencrypted.log.traces_topic)) as reader:
+    with closing(assembly.log_reader(unencrypted, unencrypted.log.traces_topic)) as reader:
         ends = reader.end_offsets()
     delete_before(tmp_path / "log.db", unencrypted.log.traces_topic, ends)
-    data = wiring_tenants.tenant_data(unencrypted, "a")
+    data = assembly_tenants.tenant_data(unencrypted, "a")
     assert data.traces.newest_ms == 0
-    first = wiring_tenants.forget(unencrypted, "a", data)
+    first = assembly_tenants.forget(unencrypted, "a", data)
     assert orders(unencrypted) == 1
-    monkeypatch.setattr(wiring_tenants, "_REPEATED_S", -1.0)
-    assert wiring_tenants.forget(unencrypted, "a", data).forget_id != first.forget_id
+    monkeypatch.setattr(assembly_tenants, "_REPEATED_S", -1.0)
+    assert assembly_tenants.forget(unencrypted, "a", data).forget_id != first.forget_id
     assert orders(unencrypted) == 2
 
 
@@ -177,7 +177,7 @@ def test_an_order_reaches_up_to_the_newest_record_of_a_worker_whose_clock_is_ahe
     for number in (1, 2):
         record(sqlite, f"a/{number}", time_ms=ahead_ms + number)
         assert run(sqlite, "forget", "a", "--yes").returncode == 0
-        with closing(wiring.log_reader(sqlite, sqlite.log.control_topic)) as reader:
+        with closing(assembly.log_reader(sqlite, sqlite.log.control_topic)) as reader:
             last = last_order(reader, CountingMetrics(), "a")
         assert last is not None
         assert last.until_ms == ahead_ms + number
@@ -205,7 +205,7 @@ def test_a_command_killed_after_the_key_was_destroyed_is_finished_by_repeating_i
 ) -> None:
     record(sqlite, "a/1", "b/1", "a/2")
     code = (
-        "import os, signal, sys; from omnidraft.wiring import tenants; from omnidraft.cli import main\n"
+        "import os, signal, sys; from omnidraft.assembly import tenants; from omnidraft.cli import main\n"
         f"tenants.{step} = lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL)\n"
         "sys.argv = ['omnidraft', 'tenants', 'forget', 'a', '--yes']; main()\n"
     )

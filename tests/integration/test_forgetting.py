@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.bus.encryption import new_key
 from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.trace_producer import TraceProducer
@@ -40,7 +40,7 @@ class Home:
     settings: config.Settings
     folder: Path
     pair: Pair
-    tokenizers: wiring.Vocabularies
+    tokenizers: assembly.Vocabularies
 
     def search(self, text: str) -> TokenSearch:
         ngrams = self._ngrams(text) - self._ngrams(OTHER if text == PLANTED else PLANTED)
@@ -59,13 +59,15 @@ class Home:
     def write(self, tenant: str, text: str, num: int = 12) -> None:
         """As a worker does; one record is of another vocabulary pair, and becomes a dead letter, and one is broken."""
         topic = self.settings.log.traces_topic
-        producer = TraceProducer(lambda: wiring.log_writer(self.settings, topic), RecorderSettings(), CountingMetrics())
+        producer = TraceProducer(
+            lambda: assembly.log_writer(self.settings, topic), RecorderSettings(), CountingMetrics()
+        )
         for number in range(num):
             producer.emit(self.record(f"{tenant}-{number}", text, tenant))
         producer.emit(self.record(f"{tenant}-other", text, tenant, alignment="another"))
         assert producer.close(20.0) == 0
         broken = self.record(f"{tenant}-broken", text, tenant)
-        with closing(wiring.log_writer(self.settings, topic)) as writer:
+        with closing(assembly.log_writer(self.settings, topic)) as writer:
             message = Outgoing(codec.key(broken), codec.encode(broken) + b"?", codec.headers(broken), tenant=tenant)
             writer.append([message])
 
@@ -105,7 +107,7 @@ def home(
         log["encryption_keys"] = [new_key()]
     learner = LEARNER | {"replay_records": 1, "held_out_every": 3}
     settings = fleet_settings(tiny_models, tmp_path, log=log, learner=learner)
-    tokenizers = wiring.vocabularies(settings)
+    tokenizers = assembly.vocabularies(settings)
     pair = Pair(tokenizers.drafter_folder, tokenizers.drafter, tokenizers.target, tokenizers.alignment)
     return Home(settings, tmp_path, pair, tokenizers)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
+from omnidraft.assembly.logs import snapshot_reader
 from omnidraft.errors import RegistryError, SnapshotNotFound
-from omnidraft.wiring.logs import snapshot_reader
 
 INI = Path(__file__).parents[2] / "deploy/mlflow/basic_auth.ini"
 USER, PASSWORD = "omnidraft", secrets.token_hex(32)
@@ -80,13 +80,13 @@ def test_without_the_login_nobody_reads_or_writes(server: str, monkeypatch: pyte
     for name in LOGIN:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(RegistryError):
-        wiring.registry(settings(server)).versions()
+        assembly.registry(settings(server)).versions()
 
 
 @pytest.mark.timeout(300)
 def test_the_services_client_works_with_it(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in LOGIN.items():
         monkeypatch.setenv(name, value)
-    assert list(wiring.registry(settings(server)).versions()) == []
+    assert list(assembly.registry(settings(server)).versions()) == []
     with pytest.raises(SnapshotNotFound):  # the registry answers
         snapshot_reader(settings(server)).resolve("champion")

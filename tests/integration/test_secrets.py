@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.config.secrets import masked
 from omnidraft.errors import ConfigError, RegistryError
 from omnidraft.snapshots.keys import PrivateKey
@@ -134,7 +134,7 @@ def test_a_service_does_not_show_them_while_nothing_can_be_reached(
 def test_a_registry_that_cannot_be_reached_is_named_without_its_password() -> None:
     settings = config.load(None, ENVIRON)
     with pytest.raises(RegistryError) as refused:
-        wiring.registry(settings)
+        assembly.registry(settings)
     assert "http://***@127.0.0.1:9" in str(refused.value)
     assert_nothing_shown(str(refused.value))
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from omnidraft import config
+from omnidraft.assembly.logs import _retention_s
 from omnidraft.bus.kafka_client import _configs
-from omnidraft.wiring.logs import _retention_s
 from tests.deployment_secrets import value_of
 from tests.kubernetes_manifests import (
     KUBERNETES,

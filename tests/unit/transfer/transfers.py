@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from omnidraft.assembly.transfer_models import matrices
 from omnidraft.models.hf.pretrained import causal_lm
 from omnidraft.models.hf.target_vocabulary import adopt_target_vocabulary
 from omnidraft.models.hf.tokenizer import HfTokenizer
@@ -16,7 +17,6 @@ from omnidraft.transfer.settings import TrainingSettings
 from omnidraft.transfer.texts import AlignedText, TextTokenizer, align_text
 from omnidraft.transfer.trainer import Trainer
 from omnidraft.vocab.alignment import align
-from omnidraft.wiring.transfer_models import matrices
 from tests.tiny_pair import TEXTS
 
 SETTINGS = TrainingSettings(num_steps=6, texts_per_step=2, learning_rate=3e-3, warmup_steps=2)

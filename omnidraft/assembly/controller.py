@@ -1,0 +1,171 @@
+"""The controller, its connections to the control log, the snapshot comparison of a drift, and the fleet's status."""
+
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omnidraft.assembly.existing import existing_registry
+from omnidraft.assembly.logs import (
+    control_reader,
+    control_writer,
+    log_reader,
+    registry,
+    topic_names,
+    trace_source,
+)
+from omnidraft.assembly.signing import authenticator, champion_statements, require_signer, restate_s
+from omnidraft.assembly.vocabularies import Vocabularies
+from omnidraft.config import Settings
+from omnidraft.ports import AnnouncementKind, Announcer, ControlFollower, LogReader, Metrics, Registry
+from omnidraft.threads import attentive
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
+    from omnidraft.distill.ingest.topic_scan import RecentRecords
+    from omnidraft.distill.ingest.trace_consumer import TraceConsumer
+    from omnidraft.distill.training.learner import Learner
+    from omnidraft.fleet.controller import Controller
+    from omnidraft.fleet.overview import Overview
+
+
+def announcer(settings: Settings) -> Announcer:
+    """Return the announcer of `models.target` and its drafter. Raises BusError."""
+    from omnidraft.fleet.control_log import LogAnnouncer
+
+    return LogAnnouncer(control_writer(settings), settings.models.target, settings.models.followed_drafter)
+
+
+def control_follower(
+    settings: Settings, metrics: Metrics, kinds: Iterable[AnnouncementKind], *, must_be_named: bool = False
+) -> ControlFollower:
+    """Return a follower of the announcements about `models.target` and its drafter, verified if keys are set.
+
+    Raises:
+        BusError: the log cannot be reached.
+        StorageError: `registry.accepted_file` cannot be used.
+    """
+    from omnidraft.fleet.control_follower import LogControlFollower
+    from omnidraft.telemetry.metrics import LabelledMetrics
+
+    reader, models = log_reader(settings, settings.log.control_topic), settings.models
+    metrics = LabelledMetrics(metrics, target=models.target)
+    return LogControlFollower(
+        reader,
+        metrics,
+        kinds=kinds,
+        target=models.target,
+        drafter=models.followed_drafter,
+        must_be_named=must_be_named,
+        authenticator=authenticator(settings),
+    )
+
+
+def controller(settings: Settings, metrics: Metrics) -> "Controller":
+    """Return the controller of `models.target` and its drafter. Raises BusError, RegistryError; ConfigError when
+    announcements have to be signed and it has no key for that."""
+    from omnidraft.fleet.controller import Controller
+    from omnidraft.fleet.drift import DriftDetector
+    from omnidraft.fleet.drift_recovery import FOLLOWED_KINDS, DriftRecovery
+    from omnidraft.fleet.request_stats import RequestStatsReader
+    from omnidraft.telemetry.metrics import LabelledMetrics
+
+    require_signer(settings, ("controller", "operator"))
+    metrics = LabelledMetrics(metrics, target=settings.models.target)
+    snapshots = attentive(registry(settings), lambda: made.meanwhile())
+    announce, models = announcer(settings), settings.models
+    statements = champion_statements(settings, partial(control_reader, settings))
+    recovery = DriftRecovery(
+        snapshots,
+        announce,
+        DriftDetector(),
+        metrics,
+        target=models.target,
+        gate=settings.controller,
+        statements=statements,
+    )
+    made = Controller(
+        snapshots,
+        announce,
+        settings.controller,
+        metrics,
+        target=models.target,
+        traffic=RequestStatsReader(
+            log_reader(settings, settings.log.traces_topic), target=models.target, drafter=models.followed_drafter
+        ),
+        recovery=recovery if settings.drift.enabled else None,
+        follower=control_follower(settings, metrics, FOLLOWED_KINDS),
+        statements=statements,
+        restate_s=restate_s(settings),
+    )
+    return made
+
+
+def snapshot_comparison(
+    settings: Settings, snapshots: Registry, tokenizers: Vocabularies, learner: "Learner", folder: Path
+) -> "SnapshotComparison":
+    """Return the comparison of the snapshots of `models.target` on a tenant's newest records.
+
+    Raises:
+        BusError: the log cannot be reached.
+    """
+    from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
+
+    recent = recent_records(settings, tokenizers.alignment.fingerprint)
+    base = partial(base_serving_tensors, settings, tokenizers)
+    return SnapshotComparison(snapshots, learner, recent, announcer(settings), base, folder / "earlier")
+
+
+def base_serving_tensors(settings: Settings, tokenizers: Vocabularies) -> "dict[str, Tensor]":
+    """Return the serving tensors of the base drafter, as the settings train it."""
+    from omnidraft.models.hf.trainable_drafter import load_trainable
+
+    section = settings.learner
+    made = load_trainable(tokenizers.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
+    return made.serving_tensors()
+
+
+def recent_records(settings: Settings, alignment: str) -> "RecentRecords":
+    """Return what reads this pair's newest records from the log, wherever the learner stands."""
+    from omnidraft.audit.run import DiscardingWriter
+    from omnidraft.distill.ingest.topic_scan import DRIFT_RECORDS, RecentRecords, silence_s
+    from omnidraft.telemetry.metrics import CountingMetrics
+
+    def source_over(reader: LogReader) -> "TraceConsumer":
+        return trace_source(settings, alignment, reader, DiscardingWriter(), CountingMetrics())
+
+    reader_of_traces = partial(log_reader, settings, settings.log.traces_topic)
+    idle_s = silence_s(settings.log.request_timeout_s)
+    return RecentRecords(reader_of_traces, source_over, DRIFT_RECORDS, idle_s=idle_s)
+
+
+def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":
+    """Return the status of all targets and workers; services that do not answer are among its problems.
+
+    Args:
+        workers: their URLs; empty means the worker that the settings describe.
+    """
+    from omnidraft.fleet.overview import OverviewSources
+    from omnidraft.fleet.overview import overview as gather
+    from omnidraft.fleet.workers import worker_status
+    from omnidraft.telemetry.metrics import CountingMetrics
+
+    sources = OverviewSources(
+        registry=lambda target: existing_registry(settings.for_target(target)),
+        topics=lambda: topic_names(settings),
+        reader=lambda topic: log_reader(settings, topic),
+        worker=partial(worker_status, metrics_key=settings.worker.metrics_key),
+        authenticator=lambda target: authenticator(settings.for_target(target), is_remembering=False),
+    )
+    urls = tuple(workers) or (worker_url(settings),)
+    now_ms = time.time_ns() // 1_000_000
+    return gather(sources, settings, CountingMetrics(), urls, now_ms, are_guessed=not workers)
+
+
+def worker_url(settings: Settings) -> str:
+    """Return the URL of the worker of these settings, seen from this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.worker.host, settings.worker.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.worker.port}"

@@ -4,22 +4,28 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omnidraft.assembly.existing import existing_log_reader
 from omnidraft.assembly.logs import log_reader, registry, topic_names, trace_source
+from omnidraft.audit.findings import Report
+from omnidraft.audit.log_replay import DeadLetterReasons
+from omnidraft.audit.run import DiscardingWriter, dead_letter_reasons
+from omnidraft.audit.run import audit as run
 from omnidraft.config import Settings
+from omnidraft.distill.ingest import dead_letters
+from omnidraft.distill.ingest.batcher import seen_keys
+from omnidraft.distill.ingest.log_position import require_same_log
+from omnidraft.distill.ingest.topic_scan import silence_s
+from omnidraft.distill.publisher import BATCHER
 from omnidraft.errors import SnapshotNotFound
 from omnidraft.ports import Registry, SnapshotVersion
-
-if TYPE_CHECKING:
-    from omnidraft.audit.findings import Report
-    from omnidraft.audit.log_replay import DeadLetterReasons
+from omnidraft.snapshots import bundle
+from omnidraft.telemetry.metrics import CountingMetrics
 
 
 def audit(
     settings: Settings, *, counts_only: bool = False, on_poll: Callable[[int], None] = lambda num_messages: None
-) -> "Report":
+) -> Report:
     """Compare the log with the offsets and counts of the snapshots of `models.target`. Learning may continue meanwhile.
 
     Args:
@@ -31,12 +37,6 @@ def audit(
         RequestError: there is no trace topic.
         LogReplaced: it is not the log that the newest snapshot learned from.
     """
-    from omnidraft.audit.run import DiscardingWriter
-    from omnidraft.audit.run import audit as run
-    from omnidraft.distill.ingest.log_position import require_same_log
-    from omnidraft.distill.ingest.topic_scan import silence_s
-    from omnidraft.telemetry.metrics import CountingMetrics
-
     log = settings.log
     with closing(existing_log_reader(settings, log.traces_topic)) as reader:  # no snapshot was published without it
         snapshots = registry(settings)
@@ -61,12 +61,8 @@ def audit(
         )
 
 
-def _dead_letter_reasons(settings: Settings) -> "DeadLetterReasons":
+def _dead_letter_reasons(settings: Settings) -> DeadLetterReasons:
     """Return the reasons of all dead letters of traces; none where there is no topic of dead letters."""
-    from omnidraft.audit.run import dead_letter_reasons
-    from omnidraft.distill.ingest import dead_letters
-    from omnidraft.distill.ingest.topic_scan import silence_s
-
     log = settings.log
     if log.dead_letters_topic not in topic_names(settings):
         return {}
@@ -77,10 +73,6 @@ def _dead_letter_reasons(settings: Settings) -> "DeadLetterReasons":
 
 def _seen_names(snapshots: Registry, versions: Sequence[SnapshotVersion]) -> frozenset[int] | None:
     """Return the record names in the newest snapshot, or None when it has none."""
-    from omnidraft.distill.ingest.batcher import seen_keys
-    from omnidraft.distill.publisher import BATCHER
-    from omnidraft.snapshots import bundle
-
     if not versions or BATCHER not in versions[-1].manifest.sha256:
         return None
     with tempfile.TemporaryDirectory(prefix="omnidraft-verify-") as staging:

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from omnidraft.assembly.existing import existing_registry
 from omnidraft.assembly.logs import (
     control_reader,
@@ -17,25 +19,28 @@ from omnidraft.assembly.logs import (
 )
 from omnidraft.assembly.signing import authenticator, champion_statements, require_signer, restate_s
 from omnidraft.assembly.vocabularies import Vocabularies
+from omnidraft.audit.run import DiscardingWriter
 from omnidraft.config import Settings
+from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
+from omnidraft.distill.ingest.topic_scan import DRIFT_RECORDS, RecentRecords, silence_s
+from omnidraft.distill.ingest.trace_consumer import TraceConsumer
+from omnidraft.distill.training.learner import Learner
+from omnidraft.fleet.control_follower import LogControlFollower
+from omnidraft.fleet.control_log import LogAnnouncer
+from omnidraft.fleet.controller import Controller
+from omnidraft.fleet.drift import DriftDetector
+from omnidraft.fleet.drift_recovery import FOLLOWED_KINDS, DriftRecovery
+from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import AnnouncementKind, Announcer, ControlFollower, LogReader, Metrics, Registry
+from omnidraft.telemetry.metrics import CountingMetrics, LabelledMetrics
 from omnidraft.threads import attentive
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
-    from omnidraft.distill.ingest.topic_scan import RecentRecords
-    from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-    from omnidraft.distill.training.learner import Learner
-    from omnidraft.fleet.controller import Controller
     from omnidraft.fleet.overview import Overview
 
 
 def announcer(settings: Settings) -> Announcer:
     """Return the announcer of `models.target` and its drafter. Raises BusError."""
-    from omnidraft.fleet.control_log import LogAnnouncer
-
     return LogAnnouncer(control_writer(settings), settings.models.target, settings.models.followed_drafter)
 
 
@@ -48,9 +53,6 @@ def control_follower(
         BusError: the log cannot be reached.
         StorageError: `registry.accepted_file` cannot be used.
     """
-    from omnidraft.fleet.control_follower import LogControlFollower
-    from omnidraft.telemetry.metrics import LabelledMetrics
-
     reader, models = log_reader(settings, settings.log.control_topic), settings.models
     metrics = LabelledMetrics(metrics, target=models.target)
     return LogControlFollower(
@@ -64,15 +66,9 @@ def control_follower(
     )
 
 
-def controller(settings: Settings, metrics: Metrics) -> "Controller":
+def controller(settings: Settings, metrics: Metrics) -> Controller:
     """Return the controller of `models.target` and its drafter. Raises BusError, RegistryError; ConfigError when
     announcements have to be signed and it has no key for that."""
-    from omnidraft.fleet.controller import Controller
-    from omnidraft.fleet.drift import DriftDetector
-    from omnidraft.fleet.drift_recovery import FOLLOWED_KINDS, DriftRecovery
-    from omnidraft.fleet.request_stats import RequestStatsReader
-    from omnidraft.telemetry.metrics import LabelledMetrics
-
     require_signer(settings, ("controller", "operator"))
     metrics = LabelledMetrics(metrics, target=settings.models.target)
     snapshots = attentive(registry(settings), lambda: made.meanwhile())
@@ -105,21 +101,19 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
 
 
 def snapshot_comparison(
-    settings: Settings, snapshots: Registry, tokenizers: Vocabularies, learner: "Learner", folder: Path
-) -> "SnapshotComparison":
+    settings: Settings, snapshots: Registry, tokenizers: Vocabularies, learner: Learner, folder: Path
+) -> SnapshotComparison:
     """Return the comparison of the snapshots of `models.target` on a tenant's newest records.
 
     Raises:
         BusError: the log cannot be reached.
     """
-    from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
-
     recent = recent_records(settings, tokenizers.alignment.fingerprint)
     base = partial(base_serving_tensors, settings, tokenizers)
     return SnapshotComparison(snapshots, learner, recent, announcer(settings), base, folder / "earlier")
 
 
-def base_serving_tensors(settings: Settings, tokenizers: Vocabularies) -> "dict[str, Tensor]":
+def base_serving_tensors(settings: Settings, tokenizers: Vocabularies) -> dict[str, Tensor]:
     """Return the serving tensors of the base drafter, as the settings train it."""
     from omnidraft.models.hf.trainable_drafter import load_trainable
 
@@ -128,13 +122,10 @@ def base_serving_tensors(settings: Settings, tokenizers: Vocabularies) -> "dict[
     return made.serving_tensors()
 
 
-def recent_records(settings: Settings, alignment: str) -> "RecentRecords":
+def recent_records(settings: Settings, alignment: str) -> RecentRecords:
     """Return what reads this pair's newest records from the log, wherever the learner stands."""
-    from omnidraft.audit.run import DiscardingWriter
-    from omnidraft.distill.ingest.topic_scan import DRIFT_RECORDS, RecentRecords, silence_s
-    from omnidraft.telemetry.metrics import CountingMetrics
 
-    def source_over(reader: LogReader) -> "TraceConsumer":
+    def source_over(reader: LogReader) -> TraceConsumer:
         return trace_source(settings, alignment, reader, DiscardingWriter(), CountingMetrics())
 
     reader_of_traces = partial(log_reader, settings, settings.log.traces_topic)
@@ -151,7 +142,6 @@ def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":
     from omnidraft.fleet.overview import OverviewSources
     from omnidraft.fleet.overview import overview as gather
     from omnidraft.fleet.workers import worker_status
-    from omnidraft.telemetry.metrics import CountingMetrics
 
     sources = OverviewSources(
         registry=lambda target: existing_registry(settings.for_target(target)),

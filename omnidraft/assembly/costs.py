@@ -1,20 +1,17 @@
 """The costs of passes on this machine, kept for the next start."""
 
 import hashlib
-from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
+from omnidraft.decode.policy.cost_file import CostFile
+from omnidraft.decode.policy.cost_model import MeasuredCosts
+from omnidraft.models.catalog import store
+from omnidraft.models.probe.subprocess_trial import processor
 from omnidraft.ports import Target
 
-if TYPE_CHECKING:
-    from omnidraft.decode.policy.cost_file import CostFile
-    from omnidraft.decode.policy.cost_model import MeasuredCosts
 
-
-def measured_costs(settings: Settings, loaded_target: Target) -> "MeasuredCosts":
+def measured_costs(settings: Settings, loaded_target: Target) -> MeasuredCosts:
     """Measure the costs of the target, at once for the default mode if the policy needs them."""
-    from omnidraft.decode.policy.cost_model import MeasuredCosts
-
     models = settings.models
     drafter_name = f"{models.drafter} in {models.drafter_precision}"
     costs = MeasuredCosts(loaded_target, _cost_file(loaded_target), drafter_name)
@@ -23,13 +20,9 @@ def measured_costs(settings: Settings, loaded_target: Target) -> "MeasuredCosts"
     return costs
 
 
-def _cost_file(loaded_target: Target) -> "CostFile":
+def _cost_file(loaded_target: Target) -> CostFile:
     """Return the file of this target's costs on this machine."""
     import torch
-
-    from omnidraft.decode.policy.cost_file import CostFile
-    from omnidraft.models.catalog import store
-    from omnidraft.models.probe.subprocess_trial import processor
 
     facts = (loaded_target.fingerprint, torch.get_num_threads(), processor())
     name = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]

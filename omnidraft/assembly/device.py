@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omnidraft.assembly.controller import controller
 from omnidraft.assembly.distiller import distillation, identity
@@ -13,15 +13,14 @@ from omnidraft.assembly.recording import trace_producer
 from omnidraft.assembly.snapshot_loading import base_drafter
 from omnidraft.assembly.vocabularies import Vocabularies, served_vocabularies
 from omnidraft.assembly.worker import served_target
+from omnidraft.bus.sqlite_trim import delete_before
 from omnidraft.config import Settings
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.recording.trace_producer import TraceProducer
+from omnidraft.device.home import DeviceHome
+from omnidraft.device.learning import IdleLearning, LearningParts, Tidier
 from omnidraft.errors import ConfigError
 from omnidraft.ports import Metrics, NoopTracing
-
-if TYPE_CHECKING:
-    from omnidraft.decode.engine import Engine
-    from omnidraft.decode.recording.trace_producer import TraceProducer
-    from omnidraft.device.home import DeviceHome
-    from omnidraft.device.learning import IdleLearning
 
 LOG, SNAPSHOTS = "log.db", "snapshots"
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -52,7 +51,7 @@ def device_settings(settings: Settings, home: Path) -> Settings:
     return settings.for_target(settings.models.target).model_copy(update=sections)
 
 
-def learning_engine(settings: Settings, metrics: Metrics, home: Path) -> "tuple[Engine, IdleLearning]":
+def learning_engine(settings: Settings, metrics: Metrics, home: Path) -> tuple[Engine, IdleLearning]:
     """Return an engine of `models.target` that serves what was learned in this folder, and its learning, which has
     begun.
 
@@ -60,8 +59,6 @@ def learning_engine(settings: Settings, metrics: Metrics, home: Path) -> "tuple[
         ConfigError: the folder is in use, or the home of another pair.
         BusError, ModelError, SnapshotError, VocabularyError: models, log or snapshots cannot be used.
     """
-    from omnidraft.device.home import DeviceHome
-
     own = device_settings(settings, home)
     with ExitStack() as undo:
         held = DeviceHome(home.expanduser().absolute())
@@ -86,11 +83,8 @@ def _pair(settings: Settings, tokenizers: Vocabularies) -> dict[str, str]:
 
 
 def _started(
-    settings: Settings, metrics: Metrics, home: "DeviceHome", tokenizers: Vocabularies, producer: "TraceProducer"
-) -> "tuple[Engine, IdleLearning]":
-    from omnidraft.bus.sqlite_trim import delete_before
-    from omnidraft.device.learning import IdleLearning, LearningParts, Tidier
-
+    settings: Settings, metrics: Metrics, home: DeviceHome, tokenizers: Vocabularies, producer: TraceProducer
+) -> tuple[Engine, IdleLearning]:
     topic, log = settings.log.traces_topic, log_path(settings)
     assert log is not None
     snapshots = registry(settings)

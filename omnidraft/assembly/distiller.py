@@ -3,8 +3,9 @@
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from omnidraft import __version__
 from omnidraft.assembly.controller import base_serving_tensors, control_follower, recent_records, snapshot_comparison
 from omnidraft.assembly.logs import log_reader, log_writer, registry, trace_source
 from omnidraft.assembly.memory import memory_files
@@ -12,22 +13,27 @@ from omnidraft.assembly.signing import require_signer
 from omnidraft.assembly.snapshot_loading import ngram_cache
 from omnidraft.assembly.vocabularies import Vocabularies, drafter_hash, vocabularies
 from omnidraft.config import LearnerSettings, Settings
+from omnidraft.distill.control import Status, TrainingControl
+from omnidraft.distill.distiller import Distiller
+from omnidraft.distill.evaluation.held_out import HeldOut
+from omnidraft.distill.evaluation.pinned import read_pinned
+from omnidraft.distill.evaluation.tenant_factors import FactorJudge
+from omnidraft.distill.forgetting import Forgetting, Retention
+from omnidraft.distill.ingest.batcher import Batcher
+from omnidraft.distill.ingest.crash_journal import CrashJournal
+from omnidraft.distill.ingest.tenant_shares import TENANT_SHARE, TenantGroups
+from omnidraft.distill.ingest.truncation_mark import TruncationMark
+from omnidraft.distill.memory.memory_files import MemoryFiles
+from omnidraft.distill.publisher import Identity, Publisher
+from omnidraft.distill.training.learner import Learner
+from omnidraft.distill.training.step_report import LearningSpans
+from omnidraft.models.acceptance_head import AcceptanceHead
 from omnidraft.ports import LogReader, Metrics, NoopTracing, Tracing
+from omnidraft.snapshots import bundle
+from omnidraft.snapshots.manifest import Manifest
 from omnidraft.system import keep_freed_memory
+from omnidraft.telemetry.metrics import LabelledMetrics
 from omnidraft.threads import attentive
-
-if TYPE_CHECKING:
-    from omnidraft.distill.control import Status
-    from omnidraft.distill.distiller import Distiller
-    from omnidraft.distill.forgetting import Forgetting, Retention
-    from omnidraft.distill.ingest.batcher import Batcher
-    from omnidraft.distill.ingest.crash_journal import CrashJournal
-    from omnidraft.distill.ingest.tenant_shares import TenantGroups
-    from omnidraft.distill.ingest.truncation_mark import TruncationMark
-    from omnidraft.distill.memory.memory_files import MemoryFiles
-    from omnidraft.distill.publisher import Identity
-    from omnidraft.distill.training.learner import Learner
-    from omnidraft.snapshots.manifest import Manifest
 
 _HEEDED: Final = ("pause", "resume", "restart", "rewind", "drift", "drift_over", "forget")
 """The kinds of orders and statements that a distiller acts on."""
@@ -41,9 +47,9 @@ def distillation(
     journal_folder: Path | None = None,
     tracing: Tracing | None = None,
     tokenizers: Vocabularies | None = None,
-    progress: "Callable[[Status], None]" = lambda status: None,
+    progress: Callable[[Status], None] = lambda status: None,
     on_empty_poll: Callable[[], None] = lambda: None,
-) -> "Distiller":
+) -> Distiller:
     """Return the distiller of `models.target` and its drafter.
 
     Args:
@@ -57,17 +63,6 @@ def distillation(
         BusError, RegistryError, ModelError: log, registry or drafter cannot be used.
         ConfigError: the pinned held-out file cannot be used, or snapshots have to be signed and it has no key for that.
     """
-    from omnidraft.distill.control import TrainingControl
-    from omnidraft.distill.distiller import Distiller
-    from omnidraft.distill.evaluation.held_out import HeldOut
-    from omnidraft.distill.evaluation.pinned import read_pinned
-    from omnidraft.distill.evaluation.tenant_factors import FactorJudge
-    from omnidraft.distill.forgetting import Retention
-    from omnidraft.distill.ingest.tenant_shares import TenantGroups
-    from omnidraft.distill.publisher import Publisher
-    from omnidraft.distill.training.step_report import LearningSpans
-    from omnidraft.telemetry.metrics import LabelledMetrics
-
     require_signer(settings, ("distiller", "operator"))
     keep_freed_memory()
     metrics = LabelledMetrics(metrics, target=settings.models.target)
@@ -109,10 +104,7 @@ def distillation(
     return made
 
 
-def _batcher(section: LearnerSettings, reader: LogReader, journal: "CrashJournal", groups: "TenantGroups") -> "Batcher":
-    from omnidraft.distill.ingest.batcher import Batcher
-    from omnidraft.distill.ingest.tenant_shares import TENANT_SHARE
-
+def _batcher(section: LearnerSettings, reader: LogReader, journal: CrashJournal, groups: TenantGroups) -> Batcher:
     return Batcher(
         reader.partitions(),
         records_per_step=section.records_per_step,
@@ -127,15 +119,13 @@ def _batcher(section: LearnerSettings, reader: LogReader, journal: "CrashJournal
 def _forgetting(
     settings: Settings,
     tokenizers: Vocabularies,
-    retention: "Retention",
-    batcher: "Batcher",
-    learning: "Learner",
-    files: "MemoryFiles",
+    retention: Retention,
+    batcher: Batcher,
+    learning: Learner,
+    files: MemoryFiles,
     metrics: Metrics,
-) -> "Forgetting":
+) -> Forgetting:
     """Return what drops records that the log no longer keeps, and those of tenants who are forgotten."""
-    from omnidraft.distill.forgetting import Forgetting
-
     return Forgetting(
         retention,
         batcher,
@@ -148,11 +138,8 @@ def _forgetting(
     )
 
 
-def _notes(settings: Settings, folder: Path) -> "tuple[CrashJournal, TruncationMark]":
+def _notes(settings: Settings, folder: Path) -> tuple[CrashJournal, TruncationMark]:
     """Return the notes for later processes: what crashed earlier ones, and what the log lost."""
-    from omnidraft.distill.ingest.crash_journal import CrashJournal
-    from omnidraft.distill.ingest.truncation_mark import TruncationMark
-
     name = _name_of_notes(settings)
     journal = CrashJournal(folder / f"trying-{name}.json", tries=settings.learner.poison_tries)
     return journal, TruncationMark(folder / f"truncated-{name}.txt")
@@ -165,10 +152,8 @@ def _name_of_notes(settings: Settings) -> str:
     return hashlib.sha256("\n".join(map(str, about)).encode()).hexdigest()[:16]
 
 
-def learner(settings: Settings, tokenizers: Vocabularies) -> "Learner":
+def learner(settings: Settings, tokenizers: Vocabularies) -> Learner:
     """Return a learner of the base drafter with a fresh n-gram cache and head. Raises ConfigError, VocabularyError."""
-    from omnidraft.distill.training.learner import Learner
-    from omnidraft.models.acceptance_head import AcceptanceHead
     from omnidraft.models.hf.trainable_drafter import load_trainable
 
     section = settings.learner
@@ -184,16 +169,12 @@ def learner(settings: Settings, tokenizers: Vocabularies) -> "Learner":
     return Learner(model, tokenizers.drafter, tokenizers.target.vocabulary, tokenizers.alignment, cache, section, head)
 
 
-def learner_from_snapshot(
-    settings: Settings, tokenizers: Vocabularies, manifest: "Manifest", folder: Path
-) -> "Learner":
+def learner_from_snapshot(settings: Settings, tokenizers: Vocabularies, manifest: Manifest, folder: Path) -> Learner:
     """Return a learner with the serving weights and the cache of a snapshot folder.
 
     Raises:
         ConfigError, SnapshotError, VocabularyError: the snapshot is of another pair or drafter.
     """
-    from omnidraft.snapshots import bundle
-
     tensors = bundle.serving_tensors(folder)
     kind: dict[str, Any] = {} if manifest.train == "base" else {"train": manifest.train}
     if manifest.train == "lora" and tensors:
@@ -206,11 +187,8 @@ def learner_from_snapshot(
     return made
 
 
-def identity(settings: Settings, tokenizers: Vocabularies) -> "Identity":
+def identity(settings: Settings, tokenizers: Vocabularies) -> Identity:
     """Return the manifest fields that all snapshots of `models.target` and its drafter share."""
-    from omnidraft import __version__
-    from omnidraft.distill.publisher import Identity
-
     return Identity(
         target=settings.models.target,
         drafter=settings.models.drafter,

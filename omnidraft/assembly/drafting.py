@@ -4,20 +4,23 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
+from omnidraft.assembly.vocabularies import TargetVocabulary, Vocabularies
 from omnidraft.config import DecodeSettings
+from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
+from omnidraft.decode.drafting.drafter import Drafter
+from omnidraft.decode.drafting.loaded_factors import LoadedFactors
+from omnidraft.decode.drafting.prompt_lookup import PromptLookup
+from omnidraft.decode.drafting.session_pool import DrafterMemory, SessionPool
+from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSource, no_fleet_memory
+from omnidraft.decode.drafting.token_healing import TokenHealing
+from omnidraft.decode.drafting.tree_proposer import DraftSource, TreeProposer
+from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
+from omnidraft.decode.policy.cost import CostPolicy
+from omnidraft.decode.policy.cost_model import CostCurve, MeasuredCosts, Seconds, StepCosts
+from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.ports import DraftModel, Mode, Policy, Proposer
-
-if TYPE_CHECKING:
-    from omnidraft.assembly.vocabularies import TargetVocabulary, Vocabularies
-    from omnidraft.decode.drafting.loaded_factors import LoadedFactors
-    from omnidraft.decode.drafting.session_pool import DrafterMemory
-    from omnidraft.decode.drafting.suffix_source import FleetMemory
-    from omnidraft.decode.drafting.tree_proposer import DraftSource
-    from omnidraft.decode.policy.cost_model import MeasuredCosts, Seconds, StepCosts
-    from omnidraft.memory.recent_texts import RecentTexts
-    from omnidraft.vocab.ngram_cache import NgramCache
+from omnidraft.vocab.ngram_cache import NgramCache
 
 logger = logging.getLogger(__name__)
 
@@ -30,22 +33,21 @@ class SharedDrafting:
     """The part of drafting that outlives the snapshots of one target."""
 
     policy_for: Callable[[Mode], Policy]
-    step_s: "StepCosts"
-    memory: "DrafterMemory"
-    recent: "RecentTexts | None" = None
+    step_s: StepCosts
+    memory: DrafterMemory
+    recent: RecentTexts | None = None
     """What the worker said lately; None remembers nothing."""
 
 
 def shared_drafting(
     settings: DecodeSettings,
-    costs: "MeasuredCosts",
-    recent: "RecentTexts | None" = None,
-    memory: "DrafterMemory | None" = None,
+    costs: MeasuredCosts,
+    recent: RecentTexts | None = None,
+    memory: DrafterMemory | None = None,
     *,
     has_drafter: bool = True,
 ) -> SharedDrafting:
     """Return policies, costs and memory for our own engine. A mode is measured when the policy first needs it."""
-    from omnidraft.decode.policy.cost_model import CostCurve
 
     @cache
     def policy_for(mode: Mode) -> Policy:
@@ -55,21 +57,19 @@ def shared_drafting(
     return SharedDrafting(policy_for, costs.step_s, memory or drafter_memory(), recent)
 
 
-def drafter_memory(*, keeps_ended: bool = True) -> "DrafterMemory":
+def drafter_memory(*, keeps_ended: bool = True) -> DrafterMemory:
     """Return the memory for the keys of one target's drafters; with `keeps_ended` those of ended texts stay."""
-    from omnidraft.decode.drafting.session_pool import DrafterMemory
-
     return DrafterMemory(_DRAFTER_IDS, keeps_ended=keeps_ended)
 
 
 def proposer(
     settings: DecodeSettings,
-    tokenizers: "Vocabularies",
+    tokenizers: Vocabularies,
     shared: SharedDrafting,
     model: DraftModel,
-    ngrams: "NgramCache",
-    fleet: "FleetMemory | None" = None,
-    factors: "LoadedFactors | None" = None,
+    ngrams: NgramCache,
+    fleet: FleetMemory | None = None,
+    factors: LoadedFactors | None = None,
     *,
     is_external: bool = False,
     max_read_s: float | None = None,
@@ -82,12 +82,6 @@ def proposer(
         factors: tenants with factors of their own over the model; None: there are none.
         max_read_s: see Drafter.
     """
-    from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
-    from omnidraft.decode.drafting.drafter import Drafter
-    from omnidraft.decode.drafting.session_pool import SessionPool
-    from omnidraft.decode.drafting.token_healing import TokenHealing
-    from omnidraft.decode.drafting.tree_proposer import TreeProposer
-
     alignment = tokenizers.alignment if settings.splits else tokenizers.alignment.without_splits()
     weights = (0.0, 0.5, 1.0) if settings.noise_weight is None else (settings.noise_weight,)
     drafter = Drafter(
@@ -112,43 +106,32 @@ def proposer(
 
 def memory_proposer(
     settings: DecodeSettings,
-    tokenizers: "TargetVocabulary",
+    tokenizers: TargetVocabulary,
     shared: SharedDrafting,
-    fleet: "FleetMemory | None" = None,
+    fleet: FleetMemory | None = None,
 ) -> Proposer:
     """Return a proposer that drafts from memory alone."""
-    from omnidraft.decode.drafting.tree_proposer import TreeProposer
-
     sources = memory_sources(settings, tokenizers, shared.recent, fleet)
     return TreeProposer(sources, shared.policy_for, has_trees=settings.trees)
 
 
 def memory_sources(
     settings: DecodeSettings,
-    tokenizers: "TargetVocabulary",
-    recent: "RecentTexts | None",
-    fleet: "FleetMemory | None" = None,
+    tokenizers: TargetVocabulary,
+    recent: RecentTexts | None,
+    fleet: FleetMemory | None = None,
     *,
     is_external: bool = False,
-) -> "tuple[DraftSource, ...]":
+) -> tuple[DraftSource, ...]:
     """Return the sources that draft from earlier texts."""
-    from omnidraft.decode.drafting.prompt_lookup import PromptLookup
-    from omnidraft.decode.drafting.suffix_source import SuffixSource, no_fleet_memory
-    from omnidraft.memory.recent_texts import RecentTexts
-
     if settings.suffix_memory and not is_external:
         vocab_size = len(tokenizers.target.vocabulary)
         return (SuffixSource(vocab_size, recent or RecentTexts(0), fleet or no_fleet_memory),)
     return (PromptLookup(),) if settings.lookup else ()
 
 
-def policy(
-    settings: DecodeSettings, passes: "Callable[[], Seconds]", step_s: "Seconds", num_candidates: int = 4
-) -> Policy:
+def policy(settings: DecodeSettings, passes: Callable[[], Seconds], step_s: Seconds, num_candidates: int = 4) -> Policy:
     """Return a new policy of the kind that the settings name; only the one by costs asks for those of passes."""
-    from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
-    from omnidraft.decode.policy.cost import CostPolicy
-
     match settings.policy:
         case "fixed":
             return FixedPolicy()

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from omnidraft.assembly.named_snapshots import named_folder
 from omnidraft.assembly.vocabularies import Vocabularies, drafter_hash, vocabularies
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError, RequestError, SnapshotError, VocabularyError
 from omnidraft.files import whole_folder
-
-if TYPE_CHECKING:
-    from omnidraft.snapshots.manifest import Manifest
+from omnidraft.models.catalog import store
+from omnidraft.snapshots import bundle
+from omnidraft.snapshots.manifest import Manifest
 
 Writer = Callable[[Any, Path], None]
 """Makes a folder with a transformers model in it."""
@@ -72,7 +72,6 @@ def _hf_writer(tokenizer_folder: Path) -> Writer:
 
 def _gguf_writer(settings: Settings, name: str, *, tokenizer: str | None) -> Writer:
     """`tokenizer`: the model whose tokenizer the file has; None: the drafter."""
-    from omnidraft.models.catalog import store
     from omnidraft.models.llamacpp.gguf_export import write_gguf
 
     base = store.gguf_path(settings.models.drafter)
@@ -98,7 +97,6 @@ def _with_target_vocabulary(tokenizers: Vocabularies, write: Writer) -> Writer:
 def _drafter(settings: Settings, name: str) -> Any:
     """Load the transformers model of the drafter with the weights of a snapshot."""
     from omnidraft.models.hf.drafter import load_learned
-    from omnidraft.snapshots import bundle
 
     own = _drafter_folder(settings)
     if name == BASE:
@@ -115,16 +113,13 @@ def _drafter(settings: Settings, name: str) -> Any:
 
 
 def _drafter_folder(settings: Settings) -> Path:
-    from omnidraft.models.catalog import store
-
     if not settings.models.has_drafter:
         raise ConfigError("models.drafter is 'none': there is no drafter to export; name the one that learned")
     return store.resolve(settings.models.drafter)
 
 
-def _require_drafter(settings: Settings, manifest: "Manifest", folder: Path) -> None:
+def _require_drafter(settings: Settings, manifest: Manifest, folder: Path) -> None:
     """Raise VocabularyError unless the snapshot's weights belong into the drafter of this folder."""
-    from omnidraft.models.catalog import store
     from omnidraft.models.hf.tokenizer import load_tokenizer
 
     here = drafter_hash(folder, load_tokenizer(folder, store.default_home() / "tokenizers"))

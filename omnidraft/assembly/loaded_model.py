@@ -12,28 +12,32 @@ from omnidraft.assembly.drafting import drafter_memory
 from omnidraft.assembly.memory import memory_loader
 from omnidraft.assembly.named_snapshots import named_or_base, require_named
 from omnidraft.assembly.snapshot_loading import snapshot_loader
+from omnidraft.assembly.vllm import drafter_of
 from omnidraft.assembly.vocabularies import TargetVocabulary, Vocabularies
 from omnidraft.config import Settings
+from omnidraft.decode.decoder import Decoder
+from omnidraft.decode.drafting.safe_drafting import DraftingFailures
+from omnidraft.decode.drafting.session_pool import DrafterMemory
+from omnidraft.decode.scheduler import Scheduler
 from omnidraft.errors import RequestError
-from omnidraft.ports import Metrics
+from omnidraft.memory.recent_texts import RecentTexts
+from omnidraft.models.catalog import store
+from omnidraft.ports import Metrics, Proposer
+from omnidraft.vocab.alignment import align_cached
 
 if TYPE_CHECKING:
-    from omnidraft.decode.decoder import Decoder
-    from omnidraft.decode.drafting.session_pool import DrafterMemory
-    from omnidraft.memory.recent_texts import RecentTexts
     from omnidraft.models.hf.tokenizer import HfTokenizer
-    from omnidraft.ports import Proposer
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A decoder over the caller's model, and what drafts for it."""
 
-    decoder: "Decoder"
-    proposer: "Proposer"
-    recent: "RecentTexts"
+    decoder: Decoder
+    proposer: Proposer
+    recent: RecentTexts
     """What was generated lately, for the suffix memory."""
-    drafter_memory: "DrafterMemory"
+    drafter_memory: DrafterMemory
     """The drafter's keys, those of earlier texts too."""
     tokenizers: TargetVocabulary
     settings: Settings
@@ -43,15 +47,12 @@ class LoadedModel:
         Neither without a drafter."""
         if not isinstance(self.tokenizers, Vocabularies):
             return (), ()
-        from omnidraft.assembly.vllm import drafter_of
 
         return drafter_prompt(prompt_ids, self.tokenizers, drafter_of(self.proposer).model.context_limit)
 
-    def batch_decoder(self, max_ids: Sequence[int]) -> "Decoder":
+    def batch_decoder(self, max_ids: Sequence[int]) -> Decoder:
         """Return the decoder for a batch of texts of at most so many ids each, none of which waits for others to end.
         Raises RequestError where there is no memory for that."""
-        from omnidraft.decode.scheduler import Scheduler
-
         decoder, settings, mode = copy.copy(self.decoder), self.settings.scheduler, self.settings.decode.mode
         target, num_nodes = decoder.target, 1 + self.decoder.target.limits(mode).num_nodes
         kv_gib = sum(target.kv_bytes(num_ids + num_nodes, mode) for num_ids in max_ids) / 2**30
@@ -77,9 +78,6 @@ def loaded_model(
     Raises:
         ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
     """
-    from omnidraft.decode.decoder import Decoder
-    from omnidraft.decode.drafting.safe_drafting import DraftingFailures
-    from omnidraft.memory.recent_texts import RecentTexts
     from omnidraft.models.hf.target import TransformersTarget
     from omnidraft.models.hf.tokenizer import loaded_tokenizer
 
@@ -104,9 +102,7 @@ def loaded_model(
 
 def _tokenizers(settings: Settings, target: "HfTokenizer") -> TargetVocabulary:
     """Return the tokenizers of the caller's target and of the drafter, if there is one."""
-    from omnidraft.models.catalog import store
     from omnidraft.models.hf.tokenizer import load_tokenizer
-    from omnidraft.vocab.alignment import align_cached
 
     nowhere = Path()  # the target is loaded
     if not settings.models.has_drafter:

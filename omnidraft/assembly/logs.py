@@ -11,16 +11,22 @@ from urllib.parse import urlsplit
 
 from omnidraft import extras
 from omnidraft.assembly import signing
+from omnidraft.bus import sqlite_topic
+from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.config import Settings, masked
+from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.errors import ConfigError
 from omnidraft.ports import LogReader, LogWriter, Metrics, Registry, SnapshotReader, TopicFacts
+from omnidraft.registry.directory_registry import DirectoryRegistry
+from omnidraft.registry.mlflow_registry import MlflowRegistry
+from omnidraft.registry.mlflow_runs import Experiment
+from omnidraft.registry.mlflow_store import check_reachable
+from omnidraft.registry.readers import DeferredRegistry, EmptyRegistry
+from omnidraft.traces.record import TraceRecord
 
 if TYPE_CHECKING:
     from omnidraft.bus.key_store import KeyStore
     from omnidraft.bus.tenant_keys import TenantKeys
-    from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-    from omnidraft.registry.mlflow_runs import Experiment
-    from omnidraft.traces.record import TraceRecord
 
 
 logger = logging.getLogger(__name__)
@@ -107,8 +113,6 @@ def _plain_writer(settings: Settings, topic: str) -> LogWriter:
     partitions = log.partitions if topic == log.traces_topic else 1
     match where.scheme:
         case "sqlite":
-            from omnidraft.bus.sqlite_log import SqliteWriter
-
             keep_s, timeout_s = _retention_s(settings, topic), log.request_timeout_s
             return SqliteWriter(_path(log.url), topic, partitions=partitions, timeout_s=timeout_s, keep_s=keep_s)
         case "kafka":
@@ -131,8 +135,6 @@ def _plain_reader(settings: Settings, topic: str) -> LogReader:
     partitions = log.partitions if topic == log.traces_topic else 1
     match where.scheme:
         case "sqlite":
-            from omnidraft.bus.sqlite_log import SqliteReader
-
             return SqliteReader(_path(log.url), topic, partitions=partitions, timeout_s=log.request_timeout_s)
         case "kafka":
             extras.require("kafka", f"log.url = {log.url!r}")
@@ -155,11 +157,9 @@ def trace_source(
     reader: LogReader,
     dead_letters: LogWriter,
     metrics: Metrics,
-    is_forgotten: "Callable[[TraceRecord], bool]" = lambda record: False,
-) -> "TraceConsumer":
+    is_forgotten: Callable[[TraceRecord], bool] = lambda record: False,
+) -> TraceConsumer:
     """Return the consumer of this pair's records in the trace topic."""
-    from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-
     return TraceConsumer(
         reader,
         dead_letters,
@@ -191,8 +191,6 @@ def topics(settings: Settings) -> dict[str, TopicFacts]:
     log, where = settings.log, urlsplit(settings.log.url)
     match where.scheme:
         case "sqlite":
-            from omnidraft.bus import sqlite_topic
-
             existing = sqlite_topic.describe(_path(log.url), log.request_timeout_s)
             return {name: _with_retention(existing[name], settings, name) for name in log.topics if name in existing}
         case "kafka":
@@ -233,11 +231,8 @@ def _plain_registry(settings: Settings) -> Registry:
         "signing": signing.snapshot_signing(settings),
     }
     if section.url.startswith("directory://"):
-        from omnidraft.registry.directory_registry import DirectoryRegistry
-
         return DirectoryRegistry(_path(section.url), *pair, **options)
     _require_mlflow(settings)
-    from omnidraft.registry.mlflow_registry import MlflowRegistry
 
     return MlflowRegistry(section.url, *pair, artifacts=section.artifacts, **options)
 
@@ -254,24 +249,19 @@ def snapshot_reader(settings: Settings) -> SnapshotReader:
     if settings.registry.url.startswith("directory://"):
         return _plain_registry(settings)
     if not extras.is_installed("mlflow") and not has_registry(settings):
-        from omnidraft.registry.readers import EmptyRegistry
-
         logger.info("without MLflow no learned drafter is looked for (pip install 'omnidraft[mlflow]')")
         return EmptyRegistry()
     _require_mlflow(settings)
-    from omnidraft.registry.mlflow_store import check_reachable
-    from omnidraft.registry.readers import DeferredRegistry
 
     check_reachable(settings.registry.url)
     return DeferredRegistry(partial(_plain_registry, settings))
 
 
-def experiment(settings: Settings, name: str) -> "Experiment | None":
+def experiment(settings: Settings, name: str) -> Experiment | None:
     """Return the MLflow experiment for runs that are not versions; None without MLflow. Raises RegistryError."""
     if settings.registry.url.startswith("directory://"):
         return None
     _require_mlflow(settings)
-    from omnidraft.registry.mlflow_runs import Experiment
 
     return Experiment(settings.registry.url, name, artifacts=settings.registry.artifacts)
 

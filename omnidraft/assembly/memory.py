@@ -2,35 +2,28 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omnidraft.assembly.record_cipher import record_cipher
 from omnidraft.assembly.recording import recorded_as
 from omnidraft.assembly.vocabularies import TargetVocabulary
 from omnidraft.config import MemorySettings, Settings
+from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
+from omnidraft.distill.memory.memory_files import MemoryFiles
+from omnidraft.distill.memory.text_memory import TextMemory
+from omnidraft.memory.owners import Owners
 from omnidraft.ports import Metrics
-
-if TYPE_CHECKING:
-    from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
-    from omnidraft.distill.memory.memory_files import MemoryFiles
 
 logger = logging.getLogger(__name__)
 
 
-def memory_files(settings: Settings, tokenizers: TargetVocabulary, metrics: Metrics, folder: Path) -> "MemoryFiles":
+def memory_files(settings: Settings, tokenizers: TargetVocabulary, metrics: Metrics, folder: Path) -> MemoryFiles:
     """Return the memory of one learner and its files, staged in a folder of this learner alone."""
-    from omnidraft.distill.memory.memory_files import MemoryFiles
-    from omnidraft.distill.memory.text_memory import TextMemory
-
     memory = TextMemory(_kept(settings), vocabulary_size=len(tokenizers.target.vocabulary))
     return MemoryFiles(memory, folder, metrics, record_cipher(settings))
 
 
-def memory_loader(settings: Settings, metrics: Metrics) -> "MemoryLoader":
+def memory_loader(settings: Settings, metrics: Metrics) -> MemoryLoader:
     """Return the loader of the memory in a worker's snapshots of one pair."""
-    from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
-    from omnidraft.memory.owners import Owners
-
     return MemoryLoader(
         Owners(settings.memory.groups),
         metrics,

@@ -2,17 +2,21 @@
 
 import gc
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omnidraft.assembly.vocabularies import TargetVocabulary
 from omnidraft.config import Settings
 from omnidraft.errors import VocabularyError
+from omnidraft.models.catalog import store
+from omnidraft.models.ensemble import EnsembleTarget
+from omnidraft.models.llamacpp.context import library
+from omnidraft.models.llamacpp.crash_probe import require_surviving_build
+from omnidraft.models.llamacpp.target import load_target
+from omnidraft.models.native.packed_cache import PackedCache
+from omnidraft.models.native.target import cached_target
+from omnidraft.models.weights_name import weights_digest
 from omnidraft.ports import Target
 from omnidraft.progress import stages
 from omnidraft.system import usable_processors
-
-if TYPE_CHECKING:
-    from omnidraft.models.native.packed_cache import PackedCache
 
 
 def set_threads(settings: Settings) -> None:
@@ -39,8 +43,6 @@ def target(settings: Settings, tokenizers: TargetVocabulary) -> Target:
 
 def _ensemble_target(settings: Settings, tokenizers: TargetVocabulary) -> Target:
     """Load the target and its members. Raises VocabularyError where a member has another tokenizer."""
-    from omnidraft.models.catalog import store
-    from omnidraft.models.ensemble import EnsembleTarget
     from omnidraft.models.hf.tokenizer import load_tokenizer
 
     section, members = settings.models, []
@@ -55,8 +57,6 @@ def _ensemble_target(settings: Settings, tokenizers: TargetVocabulary) -> Target
 
 
 def _target_on_kernels_or_transformers(settings: Settings, folder: Path) -> Target:
-    from omnidraft.models.native.target import cached_target
-
     section, cache = settings.models, packed_cache(settings)
     options = {"name": _name(section.target, folder), "precision": section.precision, "kernels": section.kernels}
     if cache is not None and (cached := cached_target(folder, **options, cache=cache)):
@@ -68,21 +68,13 @@ def _target_on_kernels_or_transformers(settings: Settings, folder: Path) -> Targ
     return loaded
 
 
-def packed_cache(settings: Settings) -> "PackedCache | None":
+def packed_cache(settings: Settings) -> PackedCache | None:
     """Return the cache of packed models, None if the settings want none."""
-    from omnidraft.models.catalog import store
-    from omnidraft.models.native.packed_cache import PackedCache
-
     max_bytes = int(settings.models.packed_cache_gib * 2**30)
     return PackedCache(store.default_home() / "packed", max_bytes) if max_bytes else None
 
 
 def _llamacpp_target(settings: Settings, tokenizers: TargetVocabulary) -> Target:
-    from omnidraft.models.catalog import store
-    from omnidraft.models.llamacpp.context import library
-    from omnidraft.models.llamacpp.crash_probe import require_surviving_build
-    from omnidraft.models.llamacpp.target import load_target
-
     library()
     gguf = store.gguf_path(settings.models.target)
     require_surviving_build(gguf, store.default_home())
@@ -93,7 +85,4 @@ def _llamacpp_target(settings: Settings, tokenizers: TargetVocabulary) -> Target
 
 def _name(model: str, source: Path) -> str:
     """Return what fingerprints call this model: other weights under the same name have another. Raises ModelError."""
-    from omnidraft.models.catalog import store
-    from omnidraft.models.weights_name import weights_digest
-
     return f"{model}@{weights_digest(source, store.default_home() / store.DIGESTS)}"

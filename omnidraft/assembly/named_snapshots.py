@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omnidraft.assembly.existing import existing_registry
 from omnidraft.assembly.logs import registry
 from omnidraft.assembly.signing import snapshot_signing
 from omnidraft.assembly.snapshot_loading import SnapshotLoader
 from omnidraft.config import Settings
+from omnidraft.decode.snapshot.loading import fetch_for_serving
+from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.errors import SnapshotError, SnapshotNotFound
 from omnidraft.ports import Registry, SnapshotVersion
-
-if TYPE_CHECKING:
-    from omnidraft.decode.snapshot.slot import LoadedSnapshot
+from omnidraft.snapshots import bundle
+from omnidraft.snapshots.bundle import WORKER_PARTS
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +33,6 @@ def named_folder(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersio
     Raises:
         SnapshotError: there is none of that name, or it lacks the signature of who this process trusts.
     """
-    from omnidraft.snapshots import bundle
-    from omnidraft.snapshots.bundle import WORKER_PARTS
-
     folder = Path(name).expanduser()
     if folder.is_dir():
         parts = [part for part in WORKER_PARTS if part == "serving" or (folder / part).is_dir()]
@@ -50,8 +47,6 @@ def named_folder(settings: Settings, name: str) -> Iterator[tuple[SnapshotVersio
 @contextmanager
 def _fetched(snapshots: Registry, name: str) -> Iterator[tuple[SnapshotVersion, Path]]:
     """Yield the version or alias of the registry, fetched into a temporary folder. Raises SnapshotError."""
-    from omnidraft.decode.snapshot.loading import fetch_for_serving
-
     version = snapshots.resolve(name)
     with tempfile.TemporaryDirectory(prefix="omnidraft-snapshot-") as staging:
         yield version, fetch_for_serving(snapshots, version.version, Path(staging))
@@ -64,7 +59,7 @@ def require_named(settings: Settings, name: str | None) -> None:
         existing_registry(settings).resolve(name)
 
 
-def named_or_base(settings: Settings, load: SnapshotLoader, name: str | None) -> "LoadedSnapshot":
+def named_or_base(settings: Settings, load: SnapshotLoader, name: str | None) -> LoadedSnapshot:
     """Load the snapshot of this name, the base drafter without one. Raises SnapshotError, or VocabularyError when it
     belongs to another pair."""
     if name is None:
@@ -74,7 +69,7 @@ def named_or_base(settings: Settings, load: SnapshotLoader, name: str | None) ->
     return replace(loaded, version=None) if version.version == UNPUBLISHED else loaded
 
 
-def champion_or_base(settings: Settings, load: SnapshotLoader) -> "LoadedSnapshot":
+def champion_or_base(settings: Settings, load: SnapshotLoader) -> LoadedSnapshot:
     """Load the champion; the base drafter where there is none, or none that can be read."""
     try:
         with _fetched(registry(settings), "champion") as (version, folder):

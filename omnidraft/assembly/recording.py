@@ -3,31 +3,27 @@
 import logging
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from omnidraft import extras
 from omnidraft.assembly.logs import log_reader, log_writer
 from omnidraft.config import Settings
+from omnidraft.decode.recording.trace_producer import Redactor, TraceProducer
 from omnidraft.errors import ConfigError
 from omnidraft.ports import Metrics, NoopTracing, Tracing
-
-if TYPE_CHECKING:
-    from omnidraft.decode.recording.trace_producer import Redactor, TraceProducer
+from omnidraft.traces.redaction import hash_of_tenant
 
 logger = logging.getLogger(__name__)
 
 _REDACTION = "omnidraft.traces.redaction"
 
 
-def trace_producer(settings: Settings, metrics: Metrics, tracing: Tracing | None = None) -> "TraceProducer | None":
+def trace_producer(settings: Settings, metrics: Metrics, tracing: Tracing | None = None) -> TraceProducer | None:
     """Return the producer of one process, or None when `recorder.enabled` is off.
 
     Raises:
         BusError: the log cannot be reached.
         ConfigError: there is no such redactor.
     """
-    from omnidraft.decode.recording.trace_producer import TraceProducer
-
     if not settings.recorder.enabled:
         return None
     redact, topic = redactor(settings), settings.log.traces_topic
@@ -35,7 +31,7 @@ def trace_producer(settings: Settings, metrics: Metrics, tracing: Tracing | None
     return TraceProducer(lambda: log_writer(settings, topic), settings.recorder, metrics, redact, tracing)
 
 
-def redactor(settings: Settings) -> "Redactor | None":
+def redactor(settings: Settings) -> Redactor | None:
     """Return the redactor, or None when records are written unchanged. Raises ConfigError when there is none."""
     path = settings.recorder.redactor
     if path is None:
@@ -58,8 +54,6 @@ def redactor(settings: Settings) -> "Redactor | None":
 def recorded_as(settings: Settings) -> Callable[[str], str | None]:
     """Return a function from a tenant to its name in the records; to None under a redactor that may change names in a
     way that is not known here: else one tenant could be drafted what was learned from another."""
-    from omnidraft.traces.redaction import hash_of_tenant
-
     path = settings.recorder.redactor
     if path in (None, f"{_REDACTION}:without_prompts"):
         return lambda tenant: tenant

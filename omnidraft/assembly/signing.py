@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError
+from omnidraft.fleet.accepted_announcements import AcceptedAnnouncements
 from omnidraft.ports import LogReader, LogWriter, Registry
 from omnidraft.snapshots.signing import SnapshotSigning
 
@@ -32,7 +33,6 @@ def authenticator(settings: Settings, *, is_remembering: bool = True) -> "Authen
     """
     if (trusted := _trusted_keys(settings)) is None:
         return None
-    from omnidraft.fleet.accepted_announcements import AcceptedAnnouncements
     from omnidraft.fleet.authentication import Authenticator
 
     accepted = AcceptedAnnouncements(settings.registry.accepted_file) if is_remembering else None
@@ -56,7 +56,6 @@ def champion_statements(settings: Settings, open_reader: OpenReader | None = Non
     """
     if (trusted := _trusted_keys(settings)) is None:
         return None
-    from omnidraft.fleet.accepted_announcements import AcceptedAnnouncements
     from omnidraft.fleet.authentication import SignedLog
     from omnidraft.fleet.champion_statements import SignedChampionStatements
 

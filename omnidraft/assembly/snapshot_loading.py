@@ -4,41 +4,37 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import numpy as np
 
 from omnidraft.assembly.drafting import memory_proposer, proposer, shared_drafting
 from omnidraft.assembly.models import packed_cache
 from omnidraft.assembly.tenant_factors import load_tenant_factors
 from omnidraft.assembly.vocabularies import TargetVocabulary, Vocabularies, drafter_hash
 from omnidraft.config import Settings
+from omnidraft.decode.drafting.loaded_factors import LoadedFactors
+from omnidraft.decode.drafting.session_pool import DrafterMemory
+from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.prefill_chunk import MAX_PREFILL_S
+from omnidraft.decode.snapshot.fleet_memory import MemoryLoader, SnapshotMemory
+from omnidraft.decode.snapshot.slot import FactorSwitch, LoadedSnapshot
+from omnidraft.memory.recent_texts import RecentTexts
+from omnidraft.models.loading import SharedDrafter
+from omnidraft.models.native.drafter import cached_drafter
 from omnidraft.ports import DraftModel, Proposer, SnapshotVersion
 from omnidraft.progress import stages
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from omnidraft.decode.drafting.loaded_factors import LoadedFactors
-    from omnidraft.decode.drafting.session_pool import DrafterMemory
-    from omnidraft.decode.policy.cost_model import MeasuredCosts
-    from omnidraft.decode.snapshot.fleet_memory import MemoryLoader, SnapshotMemory
-    from omnidraft.decode.snapshot.slot import FactorSwitch, LoadedSnapshot
-    from omnidraft.memory.recent_texts import RecentTexts
-    from omnidraft.models.loading import SharedDrafter
-    from omnidraft.snapshots.manifest import Manifest
-    from omnidraft.vocab.ngram_cache import NgramCache
+from omnidraft.snapshots import bundle
+from omnidraft.snapshots.manifest import Manifest
+from omnidraft.vocab.ngram_cache import NgramCache
 
 logger = logging.getLogger(__name__)
 
 SnapshotLoader = Callable[[SnapshotVersion | None, Path | None], "LoadedSnapshot"]
 
 
-def ngram_cache(
-    settings: Settings, tokenizers: Vocabularies, arrays: "Mapping[str, np.ndarray] | None"
-) -> "NgramCache":
+def ngram_cache(settings: Settings, tokenizers: Vocabularies, arrays: Mapping[str, np.ndarray] | None) -> NgramCache:
     """Return the cache of a snapshot's arrays; without arrays a new one, cold or warm. Raises VocabularyError."""
-    from omnidraft.vocab.ngram_cache import NgramCache
-
     vocabs = (tokenizers.alignment.fingerprint, tokenizers.drafter.vocabulary, tokenizers.target.vocabulary)
     section = settings.cache
     if arrays:
@@ -49,16 +45,12 @@ def ngram_cache(
     return cache
 
 
-def base_drafter(settings: Settings, tokenizers: Vocabularies) -> "SharedDrafter":
+def base_drafter(settings: Settings, tokenizers: Vocabularies) -> SharedDrafter:
     """Return the base drafter, loaded when first needed and shared by all targets."""
-    from omnidraft.models.loading import SharedDrafter
-
     return SharedDrafter(lambda: _load_base_drafter(settings, tokenizers.drafter_folder))
 
 
 def _load_base_drafter(settings: Settings, folder: Path) -> DraftModel:
-    from omnidraft.models.native.drafter import cached_drafter
-
     section, cache = settings.models, packed_cache(settings)
     stages.info("loading %s", section.drafter)
     if cache is not None and (cached := cached_drafter(folder, section.drafter_precision, section.kernels, cache)):
@@ -71,12 +63,12 @@ def _load_base_drafter(settings: Settings, folder: Path) -> DraftModel:
 def snapshot_loader(
     settings: Settings,
     tokenizers: TargetVocabulary,
-    costs: "MeasuredCosts",
-    base: "SharedDrafter | None" = None,
-    recent: "RecentTexts | None" = None,
-    memories: "MemoryLoader | None" = None,
-    switch: "FactorSwitch | None" = None,
-    drafter_memory: "DrafterMemory | None" = None,
+    costs: MeasuredCosts,
+    base: SharedDrafter | None = None,
+    recent: RecentTexts | None = None,
+    memories: MemoryLoader | None = None,
+    switch: FactorSwitch | None = None,
+    drafter_memory: DrafterMemory | None = None,
 ) -> SnapshotLoader:
     """Return a loader of snapshots for our own engine; see snapshot_loader_with. Without a drafter it uses none of
     theirs.
@@ -99,10 +91,9 @@ def snapshot_loader(
 
 
 def _loader_without_drafter(
-    make: "Callable[[SnapshotMemory | None], Proposer]", memories: "MemoryLoader | None"
+    make: Callable[[SnapshotMemory | None], Proposer], memories: MemoryLoader | None
 ) -> SnapshotLoader:
     """Return a loader for where no model drafts: it takes a snapshot's memory alone."""
-    from omnidraft.decode.snapshot.slot import LoadedSnapshot
 
     def load(version: SnapshotVersion | None, folder: Path | None) -> LoadedSnapshot:
         manifest = version.manifest if version else None
@@ -116,10 +107,10 @@ def _loader_without_drafter(
 def snapshot_loader_with(
     settings: Settings,
     tokenizers: Vocabularies,
-    make: "Callable[[DraftModel, NgramCache, SnapshotMemory | None, LoadedFactors | None], Proposer]",
-    base: "SharedDrafter | None" = None,
-    memories: "MemoryLoader | None" = None,
-    switch: "FactorSwitch | None" = None,
+    make: Callable[[DraftModel, NgramCache, SnapshotMemory | None, LoadedFactors | None], Proposer],
+    base: SharedDrafter | None = None,
+    memories: MemoryLoader | None = None,
+    switch: FactorSwitch | None = None,
 ) -> SnapshotLoader:
     """Return a loader of verified snapshot folders. Without a folder, or weights in it, it uses the base drafter.
 
@@ -129,9 +120,6 @@ def snapshot_loader_with(
         memories: loads the fleet's memory; None: there is none.
         switch: turns tenants' factors off; None loads no factors.
     """
-    from omnidraft.decode.snapshot.slot import LoadedSnapshot
-    from omnidraft.snapshots import bundle
-
     shared = base or base_drafter(settings, tokenizers)
 
     def load(version: SnapshotVersion | None, folder: Path | None) -> LoadedSnapshot:
@@ -159,7 +147,7 @@ def snapshot_loader_with(
     return load
 
 
-def _warn_of_other_drafter(manifest: "Manifest", tokenizers: Vocabularies) -> None:
+def _warn_of_other_drafter(manifest: Manifest, tokenizers: Vocabularies) -> None:
     """Log that a snapshot was learned from another base drafter than this worker's, with which it may draft worse."""
     here = drafter_hash(tokenizers.drafter_folder, tokenizers.drafter)
     if manifest.drafter_hash != here:

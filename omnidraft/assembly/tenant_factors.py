@@ -3,33 +3,33 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from omnidraft.assembly.record_cipher import record_cipher
 from omnidraft.assembly.recording import recorded_as
 from omnidraft.config import Settings
+from omnidraft.decode.drafting.loaded_factors import LoadedFactors
+from omnidraft.decode.snapshot.slot import FactorSwitch
+from omnidraft.distill.resume_encryption import decrypt_records
 from omnidraft.errors import ConfigError, SnapshotCorrupt
 from omnidraft.models.kv_session import BatchingDrafter
 from omnidraft.ports import DraftModel, RecordCipher
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from omnidraft.decode.drafting.loaded_factors import LoadedFactors
-    from omnidraft.decode.snapshot.slot import FactorSwitch
-    from omnidraft.snapshots.manifest import Manifest
+from omnidraft.snapshots import bundle
+from omnidraft.snapshots.manifest import Manifest
+from omnidraft.snapshots.tenant_factors import from_tensor, weights_digest
 
 logger = logging.getLogger(__name__)
 
 
 def load_tenant_factors(
     settings: Settings,
-    manifest: "Manifest | None",
+    manifest: Manifest | None,
     folder: Path | None,
     model: DraftModel,
-    weights: "Mapping[str, Tensor] | None",
-    switch: "FactorSwitch | None",
-) -> "LoadedFactors | None":
+    weights: Mapping[str, Tensor] | None,
+    switch: FactorSwitch | None,
+) -> LoadedFactors | None:
     """Return the tenants of a verified snapshot folder that draft with factors of their own; None if it has none, is
     the base drafter, or no factors are wanted (no switch).
 
@@ -43,9 +43,6 @@ def load_tenant_factors(
         SnapshotCorrupt: factors do not fit the model.
         KeyStoreError: the key store does not answer.
     """
-    from omnidraft.decode.drafting.loaded_factors import LoadedFactors
-    from omnidraft.snapshots.tenant_factors import weights_digest
-
     if manifest is None or folder is None or weights is None or switch is None:
         return None
     files = {each.tenant: each for each in manifest.tenant_factors if each.file is not None}
@@ -63,12 +60,8 @@ def load_tenant_factors(
     return LoadedFactors(openers, lambda tenant: switch.serves(tenant, manifest), recorded_as(settings))
 
 
-def _read(folder: Path, name: str, tenant: str, cipher: RecordCipher | None) -> "Mapping[str, Tensor] | None":
+def _read(folder: Path, name: str, tenant: str, cipher: RecordCipher | None) -> Mapping[str, Tensor] | None:
     """Return the factors in a file; None when their key is destroyed or not known here."""
-    from omnidraft.distill.resume_encryption import decrypt_records
-    from omnidraft.snapshots import bundle
-    from omnidraft.snapshots.tenant_factors import from_tensor
-
     try:
         decrypted, _ = decrypt_records(bundle.tensors(folder, name), cipher)
     except ConfigError as exc:

@@ -24,14 +24,18 @@ from omnidraft.assembly.logs import (
     topic_names,
 )
 from omnidraft.assembly.signing import authenticator
+from omnidraft.bus import sqlite_forget
 from omnidraft.config import Settings
+from omnidraft.distill.ingest import topic_scan
+from omnidraft.distill.ingest.tenant_messages import TenantMatcher, TenantMessages, mark
 from omnidraft.errors import ConfigError, RequestError
+from omnidraft.memory.owners import Owner, Owners
+from omnidraft.ports import LogReader, Message
+from omnidraft.telemetry.metrics import CountingMetrics
 
 if TYPE_CHECKING:
     from omnidraft.bus.tenant_keys import TenantKeys
-    from omnidraft.distill.ingest.tenant_messages import TenantMatcher, TenantMessages
     from omnidraft.fleet.forget_orders import AffectedSnapshots
-    from omnidraft.ports import LogReader, Message
 
 WATCH_S = 0.5
 _REPEATED_S = 3600.0
@@ -47,8 +51,8 @@ class TenantData:
 
     num_keys: int
     """Keys that are not destroyed."""
-    traces: "TenantMessages"
-    dead_letters: "TenantMessages"
+    traces: TenantMessages
+    dead_letters: TenantMessages
 
     @property
     def num_unprotected(self) -> int:
@@ -75,8 +79,6 @@ class ForgetResult:
 
 def tenant_data(settings: Settings, tenant: str, on_message: OnMessage = lambda: None) -> TenantData:
     """Look for a tenant's keys and messages, changing nothing. Raises BusError."""
-    from omnidraft.distill.ingest.tenant_messages import TenantMatcher
-
     store = key_store(settings)
     stored = [] if store is None else store.all_keys()
     keys = [key for key in stored if key.tenant == tenant]
@@ -193,8 +195,6 @@ def _tenant_keys(settings: Settings) -> "TenantKeys":
 
 def _require_no_group(settings: Settings, tenant: str) -> None:
     """Raise RequestError for the name of a group's keys, which would be destroyed for all of its tenants."""
-    from omnidraft.memory.owners import Owner
-
     if any(tenant == Owner("group", group).key_name for group in settings.memory.groups.values()):
         raise RequestError(f"{tenant!r} names the keys of a group of memory.groups: forget one of its tenants instead")
 
@@ -218,17 +218,12 @@ def _require_deletable(tenant: str, data: TenantData, *, is_rewritable: bool) ->
 def _destroy_keys(settings: Settings, tenant: str) -> int:
     """Destroy the tenant's keys, and that of the memory that it shares with its group, which gets another one; return
     the number of keys that existed."""
-    from omnidraft.memory.owners import Owners
-
     store, owner = key_store(settings), Owners(settings.memory.groups).of(tenant)
     names = {tenant, owner.key_name}
     return 0 if store is None else sum(store.destroy(name) for name in sorted(names))
 
 
-def _find(settings: Settings, topic: str, matcher: "TenantMatcher", on_message: OnMessage) -> "TenantMessages":
-    from omnidraft.distill.ingest import topic_scan
-    from omnidraft.distill.ingest.tenant_messages import TenantMessages
-
+def _find(settings: Settings, topic: str, matcher: TenantMatcher, on_message: OnMessage) -> TenantMessages:
     if topic not in topic_names(settings):
         return TenantMessages()
     with closing(log_reader(settings, topic)) as reader:
@@ -236,9 +231,7 @@ def _find(settings: Settings, topic: str, matcher: "TenantMatcher", on_message: 
         return matcher.find(_messages(reader, idle_s, on_message))
 
 
-def _messages(reader: "LogReader", idle_s: float, on_message: OnMessage) -> "Iterator[Message]":
-    from omnidraft.distill.ingest import topic_scan
-
+def _messages(reader: LogReader, idle_s: float, on_message: OnMessage) -> Iterator[Message]:
     for message in topic_scan.messages(reader, idle_s=idle_s):
         on_message()
         yield message
@@ -246,9 +239,6 @@ def _messages(reader: "LogReader", idle_s: float, on_message: OnMessage) -> "Ite
 
 def _delete_messages(settings: Settings, path: Path, tenant: str, on_message: OnMessage) -> int:
     """Delete what lies in an SQLite log by now; return the number of messages."""
-    from omnidraft.bus import sqlite_forget
-    from omnidraft.distill.ingest.tenant_messages import mark
-
     data, timeout_s, log = tenant_data(settings, tenant, on_message), settings.log.request_timeout_s, settings.log
     for topic, found in [(log.traces_topic, data.traces), (log.dead_letters_topic, data.dead_letters)]:
         sqlite_forget.forget_messages(path, topic, found.positions, mark(tenant), timeout_s)
@@ -257,15 +247,12 @@ def _delete_messages(settings: Settings, path: Path, tenant: str, on_message: On
 
 def _vacuum(settings: Settings, path: Path) -> None:
     """Leave nothing of what was deleted in the files of an SQLite log. Raises BusError."""
-    from omnidraft.bus import sqlite_forget
-
     sqlite_forget.shrink(path, settings.log.traces_topic, settings.log.request_timeout_s)
 
 
 def _order(settings: Settings, tenant: str, data: TenantData, *, is_needed: bool) -> str:
     """Return the order that covers all that was found: the last one, or else a new one."""
     from omnidraft.fleet.forget_orders import last_order, order_forgetting
-    from omnidraft.telemetry.metrics import CountingMetrics
 
     with closing(control_reader(settings)) as reader:
         last = last_order(reader, CountingMetrics(), tenant, authenticator(settings, is_remembering=False))

@@ -6,20 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from omnidraft.errors import ModelError
 from omnidraft.files import whole_folder
+from omnidraft.models.catalog import store
+from omnidraft.ports import Precision
 from omnidraft.progress import bar
+from omnidraft.transfer.hypernetwork import LinearHypernetwork, load_hypernetworks
+from omnidraft.transfer.texts import TextTokenizer
+from omnidraft.vocab.alignment import Alignment, align_cached
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from omnidraft.models.hf.tokenizer import HfTokenizer
     from omnidraft.models.hf.trainable_drafter import TransformersTrainable
-    from omnidraft.ports import Precision
-    from omnidraft.transfer.hypernetwork import LinearHypernetwork
     from omnidraft.transfer.initialisation import Method
-    from omnidraft.transfer.texts import TextTokenizer
-    from omnidraft.vocab.alignment import Alignment
 
 
 BYTES = "bytes"
@@ -34,17 +35,13 @@ class TokenizerPair:
 
     old_folder: Path
     new_folder: Path
-    old: "TextTokenizer"
-    new: "TextTokenizer"
-    alignment: "Alignment"
+    old: TextTokenizer
+    new: TextTokenizer
+    alignment: Alignment
 
 
 def load_pair(model: str, tokenizer: str) -> TokenizerPair:
     """Load both tokenizers, fetching models that are not installed. Raises ModelError."""
-    from omnidraft.models.catalog import store
-    from omnidraft.transfer.texts import TextTokenizer
-    from omnidraft.vocab.alignment import align_cached
-
     old_folder = store.resolve(model)
     old = _tokenizer(old_folder)
     new_folder = _byte_tokenizer(old_folder) if tokenizer == BYTES else _tokenizer_folder(tokenizer)
@@ -70,7 +67,7 @@ def load_model(folder: Path, name: str) -> Any:
         raise ModelError(f"{name} cannot be loaded: {exc}") from exc
 
 
-def frozen(model: Any, precision: "Precision" = "float32") -> "TransformersTrainable":
+def frozen(model: Any, precision: Precision = "float32") -> "TransformersTrainable":
     """Return a model to score texts with; it learns nothing."""
     from omnidraft.models.hf.trainable_drafter import TransformersTrainable
 
@@ -117,7 +114,7 @@ def goes_on(folder: Path, pair: TokenizerPair) -> bool:
     return (own.token_bytes, own.special_ids) == (new.token_bytes, new.special_ids)
 
 
-def hypernetworks(model: Any, pair: TokenizerPair, folder: Path | None = None) -> "list[LinearHypernetwork]":
+def hypernetworks(model: Any, pair: TokenizerPair, folder: Path | None = None) -> list[LinearHypernetwork]:
     """Return one for the embeddings of the model before, and one for its head where that is another matrix.
 
     Args:
@@ -126,15 +123,13 @@ def hypernetworks(model: Any, pair: TokenizerPair, folder: Path | None = None) -
     Raises:
         ConfigError: the folder has none of this model.
     """
-    from omnidraft.transfer.hypernetwork import LinearHypernetwork, load_hypernetworks
-
     networks = [LinearHypernetwork(old_DH, pair.alignment.drafts_of_target) for old_DH in matrices(model)]
     if folder is not None:
         load_hypernetworks(networks, folder / HYPERNETWORK_FILE)
     return networks
 
 
-def matrices(model: Any) -> "list[Tensor]":
+def matrices(model: Any) -> list[Tensor]:
     """Return the embeddings, and the head where it is another matrix."""
     embedding: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()
@@ -144,7 +139,6 @@ def matrices(model: Any) -> "list[Tensor]":
 def _byte_tokenizer(folder: Path) -> Path:
     """Return a folder with the tokenizer of bytes for the model of a folder; write it if it is absent. Two models of
     the same tokens may have other special tokens and templates, which are in these files."""
-    from omnidraft.models.catalog import store
     from omnidraft.models.hf.byte_tokenizer import write_byte_tokenizer
     from omnidraft.models.hf.model_folder import TOKENIZER_FILES
 
@@ -159,15 +153,12 @@ def _byte_tokenizer(folder: Path) -> Path:
 
 def _tokenizer_folder(name: str) -> Path:
     """Return a folder with a tokenizer, which needs no model beside it. Raises ModelError."""
-    from omnidraft.models.catalog import store
-
     local = Path(name).expanduser()
     return local if (local / "tokenizer.json").is_file() else store.resolve_tokenizer(name)
 
 
 def _tokenizer(folder: Path) -> "HfTokenizer":
     """Load the tokenizer of a folder, with as many ids as the head of the model in it, if there is one."""
-    from omnidraft.models.catalog import store
     from omnidraft.models.hf.tokenizer import HfTokenizer, load_tokenizer
 
     cache = store.default_home() / "tokenizers"
@@ -176,7 +167,7 @@ def _tokenizer(folder: Path) -> "HfTokenizer":
     return load_tokenizer(folder, cache)
 
 
-def _pursued(old: "Sequence[Tensor]", pair: TokenizerPair) -> "list[Tensor]":
+def _pursued(old: Sequence[Tensor], pair: TokenizerPair) -> list[Tensor]:
     """Make both matrices by matching pursuit, each in the same matrix of the model that the tokenizer comes from."""
     from omnidraft.transfer.initialisation import omp_rows
 

@@ -7,7 +7,8 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from omnidraft.assembly.controller import control_follower
 from omnidraft.assembly.drafter_prompt import drafter_prompt
@@ -19,32 +20,35 @@ from omnidraft.assembly.signing import champion_statements
 from omnidraft.assembly.snapshot_loading import SnapshotLoader, snapshot_loader_with
 from omnidraft.assembly.vocabularies import Vocabularies, vocabularies
 from omnidraft.config import Settings
+from omnidraft.decode.drafting.drafter import Drafter
+from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting
+from omnidraft.decode.drafting.session_pool import DrafterMemory
+from omnidraft.decode.drafting.tree_proposer import TreeProposer
+from omnidraft.decode.external.probing_policy import ProbingPolicy
+from omnidraft.decode.external.request_options import RequestOptions
+from omnidraft.decode.external.round_scheduler import IDLE_S, RoundLimits, RoundScheduler
+from omnidraft.decode.external.sequence_tracker import MOST_INACTIVE, ExternalSequence, SequenceTracker, TokenBuffer
+from omnidraft.decode.external.step_time_model import StepTimeModel
+from omnidraft.decode.policy.cost_model import StepCosts
+from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
+from omnidraft.decode.recording.trace_producer import TraceProducer
+from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
+from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
+from omnidraft.decode.snapshot.updater import SnapshotUpdater
 from omnidraft.errors import ContractError
+from omnidraft.models.loading import in_background_thread
 from omnidraft.ports import Announcement, Metrics, Proposer, Request
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from omnidraft.decode.drafting.drafter import Drafter
-    from omnidraft.decode.drafting.safe_drafting import SafeDrafting
-    from omnidraft.decode.external.request_options import RequestOptions
-    from omnidraft.decode.external.round_scheduler import RoundScheduler
-    from omnidraft.decode.external.sequence_tracker import ExternalSequence
-    from omnidraft.decode.recording.record_builder import TraceRecordBuilder
-    from omnidraft.decode.recording.trace_producer import TraceProducer
-    from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
-    from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
-    from omnidraft.decode.snapshot.updater import SnapshotUpdater
+from omnidraft.registry.staging import own_folder, remove_abandoned
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
     """The parts of the proposer. Without a producer no traces are recorded; without an updater the snapshot stays."""
 
-    rounds: "RoundScheduler"
-    producer: "TraceProducer | None"
-    updater: "SnapshotUpdater | None"
-    slot: "SnapshotSlot"
+    rounds: RoundScheduler
+    producer: TraceProducer | None
+    updater: SnapshotUpdater | None
+    slot: SnapshotSlot
 
 
 def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenants: bool = False) -> Batching:
@@ -58,16 +62,6 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
         ConfigError: there is no such redactor.
         ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
     """
-    from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting
-    from omnidraft.decode.drafting.session_pool import DrafterMemory
-    from omnidraft.decode.external.probing_policy import ProbingPolicy
-    from omnidraft.decode.external.round_scheduler import IDLE_S, RoundLimits, RoundScheduler
-    from omnidraft.decode.external.sequence_tracker import MOST_INACTIVE, SequenceTracker
-    from omnidraft.decode.external.step_time_model import StepTimeModel
-    from omnidraft.decode.policy.cost_model import StepCosts
-    from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
-    from omnidraft.decode.snapshot.slot import SnapshotSlot
-
     pinned = settings.worker.snapshot
     require_named(settings, pinned)
     is_recorded = has_tenants or settings.worker.tenant not in settings.recorder.opted_out
@@ -110,11 +104,8 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
     return Batching(scheduler, producer, updater, slot)
 
 
-def drafter_of(proposer: Proposer) -> "Drafter":
+def drafter_of(proposer: Proposer) -> Drafter:
     """Return the drafter among the sources of a snapshot's proposer."""
-    from omnidraft.decode.drafting.drafter import Drafter
-    from omnidraft.decode.drafting.tree_proposer import TreeProposer
-
     if isinstance(proposer, TreeProposer):
         for each in proposer.sources:
             if isinstance(each, Drafter):
@@ -125,15 +116,11 @@ def drafter_of(proposer: Proposer) -> "Drafter":
 def _updater(
     settings: Settings,
     metrics: Metrics,
-    slot: "SnapshotSlot",
-    throttle: "DriftThrottle",
+    slot: SnapshotSlot,
+    throttle: DriftThrottle,
     load: SnapshotLoader,
-    rounds: "RoundScheduler",
-) -> "SnapshotUpdater":
-    from omnidraft.decode.snapshot.updater import SnapshotUpdater
-    from omnidraft.models.loading import in_background_thread
-    from omnidraft.registry.staging import own_folder, remove_abandoned
-
+    rounds: RoundScheduler,
+) -> SnapshotUpdater:
     def forget(order: Announcement) -> None:
         rounds.forget_texts()
         remove_abandoned()
@@ -160,9 +147,9 @@ class SequenceOpener:
         self,
         settings: Settings,
         tokenizers: Vocabularies,
-        slot: "SnapshotSlot",
-        producer: "TraceProducer | None",
-        drafting: "SafeDrafting",
+        slot: SnapshotSlot,
+        producer: TraceProducer | None,
+        drafting: SafeDrafting,
     ) -> None:
         self._settings = settings
         self._tokenizers = tokenizers
@@ -171,10 +158,8 @@ class SequenceOpener:
         self._drafting = drafting
         self._worker = f"{socket.gethostname()}-{os.getpid()}"
 
-    def open(self, prompt_ids: "np.ndarray", options: "RequestOptions") -> "ExternalSequence":
+    def open(self, prompt_ids: np.ndarray, options: RequestOptions) -> ExternalSequence:
         """See round_scheduler.SequenceFactory. The request id decides whether the canary serves it."""
-        from omnidraft.decode.external.sequence_tracker import ExternalSequence, TokenBuffer
-
         request_id = uuid.uuid4().hex
         snapshot = self._slot.snapshot_for(request_id)
         drafter = drafter_of(snapshot.proposer)
@@ -208,9 +193,7 @@ class SequenceOpener:
             drafter_prompt_tail=rest_ids,
         )
 
-    def _builder(self, request_id: str, request: Request, snapshot: "LoadedSnapshot") -> "TraceRecordBuilder":
-        from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
-
+    def _builder(self, request_id: str, request: Request, snapshot: LoadedSnapshot) -> TraceRecordBuilder:
         assert self._producer is not None
         settings, models = self._settings, self._settings.models
         context = RecordContext(

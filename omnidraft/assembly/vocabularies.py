@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError
+from omnidraft.models.catalog import store
+from omnidraft.models.catalog.install import read_origin
 from omnidraft.progress import stages
+from omnidraft.vocab.alignment import Alignment, align_cached
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from omnidraft.models.hf.tokenizer import HfTokenizer
-    from omnidraft.vocab.alignment import Alignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +31,11 @@ class Vocabularies(TargetVocabulary):
 
     drafter_folder: Path
     drafter: "HfTokenizer"
-    alignment: "Alignment"
+    alignment: Alignment
 
 
 def served_vocabularies(settings: Settings, progress: "Progress | None" = None) -> TargetVocabulary:
     """Load the tokenizers that a worker needs: Vocabularies, unless there is no drafter. Raises ModelError."""
-    from omnidraft.models.catalog import store
     from omnidraft.models.hf.tokenizer import load_tokenizer
 
     if settings.models.engine == "llamacpp":
@@ -55,8 +56,6 @@ def vocabularies(settings: Settings, progress: "Progress | None" = None) -> Voca
         ConfigError: there is no drafter, and what was started works on one.
         ModelError: a model cannot be had.
     """
-    from omnidraft.models.catalog import store
-
     if not settings.models.has_drafter:
         raise ConfigError("this needs a drafter, and models.drafter is 'none': only workers go without one")
     name, converts_weights = settings.models.target, settings.models.engine != "llamacpp"
@@ -65,9 +64,7 @@ def vocabularies(settings: Settings, progress: "Progress | None" = None) -> Voca
 
 
 def _pair(settings: Settings, target_folder: Path, progress: "Progress | None") -> Vocabularies:
-    from omnidraft.models.catalog import store
     from omnidraft.models.hf.tokenizer import load_tokenizer
-    from omnidraft.vocab.alignment import align_cached
 
     drafter_folder = store.resolve(settings.models.drafter, progress=progress)
     home = store.default_home()
@@ -79,7 +76,5 @@ def _pair(settings: Settings, target_folder: Path, progress: "Progress | None") 
 
 def drafter_hash(folder: Path, tokenizer: "HfTokenizer") -> str:
     """Return what tells this base drafter from others: where its weights came from, else its tokenizer."""
-    from omnidraft.models.catalog.install import read_origin
-
     made = read_origin(folder)
     return made.fingerprint if made else tokenizer.fingerprint

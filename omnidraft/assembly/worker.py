@@ -18,32 +18,40 @@ from omnidraft.assembly.signing import champion_statements
 from omnidraft.assembly.snapshot_loading import SnapshotLoader, base_drafter, snapshot_loader
 from omnidraft.assembly.vocabularies import TargetVocabulary, Vocabularies, served_vocabularies
 from omnidraft.config import NO_DRAFTER, Settings
+from omnidraft.decode.common_prefix import common_prefix
+from omnidraft.decode.decoder import Decoder
+from omnidraft.decode.drafting.safe_drafting import DraftingFailures
+from omnidraft.decode.drafting.session_pool import DrafterMemory
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.policy.cost_model import MeasuredCosts
+from omnidraft.decode.prompting import Pair
+from omnidraft.decode.recording.trace_producer import TraceProducer
+from omnidraft.decode.sampling.grammar import Grammars
+from omnidraft.decode.sampling.grammar_trial import GrammarTrial
+from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
+from omnidraft.decode.snapshot.slot import FactorSwitch, SnapshotSlot
+from omnidraft.decode.snapshot.updater import SnapshotUpdater
+from omnidraft.fleet.control_log import FOR_ALL_PAIRS
+from omnidraft.memory.recent_texts import RecentTexts
+from omnidraft.models.loading import SharedDrafter, in_background_thread, in_own_thread
 from omnidraft.ports import Announcement, AnnouncementKind, Metrics, NoopTracing, SnapshotReader, Target, Tracing
 from omnidraft.progress import stages
+from omnidraft.registry.staging import own_folder, remove_abandoned
+from omnidraft.tools.formats import FORMATS, ToolFormat
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from omnidraft.decode.drafting.session_pool import DrafterMemory
-    from omnidraft.decode.engine import Engine
-    from omnidraft.decode.policy.cost_model import MeasuredCosts
-    from omnidraft.decode.recording.trace_producer import TraceProducer
-    from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
-    from omnidraft.decode.snapshot.slot import SnapshotSlot
-    from omnidraft.decode.snapshot.updater import SnapshotUpdater
-    from omnidraft.memory.recent_texts import RecentTexts
     from omnidraft.models.hf.tokenizer import HfTokenizer
-    from omnidraft.models.loading import SharedDrafter
-    from omnidraft.tools.formats import ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
 class ServedTarget:
     """One target with its alignment, cache and snapshot slot. Without an updater its snapshot stays."""
 
-    engine: "Engine"
+    engine: Engine
     target: Target
-    updater: "SnapshotUpdater | None"
+    updater: SnapshotUpdater | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +60,10 @@ class Worker:
 
     served: tuple[ServedTarget, ...]
     """In the order of `models.targets`."""
-    producer: "TraceProducer | None"
+    producer: TraceProducer | None
 
     @property
-    def engine(self) -> "Engine":
+    def engine(self) -> Engine:
         """The engine of `models.target`."""
         return self.served[0].engine
 
@@ -76,9 +84,6 @@ def engine(
     Raises:
         ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
     """
-    from omnidraft.decode.snapshot.slot import FactorSwitch, SnapshotSlot
-    from omnidraft.memory.recent_texts import RecentTexts
-
     require_named(settings, snapshot)
     tokenizers = served_vocabularies(settings, progress)
     loaded_target = target(settings, tokenizers)
@@ -100,8 +105,6 @@ def worker(
         BusError, RegistryError: log or registry cannot be reached at the start; later they may come and go.
         ConfigError: there is no such redactor.
     """
-    from omnidraft.models.loading import in_own_thread
-
     tracing = tracing or NoopTracing()
     stages.info("opening the log and the registry")
     producer = trace_producer(settings, metrics, tracing)
@@ -112,7 +115,7 @@ def _all_served(
     settings: Settings,
     metrics: Metrics,
     tracing: Tracing,
-    producer: "TraceProducer | None",
+    producer: TraceProducer | None,
     progress: "Progress | None",
 ) -> tuple[ServedTarget, ...]:
     pairs = [settings.for_target(name) for name in settings.models.targets]
@@ -133,8 +136,8 @@ def served_target(
     tokenizers: TargetVocabulary,
     metrics: Metrics,
     tracing: Tracing,
-    producer: "TraceProducer | None",
-    drafter: "SharedDrafter | None",
+    producer: TraceProducer | None,
+    drafter: SharedDrafter | None,
     snapshots: SnapshotReader,
     *,
     is_alone: bool,
@@ -142,9 +145,6 @@ def served_target(
 ) -> ServedTarget:
     """Return one pair, which follows its champion unless `worker.snapshot` names a snapshot. It begins with the base
     drafter, or with the champion, which takes longer."""
-    from omnidraft.decode.snapshot.slot import FactorSwitch, SnapshotSlot
-    from omnidraft.memory.recent_texts import RecentTexts
-
     loaded_target = target(settings, tokenizers)
     costs = measured_costs(settings, loaded_target)
     costs.passes(settings.decode.mode)  # whatever the policy: metrics compare with plain decoding
@@ -168,21 +168,14 @@ def _engine(
     settings: Settings,
     tokenizers: TargetVocabulary,
     loaded_target: Target,
-    costs: "MeasuredCosts",
+    costs: MeasuredCosts,
     metrics: Metrics,
-    producer: "TraceProducer | None",
-    slot: "SnapshotSlot",
-    recent: "RecentTexts",
-    keys: "DrafterMemory",
+    producer: TraceProducer | None,
+    slot: SnapshotSlot,
+    recent: RecentTexts,
+    keys: DrafterMemory,
     tracing: Tracing | None = None,
-) -> "Engine":
-    from omnidraft.decode.decoder import Decoder
-    from omnidraft.decode.drafting.safe_drafting import DraftingFailures
-    from omnidraft.decode.engine import Engine
-    from omnidraft.decode.prompting import Pair
-    from omnidraft.decode.sampling.grammar import Grammars
-    from omnidraft.decode.sampling.grammar_trial import GrammarTrial
-
+) -> Engine:
     drafting = tokenizers if isinstance(tokenizers, Vocabularies) else None
     pair = Pair(
         settings.models.target,
@@ -222,18 +215,14 @@ def _engine(
     )
 
 
-def _tool_format(settings: Settings, tokenizer: "HfTokenizer") -> "ToolFormat":
+def _tool_format(settings: Settings, tokenizer: "HfTokenizer") -> ToolFormat:
     """Return the format that the settings name for the target, else that of its chat template."""
-    from omnidraft.tools.formats import FORMATS
-
     named = settings.models.tool_formats.get(settings.models.target)
     return tokenizer.tool_format if named is None else FORMATS[named]
 
 
 def _prefix_of(system_prompt: str, tokenizer: "HfTokenizer") -> list[int]:
     """Return the ids that all chats with this system prompt begin with; those of the text without a chat template."""
-    from omnidraft.decode.common_prefix import common_prefix
-
     if not tokenizer.has_chat_template:
         return tokenizer.prompt_ids(system_prompt)
     system = {"role": "system", "content": system_prompt}
@@ -246,17 +235,12 @@ def _updater(
     metrics: Metrics,
     tracing: Tracing,
     snapshots: SnapshotReader,
-    made: "Engine",
+    made: Engine,
     load: SnapshotLoader,
-    memories: "MemoryLoader",
+    memories: MemoryLoader,
     *,
     is_alone: bool,
-) -> "SnapshotUpdater":
-    from omnidraft.decode.snapshot.updater import SnapshotUpdater
-    from omnidraft.fleet.control_log import FOR_ALL_PAIRS
-    from omnidraft.models.loading import in_background_thread
-    from omnidraft.registry.staging import own_folder, remove_abandoned
-
+) -> SnapshotUpdater:
     def forget(order: Announcement) -> None:
         memories.forget(order)
         made.forget_texts()

@@ -149,8 +149,8 @@ class Drafter:
 
     def forget(self) -> None:
         """Drop the memory of earlier texts, and the drafter's keys of them."""
-        self._loaded.recent.clear()
-        self._loaded.drafter_memory.forget()
+        self._loaded.host.recent.clear()
+        self._loaded.host.drafter_memory.forget()
 
     def _decode(
         self,
@@ -220,13 +220,13 @@ class _Batch:
         stop = RowStop(row, request.criteria, scores)
         drawing = Drawing(self._noise.row(number, len(row.prompt)), distributions, stop)
         sequence = decoder.add_drawn(text, drawing, self._loaded.proposer, client=_SCOPE, cache_scope=_SCOPE)
-        return sequence, TextMemorizer(self._loaded.recent, text)
+        return sequence, TextMemorizer(self._loaded.host.recent, text)
 
     def _text(
         self, prompt: tuple[int, ...], max_new_tokens: int, sampling: Sampling, num_draft_tokens: int | None
     ) -> Request:
         """Return what drafts know of a row."""
-        settings = self._loaded.settings.decode
+        settings = self._loaded.host.settings.decode
         drafter_ids, tail_ids = self._loaded.drafter_prompt(prompt)
         return Request(
             prompt,

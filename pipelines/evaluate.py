@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from omnidraft import assembly, config
-from omnidraft.assembly.named_snapshots import named_folder
+from omnidraft.assembly.registries import named_folder
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.distill.evaluation.agreement import share
 from omnidraft.distill.ingest.record_disposition import is_held_out, record_key

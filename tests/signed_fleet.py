@@ -5,7 +5,7 @@ from pathlib import Path
 
 from omnidraft import assembly, config
 from omnidraft.assembly.controller import control_follower
-from omnidraft.assembly.logs import snapshot_reader
+from omnidraft.assembly.registries import snapshot_reader
 from omnidraft.assembly.signing import champion_statements
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle

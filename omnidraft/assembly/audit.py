@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from omnidraft.assembly.existing import existing_log_reader
-from omnidraft.assembly.logs import log_reader, registry, topic_names, trace_source
+from omnidraft.assembly.logs import existing_log_reader, log_reader, topic_names, trace_source
+from omnidraft.assembly.registries import registry
 from omnidraft.audit.findings import Report
 from omnidraft.audit.log_replay import DeadLetterReasons
 from omnidraft.audit.run import DiscardingWriter, dead_letter_reasons

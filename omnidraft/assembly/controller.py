@@ -8,17 +8,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from omnidraft.assembly.existing import existing_registry
-from omnidraft.assembly.logs import (
-    control_reader,
-    control_writer,
-    log_reader,
-    registry,
-    topic_names,
-    trace_source,
-)
+from omnidraft.assembly.logs import control_reader, control_writer, log_reader, topic_names, trace_source
+from omnidraft.assembly.models import Vocabularies
+from omnidraft.assembly.registries import existing_registry, registry
 from omnidraft.assembly.signing import authenticator, champion_statements, require_signer, restate_s
-from omnidraft.assembly.vocabularies import Vocabularies
 from omnidraft.audit.run import DiscardingWriter
 from omnidraft.config import Settings
 from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison

@@ -8,11 +8,10 @@ from typing import Any
 
 from omnidraft.assembly.controller import controller
 from omnidraft.assembly.distiller import distillation, identity
-from omnidraft.assembly.logs import log_path, registry, snapshot_reader
+from omnidraft.assembly.host import DecodingHost
+from omnidraft.assembly.models import Vocabularies, served_vocabularies
 from omnidraft.assembly.recording import trace_producer
-from omnidraft.assembly.snapshot_loading import base_drafter
-from omnidraft.assembly.vocabularies import Vocabularies, served_vocabularies
-from omnidraft.assembly.worker import served_target
+from omnidraft.assembly.registries import registry, snapshot_reader
 from omnidraft.bus.sqlite_trim import delete_before
 from omnidraft.config import Settings
 from omnidraft.decode.engine import Engine
@@ -20,7 +19,7 @@ from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.device.home import DeviceHome
 from omnidraft.device.learning import IdleLearning, LearningParts, Tidier
 from omnidraft.errors import ConfigError
-from omnidraft.ports import Metrics, NoopTracing
+from omnidraft.ports import Metrics
 
 LOG, SNAPSHOTS = "log.db", "snapshots"
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -85,20 +84,10 @@ def _pair(settings: Settings, tokenizers: Vocabularies) -> dict[str, str]:
 def _started(
     settings: Settings, metrics: Metrics, home: DeviceHome, tokenizers: Vocabularies, producer: TraceProducer
 ) -> tuple[Engine, IdleLearning]:
-    topic, log = settings.log.traces_topic, log_path(settings)
+    topic, log = settings.log.traces_topic, settings.log.path
     assert log is not None
-    snapshots = registry(settings)
-    served = served_target(
-        settings,
-        tokenizers,
-        metrics,
-        NoopTracing(),
-        producer,
-        base_drafter(settings, tokenizers),
-        snapshot_reader(settings),
-        is_alone=True,
-        begins_with_champion=True,
-    )
+    snapshots, host = registry(settings), DecodingHost(settings, metrics, tokenizers, producer=producer)
+    served = host.serve(snapshot_reader(settings), begins_with_champion=True)
     assert served.updater is not None
     parts = LearningParts(
         home=home,

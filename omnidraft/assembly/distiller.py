@@ -1,18 +1,19 @@
 """The distiller of one pair and its learner."""
 
 import hashlib
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from omnidraft import __version__
 from omnidraft.assembly.controller import base_serving_tensors, control_follower, recent_records, snapshot_comparison
-from omnidraft.assembly.logs import log_reader, log_writer, registry, trace_source
-from omnidraft.assembly.memory import memory_files
+from omnidraft.assembly.logs import log_reader, log_writer, record_cipher, trace_source
+from omnidraft.assembly.models import TargetVocabulary, Vocabularies, drafter_hash, vocabularies
+from omnidraft.assembly.registries import registry
 from omnidraft.assembly.signing import require_signer
 from omnidraft.assembly.snapshot_loading import ngram_cache
-from omnidraft.assembly.vocabularies import Vocabularies, drafter_hash, vocabularies
-from omnidraft.config import LearnerSettings, Settings
+from omnidraft.config import LearnerSettings, MemorySettings, Settings
 from omnidraft.distill.control import Status, TrainingControl
 from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.evaluation.held_out import HeldOut
@@ -24,6 +25,7 @@ from omnidraft.distill.ingest.crash_journal import CrashJournal
 from omnidraft.distill.ingest.tenant_shares import TENANT_SHARE, TenantGroups
 from omnidraft.distill.ingest.truncation_mark import TruncationMark
 from omnidraft.distill.memory.memory_files import MemoryFiles
+from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.distill.publisher import Identity, Publisher
 from omnidraft.distill.training.learner import Learner
 from omnidraft.distill.training.step_report import LearningSpans
@@ -34,6 +36,8 @@ from omnidraft.snapshots.manifest import Manifest
 from omnidraft.system import keep_freed_memory
 from omnidraft.telemetry.metrics import LabelledMetrics
 from omnidraft.threads import attentive
+
+logger = logging.getLogger(__name__)
 
 _HEEDED: Final = ("pause", "resume", "restart", "rewind", "drift", "drift_over", "forget")
 """The kinds of orders and statements that a distiller acts on."""
@@ -198,3 +202,18 @@ def identity(settings: Settings, tokenizers: Vocabularies) -> Identity:
         code_version=__version__,
         settings={name: str(value) for name, value in settings.learner.model_dump(exclude={"tenants"}).items()},
     )
+
+
+def memory_files(settings: Settings, tokenizers: TargetVocabulary, metrics: Metrics, folder: Path) -> MemoryFiles:
+    """Return the memory of one learner and its files, staged in a folder of this learner alone."""
+    memory = TextMemory(_kept(settings), vocabulary_size=len(tokenizers.target.vocabulary))
+    return MemoryFiles(memory, folder, metrics, record_cipher(settings))
+
+
+def _kept(settings: Settings) -> MemorySettings:
+    """Return the settings of the memory, which is off where its files could not be encrypted as the log is."""
+    section, log = settings.memory, settings.log
+    if log.encryption_keys and log.key_store_url is None and section.tokens_per_tenant:
+        logger.warning("the fleet's memory is off: log.encryption_keys without log.key_store gives tenants no keys")
+        return section.model_copy(update={"tokens_per_tenant": 0})
+    return section

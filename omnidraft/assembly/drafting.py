@@ -1,12 +1,13 @@
 """Everything that drafts for a target: models, memories, and the policy over all of them."""
 
+import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from omnidraft.assembly.vocabularies import TargetVocabulary, Vocabularies
-from omnidraft.config import DecodeSettings
+from omnidraft.assembly.models import TargetVocabulary, Vocabularies
+from omnidraft.config import DecodeSettings, Settings
 from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
 from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.loaded_factors import LoadedFactors
@@ -15,11 +16,17 @@ from omnidraft.decode.drafting.session_pool import DrafterMemory, SessionPool
 from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSource, no_fleet_memory
 from omnidraft.decode.drafting.token_healing import TokenHealing
 from omnidraft.decode.drafting.tree_proposer import DraftSource, TreeProposer
+from omnidraft.decode.external.prompt_mapping import map_prompt
 from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
 from omnidraft.decode.policy.cost import CostPolicy
+from omnidraft.decode.policy.cost_file import CostFile
 from omnidraft.decode.policy.cost_model import CostCurve, MeasuredCosts, Seconds, StepCosts
+from omnidraft.decode.prefill_chunk import MAX_PREFILL_S
+from omnidraft.errors import ContractError, VocabularyError
 from omnidraft.memory.recent_texts import RecentTexts
-from omnidraft.ports import DraftModel, Mode, Policy, Proposer
+from omnidraft.models.catalog import store
+from omnidraft.models.probe.subprocess_trial import processor
+from omnidraft.ports import DraftModel, Mode, Policy, Proposer, Target
 from omnidraft.vocab.ngram_cache import NgramCache
 
 logger = logging.getLogger(__name__)
@@ -72,7 +79,6 @@ def proposer(
     factors: LoadedFactors | None = None,
     *,
     is_external: bool = False,
-    max_read_s: float | None = None,
 ) -> Proposer:
     """Return a proposer that drafts with the model and from memory. For an external engine the drafter uses no noise,
     since the engine's is unknown, and the memory is that of the text alone.
@@ -80,7 +86,6 @@ def proposer(
     Args:
         fleet: what the fleet said; None remembers nothing.
         factors: tenants with factors of their own over the model; None: there are none.
-        max_read_s: see Drafter.
     """
     alignment = tokenizers.alignment if settings.splits else tokenizers.alignment.without_splits()
     weights = (0.0, 0.5, 1.0) if settings.noise_weight is None else (settings.noise_weight,)
@@ -96,7 +101,7 @@ def proposer(
         factors,
         TokenHealing(tokenizers.drafter.vocabulary, tokenizers.target, alignment),
         extends_to_depth=is_external,
-        max_read_s=max_read_s,
+        max_read_s=None if is_external else MAX_PREFILL_S,
     )
     memories = memory_sources(settings, tokenizers, shared.recent, fleet, is_external=is_external)
     if settings.policy == "acceptance" and not model.has_head:
@@ -141,3 +146,48 @@ def policy(settings: DecodeSettings, passes: Callable[[], Seconds], step_s: Seco
             return ThresholdPolicy()
         case "cost":
             return CostPolicy(passes(), step_s, num_candidates if settings.trees else 1)
+
+
+_LONGEST_PROMPT_SHARE = 0.75
+"""The share of the drafter's context that a prompt may fill; the rest is for the answer."""
+
+
+def drafter_prompt(
+    prompt_ids: Sequence[int], tokenizers: Vocabularies, context_limit: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the drafter's ids up to the last special token, and the target's ids after it, which the drafter reads as
+    it reads the answer. Neither where the drafter cannot spell the prompt: it then reads the answer only."""
+    longest, vocabulary = int(context_limit * _LONGEST_PROMPT_SHARE), tokenizers.target.vocabulary
+    try:
+        prompt = map_prompt(prompt_ids, vocabulary, tokenizers.drafter, tokenizers.alignment, longest=longest)
+    except VocabularyError:
+        return (), ()
+    return tuple(prompt.ids), tuple(prompt.rest)
+
+
+def measured_costs(settings: Settings, loaded_target: Target) -> MeasuredCosts:
+    """Measure the costs of the target, at once for the default mode if the policy needs them."""
+    models = settings.models
+    drafter_name = f"{models.drafter} in {models.drafter_precision}"
+    costs = MeasuredCosts(loaded_target, _cost_file(loaded_target), drafter_name)
+    if settings.decode.policy == "cost":
+        costs.passes(settings.decode.mode)
+    return costs
+
+
+def _cost_file(loaded_target: Target) -> CostFile:
+    """Return the file of this target's costs on this machine."""
+    import torch
+
+    facts = (loaded_target.fingerprint, torch.get_num_threads(), processor())
+    name = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
+    return CostFile(store.default_home() / "costs" / f"{name}.json")
+
+
+def drafter_of(proposer: Proposer) -> Drafter:
+    """Return the drafter among the sources of a snapshot's proposer."""
+    if isinstance(proposer, TreeProposer):
+        for each in proposer.sources:
+            if isinstance(each, Drafter):
+                return each
+    raise ContractError(f"a snapshot for batches has a drafter, got {proposer}")

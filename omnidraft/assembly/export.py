@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from omnidraft.assembly.named_snapshots import named_folder
-from omnidraft.assembly.vocabularies import Vocabularies, drafter_hash, vocabularies
+from omnidraft.assembly.models import Vocabularies, drafter_hash, vocabularies
+from omnidraft.assembly.registries import named_folder
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError, RequestError, SnapshotError, VocabularyError
 from omnidraft.files import whole_folder

@@ -4,56 +4,41 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from omnidraft.assembly.costs import measured_costs
-from omnidraft.assembly.drafter_prompt import drafter_prompt
-from omnidraft.assembly.drafting import drafter_memory
-from omnidraft.assembly.memory import memory_loader
-from omnidraft.assembly.named_snapshots import named_or_base, require_named
-from omnidraft.assembly.snapshot_loading import snapshot_loader
-from omnidraft.assembly.vllm import drafter_of
-from omnidraft.assembly.vocabularies import TargetVocabulary, Vocabularies
+from omnidraft.assembly.drafting import drafter_of, drafter_prompt
+from omnidraft.assembly.host import DecodingHost
+from omnidraft.assembly.models import TargetVocabulary, Vocabularies, aligned
+from omnidraft.assembly.registries import require_named
+from omnidraft.assembly.snapshot_loading import named_or_base
 from omnidraft.config import Settings
 from omnidraft.decode.decoder import Decoder
-from omnidraft.decode.drafting.safe_drafting import DraftingFailures
-from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.scheduler import Scheduler
 from omnidraft.errors import RequestError
-from omnidraft.memory.recent_texts import RecentTexts
-from omnidraft.models.catalog import store
 from omnidraft.ports import Metrics, Proposer
-from omnidraft.vocab.alignment import align_cached
-
-if TYPE_CHECKING:
-    from omnidraft.models.hf.tokenizer import HfTokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A decoder over the caller's model, and what drafts for it."""
 
+    host: DecodingHost
     decoder: Decoder
     proposer: Proposer
-    recent: RecentTexts
-    """What was generated lately, for the suffix memory."""
-    drafter_memory: DrafterMemory
-    """The drafter's keys, those of earlier texts too."""
-    tokenizers: TargetVocabulary
-    settings: Settings
 
     def drafter_prompt(self, prompt_ids: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the drafter's ids of a prompt, and the target's ids that it reads after them; see drafter_prompt.py.
-        Neither without a drafter."""
-        if not isinstance(self.tokenizers, Vocabularies):
+        """Return the drafter's ids of a prompt, and the target's ids that it reads after them. Neither without
+        a drafter."""
+        tokenizers = self.host.tokenizers
+        if not isinstance(tokenizers, Vocabularies):
             return (), ()
 
-        return drafter_prompt(prompt_ids, self.tokenizers, drafter_of(self.proposer).model.context_limit)
+        return drafter_prompt(prompt_ids, tokenizers, drafter_of(self.proposer).model.context_limit)
 
     def batch_decoder(self, max_ids: Sequence[int]) -> Decoder:
         """Return the decoder for a batch of texts of at most so many ids each, none of which waits for others to end.
         Raises RequestError where there is no memory for that."""
-        decoder, settings, mode = copy.copy(self.decoder), self.settings.scheduler, self.settings.decode.mode
+        decoder, settings, mode = copy.copy(self.decoder), self.host.settings.scheduler, self.host.settings.decode.mode
         target, num_nodes = decoder.target, 1 + self.decoder.target.limits(mode).num_nodes
         kv_gib = sum(target.kv_bytes(num_ids + num_nodes, mode) for num_ids in max_ids) / 2**30
         if kv_gib > settings.kv_cache_gib:
@@ -84,30 +69,8 @@ def loaded_model(
     require_named(settings, snapshot)
     name = f"{settings.models.target}-{model.num_parameters()}"
     target = TransformersTarget(model, settings.decode, name=name, precision=f"{model.dtype}-{model.device.type}")
-    tokenizers = _tokenizers(settings, loaded_tokenizer(tokenizer, model.config.get_text_config().vocab_size))
-    costs = measured_costs(settings, target)
-    recent = RecentTexts() if settings.decode.suffix_memory else RecentTexts(0)
-    memories, keys = memory_loader(settings, metrics), drafter_memory()
-    load = snapshot_loader(settings, tokenizers, costs, recent=recent, memories=memories, drafter_memory=keys)
-    drafting = named_or_base(settings, load, snapshot)
-    decoder = Decoder(
-        target,
-        tokenizers.target.vocabulary,
-        costs=costs,
-        failures=DraftingFailures(metrics, settings.models.target),
-        scheduling=settings.scheduler,
-    )
-    return LoadedModel(decoder, drafting.proposer, recent, keys, tokenizers, settings)
-
-
-def _tokenizers(settings: Settings, target: "HfTokenizer") -> TargetVocabulary:
-    """Return the tokenizers of the caller's target and of the drafter, if there is one."""
-    from omnidraft.models.hf.tokenizer import load_tokenizer
-
+    own = loaded_tokenizer(tokenizer, model.config.get_text_config().vocab_size)
     nowhere = Path()  # the target is loaded
-    if not settings.models.has_drafter:
-        return TargetVocabulary(nowhere, target)
-    folder, home = store.resolve(settings.models.drafter), store.default_home()
-    drafter = load_tokenizer(folder, home / "tokenizers")
-    alignment = align_cached(drafter, target, home / "alignments")
-    return Vocabularies(nowhere, target, drafter_folder=folder, drafter=drafter, alignment=alignment)
+    tokenizers = aligned(settings, nowhere, own) if settings.models.has_drafter else TargetVocabulary(nowhere, own)
+    host = DecodingHost(settings, metrics, tokenizers, loaded_target=target)
+    return LoadedModel(host, host.decoder(), named_or_base(settings, host.load, snapshot).proposer)

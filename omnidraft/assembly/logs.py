@@ -1,11 +1,9 @@
-"""Logs and registries from their URLs, with their credentials, keys and retention."""
+"""Logs from their URLs, with their credentials, keys and retention."""
 
-import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -13,34 +11,122 @@ from omnidraft import extras
 from omnidraft.assembly import signing
 from omnidraft.bus import sqlite_topic
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
-from omnidraft.config import Settings, masked
+from omnidraft.config import LogSettings, Settings
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.errors import ConfigError
-from omnidraft.ports import LogReader, LogWriter, Metrics, Registry, SnapshotReader, TopicFacts
-from omnidraft.registry.directory_registry import DirectoryRegistry
-from omnidraft.registry.mlflow_registry import MlflowRegistry
-from omnidraft.registry.mlflow_runs import Experiment
-from omnidraft.registry.mlflow_store import check_reachable
-from omnidraft.registry.readers import DeferredRegistry, EmptyRegistry
+from omnidraft.errors import ConfigError, RequestError
+from omnidraft.ports import LogReader, LogWriter, Metrics, RecordCipher, TopicFacts
 from omnidraft.traces.record import TraceRecord
 
 if TYPE_CHECKING:
     from omnidraft.bus.key_store import KeyStore
     from omnidraft.bus.tenant_keys import TenantKeys
 
-
-logger = logging.getLogger(__name__)
-
+NOT_YET = "the first service that starts makes it; run this where the services run, or name --config"
+"""What commands that only read or order say where a service would create something."""
 SEALED_HEADERS = ("error", "original.")
 """Prefixes of dead-letter headers that may quote users' text."""
+
+
+class _SqliteLog:
+    """A log in a file of this machine."""
+
+    def __init__(self, settings: LogSettings) -> None:
+        assert settings.path is not None
+        self._settings, self._path = settings, settings.path
+
+    def writer(self, topic: str) -> LogWriter:
+        return SqliteWriter(self._path, topic, **self._options(topic), keep_s=_retention_s(self._settings, topic))
+
+    def reader(self, topic: str) -> LogReader:
+        return SqliteReader(self._path, topic, **self._options(topic))
+
+    def _options(self, topic: str) -> dict[str, Any]:
+        return {"partitions": _partitions(self._settings, topic), "timeout_s": self._settings.request_timeout_s}
+
+    def topics(self) -> dict[str, TopicFacts]:
+        """Describe the topics. Their writers' settings determine the retention; they are assumed to be these."""
+        facts = sqlite_topic.describe(self._path, self._settings.request_timeout_s)
+        return {name: self._with_retention(facts[name], name) for name in self._settings.topics if name in facts}
+
+    def _with_retention(self, facts: TopicFacts, topic: str) -> TopicFacts:
+        keep_s = _retention_s(self._settings, topic)
+        return facts if keep_s in (None, math.inf) else replace(facts, retention_ms=int(keep_s * 1000))
+
+    def topic_names(self) -> set[str]:
+        return set(self.topics())
+
+
+class _KafkaLog:
+    """A log of Kafka's."""
+
+    def __init__(self, settings: LogSettings) -> None:
+        extras.require("kafka", f"log.url = {settings.url!r}")
+        self._settings, self._servers = settings, settings.url.removeprefix("kafka://")
+
+    def writer(self, topic: str) -> LogWriter:
+        from omnidraft.bus.kafka_log import KafkaWriter
+
+        return KafkaWriter(self._servers, topic, **self._options(topic))
+
+    def reader(self, topic: str) -> LogReader:
+        from omnidraft.bus.kafka_log import KafkaReader
+
+        return KafkaReader(self._servers, topic, **self._options(topic))
+
+    def _options(self, topic: str) -> dict[str, Any]:
+        log = self._settings
+        return {
+            "partitions": _partitions(log, topic),
+            "request_timeout_s": log.request_timeout_s,
+            "access": log.kafka,
+            "keep_s": _retention_s(log, topic),
+        }
+
+    def topics(self) -> dict[str, TopicFacts]:
+        from omnidraft.bus import kafka_client
+
+        log = self._settings
+        return kafka_client.describe(self._servers, log.topics, log.kafka, log.request_timeout_s)
+
+    def topic_names(self) -> set[str]:
+        from omnidraft.bus import kafka_client
+
+        log = self._settings
+        return kafka_client.list_topics(self._servers, log.kafka, log.request_timeout_s).intersection(log.topics)
+
+
+_LOGS: Mapping[str, type[_SqliteLog] | type[_KafkaLog]] = {"sqlite": _SqliteLog, "kafka": _KafkaLog}
+"""How a log is opened, by the scheme of its url."""
+
+
+def _open(settings: Settings) -> _SqliteLog | _KafkaLog:
+    """Return the log at this url, without encryption and signatures; nothing is created yet."""
+    log = settings.log
+    if (made := _LOGS.get(urlsplit(log.url).scheme)) is None:
+        raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
+    return made(log)
+
+
+def _partitions(log: LogSettings, topic: str) -> int:
+    return log.partitions if topic == log.traces_topic else 1
+
+
+def _retention_s(log: LogSettings, topic: str) -> float | None:
+    """Return the retention of this topic in seconds; None leaves it to the log."""
+    hours = {
+        log.traces_topic: log.retention_hours,
+        log.dead_letters_topic: log.dead_letters_retention_hours,
+        log.control_topic: math.inf,
+    }.get(topic)
+    return None if hours is None else hours * 3600
 
 
 def log_writer(settings: Settings, topic: str) -> LogWriter:
     """Return a writer of this topic, which encrypts records and signs announcements if keys are set. Raises BusError
     when the log cannot be reached."""
     if topic == settings.log.control_topic:
-        return signing.signing_writer(settings, _plain_writer(settings, topic), partial(control_reader, settings))
-    writer, keys = _plain_writer(settings, topic), _keys(settings, topic)
+        return signing.signing_writer(settings, _open(settings).writer(topic), partial(control_reader, settings))
+    writer, keys = _open(settings).writer(topic), _keys(settings, topic)
     if not keys:
         return writer
     from omnidraft.bus.encryption import EncryptedWriter
@@ -51,7 +137,7 @@ def log_writer(settings: Settings, topic: str) -> LogWriter:
 
 def log_reader(settings: Settings, topic: str) -> LogReader:
     """Return a reader of this topic, decrypting if keys are set. Raises BusError when the log cannot be reached."""
-    reader, keys = _plain_reader(settings, topic), _keys(settings, topic)
+    reader, keys = _open(settings).reader(topic), _keys(settings, topic)
     if not keys:
         return reader
     from omnidraft.bus.encryption import EncryptedReader
@@ -97,60 +183,6 @@ def _keys(settings: Settings, topic: str) -> tuple[str, ...]:
     return tuple(key.get_secret_value() for key in log.encryption_keys)
 
 
-def _retention_s(settings: Settings, topic: str) -> float | None:
-    """Return the retention of this topic in seconds; None leaves it to the log."""
-    log = settings.log
-    hours = {
-        log.traces_topic: log.retention_hours,
-        log.dead_letters_topic: log.dead_letters_retention_hours,
-        log.control_topic: math.inf,
-    }.get(topic)
-    return None if hours is None else hours * 3600
-
-
-def _plain_writer(settings: Settings, topic: str) -> LogWriter:
-    log, where = settings.log, urlsplit(settings.log.url)
-    partitions = log.partitions if topic == log.traces_topic else 1
-    match where.scheme:
-        case "sqlite":
-            keep_s, timeout_s = _retention_s(settings, topic), log.request_timeout_s
-            return SqliteWriter(_path(log.url), topic, partitions=partitions, timeout_s=timeout_s, keep_s=keep_s)
-        case "kafka":
-            extras.require("kafka", f"log.url = {log.url!r}")
-            from omnidraft.bus.kafka_log import KafkaWriter
-
-            return KafkaWriter(
-                where.netloc,
-                topic,
-                partitions=partitions,
-                request_timeout_s=log.request_timeout_s,
-                access=log.kafka,
-                keep_s=_retention_s(settings, topic),
-            )
-    raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
-
-
-def _plain_reader(settings: Settings, topic: str) -> LogReader:
-    log, where = settings.log, urlsplit(settings.log.url)
-    partitions = log.partitions if topic == log.traces_topic else 1
-    match where.scheme:
-        case "sqlite":
-            return SqliteReader(_path(log.url), topic, partitions=partitions, timeout_s=log.request_timeout_s)
-        case "kafka":
-            extras.require("kafka", f"log.url = {log.url!r}")
-            from omnidraft.bus.kafka_log import KafkaReader
-
-            return KafkaReader(
-                where.netloc,
-                topic,
-                partitions=partitions,
-                request_timeout_s=log.request_timeout_s,
-                access=log.kafka,
-                keep_s=_retention_s(settings, topic),
-            )
-    raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
-
-
 def trace_source(
     settings: Settings,
     alignment: str | None,
@@ -174,108 +206,46 @@ def trace_source(
 
 def topic_names(settings: Settings) -> set[str]:
     """Return those of the fleet's three topics that exist and may be used, without creating any. Raises BusError when
-    the log cannot be reached."""
-    where = urlsplit(settings.log.url)
-    if where.scheme != "kafka":
-        return set(topics(settings))
-    extras.require("kafka", f"log.url = {settings.log.url!r}")
-    from omnidraft.bus import kafka_client
-
-    existing = kafka_client.list_topics(where.netloc, settings.log.kafka, settings.log.request_timeout_s)
-    return existing.intersection(settings.log.topics)
+    the log is missing or cannot be reached."""
+    return _open(settings).topic_names()
 
 
 def topics(settings: Settings) -> dict[str, TopicFacts]:
     """Describe those of the fleet's three topics that exist, without creating any. Raises BusError when the log cannot
     be reached, or this login may not read the settings of topics."""
-    log, where = settings.log, urlsplit(settings.log.url)
-    match where.scheme:
-        case "sqlite":
-            existing = sqlite_topic.describe(_path(log.url), log.request_timeout_s)
-            return {name: _with_retention(existing[name], settings, name) for name in log.topics if name in existing}
-        case "kafka":
-            extras.require("kafka", f"log.url = {log.url!r}")
-            from omnidraft.bus import kafka_client
-
-            return kafka_client.describe(where.netloc, log.topics, log.kafka, log.request_timeout_s)
-    raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
+    return _open(settings).topics()
 
 
-def _with_retention(facts: TopicFacts, settings: Settings, topic: str) -> TopicFacts:
-    """Add the retention of an SQLite log, which its writers' settings determine; they are assumed to be these."""
-    keep_s = _retention_s(settings, topic)
-    return facts if keep_s in (None, math.inf) else replace(facts, retention_ms=int(keep_s * 1000))
-
-
-def has_registry(settings: Settings) -> bool:
-    """Return whether the registry exists, as far as its address tells: a local store does once a service started."""
-    url = settings.registry.url
-    return not url.startswith(("sqlite:", "directory:")) or _path(url).exists()
-
-
-def registry(settings: Settings) -> Registry:
-    """Return the registry of `models.target` and its drafter, whose promotions are signed if keys are set.
+def existing_log_reader(settings: Settings, topic: str) -> LogReader:
+    """Return a reader of this topic for a command that only reads: what is not there is refused, not created.
 
     Raises:
-        RegistryError: it cannot be reached.
-        StorageError: `registry.accepted_file` cannot be used.
+        RequestError: there is no such topic.
+        BusError: the log cannot be reached.
     """
-    return signing.attested(settings, _plain_registry(settings), partial(control_reader, settings))
+    if not settings.log.exists or topic not in topic_names(settings):
+        raise RequestError(f"there is no topic {topic} at {settings.log.url} yet: {NOT_YET}")
+    return log_reader(settings, topic)
 
 
-def _plain_registry(settings: Settings) -> Registry:
-    section, pair = settings.registry, (settings.models.followed_drafter, settings.models.target)
-    options: dict[str, Any] = {
-        "keep_resume": section.keep_resume,
-        "keep_serving": section.keep_serving,
-        "signing": signing.snapshot_signing(settings),
-    }
-    if section.url.startswith("directory://"):
-        return DirectoryRegistry(_path(section.url), *pair, **options)
-    _require_mlflow(settings)
-
-    return MlflowRegistry(section.url, *pair, artifacts=section.artifacts, **options)
-
-
-def snapshot_reader(settings: Settings) -> SnapshotReader:
-    """Return what a worker reads snapshots from, opened by the thread that reads first.
-
-    A worker beside which nobody can have learned, without MLflow and its store, reads from an empty registry.
+def existing_control_writer(settings: Settings) -> LogWriter:
+    """Return a writer of the control topic for orders, which nobody would follow where no service has begun a log.
 
     Raises:
-        ExtraMissing: there is a store of MLflow's, and MLflow is not installed.
-        RegistryError: nothing answers at its address.
+        RequestError: there is no log, or none of the fleet's topics is in it.
+        BusError: the log cannot be reached.
     """
-    if settings.registry.url.startswith("directory://"):
-        return _plain_registry(settings)
-    if not extras.is_installed("mlflow") and not has_registry(settings):
-        logger.info("without MLflow no learned drafter is looked for (pip install 'omnidraft[mlflow]')")
-        return EmptyRegistry()
-    _require_mlflow(settings)
-
-    check_reachable(settings.registry.url)
-    return DeferredRegistry(partial(_plain_registry, settings))
+    if not settings.log.exists or not topic_names(settings):
+        raise RequestError(f"there is no log at {settings.log.url} yet: {NOT_YET}")
+    return control_writer(settings)
 
 
-def experiment(settings: Settings, name: str) -> Experiment | None:
-    """Return the MLflow experiment for runs that are not versions; None without MLflow. Raises RegistryError."""
-    if settings.registry.url.startswith("directory://"):
+def record_cipher(settings: Settings) -> RecordCipher | None:
+    """Return the cipher of records, tenants' factors and memories in snapshots, of one thread; None without
+    encryption. Nothing is opened yet."""
+    keys = [key.get_secret_value() for key in settings.log.encryption_keys]
+    if not keys:
         return None
-    _require_mlflow(settings)
+    from omnidraft.bus.tenant_keys import MasterKeys
 
-    return Experiment(settings.registry.url, name, artifacts=settings.registry.artifacts)
-
-
-def _require_mlflow(settings: Settings) -> None:
-    extras.require("mlflow", f"registry.url = {masked(settings.registry.url)!r} (directory:///path does without)")
-    extras.require_driver(settings.registry.url, "registry.url")
-
-
-def log_path(settings: Settings) -> Path | None:
-    """Return the file of an SQLite log, None for any other."""
-    return _path(settings.log.url) if settings.log.url.startswith("sqlite:") else None
-
-
-def _path(url: str) -> Path:
-    """Return the path in sqlite:///relative/path or sqlite:////absolute/path, the syntax of SQLAlchemy and MLflow."""
-    return Path(url.split(":///", 1)[1])
+    return tenant_keys(settings) or MasterKeys(keys)

@@ -12,17 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omnidraft.assembly.existing import existing_registry
-from omnidraft.assembly.logs import (
-    control_reader,
-    control_writer,
-    has_registry,
-    key_store,
-    log_path,
-    log_reader,
-    tenant_keys,
-    topic_names,
-)
+from omnidraft.assembly.logs import control_reader, control_writer, key_store, log_reader, tenant_keys, topic_names
+from omnidraft.assembly.registries import existing_registry
 from omnidraft.assembly.signing import authenticator
 from omnidraft.bus import sqlite_forget
 from omnidraft.config import Settings
@@ -106,7 +97,7 @@ def forget(
             may be its own, and `accept_retention` is False. Nothing is done.
         BusError: log or key store do not answer, or there is no space to vacuum the log; repeat it.
     """
-    path = log_path(settings)
+    path = settings.log.path
     _require_no_group(settings, tenant)
     if not accept_retention:
         _require_deletable(tenant, data, is_rewritable=path is not None)
@@ -122,7 +113,7 @@ def affected(settings: Settings, data: TenantData, forget_id: str) -> "dict[str,
     """Return the snapshots of every target, by what they may hold. Raises RegistryError."""
     from omnidraft.fleet.forget_orders import affected_snapshots
 
-    if not has_registry(settings):
+    if not settings.registry.exists:
         return {}
     return {
         target: affected_snapshots(
@@ -149,7 +140,7 @@ def purge_snapshots(
     from omnidraft.fleet.forget_orders import purge
 
     purged: dict[str, list[int]] = {}
-    if not has_registry(settings):
+    if not settings.registry.exists:
         return {target: [] for target in settings.models.targets}
     deadline = time.monotonic() + timeout_s
     while len(purged) < len(settings.models.targets):

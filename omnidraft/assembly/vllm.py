@@ -6,24 +6,18 @@ import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
-from omnidraft.assembly.controller import control_follower
-from omnidraft.assembly.drafter_prompt import drafter_prompt
-from omnidraft.assembly.drafting import SharedDrafting, policy, proposer
-from omnidraft.assembly.logs import snapshot_reader
-from omnidraft.assembly.named_snapshots import named_or_base, require_named
+from omnidraft.assembly.drafting import SharedDrafting, drafter_of, drafter_prompt, policy
+from omnidraft.assembly.host import snapshot_updater
+from omnidraft.assembly.models import Vocabularies, vocabularies
 from omnidraft.assembly.recording import trace_producer
-from omnidraft.assembly.signing import champion_statements
-from omnidraft.assembly.snapshot_loading import SnapshotLoader, snapshot_loader_with
-from omnidraft.assembly.vocabularies import Vocabularies, vocabularies
+from omnidraft.assembly.registries import require_named, snapshot_reader
+from omnidraft.assembly.snapshot_loading import named_or_base, snapshot_loader
 from omnidraft.config import Settings
-from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting
 from omnidraft.decode.drafting.session_pool import DrafterMemory
-from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.external.probing_policy import ProbingPolicy
 from omnidraft.decode.external.request_options import RequestOptions
 from omnidraft.decode.external.round_scheduler import IDLE_S, RoundLimits, RoundScheduler
@@ -35,10 +29,7 @@ from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.snapshot.updater import SnapshotUpdater
-from omnidraft.errors import ContractError
-from omnidraft.models.loading import in_background_thread
-from omnidraft.ports import Announcement, Metrics, Proposer, Request
-from omnidraft.registry.staging import own_folder, remove_abandoned
+from omnidraft.ports import Metrics, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,82 +53,28 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
         ConfigError: there is no such redactor.
         ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
     """
-    pinned = settings.worker.snapshot
+    pinned, section = settings.worker.snapshot, settings.vllm
     require_named(settings, pinned)
     is_recorded = has_tenants or settings.worker.tenant not in settings.recorder.opted_out
     producer = trace_producer(settings, metrics) if is_recorded else None
-    tokenizers, section = vocabularies(settings), settings.vllm
-    throttle, passes = DriftThrottle(), StepTimeModel()
-    memory, failures = DrafterMemory(section.drafter_ids), DraftingFailures(metrics, settings.models.target)
-    limits = RoundLimits(
-        lambda tenant: throttle.limit(tenant or settings.worker.tenant, "text", num_tokens),
-        section.trace_rows,
-        IDLE_S,
-    )
-    step_s = StepCosts()
+    tokenizers, throttle = vocabularies(settings), DriftThrottle()
+    step_s, passes, memory = StepCosts(), StepTimeModel(), DrafterMemory(section.drafter_ids)
+
+    def num_draft_tokens(tenant: str | None) -> int:
+        return throttle.limit(tenant or settings.worker.tenant, "text", num_tokens)
+
     inner = policy(settings.decode, lambda: passes, step_s, num_candidates=1)
-    probing = ProbingPolicy(inner, passes, lambda: limits.num_tokens(None))
+    probing = ProbingPolicy(inner, passes, lambda: num_draft_tokens(None))
     shared = SharedDrafting(lambda mode: probing, step_s, memory)
-    load = snapshot_loader_with(
-        settings,
-        tokenizers,
-        lambda model, ngrams, memory, factors: proposer(
-            settings.decode, tokenizers, shared, model, ngrams, is_external=True
-        ),
-    )
+    load = snapshot_loader(settings, tokenizers, shared, is_external=True)
     slot = SnapshotSlot(named_or_base(settings, load, pinned))
-    drafting = SafeDrafting(len(tokenizers.target.vocabulary), failures)
-    scheduler = RoundScheduler(
-        SequenceOpener(settings, tokenizers, slot, producer, drafting),
-        SequenceTracker["ExternalSequence"](keep_s=section.keep_left_s, max_inactive=MOST_INACTIVE),
-        drafting,
-        passes,
-        memory,
-        metrics,
-        target=settings.models.target,
-        stop_ids=tokenizers.target.stop_ids,
-        top_k=settings.recorder.top_k,
-        limits=limits,
-        failures=failures,
-    )
-    updater = None if pinned is not None else _updater(settings, metrics, slot, throttle, load, scheduler)
-    return Batching(scheduler, producer, updater, slot)
-
-
-def drafter_of(proposer: Proposer) -> Drafter:
-    """Return the drafter among the sources of a snapshot's proposer."""
-    if isinstance(proposer, TreeProposer):
-        for each in proposer.sources:
-            if isinstance(each, Drafter):
-                return each
-    raise ContractError(f"a snapshot for batches has a drafter, got {proposer}")
-
-
-def _updater(
-    settings: Settings,
-    metrics: Metrics,
-    slot: SnapshotSlot,
-    throttle: DriftThrottle,
-    load: SnapshotLoader,
-    rounds: RoundScheduler,
-) -> SnapshotUpdater:
-    def forget(order: Announcement) -> None:
-        rounds.forget_texts()
-        remove_abandoned()
-
-    return SnapshotUpdater(
-        snapshot_reader(settings),
-        slot,
-        partial(in_background_thread, load),
-        control_follower(settings, metrics, ("champion", "canary", "drift", "drift_over", "forget")),
-        throttle,
-        settings.worker,
-        metrics,
-        target=settings.models.target,
-        staging=own_folder(),
-        forget=forget,
-        statements=champion_statements(settings),
-    )
+    limits = RoundLimits(num_draft_tokens, section.trace_rows, IDLE_S)
+    rounds = _rounds(SequenceOpener(settings, tokenizers, slot, producer, metrics), limits, passes, memory)
+    updater = None
+    if pinned is None:
+        reader = snapshot_reader(settings)
+        updater = snapshot_updater(settings, metrics, reader, slot, throttle, load, lambda _: rounds.forget_texts())
+    return Batching(rounds, producer, updater, slot)
 
 
 class SequenceOpener:
@@ -149,13 +86,14 @@ class SequenceOpener:
         tokenizers: Vocabularies,
         slot: SnapshotSlot,
         producer: TraceProducer | None,
-        drafting: SafeDrafting,
+        metrics: Metrics,
     ) -> None:
-        self._settings = settings
-        self._tokenizers = tokenizers
+        self.settings, self.metrics = settings, metrics
+        self.tokenizers = tokenizers
         self._slot = slot
         self._producer = producer
-        self._drafting = drafting
+        self.failures = DraftingFailures(metrics, settings.models.target)
+        self.drafting = SafeDrafting(len(tokenizers.target.vocabulary), self.failures)
         self._worker = f"{socket.gethostname()}-{os.getpid()}"
 
     def open(self, prompt_ids: np.ndarray, options: RequestOptions) -> ExternalSequence:
@@ -163,8 +101,8 @@ class SequenceOpener:
         request_id = uuid.uuid4().hex
         snapshot = self._slot.snapshot_for(request_id)
         drafter = drafter_of(snapshot.proposer)
-        tenant = options.tenant or self._settings.worker.tenant
-        is_stored = options.is_stored and tenant not in self._settings.recorder.opted_out
+        tenant = options.tenant or self.settings.worker.tenant
+        is_stored = options.is_stored and tenant not in self.settings.recorder.opted_out
         request = self._request(prompt_ids.tolist(), drafter.model.context_limit, tenant, is_stored=is_stored)
         builder = None
         if self._producer is not None and is_stored:
@@ -173,7 +111,7 @@ class SequenceOpener:
         return ExternalSequence(
             TokenBuffer(prompt_ids),
             snapshot,
-            self._drafting.open(snapshot.proposer, request),
+            self.drafting.open(snapshot.proposer, request),
             builder,
             options=options,
         )
@@ -181,12 +119,12 @@ class SequenceOpener:
     def _request(self, prompt_ids: Sequence[int], context_limit: int, tenant: str, *, is_stored: bool) -> Request:
         """Return the sequence as a request of unknown length, in whose prompt text between special tokens is read by
         the drafter like the answer."""
-        drafter_ids, rest_ids = drafter_prompt(prompt_ids, self._tokenizers, context_limit)
+        drafter_ids, rest_ids = drafter_prompt(prompt_ids, self.tokenizers, context_limit)
         return Request(
             tuple(prompt_ids),
             drafter_ids,
             max_new_tokens=sys.maxsize,
-            stop_ids=self._tokenizers.target.stop_ids,
+            stop_ids=self.tokenizers.target.stop_ids,
             mode="fast",
             tenant=tenant,
             is_stored=is_stored,
@@ -195,7 +133,7 @@ class SequenceOpener:
 
     def _builder(self, request_id: str, request: Request, snapshot: LoadedSnapshot) -> TraceRecordBuilder:
         assert self._producer is not None
-        settings, models = self._settings, self._settings.models
+        settings, models = self.settings, self.settings.models
         context = RecordContext(
             request_id,
             request.tenant,
@@ -203,7 +141,26 @@ class SequenceOpener:
             models.target,
             models.drafter,
             snapshot.version,
-            self._tokenizers.alignment.fingerprint,
+            self.tokenizers.alignment.fingerprint,
             has_settings=False,
         )
         return TraceRecordBuilder(request, context, settings.recorder, self._producer.emit)
+
+
+def _rounds(
+    opener: SequenceOpener, limits: RoundLimits, passes: StepTimeModel, memory: DrafterMemory
+) -> RoundScheduler:
+    settings = opener.settings
+    return RoundScheduler(
+        opener,
+        SequenceTracker["ExternalSequence"](keep_s=settings.vllm.keep_left_s, max_inactive=MOST_INACTIVE),
+        opener.drafting,
+        passes,
+        memory,
+        opener.metrics,
+        target=settings.models.target,
+        stop_ids=opener.tokenizers.target.stop_ids,
+        top_k=settings.recorder.top_k,
+        limits=limits,
+        failures=opener.failures,
+    )

@@ -48,6 +48,13 @@ class KafkaSettings(Section):
         return self
 
 
+def local_path(url: str) -> Path | None:
+    """Return the path in sqlite:///relative/path, sqlite:////absolute/path (the syntax of SQLAlchemy and MLflow) or
+    directory:///path; None: the URL is that of a server."""
+    scheme, _, path = url.partition(":///")
+    return Path(path) if scheme in ("sqlite", "directory") else None
+
+
 class LogSettings(Section):
     """The log of trace records, dead letters and announcements."""
 
@@ -107,8 +114,17 @@ class LogSettings(Section):
             return None
         if self.key_store is not None:
             return self.key_store.get_secret_value()
-        path = self.url.removeprefix("sqlite:///")
-        return None if path == self.url else f"sqlite:///{Path(path).parent / 'keys.db'}"
+        return None if self.path is None else f"sqlite:///{self.path.parent / 'keys.db'}"
+
+    @property
+    def path(self) -> Path | None:
+        """The file of an SQLite log; None: it is Kafka's."""
+        return local_path(self.url)
+
+    @property
+    def exists(self) -> bool:
+        """Whether it exists, as far as its address tells: a local one does once a service started."""
+        return self.path is None or self.path.exists()
 
     @property
     def topics(self) -> tuple[str, str, str]:
@@ -182,6 +198,20 @@ class RegistrySettings(Section):
             _ = urlsplit(url).port  # raises ValueError for one that is no number up to 65535
             return url
         raise ValueError("not a registry: use sqlite:///path, http://host:port, postgresql://... or directory:///path")
+
+    @property
+    def path(self) -> Path | None:
+        """The database or folder of a local registry; None: a server has it."""
+        return local_path(self.url)
+
+    @property
+    def exists(self) -> bool:
+        """Whether it exists, as far as its address tells: a local one does once a service started."""
+        return self.path is None or self.path.exists()
+
+    @property
+    def is_in_mlflow(self) -> bool:
+        return not self.url.startswith("directory:")
 
     @field_serializer("url", "artifacts", when_used="json")
     def _show(self, address: str | None) -> str | None:

@@ -21,7 +21,7 @@ def connection(settings: Settings) -> Finding:
     """Check that the log answers, without creating anything."""
     from omnidraft import assembly
 
-    if _is_absent(settings):
+    if not settings.log.exists:
         advice = "start a worker or a distiller, or correct log.url (OMNIDRAFT_LOG) if there should be one"
         return warning("log", f"nothing at {settings.log.url} yet", advice)
     topics = assembly.topic_names(settings)
@@ -33,7 +33,7 @@ def topic(settings: Settings, name: str) -> Finding:
     from omnidraft import assembly
 
     check, log = f"topic {name}", settings.log
-    facts = None if _is_absent(settings) else assembly.topics(settings).get(name)
+    facts = assembly.topics(settings).get(name) if settings.log.exists else None
     if facts is None:
         return warning(check, "not there yet", "start what uses it, which makes it")
     if facts.max_message_bytes is not None and facts.max_message_bytes < NEEDED_MESSAGE_BYTES:
@@ -75,7 +75,7 @@ def position(settings: Settings) -> Finding:
     check = f"position of {settings.models.target}"
     versions = assembly.existing_registry(settings).versions()
     name = settings.log.traces_topic
-    if not versions or _is_absent(settings) or name not in assembly.topic_names(settings):
+    if not versions or not settings.log.exists or name not in assembly.topic_names(settings):
         return ok(check, "nothing is learned yet")
     newest, manifest = versions[-1].version, versions[-1].manifest
     with closing(assembly.log_reader(settings, name)) as reader:
@@ -101,7 +101,7 @@ def clocks(settings: Settings, now_ms: int | None = None) -> Finding:
     from omnidraft import assembly
 
     check, name = "clock", settings.log.traces_topic
-    facts = None if _is_absent(settings) else assembly.topics(settings).get(name)
+    facts = assembly.topics(settings).get(name) if settings.log.exists else None
     if facts is None:
         return ok(check, "no record to compare with")
     with closing(assembly.log_reader(settings, name)) as reader:
@@ -125,11 +125,3 @@ def _newest(reader: LogReader) -> Message | None:
     while len(last_messages) < expected and (messages := reader.poll(expected, POLL_S).messages):
         last_messages.extend(messages)
     return max(last_messages, key=lambda each: each.timestamp_ms, default=None)
-
-
-def _is_absent(settings: Settings) -> bool:
-    """Return whether the log is a local file that does not exist yet."""
-    from pathlib import Path
-
-    url = settings.log.url
-    return url.startswith("sqlite:") and not Path(url.split(":///", 1)[1]).exists()

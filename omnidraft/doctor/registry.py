@@ -16,7 +16,7 @@ def connection(settings: Settings) -> Finding:
     from omnidraft import assembly
 
     check = f"registry of {settings.models.target}"
-    if is_absent(settings):
+    if not settings.registry.exists:
         advice = "start a controller or a distiller, or correct registry.url (MLFLOW_TRACKING_URI)"
         return warning(check, f"nothing at {masked(settings.registry.url)} yet", advice)
     versions = assembly.existing_registry(settings).versions()
@@ -28,7 +28,7 @@ def aliases(settings: Settings) -> Finding:
     from omnidraft import assembly
 
     check = f"aliases of {settings.models.target}"
-    versions = () if is_absent(settings) else assembly.existing_registry(settings).versions()
+    versions = assembly.existing_registry(settings).versions() if settings.registry.exists else ()
     if not versions:
         return ok(check, "no version, no alias")
     named = {alias: version.version for version in versions for alias in version.aliases}
@@ -50,7 +50,7 @@ def files(settings: Settings) -> Finding:
     from omnidraft import assembly
 
     check = f"files of {settings.models.target}"
-    if is_absent(settings):
+    if not settings.registry.exists:
         return ok(check, "no version to look at")
     registry = assembly.existing_registry(settings)
     named = [each for each in registry.versions() if set(SERVING) & set(each.aliases)]
@@ -62,9 +62,3 @@ def files(settings: Settings) -> Finding:
                 advice = "`omnidraft snapshots promote` an intact version; restore this one's files from a backup"
                 return problem(check, f"version {each.version} ({', '.join(each.aliases)}): {exc}", advice)
     return ok(check, f"{len(named)} versions that serve are intact")
-
-
-def is_absent(settings: Settings) -> bool:
-    """Return whether the registry is a local store that does not exist yet."""
-    url = settings.registry.url
-    return url.startswith(("sqlite:", "directory:")) and not Path(url.split(":///", 1)[1]).exists()

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from omnidraft.assembly.drafter_prompt import drafter_prompt
+from omnidraft.assembly.drafting import drafter_prompt
 from omnidraft.errors import RequestError
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.retokenise import retokenise
 
 if TYPE_CHECKING:
-    from omnidraft.assembly.vocabularies import Vocabularies
+    from omnidraft.assembly.models import Vocabularies
 
 _ANY_LENGTH = 2**31
 """A learner cuts a prompt to its drafter's context itself."""

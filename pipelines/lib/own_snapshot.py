@@ -1,7 +1,7 @@
 """A snapshot of its own for each method that is compared, so that none drafts with what another one learned."""
 
 from omnidraft import assembly
-from omnidraft.assembly.named_snapshots import named_or_base
+from omnidraft.assembly.snapshot_loading import named_or_base
 from omnidraft.config import Settings
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
@@ -21,5 +21,7 @@ def own_snapshot(settings: Settings, worker: assembly.Worker, name: str | None) 
     costs = worker.engine.decoder.costs or MeasuredCosts(worker.target)
     memories = assembly.memory_loader(settings, CountingMetrics())
     tokenizers = assembly.served_vocabularies(settings)
-    load = assembly.snapshot_loader(settings, tokenizers, costs, recent=worker.engine.recent, memories=memories)
+    has_drafter = settings.models.has_drafter
+    shared = assembly.shared_drafting(settings.decode, costs, worker.engine.recent, has_drafter=has_drafter)
+    load = assembly.snapshot_loader(settings, tokenizers, shared, memories=memories)
     return named_or_base(settings, load, name)

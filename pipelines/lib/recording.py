@@ -114,9 +114,8 @@ class Recording:
         if self._is_given:
             return force(target, request, self._answer_ids(prompt), top_k)
         if self._drafter is None:
-            self._drafter = assembly.snapshot_loader(self._settings, self._tokenizers, MeasuredCosts(target))(
-                None, None
-            ).proposer
+            shared = assembly.shared_drafting(self._settings.decode, MeasuredCosts(target))
+            self._drafter = assembly.snapshot_loader(self._settings, self._tokenizers, shared)(None, None).proposer
         return Decoder(target, self._tokenizers.target.vocabulary, trace_top_k=top_k).decode(request, self._drafter)
 
     def _answer_ids(self, prompt: Prompt) -> Sequence[int]:

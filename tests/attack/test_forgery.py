@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.assembly.logs import snapshot_reader
+from omnidraft.assembly.registries import snapshot_reader
 from omnidraft.decode.snapshot import loading
 from omnidraft.errors import SnapshotCorrupt
 from omnidraft.files import sha256_of

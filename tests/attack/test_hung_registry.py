@@ -10,7 +10,7 @@ import pytest
 
 from omnidraft import assembly, config
 from omnidraft.assembly.controller import control_follower
-from omnidraft.assembly.logs import snapshot_reader
+from omnidraft.assembly.registries import snapshot_reader
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot

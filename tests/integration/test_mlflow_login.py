@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from omnidraft import assembly, config
-from omnidraft.assembly.logs import snapshot_reader
+from omnidraft.assembly.registries import snapshot_reader
 from omnidraft.errors import RegistryError, SnapshotNotFound
 
 INI = Path(__file__).parents[2] / "deploy/mlflow/basic_auth.ini"

@@ -16,8 +16,8 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from omnidraft import assembly, config
+from omnidraft.assembly.models import vocabularies
 from omnidraft.assembly.snapshot_loading import ngram_cache
-from omnidraft.assembly.vocabularies import vocabularies
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.demo.local_cluster import free_port
 from omnidraft.fleet import control_log

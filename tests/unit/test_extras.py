@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from omnidraft import assembly, config, extras
-from omnidraft.assembly.logs import snapshot_reader
 from omnidraft.assembly.recording import tracing
+from omnidraft.assembly.registries import snapshot_reader
 from omnidraft.errors import ExtraMissing, SnapshotNotFound
 from omnidraft.models.llamacpp import context
 

@@ -7,9 +7,10 @@ import pytest
 
 from omnidraft import config
 from omnidraft.assembly import tenants
+from omnidraft.assembly.distiller import memory_files
 from omnidraft.assembly.logs import key_store, log_writer
-from omnidraft.assembly.memory import memory_files, memory_loader
-from omnidraft.assembly.vocabularies import TargetVocabulary
+from omnidraft.assembly.models import TargetVocabulary
+from omnidraft.assembly.snapshot_loading import memory_loader
 from omnidraft.bus.encryption import new_key
 from omnidraft.bus.tenant_keys import TenantKeys
 from omnidraft.memory.owners import Owner

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft import assembly, config
-from omnidraft.assembly.named_snapshots import named_folder
+from omnidraft.assembly.registries import named_folder
 from omnidraft.errors import RegistryError, SnapshotNotFound
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.cli_runs import run_cli

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from omnidraft import config
-from omnidraft.assembly.memory import memory_files
-from omnidraft.assembly.record_cipher import record_cipher
-from omnidraft.assembly.vocabularies import TargetVocabulary
+from omnidraft.assembly.distiller import memory_files
+from omnidraft.assembly.logs import record_cipher
+from omnidraft.assembly.models import TargetVocabulary
 from omnidraft.bus.encryption import new_key
 from omnidraft.config import MemorySettings
 from omnidraft.distill.publisher import BATCHER, LEARNER

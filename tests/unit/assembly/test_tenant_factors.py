@@ -9,7 +9,7 @@ import torch
 from pydantic import SecretStr
 
 from omnidraft import assembly, config
-from omnidraft.assembly.record_cipher import record_cipher
+from omnidraft.assembly.logs import record_cipher
 from omnidraft.assembly.snapshot_loading import snapshot_loader
 from omnidraft.bus.encryption import new_key
 from omnidraft.config import LearnerSettings, Settings
@@ -75,7 +75,8 @@ class Snapshots:
 
     def load(self, version: SnapshotVersion, switch: FactorSwitch | None = None) -> LoadedSnapshot:
         costs = MeasuredCosts(assembly.target(self.settings, self.tokenizers))
-        load = snapshot_loader(self.settings, self.tokenizers, costs, switch=switch or FactorSwitch())
+        shared = assembly.shared_drafting(self.settings.decode, costs)
+        load = snapshot_loader(self.settings, self.tokenizers, shared, switch=switch or FactorSwitch())
         return load(version, self.folder / version.manifest.snapshot_id)
 
 

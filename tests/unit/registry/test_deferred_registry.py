@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft import assembly, config
-from omnidraft.assembly.logs import snapshot_reader
+from omnidraft.assembly.registries import snapshot_reader
 from omnidraft.errors import RegistryError, SnapshotNotFound
 from omnidraft.registry.readers import DeferredRegistry
 

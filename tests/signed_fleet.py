@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 
 from omnidraft import assembly, config
-from omnidraft.assembly.controller import control_follower
+from omnidraft.assembly.fleet import control_follower
 from omnidraft.assembly.registries import snapshot_reader
 from omnidraft.assembly.signing import champion_statements
 from omnidraft.config import WorkerSettings

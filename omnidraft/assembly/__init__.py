@@ -1,11 +1,10 @@
 """From settings to objects: the only package that knows every implementation. Heavy imports stay inside functions."""
 
-from omnidraft.assembly.controller import controller, overview, worker_url
 from omnidraft.assembly.device import device_settings, learning_engine
 from omnidraft.assembly.distiller import distillation, identity, learner, learner_from_snapshot, memory_files
 from omnidraft.assembly.drafting import proposer, shared_drafting
-from omnidraft.assembly.host import DecodingHost, ServedTarget
-from omnidraft.assembly.loaded_model import LoadedModel, loaded_model
+from omnidraft.assembly.fleet import controller, overview, worker_url
+from omnidraft.assembly.host import DecodingHost, LoadedModel, ServedTarget, loaded_model
 from omnidraft.assembly.logs import (
     control_writer,
     existing_control_writer,

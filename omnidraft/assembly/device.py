@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omnidraft.assembly.controller import controller
 from omnidraft.assembly.distiller import distillation, identity
+from omnidraft.assembly.fleet import controller
 from omnidraft.assembly.host import DecodingHost
 from omnidraft.assembly.models import Vocabularies, served_vocabularies
 from omnidraft.assembly.recording import trace_producer

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from omnidraft import __version__
-from omnidraft.assembly.controller import base_serving_tensors, control_follower, recent_records, snapshot_comparison
+from omnidraft.assembly.fleet import base_serving_tensors, control_follower, recent_records, snapshot_comparison
 from omnidraft.assembly.logs import log_reader, log_writer, record_cipher, trace_source
 from omnidraft.assembly.models import TargetVocabulary, Vocabularies, drafter_hash, vocabularies
 from omnidraft.assembly.registries import registry

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from omnidraft.assembly.models import Vocabularies, drafter_hash, vocabularies
 from omnidraft.assembly.registries import named_folder
 from omnidraft.config import Settings
-from omnidraft.errors import ConfigError, RequestError, SnapshotError, VocabularyError
-from omnidraft.files import whole_folder
+from omnidraft.errors import ConfigError, SnapshotError, VocabularyError
+from omnidraft.files import require_empty, whole_folder
 from omnidraft.models.catalog import store
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
@@ -39,14 +39,6 @@ def export_snapshot(settings: Settings, name: str, form: ExportFormat, folder: P
     model = _drafter(settings, name)
     with whole_folder(folder.absolute(), str(folder)) as partial:
         write(model, partial)
-
-
-def require_empty(folder: Path) -> None:
-    """Raise RequestError unless there is nothing there, or an empty folder."""
-    if folder.is_dir() and any(folder.iterdir()):
-        raise RequestError(f"{folder} is not empty; give a folder that is not there yet")
-    if folder.exists() and not folder.is_dir():
-        raise RequestError(f"{folder} is a file; give a folder that is not there yet")
 
 
 def _writer(settings: Settings, form: ExportFormat, stem: str) -> Writer:

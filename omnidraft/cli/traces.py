@@ -42,7 +42,7 @@ def verify(
     config_path: Config = None,
 ) -> None:
     """Compare the trace log with what snapshots learned and with the dead letters; exit code 1 when they disagree."""
-    from omnidraft.assembly.audit import audit
+    from omnidraft.assembly.fleet import audit
     from omnidraft.files import require_writable_file
     from omnidraft.progress import bar
 

@@ -62,11 +62,11 @@ def transfer(
     that transformers loads, with transfer.json and transfer.png about the run. A run that was killed goes on from its
     last checkpoint (OUT.parts) when it is started again with the same options.
     """
-    from omnidraft.assembly.transfer import TransferRequest
-    from omnidraft.assembly.transfer import transfer as run_transfer
-    from omnidraft.assembly.transfer_models import BYTES
     from omnidraft.models.catalog import store
+    from omnidraft.transfer.models import BYTES
     from omnidraft.transfer.settings import TrainingSettings
+    from omnidraft.transfer.transfer import TransferRequest
+    from omnidraft.transfer.transfer import transfer as run_transfer
 
     settings = TrainingSettings(num_steps, learning_rate=learning_rate, train=train, max_tokens=max_tokens)
     request = TransferRequest(model, tokenizer, tuple(data), out, settings, _init(init), held_out_every, with_gguf=gguf)

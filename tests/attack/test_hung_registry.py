@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft import assembly, config
-from omnidraft.assembly.controller import control_follower
+from omnidraft.assembly.fleet import control_follower
 from omnidraft.assembly.registries import snapshot_reader
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle

@@ -21,7 +21,7 @@ from kafka.admin import (
 )
 
 from omnidraft import assembly, config
-from omnidraft.assembly.controller import announcer, control_follower
+from omnidraft.assembly.fleet import announcer, control_follower
 from omnidraft.assembly.recording import trace_producer
 from omnidraft.errors import BusError
 from omnidraft.ports import LogReader, Message, Outgoing

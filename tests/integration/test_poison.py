@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from omnidraft import assembly, config
-from omnidraft.assembly.audit import audit
+from omnidraft.assembly.fleet import audit
 from omnidraft.distill.ingest import dead_letters
 from omnidraft.traces import codec
 from tests.integration.distiller_process import Fleet, run_learner

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft import assembly
-from omnidraft.assembly.controller import control_follower, controller
+from omnidraft.assembly.fleet import control_follower, controller
 from omnidraft.errors import ConfigError, SnapshotCorrupt
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.registry.republish import republish

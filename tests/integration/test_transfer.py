@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from omnidraft.assembly.transfer import TransferRequest
-from omnidraft.assembly.transfer import transfer as run_transfer
-from omnidraft.assembly.transfer_models import HYPERNETWORK_FILE, hypernetworks, load_pair
 from omnidraft.ports import Precision
 from omnidraft.testing.tiny_models import TEXT, make_drafter, make_target
+from omnidraft.transfer.models import HYPERNETWORK_FILE, hypernetworks, load_pair
 from omnidraft.transfer.settings import TrainingSettings
+from omnidraft.transfer.transfer import TransferRequest
+from omnidraft.transfer.transfer import transfer as run_transfer
 from tests.cli_runs import run_cli
 from tests.tiny_gguf import write_gguf_beside
 from tests.tiny_pair import Pair, assert_same, make_pair

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft import assembly
-from omnidraft.assembly.audit import audit
+from omnidraft.assembly.fleet import audit
 from omnidraft.audit.findings import FaultKind, PartitionReport
 from omnidraft.config import Settings
 from omnidraft.distill.ingest import topic_scan

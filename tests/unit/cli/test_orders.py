@@ -7,7 +7,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from omnidraft import assembly, config
-from omnidraft.assembly.controller import control_follower
+from omnidraft.assembly.fleet import control_follower
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics

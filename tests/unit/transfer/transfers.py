@@ -5,13 +5,13 @@ from pathlib import Path
 
 import torch
 
-from omnidraft.assembly.transfer_models import matrices
 from omnidraft.models.hf.pretrained import causal_lm
 from omnidraft.models.hf.target_vocabulary import adopt_target_vocabulary
 from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.models.hf.trainable_drafter import TransformersTrainable, trainable_with_embeddings
 from omnidraft.transfer.bits_per_byte import bits_per_byte, token_nats
 from omnidraft.transfer.hypernetwork import LinearHypernetwork
+from omnidraft.transfer.models import matrices
 from omnidraft.transfer.original_model import OriginalModel
 from omnidraft.transfer.settings import TrainingSettings
 from omnidraft.transfer.texts import AlignedText, TextTokenizer, align_text

@@ -7,19 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from omnidraft.assembly.export import require_empty
-from omnidraft.assembly.transfer_models import (
-    HYPERNETWORK_FILE,
-    TokenizerPair,
-    frozen,
-    goes_on,
-    hypernetworks,
-    initialised,
-    load_model,
-    load_pair,
-)
 from omnidraft.errors import ConfigError, RequestError
-from omnidraft.files import require_writable, whole_folder
+from omnidraft.files import require_empty, require_writable, whole_folder
 from omnidraft.models.catalog import store
 from omnidraft.models.hf import training_precision
 from omnidraft.models.hf.model_folder import write_folder
@@ -31,6 +20,16 @@ from omnidraft.transfer.bits_per_byte import bits_per_byte, token_nats
 from omnidraft.transfer.checkpoint import Checkpoint
 from omnidraft.transfer.hypernetwork import LinearHypernetwork, save_hypernetworks
 from omnidraft.transfer.initialisation import Method
+from omnidraft.transfer.models import (
+    HYPERNETWORK_FILE,
+    TokenizerPair,
+    frozen,
+    goes_on,
+    hypernetworks,
+    initialised,
+    load_model,
+    load_pair,
+)
 from omnidraft.transfer.original_model import OriginalModel
 from omnidraft.transfer.report import write_report
 from omnidraft.transfer.run import Point, resume, train

@@ -1,30 +1,48 @@
-"""The controller, its connections to the control log, the snapshot comparison of a drift, and the fleet's status."""
+"""The controller of a fleet, its announcements and what follows them, the fleet's status, and the audit of its log."""
 
+import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from omnidraft.assembly.logs import control_reader, control_writer, log_reader, topic_names, trace_source
+from omnidraft.assembly.logs import (
+    control_reader,
+    control_writer,
+    existing_log_reader,
+    log_reader,
+    topic_names,
+    trace_source,
+)
 from omnidraft.assembly.models import Vocabularies
 from omnidraft.assembly.registries import existing_registry, registry
 from omnidraft.assembly.signing import authenticator, champion_statements, require_signer, restate_s
-from omnidraft.audit.run import DiscardingWriter
+from omnidraft.audit.findings import Report
+from omnidraft.audit.log_replay import DeadLetterReasons
+from omnidraft.audit.run import DiscardingWriter, dead_letter_reasons
+from omnidraft.audit.run import audit as run
 from omnidraft.config import Settings
 from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
+from omnidraft.distill.ingest import dead_letters
+from omnidraft.distill.ingest.batcher import seen_keys
+from omnidraft.distill.ingest.log_position import require_same_log
 from omnidraft.distill.ingest.topic_scan import DRIFT_RECORDS, RecentRecords, silence_s
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
+from omnidraft.distill.publisher import BATCHER
 from omnidraft.distill.training.learner import Learner
+from omnidraft.errors import SnapshotNotFound
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import LogAnnouncer
 from omnidraft.fleet.controller import Controller
 from omnidraft.fleet.drift import DriftDetector
 from omnidraft.fleet.drift_recovery import FOLLOWED_KINDS, DriftRecovery
 from omnidraft.fleet.request_stats import RequestStatsReader
-from omnidraft.ports import AnnouncementKind, Announcer, ControlFollower, LogReader, Metrics, Registry
+from omnidraft.ports import AnnouncementKind, Announcer, ControlFollower, LogReader, Metrics, Registry, SnapshotVersion
+from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics, LabelledMetrics
 from omnidraft.threads import attentive
 
@@ -152,3 +170,63 @@ def worker_url(settings: Settings) -> str:
     """Return the URL of the worker of these settings, seen from this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.worker.host, settings.worker.host)
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.worker.port}"
+
+
+def audit(
+    settings: Settings, *, counts_only: bool = False, on_poll: Callable[[int], None] = lambda num_messages: None
+) -> Report:
+    """Compare the log with the offsets and counts of the snapshots of `models.target`. Learning may continue meanwhile.
+
+    Args:
+        counts_only: skip the record names that the newest snapshot stores, which come with its optimizer.
+        on_poll: called with the number of messages of each poll.
+
+    Raises:
+        BusError, SnapshotError: log or registry cannot be read.
+        RequestError: there is no trace topic.
+        LogReplaced: it is not the log that the newest snapshot learned from.
+    """
+    log = settings.log
+    with closing(existing_log_reader(settings, log.traces_topic)) as reader:  # no snapshot was published without it
+        snapshots = registry(settings)
+        versions = snapshots.versions()  # first: all that they refer to is in the log or dead-lettered by now
+        seen = None if counts_only else _seen_names(snapshots, versions)
+        dead_letter_index = _dead_letter_reasons(settings)
+        if versions:
+            manifest = versions[-1].manifest
+            require_same_log(manifest.log_id, reader.identity(), manifest.offsets, manifest.offsets)  # ends: as faults
+        alignment = versions[-1].manifest.alignment if versions else None
+        source = trace_source(settings, alignment, reader, DiscardingWriter(), CountingMetrics())
+        held_out_every = settings.learner.held_out_every
+        return run(
+            source,
+            reader.end_offsets(),
+            versions,
+            dead_letter_index,
+            seen_keys=seen,
+            held_out_every=held_out_every,
+            on_poll=on_poll,
+            idle_s=silence_s(log.request_timeout_s),
+        )
+
+
+def _dead_letter_reasons(settings: Settings) -> DeadLetterReasons:
+    """Return the reasons of all dead letters of traces; none where there is no topic of dead letters."""
+    log = settings.log
+    if log.dead_letters_topic not in topic_names(settings):
+        return {}
+    with closing(log_reader(settings, log.dead_letters_topic)) as reader:
+        found = dead_letters.read(reader, idle_s=silence_s(log.request_timeout_s))
+        return dead_letter_reasons(log.traces_topic, found)
+
+
+def _seen_names(snapshots: Registry, versions: Sequence[SnapshotVersion]) -> frozenset[int] | None:
+    """Return the record names in the newest snapshot, or None when it has none."""
+    if not versions or BATCHER not in versions[-1].manifest.sha256:
+        return None
+    with tempfile.TemporaryDirectory(prefix="omnidraft-verify-") as staging:
+        try:
+            folder = snapshots.fetch(versions[-1].version, Path(staging), ("resume",))
+        except SnapshotNotFound:  # newer ones were published meanwhile, and only the newest keep their resume part
+            return None
+        return seen_keys(bundle.tensors(folder, BATCHER))

@@ -4,24 +4,25 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from omnidraft.errors import ModelError
 from omnidraft.files import whole_folder
 from omnidraft.models.catalog import store
+from omnidraft.models.hf.byte_tokenizer import write_byte_tokenizer
+from omnidraft.models.hf.model_folder import TOKENIZER_FILES
+from omnidraft.models.hf.pretrained import causal_lm
+from omnidraft.models.hf.target_vocabulary import replace_vocabulary
+from omnidraft.models.hf.tokenizer import HfTokenizer, load_tokenizer
+from omnidraft.models.hf.trainable_drafter import TransformersTrainable
 from omnidraft.ports import Precision
 from omnidraft.progress import bar
 from omnidraft.transfer.hypernetwork import LinearHypernetwork, load_hypernetworks
+from omnidraft.transfer.initialisation import Method, average_rows, fvt_rows, omp_rows
 from omnidraft.transfer.texts import TextTokenizer
 from omnidraft.vocab.alignment import Alignment, align_cached
-
-if TYPE_CHECKING:
-    from omnidraft.models.hf.tokenizer import HfTokenizer
-    from omnidraft.models.hf.trainable_drafter import TransformersTrainable
-    from omnidraft.transfer.initialisation import Method
-
 
 BYTES = "bytes"
 """Names the tokenizer whose tokens are single bytes."""
@@ -59,22 +60,18 @@ def load_model(folder: Path, name: str) -> Any:
     """Load the model of a folder in float32. Raises ModelError."""
     import torch
 
-    from omnidraft.models.hf.pretrained import causal_lm
-
     try:
         return causal_lm(folder, dtype=torch.float32).eval()
     except ModelError as exc:
         raise ModelError(f"{name} cannot be loaded: {exc}") from exc
 
 
-def frozen(model: Any, precision: Precision = "float32") -> "TransformersTrainable":
+def frozen(model: Any, precision: Precision = "float32") -> TransformersTrainable:
     """Return a model to score texts with; it learns nothing."""
-    from omnidraft.models.hf.trainable_drafter import TransformersTrainable
-
     return TransformersTrainable(model.requires_grad_(False), "full", precision)
 
 
-def initialised(model: str, init: "Method | Path", pair: TokenizerPair) -> Any:
+def initialised(model: str, init: Method | Path, pair: TokenizerPair) -> Any:
     """Load a model and give it the new vocabulary; tied matrices stay tied.
 
     Args:
@@ -86,9 +83,6 @@ def initialised(model: str, init: "Method | Path", pair: TokenizerPair) -> Any:
         ModelError: a model cannot be had or used.
         ConfigError: the folder has no hypernetwork of this model.
     """
-    from omnidraft.models.hf.target_vocabulary import replace_vocabulary
-    from omnidraft.transfer.initialisation import average_rows, fvt_rows
-
     made = load_model(pair.old_folder, model)
     old = matrices(made)
     match init:
@@ -139,9 +133,6 @@ def matrices(model: Any) -> list[Tensor]:
 def _byte_tokenizer(folder: Path) -> Path:
     """Return a folder with the tokenizer of bytes for the model of a folder; write it if it is absent. Two models of
     the same tokens may have other special tokens and templates, which are in these files."""
-    from omnidraft.models.hf.byte_tokenizer import write_byte_tokenizer
-    from omnidraft.models.hf.model_folder import TOKENIZER_FILES
-
     files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
     states = [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
     made = store.default_home() / "byte-tokenizers" / hashlib.sha256(repr(states).encode()).hexdigest()[:16]
@@ -157,10 +148,8 @@ def _tokenizer_folder(name: str) -> Path:
     return local if (local / "tokenizer.json").is_file() else store.resolve_tokenizer(name)
 
 
-def _tokenizer(folder: Path) -> "HfTokenizer":
+def _tokenizer(folder: Path) -> HfTokenizer:
     """Load the tokenizer of a folder, with as many ids as the head of the model in it, if there is one."""
-    from omnidraft.models.hf.tokenizer import HfTokenizer, load_tokenizer
-
     cache = store.default_home() / "tokenizers"
     if not (folder / "config.json").is_file():
         return HfTokenizer(folder, cache=cache)
@@ -169,8 +158,6 @@ def _tokenizer(folder: Path) -> "HfTokenizer":
 
 def _pursued(old: Sequence[Tensor], pair: TokenizerPair) -> list[Tensor]:
     """Make both matrices by matching pursuit, each in the same matrix of the model that the tokenizer comes from."""
-    from omnidraft.transfer.initialisation import omp_rows
-
     donor = matrices(load_model(pair.new_folder, f"{pair.new_folder}, whose embeddings omp needs,"))
     if len(donor[0]) < pair.alignment.num_target:
         raise ModelError(f"{pair.new_folder} has {len(donor[0])} embeddings for {pair.alignment.num_target} ids")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from omnidraft import assembly, config
-from omnidraft.assembly.controller import control_follower, recent_records
+from omnidraft.assembly.fleet import control_follower, recent_records
 from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec

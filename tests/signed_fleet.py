@@ -6,7 +6,7 @@ from pathlib import Path
 from omnidraft import assembly, config
 from omnidraft.assembly.fleet import control_follower
 from omnidraft.assembly.registries import snapshot_reader
-from omnidraft.assembly.signing import champion_statements
+from omnidraft.assembly.signing import champion_check
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
@@ -76,7 +76,7 @@ class Worker:
             self.metrics,
             target=TARGET,
             staging=staging,
-            statements=champion_statements(settings),
+            check_champion=champion_check(settings),
         )
 
     def _load(self, version, folder):

@@ -14,7 +14,7 @@ from omnidraft.assembly.drafting import drafter_memory, drafter_of, drafter_prom
 from omnidraft.assembly.fleet import control_follower
 from omnidraft.assembly.models import TargetVocabulary, Vocabularies, aligned, target
 from omnidraft.assembly.registries import require_named
-from omnidraft.assembly.signing import champion_statements
+from omnidraft.assembly.signing import champion_check
 from omnidraft.assembly.snapshot_loading import (
     SnapshotLoader,
     champion_or_base,
@@ -207,7 +207,7 @@ def snapshot_updater(
         staging=own_folder(),
         tracing=tracing,
         forget=forget_all,
-        statements=champion_statements(settings),
+        check_champion=champion_check(settings),
     )
 
 

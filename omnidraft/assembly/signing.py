@@ -1,18 +1,15 @@
 """Keys of snapshots and announcements, and what signs and verifies with them. Without keys all of it is None."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError
 from omnidraft.fleet.accepted_announcements import AcceptedAnnouncements
-from omnidraft.ports import LogReader, LogWriter, Registry
+from omnidraft.fleet.authentication import AnnouncementSigner, Authenticator, SignedLog, SigningWriter
+from omnidraft.fleet.champion_statements import AttestedRegistry, ChampionStatements
+from omnidraft.ports import LogReader, LogWriter, Registry, SnapshotVersion
+from omnidraft.snapshots.keys import PrivateKey, Role, TrustedKeys
 from omnidraft.snapshots.signing import SnapshotSigning
-
-if TYPE_CHECKING:
-    from omnidraft.fleet.authentication import AnnouncementSigner, Authenticator, SignedLog
-    from omnidraft.fleet.champion_statements import SignedChampionStatements
-    from omnidraft.snapshots.keys import PrivateKey, Role, TrustedKeys
 
 OpenReader = Callable[[], LogReader]
 
@@ -22,7 +19,7 @@ def snapshot_signing(settings: Settings) -> SnapshotSigning:
     return SnapshotSigning(_private_key(settings), _trusted_keys(settings))
 
 
-def authenticator(settings: Settings, *, is_remembering: bool = True) -> "Authenticator | None":
+def authenticator(settings: Settings, *, is_remembering: bool = True) -> Authenticator | None:
     """Return what verifies the announcements about `models.target` and its drafter.
 
     Args:
@@ -33,7 +30,6 @@ def authenticator(settings: Settings, *, is_remembering: bool = True) -> "Authen
     """
     if (trusted := _trusted_keys(settings)) is None:
         return None
-    from omnidraft.fleet.authentication import Authenticator
 
     accepted = AcceptedAnnouncements(settings.registry.accepted_file) if is_remembering else None
     return Authenticator(trusted, accepted, scope=_scope(settings), max_age_s=_max_age_s(settings))
@@ -43,12 +39,11 @@ def signing_writer(settings: Settings, writer: LogWriter, open_reader: OpenReade
     """Return a writer of the control topic that signs, or the same writer without keys."""
     if (trusted := _trusted_keys(settings)) is None:
         return writer
-    from omnidraft.fleet.authentication import SignedLog, SigningWriter
 
     return SigningWriter(writer, _signer(settings, trusted, SignedLog(open_reader, trusted)))
 
 
-def champion_statements(settings: Settings, open_reader: OpenReader | None = None) -> "SignedChampionStatements | None":
+def champion_statements(settings: Settings, open_reader: OpenReader | None = None) -> ChampionStatements | None:
     """Return what checks, and with a reader of the control topic also makes, the statements about champions.
 
     Raises:
@@ -56,11 +51,9 @@ def champion_statements(settings: Settings, open_reader: OpenReader | None = Non
     """
     if (trusted := _trusted_keys(settings)) is None:
         return None
-    from omnidraft.fleet.authentication import SignedLog
-    from omnidraft.fleet.champion_statements import SignedChampionStatements
 
     log = None if open_reader is None else SignedLog(open_reader, trusted)
-    return SignedChampionStatements(
+    return ChampionStatements(
         trusted,
         AcceptedAnnouncements(settings.registry.accepted_file),
         snapshot_signing(settings),
@@ -73,17 +66,22 @@ def champion_statements(settings: Settings, open_reader: OpenReader | None = Non
     )
 
 
+def champion_check(settings: Settings) -> Callable[[SnapshotVersion], int] | None:
+    """Return what checks the statement about a champion; see ChampionStatements.check."""
+    statements = champion_statements(settings)
+    return None if statements is None else statements.check
+
+
 def attested(settings: Settings, registry: Registry, open_reader: OpenReader) -> Registry:
     """Return a registry whose promotions leave signed statements, or the same registry without keys."""
     statements = champion_statements(settings, open_reader)
     if statements is None:
         return registry
-    from omnidraft.fleet.champion_statements import AttestedRegistry
 
     return AttestedRegistry(registry, statements)
 
 
-def require_signer(settings: Settings, roles: "Sequence[Role]") -> None:
+def require_signer(settings: Settings, roles: Sequence[Role]) -> None:
     """Raise ConfigError where keys are set and this process has none with one of these roles."""
     if (trusted := _trusted_keys(settings)) is None:
         return
@@ -100,25 +98,21 @@ def restate_s(settings: Settings) -> float | None:
     return _max_age_s(settings) / 4 if settings.registry.trusted_keys else None
 
 
-def _signer(settings: Settings, trusted: "TrustedKeys", log: "SignedLog") -> "AnnouncementSigner":
-    from omnidraft.fleet.authentication import AnnouncementSigner
-
+def _signer(settings: Settings, trusted: TrustedKeys, log: SignedLog) -> AnnouncementSigner:
     return AnnouncementSigner(_private_key(settings), trusted, log)
 
 
-def _private_key(settings: Settings) -> "PrivateKey | None":
+def _private_key(settings: Settings) -> PrivateKey | None:
     secret = settings.registry.private_key
     if secret is None:
         return None
-    from omnidraft.snapshots.keys import PrivateKey
 
     return PrivateKey(secret.get_secret_value())
 
 
-def _trusted_keys(settings: Settings) -> "TrustedKeys | None":
+def _trusted_keys(settings: Settings) -> TrustedKeys | None:
     if not settings.registry.trusted_keys:
         return None
-    from omnidraft.snapshots.keys import TrustedKeys
 
     return TrustedKeys(settings.registry.trusted_keys)
 

@@ -20,13 +20,13 @@ from omnidraft.config import Settings
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.tenant_messages import TenantMatcher, TenantMessages, mark
 from omnidraft.errors import ConfigError, RequestError
+from omnidraft.fleet.forget_orders import AffectedSnapshots, affected_snapshots, last_order, order_forgetting, purge
 from omnidraft.memory.owners import Owner, Owners
 from omnidraft.ports import LogReader, Message
 from omnidraft.telemetry.metrics import CountingMetrics
 
 if TYPE_CHECKING:
     from omnidraft.bus.tenant_keys import TenantKeys
-    from omnidraft.fleet.forget_orders import AffectedSnapshots
 
 WATCH_S = 0.5
 _REPEATED_S = 3600.0
@@ -109,10 +109,8 @@ def forget(
     return ForgetResult(forget_id, num_destroyed, num_deleted)
 
 
-def affected(settings: Settings, data: TenantData, forget_id: str) -> "dict[str, AffectedSnapshots]":
+def affected(settings: Settings, data: TenantData, forget_id: str) -> dict[str, AffectedSnapshots]:
     """Return the snapshots of every target, by what they may hold. Raises RegistryError."""
-    from omnidraft.fleet.forget_orders import affected_snapshots
-
     if not settings.registry.exists:
         return {}
     return {
@@ -137,8 +135,6 @@ def purge_snapshots(
     Raises:
         SnapshotError: the registry cannot be reached, or refuses.
     """
-    from omnidraft.fleet.forget_orders import purge
-
     purged: dict[str, list[int]] = {}
     if not settings.registry.exists:
         return {target: [] for target in settings.models.targets}
@@ -243,8 +239,6 @@ def _vacuum(settings: Settings, path: Path) -> None:
 
 def _order(settings: Settings, tenant: str, data: TenantData, *, is_needed: bool) -> str:
     """Return the order that covers all that was found: the last one, or else a new one."""
-    from omnidraft.fleet.forget_orders import last_order, order_forgetting
-
     with closing(control_reader(settings)) as reader:
         last = last_order(reader, CountingMetrics(), tenant, authenticator(settings, is_remembering=False))
     newest_ms, until_ms = max(data.traces.newest_ms, data.dead_letters.newest_ms), (last and last.until_ms) or 0

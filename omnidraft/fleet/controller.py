@@ -10,6 +10,7 @@ from omnidraft.config import ControllerSettings
 from omnidraft.errors import BusError, SignatureRefused, SnapshotCorrupt, SnapshotError, SnapshotStale
 from omnidraft.fleet.canary_trial import CanaryTrial
 from omnidraft.fleet.challengers import Challengers
+from omnidraft.fleet.champion_statements import ChampionStatements
 from omnidraft.fleet.drift_recovery import DriftRecovery
 from omnidraft.fleet.judgements import BY_OPERATOR, CANARY, PROMOTED, PROMOTING, REFUSED, is_undecided, was_only_canary
 from omnidraft.fleet.promotion import Decision, decide, decide_first, lineage_between, lineage_to, signed_versions
@@ -22,7 +23,6 @@ from omnidraft.ports import (
     JUDGEMENT,
     VOID,
     Announcer,
-    ChampionStatements,
     ControlFollower,
     Metrics,
     Registry,

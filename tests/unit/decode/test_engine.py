@@ -350,13 +350,13 @@ def test_while_a_tenants_traffic_drifts_less_is_drafted_for_it_and_the_text_is_t
         return engine.decode_request(make_request(**fields)).num_draft_tokens
 
     before = ids(engine.stream(make_request(tenant="drifting")))
-    engine.drift_throttle.on_announcement(Announcement(0, "drift", tenant="drifting"))
+    engine.drift_throttle.on_announcement(Announcement(0, "drift", tenant="drifting", work="text"))
     try:
         assert (drafted(tenant="other"), drafted(tenant="drifting")) == (5, 3)
         assert drafted(tenant="drifting", num_draft_tokens=4) == 4  # the request decides
         assert ids(engine.stream(make_request(tenant="drifting"))) == before
     finally:
-        engine.drift_throttle.on_announcement(Announcement(1, "drift_over", tenant="drifting"))
+        engine.drift_throttle.on_announcement(Announcement(1, "drift_over", tenant="drifting", work="text"))
     assert drafted(tenant="drifting") == 5
 
 

@@ -100,12 +100,6 @@ def test_a_drift_without_a_level_is_over_when_agreement_settles(pair):
     assert "stayed: unknown before, 0.7" in over.reason
 
 
-def test_a_drift_of_every_kind_is_over_with_the_first_kind_that_recovers(pair):
-    pair.announce("drift", level=0.75)
-    assert pair.serve(pair.start(), 0.75, 20, work="constrained") == [("drift_over", "t", "constrained")]
-    assert pair.serve(pair.start(), 0.75, SETTLED_VALUES + 20, work="text") == []
-
-
 def test_a_fall_while_no_controller_ran_is_announced_with_the_first_request_after(pair):
     after = pair.start()
     assert pair.serve(after, 0.75, 100, is_past=True) == []

@@ -1,11 +1,16 @@
-"""The draft tree, which crosses between proposers, policies and targets.
+"""The target, whose distribution is preserved, and the trees of drafted tokens that it scores.
 
-Shapes: N nodes of a tree; node 0 is the last emitted token.
+Shapes: N nodes of a tree (node 0 is the last emitted token), V a vocabulary.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+import torch
+
+from omnidraft.config import Mode
+from omnidraft.errors import ContextExceeded, RequestError
 from omnidraft.traces.record import Source
 
 
@@ -117,3 +122,86 @@ class TreeLimits:
     def longest_chain(self) -> int:
         """The maximal number of ids on a path, the root counted."""
         return 1 + min(self.num_nodes, self.depth or self.num_nodes)
+
+
+class TargetSession(Protocol):
+    """One text's KV cache inside the target. Not shared between threads."""
+
+    @property
+    def num_kept(self) -> int:
+        """The number of ids whose keys are stored."""
+
+    @property
+    def num_unread(self) -> int:
+        """The number of prompt ids, the last one not counted, whose keys are still to be computed before a tree."""
+
+    def score(self, tree: DraftTree) -> torch.Tensor:
+        """Compute what is unread, then return the raw logits float32 [N, V] after each node, in order, without NaN or
+        +inf. The kept ids and the tree fit the capacity."""
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        """Make the ids of these nodes (root first, each the parent of the next) part of the text, after `score`; drop
+        the keys of all other nodes."""
+
+    def close(self) -> None:
+        """Free the memory. Nothing may be called afterwards; closing twice is allowed."""
+
+
+class Target(Protocol):
+    """The model whose distribution is preserved."""
+
+    vocab_size: int
+    context_limit: int
+    """The maximal number of ids of prompt and answer together."""
+    fingerprint: str
+    """Identifies everything a text depends on besides prompt, seed and settings: weights, precision, width, threads."""
+    max_rows: int
+    """The number of ids, of all texts together, that `forward` computes in one pass; more take several passes."""
+
+    def limits(self, mode: Mode) -> TreeLimits:
+        """Return the limits of the trees that `score` takes in this mode."""
+
+    def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TargetSession:
+        """Return a session whose prompt is unread; its last id is the root of the first tree.
+
+        Raises:
+            RequestError: the prompt is empty, or exceeds the context limit together with max_new_tokens.
+        """
+
+    def forward(
+        self,
+        trees: Sequence[tuple[TargetSession, DraftTree]],
+        prompts: Sequence[tuple[TargetSession, int]] = (),
+    ) -> list[torch.Tensor]:
+        """Compute one pass over the rows of several texts; return the logits float32 [N, V] of each tree, as `score`
+        does. The bits of a text in reproducible mode depend neither on the other texts nor on the sizes of chunks.
+
+        Args:
+            trees: sessions with nothing unread, each with the tree to score.
+            prompts: other sessions, each with the number of further prompt ids whose keys are computed.
+        """
+
+    def reuse(self, session: TargetSession, source: TargetSession, num_ids: int) -> int:
+        """Copy keys of ids that both texts begin with, `num_ids` of them, into a session that has none yet.
+
+        Returns:
+            The number of ids whose keys were copied; fewer where copied keys would differ from computed ones, or where
+            the source keeps fewer.
+        """
+
+    def kv_bytes(self, num_ids: int, mode: Mode) -> int:
+        """Return the memory of the keys and values of a text that has so many ids; it grows with the text."""
+
+
+def ids_needed(prompt_ids: Sequence[int], max_new_tokens: int, context_limit: int) -> int:
+    """Return the number of ids of prompt and answer together.
+
+    Raises:
+        RequestError: the prompt is empty; ContextExceeded: they exceed the context.
+    """
+    if not prompt_ids:
+        raise RequestError("the prompt is empty; give at least one token")
+    needed = len(prompt_ids) + max_new_tokens
+    if needed > context_limit:
+        raise ContextExceeded(len(prompt_ids), max_new_tokens, context_limit)
+    return needed

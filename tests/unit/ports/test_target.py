@@ -3,7 +3,7 @@
 import pytest
 
 from omnidraft.errors import RequestError
-from omnidraft.ports.context_limit import ids_needed
+from omnidraft.ports import ids_needed
 
 
 def test_a_context_can_be_filled_to_its_last_id() -> None:

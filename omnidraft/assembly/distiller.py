@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from omnidraft.assembly.models import TargetVocabulary, Vocabularies, drafter_ha
 from omnidraft.assembly.registries import registry
 from omnidraft.assembly.signing import require_signer
 from omnidraft.assembly.snapshot_loading import ngram_cache
-from omnidraft.config import LearnerSettings, MemorySettings, Settings
+from omnidraft.config import MemorySettings, Settings
 from omnidraft.distill.control import Status, TrainingControl
 from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.evaluation.held_out import HeldOut
@@ -30,7 +31,7 @@ from omnidraft.distill.publisher import Identity, Publisher
 from omnidraft.distill.training.learner import Learner
 from omnidraft.distill.training.step_report import LearningSpans
 from omnidraft.models.acceptance_head import AcceptanceHead
-from omnidraft.ports import LogReader, Metrics, NoopTracing, Tracing
+from omnidraft.ports import Metrics, NoopTracing, Tracing
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.system import keep_freed_memory
@@ -69,77 +70,84 @@ def distillation(
     """
     require_signer(settings, ("distiller", "operator"))
     keep_freed_memory()
-    metrics = LabelledMetrics(metrics, target=settings.models.target)
-    tokenizers, section = tokenizers or vocabularies(settings), settings.learner
-    groups = TenantGroups(section.tenants)
-    learning, alignment = learner(settings, tokenizers), tokenizers.alignment.fingerprint
-    pinned = None if section.pinned_held_out is None else read_pinned(section.pinned_held_out, alignment)
-    reader = log_reader(settings, settings.log.traces_topic)
-    dead_letters = log_writer(settings, settings.log.dead_letters_topic)
-    journal, truncation = _notes(settings, section.journal_folder or journal_folder or folder)
-    batcher = _batcher(section, reader, journal, groups)
-    staging = folder / "staging"
-    files = memory_files(settings, tokenizers, metrics, staging / "memory")
-    hours = settings.log.retention_hours
-    retention = Retention(None if hours is None else hours * 3600)
-    snapshots = attentive(registry(settings), lambda: made.meanwhile())
-    made = Distiller(
-        trace_source(settings, alignment, reader, dead_letters, metrics, retention.is_forgotten),
-        batcher,
-        learning,
-        Publisher(snapshots, identity(settings, tokenizers), staging, files.cipher, files),
-        load_cache=lambda arrays: ngram_cache(settings, tokenizers, arrays),
-        load_base=lambda: base_serving_tensors(settings, tokenizers),
-        held_out=HeldOut(learning, groups=groups, pinned=pinned),
-        factor_judge=FactorJudge(learning, section.tenant_factors, groups),
-        steps_per_snapshot=section.steps_per_snapshot,
-        max_lag_records=section.max_lag_records,
-        journal=journal,
-        truncation=truncation,
-        forgetting=_forgetting(settings, tokenizers, retention, batcher, learning, files, metrics),
-        memory=files.memory,
-        metrics=metrics,
-        control=TrainingControl(control_follower(settings, metrics, _HEEDED)),
-        compare_earlier=snapshot_comparison(settings, snapshots, tokenizers, learning, folder).compare,
-        progress=progress,
-        on_empty_poll=on_empty_poll,
-        spans=LearningSpans(tracing or NoopTracing(), settings.models.target),
-    )
-    return made
+    notes = settings.learner.journal_folder or journal_folder or folder
+    parts = _Parts(settings, metrics, tokenizers or vocabularies(settings), folder, notes)
+    spans = LearningSpans(tracing or NoopTracing(), settings.models.target)
+    return parts.distiller(progress, on_empty_poll, spans)
 
 
-def _batcher(section: LearnerSettings, reader: LogReader, journal: CrashJournal, groups: TenantGroups) -> Batcher:
-    return Batcher(
-        reader.partitions(),
-        records_per_step=section.records_per_step,
-        held_out_every=section.held_out_every,
-        held_out_records=section.held_out_records,
-        poison=journal.poison,
-        tenant_share=TENANT_SHARE,
-        groups=groups,
-    )
+class _Parts:
+    """What a distiller of one pair is made of."""
 
+    def __init__(
+        self, settings: Settings, metrics: Metrics, tokenizers: Vocabularies, folder: Path, notes: Path
+    ) -> None:
+        section, log = settings.learner, settings.log
+        self._settings, self._tokenizers, self._folder = settings, tokenizers, folder
+        self._metrics = LabelledMetrics(metrics, target=settings.models.target)
+        self._groups = TenantGroups(section.tenants)
+        self._learner, alignment = learner(settings, tokenizers), tokenizers.alignment.fingerprint
+        self._pinned = None if section.pinned_held_out is None else read_pinned(section.pinned_held_out, alignment)
+        reader, dead_letters = log_reader(settings, log.traces_topic), log_writer(settings, log.dead_letters_topic)
+        self._journal, self._truncation = _notes(settings, notes)
+        self._batcher = Batcher(
+            reader.partitions(),
+            records_per_step=section.records_per_step,
+            held_out_every=section.held_out_every,
+            held_out_records=section.held_out_records,
+            poison=self._journal.poison,
+            tenant_share=TENANT_SHARE,
+            groups=self._groups,
+        )
+        self._files = memory_files(settings, tokenizers, self._metrics, folder / "staging" / "memory")
+        hours = log.retention_hours
+        self._retention = Retention(None if hours is None else hours * 3600)
+        is_forgotten = self._retention.is_forgotten
+        self._source = trace_source(settings, alignment, reader, dead_letters, self._metrics, is_forgotten)
 
-def _forgetting(
-    settings: Settings,
-    tokenizers: Vocabularies,
-    retention: Retention,
-    batcher: Batcher,
-    learning: Learner,
-    files: MemoryFiles,
-    metrics: Metrics,
-) -> Forgetting:
-    """Return what drops records that the log no longer keeps, and those of tenants who are forgotten."""
-    return Forgetting(
-        retention,
-        batcher,
-        learning,
-        metrics,
-        new_cache=lambda: ngram_cache(settings, tokenizers, None),
-        learned_records=recent_records(settings, tokenizers.alignment.fingerprint).before,
-        memory=files.memory,
-        cipher=files.cipher,
-    )
+    def distiller(
+        self, progress: Callable[[Status], None], on_empty_poll: Callable[[], None], spans: LearningSpans
+    ) -> Distiller:
+        settings, tokenizers, files, section = self._settings, self._tokenizers, self._files, self._settings.learner
+        snapshots = attentive(registry(settings), lambda: made.meanwhile())
+        follower = control_follower(settings, self._metrics, _HEEDED)
+        made = Distiller(
+            self._source,
+            self._batcher,
+            self._learner,
+            Publisher(snapshots, identity(settings, tokenizers), self._folder / "staging", files.cipher, files),
+            load_cache=partial(ngram_cache, settings, tokenizers),
+            load_base=partial(base_serving_tensors, settings, tokenizers),
+            held_out=HeldOut(self._learner, groups=self._groups, pinned=self._pinned),
+            factor_judge=FactorJudge(self._learner, section.tenant_factors, self._groups),
+            steps_per_snapshot=section.steps_per_snapshot,
+            max_lag_records=section.max_lag_records,
+            journal=self._journal,
+            truncation=self._truncation,
+            forgetting=self._forgetting(),
+            memory=files.memory,
+            metrics=self._metrics,
+            control=TrainingControl(follower),
+            compare_earlier=snapshot_comparison(settings, snapshots, tokenizers, self._learner, self._folder).compare,
+            progress=progress,
+            on_empty_poll=on_empty_poll,
+            spans=spans,
+        )
+        return made
+
+    def _forgetting(self) -> Forgetting:
+        """Return what drops records that the log no longer keeps, and those of tenants who are forgotten."""
+        settings, tokenizers = self._settings, self._tokenizers
+        return Forgetting(
+            self._retention,
+            self._batcher,
+            self._learner,
+            self._metrics,
+            new_cache=partial(ngram_cache, settings, tokenizers, None),
+            learned_records=recent_records(settings, tokenizers.alignment.fingerprint).before,
+            memory=self._files.memory,
+            cipher=self._files.cipher,
+        )
 
 
 def _notes(settings: Settings, folder: Path) -> tuple[CrashJournal, TruncationMark]:

@@ -13,7 +13,7 @@ from omnidraft.bus import sqlite_topic
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.config import LogSettings, Settings
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.errors import ConfigError, RequestError
+from omnidraft.errors import RequestError
 from omnidraft.ports import LogReader, LogWriter, Metrics, RecordCipher, TopicFacts
 from omnidraft.traces.record import TraceRecord
 
@@ -96,15 +96,12 @@ class _KafkaLog:
 
 
 _LOGS: Mapping[str, type[_SqliteLog] | type[_KafkaLog]] = {"sqlite": _SqliteLog, "kafka": _KafkaLog}
-"""How a log is opened, by the scheme of its url."""
+"""How a log is opened, by the scheme of its url; config refuses all others."""
 
 
 def _open(settings: Settings) -> _SqliteLog | _KafkaLog:
     """Return the log at this url, without encryption and signatures; nothing is created yet."""
-    log = settings.log
-    if (made := _LOGS.get(urlsplit(log.url).scheme)) is None:
-        raise ConfigError(f"log.url must be sqlite:///path or kafka://host:port, got {log.url!r}")
-    return made(log)
+    return _LOGS[urlsplit(settings.log.url).scheme](settings.log)
 
 
 def _partitions(log: LogSettings, topic: str) -> int:

@@ -83,7 +83,7 @@ class LogSettings(Section):
     @field_validator("url")
     @classmethod
     def _names_a_log(cls, url: str) -> str:
-        if re.fullmatch(r"sqlite:///.+|kafka://[^/:,@]+:\d+(,[^/:,@]+:\d+)*|memory://", url):
+        if re.fullmatch(r"sqlite:///.+|kafka://[^/:,@]+:\d+(,[^/:,@]+:\d+)*", url):
             return url
         raise ValueError("not a log: use sqlite:///path or kafka://host:port[,host:port]")
 

@@ -27,7 +27,7 @@ from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.tiny_models import make_drafter, make_target
-from tests.ray_serve_fleet import Asked, Load, ServeFleet, description
+from tests.integration.ray_serve_fleet import Asked, Load, ServeFleet, description
 
 NUM_REPLICAS = 3
 NUM_SEEDS = 8

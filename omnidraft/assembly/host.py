@@ -225,7 +225,6 @@ class LoadedModel:
         tokenizers = self.host.tokenizers
         if not isinstance(tokenizers, Vocabularies):
             return (), ()
-
         return drafter_prompt(prompt_ids, tokenizers, drafter_of(self.proposer).model.context_limit)
 
     def batch_decoder(self, max_ids: Sequence[int]) -> Decoder:

@@ -1,4 +1,4 @@
-"""From settings to objects: the only package that knows every implementation. Imports that take seconds stay in functions."""
+"""From settings to objects: the only package that knows every implementation. Slow imports stay inside functions."""
 
 from omnidraft.assembly.device import device_settings, learning_engine
 from omnidraft.assembly.distiller import distillation, identity, learner, learner_from_snapshot, memory_files

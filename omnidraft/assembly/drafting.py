@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import torch
+
 from omnidraft.assembly.models import TargetVocabulary, Vocabularies
 from omnidraft.config import DecodeSettings, Settings
 from omnidraft.decode.drafting.acceptance_stats import NoiseCoupling
@@ -166,22 +168,16 @@ def drafter_prompt(
 
 
 def measured_costs(settings: Settings, loaded_target: Target) -> MeasuredCosts:
-    """Measure the costs of the target, at once for the default mode if the policy needs them."""
+    """Return the costs of the target on this machine, kept in a file for the next start; they are measured at once for
+    the default mode if the policy needs them."""
     models = settings.models
-    drafter_name = f"{models.drafter} in {models.drafter_precision}"
-    costs = MeasuredCosts(loaded_target, _cost_file(loaded_target), drafter_name)
+    facts = (loaded_target.fingerprint, torch.get_num_threads(), processor())
+    name = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
+    file = CostFile(store.default_home() / "costs" / f"{name}.json")
+    costs = MeasuredCosts(loaded_target, file, f"{models.drafter} in {models.drafter_precision}")
     if settings.decode.policy == "cost":
         costs.passes(settings.decode.mode)
     return costs
-
-
-def _cost_file(loaded_target: Target) -> CostFile:
-    """Return the file of this target's costs on this machine."""
-    import torch
-
-    facts = (loaded_target.fingerprint, torch.get_num_threads(), processor())
-    name = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
-    return CostFile(store.default_home() / "costs" / f"{name}.json")
 
 
 def drafter_of(proposer: Proposer) -> Drafter:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from omnidraft.assembly.models import Vocabularies, drafter_hash, vocabularies
+from omnidraft.assembly.models import drafter_hash, vocabularies
 from omnidraft.assembly.registries import named_folder
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError, SnapshotError, VocabularyError
@@ -43,47 +43,25 @@ def export_snapshot(settings: Settings, name: str, form: ExportFormat, folder: P
 
 def _writer(settings: Settings, form: ExportFormat, stem: str) -> Writer:
     """Return what writes a model in this form. Raises ModelError when what it needs is not there."""
-    match form:
-        case "hf":
-            return _hf_writer(_drafter_folder(settings))
-        case "gguf":
-            return _gguf_writer(settings, f"{stem}.gguf", tokenizer=None)
-        case "hf-target-vocab":
-            tokenizers = vocabularies(settings)
-            return _with_target_vocabulary(tokenizers, _hf_writer(tokenizers.target_folder))
-        case "gguf-target-vocab":
-            write = _gguf_writer(settings, f"{stem}.gguf", tokenizer=settings.models.target)
-            return _with_target_vocabulary(vocabularies(settings), write)
-
-
-def _hf_writer(tokenizer_folder: Path) -> Writer:
     from omnidraft.models.hf.model_folder import write_folder
-
-    return lambda model, partial: write_folder(model, tokenizer_folder, partial)
-
-
-def _gguf_writer(settings: Settings, name: str, *, tokenizer: str | None) -> Writer:
-    """`tokenizer`: the model whose tokenizer the file has; None: the drafter."""
+    from omnidraft.models.hf.target_vocabulary import adopt_target_vocabulary
     from omnidraft.models.llamacpp.gguf_export import write_gguf
 
-    base = store.gguf_path(settings.models.drafter)
-    spelling = None if tokenizer is None else store.gguf_path(tokenizer)
+    adopted = vocabularies(settings) if form in ("hf-target-vocab", "gguf-target-vocab") else None
+    is_gguf = form in ("gguf", "gguf-target-vocab")
+    base = store.gguf_path(settings.models.drafter) if is_gguf else _drafter_folder(settings)
+    spelling = store.gguf_path(settings.models.target) if is_gguf and adopted else None
 
     def write(model: Any, partial: Path) -> None:
-        partial.mkdir()
-        write_gguf(model, base, partial / name, tokenizer=spelling)
+        if adopted is not None:
+            adopt_target_vocabulary(model, adopted.alignment, adopted.target.vocabulary)
+        if is_gguf:
+            partial.mkdir()
+            write_gguf(model, base, partial / f"{stem}.gguf", tokenizer=spelling)
+        else:
+            write_folder(model, base if adopted is None else adopted.target_folder, partial)
 
     return write
-
-
-def _with_target_vocabulary(tokenizers: Vocabularies, write: Writer) -> Writer:
-    from omnidraft.models.hf.target_vocabulary import adopt_target_vocabulary
-
-    def adopt_and_write(model: Any, partial: Path) -> None:
-        adopt_target_vocabulary(model, tokenizers.alignment, tokenizers.target.vocabulary)
-        write(model, partial)
-
-    return adopt_and_write
 
 
 def _drafter(settings: Settings, name: str) -> Any:

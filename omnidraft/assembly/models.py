@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from omnidraft.config import Settings
 from omnidraft.errors import ConfigError, VocabularyError
 from omnidraft.models.catalog import store
@@ -100,8 +102,6 @@ def drafter_hash(folder: Path, tokenizer: "HfTokenizer") -> str:
 
 def set_threads(settings: Settings) -> None:
     """Let this process compute on as many threads as the settings say, else on no more than can run at once."""
-    import torch
-
     threads = settings.decode.threads or usable_processors()
     if settings.decode.threads is not None or threads < torch.get_num_threads():
         torch.set_num_threads(threads)

@@ -107,7 +107,7 @@ def snapshot_loader(
 
 
 def _learned(
-    settings: Settings, tokenizers: Vocabularies, tensors: Mapping[str, Tensor], manifest: Manifest | None
+    settings: Settings, tokenizers: Vocabularies, tensors: dict[str, Tensor], manifest: Manifest | None
 ) -> DraftModel:
     """Load the drafter with the weights of a snapshot."""
     from omnidraft.models.hf.drafter import load_drafter  # takes seconds

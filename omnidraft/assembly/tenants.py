@@ -105,7 +105,7 @@ def forget(
     num_deleted = 0 if path is None else _delete_messages(settings, path, tenant, on_message)
     forget_id = _order(settings, tenant, data, is_needed=num_destroyed > 0)
     if path is not None:
-        _vacuum(settings, path)
+        sqlite_forget.shrink(path, settings.log.traces_topic, settings.log.request_timeout_s)  # in none of its files
     return ForgetResult(forget_id, num_destroyed, num_deleted)
 
 
@@ -152,28 +152,8 @@ def purge_snapshots(
     return purged
 
 
-def count_keys(settings: Settings) -> tuple[int, int, int]:
-    """Return the numbers of keys that open, that no master key opens, and that are destroyed.
-
-    Raises:
-        ConfigError: there is no key store.
-        KeyStoreError: it does not answer.
-    """
-    return _tenant_keys(settings).count()
-
-
-def rewrap(settings: Settings) -> tuple[int, int]:
-    """Wrap all keys with the newest master key; return the numbers of keys done and of keys that no master key opens.
-
-    Raises:
-        ConfigError: there is no key store.
-        KeyStoreError: it does not answer.
-    """
-    return _tenant_keys(settings).rewrap()
-
-
-def _tenant_keys(settings: Settings) -> "TenantKeys":
-    """Raises ConfigError when there is no key store."""
+def existing_keys(settings: Settings) -> "TenantKeys":
+    """Return the keys of all tenants. Raises ConfigError when there is no key store."""
     keys = tenant_keys(settings)
     if keys is None:
         raise ConfigError("there is no key store: set log.encryption_keys, and with Kafka log.key_store")
@@ -230,11 +210,6 @@ def _delete_messages(settings: Settings, path: Path, tenant: str, on_message: On
     for topic, found in [(log.traces_topic, data.traces), (log.dead_letters_topic, data.dead_letters)]:
         sqlite_forget.forget_messages(path, topic, found.positions, mark(tenant), timeout_s)
     return len(data.traces.positions) + len(data.dead_letters.positions)
-
-
-def _vacuum(settings: Settings, path: Path) -> None:
-    """Leave nothing of what was deleted in the files of an SQLite log. Raises BusError."""
-    sqlite_forget.shrink(path, settings.log.traces_topic, settings.log.request_timeout_s)
 
 
 def _order(settings: Settings, tenant: str, data: TenantData, *, is_needed: bool) -> str:

@@ -71,7 +71,7 @@ def rewrap(config_path: Config = None) -> None:
     """
     from omnidraft.assembly import tenants
 
-    num_done, num_closed = tenants.rewrap(config.load(config_path))
+    num_done, num_closed = tenants.existing_keys(config.load(config_path)).rewrap()
     _print(f"{num_done} keys wrapped with the newest master key")
     if num_closed:
         _print(f"{num_closed} keys are wrapped with a key that is not among log.encryption_keys")

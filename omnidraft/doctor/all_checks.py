@@ -61,7 +61,7 @@ def _model_checks(settings: Settings) -> Iterator[Check]:
 
 def _log_checks(settings: Settings) -> Iterator[Check]:
     """Yield the checks of the log. Those that need the broker run only when it answers, so one timeout is enough."""
-    from omnidraft.doctor import keys, log
+    from omnidraft.doctor import log
 
     connection = run_check("log", partial(log.connection, settings))
     yield "log", lambda: connection
@@ -69,7 +69,7 @@ def _log_checks(settings: Settings) -> Iterator[Check]:
         return
     section = settings.log
     if section.encryption_keys:
-        yield "key store", partial(keys.store, settings)
+        yield "key store", partial(log.key_store, settings)
     for name in (section.traces_topic, section.dead_letters_topic, section.control_topic):
         yield f"topic {name}", partial(log.topic, settings, name)
     yield "clock", partial(log.clocks, settings)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from omnidraft.errors import ModelError
@@ -58,8 +59,6 @@ def load_pair(model: str, tokenizer: str) -> TokenizerPair:
 
 def load_model(folder: Path, name: str) -> Any:
     """Load the model of a folder in float32. Raises ModelError."""
-    import torch
-
     try:
         return causal_lm(folder, dtype=torch.float32).eval()
     except ModelError as exc:

@@ -48,14 +48,25 @@ class KafkaSettings(Section):
         return self
 
 
-def local_path(url: str) -> Path | None:
-    """Return the path in sqlite:///relative/path, sqlite:////absolute/path (the syntax of SQLAlchemy and MLflow) or
-    directory:///path; None: the URL is that of a server."""
-    scheme, _, path = url.partition(":///")
-    return Path(path) if scheme in ("sqlite", "directory") else None
+class StoreSettings(Section):
+    """A log or registry, by its address."""
+
+    url: str
+
+    @property
+    def path(self) -> Path | None:
+        """The path in sqlite:///relative/path, sqlite:////absolute/path (the syntax of SQLAlchemy and MLflow) or
+        directory:///path; None: a server has it."""
+        scheme, _, path = self.url.partition(":///")
+        return Path(path) if scheme in ("sqlite", "directory") else None
+
+    @property
+    def exists(self) -> bool:
+        """Whether it exists, as far as its address tells: a local one does once a service started."""
+        return self.path is None or self.path.exists()
 
 
-class LogSettings(Section):
+class LogSettings(StoreSettings):
     """The log of trace records, dead letters and announcements."""
 
     url: str = "sqlite:///runs/omnidraft/log.db"
@@ -117,16 +128,6 @@ class LogSettings(Section):
         return None if self.path is None else f"sqlite:///{self.path.parent / 'keys.db'}"
 
     @property
-    def path(self) -> Path | None:
-        """The file of an SQLite log; None: it is Kafka's."""
-        return local_path(self.url)
-
-    @property
-    def exists(self) -> bool:
-        """Whether it exists, as far as its address tells: a local one does once a service started."""
-        return self.path is None or self.path.exists()
-
-    @property
     def topics(self) -> tuple[str, str, str]:
         return self.traces_topic, self.dead_letters_topic, self.control_topic
 
@@ -143,7 +144,7 @@ class LogSettings(Section):
         return f"{self.topic_prefix}.snapshots.v1"
 
 
-class RegistrySettings(Section):
+class RegistrySettings(StoreSettings):
     """The registry of snapshot versions."""
 
     url: str = "sqlite:///runs/omnidraft/mlflow.db"
@@ -198,16 +199,6 @@ class RegistrySettings(Section):
             _ = urlsplit(url).port  # raises ValueError for one that is no number up to 65535
             return url
         raise ValueError("not a registry: use sqlite:///path, http://host:port, postgresql://... or directory:///path")
-
-    @property
-    def path(self) -> Path | None:
-        """The database or folder of a local registry; None: a server has it."""
-        return local_path(self.url)
-
-    @property
-    def exists(self) -> bool:
-        """Whether it exists, as far as its address tells: a local one does once a service started."""
-        return self.path is None or self.path.exists()
 
     @property
     def is_in_mlflow(self) -> bool:

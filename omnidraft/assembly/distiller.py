@@ -22,13 +22,13 @@ from omnidraft.distill.evaluation.pinned import read_pinned
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
 from omnidraft.distill.forgetting import Forgetting, Retention
 from omnidraft.distill.ingest.batcher import Batcher
-from omnidraft.distill.ingest.crash_journal import CrashJournal
+from omnidraft.distill.ingest.crash_journal import TRIES, CrashJournal
 from omnidraft.distill.ingest.tenant_shares import TENANT_SHARE, TenantGroups
 from omnidraft.distill.ingest.truncation_mark import TruncationMark
 from omnidraft.distill.memory.memory_files import MemoryFiles
 from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.distill.publisher import Identity, Publisher
-from omnidraft.distill.training.learner import Learner
+from omnidraft.distill.training.learner import SEED, Learner
 from omnidraft.distill.training.step_report import LearningSpans
 from omnidraft.models.acceptance_head import AcceptanceHead
 from omnidraft.ports import Metrics, NoopTracing, Tracing
@@ -94,7 +94,6 @@ class _Parts:
             reader.partitions(),
             records_per_step=section.records_per_step,
             held_out_every=section.held_out_every,
-            held_out_records=section.held_out_records,
             poison=self._journal.poison,
             tenant_share=TENANT_SHARE,
             groups=self._groups,
@@ -119,7 +118,7 @@ class _Parts:
             load_cache=partial(ngram_cache, settings, tokenizers),
             load_base=partial(base_serving_tensors, settings, tokenizers),
             held_out=HeldOut(self._learner, groups=self._groups, pinned=self._pinned),
-            factor_judge=FactorJudge(self._learner, section.tenant_factors, self._groups),
+            factor_judge=FactorJudge(self._learner, section.factor_tenants, self._groups),
             steps_per_snapshot=section.steps_per_snapshot,
             max_lag_records=section.max_lag_records,
             journal=self._journal,
@@ -153,7 +152,7 @@ class _Parts:
 def _notes(settings: Settings, folder: Path) -> tuple[CrashJournal, TruncationMark]:
     """Return the notes for later processes: what crashed earlier ones, and what the log lost."""
     name = _name_of_notes(settings)
-    journal = CrashJournal(folder / f"trying-{name}.json", tries=settings.learner.poison_tries)
+    journal = CrashJournal(folder / f"trying-{name}.json", tries=TRIES)
     return journal, TruncationMark(folder / f"truncated-{name}.txt")
 
 
@@ -173,11 +172,11 @@ def learner(settings: Settings, tokenizers: Vocabularies) -> Learner:
         tokenizers.drafter_folder,
         train=section.train,
         rank=section.lora_rank,
-        seed=section.seed,
+        seed=SEED,
         precision=section.precision,
     )
     cache = ngram_cache(settings, tokenizers, None)
-    head = AcceptanceHead(model.hidden_size, seed=section.seed) if section.head else None
+    head = AcceptanceHead(model.hidden_size, seed=SEED) if settings.decode.policy == "acceptance" else None
     return Learner(model, tokenizers.drafter, tokenizers.target.vocabulary, tokenizers.alignment, cache, section, head)
 
 

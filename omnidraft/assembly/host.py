@@ -23,7 +23,6 @@ from omnidraft.assembly.snapshot_loading import (
     snapshot_loader,
 )
 from omnidraft.config import NO_DRAFTER, Settings
-from omnidraft.decode.common_prefix import common_prefix
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures
 from omnidraft.decode.engine import Engine
@@ -84,7 +83,7 @@ class DecodingHost:
         self.target = target(settings, tokenizers) if loaded_target is None else loaded_target
         self.costs = measured_costs(settings, self.target)
         self.recent = RecentTexts() if settings.decode.suffix_memory else RecentTexts(0)
-        self.drafter_memory = drafter_memory(keeps_ended=settings.scheduler.prefix_caching)
+        self.drafter_memory = drafter_memory()
         self._memories, self._switch = memory_loader(settings, metrics), FactorSwitch()
         shared = shared_drafting(
             settings.decode, self.costs, self.recent, self.drafter_memory, has_drafter=settings.models.has_drafter
@@ -140,10 +139,8 @@ class DecodingHost:
             self._producer,
             self._metrics,
             decode=settings.decode,
-            recording=settings.recorder,
+            opted_out=settings.recorder.opted_out,
             tracing=self._tracing,
-            has_pass_spans=settings.tracing.passes,
-            has_prefix_caching=settings.scheduler.prefix_caching,
             recent=self.recent if settings.decode.suffix_memory else None,
             drafter_memory=self.drafter_memory,
         )
@@ -159,17 +156,7 @@ class DecodingHost:
             failures=DraftingFailures(self._metrics, settings.models.target),
             grammars=grammars,
             scheduling=settings.scheduler,
-            public_prefixes=[self._prefix_of(prompt) for prompt in settings.scheduler.public_prompts],
         )
-
-    def _prefix_of(self, system_prompt: str) -> list[int]:
-        """Return the ids that all chats with this system prompt begin with; those of the text without a template."""
-        tokenizer = self.tokenizers.target
-        if not tokenizer.has_chat_template:
-            return tokenizer.prompt_ids(system_prompt)
-        system = {"role": "system", "content": system_prompt}
-        one, other = (tokenizer.chat_prompt_ids([system, {"role": "user", "content": text}]) for text in ("a", "1"))
-        return one[: common_prefix(one, other)]
 
 
 def snapshot_updater(
@@ -260,7 +247,7 @@ def loaded_model(
 
     require_named(settings, snapshot)
     name = f"{settings.models.target}-{model.num_parameters()}"
-    target = TransformersTarget(model, settings.decode, name=name, precision=f"{model.dtype}-{model.device.type}")
+    target = TransformersTarget(model, name=name, precision=f"{model.dtype}-{model.device.type}")
     own = loaded_tokenizer(tokenizer, model.config.get_text_config().vocab_size)
     nowhere = Path()  # the target is loaded
     tokenizers = aligned(settings, nowhere, own) if settings.models.has_drafter else TargetVocabulary(nowhere, own)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from omnidraft.assembly.drafting import SharedDrafting, drafter_of, drafter_prompt, policy
+from omnidraft.assembly.drafting import SharedDrafting, drafter_memory, drafter_of, drafter_prompt, policy
 from omnidraft.assembly.host import snapshot_updater
 from omnidraft.assembly.models import Vocabularies, vocabularies
 from omnidraft.assembly.recording import trace_producer
@@ -20,8 +20,14 @@ from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafti
 from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.external.probing_policy import ProbingPolicy
 from omnidraft.decode.external.request_options import RequestOptions
-from omnidraft.decode.external.round_scheduler import IDLE_S, RoundLimits, RoundScheduler
-from omnidraft.decode.external.sequence_tracker import MOST_INACTIVE, ExternalSequence, SequenceTracker, TokenBuffer
+from omnidraft.decode.external.round_scheduler import IDLE_S, TRACE_ROWS, RoundLimits, RoundScheduler
+from omnidraft.decode.external.sequence_tracker import (
+    KEEP_S,
+    MOST_INACTIVE,
+    ExternalSequence,
+    SequenceTracker,
+    TokenBuffer,
+)
 from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.policy.cost_model import StepCosts
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
@@ -53,12 +59,12 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
         ConfigError: there is no such redactor.
         ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
     """
-    pinned, section = settings.worker.snapshot, settings.vllm
+    pinned = settings.worker.snapshot
     require_named(settings, pinned)
     is_recorded = has_tenants or settings.worker.tenant not in settings.recorder.opted_out
     producer = trace_producer(settings, metrics) if is_recorded else None
     tokenizers, throttle = vocabularies(settings), DriftThrottle()
-    step_s, passes, memory = StepCosts(), StepTimeModel(), DrafterMemory(section.drafter_ids)
+    step_s, passes, memory = StepCosts(), StepTimeModel(), drafter_memory()
 
     def num_draft_tokens(tenant: str | None) -> int:
         return throttle.limit(tenant or settings.worker.tenant, "text", num_tokens)
@@ -68,7 +74,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
     shared = SharedDrafting(lambda mode: probing, step_s, memory)
     load = snapshot_loader(settings, tokenizers, shared, is_external=True)
     slot = SnapshotSlot(named_or_base(settings, load, pinned))
-    limits = RoundLimits(num_draft_tokens, section.trace_rows, IDLE_S)
+    limits = RoundLimits(num_draft_tokens, TRACE_ROWS, IDLE_S)
     rounds = _rounds(SequenceOpener(settings, tokenizers, slot, producer, metrics), limits, passes, memory)
     updater = None
     if pinned is None:
@@ -133,7 +139,7 @@ class SequenceOpener:
 
     def _builder(self, request_id: str, request: Request, snapshot: LoadedSnapshot) -> TraceRecordBuilder:
         assert self._producer is not None
-        settings, models = self.settings, self.settings.models
+        models = self.settings.models
         context = RecordContext(
             request_id,
             request.tenant,
@@ -144,7 +150,7 @@ class SequenceOpener:
             self.tokenizers.alignment.fingerprint,
             has_settings=False,
         )
-        return TraceRecordBuilder(request, context, settings.recorder, self._producer.emit)
+        return TraceRecordBuilder(request, context, self._producer.emit)
 
 
 def _rounds(
@@ -153,7 +159,7 @@ def _rounds(
     settings = opener.settings
     return RoundScheduler(
         opener,
-        SequenceTracker["ExternalSequence"](keep_s=settings.vllm.keep_left_s, max_inactive=MOST_INACTIVE),
+        SequenceTracker["ExternalSequence"](keep_s=KEEP_S, max_inactive=MOST_INACTIVE),
         opener.drafting,
         passes,
         memory,

@@ -1,12 +1,11 @@
 """Every seam of omnidraft: the Protocols, and the few dataclasses that cross them. Read this package first."""
 
 from omnidraft.config import Mode
+from omnidraft.params import Grammar, Sampling
 from omnidraft.ports.decoding import (
-    Grammar,
     LogProbs,
     Noise,
     Request,
-    Sampling,
     Step,
     StopCondition,
     Timings,

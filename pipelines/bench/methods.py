@@ -22,9 +22,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from omnidraft import assembly, config
+from omnidraft.assembly.snapshot_loading import named_or_base
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
+from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.errors import OmnidraftError, RequestError
@@ -32,7 +34,6 @@ from omnidraft.ports import Grammar, Mode, Sampling
 from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
 from pipelines.bench.runs import BenchRun, Method, run_of_generate, run_of_steps
-from pipelines.lib.own_snapshot import own_snapshot
 from pipelines.lib.prompt_requests import fields_of, ids_of
 
 TRACED = "omnidraft+traces"
@@ -131,6 +132,26 @@ def _own(name: str, worker: assembly.Worker, setup: Setup, stack: ExitStack) -> 
     return _run(name, engine, setup, method, own_snapshot(settings, worker, setup.snapshot))
 
 
+def own_snapshot(settings: config.Settings, worker: assembly.Worker, name: str | None) -> LoadedSnapshot:
+    """Load a snapshot for the worker's engine. Its n-gram cache, which learns while it decodes, is no other one's, so
+    no method drafts with what another one learned.
+
+    Args:
+        settings: how it drafts; the target is the worker's.
+        name: a folder, version or alias; None is the base drafter.
+
+    Raises:
+        SnapshotError, ModelError: it cannot be loaded.
+    """
+    costs = worker.engine.decoder.costs or MeasuredCosts(worker.target)
+    memories = assembly.memory_loader(settings, CountingMetrics())
+    tokenizers = assembly.served_vocabularies(settings)
+    has_drafter = settings.models.has_drafter
+    shared = assembly.shared_drafting(settings.decode, costs, worker.engine.recent, has_drafter=has_drafter)
+    load = assembly.snapshot_loader(settings, tokenizers, shared, memories=memories)
+    return named_or_base(settings, load, name)
+
+
 def _run(name: str, engine: Engine, setup: Setup, method: OwnMethod, snapshot: LoadedSnapshot | None = None) -> Method:
     """Return a method of our engine. Its name is the tenant, so that no method drafts from what another one said."""
 
@@ -159,12 +180,12 @@ def _recording_engine(worker: assembly.Worker, setup: Setup, stack: ExitStack) -
     temporary, topic = settings.model_copy(update={"log": log}), log.traces_topic
     metrics, pair = CountingMetrics(), worker.engine.pair
     producer = TraceProducer(lambda: assembly.log_writer(temporary, topic), settings.recorder, metrics)
-    stack.callback(producer.close, settings.recorder.drain_timeout_s)
+    stack.callback(producer.close)
     vocabulary = pair.target_tokenizer.vocabulary
     decoder = Decoder(worker.target, vocabulary, trace_top_k=settings.recorder.top_k)
     recent = worker.engine.recent if setup.is_stream else None
-    slot, decode, recording = worker.engine.slot, settings.decode, settings.recorder
-    return Engine(decoder, pair, slot, producer, metrics, decode=decode, recording=recording, recent=recent)
+    slot, decode = worker.engine.slot, settings.decode
+    return Engine(decoder, pair, slot, producer, metrics, decode=decode, recent=recent)
 
 
 def huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:

@@ -12,19 +12,14 @@ from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.tenant_keys import TenantKeys
 from omnidraft.config import TenantFactorSettings
-from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
 from omnidraft.distill.ingest.tenant_shares import TenantGroups
 from omnidraft.distill.publisher import LEARNER
 from omnidraft.distill.resume_encryption import decrypt_records
-from omnidraft.fleet.control_follower import LogControlFollower
-from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import TenantFactors
 from omnidraft.snapshots.tenant_factors import FACTORS, file_name, from_tensor, weights_digest
-from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
 from tests.distiller_runs import TEXTS, Killed, Setting, names, run_until_idle
 
 NOW_MS = time.time_ns() // 1_000_000
@@ -62,11 +57,6 @@ def run(setting: Setting, **options) -> dict[str, TenantFactors]:
     return {each.tenant: each for each in setting.manifest().tenant_factors}
 
 
-def folder_of(setting: Setting, version: str = "latest") -> Path:
-    newest = setting.registry.resolve(version).version
-    return setting.registry.fetch(newest, setting.folder / "look", ("serving", "resume"))
-
-
 def files(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.glob("serving/tenants/*")}
 
@@ -74,7 +64,7 @@ def files(folder: Path) -> set[str]:
 def test_a_tenants_factors_are_published_with_what_they_gain_over_the_weights_that_they_were_fitted_on(setting):
     emit(setting)
     factors = run(setting)
-    folder = folder_of(setting)
+    folder = setting.fetched()
     assert set(factors) == set(TENANTS)
     for tenant, each in factors.items():
         assert each.after > each.before
@@ -100,7 +90,7 @@ def test_factors_that_are_not_better_beyond_the_error_are_not_published_and_go_o
     factors = run(setting)
     assert set(factors) == set(TENANTS)
     assert all(each.file is None and each.version > 1 for each in factors.values())
-    assert not files(folder_of(setting))
+    assert not files(setting.fetched())
 
 
 def test_only_tenants_with_enough_held_out_requests_and_only_as_many_as_asked_for_have_factors(lively_pair, tmp_path):
@@ -129,34 +119,24 @@ def test_a_killed_and_resumed_run_publishes_the_same_factors_as_an_uninterrupted
         run_until_idle(distiller(broken, die_after=5))
     assert run(broken) == expected
     for each in expected.values():
-        [one], [other] = (bundle.tensors(folder_of(setting), each.file).values() for setting in (whole, broken))
+        [one], [other] = (bundle.tensors(setting.fetched(), each.file).values() for setting in (whole, broken))
         assert torch.equal(one, other)
-
-
-def forget(setting: Setting, tenant: str) -> TrainingControl:
-    fields = {"tenant": tenant, "until_ms": NOW_MS, "forget_id": "order"}
-    publish_announcement(MemoryWriter(setting.log, "control"), "forget", **fields)
-    reader = MemoryReader(setting.log, "control")
-    return TrainingControl(LogControlFollower(reader, CountingMetrics(), kinds=("forget", "rewind", "pause", "resume")))
 
 
 def test_an_order_to_forget_takes_a_tenants_factors_alone_and_one_that_comes_back_begins_anew(setting):
     emit(setting)
     before = run(setting)
-    control = forget(setting, "leaver")
-    after = run(setting, control=control)
+    setting.forget("leaver", until_ms=NOW_MS)
+    after = run(setting, control=setting.control())
     assert set(after) == {"stayer"}
     assert after["stayer"].version == before["stayer"].version + 1
-    assert files(folder_of(setting)) == {file_name("stayer")}
+    assert files(setting.fetched()) == {file_name("stayer")}
     assert {from_tensor(each).tenant for name, each in setting.masters().items() if name.startswith(FACTORS)} == {
         "stayer"
     }
     for at in range(20):
         setting.emit(*names(1, 5000 + at), tenant="leaver", time_ms=NOW_MS + 1)
-    control = TrainingControl(
-        LogControlFollower(MemoryReader(setting.log, "control"), CountingMetrics(), kinds=("forget",))
-    )
-    assert run(setting, control=control)["leaver"].version < 4
+    assert run(setting, control=setting.control())["leaver"].version < 4
     written = {
         each.tenant: each
         for each in (from_tensor(each) for name, each in setting.masters().items() if name.startswith(FACTORS))
@@ -169,7 +149,7 @@ def test_encrypted_factors_open_with_their_tenants_key_alone(setting, tmp_path):
     keys = partial(TenantKeys, store, [new_key()])
     emit(setting)
     factors = run(setting, cipher=keys())
-    folder = folder_of(setting)
+    folder = setting.fetched()
     for part in (*(each.file for each in factors.values()), LEARNER):
         sealed = {name: each for name, each in bundle.tensors(folder, part).items() if name.startswith(FACTORS)}
         assert sealed

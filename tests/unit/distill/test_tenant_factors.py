@@ -2,6 +2,7 @@
 a crash and not an order to forget."""
 
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,26 +12,26 @@ import torch
 from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.tenant_keys import TenantKeys
-from omnidraft.config import TenantFactorSettings
 from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
 from omnidraft.distill.ingest.tenant_shares import TenantGroups
 from omnidraft.distill.publisher import LEARNER
 from omnidraft.distill.resume_encryption import decrypt_records
+from omnidraft.distill.training.tenant_factors import FactorPlan
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import TenantFactors
 from omnidraft.snapshots.tenant_factors import FACTORS, file_name, from_tensor, weights_digest
 from tests.distiller_runs import TEXTS, Killed, Setting, names, run_until_idle
 
 NOW_MS = time.time_ns() // 1_000_000
-EAGER = TenantFactorSettings(most_tenants=3, rank=4, steps=6, learning_rate=1e-2, confidence=0.5)
-"""Learns fast, and is content with any gain."""
+EAGER = FactorPlan(rank=4, steps=6, learning_rate=1e-2)
+"""Learns fast."""
 TENANTS = ("leaver", "stayer")
 
 
-def setting_of(pair, folder: Path, factors: TenantFactorSettings = EAGER, **learner) -> Setting:
+def setting_of(pair, folder: Path, most_tenants: int = 3, plan: FactorPlan = EAGER) -> Setting:
     """The shared drafter learns next to nothing, so that there is something left for factors."""
-    return Setting(pair, folder, learning_rate=1e-6, tenant_factors=factors, **learner)
+    return Setting(pair, folder, learning_rate=1e-6, factor_tenants=most_tenants, factor_plan=plan)
 
 
 @pytest.fixture
@@ -46,8 +47,10 @@ def emit(setting: Setting, num: int = 20, start: int = 0, tenants=TENANTS) -> No
             setting.emit(*names(1, 1000 * number + at), text=text, seed=0, tenant=tenant, time_ms=NOW_MS)
 
 
-def distiller(setting: Setting, *, groups: TenantGroups | None = None, **options) -> Distiller:
-    judge = partial(FactorJudge, settings=setting.learner["tenant_factors"], groups=groups)
+def distiller(setting: Setting, *, groups: TenantGroups | None = None, confidence: float = 0.5, **options) -> Distiller:
+    """Content with any gain, unless it has to be sure."""
+    most = setting.learner["factor_tenants"]
+    judge = partial(FactorJudge, most_tenants=most, groups=groups, confidence=confidence)
     made, _ = setting.distiller(held_out_every=2, limits={"held_out_records": 24}, factor_judge=judge, **options)
     return made
 
@@ -84,17 +87,16 @@ def test_a_tenants_factors_are_published_with_what_they_gain_over_the_weights_th
 
 
 def test_factors_that_are_not_better_beyond_the_error_are_not_published_and_go_on_learning(lively_pair, tmp_path):
-    idle = EAGER.model_copy(update={"learning_rate": 1e-12, "confidence": 0.99})
-    setting = setting_of(lively_pair, tmp_path, idle)
+    setting = setting_of(lively_pair, tmp_path, plan=replace(EAGER, learning_rate=1e-12))
     emit(setting)
-    factors = run(setting)
+    factors = run(setting, confidence=0.99)
     assert set(factors) == set(TENANTS)
     assert all(each.file is None and each.version > 1 for each in factors.values())
     assert not files(setting.fetched())
 
 
 def test_only_tenants_with_enough_held_out_requests_and_only_as_many_as_asked_for_have_factors(lively_pair, tmp_path):
-    setting = setting_of(lively_pair, tmp_path / "one", EAGER.model_copy(update={"most_tenants": 1}))
+    setting = setting_of(lively_pair, tmp_path / "one", 1)
     emit(setting)
     setting.emit(*names(2, 5000), tenant="newcomer", time_ms=NOW_MS)
     assert len(run(setting)) == 1
@@ -104,7 +106,7 @@ def test_only_tenants_with_enough_held_out_requests_and_only_as_many_as_asked_fo
 
 
 def test_without_the_setting_no_snapshot_has_any(lively_pair, tmp_path):
-    setting = setting_of(lively_pair, tmp_path, TenantFactorSettings())
+    setting = setting_of(lively_pair, tmp_path, 0)
     emit(setting, 6)
     assert not run(setting)
     assert not any(name.startswith(FACTORS) for name in setting.masters())

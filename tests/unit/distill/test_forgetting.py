@@ -30,7 +30,7 @@ from omnidraft.registry.manifest_export import MAX_TAG_CHARACTERS
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.bundle import MEMORY
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
+from omnidraft.testing.memory_log import MemoryWriter
 from omnidraft.threads import attentive
 from tests.distiller_runs import Killed, Setting, learned, names, run_until_idle, until_idle
 from tests.silent_reader import SilentReader
@@ -57,28 +57,13 @@ def keys(store: KeyStore) -> TenantKeys:
     return TenantKeys(store, [MASTER])
 
 
-def resume_part(setting: Setting, name: str) -> dict:
-    newest = setting.registry.resolve("latest").version
-    return bundle.tensors(setting.registry.fetch(newest, setting.folder / "look", ("serving", "resume")), name)
-
-
 def kept(setting: Setting, cipher: TenantKeys | None = None) -> dict[str, list[str]]:
     """Tenants of the records in the newest snapshot, by the place where they are."""
     places = {}
     for place, name in (("held_out.", BATCHER), ("replay.", LEARNER)):
-        tensors, _ = decrypt_records(resume_part(setting, name), cipher)
+        tensors, _ = decrypt_records(bundle.tensors(setting.fetched(), name), cipher)
         places[place] = sorted({record.tenant for record in records_from_tensors(place, tensors)})
     return places
-
-
-def forget(setting: Setting, tenant: str, *, until_ms: int, forget_id: str = "order") -> None:
-    fields = {"tenant": tenant, "until_ms": until_ms, "forget_id": forget_id}
-    publish_announcement(MemoryWriter(setting.log, "control"), "forget", **fields)
-
-
-def control(setting: Setting) -> TrainingControl:
-    reader = MemoryReader(setting.log, "control")
-    return TrainingControl(LogControlFollower(reader, CountingMetrics(), kinds=("forget", "rewind", "pause", "resume")))
 
 
 def emit_both(setting: Setting, num: int = 12, start: int = 0) -> None:
@@ -98,7 +83,7 @@ def test_records_in_snapshots_open_with_their_tenants_key_alone(setting, store):
     emit_both(setting)
     run(setting, cipher=keys(store))
     for name in (BATCHER, LEARNER):
-        tensors = resume_part(setting, name)
+        tensors = bundle.tensors(setting.fetched(), name)
         assert not any(b"leaver" in tensor_to_bytes(each.flatten().contiguous().view(-1)) for each in tensors.values())
     assert kept(setting, keys(store))["replay."] == ["leaver", "stayer"]
     assert kept(setting, keys(store))["held_out."]
@@ -143,11 +128,11 @@ def test_a_learner_waits_for_the_key_store_when_it_starts(setting, store, tmp_pa
 def test_an_order_to_forget_reaches_held_out_replay_cache_and_what_is_read_later(setting):
     emit_both(setting)
     run(setting)
-    with_leaver = bundle.ngrams(_folder(setting))["num_uses"].sum()
-    forget(setting, "leaver", until_ms=NOW_MS)
+    with_leaver = bundle.ngrams(setting.fetched())["num_uses"].sum()
+    setting.forget("leaver", until_ms=NOW_MS)
     setting.emit(*names(4, 300), tenant="leaver", time_ms=NOW_MS)  # came late
     setting.emit(*names(6, 400), tenant="leaver", time_ms=NOW_MS + 1)  # came back
-    _, journal = run(setting, control=control(setting))
+    _, journal = run(setting, control=setting.control())
     manifest = setting.manifest()
     assert manifest.forgets == ("order",)
     assert manifest.counts["forgotten"] == 4
@@ -156,28 +141,24 @@ def test_an_order_to_forget_reaches_held_out_replay_cache_and_what_is_read_later
     records = [
         record
         for place, name in (("held_out.", BATCHER), ("replay.", LEARNER))
-        for record in records_from_tensors(place, resume_part(setting, name))
+        for record in records_from_tensors(place, bundle.tensors(setting.fetched(), name))
     ]
     assert all(record.time_ms > NOW_MS for record in records if record.tenant == "leaver")
     assert "stayer" in {record.tenant for record in records}
-    assert bundle.ngrams(_folder(setting))["num_uses"].sum() < with_leaver
+    assert bundle.ngrams(setting.fetched())["num_uses"].sum() < with_leaver
     assert sum(manifest.offsets.values()) == manifest.num_records + sum(
         manifest.counts.get(name, 0) for name in ("held_out", "duplicate", "forgotten")
     )
-
-
-def _folder(setting: Setting) -> Path:
-    return setting.registry.fetch(setting.registry.resolve("latest").version, setting.folder / "serving")
 
 
 def test_hundreds_of_orders_are_carried_out_together_and_never_again(setting):
     emit_both(setting, 6)
     orders = [f"{number:012x}" for number in range(300)]
     for order in orders:
-        forget(setting, f"tenant-{order}", until_ms=NOW_MS, forget_id=order)
+        setting.forget(f"tenant-{order}", until_ms=NOW_MS, forget_id=order)
     run(setting)
     for _ in range(3):
-        run(setting, control=control(setting))
+        run(setting, control=setting.control())
     *before, newest = setting.registry.versions()
     assert newest.manifest.forgets == tuple(orders)
     assert all(each.manifest.forgets == () for each in before)
@@ -199,28 +180,28 @@ def test_a_learner_that_goes_back_to_a_champion_from_before_the_order_forgets_ag
     emit_both(setting)
     run(setting)
     setting.registry.promote(setting.registry.resolve("latest").version)
-    with_leaver = bundle.ngrams(_folder(setting))
+    with_leaver = bundle.ngrams(setting.fetched())
     emit_both(setting, start=500)
     run(setting)
     refused = setting.manifest().snapshot_id
-    forget(setting, "leaver", until_ms=NOW_MS)
-    run(setting, control=control(setting))
-    without_leaver, version = bundle.ngrams(_folder(setting)), setting.registry.resolve("champion").version
+    setting.forget("leaver", until_ms=NOW_MS)
+    run(setting, control=setting.control())
+    without_leaver, version = bundle.ngrams(setting.fetched()), setting.registry.resolve("champion").version
     publish_announcement(MemoryWriter(setting.log, "control"), "rewind", version=version, restart_id=refused)
-    run(setting, control=control(setting))
+    run(setting, control=setting.control())
     manifest = setting.manifest()
     assert (manifest.continues_id is not None, manifest.forgets) == (True, ("order",))
     assert manifest.parent_id == setting.manifest("champion").snapshot_id
     assert "leaver" not in kept(setting)["replay."] + kept(setting)["held_out."]
-    after = bundle.ngrams(_folder(setting))
+    after = bundle.ngrams(setting.fetched())
     assert all(np.array_equal(after[name], without_leaver[name]) for name in without_leaver | after)
     assert any(not np.array_equal(after[name], with_leaver[name]) for name in with_leaver)
 
 
 def test_a_new_learner_reads_nothing_of_a_tenant_forgotten_before(setting):
     emit_both(setting, 6)
-    forget(setting, "leaver", until_ms=NOW_MS)
-    _, journal = run(setting, control=control(setting))
+    setting.forget("leaver", until_ms=NOW_MS)
+    _, journal = run(setting, control=setting.control())
     assert all(int(name[-3:]) >= 100 for name in learned(journal))
     assert setting.registry.resolve("1").manifest.forgets == ("order",)
 
@@ -228,7 +209,7 @@ def test_a_new_learner_reads_nothing_of_a_tenant_forgotten_before(setting):
 def late_control(setting: Setting) -> TrainingControl:
     """A control log with orders whose first poll brings nothing, as Kafka's while a partition has no leader."""
     publish_announcement(MemoryWriter(setting.log, "control"), "restart", start="latest", restart_id="old")
-    forget(setting, "leaver", until_ms=NOW_MS)
+    setting.forget("leaver", until_ms=NOW_MS)
     kinds = ("forget", "rewind", "pause", "resume", "restart")
     reader = SilentReader(setting.log, "control", range(1))
     return TrainingControl(LogControlFollower(reader, CountingMetrics(), kinds=kinds))
@@ -356,7 +337,7 @@ def test_a_tenant_is_forgotten_while_the_registry_hangs_or_is_gone(setting, is_g
     """At once in what the learner keeps, and in a snapshot when the registry is back."""
     registry = AwayRegistry(setting.folder / "registry", is_gone=is_gone)
     service = attentive(registry, lambda: distiller.meanwhile())
-    distiller, learner = setting.distiller(registry=service, held_out_every=3, control=control(setting), wait=wait)
+    distiller, learner = setting.distiller(registry=service, held_out_every=3, control=setting.control(), wait=wait)
     emit_both(setting)
     stop = Event()
     thread = Thread(target=distiller.run, args=(stop.is_set,))
@@ -364,7 +345,7 @@ def test_a_tenant_is_forgotten_while_the_registry_hangs_or_is_gone(setting, is_g
     try:
         assert registry.is_reached.wait(20)
         assert is_soon(lambda: any(record.tenant == "leaver" for record in learner.replayed()))
-        forget(setting, "leaver", until_ms=NOW_MS + 1000)
+        setting.forget("leaver", until_ms=NOW_MS + 1000)
         assert is_soon(lambda: all(record.tenant == "stayer" for record in learner.replayed()))
         registry.is_back.set()
         assert is_soon(lambda: "order" in setting.manifest().forgets, 20)

@@ -1,6 +1,5 @@
 """Run the command line in a child process, so that a crash of native code ends with an explanation."""
 
-import ctypes
 import faulthandler
 import os
 import signal
@@ -8,7 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from omnidraft.system import describe_exit
+from omnidraft.child import describe_exit, end_with_parent
 
 _SIGNALS = (
     signal.SIGCHLD,
@@ -20,7 +19,6 @@ _SIGNALS = (
     signal.SIGUSR2,
 )
 _SENT_BY_A_PROCESS = 0  # SI_USER; the terminal's own signals reach the child directly
-_PR_SET_PDEATHSIG = 1
 _INTERRUPTED = 128 + signal.SIGINT  # as shells count and typer exits
 
 
@@ -33,7 +31,7 @@ def run_supervised(command: Callable[[], None]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     child = os.fork()
     if child == 0:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent(signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         faulthandler.enable()
         command()

@@ -48,7 +48,7 @@ def test_vllm_is_bound_to_the_first_of_its_own_processors(
 ) -> None:
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
     script(tmp_path / "bin" / "python", 'echo "threads: $OMP_NUM_THREADS on $VLLM_CPU_OMP_THREADS_BIND"; exit 3')
-    log = tmp_path / "log"
+    log = tmp_path / "vllm.log"
     with pytest.raises(ModelError, match=f"threads: {told}$"), serve(tmp_path, tmp_path, log, threads=threads):
         pass
 

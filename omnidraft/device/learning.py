@@ -25,8 +25,8 @@ from omnidraft.decode.snapshot.updater import SnapshotUpdater
 from omnidraft.device.home import DeviceHome
 from omnidraft.device.idle_gate import IdleGate
 from omnidraft.distill.control import Status
-from omnidraft.distill.distiller import Distiller
-from omnidraft.distill.ingest.crash_journal import CrashJournal
+from omnidraft.distill.exactly_once import Distiller
+from omnidraft.distill.ingest.poison_detector import PoisonDetector
 from omnidraft.errors import BusError, OmnidraftError, SnapshotError
 from omnidraft.fleet.controller import Controller
 from omnidraft.models.loading import openmp_threads
@@ -51,7 +51,7 @@ class MakeDistiller(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LearningParts:
-    """What learning is made of. `controller`, `updater`, `tidier` and the distiller belong to the learning thread."""
+    """The parts that learn. `controller`, `updater`, `tidier` and the distiller belong to the learning thread."""
 
     home: DeviceHome
     producer: TraceProducer
@@ -130,15 +130,15 @@ class IdleLearning:
                 return
             make = self._parts.make_distiller
             distiller = make(progress=self._on_progress, on_empty_poll=self._on_empty_poll)
-            with throttle.gated(partial(self._rest, distiller.journal)):
+            with throttle.gated(partial(self._rest, distiller.poison_detector)):
                 distiller.run(self._must_stop)
 
-    def _rest(self, journal: CrashJournal) -> None:
+    def _rest(self, detector: PoisonDetector) -> None:
         """Wait between two pieces of a step while requests run. A user who ends the process then, or after interrupting
         `close`, does not accuse the step's records."""
         if self._is_interrupted:
-            journal.suspend()
-        self._gate.wait(journal.suspended)
+            detector.suspend()
+        self._gate.wait(detector.suspended)
 
     def _must_stop(self) -> bool:
         """Wait for an idle moment; return whether learning is to end. The distiller asks before whatever it begins."""

@@ -542,11 +542,11 @@ except StorageError as exc:
 
 
 def test_a_journal_that_cannot_be_written_stops_no_learning(outage, caplog):
-    from omnidraft.distill.ingest.crash_journal import CrashJournal
+    from omnidraft.distill.ingest.poison_detector import PoisonDetector
 
     (outage.folder / "file").write_text("in the way")
     outage.emit(*names(4))
-    assert outage.learn(journal=CrashJournal(outage.folder / "file" / "trying.json", tries=2)) == names(4)
+    assert outage.learn(poison_detector=PoisonDetector(outage.folder / "file" / "trying.json", tries=2)) == names(4)
     assert caplog.text.count("crash journal cannot be written") == 1
 
 

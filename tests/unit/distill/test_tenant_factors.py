@@ -13,8 +13,8 @@ from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.tenant_keys import TenantKeys
 from omnidraft.config import TenantFactorSettings
 from omnidraft.distill.control import TrainingControl
-from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
+from omnidraft.distill.exactly_once import Distiller
 from omnidraft.distill.ingest.tenant_shares import TenantGroups
 from omnidraft.distill.publisher import LEARNER
 from omnidraft.distill.resume_encryption import decrypt_records

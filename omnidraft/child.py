@@ -32,7 +32,7 @@ def start(command: Sequence[str], log_path: Path, environ: Mapping[str, str]) ->
         )
 
 
-def start_asked(
+def start_with_pipes(
     module: str, *arguments: str, log: IO[bytes] | int, environ: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start a module that `ask` talks to, from any thread; its standard error goes to `log`. It ends with its input."""

@@ -35,7 +35,7 @@ WINDOW = 3
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Where prompts are, and how they are answered."""
+    """Answers to prompts, made once and kept."""
 
     data: Path
     work: Path

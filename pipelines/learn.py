@@ -25,7 +25,15 @@ from omnidraft.prompts import Prompt
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import report
-from pipelines.lib.learning import Point, TrainingRun, learn, new_run, require_new, split_by_request, write_snapshot
+from pipelines.lib.learning import (
+    LearningPoint,
+    TrainingRun,
+    learn,
+    new_run,
+    require_new,
+    split_by_request,
+    write_snapshot,
+)
 from pipelines.lib.other_drafters import for_drafter
 from pipelines.lib.recording import MAX_NEW_TOKENS, Recording, RecordingLimits, require_not_given
 
@@ -134,7 +142,7 @@ def _recorded(recording: Recording, rows: list[Prompt]) -> list[TraceRecord]:
     return records
 
 
-def _print_point(point: Point) -> None:
+def _print_point(point: LearningPoint) -> None:
     losses = "".join(f", {name} {value:.3f}" for name, value in point.losses.items())
     Console(stderr=True).print(f"{point.num_tokens} tokens learned: agreement {point.agreement:.3f}{losses}")
 
@@ -151,7 +159,7 @@ def _finish(run: TrainingRun, out: Path, json_path: Path | None) -> None:
         report.save(rows | {"skipped": run.learner.counters.skipped}, json_path)
 
 
-def _warn_of_a_loss(before: Point, after: Point) -> None:
+def _warn_of_a_loss(before: LearningPoint, after: LearningPoint) -> None:
     """Say what to do where learning made the drafter worse, as steps that are too large for a good one do."""
     if after.agreement < before.agreement:
         print(

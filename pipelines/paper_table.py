@@ -25,7 +25,7 @@ from omnidraft.stats import Ratio
 from pipelines.bench.methods import HUGGINGFACE
 from pipelines.lib import report
 from pipelines.lib.choices import chosen
-from pipelines.lib.page import Section, markdown
+from pipelines.lib.page import PageSection, markdown
 from pipelines.lib.recording import rows_of_split
 
 Sections = dict[str, Any]
@@ -267,7 +267,7 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> list[float | None] | None:
 def page(content: Mapping[str, Mapping[str, Figures]]) -> str:
     """Return the tables in Markdown."""
     about = f"Speed-ups are of whole answers; one in {HELD_OUT_EVERY} answers is held out."
-    sections = [Section(title, HEADINGS, [_cells(*row) for row in rows.items()]) for title, rows in content.items()]
+    sections = [PageSection(title, HEADINGS, [_cells(*row) for row in rows.items()]) for title, rows in content.items()]
     return markdown("The paper's tables", [about], sections)
 
 

@@ -22,7 +22,15 @@ from omnidraft.progress import bar
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import log_slice, report
 from pipelines.lib.choices import named_files
-from pipelines.lib.learning import Point, TrainingRun, learn, new_run, require_new, split_by_request, write_snapshot
+from pipelines.lib.learning import (
+    LearningPoint,
+    TrainingRun,
+    learn,
+    new_run,
+    require_new,
+    split_by_request,
+    write_snapshot,
+)
 
 EXPERIMENT = "omnidraft.replay"
 
@@ -99,7 +107,7 @@ class _TrackedRun:
             self.run_id = self._experiment.start(path.stem, params)
             self._experiment.log_file(self.run_id, path)
 
-    def update(self, point: Point) -> None:
+    def update(self, point: LearningPoint) -> None:
         if self._experiment is not None and self.run_id is not None:
             self._experiment.log(self.run_id, self._numbers(point), point.num_steps)
 
@@ -122,13 +130,13 @@ class _TrackedRun:
             "skipped": run.learner.counters.skipped,
         }
 
-    def _numbers(self, point: Point) -> dict[str, float]:
+    def _numbers(self, point: LearningPoint) -> dict[str, float]:
         numbers = {f"loss/{name}": value for name, value in point.losses.items()}
         numbers |= {f"tokens_per_pass/{depth}": value for depth, value in point.tokens_per_pass.items()}
         speedup = self._speedup(point)
         return numbers | {"agreement": point.agreement} | ({} if speedup is None else {"predicted_speedup": speedup})
 
-    def _speedup(self, point: Point) -> float | None:
+    def _speedup(self, point: LearningPoint) -> float | None:
         return None if self._costs is None else self._costs.speedup(point.tokens_per_pass)
 
 

@@ -107,7 +107,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a queued request is answered with, whatever the protocol."""
+    """The answer to a queued request, whatever the protocol."""
 
     queued: QueuedRequest
     model: ServedModel

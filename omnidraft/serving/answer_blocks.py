@@ -22,7 +22,7 @@ class Block:
 
 
 class BlockChange(Enum):
-    """What happens to a block: it begins, gets longer, and ends."""
+    """A change of a block: it begins, gets longer, and ends."""
 
     BEGIN = auto()
     DELTA = auto()

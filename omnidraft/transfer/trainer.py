@@ -34,7 +34,7 @@ _MULTIPLE = "multiple"
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step did."""
+    """The result of one step."""
 
     losses: dict[str, float]
     """The mean of each loss over its positions."""

@@ -19,7 +19,7 @@ from omnidraft.wiring.vocabularies import Vocabularies, drafter_hash, vocabulari
 if TYPE_CHECKING:
     from omnidraft.distill.control import Status
     from omnidraft.distill.exactly_once import Distiller
-    from omnidraft.distill.forgetting import Forgetting
+    from omnidraft.distill.forgetting import Forgetting, RecordRetention
     from omnidraft.distill.ingest.batcher import Batcher
     from omnidraft.distill.ingest.poison_detector import PoisonDetector
     from omnidraft.distill.ingest.tenant_shares import TenantGroups

@@ -43,7 +43,7 @@ OnMessage = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class TenantData:
-    """What is known of a tenant."""
+    """The data that is stored of a tenant."""
 
     num_keys: int
     """Keys that are not destroyed."""
@@ -63,7 +63,7 @@ class TenantData:
 
 @dataclass(frozen=True, slots=True)
 class ForgetResult:
-    """What forgetting a tenant did."""
+    """The result of forgetting a tenant."""
 
     forget_id: str
     """The name of the order on the control log."""
@@ -232,7 +232,7 @@ def _find(settings: Settings, topic: str, matcher: "TenantMatcher", on_message: 
     if topic not in topic_names(settings):
         return TenantMessages()
     with closing(log_reader(settings, topic)) as reader:
-        idle_s = topic_scan.silence_s(settings.log.request_timeout_s)
+        idle_s = topic_scan.idle_timeout_s(settings.log.request_timeout_s)
         return matcher.find(_messages(reader, idle_s, on_message))
 
 

@@ -23,7 +23,7 @@ from omnidraft.hosts import process
 from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from pipelines.bench import page, summary
-from pipelines.bench.methods import NAMES, LoadedMethods, Setup, load
+from pipelines.bench.methods import NAMES, BenchSetup, LoadedMethods, load
 from pipelines.bench.runs import WARM_UP_TEXT, WARM_UP_TOKENS, Failure, Method, Outcome, attempt, rotated
 from pipelines.lib import machine, report
 from pipelines.lib.choices import chosen, named_files
@@ -64,7 +64,7 @@ def main(
     settings = config.load(config_path, models=models, decode={"mode": mode})
     tasks = _tasks(prompts_paths, num_prompts)
     with ExitStack() as stack:
-        loaded = load(names, Setup(settings, temperature, snapshot, is_stream=stream), stack)
+        loaded = load(names, BenchSetup(settings, temperature, snapshot, is_stream=stream), stack)
         options = {
             "command": machine.command("pipelines.bench"),
             "fingerprint": loaded.target,

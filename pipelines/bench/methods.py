@@ -12,7 +12,7 @@ llamacpp                our engine over llama.cpp with speculation off
 llamacpp+omnidraft      ... with the drafter
 
 A row with a `schema` is answered under it by our own engine; transformers' methods fail on it. Nothing is remembered
-from one answer to the next, except in a stream (Setup.is_stream), nor from one method to another.
+from one answer to the next, except in a stream (BenchSetup.is_stream), nor from one method to another.
 """
 
 import tempfile
@@ -40,7 +40,7 @@ TRACED = "omnidraft+traces"
 
 @dataclass(frozen=True, slots=True)
 class OwnMethod:
-    """How our engine decodes; None is the setting's."""
+    """A way of decoding with our engine; None is the setting's."""
 
     mode: Mode | None = None
     num_draft_tokens: int | None = None
@@ -76,7 +76,7 @@ BASELINES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class BenchSetup:
     """Options of all methods."""
 
     settings: config.Settings
@@ -96,7 +96,7 @@ class LoadedMethods:
     missing: dict[str, str]
 
 
-def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> LoadedMethods:
+def load(names: Sequence[str], setup: BenchSetup, stack: ExitStack) -> LoadedMethods:
     """Load the methods of these names; plain is one of them. `stack` closes their resources.
 
     Raises:
@@ -105,7 +105,7 @@ def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> LoadedMethods:
     worker = wiring.engine(setup.settings, CountingMetrics(), snapshot=setup.snapshot)
     methods = {name: _own(name, worker, setup, stack) for name in names if name in OURS}
     missing: dict[str, str] = {}
-    others: tuple[Callable[[Sequence[str], Setup], dict[str, Method]], ...] = (huggingface, _llamacpp)
+    others: tuple[Callable[[Sequence[str], BenchSetup], dict[str, Method]], ...] = (huggingface, _llamacpp)
     for group, loader in zip((HUGGINGFACE, tuple(LLAMACPP)), others, strict=True):
         chosen = [name for name in names if name in group]
         try:
@@ -115,7 +115,7 @@ def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> LoadedMethods:
     return LoadedMethods(methods, worker.target.fingerprint, missing)
 
 
-def _own(name: str, worker: wiring.Worker, setup: Setup, stack: ExitStack) -> Method:
+def _own(name: str, worker: wiring.Worker, setup: BenchSetup, stack: ExitStack) -> Method:
     """Return a method over the worker's target, which drafts with a snapshot of its own."""
     method, settings = OURS[name], setup.settings
     engine = _recording_engine(worker, setup, stack) if name == TRACED else worker.engine
@@ -131,7 +131,9 @@ def _own(name: str, worker: wiring.Worker, setup: Setup, stack: ExitStack) -> Me
     return _run(name, engine, setup, method, own_snapshot(settings, worker, setup.snapshot))
 
 
-def _run(name: str, engine: Engine, setup: Setup, method: OwnMethod, snapshot: LoadedSnapshot | None = None) -> Method:
+def _run(
+    name: str, engine: Engine, setup: BenchSetup, method: OwnMethod, snapshot: LoadedSnapshot | None = None
+) -> Method:
     """Return a method of our engine. Its name is the tenant, so that no method drafts from what another one said."""
 
     def run(prompt: Prompt, max_new_tokens: int) -> BenchRun:
@@ -151,7 +153,7 @@ def _run(name: str, engine: Engine, setup: Setup, method: OwnMethod, snapshot: L
     return run
 
 
-def _recording_engine(worker: wiring.Worker, setup: Setup, stack: ExitStack) -> Engine:
+def _recording_engine(worker: wiring.Worker, setup: BenchSetup, stack: ExitStack) -> Engine:
     """Return an engine with the same target and drafter that records into a temporary log."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omnidraft-bench-")))
     settings = setup.settings
@@ -167,7 +169,7 @@ def _recording_engine(worker: wiring.Worker, setup: Setup, stack: ExitStack) -> 
     return Engine(decoder, pair, slot, producer, metrics, decode=decode, recording=recording, recent=recent)
 
 
-def huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:
+def huggingface(names: Sequence[str], setup: BenchSetup) -> dict[str, Method]:
     """Return transformers' methods of these names over one target. Raises ModelError when it cannot compute here."""
     from omnidraft.models.hf.generate import HfAssisted, HfGenerate
 
@@ -194,7 +196,7 @@ def huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:
     return {name: method(makers[name]()) for name in names}
 
 
-def _llamacpp(names: Sequence[str], setup: Setup) -> dict[str, Method]:
+def _llamacpp(names: Sequence[str], setup: BenchSetup) -> dict[str, Method]:
     sections = setup.settings.model_dump()
     sections["models"] |= {"engine": "llamacpp", "precision": "auto"}
     worker = wiring.engine(config.load(None, {}, **sections), CountingMetrics(), snapshot=setup.snapshot)

@@ -30,7 +30,7 @@ DEPTHS = (1, 2, 3, 4, 6, 8, 10)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LearningPoint:
     """One point of a learning curve."""
 
     num_steps: int
@@ -55,7 +55,7 @@ class TrainingRun:
     judge: HeldOut
     """Compares the end with the base drafter, as a distiller judges what it publishes."""
     held_out: Sequence[TraceRecord] = ()
-    curve: list[Point] = field(default_factory=list)
+    curve: list[LearningPoint] = field(default_factory=list)
     seconds: float = 0.0
     """Seconds spent in learning steps alone."""
 
@@ -83,7 +83,7 @@ def require_new(folder: Path) -> None:
         raise RequestError(f"{folder} exists; a snapshot is written once")
 
 
-def measure(learner: Learner, hits: Sequence[np.ndarray], losses: dict[str, float] | None = None) -> Point:
+def measure(learner: Learner, hits: Sequence[np.ndarray], losses: dict[str, float] | None = None) -> LearningPoint:
     """Return the point of the learner as it is now. Raises RequestError when no record has a position.
 
     Args:
@@ -94,7 +94,7 @@ def measure(learner: Learner, hits: Sequence[np.ndarray], losses: dict[str, floa
         raise RequestError("no record has a position to score")
     tokens_per_pass = {depth: block_efficiency(hits, depth) or 1.0 for depth in DEPTHS}
     counters = learner.counters
-    return Point(counters.num_steps, counters.num_tokens, agreement, tokens_per_pass, losses or {})
+    return LearningPoint(counters.num_steps, counters.num_tokens, agreement, tokens_per_pass, losses or {})
 
 
 def learn(
@@ -105,7 +105,7 @@ def learn(
     *,
     num_passes: int = 1,
     measure_every: int | None = None,
-    on_point: Callable[[Point], None] = lambda point: None,
+    on_point: Callable[[LearningPoint], None] = lambda point: None,
     advance: Callable[[int], None] = lambda num_records: None,
 ) -> TrainingRun:
     """Learn from all records, in order, `num_passes` times.

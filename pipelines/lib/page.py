@@ -9,7 +9,7 @@ from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class PageSection:
     """A table with its title, and what is to be said below it."""
 
     title: str
@@ -18,7 +18,7 @@ class Section:
     notes: Sequence[str] = ()
 
 
-def show(sections: Iterable[Section]) -> None:
+def show(sections: Iterable[PageSection]) -> None:
     """Print the tables."""
     console = Console()
     for section in sections:
@@ -31,7 +31,7 @@ def show(sections: Iterable[Section]) -> None:
         print(*section.notes, sep="\n", end="\n" if section.notes else "")
 
 
-def markdown(title: str, about: Iterable[str], sections: Iterable[Section]) -> str:
+def markdown(title: str, about: Iterable[str], sections: Iterable[PageSection]) -> str:
     """Return the page: what it is about, a paragraph each, and a table for each section."""
     lines = [f"# {title}"]
     for paragraph in about:

@@ -18,7 +18,7 @@ MAX_STREAMS = 2048
 
 
 class StreamStats:
-    """What one draft source gained for each stream under each load."""
+    """The gains of one draft source for each stream under each load."""
 
     def __init__(self, first_gain: Callable[[int], float]) -> None:
         """

@@ -11,7 +11,7 @@ import threading
 import weakref
 from dataclasses import dataclass
 
-from omnidraft.child import ask, kill, start_asked
+from omnidraft.child import ask, kill, start_with_pipes
 from omnidraft.errors import OmnidraftError, RequestError
 from omnidraft.vocab.tokenizer import Vocabulary
 
@@ -73,7 +73,7 @@ class GrammarTrial:
     def _running_child(self) -> "subprocess.Popen[bytes]":
         """Return the child, started if needed. Raises OmnidraftError."""
         if self._child is None or self._child.poll() is not None:
-            child = start_asked(CHILD, log=subprocess.DEVNULL)
+            child = start_with_pipes(CHILD, log=subprocess.DEVNULL)
             if ask(child, self._setup, START_TIMEOUT_S) is None:
                 code, command = kill(child, GRACE_S), f"{sys.executable} -m {CHILD}"
                 raise OmnidraftError(f"the process that tries grammars ended with {code}; run {command}")

@@ -38,7 +38,7 @@ class TextRows:
 
 @dataclass(frozen=True, slots=True)
 class TextOutput:
-    """What a pass computed for one text."""
+    """The output of a pass for one text."""
 
     logits_RV: torch.Tensor
     """float32, of the rows that have logits."""

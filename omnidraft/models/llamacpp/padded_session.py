@@ -17,7 +17,7 @@ PREFILL_ROWS = 128
 """Prompt ids that are read together."""
 
 
-class PaddedSession:
+class PaddedLlamaCppSession:
     """Implements ports.TargetSession. Trees are chains."""
 
     def __init__(
@@ -51,7 +51,7 @@ class PaddedSession:
             self._num_prefilled += len(chunk)
         self.num_kept = end  # an error leaves them unread
 
-    def copy_keys(self, source: "PaddedSession", num_ids: int) -> int:
+    def copy_keys(self, source: "PaddedLlamaCppSession", num_ids: int) -> int:
         """Begin with the whole chunks that the source has read of these first ids; return the number of ids."""
         num_same = min(num_ids, source._num_prefilled, self.num_unread) // PREFILL_ROWS * PREFILL_ROWS
         is_small_enough = source._context.length(0) <= self._context.num_cells  # it is copied whole, then cut

@@ -15,7 +15,7 @@ from omnidraft.config import DecodeSettings
 from omnidraft.errors import ConfigError, ModeRefused, VocabularyError
 from omnidraft.models.llamacpp.context import CELL_STEP, MAX_SEQUENCES, Context, LlamaModel
 from omnidraft.models.llamacpp.crash_probe import build
-from omnidraft.models.llamacpp.padded_session import PREFILL_ROWS, PaddedSession
+from omnidraft.models.llamacpp.padded_session import PREFILL_ROWS, PaddedLlamaCppSession
 from omnidraft.models.llamacpp.shared_context import SharedContext, SharedSession
 from omnidraft.models.serial_passes import forward_serially, require_new, require_valid_pass
 from omnidraft.models.target_checks import SelfTests
@@ -79,7 +79,7 @@ class LlamaCppTarget:
         """See ports.Target; the sessions are this target's. Texts in reproducible mode are computed one by one."""
         require_valid_pass(trees, prompts)
         logits: dict[int, torch.Tensor] = {}
-        for kind, compute in ((SharedSession, self._shared.forward), (PaddedSession, forward_serially)):
+        for kind, compute in ((SharedSession, self._shared.forward), (PaddedLlamaCppSession, forward_serially)):
             scored: list[Any] = [each for each in trees if isinstance(each[0], kind)]
             read: list[Any] = [each for each in prompts if isinstance(each[0], kind)]
             logits |= zip([id(session) for session, _ in scored], compute(scored, read), strict=True)
@@ -108,11 +108,11 @@ class LlamaCppTarget:
             bits=self._bits,
         )
 
-    def _padded_session(self, prompt_ids: Sequence[int]) -> PaddedSession:
+    def _padded_session(self, prompt_ids: Sequence[int]) -> PaddedLlamaCppSession:
         def open_context(num_ids: int) -> Context:
             return self._context(self._num_cells(num_ids), 1)
 
-        return PaddedSession(open_context, self.limits("reproducible"), prompt_ids, self._rows)
+        return PaddedLlamaCppSession(open_context, self.limits("reproducible"), prompt_ids, self._rows)
 
     def self_test(self) -> None:
         """Compare full blocks, begun at every offset, against one row at a time, bit by bit, where the number of cells

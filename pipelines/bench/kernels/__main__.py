@@ -19,7 +19,7 @@ from omnidraft.models.native.build import VARIANTS
 from omnidraft.models.native.library import PACKED
 from pipelines.bench.kernels import machine_limits, page
 from pipelines.bench.kernels.engine import EngineSpec
-from pipelines.bench.kernels.measurement import KernelPlan, Measurement, Row
+from pipelines.bench.kernels.measurement import KernelMeasurement, KernelPlan, Row
 from pipelines.lib import machine, report
 from pipelines.lib.choices import chosen, numbers
 
@@ -65,7 +65,7 @@ def main(
             report.save({**about, "rows": list(so_far)}, json_path)
 
     plan = KernelPlan(nums_rows, repeats, int(_HEADROOM * _folder_bytes(target)))
-    measurement = Measurement(plan, publish)
+    measurement = KernelMeasurement(plan, publish)
     measurement.measure(specs)
     page.show({**about, "rows": measurement.rows}, markdown_path)
 

@@ -40,7 +40,9 @@ def running(spec: EngineSpec) -> Iterator[EngineProcess]:
         ModelError: it cannot be loaded, or died of it.
     """
     with tempfile.NamedTemporaryFile() as log:
-        process = child.start_asked(_MODULE, json.dumps(asdict(spec)), log=log.file, environ=bytecode_environment())
+        process = child.start_with_pipes(
+            _MODULE, json.dumps(asdict(spec)), log=log.file, environ=bytecode_environment()
+        )
         try:
             facts = _ask(process, Path(log.name))
             if reason := facts.get("error"):

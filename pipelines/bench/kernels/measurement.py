@@ -21,7 +21,7 @@ MAX_CELL_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
-    """What is measured."""
+    """The passes to measure."""
 
     rows: Sequence[int]
     """Rows of a pass; above MAX_ROWS: tokens of a prompt, which every system reads in passes of its own size."""
@@ -31,7 +31,7 @@ class KernelPlan:
 
 
 @dataclass
-class Measurement:
+class KernelMeasurement:
     """The rows so far, and how they are measured."""
 
     plan: KernelPlan

@@ -20,7 +20,7 @@ from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.hosts import process
 from pipelines.bench.throughput import page
 from pipelines.bench.throughput.measurement import Measurement, ThroughputPlan
-from pipelines.bench.throughput.systems import NAMES, SERVERS, Setup
+from pipelines.bench.throughput.systems import NAMES, SERVERS, ServerSetup
 from pipelines.bench.throughput.workload import Workload
 from pipelines.lib import machine, report
 from pipelines.lib.choices import chosen, numbers
@@ -89,7 +89,7 @@ def main(
             report.save(about | figures, json_path)
 
     with tempfile.TemporaryDirectory(prefix="omnidraft-throughput-") as folder:
-        setup = Setup(settings, config_path, snapshot, plan.num_slots, plan.slot_tokens, vllm_venv, Path(folder))
+        setup = ServerSetup(settings, config_path, snapshot, plan.num_slots, plan.slot_tokens, vllm_venv, Path(folder))
         measurement = Measurement(plan, publish)
         for name in names:
             measurement.measure(name, setup)

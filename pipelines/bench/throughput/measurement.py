@@ -11,7 +11,7 @@ from omnidraft.errors import ModelError
 from omnidraft.progress import bar
 from pipelines.bench.throughput import latency
 from pipelines.bench.throughput.clients import Row, Tally, chat_body, row, run_clients, user
-from pipelines.bench.throughput.systems import Endpoint, Setup, serving
+from pipelines.bench.throughput.systems import Endpoint, ServerSetup, serving
 from pipelines.bench.throughput.workload import Workload
 
 WARM_UP_TOKENS = 16
@@ -72,7 +72,7 @@ class Measurement:
         """The fields of the report."""
         return {"rows": self.rows, "long_prompt": self._long_prompt, "second_turn": self._second_turn}
 
-    def measure(self, name: str, setup: Setup) -> None:
+    def measure(self, name: str, setup: ServerSetup) -> None:
         """Start the system's server, measure everything of the plan, and stop it; a failure is rows with its reason."""
         print(f"{name}: starting", file=sys.stderr)
         try:

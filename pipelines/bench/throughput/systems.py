@@ -27,7 +27,7 @@ _NUM_TOKENS = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ServerSetup:
     """Options of all servers."""
 
     settings: Settings
@@ -54,7 +54,7 @@ class Endpoint:
 
 
 @contextmanager
-def serving(name: str, setup: Setup) -> Iterator[Endpoint]:
+def serving(name: str, setup: ServerSetup) -> Iterator[Endpoint]:
     """Start the server of this name and stop it when the context ends.
 
     Raises:
@@ -73,7 +73,7 @@ def serving(name: str, setup: Setup) -> Iterator[Endpoint]:
 
 
 @contextmanager
-def _omnidraft(setup: Setup) -> Iterator[Endpoint]:
+def _omnidraft(setup: ServerSetup) -> Iterator[Endpoint]:
     """Serve the pair without recording, since the others record nothing."""
     models, port = setup.settings.models, free_port()
     options = {
@@ -99,7 +99,7 @@ def _omnidraft(setup: Setup) -> Iterator[Endpoint]:
 
 
 @contextmanager
-def _llamacpp(setup: Setup) -> Iterator[Endpoint]:
+def _llamacpp(setup: ServerSetup) -> Iterator[Endpoint]:
     """Serve the catalog's GGUF file as it is, or with 8 bits a weight where our target has them."""
     home = store.default_home()
     programs, port = llama_programs(home), free_port()
@@ -113,7 +113,7 @@ def _llamacpp(setup: Setup) -> Iterator[Endpoint]:
 
 
 @contextmanager
-def _vllm(name: str, setup: Setup) -> Iterator[Endpoint]:
+def _vllm(name: str, setup: ServerSetup) -> Iterator[Endpoint]:
     arguments = ["--dtype", VLLM_DTYPE, "--max-model-len", str(setup.slot_tokens + _SPARE_TOKENS)]
     arguments += ["--max-num-seqs", str(setup.num_slots), "--seed", "0"]
     target = store.resolve(setup.settings.models.target)

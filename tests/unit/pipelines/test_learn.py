@@ -7,7 +7,7 @@ import pytest
 
 from omnidraft.errors import RequestError
 from pipelines import learn
-from pipelines.lib.learning import Point
+from pipelines.lib.learning import LearningPoint
 from tests.trace_records import make_record
 
 
@@ -50,7 +50,7 @@ def test_answers_of_an_archive_are_counted_not_records() -> None:
 
 
 def test_who_learned_a_worse_drafter_is_told_so_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    good, bad = Point(0, 0, 0.902, {}), Point(16, 6144, 0.742, {})
+    good, bad = LearningPoint(0, 0, 0.902, {}), LearningPoint(16, 6144, 0.742, {})
     learn._warn_of_a_loss(bad, good)
     assert capsys.readouterr().err == ""
     learn._warn_of_a_loss(good, bad)

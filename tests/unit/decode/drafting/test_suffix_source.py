@@ -12,7 +12,7 @@ from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
 from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSession, SuffixSource, _prior, no_fleet_memory
 from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
-from omnidraft.memory.growing_index import GrowingIndex
+from omnidraft.memory.incremental_index import IncrementalIndex
 from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.memory.suffix_index import SuffixIndex
 from omnidraft.ports import DraftTree, ProposerSession, Request, RoundText, Sampling, Source, TreeLimits
@@ -155,7 +155,7 @@ def test_long_matches_are_trusted_more_before_anything_was_measured() -> None:
 
 def prior_of(memory: Memory, num_times: int, length: int = 2) -> float:
     """What the only continuation of a match is expected to be worth, before anything was measured."""
-    index = GrowingIndex()
+    index = IncrementalIndex()
     for number in range(num_times):
         index.append([100 + number, *range(length), 9])
     match = index.longest_match(list(range(length)))

@@ -24,12 +24,13 @@ from omnidraft import config, prompts
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.errors import ModelError, RequestError
+from omnidraft.files import save_json
 from omnidraft.hosts import process
 from omnidraft.models.catalog import store
 from omnidraft.prompts import Prompt
 from pipelines.bench import page, summary
 from pipelines.bench.runs import WARM_UP_TEXT, BenchRun, Failure, Outcome, attempt, rotated
-from pipelines.lib import machine, report, vllm_methods
+from pipelines.lib import machine, vllm_methods
 from pipelines.lib.choices import chosen, named_files
 from pipelines.lib.vllm_methods import NAMES, PLAIN
 from pipelines.lib.vllm_server import VllmServer, serve
@@ -131,7 +132,7 @@ def main(
                 divergences.append(divergence)
             content = _report(about, outcomes) | {"partings": [asdict(each) for each in divergences]}
             if json_path is not None:
-                report.save(content, json_path)
+                save_json(content, json_path)
     page.show(_report(about, outcomes), markdown_path)
     for divergence in divergences:
         print(divergence)

@@ -18,13 +18,12 @@ from rich.table import Table
 from omnidraft import config, prompts, wiring
 from omnidraft.distill.training.losses import parse
 from omnidraft.errors import RequestError
-from omnidraft.files import require_writable, require_writable_file
+from omnidraft.files import require_writable, require_writable_file, save_json
 from omnidraft.hosts import process
 from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
-from pipelines.lib import report
 from pipelines.lib.learning import (
     LearningPoint,
     TrainingRun,
@@ -156,7 +155,7 @@ def _finish(run: TrainingRun, out: Path, json_path: Path | None) -> None:
     _warn_of_a_loss(run.curve[0], run.curve[-1])
     if json_path is not None:
         rows = {"curve": [point.plain_data() for point in run.curve], "tokens_per_s": run.tokens_per_s}
-        report.save(rows | {"skipped": run.learner.counters.skipped}, json_path)
+        save_json(rows | {"skipped": run.learner.counters.skipped}, json_path)
 
 
 def _warn_of_a_loss(before: LearningPoint, after: LearningPoint) -> None:

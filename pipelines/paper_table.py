@@ -19,11 +19,11 @@ from typing import Annotated, Any
 import typer
 
 from omnidraft.errors import ConfigError, RequestError
+from omnidraft.files import save_json
 from omnidraft.hosts import process
 from omnidraft.snapshots import bundle
 from omnidraft.stats import Ratio
 from pipelines.bench.methods import HUGGINGFACE
-from pipelines.lib import report
 from pipelines.lib.choices import chosen
 from pipelines.lib.page import PageSection, markdown
 from pipelines.lib.recording import rows_of_split
@@ -215,7 +215,7 @@ def main(
             for name in [name for name in TABLES[table] if name in wanted]:
                 for method, figures in cell.figures(TABLES[table][name]).items():
                     lines[name if method in ("", "omnidraft") else method] = figures
-                report.save(content, out / "paper_table.json")
+                save_json(content, out / "paper_table.json")
                 (out / "paper_table.md").write_text(page(content))
     print(page(content))
 

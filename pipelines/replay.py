@@ -17,10 +17,11 @@ from rich.table import Table
 from omnidraft import config, wiring
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.distill.training.losses import parse
+from omnidraft.files import save_json
 from omnidraft.hosts import process
 from omnidraft.progress import bar
 from omnidraft.traces.record import TraceRecord
-from pipelines.lib import log_slice, report
+from pipelines.lib import log_slice
 from pipelines.lib.choices import named_files
 from pipelines.lib.learning import (
     LearningPoint,
@@ -72,7 +73,7 @@ def main(
             "passed_over": dict(log_records.skipped),
         }
         if json_path is not None:
-            report.save(content, json_path)
+            save_json(content, json_path)
         if snapshots is not None:
             write_snapshot(run, snapshots / name, settings, tokenizers)
     Console().print(_table(content["configs"]))

@@ -18,14 +18,14 @@ import typer
 from omnidraft import config, prompts
 from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.errors import ConfigError, RequestError
-from omnidraft.files import require_writable_file
+from omnidraft.files import require_writable_file, save_json
 from omnidraft.hosts import process
 from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from pipelines.bench import page, summary
 from pipelines.bench.methods import NAMES, BenchSetup, LoadedMethods, load
 from pipelines.bench.runs import WARM_UP_TEXT, WARM_UP_TOKENS, Failure, Method, Outcome, attempt, rotated
-from pipelines.lib import machine, report
+from pipelines.lib import machine
 from pipelines.lib.choices import chosen, named_files
 
 DEFAULT_METHODS = "plain,omnidraft,hf-generate"
@@ -150,7 +150,7 @@ def _publisher(
         ]
         content = {**about, "rows": rows, "runs": runs}
         if json_path is not None:
-            report.save(content, json_path)
+            save_json(content, json_path)
         return content
 
     return publish

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from omnidraft.files import sha256_of
+from omnidraft.files import save_json, sha256_of
 from omnidraft.hosts import process
 from omnidraft.snapshots.bundle import MEMORY
-from pipelines.lib import machine, report
+from pipelines.lib import machine
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -62,7 +62,7 @@ def main(
     figures = about | {"tokens": tokens, "tenants": tenants} | figures
     typer.echo(json.dumps(figures, indent=2))
     if json_path is not None:
-        report.save(figures, json_path)
+        save_json(figures, json_path)
 
 
 def _measure(tokens: int, tenants: int, folder: Path) -> dict[str, Any]:
@@ -71,8 +71,8 @@ def _measure(tokens: int, tenants: int, folder: Path) -> dict[str, Any]:
     memory, seconds = _to_worker(paths, folder)
     return {
         "bytes": sum(path.stat().st_size for path in paths.values()),
-        "built_ms": report.ms(built_s),
-        **{f"{name}_ms": report.ms(each) for name, each in seconds.items()},
+        "built_ms": round(1000 * built_s, 3),
+        **{f"{name}_ms": round(1000 * each, 3) for name, each in seconds.items()},
         **_lookups(memory, tenants),
         "rebuilt": _rebuilt_after_kill(tokens, tenants, folder / "killed", built_s) == _checksums(paths),
     }

@@ -27,8 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from omnidraft.demo.local_cluster import LocalCluster, free_port
+from omnidraft.files import save_json
 from omnidraft.hosts import process
-from pipelines.lib import machine, report
+from pipelines.lib import machine
 from pipelines.lib.bytecode import bytecode_environment
 
 _TIMEOUT_S = 600.0
@@ -65,7 +66,7 @@ def main(
     typical = sorted(measured, key=lambda each: each.ready_s)[len(measured) // 2]
     Console().print(_phases(typical), _summary(measured))
     if json_path is not None:
-        report.save(_content(measured), json_path)
+        save_json(_content(measured), json_path)
 
 
 def _start(folder: Path, options: Sequence[str], registry: str | None) -> Start:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from omnidraft.files import save_json
 from omnidraft.hosts import process
-from pipelines.lib import machine, report
+from pipelines.lib import machine
 from pipelines.lib.choices import numbers
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def main(
         typer.echo(json.dumps(row))
     if json_path is not None:
         about = machine.made_by("pipelines.bench.tenant_factors") | {"copy_mib": bench.copy_mib}
-        report.save({**about, "memory": memory, "steps": steps}, json_path)
+        save_json({**about, "memory": memory, "steps": steps}, json_path)
 
 
 class Bench:

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from omnidraft.files import save_json
 from omnidraft.hosts import process
 from omnidraft.models.catalog import store
 from omnidraft.models.native.build import VARIANTS
@@ -20,7 +21,7 @@ from omnidraft.models.native.library import PACKED
 from pipelines.bench.kernels import machine_limits, page
 from pipelines.bench.kernels.engine import EngineSpec
 from pipelines.bench.kernels.measurement import KernelMeasurement, KernelPlan, Row
-from pipelines.lib import machine, report
+from pipelines.lib import machine
 from pipelines.lib.choices import chosen, numbers
 
 SYSTEMS = ("omnidraft", "torch")
@@ -62,7 +63,7 @@ def main(
 
     def publish(so_far: Sequence[Row]) -> None:
         if json_path is not None:
-            report.save({**about, "rows": list(so_far)}, json_path)
+            save_json({**about, "rows": list(so_far)}, json_path)
 
     plan = KernelPlan(nums_rows, repeats, int(_HEADROOM * _folder_bytes(target)))
     measurement = KernelMeasurement(plan, publish)

@@ -12,7 +12,6 @@ from omnidraft.errors import OmnidraftError
 from omnidraft.progress import bar
 from pipelines.bench.kernels.engine import MAX_ROWS, EngineSpec
 from pipelines.bench.kernels.engine_process import EngineProcess, running
-from pipelines.lib.report import ms
 
 Row = dict[str, Any]
 MAX_CELL_S = 30.0
@@ -105,8 +104,8 @@ def _row(engine: EngineProcess, num_rows: int, seconds: Sequence[float]) -> Row:
     weight_bytes = engine.facts["weight_bytes"]
     return engine.spec.plain_data() | {
         "rows": num_rows,
-        "ms": ms(middle),
-        "fastest_ms": ms(min(seconds)),
+        "ms": round(1000 * middle, 3),
+        "fastest_ms": round(1000 * min(seconds), 3),
         "gb_per_s": round(weight_bytes / 1e9 / middle, 2) if num_rows <= MAX_ROWS else None,
         "tokens_per_s": round(num_rows / middle, 1),
         "weight_bytes": weight_bytes,

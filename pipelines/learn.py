@@ -5,9 +5,23 @@ the learned texts as the fleet's memory of their tenant.
 `pipelines.bench` take as `--snapshot`.
 """
 
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from omnidraft.errors import RequestError
+from omnidraft.traces import codec
+from omnidraft.traces.record import TraceRecord
+from omnidraft.vocab.retokenise import retokenise
+from omnidraft.wiring.drafter_prompt import drafter_prompt
+
+if TYPE_CHECKING:
+    from omnidraft.wiring.vocabularies import Vocabularies
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -17,13 +31,11 @@ from rich.table import Table
 
 from omnidraft import config, prompts, wiring
 from omnidraft.distill.training.losses import parse
-from omnidraft.errors import RequestError
 from omnidraft.files import require_writable, require_writable_file, save_json
 from omnidraft.hosts import process
 from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from omnidraft.traces import archive
-from omnidraft.traces.record import TraceRecord
 from pipelines.lib.learning import (
     LearningPoint,
     TrainingRun,
@@ -33,8 +45,41 @@ from pipelines.lib.learning import (
     split_by_request,
     write_snapshot,
 )
-from pipelines.lib.other_drafters import for_drafter
 from pipelines.lib.recording import MAX_NEW_TOKENS, Recording, RecordingLimits, require_not_given
+
+_ANY_LENGTH = 2**31
+"""A learner cuts a prompt to its drafter's context itself."""
+
+
+def for_drafter(
+    records: Iterable[TraceRecord], target: str, drafter: str, tokenizers: "Vocabularies"
+) -> list[TraceRecord]:
+    """Return the records as this drafter's worker would have recorded them, without what the other one drafted.
+
+    Raises:
+        RequestError: they are another target's answers.
+    """
+    alignment, own = tokenizers.alignment.fingerprint, []
+    for record in records:
+        if record.target != target:
+            raise RequestError(f"the archive has answers of {record.target}, not of {target}; name it with --target")
+        own.append(record if record.alignment == alignment else _adopted(record, drafter, tokenizers))
+    return own
+
+
+def _adopted(record: TraceRecord, drafter: str, tokenizers: "Vocabularies") -> TraceRecord:
+    ids, rest = drafter_prompt(record.prompt_ids.tolist(), tokenizers, _ANY_LENGTH)
+    tail = retokenise(rest, tokenizers.target.vocabulary, tokenizers.drafter, tokenizers.alignment)
+    return replace(
+        record,
+        drafter=drafter,
+        alignment=tokenizers.alignment.fingerprint,
+        snapshot_version=None,
+        drafter_prompt_ids=np.array([*ids, *tail], np.uint32),
+        rounds=codec.no_rounds(),
+        noise_weight=None,
+    )
+
 
 TRAIN_SPLIT = "train"
 

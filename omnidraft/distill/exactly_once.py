@@ -12,21 +12,20 @@ from functools import partial
 from pathlib import Path
 
 from omnidraft.config import TenantFactorSettings
-from omnidraft.distill.control import DRIFT_HASTE, Status, TrainingControl
+from omnidraft.distill.control import DRIFT_HASTE, Status, StatusReporter, TrainingControl
 from omnidraft.distill.evaluation.held_out import HeldOut
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
 from omnidraft.distill.forgetting import Forgetting, RecordRetention
 from omnidraft.distill.ingest.batch_reader import BatchReader
 from omnidraft.distill.ingest.batcher import Batch, Batcher
+from omnidraft.distill.ingest.log_position import TruncationMark
 from omnidraft.distill.ingest.poison_detector import PoisonDetector
 from omnidraft.distill.ingest.trace_consumer import SKIPPED, TraceConsumer
-from omnidraft.distill.ingest.truncation_mark import TruncationMark
 from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.distill.poison_guard import PoisonGuard
 from omnidraft.distill.publisher import BATCHER, LEARNER, Publisher, Restored
 from omnidraft.distill.restoring import LoadBase, LoadCache, go_back, go_on
 from omnidraft.distill.retrying import Result, Stop, Wait, retry, wait
-from omnidraft.distill.status_reporter import StatusReporter
 from omnidraft.distill.training.learner import Learner
 from omnidraft.distill.training.step_report import LearningSpans, StepReport, count, mean_losses
 from omnidraft.errors import BusError, ConfigError, LogReplaced

@@ -9,14 +9,21 @@ from contextlib import suppress
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import BusError, SignatureRefused, SnapshotCorrupt, SnapshotError, SnapshotStale
 from omnidraft.fleet.canary_trial import CanaryTrial
-from omnidraft.fleet.challengers import Challengers
-from omnidraft.fleet.drift_recovery import DriftRecovery
-from omnidraft.fleet.judgements import BY_OPERATOR, CANARY, PROMOTED, PROMOTING, REFUSED, is_undecided, was_only_canary
+from omnidraft.fleet.challengers import (
+    BY_OPERATOR,
+    CANARY,
+    PROMOTED,
+    PROMOTING,
+    REFUSED,
+    Challengers,
+    find_version,
+    is_undecided,
+    was_only_canary,
+)
+from omnidraft.fleet.drift_recovery import DriftRecovery, Rewinds
 from omnidraft.fleet.promotion import Decision, decide, decide_first, lineage_between, lineage_to, signed_versions
 from omnidraft.fleet.request_stats import RequestStatsReader
-from omnidraft.fleet.rewinds import Rewinds
 from omnidraft.fleet.tenant_gate import MOST_HISTORY
-from omnidraft.fleet.version_lookup import find_version
 from omnidraft.ports import (
     CHAMPION_STATEMENT,
     JUDGEMENT,

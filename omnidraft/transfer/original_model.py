@@ -6,6 +6,8 @@ Shapes: O ids of the old tokenizer and T of the new one, P points where they mee
 Source: docs/algorithms.md, section 14; ALM, https://arxiv.org/abs/2503.20083, section 3.
 """
 
+import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -18,10 +20,43 @@ from omnidraft.distill.examples.chunks import chunk_spans, chunk_targets, word_s
 from omnidraft.distill.examples.targets import ChunkTargets, HiddenTargets
 from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.distill.training.alm import log_q
-from omnidraft.ports import TrainableDrafter
-from omnidraft.transfer.bits_per_byte import hidden_states
+from omnidraft.ports import PackedTexts, TrainableDrafter
 from omnidraft.transfer.texts import AlignedText
 from omnidraft.vocab.tokenizer import Vocabulary
+
+_LOGIT_ROWS = 256
+"""Rows of logits that exist at a time."""
+
+
+def bits_per_byte(texts: Iterable[np.ndarray], num_bytes: int) -> float:
+    """Return the bits that texts cost, over the number of their bytes.
+
+    Args:
+        texts: the negative log-likelihoods of each.
+    """
+    return math.fsum(nats for nats_T in texts for nats in nats_T) / math.log(2) / num_bytes
+
+
+@torch.no_grad()
+def token_nats(model: TrainableDrafter, ids_T: np.ndarray) -> np.ndarray:
+    """Return the negative log-likelihood of each id but the first, float32 [T - 1]."""
+    hidden_TH, next_T = hidden_states(model, ids_T)[:-1], torch.from_numpy(ids_T[1:])
+    parts = zip(hidden_TH.split(_LOGIT_ROWS), next_T.split(_LOGIT_ROWS), strict=True)
+    nats_T: np.ndarray = torch.cat([_nll(model.logits(hidden_NH), next_N) for hidden_NH, next_N in parts]).numpy()
+    return nats_T
+
+
+@torch.no_grad()
+def hidden_states(model: TrainableDrafter, ids_T: np.ndarray) -> Tensor:
+    """Return the last hidden states [T, H] of one text."""
+    num = len(ids_T)
+    return model.hidden(
+        PackedTexts(torch.from_numpy(ids_T), torch.zeros(num, dtype=torch.int64), torch.arange(num), num_context=0)
+    )
+
+
+def _nll(logits_NV: Tensor, next_N: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(logits_NV.float(), next_N, reduction="none")
 
 
 class OriginalModel:

@@ -18,7 +18,7 @@ class TrainingSettings:
     texts_per_step: int = 4
     learning_rate: float | None = None
     """The highest; it rises over `warmup_steps` and falls to 0 at the last step, both linearly. None: see
-    learning_rate.py."""
+    trainer.highest_rate."""
     embedding_rate: float = 3.0
     """The learning rate of embeddings and head as a multiple of the others': a row learns only where its id occurs."""
     hypernetwork_rate: float = 1.0

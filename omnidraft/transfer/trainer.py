@@ -6,10 +6,11 @@ and that number are the whole state: a run that was resumed equals one that was 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.distill.resume_tensors import adam_state, from_plain_tensor, load_adam_state, plain_tensor
@@ -19,11 +20,84 @@ from omnidraft.ports import TrainableDrafter
 from omnidraft.transfer import hidden_loss
 from omnidraft.transfer.hidden_loss import HiddenLoss
 from omnidraft.transfer.hypernetwork import LinearHypernetwork
-from omnidraft.transfer.learning_rate import highest_rate
 from omnidraft.transfer.original_model import OriginalModel
-from omnidraft.transfer.row_optimizer import RowOptimizer
 from omnidraft.transfer.settings import TrainingSettings
 from omnidraft.transfer.texts import AlignedText
+
+RELATIVE = 1.6e-3
+"""The share of a typical matrix's root mean square that it is moved by in a step: 3e-4 for SmolLM2-135M, 6e-5 for
+Gemma 3 270M, 2.5e-5 for Qwen2.5-Coder-0.5B. SmolLM2 was ruined by 5e-3; Gemma learned with 2.5e-3, too."""
+OF_FACTORS = 1e-4
+"""The rate of LoRA factors, half of which begin at zero."""
+
+
+def highest_rate(matrices: Mapping[str, Tensor], settings: TrainingSettings) -> float:
+    """Return the highest learning rate of a run that trains these weights, which have not learned yet, and the rows of
+    the tokens."""
+    if settings.learning_rate is not None:
+        return settings.learning_rate
+    sizes = [each.detach().float().square().mean().sqrt().item() for each in matrices.values() if each.ndim > 1]
+    return OF_FACTORS if settings.train == "lora" or not sizes else RELATIVE * median(sizes)
+
+
+_ROWS, _MAP = "rows.", "map."
+
+
+class RowOptimizer:
+    """Belongs to one matrix of rows. In a step: its gradient, then `step`."""
+
+    def __init__(self, rows_TH: nn.Parameter, hypernetwork: LinearHypernetwork) -> None:
+        self._rows_TH, self._hypernetwork = rows_TH, hypernetwork
+        self._alone = torch.optim.SparseAdam([rows_TH])
+        self._alone.state[rows_TH] = {
+            "step": torch.tensor(0.0),
+            "exp_avg": torch.zeros_like(rows_TH),
+            "exp_avg_sq": torch.zeros_like(rows_TH),
+        }
+        self._shared = torch.optim.Adam(hypernetwork.parameters())
+
+    @torch.no_grad()
+    def step(self, ids: Tensor, rate: float, map_rate: float) -> None:
+        """Learn from the gradient of the rows, which is used up.
+
+        Args:
+            ids: the ids that occurred, each once.
+        """
+        rows_TH, weights = self._rows_TH, list(self._hypernetwork.parameters())
+        grad_TH, rows_TH.grad = rows_TH.grad, None
+        assert grad_TH is not None
+        before = [weight.clone() for weight in weights]
+        self._hypernetwork.backward(grad_TH)
+        _set_rate(self._shared, map_rate)
+        self._shared.step()
+        rows_TH.add_(self._hypernetwork(*(weight - old for weight, old in zip(weights, before, strict=True))))
+        rows_TH.grad = torch.sparse_coo_tensor(ids[None], grad_TH[ids], rows_TH.shape, check_invariants=True)
+        _set_rate(self._alone, rate)
+        self._alone.step()
+        rows_TH.grad = None
+
+    def state(self, prefix: str) -> dict[str, Tensor]:
+        """Return rows, hypernetwork and what Adam knows of both, by names that begin with `prefix`; no copies."""
+        return adam_state(self._alone_named(), self._alone, prefix + _ROWS) | adam_state(
+            self._shared_named(), self._shared, prefix + _MAP
+        )
+
+    def load_state(self, tensors: Mapping[str, Tensor], prefix: str) -> None:
+        """Continue from where `state` was taken. Raises ConfigError when it belongs to other weights."""
+        load_adam_state(self._alone_named(), self._alone, tensors, prefix + _ROWS)
+        load_adam_state(self._shared_named(), self._shared, tensors, prefix + _MAP)
+
+    def _alone_named(self) -> dict[str, nn.Parameter]:
+        return {"rows": self._rows_TH}
+
+    def _shared_named(self) -> dict[str, nn.Parameter]:
+        return dict(self._hypernetwork.named_parameters())
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
 
 CACHED_FLOATS = 1 << 28
 """Numbers of hidden states that are kept for later passes over the texts: 1 GiB. Other texts are read again."""

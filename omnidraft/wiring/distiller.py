@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from omnidraft.distill.exactly_once import Distiller
     from omnidraft.distill.forgetting import Forgetting, RecordRetention
     from omnidraft.distill.ingest.batcher import Batcher
+    from omnidraft.distill.ingest.log_position import TruncationMark
     from omnidraft.distill.ingest.poison_detector import PoisonDetector
     from omnidraft.distill.ingest.tenant_shares import TenantGroups
-    from omnidraft.distill.ingest.truncation_mark import TruncationMark
     from omnidraft.distill.memory.memory_files import MemoryFiles
     from omnidraft.distill.publisher import Identity
     from omnidraft.distill.training.learner import Learner
@@ -58,8 +58,7 @@ def distillation(
         ConfigError: the pinned held-out file cannot be used, or snapshots have to be signed and it has no key for that.
     """
     from omnidraft.distill.control import TrainingControl
-    from omnidraft.distill.evaluation.held_out import HeldOut
-    from omnidraft.distill.evaluation.pinned import read_pinned
+    from omnidraft.distill.evaluation.held_out import HeldOut, read_pinned
     from omnidraft.distill.evaluation.tenant_factors import FactorJudge
     from omnidraft.distill.exactly_once import Distiller
     from omnidraft.distill.forgetting import RecordRetention
@@ -152,8 +151,8 @@ def _forgetting(
 
 def _notes(settings: Settings, folder: Path) -> "tuple[PoisonDetector, TruncationMark]":
     """Return the notes for later processes: what crashed earlier ones, and what the log lost."""
+    from omnidraft.distill.ingest.log_position import TruncationMark
     from omnidraft.distill.ingest.poison_detector import PoisonDetector
-    from omnidraft.distill.ingest.truncation_mark import TruncationMark
 
     name = _name_of_notes(settings)
     detector = PoisonDetector(folder / f"trying-{name}.json", tries=settings.learner.poison_tries)

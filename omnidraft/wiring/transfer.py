@@ -10,19 +10,18 @@ from typing import Any, Final, Literal
 from omnidraft.errors import ConfigError, RequestError
 from omnidraft.files import require_writable, whole_folder
 from omnidraft.models.catalog import store
-from omnidraft.models.hf import training_precision
-from omnidraft.models.hf.model_folder import write_folder
-from omnidraft.models.hf.pretrained import saved_dtype
-from omnidraft.models.hf.trainable_drafter import TransformersTrainable, trainable_with_embeddings
+from omnidraft.models.hf.pretrained import saved_dtype, write_folder
+from omnidraft.models.hf.trainable_drafter import (
+    TransformersTrainable,
+    trainable_with_embeddings,
+)
 from omnidraft.ports import Precision
 from omnidraft.progress import bar
-from omnidraft.transfer.bits_per_byte import bits_per_byte, token_nats
 from omnidraft.transfer.checkpoint import Checkpoint
 from omnidraft.transfer.hypernetwork import LinearHypernetwork, save_hypernetworks
 from omnidraft.transfer.initialisation import Method
-from omnidraft.transfer.original_model import OriginalModel
-from omnidraft.transfer.report import write_report
-from omnidraft.transfer.run import Point, resume, train
+from omnidraft.transfer.original_model import OriginalModel, bits_per_byte, token_nats
+from omnidraft.transfer.run import Point, resume, train, write_report
 from omnidraft.transfer.settings import TrainingSettings
 from omnidraft.transfer.texts import AlignedText, align_text, read_texts
 from omnidraft.transfer.trainer import Trainer
@@ -138,7 +137,7 @@ def _trained(
 ) -> tuple[Any, list[LinearHypernetwork], dict[str, Any]]:
     """Return the trained model in the format of the original's weights, its hypernetworks, and the report."""
     settings = request.settings
-    precision = training_precision.usable(request.precision) if request.precision else training_precision.automatic()
+    precision = usable_precision(request.precision) if request.precision else automatic_precision()
     checkpoint = Checkpoint(
         parts / "checkpoint.safetensors", _identity(request, pair, [*learned, *held_out], precision)
     )

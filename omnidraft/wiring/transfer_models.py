@@ -145,8 +145,8 @@ def _byte_tokenizer(folder: Path) -> Path:
     """Return a folder with the tokenizer of bytes for the model of a folder; write it if it is absent. Two models of
     the same tokens may have other special tokens and templates, which are in these files."""
     from omnidraft.models.catalog import store
-    from omnidraft.models.hf.byte_tokenizer import write_byte_tokenizer
-    from omnidraft.models.hf.model_folder import TOKENIZER_FILES
+    from omnidraft.models.hf.pretrained import TOKENIZER_FILES
+    from omnidraft.models.hf.tokenizer import write_byte_tokenizer
 
     files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
     states = [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]

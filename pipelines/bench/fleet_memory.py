@@ -83,7 +83,7 @@ def _memory(tokens: int, tenants: int, folder: Path) -> "MemoryFiles":
     from omnidraft.config import MemorySettings
     from omnidraft.distill.memory.memory_files import MemoryFiles
     from omnidraft.distill.memory.text_memory import TextMemory
-    from omnidraft.memory.owners import Owner
+    from omnidraft.memory.memory_file import Owner
     from omnidraft.telemetry.metrics import CountingMetrics
 
     settings = MemorySettings(tokens_per_tenant=tokens, total_tokens=tokens, max_tenants=tenants)
@@ -120,7 +120,7 @@ def _pieces(seed: int, number: int) -> "np.ndarray":
 def _to_worker(paths: Mapping[str, Path], folder: Path) -> "tuple[FleetMemory, dict[str, float]]":
     """Return the memory that a worker loads from a snapshot with these files, and the seconds of the two ways there."""
     from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
-    from omnidraft.memory.owners import Owners
+    from omnidraft.memory.memory_file import Owners
     from omnidraft.registry.directory_registry import DirectoryRegistry
     from omnidraft.snapshots import bundle
     from omnidraft.snapshots.manifest import Manifest

@@ -22,18 +22,38 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from omnidraft import config, wiring
+from omnidraft.config import Settings
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
+from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.errors import OmnidraftError, RequestError
 from omnidraft.ports import Grammar, Mode, Sampling
 from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.wiring.named_snapshots import named_or_base
 from pipelines.bench.runs import BenchRun, Method, run_of_generate, run_of_steps
-from pipelines.lib.own_snapshot import own_snapshot
-from pipelines.lib.prompt_requests import fields_of, ids_of
+from pipelines.lib.recording import fields_of, ids_of
+
+
+def own_snapshot(settings: Settings, worker: wiring.Worker, name: str | None) -> LoadedSnapshot:
+    """Load a snapshot for the worker's engine. Its n-gram cache, which learns while it decodes, is no other one's.
+
+    Args:
+        settings: how it drafts; the target is the worker's.
+        name: a folder, version or alias; None is the base drafter.
+
+    Raises:
+        SnapshotError, ModelError: it cannot be loaded.
+    """
+    costs = worker.engine.decoder.costs or MeasuredCosts(worker.target)
+    memories = wiring.memory_loader(settings, CountingMetrics())
+    tokenizers = wiring.served_vocabularies(settings)
+    load = wiring.snapshot_loader(settings, tokenizers, costs, recent=worker.engine.recent, memories=memories)
+    return named_or_base(settings, load, name)
+
 
 TRACED = "omnidraft+traces"
 

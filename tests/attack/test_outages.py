@@ -27,14 +27,13 @@ from omnidraft import config, wiring
 from omnidraft.audit.findings import Report
 from omnidraft.audit.run import DiscardingWriter, audit, dead_letter_reasons
 from omnidraft.bus import kafka_log
-from omnidraft.bus.sqlite_expiry import MAX_EXPIRED
-from omnidraft.bus.sqlite_log import MALFORMED, SqliteReader, SqliteWriter
+from omnidraft.bus.sqlite_log import MALFORMED, MAX_EXPIRED, SqliteReader, SqliteWriter
 from omnidraft.config import RecorderSettings, WorkerSettings
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.ingest import dead_letters
+from omnidraft.distill.ingest.log_position import TruncationMark
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.distill.ingest.truncation_mark import TruncationMark
 from omnidraft.errors import (
     BusError,
     LogTruncated,

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +22,11 @@ from omnidraft.distill.evaluation import agreement
 from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.distill.resume_tensors import adam_state, copy_into, from_plain_tensor, plain_tensor
 from omnidraft.distill.training.gradients import GRAD_CLIP, backward, num_positions
-from omnidraft.distill.training.head import HeadTrainer
-from omnidraft.distill.training.learning_rates import parameter_groups
+from omnidraft.distill.training.head import HeadTrainer, load_serving_tensors, load_training_state
 from omnidraft.distill.training.losses import parse
 from omnidraft.distill.training.replay_buffer import REPLAY_CAPACITY, ReplayBuffer
 from omnidraft.distill.training.step_report import Counters, StepReport
 from omnidraft.distill.training.tenant_factors import FactorTrainer
-from omnidraft.distill.training.weight_loading import load_serving_tensors, load_training_state
 from omnidraft.errors import ConfigError
 from omnidraft.ports import TrainableDrafter, TrainableHead
 from omnidraft.traces.record import TraceRecord
@@ -36,6 +35,27 @@ from omnidraft.vocab.ngram_cache import NgramCache
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 logger = logging.getLogger(__name__)
+
+
+RELATIVE = 5e-4
+"""The share of a weight's root mean square that `auto` moves it by in a step."""
+LEAST_SIZE = 1e-3
+"""The root mean square of smaller weights, as zeros that are to learn too; Adafactor's."""
+OF_FACTORS = 1e-4
+"""What `auto` is for LoRA factors."""
+
+
+def parameter_groups(trained: Mapping[str, torch.nn.Parameter], settings: LearnerSettings) -> list[dict[str, Any]]:
+    """Return these weights of the base drafter as groups of an optimizer, each with its `lr`."""
+    if settings.learning_rate == "auto" and settings.train == "full":
+        return [{"params": [weight], "lr": RELATIVE * max(_size(weight), LEAST_SIZE)} for weight in trained.values()]
+    rate = OF_FACTORS if settings.learning_rate == "auto" else settings.learning_rate
+    return [{"params": list(trained.values()), "lr": rate}]
+
+
+def _size(weight: torch.Tensor) -> float:
+    return weight.detach().square().mean().sqrt().item()
+
 
 _COUNTERS, _PRECISION = "counters", "precision"
 

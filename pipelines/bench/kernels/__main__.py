@@ -18,9 +18,9 @@ from omnidraft.hosts import process
 from omnidraft.models.catalog import store
 from omnidraft.models.native.build import VARIANTS
 from omnidraft.models.native.library import PACKED
-from pipelines.bench.kernels import machine_limits, page
+from pipelines.bench.kernels import page
 from pipelines.bench.kernels.engine import EngineSpec
-from pipelines.bench.kernels.measurement import KernelMeasurement, KernelPlan, Row
+from pipelines.bench.kernels.measurement import KernelMeasurement, KernelPlan, Row, machine_limits
 from pipelines.lib import machine
 from pipelines.lib.choices import chosen, numbers
 
@@ -54,7 +54,7 @@ def main(
     specs = _specs(named, ours, chosen(variants), target)
     about = {
         "machine": machine.describe(),
-        "limits": machine_limits.measure() if limits else {},
+        "limits": machine_limits() if limits else {},
         "options": {
             "command": machine.command("pipelines.bench.kernels"),
             "target": target,

@@ -1,17 +1,101 @@
 """Times of passes of several engines, which take turns as far as memory holds them all."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
 
-from omnidraft.errors import OmnidraftError
+from omnidraft import child
+from omnidraft.errors import ModelError, OmnidraftError
 from omnidraft.progress import bar
 from pipelines.bench.kernels.engine import MAX_ROWS, EngineSpec
-from pipelines.bench.kernels.engine_process import EngineProcess, running
+from pipelines.lib.bytecode import bytecode_environment
+
+SOURCE = Path(__file__).with_name("machine_limits.cpp")
+LIMITS = {
+    "read": "read_gb_per_s",
+    "float32": "float32_gop_per_s",
+    "bfloat16": "bfloat16_gop_per_s",
+    "int8": "int8_gop_per_s",
+    "bfloat16-amx": "bfloat16_amx_gop_per_s",
+    "int8-amx": "int8_amx_gop_per_s",
+}
+"""What the program measures -> the name of the figure."""
+
+
+def machine_limits() -> dict[str, float | str | None]:
+    """Compile and run the program; a figure is None where it does not run, which instructions of AMX may not."""
+    with tempfile.TemporaryDirectory(prefix="omnidraft-limits-") as folder:
+        program = Path(folder) / SOURCE.stem
+        compiler = os.environ.get("CXX") or "g++"
+        try:
+            subprocess.run(
+                [compiler, "-std=c++17", "-O3", "-march=native", "-fopenmp", str(SOURCE), "-o", str(program)],
+                check=True,
+                capture_output=True,
+            )
+        except (OSError, subprocess.CalledProcessError) as exc:
+            return {"error": f"machine_limits.cpp cannot be compiled: {exc}"}
+        return {name: _run(program, what) for what, name in LIMITS.items()}
+
+
+def _run(program: Path, what: str) -> float | None:
+    done = subprocess.run([str(program), what], capture_output=True, text=True)
+    return float(done.stdout) or None if done.returncode == 0 else None
+
+
+_MODULE = "pipelines.bench.kernels.engine"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    """A running engine."""
+
+    spec: EngineSpec
+    facts: Mapping[str, int]
+    """What its first line says: see engine.py."""
+    _process: "subprocess.Popen[bytes]"
+    _log: Path
+
+    def ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a command. Raises ModelError when the process died."""
+        return _ask(self._process, self._log, command)
+
+
+@contextmanager
+def running(spec: EngineSpec) -> Iterator[EngineProcess]:
+    """Load an engine in a process that ends with the context; a build of our kernels is made the first time.
+
+    Raises:
+        ModelError: it cannot be loaded, or died of it.
+    """
+    with tempfile.NamedTemporaryFile() as log:
+        process = child.start_with_pipes(
+            _MODULE, json.dumps(asdict(spec)), log=log.file, environ=bytecode_environment()
+        )
+        try:
+            facts = _ask(process, Path(log.name))
+            if reason := facts.get("error"):
+                raise ModelError(reason)
+            yield EngineProcess(spec, facts, process, Path(log.name))
+        finally:
+            child.kill(process)
+
+
+def _ask(process: "subprocess.Popen[bytes]", log: Path, command: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    answer = child.ask(process, command)
+    if answer is None:
+        raise ModelError(f"the process ended with {child.exit_name(process.wait())}: {child.last_lines(log)}")
+    return answer
+
 
 Row = dict[str, Any]
 MAX_CELL_S = 30.0

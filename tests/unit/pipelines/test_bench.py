@@ -20,10 +20,10 @@ from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.vocab.ngram_cache import NgramCache
 from pipelines.bench import __main__, page
+from pipelines.bench.methods import own_snapshot
 from pipelines.bench.runs import BenchRun, Failure, attempt, run_of_steps
 from pipelines.bench.summary import rows
 from pipelines.lib import machine
-from pipelines.lib.own_snapshot import own_snapshot
 from tests.tiny_engine import tiny_settings
 
 ROW_KEYS = {

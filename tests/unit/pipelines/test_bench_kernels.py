@@ -9,9 +9,9 @@ import pytest
 
 from omnidraft.errors import ModelError, RequestError
 from pipelines.bench.kernels import __main__ as command
-from pipelines.bench.kernels import machine_limits, page
+from pipelines.bench.kernels import measurement, page
 from pipelines.bench.kernels.engine import MAX_ROWS, EngineSpec, load
-from pipelines.bench.kernels.engine_process import running
+from pipelines.bench.kernels.measurement import running
 from tests.cli_runs import run_pipeline
 
 pytestmark = pytest.mark.long
@@ -90,7 +90,7 @@ def test_a_table_has_gaps_where_nothing_was_measured() -> None:
 
 def test_limits_are_none_where_nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "cannot be compiled" in str(machine_limits.measure()["error"])
+    assert "cannot be compiled" in str(measurement.machine_limits()["error"])
 
 
 def test_numbers_of_rows_are_checked() -> None:

@@ -8,7 +8,8 @@ import pytest
 from omnidraft import config, system
 from omnidraft.demo import run
 from omnidraft.errors import ModelError
-from pipelines.lib import llama_build, llama_server, machine
+from pipelines.bench.throughput import systems
+from pipelines.lib import llama_build, machine
 from pipelines.lib.vllm_server import serve
 from tests.soak.part import SoakPlan
 
@@ -34,7 +35,7 @@ def script(path: Path, line: str) -> None:
 
 def test_llamacpp_is_built_and_served_with_as_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = llama_build.LlamaPrograms(tmp_path)
-    command = llama_server.command(programs, tmp_path / "model.gguf", 8000, num_slots=1, slot_tokens=64)
+    command = systems.llama_server_command(programs, tmp_path / "model.gguf", 8000, num_slots=1, slot_tokens=64)
     assert command[-2:] == ["--threads", str(QUOTA)]
     script(tmp_path / "bin" / "cmake", 'echo "$@"')
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")

@@ -10,9 +10,9 @@ from omnidraft.config import AlmSettings
 from omnidraft.errors import ConfigError
 from omnidraft.transfer.checkpoint import Checkpoint
 from omnidraft.transfer.hidden_loss import relative_distances
-from omnidraft.transfer.learning_rate import highest_rate
 from omnidraft.transfer.run import Point, resume, train
 from omnidraft.transfer.settings import TrainingSettings
+from omnidraft.transfer.trainer import highest_rate
 from tests.tiny_pair import Pair, assert_same, make_pair
 from tests.unit.transfer.transfers import SETTINGS, Transfer, steps, with_loss
 

@@ -9,9 +9,8 @@ from omnidraft.models.hf.pretrained import causal_lm
 from omnidraft.models.hf.target_vocabulary import adopt_target_vocabulary
 from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.models.hf.trainable_drafter import TransformersTrainable, trainable_with_embeddings
-from omnidraft.transfer.bits_per_byte import bits_per_byte, token_nats
 from omnidraft.transfer.hypernetwork import LinearHypernetwork
-from omnidraft.transfer.original_model import OriginalModel
+from omnidraft.transfer.original_model import OriginalModel, bits_per_byte, token_nats
 from omnidraft.transfer.settings import TrainingSettings
 from omnidraft.transfer.texts import AlignedText, TextTokenizer, align_text
 from omnidraft.transfer.trainer import Trainer

@@ -19,7 +19,7 @@ from omnidraft.distill.training import gradients
 from omnidraft.distill.training.losses import LOSSES
 from omnidraft.distill.training.step_report import StepReport, mean_losses
 from omnidraft.errors import ConfigError, ModelError, SnapshotCorrupt
-from omnidraft.models.hf import training_precision
+from omnidraft.models.hf import trainable_drafter
 from omnidraft.models.hf.serving_tensors import apply_serving_tensors
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.ports import PackedTexts
@@ -118,7 +118,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
 def test_a_resumed_run_keeps_its_precision_unless_one_is_set(pair, monkeypatch, began, chosen) -> None:
     """On a machine whose own choice may be another."""
     state = pair.learner(precision=began).state()
-    monkeypatch.setattr(training_precision, "automatic", lambda: chosen)
+    monkeypatch.setattr(trainable_drafter, "automatic_precision", lambda: chosen)
     for setting, expected in (("auto", began), ("float32", "float32"), ("bfloat16", "bfloat16")):
         resumed = pair.learner(precision=setting)
         resumed.load_state(state)
@@ -128,7 +128,7 @@ def test_a_resumed_run_keeps_its_precision_unless_one_is_set(pair, monkeypatch, 
 def test_a_state_without_a_precision_takes_the_one_chosen_here(pair, monkeypatch) -> None:
     state = pair.learner().state()
     del state["precision"]
-    monkeypatch.setattr(training_precision, "automatic", lambda: "bfloat16")
+    monkeypatch.setattr(trainable_drafter, "automatic_precision", lambda: "bfloat16")
     resumed = pair.learner(precision="auto")
     resumed.load_state(state)
     assert resumed.model.precision == "bfloat16"

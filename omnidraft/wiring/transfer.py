@@ -13,7 +13,9 @@ from omnidraft.models.catalog import store
 from omnidraft.models.hf.pretrained import saved_dtype, write_folder
 from omnidraft.models.hf.trainable_drafter import (
     TransformersTrainable,
+    automatic_precision,
     trainable_with_embeddings,
+    usable_precision,
 )
 from omnidraft.ports import Precision
 from omnidraft.progress import bar

@@ -292,7 +292,7 @@ def test_choices_of_one_request_stay_with_their_snapshot_as_long_as_it_serves(wo
     choice_ids = [f"r#{number}" for number in range(4)]
     assert {slot.snapshot_for(each).version for each in choice_ids} == {None, 2}
     choices = [
-        worker.engine.add_request(make_request(request_id=each, max_new_tokens=60, ignores_eos=True), its_snapshot)
+        worker.engine.add_request(make_request(request_id=each, max_new_tokens=32, ignores_eos=True), its_snapshot)
         for its_snapshot in (first, canary)
         for each in choice_ids
     ]
@@ -311,7 +311,7 @@ def test_choices_of_one_request_move_together_while_a_canary_serves(worker: wiri
     """Their own ids are not all of one side of the trial."""
     slot = worker.engine.slot
     choices = [
-        worker.engine.add_request(make_request(request_id=each, max_new_tokens=60, ignores_eos=True))
+        worker.engine.add_request(make_request(request_id=each, max_new_tokens=32, ignores_eos=True))
         for each in ("r", "r#1", "r#2", "r#3")
     ]
     slot.swap(snapshot(2, Foretold([])))

@@ -13,33 +13,22 @@ HALF = 2e-3
 
 
 @pytest.mark.parametrize("top_k", [1, 4, 16])
-def test_what_is_kept_and_the_tail_sum_to_one(top_k):
+def test_a_record_keeps_the_likeliest_tokens_the_emitted_one_and_the_mass_of_all_others(top_k):
+    """One row for each node drawn from, in the types of the record; the second token emitted is the unlikeliest."""
     logits_NV = torch.randn(3, 500, generator=torch.Generator().manual_seed(1)) * 2
-    logprobs = top_k_logprobs(logits_NV, (0, 2), (5, 6), top_k)
-    mass = np.exp(logprobs.top_log_p_EK.astype(float)).sum(axis=1) + np.exp(logprobs.tail_log_p_E.astype(float))
-    assert mass == pytest.approx(np.ones(2), abs=HALF * 4)
-
-
-def test_the_emitted_token_has_its_own_log_probability_wherever_it_ranks():
-    logits_NV = torch.randn(3, 50, generator=torch.Generator().manual_seed(2)) * 3
-    log_p_NV = torch.log_softmax(logits_NV, dim=-1)
-    emitted = (int(logits_NV[0].argmin()), int(logits_NV[1].argmax()))
-    logprobs = top_k_logprobs(logits_NV, (0, 1), emitted, 2)
-    expected = [float(log_p_NV[node, token]) for node, token in enumerate(emitted)]
-    assert logprobs.emitted_log_p_E.tolist() == pytest.approx(expected, abs=1e-2)
-    assert logprobs.emitted_log_p_E[1] == logprobs.top_log_p_EK[1, 0]
-
-
-def test_rows_are_those_of_the_nodes_drawn_from():
-    logits_NV = torch.eye(4) * 8
-    logprobs = top_k_logprobs(logits_NV, (0, 3, 1), (0, 0, 0), 1)
-    assert logprobs.top_ids_EK[:, 0].tolist() == [0, 3, 1]
-
-
-def test_the_most_probable_comes_first():
-    logits_NV = torch.randn(2, 90, generator=torch.Generator().manual_seed(3))
-    top = top_k_logprobs(logits_NV, (0, 1), (0, 0), 7).top_log_p_EK
-    assert (np.diff(top.astype(float), axis=1) <= 0).all()
+    nodes, emitted = (0, 2, 2), (5, int(logits_NV[2].argmin()), int(logits_NV[2].argmax()))
+    log_p_EV = torch.log_softmax(logits_NV.double(), dim=-1)[list(nodes)]
+    values_EK, ids_EK = log_p_EV.topk(top_k)
+    logprobs = top_k_logprobs(logits_NV, nodes, emitted, top_k)
+    assert logprobs.top_ids_EK.dtype == np.uint32
+    np.testing.assert_array_equal(logprobs.top_ids_EK, ids_EK)
+    for column, expected in (
+        (logprobs.top_log_p_EK, values_EK),
+        (logprobs.emitted_log_p_E, log_p_EV[range(3), emitted]),
+        (logprobs.tail_log_p_E, torch.log1p(-values_EK.exp().sum(dim=1))),
+    ):
+        assert column.dtype == np.float16
+        np.testing.assert_allclose(column.astype(np.float64), expected, atol=HALF * 4)
 
 
 def test_a_vocabulary_that_is_kept_whole_has_no_tail():
@@ -53,13 +42,6 @@ def test_a_tail_far_below_float32_rounding_is_still_seen():
     logits_NV[0, 7] = 0.0
     logprobs = top_k_logprobs(logits_NV, (0,), (7,), 1)
     assert float(logprobs.tail_log_p_E[0]) == pytest.approx(-26 + np.log(1000), abs=2e-2)
-
-
-def test_columns_have_the_records_types():
-    logprobs = top_k_logprobs(torch.randn(2, 9), (0, 1), (1, 1), 3)
-    assert logprobs.top_ids_EK.dtype == np.uint32
-    for column in (logprobs.top_log_p_EK, logprobs.emitted_log_p_E, logprobs.tail_log_p_E):
-        assert column.dtype == np.float16
 
 
 @pytest.mark.parametrize("num", [0, 3, 20])

@@ -25,7 +25,6 @@ from tests.unit.decode.toys import (
     TARGET_TOKENIZER,
     RandomTrees,
     emitted,
-    make_drafter,
     make_request,
     slow_decode,
 )
@@ -65,7 +64,7 @@ def test_eight_texts_together_are_the_texts_that_they_are_alone(name):
     assert finish(together) == wanted
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data(), num=st.integers(1, 7), max_num_seqs=st.integers(1, 4), memory=st.integers(60, 400))
 def test_arrival_preemption_abort_chunks_and_reuse_change_no_text(data, num, max_num_seqs, memory):
     together = decoder(max_num_seqs=max_num_seqs, kv_cache_gib=memory / 2**30)
@@ -100,22 +99,6 @@ def test_arrival_preemption_abort_chunks_and_reuse_change_no_text(data, num, max
 
 def finish_with(together: Decoder, texts: dict[SequenceState, list[int]]) -> dict[SequenceState, list[int]]:
     return {sequence: texts[sequence] + more for sequence, more in finish(together).items()}
-
-
-def test_a_text_preempted_again_and_again_ends_all_the_same():
-    together = decoder()
-    wanted = {together.add(each, make_drafter()): slow_decode(TABLE, each) for each in requests(3, max_new_tokens=20)}
-    texts: dict[SequenceState, list[int]] = {each: [] for each in wanted}
-    for number in range(600):
-        for output in together.step():
-            texts[output.sequence] += output.step.emitted
-        running = [each for each in together.scheduler.sequences if each.session is not None and each.ids]
-        if running and number % 3 == 0:
-            together.scheduler.preempt(running[number % len(running)])
-        if not together.scheduler.sequences:
-            break
-    assert texts == wanted
-    assert together.scheduler.num_preemptions >= 5
 
 
 def test_a_prompt_is_read_in_chunks_beside_running_texts():
@@ -346,23 +329,6 @@ def test_a_text_that_the_target_refuses_ends_alone():
     assert emitted([each.step for each in outputs if each.sequence is good]) == slow_decode(TABLE, good.request)[:1]
 
 
-def test_a_target_that_cannot_compute_several_texts_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    together, forward = decoder(), ToyTarget.forward
-
-    def only_one(target, trees, prompts=()):
-        if len(trees) + len(prompts) > 1:
-            raise ContractError("the keys of one text, not those of several")
-        return forward(target, trees, prompts)
-
-    monkeypatch.setattr(ToyTarget, "forward", only_one)
-    texts = [together.add(each, None) for each in requests(3)]
-    found = finish(together)
-    assert [found[each] for each in texts] == [slow_decode(TABLE, each.request) for each in texts]
-    assert caplog.text.count("one by one, as the target cannot compute several in a pass: ContractError") == 1
-
-
 class Padded(ToyTarget):
     """The passes of the modes differ."""
 
@@ -452,28 +418,6 @@ def test_what_a_failed_pass_held_is_free_before_its_texts_are_computed_alone_and
     assert set(num_held_alone) == {0}
     assert caplog.text.count("cannot compute several in a pass") == 1
     assert "OutOfSpace: tried to allocate 1 GiB" in caplog.text
-
-
-def test_failures_of_one_type_are_each_told_once_unless_they_differ_in_numbers_alone(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As PyTorch's are: a wrong shape and memory that is missing for a moment have one type."""
-    forward = ToyTarget.forward
-    for message in ("no space for 3.5 GiB at 0x7fa0", "sizes 2 and 3 differ", "no space for 12 GiB at 0x7fbc"):
-
-        def only_one(target, trees, prompts=(), message=message):
-            if len(trees) + len(prompts) > 1:
-                raise OutOfSpace(message)
-            return forward(target, trees, prompts)
-
-        monkeypatch.setattr(ToyTarget, "forward", only_one)
-        together = decoder()
-        for each in requests(3):
-            together.add(each, None)
-        finish(together)
-    assert caplog.text.count("OutOfSpace: no space for 3.5 GiB at 0x7fa0") == 1
-    assert caplog.text.count("OutOfSpace: sizes 2 and 3 differ") == 1
-    assert caplog.text.count("cannot compute several in a pass") == 2
 
 
 def test_a_text_that_waits_for_memory_leaves_the_keys_of_ended_ones_alone_that_would_not_be_enough():

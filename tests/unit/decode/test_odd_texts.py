@@ -1,4 +1,4 @@
-"""Odd texts decode alike: 400 byte strings and a target that emits broken UTF-8, and the package's odd prompts."""
+"""Odd texts decode alike: 100 byte strings and a target that emits broken UTF-8, and the package's odd prompts."""
 
 import zlib
 from pathlib import Path
@@ -49,7 +49,7 @@ def make_proposer(weight: float) -> TreeProposer:
 PROPOSER = make_proposer(1.0)
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=ODD)
 def test_any_bytes_decode_to_plain_decodings_text(data: bytes) -> None:
     """The target emits any byte at any position, so that characters break off and continue in the middle of trees."""

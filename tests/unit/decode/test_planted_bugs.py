@@ -30,10 +30,8 @@ from tests.unit.decode.toys import (
     TARGET_TOKENIZER,
     RandomTrees,
     TableProposer,
-    emitted,
     make_drafter,
     make_request,
-    slow_decode,
     table_of,
     toy_decoder,
     with_unmeasured_acceptance,
@@ -382,10 +380,6 @@ def test_bug_12_the_end_of_the_context_is_run_over():
     check_the_end_of_the_context(ToyTarget, PROPOSERS["good"])
     assert fails(check_the_end_of_the_context, Boundless, PROPOSERS["good"])
     assert fails(check_the_end_of_the_context, ToyTarget, OverBudget(TABLE))
-
-
-def test_the_slow_decoder_and_the_loop_agree_on_what_the_checks_compare():
-    assert slow_decode(TABLE, make_request()) == emitted(toy_decoder().decode(make_request(), None))
 
 
 # ---------------------------------------------------------------- 9 and 11 over real attention

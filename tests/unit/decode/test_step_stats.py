@@ -22,23 +22,6 @@ def figures_of(*steps: Step) -> DecodeStats:
     return stats
 
 
-@pytest.mark.parametrize(
-    ("each", "scored", "agreed"),
-    [
-        (step([], [9], 0), 0, 0),
-        (step([1, 2, 3], [9], 0), 1, 0),
-        (step([1, 2, 3], [1, 9], 1), 2, 1),
-        (step([1, 2, 3], [1, 2, 3, 9], 3), 3, 3),
-        (step([1, 2, 3], [1, 2], 2), 2, 2),
-    ],
-    ids=["nothing drafted", "missed at once", "missed later", "all drawn and a bonus", "ended on a drafted token"],
-)
-def test_agreement_counts_positions_up_to_the_first_miss(each: Step, scored: int, agreed: int) -> None:
-    stats = figures_of(each)
-    assert (stats.num_scored, stats.num_agreed) == (scored, agreed)
-    assert stats.agreement == (agreed / scored if scored else None)
-
-
 def test_agreement_by_depth_counts_passes_that_came_so_far() -> None:
     stats = figures_of(
         step([1, 2, 3], [1, 9], 1), step([1, 2], [1, 2, 9], 2), step([1], [9], 0), step([], [9], 0), step([1], [1], 1)
@@ -47,22 +30,6 @@ def test_agreement_by_depth_counts_passes_that_came_so_far() -> None:
     assert stats.agreed_by_depth == {1: 3, 2: 1}
     assert stats.agreement_by_depth == [3 / 4, 1 / 2]
     assert (stats + stats).agreement_by_depth == stats.agreement_by_depth
-
-
-def test_any_accepted_sibling_agrees_at_its_depth() -> None:
-    sources = (None, Source.DIRECT, Source.DIRECT, Source.DIRECT)
-    tree = DraftTree((0, 5, 6, 7), (0, 0, 0, 2), sources, (0.0, -1.0, -2.0, -1.0))
-    second = Step(tree, (6, 9), (2,), "", None, Timings(), None)
-    first = Step(tree, (5, 9), (1,), "", None, Timings(), None)
-    assert figures_of(second, first).scored_by_depth == {1: 2, 2: 1}
-    assert figures_of(second, first).agreed_by_depth == {1: 2}
-
-
-def test_a_runner_up_that_was_drawn_is_accepted_and_no_agreement() -> None:
-    tree = DraftTree((0, 1, 2, 3), (0, 0, 0, 2), (None, *[Source.DIRECT] * 3), (0.0,) * 4)
-    stats = figures_of(Step(tree, (2, 3, 9), (2, 3), "", None, Timings(), None))
-    assert (stats.num_scored, stats.num_agreed) == (2, 1)
-    assert stats.accepted_by_source == {"direct": 2}
 
 
 def test_speed_leaves_out_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,11 +53,3 @@ def test_two_texts_together_have_the_sums_of_both() -> None:
     assert both.accepted_per_pass == {1: 2, 0: 2}
     assert both.tokens_per_pass == 1.5
     assert (one.num_tokens, one.accepted_by_source) == (3, {"direct": 1})
-
-
-def test_the_summary_is_plain_data_whose_counts_agree() -> None:
-    summary = figures_of(step([1, 2], [1, 9], 1), step([1], [2], 0)).summary()
-    assert summary["num_tokens"] == 3
-    assert summary["agreement"] == pytest.approx(1 / 3)
-    assert summary["accepted_per_pass"] == {"0": 1, "1": 1}
-    assert sum(summary["accepted_per_pass"].values()) == summary["num_passes"]  # type: ignore[attr-defined]

@@ -71,7 +71,7 @@ def test_a_position_is_scored_when_a_token_was_drafted_and_one_was_drawn() -> No
     assert DraftTree.empty(9).scored_positions((), 1) == []
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_record_of_the_same_steps_agrees_at_the_first_position_of_each_pass(seed: int) -> None:
     steps, metrics, records = list(random_steps(seed)), CountingMetrics(), list[TraceRecord]()
     count(metrics, steps)
@@ -91,11 +91,14 @@ def test_a_record_of_the_same_steps_agrees_at_the_first_position_of_each_pass(se
     assert sum(each.num_agreed for each in stats) == metrics.value("omnidraft_agreed_positions_total", position="0")
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_metrics_agree_with_the_stats_of_the_same_steps(seed: int) -> None:
-    metrics, stats = CountingMetrics(), DecodeStats()
+@pytest.mark.parametrize("seed", range(2))
+def test_metrics_and_stats_of_the_same_steps_agree_with_the_definition(seed: int) -> None:
+    metrics, stats, scored = CountingMetrics(), DecodeStats(), list[tuple[int, bool]]()
     for each in count(metrics, random_steps(seed), 0.05):
         stats.take(each)
+        scored += scored_by_definition(each)
+    assert (stats.num_scored, stats.num_agreed) == (len(scored), sum(agreed for _, agreed in scored))
+    assert stats.agreement == stats.summary()["agreement"] == stats.num_agreed / stats.num_scored
     assert metrics.value("omnidraft_target_passes_total", **LABELS) == stats.num_passes == 50
     assert metrics.value("omnidraft_emitted_tokens_total", **LABELS) == stats.num_tokens
     assert metrics.value("omnidraft_scored_positions_total", **LABELS) == stats.num_scored

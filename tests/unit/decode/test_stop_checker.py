@@ -47,60 +47,27 @@ def watch(ids, *, stops=(), stop_ids=(EOS,), max_new_tokens=100, step=1):
     return shown, checker.finish_reason
 
 
-def test_a_stop_string_is_found_across_token_borders():
-    shown, reason = watch(ids_of(b"a", b"ST", b"O", b"P", b"b"), stops=[b"STOP"])
-    assert (shown, reason) == (["a", "", "", ""], FinishReason.STOP)
+STOPPED, FULL = FinishReason.STOP, FinishReason.LENGTH
+EURO = (b"\xe2", b"\x82", b"\xac")
+CASES = {
+    "a stop string across tokens": ((b"a", b"ST", b"O", b"P", b"b"), [b"STOP"], 100, ["a", "", "", ""], STOPPED),
+    "a beginning that became none": ((b"a", b"ST", b"O", b"a"), [b"STOP"], 100, ["a", "", "", "STOa"], None),
+    "only what may become one": ((b"ab", b"S", b"S", b"T"), [b"STOP"], 100, ["ab", "", "S", ""], None),
+    "the text before one in a token": ((b"ab",), [b"b"], 100, ["a"], STOPPED),
+    "the first of two": ((b"a", b"STOP"), [b"OP", b"ST"], 100, ["a", ""], STOPPED),
+    "held back until the text is full": ((b"a", b"ST"), [b"STOP"], 2, ["a", "ST"], FULL),
+    "held back until a stop token": ((b"a", b"ST", b"<eos>"), [b"STOP"], 100, ["a", "", "ST"], STOPPED),
+    "a character of three tokens": ((b"a", *EURO, b"b"), [], 100, ["a", "", "", "\u20ac", "b"], None),
+    "a token and half a character": ((b"a\xe2", b"\x82", b"\xac", b"b"), [], 100, ["a", "", "\u20ac", "b"], None),
+    "a character that breaks off": ((b"\xe2", b"a"), [], 100, ["", "\ufffda"], None),
+    "half a character at the end": ((b"a\xe2",), [], 1, ["a\ufffd"], FULL),
+    "a stop string in a character": ((b"a", *EURO), ["\u20ac".encode()], 100, ["a", "", "", ""], STOPPED),
+}
 
 
-def test_a_beginning_that_did_not_become_a_stop_string_is_shown_after_all():
-    shown, reason = watch(ids_of(b"a", b"ST", b"O", b"a"), stops=[b"STOP"])
-    assert (shown, reason) == (["a", "", "", "STOa"], None)
-
-
-def test_only_the_part_that_may_become_a_stop_string_is_held_back():
-    shown, _ = watch(ids_of(b"ab", b"S", b"S", b"T"), stops=[b"STOP"])
-    assert shown == ["ab", "", "S", ""]
-
-
-def test_the_text_before_a_stop_string_inside_one_token_is_shown():
-    shown, reason = watch(ids_of(b"ab"), stops=[b"b"])
-    assert (shown, reason) == (["a"], FinishReason.STOP)
-
-
-def test_of_two_stop_strings_the_text_ends_at_the_first():
-    shown, _ = watch(ids_of(b"a", b"STOP"), stops=[b"OP", b"ST"])
-    assert "".join(shown) == "a"
-
-
-def test_what_was_held_back_is_shown_when_the_text_is_full():
-    shown, reason = watch(ids_of(b"a", b"ST"), stops=[b"STOP"], max_new_tokens=2)
-    assert (shown, reason) == (["a", "ST"], FinishReason.LENGTH)
-
-
-def test_what_was_held_back_is_shown_when_a_stop_token_follows():
-    shown, reason = watch([*ids_of(b"a", b"ST"), EOS], stops=[b"STOP"])
-    assert (shown, reason) == (["a", "", "ST"], FinishReason.STOP)
-
-
-def test_a_special_token_that_stops_nothing_shows_nothing():
-    shown, reason = watch([*ids_of(b"a"), 0], stop_ids=())
-    assert reason is None
-    assert shown[0] == "a"
-
-
-def test_a_character_of_three_tokens_is_shown_when_it_is_complete():
-    shown, _ = watch(ids_of(b"a\xe2", b"\x82", b"\xac", b"b"))
-    assert shown == ["a", "", "\u20ac", "b"]
-
-
-def test_a_character_that_breaks_off_is_marked():
-    assert watch(ids_of(b"\xe2", b"a"))[0] == ["", "\ufffda"]
-    assert watch(ids_of(b"a\xe2"), max_new_tokens=1) == (["a\ufffd"], FinishReason.LENGTH)
-
-
-def test_a_stop_string_may_be_part_of_a_character():
-    shown, reason = watch(ids_of(b"a", b"\xe2", b"\x82", b"\xac"), stops=["\u20ac".encode()])
-    assert (shown, reason) == (["a", "", "", ""], FinishReason.STOP)
+@pytest.mark.parametrize(("pieces", "stops", "max_new_tokens", "shown", "reason"), CASES.values(), ids=CASES)
+def test_what_each_token_shows(pieces, stops, max_new_tokens, shown, reason):
+    assert watch(ids_of(*pieces), stops=stops, max_new_tokens=max_new_tokens) == (shown, reason)
 
 
 @pytest.mark.parametrize("step", [2, 3, 7])

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -52,28 +51,6 @@ def test_ids_that_come_together_count_as_if_they_came_one_by_one(parts: list[lis
 
 
 CODE = list(range(100, 130))
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        (CODE[:10], 110),
-        ([*CODE[:9], 7, CODE[10]], 111),
-        ([*CODE[:10], 7, 8, CODE[10]], 111),
-        ([*CODE[:5], *CODE[6:10]], 110),
-        ([7, *CODE[:3], 7, *CODE[4:7], 8, *CODE[7:10]], 110),
-    ],
-    ids=["nothing", "one id", "two more ids", "one id fewer", "several changes"],
-)
-def test_a_text_that_repeats_with_changes_goes_on_as_it_did_before(changed: list[int], expected: int) -> None:
-    ids = [*CODE, *changed]
-    (best, *_) = aligned(ids).best(1)
-    assert ids[best.position] == expected
-
-
-def test_nothing_is_found_in_a_text_that_repeats_nothing() -> None:
-    assert list(LocalAlignment().best(2)) == []
-    assert list(aligned(range(50)).best(2)) == []
 
 
 def test_a_long_prompt_is_aligned_by_its_end_alone() -> None:

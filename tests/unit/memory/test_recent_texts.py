@@ -13,11 +13,14 @@ def finds(memory: RecentTexts, scope: str, context: list[int]) -> bool:
 
 
 @given(TEXTS, st.integers(0, 200))
-def test_it_never_holds_more_than_it_may(texts: list[tuple[str, list[int]]], max_ids: int) -> None:
+def test_it_knows_how_much_it_holds_and_never_holds_more_than_it_may(
+    texts: list[tuple[str, list[int]]], max_ids: int
+) -> None:
     memory = RecentTexts(max_ids)
     for scope, text in texts:
         memory.add(scope, text)
-        assert memory.num_ids <= max_ids
+        held = sum(len(index) for scope in "abcd" for index in memory.of(scope))
+        assert memory.num_ids == held <= max_ids
 
 
 def test_the_least_recently_used_scope_leaves_first() -> None:
@@ -54,14 +57,6 @@ def test_of_a_text_that_is_too_long_its_end_is_remembered() -> None:
     memory.add("a", list(range(100)))
     assert finds(memory, "a", [96, 97])
     assert not finds(memory, "a", [10, 11])
-
-
-@given(TEXTS, st.integers(0, 200))
-def test_it_knows_how_much_it_holds(texts: list[tuple[str, list[int]]], max_ids: int) -> None:
-    memory = RecentTexts(max_ids)
-    for scope, text in texts:
-        memory.add(scope, text)
-    assert memory.num_ids == sum(len(index) for scope in "abcd" for index in memory.of(scope))
 
 
 def test_a_scope_for_every_text_takes_no_more_memory_than_a_few_long_ones() -> None:

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from omnidraft.errors import SnapshotCorrupt
-from omnidraft.models.acceptance_head import PREFIX, AcceptanceHead, split_tensors
+from omnidraft.models.acceptance_head import PREFIX, AcceptanceHead
 from omnidraft.models.hf.drafter import TorchDrafter, load_drafter
 from omnidraft.models.native.drafter import LlamaDrafter
-from omnidraft.testing.toy_models import ToyDrafter, ToyTable
 from tests.unit.models.tiny import CONFIGS, SHAPE, text, tiny_model
 
 HIDDEN_SIZE = SHAPE["hidden_size"]
@@ -121,14 +120,6 @@ def test_without_a_head_there_is_no_acceptance_and_no_hidden_state() -> None:
         assert not len(session.backend.hidden_RH)
 
 
-def test_a_toy_drafter_keeps_the_promises_of_one_with_a_head() -> None:
-    session = ToyDrafter(ToyTable.random(4, 1), acceptance=lambda log_q: 0.25).open()
-    session.prefill_or_extend(0, [1, 2])
-    assert [acceptance(-1.0) for acceptance in session.acceptance_probabilities()] == [0.25]
-    session.branch([1, 2, 3], [-1, -1, -1])
-    assert len(session.acceptance_probabilities()) == 3
-
-
 def base_tensors() -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in tiny_model("llama").named_parameters()}
 
@@ -148,11 +139,6 @@ def test_a_snapshots_head_comes_with_its_drafter(folder) -> None:
     (reference,) = head.acceptance_probabilities(hidden_of("llama", ids)[None])
     assert drafter.has_head
     assert session.acceptance_probabilities()[0](-0.5) == pytest.approx(reference(-0.5), abs=1e-4)
-
-
-def test_an_old_snapshot_has_no_head(folder) -> None:
-    assert not load_drafter(folder, "float32", base_tensors(), "full").has_head
-    assert split_tensors(base_tensors())[1] is None
 
 
 def test_half_a_head_or_one_of_another_drafter_is_refused(folder) -> None:

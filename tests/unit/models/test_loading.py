@@ -12,11 +12,10 @@ import torch
 from omnidraft import throttle
 from omnidraft.models.loading import in_background_thread, in_own_thread
 
-only_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no priority of their own")
-
-COUNT_THREADS = """
+PROCESS = """
 import os, time, torch
-from omnidraft.models.loading import in_own_thread
+from concurrent.futures import ThreadPoolExecutor
+from omnidraft.models.loading import in_background_thread, in_own_thread
 
 def threads():
     return len(os.listdir("/proc/self/task"))
@@ -25,21 +24,14 @@ def compute():
     torch.randn(800, 800) @ torch.randn(800, 800)
     return threads()
 
+def load():
+    return torch.get_num_threads(), decoding.submit(torch.get_num_threads).result()
+
 before, during = threads(), in_own_thread(compute)
 deadline = time.monotonic() + 10
 while threads() > before and time.monotonic() < deadline:
     time.sleep(0.01)
 print(before, during, threads())
-"""
-
-FIRST_MEANWHILE = """
-from concurrent.futures import ThreadPoolExecutor
-import torch
-from omnidraft.models.loading import in_background_thread
-
-def load():
-    return torch.get_num_threads(), decoding.submit(torch.get_num_threads).result()
-
 with ThreadPoolExecutor(1) as decoding:
     during = in_background_thread(load)
     print(*during, decoding.submit(torch.get_num_threads).result(), torch.get_num_threads())
@@ -53,13 +45,16 @@ def test_the_thread_is_gone_when_the_load_is_done():
     assert threading.active_count() <= threads
 
 
-@only_linux
-def test_its_openmp_threads_are_gone_too():
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere threads are not counted so")
+def test_its_openmp_threads_are_gone_too_and_a_thread_that_first_computes_meanwhile_computes_as_usual():
+    """The second as the decoding thread does whose first request comes while the champion is loaded."""
     env = os.environ | {"OMP_NUM_THREADS": "2"}
-    run = subprocess.run([sys.executable, "-c", COUNT_THREADS], env=env, capture_output=True, text=True, check=True)
-    before, during, after = map(int, run.stdout.split())
+    run = subprocess.run([sys.executable, "-c", PROCESS], env=env, capture_output=True, text=True, check=True)
+    counted, meanwhile = run.stdout.splitlines()
+    before, during, after = map(int, counted.split())
     assert during >= before + 2, "the load had no OpenMP thread, so this shows nothing"
     assert after == before
+    assert meanwhile.split() == ["1", "2", "2", "2"]
 
 
 def test_what_it_raises_is_raised():
@@ -85,10 +80,3 @@ def test_beside_decoding_it_computes_with_one_thread_and_rests() -> None:
     assert threads == 1
     assert took_s > 0.15
     assert in_own_thread(load)[0] == torch.get_num_threads() == usual
-
-
-def test_a_thread_that_first_computes_during_a_load_computes_as_usual() -> None:
-    """Start a thread that computes, like the decoding thread whose first request comes while the champion is loaded."""
-    env = os.environ | {"OMP_NUM_THREADS": "2"}
-    run = subprocess.run([sys.executable, "-c", FIRST_MEANWHILE], env=env, capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["1", "2", "2", "2"]

@@ -14,14 +14,11 @@ from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.models.native import library
 from omnidraft.models.native.thread_count import ThreadCount
 from omnidraft.models.precision import PackedLinear
-from omnidraft.ports import DraftTree
+from tests.unit.models.drafted_trees import scores_by_partition
 from tests.unit.models.native.packed_levels import rounds_inputs, unpacked
-from tests.unit.models.tiny import CONFIGS, SETTINGS, text, tiny_model, whole_pass
+from tests.unit.models.tiny import SETTINGS, text, tiny_model, whole_pass
 
 PRECISIONS = ["packed16", "int8", "int4"]
-MAX_ERROR = {"packed16": 0.03, "bfloat16": 0.05, "int8": 0.08}
-"""The largest error of a tiny model against float32, as a share of the logits' spread; formats keep 8 bits of the
-weights, 8 of all factors, and 256 levels a group."""
 
 
 def max_error_of_bfloat16(precision: str) -> float:
@@ -61,7 +58,7 @@ def rounded_inputs(x: torch.Tensor, kind: str) -> torch.Tensor:
     return ((parts / step).round() * step).flatten(-2)[..., : x.shape[-1]]
 
 
-@pytest.mark.parametrize(("num_in", "num_out"), [(64, 48), (96, 40), (50, 7), (33, 17)])
+@pytest.mark.parametrize(("num_in", "num_out"), [(96, 40), (33, 17)])
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_layer_computes_with_weights_of_its_kind(kernels, kind, num_in, num_out, has_bias):
     torch.manual_seed(0)
@@ -83,11 +80,11 @@ def test_a_layer_tells_the_weights_that_it_computes_with(kernels, kind, has_bias
 
 def test_a_row_does_not_know_of_the_others(kernels, kind):
     torch.manual_seed(0)
-    layer = PackedLinear(nn.Linear(96, 40), kind, kernels, ThreadCount())
-    x = torch.randn(9, 96) * torch.logspace(-3, 3, 9)[:, None]
+    layer = PackedLinear(nn.Linear(300, 96), kind, kernels, ThreadCount())
+    x = torch.randn(70, 300) * torch.logspace(-4, 4, 70)[:, None]
     alone = torch.cat([layer(row[None]) for row in x])
-    for first in range(9):
-        assert torch.equal(layer(x[first:]), alone[first:])
+    for rows in (2, 3, 5, 8, 9, 13, 16, 17, 31, 33, 64, 70):
+        assert torch.equal(layer(x[-rows:]), alone[-rows:]), rows
 
 
 def test_a_pass_that_reads_nothing_gives_nothing(kernels, kind):
@@ -100,7 +97,7 @@ def test_inputs_of_16_bits_are_computed_with_as_numbers(kernels, kind):
     assert torch.equal(layer(x), layer(x.float()))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
 def test_a_models_logits_stay_close_and_its_head_keeps_8_bits(precision, name):
     exact = copy.deepcopy(tiny_model(name)).to(torch.bfloat16).float()
     packed = precisions.apply(copy.deepcopy(exact), precision)
@@ -111,32 +108,14 @@ def test_a_models_logits_stay_close_and_its_head_keeps_8_bits(precision, name):
     assert (got - expected).std() / expected.std() < max_error_of_bfloat16(precision)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3"])
-def test_a_packed_target_keeps_its_bits_however_the_text_was_drafted(precision, name):
-    model = precisions.apply(copy.deepcopy(tiny_model(name)), precision)
-    target = TransformersTarget(model, SETTINGS, name=name, precision=precision)
-    prompt, following, scores = text(19), text(11, seed=3), []
-    for sizes in ([1] * 12, [4, 4, 4], [1, 3, 4, 2, 2]):
-        session, rows, ids = target.open(prompt, 40, "reproducible"), [], [prompt[-1], *following]
-        for size in sizes:
-            part, ids = ids[:size], ids[size:]
-            rows.append(session.score(DraftTree(tuple(part), (0, *range(size - 1)), (None,) * size, (0.0,) * size)))
-            session.keep(range(size))
-        scores.append(torch.cat(rows))
-    assert torch.equal(scores[0], scores[1])
-    assert torch.equal(scores[0], scores[2])
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("precision", MAX_ERROR)
-def test_logits_stay_close_to_those_of_float32(name, precision):
-    """The embedding table is rounded to bfloat16 first: catalog models are bfloat16, so real ones lose nothing."""
-    exact = copy.deepcopy(tiny_model(name))
-    exact.get_input_embeddings().weight.data = exact.get_input_embeddings().weight.bfloat16().float()
-    rounded = precisions.apply(copy.deepcopy(exact), precision)
-    ids = text(15)
-    expected, got = whole_pass(exact, ids), whole_pass(rounded, ids)
-    assert (got - expected).std() / expected.std() < MAX_ERROR[precision]
+def test_a_packed_target_keeps_its_bits_however_the_text_was_drafted(precision):
+    model = precisions.apply(copy.deepcopy(tiny_model("gemma3")), precision)
+    target = TransformersTarget(model, SETTINGS, name="gemma3", precision=precision)
+    plain, *drafted = [
+        scores_by_partition(target, text(19), text(11, seed=3), sizes)
+        for sizes in ([1] * 12, [4, 4, 4], [1, 3, 4, 2, 2])
+    ]
+    assert all(torch.equal(scores, plain) for scores in drafted)
 
 
 def test_automatic_is_a_format_this_machine_computes():

@@ -45,14 +45,3 @@ def test_a_token_without_bytes_at_the_end_follows_all_draft_tokens() -> None:
     assert met.target_P.tolist() == [0, 1]
     assert met.draft_P.tolist() == [0, 2]
     assert met.merges_M3.tolist() == [[0, 0, 2]]
-
-
-def test_what_begins_after_the_shorter_text_is_left_out() -> None:
-    met = align_boundaries(np.array([2]), np.array([2, 2, 2]))
-    assert met.target_P.tolist() == [0, 1]
-    assert met.draft_P.tolist() == [0, 1]
-
-
-def test_nothing_meets_nothing() -> None:
-    met = align_boundaries(np.array([], np.int64), np.array([], np.int64))
-    assert len(met.target_P) == len(met.merges_M3) == len(met.splits_S3) == 0

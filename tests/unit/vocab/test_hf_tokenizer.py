@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, pre_tokenizers
+from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from omnidraft.errors import ModelError, RequestError
 from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.models.hf.tokenizer_json import model_tokens, spelling
 from omnidraft.vocab.alignment import align
-from tests.unit.vocab.conftest import byte_level, saved, sentencepiece_bpe, unigram
+from tests.unit.vocab.conftest import byte_level, saved
 
 MESSAGES = [{"role": "user", "content": "Where does the river go?"}]
 
@@ -46,12 +46,6 @@ def test_ids_beyond_the_tokenizers_table_spell_nothing(folders: dict[str, Path])
     wide = HfTokenizer(folders["small"], vocab_size=known + 7).vocabulary
     assert known == 330
     assert wide.token_bytes[known:] == (b"",) * 7
-
-
-def test_chat_prompts_are_those_of_the_tokenizers_own_template(small: HfTokenizer, folders: dict[str, Path]) -> None:
-    own = AutoTokenizer.from_pretrained(folders["small"])
-    expected = own.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
-    assert small.chat_prompt_ids(MESSAGES) == expected
 
 
 def test_a_user_cannot_end_a_turn_by_writing_its_token(small: HfTokenizer) -> None:
@@ -110,27 +104,6 @@ def test_kinds_of_tokenizers_that_lose_bytes_are_refused() -> None:
         model_tokens({"model": {"type": "WordPiece", "vocab": {}}})
     with pytest.raises(ModelError, match="decoder"):
         spelling({"decoder": {"type": "WordPiece"}})
-
-
-@pytest.mark.parametrize("name", ["small", "large", "sentencepiece", "unigram"])
-@pytest.mark.parametrize("text", ["the river", " the river", "", "1984", "  \u4f60"])
-def test_a_plain_prompt_begins_as_the_tokenizers_own(folders: dict[str, Path], name: str, text: str) -> None:
-    """Llama 2 and Mistral have a space before the first word."""
-    assert HfTokenizer(folders[name]).prompt_ids(text) == AutoTokenizer.from_pretrained(folders[name])(text).input_ids
-
-
-@pytest.mark.parametrize("kind", ["prepend", "first", "always"])
-def test_text_between_special_tokens_begins_as_in_the_tokenizers_own_chats(tmp_path: Path, kind: str) -> None:
-    if kind == "prepend":
-        tokenizer = sentencepiece_bpe()
-    else:
-        tokenizer = unigram()
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=kind)
-    template = "the{% for m in messages %}</s>{{ m['content'] }}</s>\n{% endfor %}"
-    folder = saved(tokenizer, tmp_path, eos_token="</s>", unk_token="<unk>", chat_template=template)
-    own = AutoTokenizer.from_pretrained(folder)
-    expected = own.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
-    assert HfTokenizer(folder).chat_prompt_ids(MESSAGES) == expected
 
 
 @pytest.mark.parametrize("side", ["lstrip", "rstrip"])

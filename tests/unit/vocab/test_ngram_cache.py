@@ -151,10 +151,6 @@ def test_a_cache_that_is_not_online_never_changes(mode: CacheMode, found: int | 
             np.testing.assert_array_equal(array, before[name])
 
 
-def test_an_entry_takes_at_most_24_bytes() -> None:
-    assert cache().bytes_per_entry <= 24
-
-
 def test_a_look_that_only_measures_is_no_use() -> None:
     ngrams = cache(capacity=2, eviction="lru")
     ngrams.insert([1, 5], 0)

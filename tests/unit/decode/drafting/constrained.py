@@ -113,7 +113,7 @@ def decoded(decode_request: Request, proposer: Proposer | None, table: ToyTable 
     return list(Decoder(ToyTarget(table), TARGET.vocabulary, failures=Strict()).decode(decode_request, proposer))
 
 
-def tokens_per_pass(sampling: Sampling, proposer: Proposer, table: ToyTable = TABLE, num_texts: int = 10) -> float:
+def tokens_per_pass(sampling: Sampling, proposer: Proposer, table: ToyTable = TABLE, num_texts: int = 4) -> float:
     """Over texts of several seeds, which are the target's own."""
     num_tokens = num_passes = 0
     for seed in range(num_texts):

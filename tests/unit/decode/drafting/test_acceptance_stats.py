@@ -63,13 +63,6 @@ def test_no_guess_is_certain_or_hopeless():
     assert 0 < table.estimate(KIND, 0.01, 1) < table.estimate(KIND, 0.99, 1) < 1
 
 
-def test_the_first_weight_is_used_until_another_was_right_more_often():
-    weights = NoiseCoupling((0.0, 1.0))
-    assert weights.best(0.7) == 0.0
-    weights.update(0.7, [4, 5], 5)
-    assert weights.best(0.7) == 1.0
-
-
 def test_temperatures_are_kept_apart():
     weights = NoiseCoupling((0.0, 1.0))
     weights.update(1.0, [4, 5], 5)

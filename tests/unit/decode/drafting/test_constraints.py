@@ -15,11 +15,10 @@ from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.decode.sampling.grammar import Grammars
 from omnidraft.decode.sampling.grammar_compiler import CompiledGrammar
 from omnidraft.errors import RequestError
-from omnidraft.ports import DraftTree, FinishReason, Grammar, Sampling, Source, TreeLimits
+from omnidraft.ports import DraftTree, Grammar, Sampling, Source, TreeLimits
 from omnidraft.testing.toy_models import ToyTable, ToyTarget
 from tests.unit.decode.drafting.constrained import (
     AS_SCHEMA,
-    DRAFT_EOS,
     DRAFT_PIECES,
     EOS,
     GRAMMARS,
@@ -78,7 +77,7 @@ def spelled(tree: DraftTree, source: Source | None = None) -> bytes:
 # ---------------------------------------------------------------- the text
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(ANY_SAMPLING, st.integers(0, 2**32), st.integers(0, 99), st.booleans(), st.booleans(), st.integers(1, 9))
 def test_the_text_is_the_targets_own_under_any_settings(sampling, seed, table_seed, is_bushy, has_lookup, num_draft):
     table = ToyTable.random(len(DRAFT_PIECES), table_seed)
@@ -93,7 +92,7 @@ def test_the_text_is_the_targets_own_under_any_settings(sampling, seed, table_se
             assert each.token in allowed_after(sampling.grammar, each.before)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.sampled_from(GRAMMARS_TRIED[1:]), st.integers(0, 2**32), st.integers(0, 2**32))
 def test_a_cursor_that_went_anywhere_allows_what_the_targets_matcher_allows(grammar, seed, tree_seed):
     """Paths are tried in any order, and the text goes on in between."""
@@ -161,7 +160,7 @@ def test_planted_a_matcher_that_drafting_shares_with_the_text_is_seen():
         (Sampling(1.0, top_p=0.5), 3.5, 4.7),
         (Sampling(1.0, top_k=3), 3.5, 4.7),
         (Sampling(1.0, min_p=0.3), 3.5, 4.7),
-        (Sampling(1.0, frequency_penalty=2.0), 4.9, 5.0),
+        (Sampling(1.0, frequency_penalty=2.0), 4.9, 4.95),
         (Sampling(1.0, logit_bias={T[b"a"]: 6.0, T[b"b"]: 6.0, T[b"ab"]: -100.0}), 2.0, 5.0),
     ],
     ids=["regex", "regex, T = 0", "top-p", "top-k", "min-p", "frequency penalty", "bias"],
@@ -235,29 +234,26 @@ def test_forced_tokens_are_drafted_without_any_source():
     assert tree.is_chain
 
 
-def test_a_key_is_drafted_where_the_schema_leaves_no_other():
-    assert spelled(tree_of(NO_SOURCES, AS_SCHEMA, b'{"')) == b"headline"
-
-
 def test_one_token_that_alone_is_allowed_is_certain():
     """`u` and `e`: no longer token begins with them."""
     session = NO_SOURCES.open(request(GRAMMARS.prepared(Sampling(0.0, grammar=Grammar("regex", "(true|false)")))))
     session.observe([T[b"tr"]])
-    session.propose(20, TreeLimits(9), NOISE)
-    tree = session._draft.tree
-    assert [node.token for node in tree.nodes[1:]] == [T[b"u"], T[b"e"], EOS]
-    assert tree.value(3) == 1.0
+    tree = session.propose(20, TreeLimits(9), NOISE)
+    assert tree.tokens[1:] == (T[b"u"], T[b"e"], EOS)
+    assert tuple(tree.acceptance[1:]) == (1.0, 1.0, 1.0)
 
 
 def test_bytes_that_have_several_spellings_are_not_certain_and_their_acceptance_is_learned():
     """A target that always spells `head` in letters."""
     table = table_of(len(TARGET_PIECES), {T[b"h"]: T[b"e"], T[b"e"]: T[b"a"], T[b"a"]: T[b"d"]}, T[b"h"])
     proposer = TreeProposer((), lambda mode: FixedPolicy())
-    decode_request = request(Sampling(0.0, grammar=Grammar("regex", "(head)+")), num_draft_tokens=1)
-    decoded(decode_request, proposer, table)
-    (((kind, _), by_depth),) = proposer.calibrators.of("default", "constrained")._counts.items()
-    assert kind.source is Source.FORCED
-    assert by_depth[0][1] < by_depth[0][0] / 2
+    grammar = Grammar("regex", "(head)+")
+    before = tree_of(proposer, grammar)
+    decoded(request(Sampling(0.0, grammar=grammar), num_draft_tokens=1), proposer, table)
+    after = tree_of(proposer, grammar)
+    assert after.sources[1] is before.sources[1] is Source.FORCED
+    assert after.acceptance[1] < before.acceptance[1] < 1.0
+    assert after.acceptance[1] < 0.6
 
 
 def test_the_end_is_drafted_where_nothing_else_may_follow():
@@ -265,12 +261,6 @@ def test_the_end_is_drafted_where_nothing_else_may_follow():
     assert tree.tokens[1:] == (EOS,)
     assert tree.sources[1] is Source.FORCED
     assert EOS not in tree_of(NO_SOURCES, Grammar("regex", "ab+"), b"ab").tokens
-
-
-def test_nothing_is_drafted_after_the_end():
-    steps = decoded(request(Sampling(0.0, grammar=Grammar("regex", "ab"))), drafting(policy=Bushy(), has_lookup=True))
-    assert steps[-1].finish_reason is FinishReason.STOP
-    assert all(EOS not in each.before for each in drafted_nodes(steps))
 
 
 def test_the_drafter_goes_on_behind_forced_tokens_in_the_same_round():
@@ -332,4 +322,3 @@ def test_a_request_is_free_text_under_a_grammar_or_a_call_of_tools():
     assert free.work == "text"
     assert request(Sampling(grammar=AS_SCHEMA)).work == "constrained"
     assert replace(free, has_tools=True).work == "tools"
-    assert DRAFT_EOS != EOS

@@ -129,10 +129,3 @@ def _path(tree: DraftTreeBuilder, node: int) -> list[int]:
         path.append(node)
         node = tree.nodes[node].parent
     return path
-
-
-def test_siblings_stand_in_the_order_of_their_value():
-    tree = DraftTreeBuilder(7, 4)
-    for token, chance in ((1, 0.2), (2, 0.6), (3, 0.1)):
-        tree.add(0, token, Source.DIRECT, chance)
-    assert tree.build(tree.ranked(TreeLimits(8))).tokens == (7, 2, 1, 3)

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,8 +25,6 @@ from tests.unit.decode.toys import (
     DRAFT_EOS,
     DRAFT_PIECES,
     DRAFT_TOKENIZER,
-    DRAFT_UNK,
-    EURO,
     NOISE,
     TABLE,
     TARGET_EOS,
@@ -98,16 +95,6 @@ def test_probability_counts_every_draft_token_that_begins_with_the_same_target_t
     tree = tree_of(make_drafter(ToyTable(logits)), budget=1)
     assert tree.tokens[1] == T[b"b"]
     assert tree.log_q[1] == pytest.approx(math.log(0.6), abs=1e-4)
-
-
-@pytest.mark.parametrize("piece", [b"x", b"q"])
-def test_an_unmapped_token_is_never_sent(piece):
-    """The drafter is sure of a token that the target cannot spell: the next best goes out, and never unk or eos."""
-    table = table_of(len(DRAFT_PIECES), {}, D[piece])
-    proposer, spy = spied(make_drafter(table))
-    tree = tree_of(proposer)
-    assert not {0, TARGET_EOS} & set(tree.tokens)
-    assert not {D[piece], DRAFT_UNK, DRAFT_EOS} & set(spy.sent)
 
 
 def test_a_drafter_whose_mass_is_all_unmapped_drafts_nothing():
@@ -214,14 +201,6 @@ def observe(session, pieces):
     return session.sources[-1].context.ids
 
 
-def test_what_nobody_looked_at_meanwhile_is_followed_at_once():
-    observed, missed = (make_drafter(cache=make_cache()).open(make_request(Sampling(0.0))) for _ in range(2))
-    for piece in (b"e\xe2", b"\x82", b"\xac", b"he", b"."):
-        observe(observed, [piece])
-        missed.observe([T[piece]])
-    assert observe(missed, [b"a"]) == observe(observed, [b"a"])
-
-
 def test_merges_are_learned_from_what_the_target_emits_and_used_afterwards():
     """The drafter emits h, e; the target emits he. After the target emitted it once, the draft is one token."""
     cache = make_cache()
@@ -243,16 +222,6 @@ def test_a_text_that_is_not_stored_teaches_the_cache_nothing():
     assert len(cache) == 0
 
 
-def test_a_euro_sign_of_three_target_tokens_teaches_nothing_wrong():
-    cache = make_cache()
-    session = make_drafter(cache=cache).open(make_request(Sampling(0.0)))
-    for piece in (b"e\xe2", b"\x82", b"\xac", b"he", b".", b"a"):
-        observe(session, [piece])
-    assert D[EURO] in session.sources[-1].context.ids
-    assert len(cache) == 1
-    assert cache.lookup((D[b"h"], D[b"e"])) == T[b"he"]
-
-
 def test_learning_survives_a_word_that_is_tokenised_otherwise_as_it_grows():
     """a, b are two draft tokens and learned from; with c, d behind them all four are one."""
     cache = make_cache()
@@ -267,32 +236,12 @@ TARGET_UNK = 0
 EMITTED = st.lists(st.sampled_from([*T.values(), TARGET_UNK, TARGET_EOS]), min_size=1, max_size=4)
 
 
-@settings(max_examples=100)
-@given(st.lists(EMITTED, max_size=15))
-def test_any_text_can_be_observed_in_any_steps(steps):
-    """Every entry learned spells its target token, which the cache itself checks."""
-    session = make_drafter().open(make_request(Sampling(1.0)))
-    for ids in steps:
-        session.observe(ids)
-        assert len(session.propose(9, chain(2), NOISE)) <= 3
-
-
 def test_special_tokens_in_the_text_are_read_by_role_and_left_out_without_a_partner():
     session = make_drafter().open(make_request(Sampling(0.0)))
     context = session.sources[-1].context
     before = list(context.ids)
     session.observe([T[b"a"], TARGET_EOS, T[b"b"], TARGET_UNK, T[b"cd"]])
     assert context.ids == [*before, D[b"a"], DRAFT_EOS, D[b"b"], D[b"c"], D[b"d"]]
-
-
-def test_what_follows_a_special_token_is_tokenised_by_itself():
-    """`bc` is one draft token, unless a special token stands between."""
-    session = make_drafter().open(make_request(Sampling(0.0)))
-    context = session.sources[-1].context
-    before = list(context.ids)
-    session.observe([T[b"b"], TARGET_EOS])
-    session.observe([T[b"c"], T[b"b"], T[b"c"]])
-    assert context.ids == [*before, D[b"b"], DRAFT_EOS, D[b"c"], D[b"bc"]]
 
 
 def test_a_special_token_ends_a_character_that_never_ended():
@@ -321,16 +270,10 @@ def test_a_text_that_grew_is_read_as_the_whole_text_is(steps):
     session = make_drafter().open(request)
     for ids in steps:
         session.observe(ids)
+        assert len(session.propose(9, chain(2), NOISE)) <= 3
     said = [token for ids in steps for token in ids]
     whole = retokenise(said, TARGET_TOKENIZER.vocabulary, DRAFT_TOKENIZER, ALIGNMENT)
     assert session.sources[-1].context.ids in (None, [*request.drafter_prompt_ids, *whole])
-
-
-def test_drafting_stops_with_the_token_that_made_the_chain_unlikely():
-    logits = torch.full((1, len(DRAFT_PIECES)), -20.0)
-    logits[0, D[b"a"]], logits[0, D[b"g"]] = math.log(0.6), math.log(0.4)
-    tree = tree_of(make_drafter(ToyTable(logits), min_path_probability=0.3), budget=6)
-    assert len(tree) == 1 + 3  # 0.6, 0.36, then 0.216 is below and still part of the chain
 
 
 def test_a_head_that_is_asked_decides_where_a_chain_ends():
@@ -340,17 +283,6 @@ def test_a_head_that_is_asked_decides_where_a_chain_ends():
     tree = tree_of(proposer, budget=12)
     assert max(tree.depths) == 5
     assert len(spy.texts) == 5  # no step was spent behind the fifth
-
-
-def test_the_odds_of_a_guess_see_how_sure_the_drafter_is():
-    seen_log_q = []
-    logits = torch.full((1, len(DRAFT_PIECES)), -20.0)
-    logits[0, D[b"a"]], logits[0, D[b"g"]] = math.log(0.6), math.log(0.4)
-    proposer = make_drafter(
-        ToyTable(logits), policy=AcceptancePolicy(0.9), acceptance=lambda q: seen_log_q.append(q) or 0.9
-    )
-    tree_of(proposer, budget=3)
-    assert seen_log_q == pytest.approx([math.log(0.6)] * 3)
 
 
 def test_a_merge_is_judged_where_it_begins_by_the_q_of_all_its_pieces():
@@ -381,7 +313,7 @@ def test_without_a_head_chains_end_by_measured_agreement():
     assert texts(AcceptancePolicy(0.75), acceptance=lambda log_q: 0.01) != measured
 
 
-@pytest.mark.parametrize("context_limit", [1, 2, 3, 5, 8, 9, 12, 17])
+@pytest.mark.parametrize("context_limit", [1, 2, 5, 9, 17])
 @pytest.mark.parametrize("num_candidates", [1, 4])
 def test_the_drafters_context_is_never_overrun(context_limit, num_candidates):
     """A toy drafter raises when it is fed beyond its context, all branches counted; merges feed more ids than they give
@@ -417,17 +349,13 @@ def agreement(noise_weight: float, temperature: float) -> float:
     drafter = Drafter(ToyDrafter(table), _SingleBytes(), TARGET_TOKENIZER.vocabulary, own, cache, weights)
     proposer = TreeProposer((drafter,), lambda mode: FixedPolicy())
     decoder, drawn, drafted = Decoder(ToyTarget(table), TARGET_TOKENIZER.vocabulary), 0, 0
-    for seed in range(12):
+    for seed in range(6):
         request = make_request(Sampling(temperature), seed=seed, max_new_tokens=30)
-        request = type(request)(**{**_fields(request), "drafter_prompt_ids": request.prompt_ids})
+        request = replace(request, drafter_prompt_ids=request.prompt_ids)
         for step in decoder.decode(request, proposer):
             drawn += len(step.path)
             drafted += min(len(step.path) + 1, len(step.tree) - 1)
     return drawn / drafted
-
-
-def _fields(request):
-    return {name: getattr(request, name) for name in request.__slots__}
 
 
 class _SingleBytes:
@@ -446,12 +374,3 @@ class _SingleBytes:
 def test_a_drafter_that_is_the_target_and_sees_its_noise_always_agrees(temperature):
     assert agreement(1.0, temperature) == 1.0
     assert agreement(0.0, temperature) < 0.9
-
-
-def test_a_split_token_of_an_alignment_has_all_its_pieces_spelled():
-    for draft_id in range(ALIGNMENT.num_draft):
-        pieces = ALIGNMENT.pieces(draft_id)
-        if pieces and draft_id not in DRAFT_TOKENIZER.vocabulary.special_ids:
-            spelled = TARGET_TOKENIZER.vocabulary.spell(pieces)
-            assert spelled == DRAFT_PIECES[draft_id]
-    assert np.flatnonzero(ALIGNMENT.first_D == ALIGNMENT.num_target).tolist() == [DRAFT_UNK, 1, D[b"x"], D[b"q"]]

@@ -38,7 +38,7 @@ rounds = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=40)
 @given(rounds=rounds, scope=st.sampled_from([None, "one for all"]))
 def test_every_text_is_drafted_for_as_by_its_tenants_own_drafter(rounds, scope):
     """Ended texts leave their keys to the next ones of their scope, which may be that of all tenants."""

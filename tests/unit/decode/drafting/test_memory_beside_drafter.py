@@ -71,7 +71,7 @@ def fresh_text(seed: int) -> Request:
 def tokens_per_s(policy: TimedPolicy, proposer: TreeProposer, recent: RecentTexts | None = None) -> float:
     decoder = Decoder(ToyTarget(target_table()), TARGET_TOKENIZER.vocabulary, failures=Strict())
     num_tokens = 0
-    for seed in range(12):
+    for seed in range(8):
         text = emitted(decoder.decode(fresh_text(seed), proposer))
         num_tokens += len(text)
         if recent is not None:
@@ -79,9 +79,8 @@ def tokens_per_s(policy: TimedPolicy, proposer: TreeProposer, recent: RecentText
     return num_tokens / policy.seconds
 
 
-@pytest.mark.parametrize("num_recent", [0, 100_000], ids=["this text", "recent texts too"])
-def test_memory_takes_nothing_from_text_that_does_not_repeat(num_recent: int) -> None:
-    alone, both, recent = TimedPolicy(), TimedPolicy(), RecentTexts(num_recent)
+def test_memory_takes_nothing_from_text_that_does_not_repeat() -> None:
+    alone, both, recent = TimedPolicy(), TimedPolicy(), RecentTexts(100_000)
     speed_alone = tokens_per_s(alone, make_drafter(drafter_table(), policy=alone))
     speed_both = tokens_per_s(both, beside(make_drafter(drafter_table()), both, recent), recent)
     assert speed_both > 0.98 * speed_alone

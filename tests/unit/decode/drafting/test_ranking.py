@@ -71,14 +71,6 @@ def test_each_weight_says_what_it_would_have_guessed_first():
     assert firsts == [ranking.best(1, weight, NOISE, 9)[0].target_id for weight in (0.0, 0.5, 1.0)]
 
 
-def test_a_drafter_that_says_nothing_the_target_knows_has_no_candidates():
-    logits = torch.full((len(DRAFT_PIECES),), -torch.inf)
-    logits[DRAFT_PIECES.index(b"x")] = 0.0
-    ranking = CandidateRanker(logits, ALIGNMENT, Sampling(1.0))
-    assert ranking.best(3, 1.0, NOISE, 0) == []
-    assert ranking.first_ids((0.0, 1.0), NOISE, 0) == [None, None]
-
-
 @pytest.mark.parametrize("spread", [0.0, 0.5, 3.0, 20.0])
 def test_the_most_probable_tokens_of_a_large_vocabulary_are_those_of_a_sort(spread):
     """Whether few or many logits are close to the largest one."""

@@ -7,12 +7,11 @@ from random import Random
 import pytest
 
 from omnidraft.decode.decoder import Decoder
-from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, Memory
+from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
-from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSession, SuffixSource, _prior, no_fleet_memory
+from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSession, SuffixSource, no_fleet_memory
 from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
-from omnidraft.memory.incremental_index import IncrementalIndex
 from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.memory.suffix_index import SuffixIndex
 from omnidraft.ports import DraftTree, ProposerSession, Request, RoundText, Sampling, Source, TreeLimits
@@ -85,9 +84,13 @@ def test_memories_that_agree_share_their_nodes_and_are_both_calibrated() -> None
     tree = propose(session)
     assert tree.tokens[1:3] == (9, 10)
     assert len(set(zip(tree.parents[1:], tree.tokens[1:], strict=True))) == len(tree) - 1
-    session.observe([9, 10, 11])
-    memories = {kind.match.memory for kind, _ in proposer.calibrators.of("default", "text")._counts if kind.match}
-    assert memories == {"text", "fleet"}
+    for _ in range(50):
+        session.observe([11])
+        session = proposer.open(request_for([5, 6, 9, 10, 5, 6]))
+        propose(session)
+    only_fleet, only_text = (propose(proposer.open(request_for(ids))) for ids in ([3, 5, 6], [7, 8, 9, 10, 7, 8]))
+    assert only_fleet.acceptance[1] < 0.15
+    assert only_text.acceptance[1] < 0.15
 
 
 INDENT, NEWLINE, NEW_INDENTS = 3, 5, (4, 6, 7)
@@ -115,20 +118,15 @@ def test_a_text_that_is_repeated_with_a_change_is_drafted_behind_the_change() ->
     assert first_path(propose(session, 8))[:3] == LINES[2]
 
 
-def test_an_exact_match_and_an_alignment_that_agree_share_their_nodes() -> None:
-    tree = propose(make_proposer().open(request_for([*CODE, 2, *CODE[:6]])))
-    assert list(tree.tokens[1:6]) == CODE[6:11]
-    assert len(set(zip(tree.parents[1:], tree.tokens[1:], strict=True))) == len(tree) - 1
-
-
 def test_nothing_is_drafted_behind_the_end_of_a_text() -> None:
     stop = 1
     session = make_proposer().open(request_for([5, 6, stop, 7, 8, 5, 6], stop_ids=frozenset({stop})))
     assert propose(session).tokens == (6, stop)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("limits", [TreeLimits(20), TreeLimits(5, 1), TreeLimits(6, 2, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("temperature", "limits"), [(0.0, TreeLimits(20)), (0.7, TreeLimits(5, 1)), (1.0, TreeLimits(6, 2, 3))], ids=str
+)
 def test_a_hostile_memory_changes_no_text(temperature: float, limits: TreeLimits) -> None:
     recent = RecentTexts(10_000)
     proposer = make_proposer(hostile_memory, recent=recent)
@@ -151,25 +149,6 @@ def acceptance_of(proposer_calibrator: AcceptanceCalibrator, length: int) -> flo
 
 def test_long_matches_are_trusted_more_before_anything_was_measured() -> None:
     assert acceptance_of(AcceptanceCalibrator(), 2) < 0.7 < acceptance_of(AcceptanceCalibrator(), 12)
-
-
-def prior_of(memory: Memory, num_times: int, length: int = 2) -> float:
-    """What the only continuation of a match is expected to be worth, before anything was measured."""
-    index = IncrementalIndex()
-    for number in range(num_times):
-        index.append([100 + number, *range(length), 9])
-    match = index.longest_match(list(range(length)))
-    assert match is not None
-    return _prior(memory, match, num_times)
-
-
-def test_what_the_text_itself_said_is_trusted_more_than_other_texts_and_often_said_more_than_once_said() -> None:
-    """The numbers are those of recorded answers; see `_DOUBT`."""
-    assert prior_of("text", 1) == pytest.approx(0.6, abs=0.05)
-    assert prior_of("recent", 1) == prior_of("fleet", 1) == pytest.approx(0.33, abs=0.05)
-    assert prior_of("text", 1, length=10) == pytest.approx(0.8, abs=0.06)
-    assert prior_of("recent", 1, length=10) == pytest.approx(0.65, abs=0.06)
-    assert prior_of("recent", 10) > 0.8
 
 
 def test_what_one_length_of_match_achieved_says_nothing_of_another() -> None:
@@ -211,7 +190,7 @@ def test_a_memory_that_is_never_right_is_searched_no_more_where_a_pass_takes_no_
     assert policy.start_round([RoundText("default", 100)]).should_search(0) is is_searched
 
 
-def test_a_planted_secret_of_one_tenant_is_drafted_for_no_other_in_10000_requests() -> None:
+def test_a_planted_secret_of_one_tenant_is_drafted_for_no_other_in_2000_requests() -> None:
     """Every tenant's texts begin alike and go on with ids that only this tenant has; memories of all kinds hold them,
     and every prompt ends where they go on."""
     draws, tenants = Random(3), [f"tenant {number}" for number in range(20)]
@@ -219,7 +198,7 @@ def test_a_planted_secret_of_one_tenant_is_drafted_for_no_other_in_10000_request
     recent = RecentTexts(100_000)
     indexes = {tenant: SuffixIndex.build([[*shared, secret_of[tenant], 9]]) for tenant in tenants[:10]}
     source, calibrator, num_drafted = SuffixSource(200, recent, indexes.get), AcceptanceCalibrator(), 0
-    for number in range(10_000):
+    for number in range(2000):
         tenant = draws.choice(tenants)
         request = request_for([draws.randrange(20), *shared[: draws.randrange(2, 5)]], tenant=tenant)
         tree = DraftTreeBuilder(request.prompt_ids[-1], 8)
@@ -228,7 +207,7 @@ def test_a_planted_secret_of_one_tenant_is_drafted_for_no_other_in_10000_request
         assert not drafted & (set(secret_of.values()) - {secret_of[tenant]}), number
         num_drafted += secret_of[tenant] in drafted
         recent.add((tenant, None), [*shared, secret_of[tenant], draws.randrange(20)])
-    assert num_drafted > 9000
+    assert num_drafted > 1800
 
 
 def test_texts_of_one_tenant_that_may_not_share_keys_share_no_memory() -> None:

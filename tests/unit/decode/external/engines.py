@@ -168,7 +168,7 @@ class ToyFactory:
         self.drafting: SafeDrafting | None = None
         self.records: list[TraceRecord] = []
         self._is_traced = is_traced
-        self._num_opened = 0
+        self.num_opened = 0
 
     def open(self, prompt_ids: np.ndarray, options: RequestOptions) -> ExternalSequence:
         assert self.slot is not None
@@ -179,10 +179,10 @@ class ToyFactory:
         tail, tenant = tuple(prompt.rest), options.tenant or "default"
         request = Request(tuple(ids), tuple(prompt.ids), 1000, stop_ids=STOP_IDS, mode="fast", drafter_prompt_tail=tail)
         state = self.drafting.open(snapshot.proposer, request)
-        self._num_opened += 1
+        self.num_opened += 1
         builder = None
         if self._is_traced and options.is_stored:
-            context = RecordContext(f"text-{self._num_opened}", tenant, "w", "t", "d", snapshot.version, "a")
+            context = RecordContext(f"text-{self.num_opened}", tenant, "w", "t", "d", snapshot.version, "a")
             builder = TraceRecordBuilder(request, context, RecorderSettings(segment_tokens=8), self.records.append)
         return ExternalSequence(TokenBuffer(prompt_ids), snapshot, state, builder, options=options)
 
@@ -195,14 +195,14 @@ def make_rounds(
     passes: StepTimeModel | None = None,
     metrics: CountingMetrics | None = None,
     clock: Clock | None = None,
-    drafter_ids: int = 100_000,
+    memory: DrafterMemory | None = None,
     keep_left_s: float = 100.0,
     max_inactive: int = 50,
     failures: DraftingFailures | None = None,
 ) -> tuple[RoundScheduler, SnapshotSlot, SequenceTracker[ExternalSequence]]:
     """The real rounds over toys; what fails ends the test unless `failures` are counted."""
     clock = clock or Clock()
-    passes, memory = passes or StepTimeModel(), DrafterMemory(drafter_ids)
+    passes, memory = passes or StepTimeModel(), memory or DrafterMemory(100_000)
     drafting = SafeDrafting(len(TARGET_PIECES), failures or Strict())
     proposer = proposer or make_drafter(has_lookup=True)
     probing = ProbingPolicy(policy or FixedPolicy(), passes, lambda: NUM_TOKENS)

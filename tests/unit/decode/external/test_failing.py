@@ -52,8 +52,7 @@ def rounds_over(model: ToyDrafter, **options):
     return rounds, tracker, metrics
 
 
-@pytest.mark.parametrize("call", ["prefill", "branch"])
-@pytest.mark.parametrize("at", [0, 1, 5])
+@pytest.mark.parametrize(("call", "at"), [("prefill", 0), ("branch", 0), ("prefill", 5)])
 def test_a_failure_costs_one_rounds_drafts_and_is_drafted_from_afresh(call, at):
     rounds, tracker, metrics = rounds_over(Breaking(call=call, at=at))
     engine = BatchingEngine(rounds, TABLE)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.external.sequence_tracker import ExternalSequence
 from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.logprobs import top_k_logprobs
@@ -47,7 +48,7 @@ def test_a_text_goes_on_where_it_was_after_preemption_in_any_row():
                 each.away, each.drafts = 2, []
     assert not engine.running
     assert not engine.waiting
-    assert factory._num_opened == len(requests)
+    assert factory.num_opened == len(requests)
     assert len(tracker) <= len(requests)
 
 
@@ -68,7 +69,6 @@ def test_two_thousand_requests_leave_nothing_behind():
         clock.now_s += 100.0
         rounds.tick()
     assert len(tracker) == 0
-    assert not tracker._index
     gc.collect()
     assert not [each for each in gc.get_objects() if isinstance(each, ExternalSequence)]
 
@@ -91,8 +91,9 @@ def test_an_idle_engine_holds_nothing_after_a_while():
 
 def test_an_order_to_forget_frees_what_texts_left_and_those_that_run_leave_nothing():
     clock = Clock()
-    rounds, _, _ = make_rounds(clock=clock)
-    engine, memory = BatchingEngine(rounds, TABLE, clock=clock), rounds._memory
+    memory = DrafterMemory(100_000)
+    rounds, _, _ = make_rounds(clock=clock, memory=memory)
+    engine = BatchingEngine(rounds, TABLE, clock=clock)
 
     def idle_ids() -> int:
         clock.now_s += 6.0
@@ -190,13 +191,14 @@ def test_texts_beyond_the_drafters_memory_are_decoded_all_the_same():
     """Memory is given to texts as they begin; what they grow by comes on top."""
     most = {}
     for drafter_ids in (40, 100_000):
-        rounds, _, _ = make_rounds(drafter_ids=drafter_ids)
+        memory = DrafterMemory(drafter_ids)
+        rounds, _, _ = make_rounds(memory=memory)
         engine = BatchingEngine(rounds, TABLE, max_seqs=8)
         requests = [engine.ask([*prompt, *[3] * (number % 4)], 12) for number, prompt in enumerate(prompts(20))]
         held = []
         while engine.running or engine.waiting:
             engine.step()
-            held.append(rounds._memory.num_ids)
+            held.append(memory.num_ids)
         assert all(each.emitted == plain(TABLE, each) for each in requests)
         most[drafter_ids] = max(held)
     assert most[40] < 0.5 * most[100_000]

@@ -73,13 +73,6 @@ def test_a_hiccup_is_forgotten_after_a_few_passes(num_seen):
     assert curve(8) == pytest.approx(2.0, rel=0.1)
 
 
-def test_passes_are_measured_as_wide_as_the_target_takes_them():
-    costs = MeasuredCosts(Slow(TABLE, limits=TreeLimits(7)))
-    curve = costs.passes("fast")
-    assert curve(8) > 2 * curve(1)
-    assert curve is costs.passes("fast")
-
-
 class Counting(Slow):
     """Keeps the number of rows of every pass; `pace` makes them all slower."""
 
@@ -137,16 +130,6 @@ def test_modes_of_the_same_passes_have_one_curve_whichever_was_measured():
     assert others.measured("reproducible") is None
 
 
-def test_a_second_start_measures_only_how_fast_the_machine_is_now(tmp_path):
-    first, second = Counting(), Counting(pace=1.2)
-    before = MeasuredCosts(first, CostFile(tmp_path / "costs.json")).passes("fast")
-    after = MeasuredCosts(second, CostFile(tmp_path / "costs.json")).passes("fast")
-    assert set(first.passes) == {1, 2, 4, 6, 8}
-    assert set(second.passes) == {1, 4, 6}
-    assert after(1) == pytest.approx(1.2 * before(1))
-    assert after(8) / after(1) == pytest.approx(before(8) / before(1))
-
-
 def test_costs_measured_on_a_busy_machine_are_scaled_while_it_is_busy_and_measured_anew_after(tmp_path):
     def start(pace: float) -> set[int]:
         target = Counting(pace)
@@ -190,22 +173,6 @@ def test_load_in_intervals_of_as_many_passes_as_there_are_sizes_hides_no_size(di
     curves = [MeasuredCosts(each(TABLE, limits=TreeLimits(8))).passes("fast") for each in (Slow, Probed)]
     slow, probed = ([curve(each) for each in rows] for curve in curves)
     assert probed == pytest.approx(slow)
-
-
-def test_what_slows_all_sizes_alike_is_seen_in_plain_passes_alone():
-    """As after a start beside other load, with which nothing is drafted."""
-    curve = CostCurve({1: 4.0, 2: 4.4, 8: 6.0, 32: 20.0})
-    for _ in range(3):
-        curve.update(1, 1.0)
-    assert [curve(rows) for rows in (1, 2, 8, 32)] == pytest.approx([1.0, 1.1, 1.5, 5.0], rel=0.15)
-
-
-def test_a_plain_pass_and_one_with_drafts_tell_that_further_rows_are_cheaper_than_measured():
-    curve = CostCurve({1: 1.0, 2: 1.8, 4: 3.4, 8: 6.6})
-    for rows in (1, 4) * 5:
-        curve.update(rows, 1.0 + 0.02 * rows)
-    assert curve(2) < 1.3
-    assert curve(8) < 3
 
 
 def test_smaller_sizes_that_nobody_saw_make_none_dearer_that_was_seen():

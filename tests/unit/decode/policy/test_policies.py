@@ -27,9 +27,6 @@ class Machine:
     """Ids that stand before each answer."""
     length: int = 100
     """Tokens of an answer."""
-    known: CostCurve | None = None
-    """What the policy knows of the seconds of passes, and corrects by each of them; None: all of it, though it has to
-    see them to be sure."""
 
     def rate(self, policy: Policy, num_rounds: int, seed: int = 0) -> float:
         """Tokens per second of the last half of the rounds."""
@@ -64,7 +61,7 @@ class Machine:
         step_rows = [num_unread, *[1] * (len(values) - 1)] if values else []
         policy.update([TextOutcome(TENANT, num_accepted + 1, num_nodes, step_rows)])
         pass_s = self.pass_s(num_nodes + 1)
-        (self.known or self.pass_s).update(num_nodes + 1, pass_s)
+        self.pass_s.update(num_nodes + 1, pass_s)
         for rows in step_rows:
             self.step_s.update(rows, self.step_s(rows))
         return num_accepted + 1, pass_s + len(values) * self.step_s(1), len(values)
@@ -80,12 +77,13 @@ def alone(policy: CostPolicy) -> RoundPlan:
 
 
 def cost_policy(machine: Machine) -> CostPolicy:
-    return CostPolicy(machine.known or machine.pass_s, machine.step_s)
+    return CostPolicy(machine.pass_s, machine.step_s)
 
 
-@pytest.mark.parametrize("agreement", [0.3, 0.5, 0.7, 0.9])
-@pytest.mark.parametrize("step_s", [0.005, 0.03])
-@pytest.mark.parametrize("sixteen", [0.19, 0.5])
+@pytest.mark.parametrize(
+    ("agreement", "step_s", "sixteen"),
+    [(0.3, 0.005, 0.19), (0.3, 0.03, 0.5), (0.5, 0.005, 0.5), (0.7, 0.03, 0.19), (0.9, 0.005, 0.5), (0.9, 0.03, 0.19)],
+)
 def test_the_cost_policy_is_as_fast_as_the_best_fixed_depth(agreement, step_s, sixteen):
     machine = Machine(flat(0.18, sixteen), flat(step_s, step_s), agreement)
     best = max(
@@ -126,30 +124,22 @@ def test_where_no_likely_drafter_pays_the_first_round_is_plain():
     assert not alone(policy).should_draft(0, 1)
 
 
-@pytest.mark.parametrize(("prompt", "length"), [(400, 20), (4000, 200), (40, 2)])
+@pytest.mark.parametrize(("prompt", "length"), [(400, 20), (40, 2)])
 def test_a_prompt_that_short_answers_do_not_pay_for_is_not_read(prompt, length):
     machine = Machine(flat(0.05, 0.06), CostCurve({1: 0.005, 64: 0.065}), 0.6, prompt=prompt, length=length)
     assert machine.rate(cost_policy(machine), 2000) > 0.97 / 0.05
 
 
-@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("length", [1, 3])
 def test_trials_cost_no_more_where_answers_end_before_they_do(length):
     """Each answer of a trial has a prompt of its own, which the drafter reads."""
     machine = Machine(flat(0.05, 0.06), CostCurve({1: 0.005, 64: 0.065}), 0.02, prompt=60, length=length)
-    assert machine.rate(cost_policy(machine), 6000) > 0.97 / 0.05
+    assert machine.rate(cost_policy(machine), 3000) > 0.97 / 0.05
 
 
 def test_a_prompt_that_the_answer_pays_for_is_read():
     machine = Machine(flat(0.05, 0.06), CostCurve({1: 0.005, 64: 0.065}), 0.8, prompt=400, length=200)
     assert machine.rate(cost_policy(machine), 1000) > 1.5 / 0.05
-
-
-def test_a_drafter_that_recovers_is_taken_up_again():
-    machine = Machine(flat(0.18, 0.19), flat(0.02, 0.02), 0.02)
-    policy = cost_policy(machine)
-    assert machine.rate(policy, 400) < 1.05 / 0.18
-    machine.agreement = 0.9
-    assert machine.rate(policy, 1000) > 2.5 / 0.18
 
 
 def test_a_drafter_that_recovers_after_good_times_and_bad_ones_is_taken_up_again():
@@ -183,14 +173,6 @@ def test_a_step_that_pays_beside_the_nodes_of_a_memory_is_taken():
     assert alone(policy).should_draft(0, 2)
 
 
-@pytest.mark.parametrize("agreement", [0.6, 0.7])
-def test_rows_that_became_dear_are_noticed_though_every_round_drafts(agreement):
-    """Larger passes alone would say that plain ones are slower too, and that drafting still pays."""
-    known = CostCurve({rows: 0.049 + 0.001 * rows for rows in (1, 2, 4, 8, 16, 32)})
-    machine = Machine(CostCurve({1: 0.05, 32: 0.98}), flat(0.008, 0.008), agreement, known=known)
-    assert machine.rate(cost_policy(machine), 1500) > 0.97 / 0.05
-
-
 @pytest.mark.parametrize(
     ("pass_s", "num_plain"), [(flat(1.0, 1.2), 10), (CostCurve({6: 1.0}), 0)], ids=["any size", "padded"]
 )
@@ -205,16 +187,6 @@ def test_one_round_in_33_measures_a_plain_pass_unless_all_passes_have_one_size(p
     assert num_nodes.count(0) == num_plain
 
 
-def test_plain_passes_of_one_text_do_not_stand_for_those_of_four():
-    """Drafts of a memory alone."""
-    policy, num_nodes = CostPolicy(flat(1.0, 1.2), flat(0.05, 0.05)), []
-    for _ in range(33):
-        policy.update([TextOutcome(TENANT, 1, 0, [])])
-        num_nodes.append(policy.start_round([RoundText(TENANT, 500)] * 4).prune([0.9] * 4))
-        policy.update([TextOutcome(TENANT, 2, num_nodes[-1] // 4, [])] * 4)
-    assert num_nodes == [4] * 32 + [0]
-
-
 def test_beside_steady_prompts_passes_with_drafts_are_measured_too():
     """Every 32nd round reads no prompt, so that its pass can be measured."""
     policy, measured = CostPolicy(flat(1.0, 1.2), flat(0.05, 0.05)), []
@@ -226,25 +198,6 @@ def test_beside_steady_prompts_passes_with_drafts_are_measured_too():
     assert measured == [1, 0, 1, 0, 1, 0]
 
 
-def test_a_plain_pass_is_measured_only_where_no_prompt_is_read_beside_it():
-    policy, others = CostPolicy(flat(1.0, 1.2), flat(0.05, 0.05)), OtherTexts(num_prompt_rows=8)
-    policy.update([TextOutcome(TENANT, 2, 1, [])])
-    for _ in range(40):
-        assert policy.start_round([RoundText(TENANT, 500)], others).prune([0.9]) == 1
-        policy.update([TextOutcome(TENANT, 2, 1, [])], others)
-        policy.update([TextOutcome(TENANT, 1, 0, [])], others)
-    assert alone(policy).prune([0.9]) == 0
-    policy.update([TextOutcome(TENANT, 1, 0, [])])
-    assert alone(policy).prune([0.9]) == 1
-
-
-def test_a_surer_place_is_gone_on_from_where_a_doubtful_one_is_not():
-    policy = CostPolicy(flat(0.18, 0.2), flat(0.04, 0.05))
-    plan = alone(policy)
-    assert plan.select_expansions([0.9], 1) == 1
-    assert plan.select_expansions([0.05], 1) == 0
-
-
 def test_several_places_share_a_step_when_rows_are_cheap():
     cheap = CostPolicy(flat(0.18, 0.19), CostCurve({1: 0.010, 4: 0.011}))
     dear = CostPolicy(flat(0.18, 0.19), CostCurve({1: 0.010, 4: 0.2}))
@@ -252,26 +205,17 @@ def test_several_places_share_a_step_when_rows_are_cheap():
     assert alone(dear).select_expansions([0.4, 0.3, 0.3], 3) == 1
 
 
-def test_nodes_are_kept_until_the_next_costs_more_than_it_brings():
-    policy = CostPolicy(CostCurve({1: 0.1, 3: 0.11, 4: 0.3, 5: 0.5}), flat(0.01, 0.01))
-    assert alone(policy).prune([0.9, 0.5, 0.4, 0.3]) == 2
-    assert alone(policy).prune([]) == 0
-
-
-def test_threshold_goes_on_while_the_chain_is_likely_and_keeps_its_last_token():
-    policy = ThresholdPolicy(0.3)
-    assert [policy.select_expansions([value], 1) for value in (1.0, 0.3, 0.29)] == [1, 1, 0]
-    assert policy.prune([0.9, 0.1]) == 2
-
-
-def test_fixed_never_stops_by_itself():
-    assert FixedPolicy().select_expansions([1e-9, 0.5], 40) == 2
-    assert FixedPolicy().prune([0.1] * 9) == 9
-
-
-def test_acceptance_stops_once_the_chain_is_doubtful_and_keeps_its_last_token():
-    policy = AcceptancePolicy(0.75)
-    assert [policy.select_expansions([value], 1) for value in (1.0, 0.25, 0.24)] == [1, 1, 0]
+@pytest.mark.parametrize(
+    ("policy", "values", "num_rows"),
+    [
+        (ThresholdPolicy(0.3), (1.0, 0.3, 0.29), [1, 1, 0]),
+        (AcceptancePolicy(0.75), (1.0, 0.25, 0.24), [1, 1, 0]),
+        (FixedPolicy(), (1.0, 0.1, 1e-9), [1, 1, 1]),
+    ],
+    ids=["threshold", "acceptance", "fixed"],
+)
+def test_a_chain_goes_on_while_it_is_likely_and_keeps_its_last_token(policy, values, num_rows):
+    assert [policy.select_expansions([value], 1) for value in values] == num_rows
     assert policy.prune([0.9, 0.1]) == 2
 
 
@@ -282,23 +226,18 @@ def plan_of(pass_s, step_s=lambda rows: 0.001, num_texts: int = 2, others: Other
     return CostPolicy(pass_s, step_s).start_round([RoundText(TENANT, 100)] * num_texts, others)
 
 
-def test_free_rows_are_all_taken():
-    plan = plan_of(lambda rows: 1.0)
-    assert plan.select_expansions([1.0, 1.0], 0) == 2
-    assert plan.prune([0.9, 0.5, 0.1, 0.01]) == 4
-
-
-def test_rows_that_cost_as_much_as_a_pass_are_not():
-    assert plan_of(lambda rows: float(rows)).prune([0.9, 0.5]) == 0
-
-
-def test_of_two_texts_the_likelier_nodes_are_kept():
-    """Rows cost a fifth of a pass for two: a node pays when it is likelier than what the time gives without it."""
-    assert plan_of(lambda rows: 1.0 + 0.2 * max(rows - 2, 0)).prune([0.9, 0.5, 0.3, 0.2]) == 2
-
-
-def test_a_drafter_slower_than_the_target_does_not_draft():
-    assert plan_of(lambda rows: 1.0, lambda rows: 3.0).select_expansions([1.0, 1.0], 0) == 0
+@pytest.mark.parametrize(
+    ("pass_s", "values", "num_kept"),
+    [
+        (lambda rows: 1.0, [0.9, 0.5, 0.1, 0.01], 4),
+        (float, [0.9, 0.5], 0),
+        (lambda rows: 1.0 + 0.2 * max(rows - 2, 0), [0.9, 0.5, 0.3, 0.2], 2),
+        (lambda rows: 1.0, [], 0),
+    ],
+    ids=["free rows", "rows that cost a pass", "a fifth of a pass for two", "nothing drafted"],
+)
+def test_of_two_texts_the_nodes_are_kept_that_are_likelier_than_what_their_time_gives(pass_s, values, num_kept):
+    assert plan_of(pass_s).prune(values) == num_kept
 
 
 def knee(rows: int) -> float:
@@ -398,15 +337,6 @@ def simulate(
     return nodes
 
 
-def test_beside_a_tenant_that_gains_drafting_stops_for_the_one_that_loses():
-    policy = CostPolicy(flat(1.0, 1.6), CostCurve({1: 0.05, 4: 0.07, 64: 0.8}))
-    nodes = simulate(policy, {"gains": 0.8, "loses": 0.05}, 600)
-    assert policy.streams.of("gains", num_texts=4).gain > 0.3
-    assert policy.streams.of("loses", num_texts=4).gain < 0
-    assert np.mean(nodes["gains"][300:]) > 3
-    assert np.mean(np.array(nodes["loses"][300:]) > 0) < 0.15
-
-
 def test_losses_with_one_kind_of_request_do_not_stop_the_gains_of_another():
     """A tenant whose free text is never drafted right, and whose text under grammars always is."""
     policy, gains, loses = CostPolicy(flat(1.0, 1.6), flat(0.05, 0.05)), [], []
@@ -448,15 +378,6 @@ def rounds_beside_memory(policy: CostPolicy, num_nodes: int, num_more: int, num_
     return is_drafted
 
 
-def test_a_drafter_is_given_up_where_memory_drafts_as_much_without_it():
-    """Five of six nodes are right, and memory would have drafted them as well: the drafter's steps bring nothing."""
-    policy = CostPolicy(flat(1.0, 1.6), flat(0.05, 0.05))
-    is_drafted = rounds_beside_memory(policy, 6, 0, 2)
-    assert is_drafted[0]
-    assert np.mean(is_drafted[50:]) < 0.25
-    assert policy.streams.of(TENANT).gain < 0
-
-
 def test_a_drafter_beside_memory_is_kept_for_what_it_adds():
     policy = CostPolicy(flat(1.0, 1.6), flat(0.05, 0.05))
     assert np.mean(rounds_beside_memory(policy, 4, 2, 2)) > 0.95  # all but the rounds that measure plain passes
@@ -471,13 +392,6 @@ def test_a_drafter_is_given_up_where_memory_uses_its_time_better_though_plain_de
     assert np.mean(is_drafted[50:]) < 0.25
 
 
-@pytest.mark.parametrize(("num_ids", "is_read"), [(100, True), (300, True), (4000, False)])
-def test_the_whole_of_a_long_text_is_read_where_an_answer_gains_more_by_it_than_it_takes(num_ids, is_read):
-    policy = CostPolicy(flat(0.055, 0.17), CostCurve({1: 0.005, 64: 0.074}))
-    assert policy.start_round([RoundText(TENANT, 500)]).should_read(0, num_ids, 64) is is_read
-    assert FixedPolicy().should_read(0, num_ids, 64)
-
-
 def test_a_trial_reads_the_end_of_a_long_text_and_never_the_whole():
     policy = CostPolicy(flat(0.055, 0.17), CostCurve({1: 0.005, 64: 0.074}))
     policy.streams.of(TENANT).gain = -0.1
@@ -488,34 +402,25 @@ def test_a_trial_reads_the_end_of_a_long_text_and_never_the_whole():
         assert plan.should_draft(0, 64)
 
 
-def test_many_texts_take_drafting_up_again_when_it_recovers():
-    policy = CostPolicy(flat(1.0, 1.3), CostCurve({1: 0.05, 4: 0.07, 64: 0.8}))
-    nodes = simulate(policy, {TENANT: 0.02}, 400)
-    assert np.mean(np.array(nodes[TENANT][200:]) > 0) < 0.2
-    nodes = simulate(policy, {TENANT: 0.9}, 800)
-    assert np.mean(nodes[TENANT][500:]) > 2
-
-
 AMX_PASSES = {1: 54.6, 2: 58.1, 4: 61.2, 6: 64.5, 8: 66.2, 12: 71.0, 16: 75.1, 24: 92.1, 32: 110.6}
 AMX_STEPS = {1: 4.2, 2: 4.2, 4: 4.7, 64: 17.9}
 """Milliseconds of a 1.5B target in 8 bits and of a 135M drafter."""
 
 
-@pytest.mark.parametrize("num_texts", [2, 4])
-def test_rows_that_are_far_dearer_than_they_were_end_drafting(num_texts):
+def test_rows_that_are_far_dearer_than_they_were_end_drafting():
     """Each pass corrects what is known of it, and a few plain ones must not undo what many drafted ones correct."""
     policy = CostPolicy(CostCurve(AMX_PASSES), CostCurve(AMX_STEPS))
-    nodes = simulate(policy, {TENANT: 0.75}, 3000, 12, num_each=num_texts, true_s=lambda rows: 55 + 35 * (rows - 1))
-    assert np.mean(np.array(nodes[TENANT][2000:]) > 0) < 0.3
+    nodes = simulate(policy, {TENANT: 0.75}, 1500, 12, num_each=4, true_s=lambda rows: 55 + 35 * (rows - 1))
+    assert np.mean(np.array(nodes[TENANT][1000:]) > 0) < 0.3
 
 
-@pytest.mark.parametrize("num_texts", [8, 12, 16])
+@pytest.mark.parametrize("num_texts", [8, 16])
 def test_a_trial_of_one_among_many_texts_shows_what_drafting_for_all_would_gain(num_texts):
     policy = CostPolicy(CostCurve(AMX_PASSES), CostCurve(AMX_STEPS))
     nodes = simulate(policy, {TENANT: 0.02}, 800, num_each=num_texts, num_unread=64)
     assert np.mean(np.array(nodes[TENANT][400:]) > 0) < 0.2
-    nodes = simulate(policy, {TENANT: 0.75}, 3000, num_each=num_texts, num_unread=64)
-    assert np.mean(nodes[TENANT][2500:]) > num_texts / 2
+    nodes = simulate(policy, {TENANT: 0.75}, 1500, num_each=num_texts, num_unread=64)
+    assert np.mean(nodes[TENANT][1200:]) > num_texts / 2
 
 
 def test_for_a_trial_only_the_first_text_of_a_tenant_is_read():

@@ -76,15 +76,15 @@ def fresh() -> Iterator[str]:
 def test_fresh_tenants_cost_as_much_as_one_that_stays():
     """Their answers are too short for their prompts, which the first ones have shown."""
     of_one, of_fresh = Server(), Server()
-    seconds = of_one.answer_all(repeat("one"), 300)
-    assert of_fresh.answer_all(fresh(), 300) < seconds + 0.02
+    seconds = of_one.answer_all(repeat("one"), 200)
+    assert of_fresh.answer_all(fresh(), 200) < seconds + 0.02
     assert of_fresh.num_read < of_one.num_read + 10
 
 
 def test_fresh_tenants_pay_little_for_a_drafter_that_is_never_right():
     server = Server(agreement=0.02)
     server.answer_all(fresh(), 100)
-    assert server.answer_all(fresh(), 300) < 1.03
+    assert server.answer_all(fresh(), 200) < 1.03
 
 
 def test_fresh_tenants_take_drafting_up_again_when_it_recovers():
@@ -101,15 +101,7 @@ def test_what_one_tenant_lost_does_not_end_the_gains_of_another():
     server.answer_all(repeat("gains"), 50)
     gains_alone = server.answer_all(repeat("gains"), 50)
     server.agreement = 0.02
-    server.answer_all(repeat("loses"), 300)
+    server.answer_all(repeat("loses"), 200)
     assert server.policy.streams.of(None).gain < 0
     server.agreement = 0.9
     assert server.answer_all(repeat("gains"), 50) < gains_alone + 0.05
-
-
-def test_a_tenant_that_begins_after_anothers_losses_is_drafted_for_when_it_gains():
-    server = Server(agreement=0.02, prompt=8, length=20)
-    server.answer_all(repeat("loses"), 300)
-    server.agreement = 0.9
-    server.answer_all(repeat("gains"), 200)
-    assert server.answer_all(repeat("gains"), 50) < 0.6

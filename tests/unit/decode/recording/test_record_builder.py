@@ -54,8 +54,8 @@ def test_a_record_says_how_its_draws_were_shaped():
     assert (record.has_grammar, record.noise_weight) == (True, None)
 
 
-@pytest.mark.parametrize("segment_tokens", [1, 5, 6, 7, 23, 24, 100])
-@pytest.mark.parametrize("proposer", ["good", "bad", "good tree"])
+@pytest.mark.parametrize("segment_tokens", [1, 6, 23, 100])
+@pytest.mark.parametrize("proposer", ["good", "bad"])
 def test_segments_cover_every_emitted_token_once(segment_tokens, proposer):
     request = make_request(Sampling(0.0), max_new_tokens=60)
     steps, records = traced(request, PROPOSERS[proposer], segment_tokens=segment_tokens)

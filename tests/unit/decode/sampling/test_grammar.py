@@ -58,22 +58,16 @@ def ids_of(*pieces: bytes) -> set[int]:
     return {token for token, piece in enumerate(PIECES) if piece in pieces}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
-@pytest.mark.parametrize("seed", range(4))
-def test_a_finished_json_text_fits_its_schema(temperature, seed):
-    steps = decoded(request(AS_SCHEMA, temperature, seed), RandomTrees(seed, len(PIECES)))
-    assert emitted(steps) == emitted(decoded(request(AS_SCHEMA, temperature, seed)))
-    if steps[-1].finish_reason is FinishReason.STOP:
+@pytest.mark.parametrize("temperature", [0.7, 1.5])
+def test_a_finished_json_text_fits_its_schema(temperature):
+    texts = [decoded(request(AS_SCHEMA, temperature, seed), RandomTrees(seed, len(PIECES))) for seed in range(4)]
+    finished = [steps for steps in texts if steps[-1].finish_reason is FinishReason.STOP]
+    assert finished
+    for steps in finished:
         answer = json.loads(text_of(steps))
         assert set(answer) == {"ab", "n"}
         assert isinstance(answer["ab"], bool)
         assert 0 <= answer["n"] <= 99
-
-
-def test_most_toy_texts_under_the_schema_do_finish():
-    """So that the test above has something to parse."""
-    ends = [decoded(request(AS_SCHEMA, 1.0, seed))[-1].finish_reason for seed in range(12)]
-    assert ends.count(FinishReason.STOP) >= 6
 
 
 INTEGER, NUMBER = {"type": "integer"}, {"type": "number"}

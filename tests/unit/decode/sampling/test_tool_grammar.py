@@ -145,7 +145,7 @@ def test_an_answer_in_json_cannot_be_told_from_a_bare_call() -> None:
     assert grammar(FORMATS["llama3"], "required", content=("json_schema", "{}"))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_random_tokens_make_calls_that_match(form: ToolFormat, choice: Any, seed: int) -> None:
@@ -190,11 +190,10 @@ def test_it_is_tried_in_the_child_as_every_grammar() -> None:
         trial.check("tools", grammar(form).text)
 
 
-@pytest.mark.parametrize("choice", ["auto", "required"])
-def test_a_schema_that_is_too_slow_is_refused_even_if_no_call_may_come(choice: str) -> None:
+def test_a_schema_that_is_too_slow_is_refused_even_if_no_call_may_come() -> None:
     slow = {"type": "object", "patternProperties": {f"^a{i}[a-z]*$": {"type": "integer"} for i in range(300)}}
     with pytest.raises(RequestError, match=r"tools: .*(processor time|SIGPROF|too complex|simpler|limit)"):
-        GrammarTrial(VOCABULARY).check("tools", grammar(FORMATS["hermes"], choice, tools=tools(parameters=slow)).text)
+        GrammarTrial(VOCABULARY).check("tools", grammar(FORMATS["hermes"], tools=tools(parameters=slow)).text)
 
 
 def test_annotations_go_and_names_stay() -> None:

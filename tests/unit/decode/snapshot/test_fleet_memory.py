@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.bus.encryption import new_key
@@ -82,6 +82,7 @@ def test_a_tenant_is_drafted_what_was_said_to_it_and_never_what_was_said_to_anot
     assert [continuation(memory, name, 1) for name in "abc"] == [[2], [3], None]
 
 
+@settings(max_examples=20)
 @given(st.dictionaries(st.text(min_size=1, max_size=3), st.integers(1, 900), min_size=1, max_size=6), st.text())
 def test_no_name_of_a_tenant_or_group_opens_anothers_memory(tmp_path_factory, id_of, asked):
     folder = tmp_path_factory.mktemp("memory")

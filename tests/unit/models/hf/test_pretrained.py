@@ -41,9 +41,10 @@ def while_loading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any
     return run
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("train", ["full", "lora"])
-@pytest.mark.parametrize("loss", ["dm + 0.2 ngram", "alm"])
+@pytest.mark.parametrize(
+    ("train", "precision", "loss"),
+    [("full", "float32", "dm + 0.2 ngram"), ("lora", "bfloat16", "dm + 0.2 ngram"), ("full", "bfloat16", "alm")],
+)
 def test_learning_is_the_same_while_a_model_is_loaded(pair: Pair, while_loading, train, precision, loss) -> None:
     learners = [pair.learner(train=train, precision=precision, loss=loss, replay_records=1) for _ in range(2)]
     records = records_of(pair, 4)

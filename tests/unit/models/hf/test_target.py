@@ -37,13 +37,6 @@ from tests.unit.models.tiny import CONFIGS, SETTINGS, SHAPE, VOCAB_SIZE, text, t
 NAMES = list(CONFIGS)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_tree_scores_are_those_of_one_path_at_a_time(name):
-    prompt = text(13)
-    tree = drafted([prompt[-1], *text(10, seed=2)], BUSHY)
-    assert_tree_scores_are_those_of_its_paths(tiny_target(name), tiny_model(name), prompt, tree)
-
-
 @settings(max_examples=10)
 @given(name=st.sampled_from(NAMES), seed=st.integers(0, 1000), data=st.data())
 def test_any_tree_keeps_any_of_its_paths(name, seed, data):
@@ -88,8 +81,9 @@ def test_layers_that_share_keys_keep_a_path_and_lend_a_prefix():
         torch.testing.assert_close(scores[0], whole_pass(model, [*kept, 7])[-1], **CLOSE)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("mode", ["fast", "reproducible"])
+@pytest.mark.parametrize(
+    ("name", "mode"), [("llama", "fast"), ("qwen2", "reproducible"), ("gemma3", "reproducible"), ("mistral", "fast")]
+)
 def test_greedy_text_is_that_of_transformers_generate(name, mode):
     prompt, model = text(21, seed=5), tiny_model(name)
     ids_1S = torch.tensor([prompt])
@@ -105,8 +99,15 @@ def test_greedy_text_is_that_of_transformers_generate(name, mode):
     assert ids[1:] == expected.tolist()
 
 
-@pytest.mark.parametrize("precision", ["float32", "packed16", "bfloat16"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        *(("llama", precision) for precision in ("float32", "packed16", "bfloat16")),
+        ("qwen2", "packed16"),
+        ("gemma3", "bfloat16"),
+        ("mistral", "float32"),
+    ],
+)
 def test_reproducible_mode_gives_the_same_bits_however_the_text_was_drafted(name, precision):
     target, prompt, following = tiny_target(name, precision), text(19), text(11, seed=3)
     plain = scores_by_partition(target, prompt, following, [1] * 12)
@@ -114,8 +115,7 @@ def test_reproducible_mode_gives_the_same_bits_however_the_text_was_drafted(name
         assert torch.equal(scores_by_partition(target, prompt, following, sizes), plain)
 
 
-@pytest.mark.parametrize("chains", [1, 3])
-@pytest.mark.parametrize("precision", ["float32", "packed16"])
+@pytest.mark.parametrize(("precision", "chains"), [("float32", 1), ("packed16", 3)])
 def test_reproducible_mode_gives_the_same_bits_where_the_slots_double(precision, chains):
     """Plain decoding computes an id with the slots of its own position, and a tree reaches over several."""
     settings = SETTINGS.model_copy(update={"chains": chains})
@@ -216,7 +216,7 @@ def test_a_refusal_is_remembered_for_its_capacity():
     assert 0 < counts[0] == counts[1] < counts[2]
 
 
-@pytest.mark.parametrize("length", [1, 2, 8, 9, 16, 17, 25])
+@pytest.mark.parametrize("length", [1, 8, 9, 17])
 def test_prefill_in_chunks_gives_what_one_pass_gives(length):
     prompt = text(length, seed=length)
     expected = whole_pass(tiny_model("gemma3"), prompt)[-1]
@@ -237,12 +237,6 @@ def test_the_context_can_be_filled_to_its_last_id(mode):
         scores = session.score(DraftTree.empty(token))
         session.keep((0,))
     torch.testing.assert_close(scores[0], whole_pass(model, [*ids, 5, 6, 7])[-1], **CLOSE)
-
-
-@pytest.mark.parametrize(("prompt", "max_new_tokens"), [([], 5), (text(250), 7), ([1], 256)])
-def test_a_prompt_that_does_not_fit_is_refused(prompt, max_new_tokens):
-    with pytest.raises(RequestError):
-        tiny_target("llama").open(prompt, max_new_tokens, "fast")
 
 
 def test_a_rope_that_moves_with_the_text_is_refused_in_reproducible_mode():
@@ -365,17 +359,7 @@ def held_bytes(session):
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in session.slots.layers)
 
 
-@pytest.mark.parametrize("mode", ["fast", "reproducible"])
-@pytest.mark.parametrize("precision", ["float32", "packed16"])
-def test_memory_is_counted_as_it_is_taken(precision, mode):
-    target, ids = tiny_target("llama", precision), text(10)
-    session = target.open(ids, 200, mode)
-    session.score(DraftTree.empty(ids[9]))
-    assert 0 < held_bytes(session) <= target.kv_bytes(10, mode)
-
-
-@pytest.mark.parametrize("mode", ["fast", "reproducible"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "mode"), [("llama", "reproducible"), ("gemma3", "fast"), ("mistral", "reproducible")])
 def test_memory_comes_with_the_ids(name, mode):
     target, ids = tiny_target(name), text(150)
     session = target.open(ids[:10], 200, mode)

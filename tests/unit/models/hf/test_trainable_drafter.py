@@ -48,6 +48,12 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
+def hidden_of(folder: Path, text: torch.Tensor) -> torch.Tensor:
+    """What transformers computes of a text alone."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.get_decoder()(input_ids=text[None], use_cache=False).last_hidden_state[0]
+
+
 def packed(texts: list[torch.Tensor], starts: list[int]) -> PackedTexts:
     parts = [(n, range(start)) for n, start in enumerate(starts)]
     parts += [(n, range(start, len(texts[n]))) for n, start in enumerate(starts)]
@@ -66,7 +72,7 @@ def test_hidden_states_are_those_of_each_text_alone(folder: Path, starts: list[i
     texts = [torch.randint(0, 97, (length,)) for length in (13, 2, 20)]
     with torch.no_grad():
         together = model.hidden(packed(texts, starts))
-        alone = [model._decoder(input_ids=text[None], use_cache=False).last_hidden_state[0] for text in texts]
+        alone = [hidden_of(folder, text) for text in texts]
     expected = torch.cat([hidden[start:] for hidden, start in zip(alone, starts, strict=True)])
     torch.testing.assert_close(together, expected, atol=2e-5, rtol=1e-4)
 
@@ -83,15 +89,15 @@ def test_a_pass_rests_after_each_linear_layer_in_both_directions(folder: Path, t
 
 
 def test_without_context_the_gradient_is_that_of_a_plain_pass(folder: Path) -> None:
-    text = torch.randint(0, 97, (15,))
-    grads = []
-    for is_packed in (True, False):
-        model = load_trainable(folder, train="full", rank=1, seed=0)
-        hidden = model.hidden(packed([text], [0])) if is_packed else model._decoder(text[None]).last_hidden_state[0]
-        hidden.square().sum().backward()
-        grads.append({name: parameter.grad for name, parameter in model.trained().items()})
-    for name, grad in grads[1].items():
-        torch.testing.assert_close(grads[0][name], grad, atol=1e-3, rtol=1e-3)
+    text, model = torch.randint(0, 97, (15,)), load_trainable(folder, train="full", rank=1, seed=0)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.hidden(packed([text], [0])).square().sum().backward()
+    theirs.get_decoder()(text[None]).last_hidden_state[0].square().sum().backward()
+    expected = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.grad is not None}
+    grads = {name: parameter.grad for name, parameter in model.trained().items() if parameter.grad is not None}
+    assert grads.keys() == expected.keys()
+    for name, grad in expected.items():
+        torch.testing.assert_close(grads[name], grad, atol=1e-3, rtol=1e-3)
 
 
 def test_the_padding_token_learns_where_a_text_has_it(tmp_path: Path) -> None:
@@ -157,7 +163,7 @@ def test_a_model_that_computes_with_its_keys_learns_texts_together(tmp_path: Pat
     texts = [torch.randint(0, 97, (length,)) for length in (7, 4)]
     with torch.no_grad():
         together = model.hidden(packed(texts, [2, 0]))
-        alone = [model._decoder(input_ids=text[None], use_cache=False).last_hidden_state[0] for text in texts]
+        alone = [hidden_of(tmp_path, text) for text in texts]
     torch.testing.assert_close(together, torch.cat([alone[0][2:], alone[1]]), atol=2e-5, rtol=1e-4)
 
 

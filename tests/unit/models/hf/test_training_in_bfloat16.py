@@ -44,8 +44,10 @@ def gradients(model: TransformersTrainable, starts: list[int]) -> dict[str, torc
     return found
 
 
-@pytest.mark.parametrize("starts", [[0, 0, 0], [9, 1, 4]])
-@pytest.mark.parametrize(("train", "most_scores"), [("full", 1 << 20), ("full", 0), ("lora", 1 << 20)])
+@pytest.mark.parametrize(
+    ("starts", "train", "most_scores"),
+    [([9, 1, 4], "full", 1 << 20), ([0, 0, 0], "full", 0), ([9, 1, 4], "lora", 1 << 20)],
+)
 def test_gradients_are_those_of_float32_up_to_rounding(
     monkeypatch, folder: Path, starts: list[int], train: str, most_scores: int
 ) -> None:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.errors import ContractError, ModelError, ModeRefused, RequestError, VocabularyError
+from omnidraft.errors import ContractError, ModelError, ModeRefused, VocabularyError
 from omnidraft.models.llamacpp.context import LlamaModel
 from omnidraft.models.llamacpp.shared_context import sequences
 from omnidraft.models.llamacpp.target import PREFILL_ROWS, LlamaCppTarget, load_target, require_same_ids
@@ -135,12 +135,6 @@ def test_the_self_test_refuses_a_build_whose_bits_depend_on_the_rest_of_the_pass
 def test_the_memory_of_a_text_in_reproducible_mode_holds_the_logits_of_its_own_context():
     fast, reproducible = (tiny_llamacpp_target().kv_bytes(100, mode) for mode in ("fast", "reproducible"))
     assert reproducible - fast >= PREFILL_ROWS * VOCAB_SIZE * 4
-
-
-@pytest.mark.parametrize(("prompt", "max_new_tokens"), [([], 5), (text(250), 7), ([1], 256)])
-def test_a_prompt_that_does_not_fit_is_refused(prompt, max_new_tokens):
-    with pytest.raises(RequestError):
-        tiny_llamacpp_target().open(prompt, max_new_tokens, "fast")
 
 
 def test_a_file_that_llamacpp_cannot_read_is_refused_by_name(tmp_path):

@@ -46,23 +46,6 @@ def test_a_library_that_a_power_failure_emptied_is_compiled_anew(source, tmp_pat
     assert ctypes.CDLL(str(compiled(source, tmp_path / "made"))).answer() == 42
 
 
-def test_a_library_is_on_the_disk_before_it_has_its_name(source, tmp_path, monkeypatch):
-    synced, fsync, rename = set(), os.fsync, os.replace
-
-    def noted(descriptor: int) -> None:
-        fsync(descriptor)
-        synced.add(os.fstat(descriptor).st_ino)
-
-    def renamed(partial: Path, library: Path) -> None:
-        assert partial.stat().st_ino in synced
-        rename(partial, library)
-
-    monkeypatch.setattr("os.fsync", noted)
-    monkeypatch.setattr("os.replace", renamed)
-    library = compiled(source, tmp_path / "made")
-    assert {library.stat().st_ino, library.parent.stat().st_ino} <= synced
-
-
 def test_a_library_that_cannot_be_loaded_is_unavailable(tmp_path):
     (tmp_path / "half.so").write_bytes(b"half a library")
     (tmp_path / "half.so").chmod(0o700)

@@ -104,13 +104,6 @@ def test_a_long_text_runs_through_several_passes_and_grows_its_slots(monkeypatch
     assert_close(session.branch(ids[:40], [0, *range(1, 40)])[-1], expected([*ids, 7, *ids[:40]]))
 
 
-def test_two_sessions_of_one_drafter_do_not_disturb_each_other():
-    one, other, ids = drafter().open(), drafter().open(), text(9)
-    one.prefill_or_extend(0, ids)
-    other.prefill_or_extend(0, text(9, seed=4))
-    assert_close(one.prefill_or_extend(9, [3]), expected([*ids, 3]))
-
-
 def test_more_threads_than_before_find_room():
     session, ids, threads = drafter().open(), text(9), torch.get_num_threads()
     session.prefill_or_extend(0, ids)

@@ -13,9 +13,12 @@ from omnidraft.models.native.build import ARM, FLAGS, SOURCE, find_compiler
 
 PROGRAM = Path(__file__).with_name("pass_bits.cpp")
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", ("qemu-aarch64", "-cpu", "max")
-pytestmark = pytest.mark.skipif(
-    not all(map(shutil.which, ("g++", COMPILER, EMULATOR[0]))), reason="no compiler for ARM, or no qemu-user"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not all(map(shutil.which, ("g++", COMPILER, EMULATOR[0]))), reason="no compiler for ARM, or no qemu-user"
+    ),
+]
 
 
 def printed(compiler: str, folder: Path, flags: tuple[str, ...], source: Path, *run_by: str) -> list[str]:

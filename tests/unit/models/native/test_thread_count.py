@@ -28,6 +28,7 @@ print(time.process_time() - started_s)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere no thread is bound to a core")
 def test_a_thread_that_waits_for_its_processor_is_not_waited_for_by_spinning() -> None:
     """A pass over 30 layers has 210 barriers; spinning for a time slice of 3 ms at each takes 0.6 s."""

@@ -15,6 +15,8 @@ from omnidraft.models.probe.choice import NOT_PORTABLE
 from tests.unit.models.native.packed_levels import packed
 from tests.unit.models.tiny import text, tiny_model
 
+pytestmark = pytest.mark.long
+
 ANNOUNCED = [name for name in VARIANTS if is_announced(name)]
 KINDS = ["float32", "bfloat16", "int8", "int4"]
 SIZES = [(64, 32), (96, 300), (40, 1536), (16, 4128)]

@@ -20,9 +20,9 @@ from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.files import save_json
 from omnidraft.hosts import process
 from pipelines.bench.throughput import page
+from pipelines.bench.throughput.clients import Workload
 from pipelines.bench.throughput.measurement import Measurement, ThroughputPlan
 from pipelines.bench.throughput.systems import NAMES, SERVERS, ServerSetup
-from pipelines.bench.throughput.workload import Workload
 from pipelines.lib import machine
 from pipelines.lib.choices import chosen, numbers
 

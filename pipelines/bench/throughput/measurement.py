@@ -10,9 +10,8 @@ from omnidraft.demo.local_cluster import ServiceFailed
 from omnidraft.errors import ModelError
 from omnidraft.progress import bar
 from pipelines.bench.throughput import latency
-from pipelines.bench.throughput.clients import Row, Tally, chat_body, row, run_clients, user
+from pipelines.bench.throughput.clients import Row, Tally, Workload, chat_body, row, run_clients, user
 from pipelines.bench.throughput.systems import Endpoint, ServerSetup, serving
-from pipelines.bench.throughput.workload import Workload
 
 WARM_UP_TOKENS = 16
 MIN_REQUESTS = 2

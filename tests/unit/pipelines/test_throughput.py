@@ -22,6 +22,7 @@ from pipelines.bench.throughput.clients import (
     Tally,
     TimedAnswer,
     TokenEvent,
+    Workload,
     chat_body,
     row,
     run_clients,
@@ -30,7 +31,6 @@ from pipelines.bench.throughput.clients import (
 )
 from pipelines.bench.throughput.measurement import Measurement, ThroughputPlan
 from pipelines.bench.throughput.systems import Endpoint, ServerSetup
-from pipelines.bench.throughput.workload import Workload
 from tests.cli_runs import run_pipeline
 from tests.http_server import served
 

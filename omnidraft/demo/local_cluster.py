@@ -56,13 +56,16 @@ class LocalCluster(AbstractContextManager["LocalCluster"]):
         """Wait until `ready()`. Raises ServiceFailed when a service ends before, or the time passes."""
         deadline = time.monotonic() + timeout_s
         while not ready():
-            for name, process in self._processes.items():
-                if process.poll() is not None:
-                    how, last = child.describe_exit(process.returncode), child.last_lines(self._logs / f"{name}.log")
-                    raise ServiceFailed(f"{name} ended before {what} by {how}. Its last log lines: {last}")
+            self._on_ended(what)
             if time.monotonic() > deadline:
                 raise ServiceFailed(f"no {what} within {timeout_s:.0f} s; see the logs in {self._logs}")
             time.sleep(poll_s)
+
+    def _on_ended(self, what: str) -> None:
+        for name, process in self._processes.items():
+            if process.poll() is not None:
+                how, last = child.describe_exit(process.returncode), child.last_lines(self._logs / f"{name}.log")
+                raise ServiceFailed(f"{name} ended before {what} by {how}. Its last log lines: {last}")
 
     def wait_until_idle(self, name: str, timeout_s: float) -> None:
         """Wait until the service and its children use no processor time: a paused learner has finished its step."""

@@ -97,7 +97,7 @@ def stop(*children: subprocess.Popen[bytes], grace_s: float) -> None:
 
 CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP)
 """Signals that a process raises by its own fault."""
-_ADVICE = {
+_ADVICE: Mapping[int, str] = {
     signal.SIGILL: "an instruction that this processor does not run: `omnidraft doctor` shows what works here",
     signal.SIGKILL: "killed from outside, most often because memory ran out: give it more, or take a smaller model",
     signal.SIGTERM: "somebody asked it to end",

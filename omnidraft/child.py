@@ -2,13 +2,14 @@
 and its end is told as what died of what."""
 
 import ctypes
+import faulthandler
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -28,7 +29,7 @@ def start(command: Sequence[str], log_path: Path, environ: Mapping[str, str]) ->
             stderr=subprocess.STDOUT,
             env=dict(environ),
             start_new_session=True,
-            preexec_fn=lambda: end_with_parent(signal.SIGTERM),
+            preexec_fn=_end_with_parent(signal.SIGTERM),
         )
 
 
@@ -46,9 +47,13 @@ def start_with_pipes(
     )
 
 
-def end_with_parent(number: signal.Signals) -> None:
-    """Let the kernel send this process a signal when the thread that started it is gone, however it ended."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+def _end_with_parent(number: signal.Signals) -> Callable[[], object]:
+    """Return what a child calls to get this signal from the kernel when the thread that started it is gone.
+
+    A child of many threads may not load a library, so this is done before.
+    """
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(_PR_SET_PDEATHSIG, number)
 
 
 def import_path() -> dict[str, str]:
@@ -132,3 +137,60 @@ def last_lines(log_path: Path, num_lines: int = 1) -> str:
     last = "\n".join(log[max(fatal - num_lines, 0) : fatal]) or "its log is empty"
     where = next((line.strip() for line in log[fatal:] if line.startswith("  File ")), None)
     return f"{last}; it was at {where}" if where else last
+
+
+_SIGNALS = (
+    signal.SIGCHLD,
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_SENT_BY_A_PROCESS = 0  # SI_USER; the terminal's own signals reach the child directly
+_INTERRUPTED = 128 + signal.SIGINT  # as shells count and typer exits
+
+
+def run_supervised(command: Callable[[], None]) -> None:
+    """Run `command` in a child process and exit with the child's status. The function returns in the child only.
+
+    Signals sent to this process are forwarded, and the child is killed when its parent is.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a launcher that ignored it would keep the child's end from us
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    end_with_parent = _end_with_parent(signal.SIGKILL)
+    child = os.fork()
+    if child == 0:
+        end_with_parent()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        faulthandler.enable()
+        command()
+        return
+    _exit_like(_forward_signals(child))
+
+
+def _forward_signals(child: int) -> int:
+    """Wait for the child, forwarding signals; return its return code in subprocess' convention."""
+    while True:
+        received = signal.sigwaitinfo(_SIGNALS)
+        if received.si_signo != signal.SIGCHLD:
+            if received.si_code == _SENT_BY_A_PROCESS:
+                os.kill(child, received.si_signo)
+            continue
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _exit_like(returncode: int) -> None:
+    """End as the child did. An interrupt that passed through `exec` kills CPython even if it was caught: 130 too."""
+    if returncode == -signal.SIGINT:
+        sys.exit(_INTERRUPTED)
+    if returncode >= 0:
+        sys.exit(returncode)
+    print(f"omnidraft: ended by {describe_exit(returncode)}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # SIGKILL takes no handler, and needs none
+        signal.signal(-returncode, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    os.kill(os.getpid(), -returncode)

@@ -3,6 +3,9 @@ the learned texts as the fleet's memory of their tenant.
 
 `python -m pipelines.learn --answers FILE --out DIR`. DIR is what `omnidraft generate|check`, `omnidraft run worker` and
 `pipelines.bench` take as `--snapshot`.
+
+A record has the prompt in its drafter's own ids, which mean other text to a drafter with another vocabulary; the
+target's part stays as it is.
 """
 
 from collections.abc import Iterable

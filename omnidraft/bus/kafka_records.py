@@ -4,6 +4,8 @@ Kafka's format v2, https://kafka.apache.org/documentation/#recordbatch. kafka-py
 invalid record, again at every poll, so one record would stop its readers for good. The checksum covers all of a batch
 but its first 17 bytes: length, base offset and leader epoch are trusted only as far as they fit the neighbouring
 batches.
+
+Batches are decompressed here up to a limit, as 10 kB can become 300 MB; not Snappy, which no writer of ours makes.
 """
 
 import struct

@@ -4,6 +4,11 @@ An append is one transaction and on disk when it returns. Offsets of a partition
 that transaction, under SQLite's single write lock, and never twice. A writer with a retention deletes expired messages,
 some at a time, in the transaction of each append; their bytes are overwritten.
 Cells that were not written by us are read as their bytes; the decoder of messages judges them.
+
+Expiry goes by clocks that may be wrong. A message's time is its writer's clock. Messages are stored in the order of
+writing, so one with a time in the future is at least as old as the next one without. Where the clock says that
+everything has expired, either nobody wrote for long or the clock is ahead: then nothing is deleted for a while, which
+the machine's monotonic clock measures.
 """
 
 import json

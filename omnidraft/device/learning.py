@@ -3,6 +3,9 @@
 The thread runs the services' own code over a log and a registry in a folder, so the order of effects is theirs: what
 the log acknowledged is learned once, whatever kills the process, and a snapshot serves if held-out requests speak for
 it. Between two pieces of any of that the thread waits at the gate while requests run.
+
+A request passes the gate at once, whatever learning does. Learning asks it between two pieces of its work, so it runs
+beside a request until its piece ends, and no longer.
 """
 
 import atexit

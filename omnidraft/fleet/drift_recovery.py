@@ -6,6 +6,11 @@ snapshot agrees best with the new traffic, and publishes more often until the dr
 which other tenants lose. Every step is recorded on the control log, as an annotation of the champion,
 and in the process's log. The control log says after a restart which drifts are open: these go on, and none of them is
 handled twice. A fall that happened while no controller ran, and is not over, is handled with the first request after.
+
+What other tenants lose by a return counts, else a tenant could choose the champion for all: his traffic falls as soon
+as a snapshot serves, and the one before returns; or he sends what a refused snapshot knows best, and that one is found
+to agree best with his traffic. So a snapshot that was never champion's ancestor has to pass the promotion gate, and an
+ancestor must not undo what other tenants gained since, by the gate's tests of tenants on the same held-out records.
 """
 
 import logging

@@ -4,6 +4,10 @@ The two sides of a chunk are computed by one function, each from the whole distr
 p and q are equal when the models and tokenizers are; nothing is cut to the likeliest tokens.
 Shapes: O ids of the old tokenizer and T of the new one, P points where they meet, N chunks, V the old vocabulary.
 Source: docs/algorithms.md, section 14; ALM, https://arxiv.org/abs/2503.20083, section 3.
+
+Models of different tokenizers are compared by bits per byte: the negative log-likelihood of a text's own tokenisation
+over the number of its bytes. Other tokenisations of the same bytes have likelihood too, so it is an upper bound of what
+the text costs, for either tokenizer.
 """
 
 import math

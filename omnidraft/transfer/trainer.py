@@ -2,6 +2,14 @@
 
 The texts of a step depend on the seed and the step's number alone, and nothing else is random, so weights, optimizers
 and that number are the whole state: a run that was resumed equals one that was never interrupted, bit for bit.
+
+AdamW moves a number by about its rate in each step, however large the numbers around it are, so a rate that fits
+SmolLM2-135M, whose matrices are about .19, ruins Qwen2.5-Coder-0.5B, whose matrices are about .016. One rate for all
+weights of a model keeps the multiples for its embeddings and their map what they are.
+Source: relative step sizes of Adafactor, https://arxiv.org/abs/1804.04235, section 8.
+Rows of embeddings and head learn in two ways: all by a hypernetwork, those that occurred alone too. Adam scales each
+gradient to the same size. Ids that do not occur have tiny ones, all of which say "less likely"; taken as they are they
+move a hundred thousand rows as far as those that texts teach, away from every text to come.
 """
 
 from collections.abc import Mapping, Sequence

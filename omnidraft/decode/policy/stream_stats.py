@@ -2,6 +2,9 @@
 
 A stream is a tenant's texts of one kind; a load is a power of two of texts that share rounds. A tenant begins with what
 was measured over all, and pays for trials with the seconds in which its texts went without the draft source.
+
+Some rounds draft nothing, so that a plain pass is measured: drafts are compared with it, and larger passes tell how
+fast the machine is, but not what further rows cost.
 """
 
 from collections import Counter

@@ -4,6 +4,10 @@ The parent's hits are remembered from when it was published; only records held o
 parent's weights, which stay in memory as they are served (bfloat16, or LoRA factors). Both sides are measured with
 serving weights, the ones that workers get. A pinned file is measured likewise, apart from what the log brought.
 Source: docs/algorithms.md, section 11.
+
+Agreement is also counted by tenant, which the promotion gate judges, so that no tenant's gain pays for another's loss.
+Tenants with fewer than LEAST_TENANT_REQUESTS held-out requests are one group, and so are those beyond the MOST_TENANTS
+with most: few requests show nothing, and a manifest is bounded however many names there are.
 """
 
 import hashlib

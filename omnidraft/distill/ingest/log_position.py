@@ -6,6 +6,9 @@ under the same name: only an operator knows which of its messages were learned, 
 restart somewhere.
 What a log lost or had restored while nobody read it cannot be seen here once it has grown past these offsets again;
 `traces verify` shows it.
+
+The truncation mark is a file that tells the next process that the log lost messages that were read. That process
+cannot see it by itself: others may have their offsets by then, and the log may end beyond all that was learned.
 """
 
 import logging

@@ -3,6 +3,10 @@
 Shapes: N chunks, L draft tokens of the longest, R rows of logits, V the drafter's vocabulary.
 Letters: p is the target's likelihood of a chunk, q the drafter's, each the product over its own tokens.
 Source: docs/algorithms.md, section 7; Minixhofer et al., https://arxiv.org/abs/2503.20083, section 3.
+
+Likelihoods are made of logits of single tokens and the log of two masses of each row. The vocabulary is read twice and
+one float32 copy of it is kept for the gradient, instead of the six or more that torch's own operations keep; M picked
+(row, id) pairs may have one dimension or several.
 """
 
 from typing import Any

@@ -1,6 +1,14 @@
 """The losses by name, with the positions that each is evaluated at, and weighted sums of them as settings spell them.
 
 docs/algorithms.md, sections 6 (losses at positions) and 7 (approximate likelihood matching).
+
+Losses at single positions are pure functions, logits in, one number per position out; the learner decides which
+positions count, and takes their mean. The vocabulary is read three times and one float32 copy of it is kept for the
+gradient, instead of the four or more that the same formula keeps in torch's own operations.
+Shapes: N positions, V the drafter's vocabulary, S picked ids or buckets, B = S + 1 with the rest bucket last. Letters:
+p is the target's distribution and P its mass per bucket, q and Q the drafter's. No gradient flows through P.
+Source: where no other is named, OmniDraft, https://arxiv.org/abs/2507.02659, section 4.2, over the buckets of
+buckets.py instead of its renormalised intersection.
 """
 
 from collections.abc import Callable

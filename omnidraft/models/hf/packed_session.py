@@ -1,6 +1,10 @@
 """One text of the transformers target in fast mode: passes are as wide as its trees, and several texts share them.
 
 Shapes: N nodes of a tree, V vocabulary.
+
+In a pass the rows of several texts stand in one line, so that every matrix is read once; attention alone takes the
+texts one by one, on an accelerator in groups.
+Shapes: R rows of a text, C slots that they read, H hidden size.
 """
 
 from collections.abc import Callable, Mapping, Sequence

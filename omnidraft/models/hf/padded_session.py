@@ -3,6 +3,11 @@
 A tree is laid out as chains; after the pass all rows get the keys of the path's row. Slots come with the text. Bits
 depend on their number, which is that of an id's position: a tree across such a border is computed in two passes.
 Shapes: N nodes of a tree, B rows of a batch, S ids of a row, C slots, V vocabulary.
+
+Texts of a pass are grouped by their numbers of rows, so that an accelerator computes the attention of a group at once.
+Every text of a group is padded to the rows of the longest, fewer than twice its own, and to the slots of the longest.
+Padding repeats the first row and the first slot of its text, which is masked like any other, so that nothing is NaN.
+Shapes there: R rows of a pass, B texts of a group, S their padded rows, C their padded slots, H heads, D head size.
 """
 
 from collections import defaultdict

@@ -7,6 +7,10 @@ vocabulary; of LoRA factors, R is the rank.
 Nothing is random after loading: dropout is off, so equal batches give equal gradients.
 A pass rests (throttle.py) after each linear layer, forward and backward, so that whoever learns beside requests can
 wait there.
+
+Processors with AMX or AVX-512 BF16 multiply bfloat16 two to four times as fast as float32; on others torch imitates it
+slowly. A trial of a step's products decides, whose times are kept: a measurement of the moment differs under load, and
+two learners of one machine would compute differently.
 """
 
 import logging

@@ -3,6 +3,9 @@
 Fast mode: a pass holds the trees of all texts. Reproducible mode: texts are computed one after another, in passes of
 one shape; `self_test` verifies that no bit of a logit then depends on the draft.
 Shapes: N nodes of a tree, V vocabulary.
+
+Reproducible mode has a context for each text. llama.cpp's matrix kernels compute four rows differently than one, so
+every pass has the same number of rows, a multiple of four, and prompts are read in chunks of one size from position 0.
 """
 
 from collections.abc import Callable, Sequence

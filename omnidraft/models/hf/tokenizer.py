@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from transformers import PreTrainedTokenizerFast
+from tokenizers import decoders, models, pre_tokenizers
 
 from omnidraft.errors import ModelError, RequestError
 from omnidraft.models.hf.tokenizer_cache import fast_tokenizer, renderer, resolve
@@ -216,10 +215,12 @@ def _ids(backend: Backend, text: str) -> list[int]:
 
 def write_byte_tokenizer(source: Path, folder: Path) -> None:
     """Write the tokenizer beside that of another folder. Raises ModelError where there is none to begin with."""
+    from transformers import PreTrainedTokenizerFast  # slow to import, and of no use to a start with cached tokenizers
+
     old = fast_tokenizer(source)
     special = [token.content for _, token in sorted(old.added_tokens_decoder.items()) if token.special]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={token: at for at, token in enumerate([*special, *alphabet])}, merges=[]))
+    backend = Backend(models.BPE(vocab={token: at for at, token in enumerate([*special, *alphabet])}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(special)

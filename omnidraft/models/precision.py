@@ -17,8 +17,8 @@ from torch import nn
 from omnidraft.errors import KernelsUnavailable
 from omnidraft.models.native import library
 from omnidraft.models.native.build import VARIANTS
+from omnidraft.models.native.matrix import address_of, memory, pack
 from omnidraft.models.native.thread_count import ThreadCount
-from omnidraft.models.native.weights import address_of, memory, pack
 from omnidraft.models.probe import choice
 
 ORDER = ("bfloat16", "packed16", "float32")

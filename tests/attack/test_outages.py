@@ -763,8 +763,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for name in ("sqlite_log", "sqlite_expiry"):
-        monkeypatch.setattr(f"omnidraft.bus.{name}.time", made)
+    monkeypatch.setattr("omnidraft.bus.sqlite_log.time", made)
     return made
 
 

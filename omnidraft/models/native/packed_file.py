@@ -24,8 +24,8 @@ import numpy as np
 from omnidraft import throttle
 from omnidraft.errors import ModelCorrupt
 from omnidraft.files import written_aside
+from omnidraft.models.native.matrix import address_of, memory
 from omnidraft.models.native.packed_llama import Part
-from omnidraft.models.native.weights import address_of, memory
 from omnidraft.private_files import PRIVATE, require_unshared_file
 
 _PAGE = 4096

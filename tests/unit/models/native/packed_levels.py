@@ -6,7 +6,7 @@ Shapes: N outputs, K inputs, B blocks of 16 channels, G groups of inputs.
 import torch
 
 from omnidraft.models.native import library as native
-from omnidraft.models.native.weights import address_of, memory, pack
+from omnidraft.models.native.matrix import address_of, memory, pack
 from omnidraft.models.probe.choice import kernels as chosen_kernels
 
 HEADER_BYTES = 2 * 2 * native.BLOCK

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from omnidraft.models.native.weights import address_of, memory
+from omnidraft.models.native.matrix import address_of, memory
 
 
 class WithoutHugePages(mmap.mmap):

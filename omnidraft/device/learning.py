@@ -40,6 +40,10 @@ from omnidraft.threads import SupervisedThread, first_problem
 logger = logging.getLogger(__name__)
 
 
+IDLE_S = 1.0
+"""The time without requests after which learning goes on: the short pauses between requests are left alone."""
+
+
 class IdleGate:
     """Any thread may make requests; one thread learns."""
 
@@ -111,6 +115,7 @@ class LearningParts:
     tidier: "Tidier"
     make_distiller: MakeDistiller
     settings: LearnerSettings
+    idle_s: float = IDLE_S
 
 
 class IdleLearning:
@@ -119,7 +124,7 @@ class IdleLearning:
     def __init__(self, parts: LearningParts) -> None:
         """Start the thread. It loads the learner in the first idle moment."""
         self._parts = parts
-        self._gate = IdleGate(parts.settings.idle_s)
+        self._gate = IdleGate(parts.idle_s)
         self._closing = Event()
         self._is_interrupted = self._is_closed = False
         """Whether a `close` was interrupted, and whether one was finished."""
@@ -174,7 +179,7 @@ class IdleLearning:
     def _run(self) -> None:
         settings = self._parts.settings
         if sys.platform.startswith("linux"):  # elsewhere it would be the priority of the whole process
-            throttle.lower_priority(settings.nice)
+            throttle.lower_priority()
         with openmp_threads(settings.threads or 1), throttle.gated(self._gate.wait):
             if self._must_stop():
                 return

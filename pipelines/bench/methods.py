@@ -12,7 +12,7 @@ llamacpp                our engine over llama.cpp with speculation off
 llamacpp+omnidraft      ... with the drafter
 
 A row with a `schema` is answered under it by our own engine; transformers' methods fail on it. Nothing is remembered
-from one answer to the next, except in a stream (BenchSetup.is_stream), nor from one method to another.
+from one answer to the next, except in a stream (Setup.is_stream), nor from one method to another.
 """
 
 import tempfile
@@ -22,7 +22,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from omnidraft import config, wiring
-from omnidraft.config import Settings
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
@@ -36,24 +35,6 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.wiring.named_snapshots import named_or_base
 from pipelines.bench.runs import BenchRun, Method, run_of_generate, run_of_steps
 from pipelines.lib.recording import fields_of, ids_of
-
-
-def own_snapshot(settings: Settings, worker: wiring.Worker, name: str | None) -> LoadedSnapshot:
-    """Load a snapshot for the worker's engine. Its n-gram cache, which learns while it decodes, is no other one's.
-
-    Args:
-        settings: how it drafts; the target is the worker's.
-        name: a folder, version or alias; None is the base drafter.
-
-    Raises:
-        SnapshotError, ModelError: it cannot be loaded.
-    """
-    costs = worker.engine.decoder.costs or MeasuredCosts(worker.target)
-    memories = wiring.memory_loader(settings, CountingMetrics())
-    tokenizers = wiring.served_vocabularies(settings)
-    load = wiring.snapshot_loader(settings, tokenizers, costs, recent=worker.engine.recent, memories=memories)
-    return named_or_base(settings, load, name)
-
 
 TRACED = "omnidraft+traces"
 
@@ -96,7 +77,7 @@ BASELINES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class BenchSetup:
+class Setup:
     """Options of all methods."""
 
     settings: config.Settings
@@ -116,7 +97,7 @@ class LoadedMethods:
     missing: dict[str, str]
 
 
-def load(names: Sequence[str], setup: BenchSetup, stack: ExitStack) -> LoadedMethods:
+def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> LoadedMethods:
     """Load the methods of these names; plain is one of them. `stack` closes their resources.
 
     Raises:
@@ -125,7 +106,7 @@ def load(names: Sequence[str], setup: BenchSetup, stack: ExitStack) -> LoadedMet
     worker = wiring.engine(setup.settings, CountingMetrics(), snapshot=setup.snapshot)
     methods = {name: _own(name, worker, setup, stack) for name in names if name in OURS}
     missing: dict[str, str] = {}
-    others: tuple[Callable[[Sequence[str], BenchSetup], dict[str, Method]], ...] = (huggingface, _llamacpp)
+    others: tuple[Callable[[Sequence[str], Setup], dict[str, Method]], ...] = (huggingface, _llamacpp)
     for group, loader in zip((HUGGINGFACE, tuple(LLAMACPP)), others, strict=True):
         chosen = [name for name in names if name in group]
         try:
@@ -135,7 +116,7 @@ def load(names: Sequence[str], setup: BenchSetup, stack: ExitStack) -> LoadedMet
     return LoadedMethods(methods, worker.target.fingerprint, missing)
 
 
-def _own(name: str, worker: wiring.Worker, setup: BenchSetup, stack: ExitStack) -> Method:
+def _own(name: str, worker: wiring.Worker, setup: Setup, stack: ExitStack) -> Method:
     """Return a method over the worker's target, which drafts with a snapshot of its own."""
     method, settings = OURS[name], setup.settings
     engine = _recording_engine(worker, setup, stack) if name == TRACED else worker.engine
@@ -151,9 +132,25 @@ def _own(name: str, worker: wiring.Worker, setup: BenchSetup, stack: ExitStack) 
     return _run(name, engine, setup, method, own_snapshot(settings, worker, setup.snapshot))
 
 
-def _run(
-    name: str, engine: Engine, setup: BenchSetup, method: OwnMethod, snapshot: LoadedSnapshot | None = None
-) -> Method:
+def own_snapshot(settings: config.Settings, worker: wiring.Worker, name: str | None) -> LoadedSnapshot:
+    """Load a snapshot for the worker's engine. Its n-gram cache, which learns while it decodes, is no other one's, so
+    no method drafts with what another one learned.
+
+    Args:
+        settings: how it drafts; the target is the worker's.
+        name: a folder, version or alias; None is the base drafter.
+
+    Raises:
+        SnapshotError, ModelError: it cannot be loaded.
+    """
+    costs = worker.engine.decoder.costs or MeasuredCosts(worker.target)
+    memories = wiring.memory_loader(settings, CountingMetrics())
+    tokenizers = wiring.served_vocabularies(settings)
+    load = wiring.snapshot_loader(settings, tokenizers, costs, recent=worker.engine.recent, memories=memories)
+    return named_or_base(settings, load, name)
+
+
+def _run(name: str, engine: Engine, setup: Setup, method: OwnMethod, snapshot: LoadedSnapshot | None = None) -> Method:
     """Return a method of our engine. Its name is the tenant, so that no method drafts from what another one said."""
 
     def run(prompt: Prompt, max_new_tokens: int) -> BenchRun:
@@ -173,7 +170,7 @@ def _run(
     return run
 
 
-def _recording_engine(worker: wiring.Worker, setup: BenchSetup, stack: ExitStack) -> Engine:
+def _recording_engine(worker: wiring.Worker, setup: Setup, stack: ExitStack) -> Engine:
     """Return an engine with the same target and drafter that records into a temporary log."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omnidraft-bench-")))
     settings = setup.settings
@@ -181,15 +178,15 @@ def _recording_engine(worker: wiring.Worker, setup: BenchSetup, stack: ExitStack
     temporary, topic = settings.model_copy(update={"log": log}), log.traces_topic
     metrics, pair = CountingMetrics(), worker.engine.pair
     producer = TraceProducer(lambda: wiring.log_writer(temporary, topic), settings.recorder, metrics)
-    stack.callback(producer.close, settings.recorder.drain_timeout_s)
+    stack.callback(producer.close)
     vocabulary = pair.target_tokenizer.vocabulary
     decoder = Decoder(worker.target, vocabulary, trace_top_k=settings.recorder.top_k)
     recent = worker.engine.recent if setup.is_stream else None
-    slot, decode, recording = worker.engine.slot, settings.decode, settings.recorder
-    return Engine(decoder, pair, slot, producer, metrics, decode=decode, recording=recording, recent=recent)
+    slot, decode = worker.engine.slot, settings.decode
+    return Engine(decoder, pair, slot, producer, metrics, decode=decode, recent=recent)
 
 
-def huggingface(names: Sequence[str], setup: BenchSetup) -> dict[str, Method]:
+def huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:
     """Return transformers' methods of these names over one target. Raises ModelError when it cannot compute here."""
     from omnidraft.models.hf.generate import HfAssisted, HfGenerate
 
@@ -216,7 +213,7 @@ def huggingface(names: Sequence[str], setup: BenchSetup) -> dict[str, Method]:
     return {name: method(makers[name]()) for name in names}
 
 
-def _llamacpp(names: Sequence[str], setup: BenchSetup) -> dict[str, Method]:
+def _llamacpp(names: Sequence[str], setup: Setup) -> dict[str, Method]:
     sections = setup.settings.model_dump()
     sections["models"] |= {"engine": "llamacpp", "precision": "auto"}
     worker = wiring.engine(config.load(None, {}, **sections), CountingMetrics(), snapshot=setup.snapshot)

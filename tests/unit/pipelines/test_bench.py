@@ -60,8 +60,7 @@ def run_bench(
     """The command over the tiny models; the report it saved."""
     settings = tmp_path / "settings.toml"
     settings.write_text(
-        '[models]\nprecision = "float32"\n'
-        '[decode]\npolicy = "fixed"\nnum_draft_tokens = 5\nthreads = 1\nprefill_rows = 16\n'
+        '[models]\nprecision = "float32"\n[decode]\npolicy = "fixed"\nnum_draft_tokens = 5\nthreads = 1\n'
     )
     monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
     monkeypatch.setattr(sys, "argv", ["bench", "--and", "so on"])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from omnidraft.errors import ConfigError
 from omnidraft.transfer.hypernetwork import MOST_PIECES, LinearHypernetwork, load_hypernetworks, save_hypernetworks
-from omnidraft.transfer.trainer import RowOptimizer
+from omnidraft.transfer.row_optimizer import RowOptimizer
 from omnidraft.vocab.alignment import PackedLists
 
 SIZE = 6

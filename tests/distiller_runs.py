@@ -9,8 +9,8 @@ import torch
 from omnidraft.audit.run import DiscardingWriter
 from omnidraft.config import MemorySettings
 from omnidraft.distill.control import TrainingControl
-from omnidraft.distill.distiller import Distiller
-from omnidraft.distill.forgetting import Forgetting, Retention
+from omnidraft.distill.exactly_once import Distiller
+from omnidraft.distill.forgetting import Forgetting, RecordRetention
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.record_disposition import SEEN_RECORDS
 from omnidraft.distill.ingest.topic_scan import RecentRecords
@@ -123,7 +123,7 @@ class Setting:
         reader = reader or SlowReader(self.log, "t", 3)
         letters, fingerprint = MemoryWriter(self.log, "dead"), self.pair.alignment.fingerprint
         names = {"target": "target", "drafter": "drafter"}
-        retention = retention or Retention()
+        retention = retention or RecordRetention()
         names["is_forgotten"] = retention.is_forgotten
         consumer = TraceConsumer(reader, letters, fingerprint, CountingMetrics(), topic="t", **names)
         numbers = {

@@ -13,7 +13,7 @@ from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.tenant_keys import TenantKeys
 from omnidraft.distill.control import TrainingControl
-from omnidraft.distill.forgetting import MAX_NOTED, Forgetting, Retention
+from omnidraft.distill.forgetting import MAX_NOTED, Forgetting, RecordRetention
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.topic_scan import RecentRecords
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
@@ -168,7 +168,7 @@ def test_the_orders_that_a_manifest_notes_are_bounded(setting):
     """And fit into one tag of MLflow, with much else. The newest stay."""
     batcher = Batcher([0], records_per_step=2, held_out_every=0, held_out_records=0)
     learner, new_cache = setting.pair.learner(), setting.pair.cache
-    forgetting = Forgetting(Retention(), batcher, learner, CountingMetrics(), new_cache=new_cache)
+    forgetting = Forgetting(RecordRetention(), batcher, learner, CountingMetrics(), new_cache=new_cache)
     orders = [Announcement(0, "forget", forget_id=f"{number:012x}") for number in range(MAX_NOTED + 1)]
     forgetting.mark_done(orders)
     noted = manifest("s1", **forgetting.manifest_fields())
@@ -244,7 +244,7 @@ def test_an_order_is_not_carried_out_while_the_trace_log_is_silent(setting):
 
     before, new_cache = RecentRecords(lambda: reader, source_over, 16, idle_s=0).before, setting.pair.cache
     forgetting = Forgetting(
-        Retention(), batcher, learner, CountingMetrics(), new_cache=new_cache, learned_records=before
+        RecordRetention(), batcher, learner, CountingMetrics(), new_cache=new_cache, learned_records=before
     )
     cache, orders = learner.cache, [Announcement(0, "forget", tenant="leaver", until_ms=NOW_MS, forget_id="order")]
     for _ in range(2):
@@ -261,7 +261,7 @@ def test_the_retention_reaches_held_out_records_and_the_replay_buffer(setting):
     run(setting)
     assert kept(setting)["replay."] == ["new", "old"]
     setting.emit(*names(4, 200), tenant="new", time_ms=NOW_MS)
-    run(setting, retention=Retention(3600.0))
+    run(setting, retention=RecordRetention(3600.0))
     assert kept(setting) == {"held_out.": ["new"], "replay.": ["new"]}
 
 
@@ -283,7 +283,7 @@ def test_what_a_tenant_said_before_it_was_forgotten_gets_no_new_key(store):
 
 def test_a_time_of_day_that_would_leave_nothing_is_doubted_for_a_while():
     now_s, clock = [1_000_000.0], [0.0]
-    retention = Retention(7200.0, now_s=lambda: now_s[0], clock=lambda: clock[0])
+    retention = RecordRetention(7200.0, now_s=lambda: now_s[0], clock=lambda: clock[0])
     records = [make_record(name, time_ms=int(now_s[0] * 1000)) for name in "ab"]
     assert retention.trusts_clock(records)
     now_s[0] += 2_592_000
@@ -302,7 +302,7 @@ def test_a_clock_that_jumps_ahead_empties_neither_replay_buffer_nor_memory_where
     run_until_idle(setting.distiller()[0])
     before = setting.registry.resolve("latest").version
     setting.emit(*names(4, 200), tenant="stayer", time_ms=NOW_MS)
-    ahead = Retention(3600.0, now_s=lambda: NOW_MS / 1000 + 2_592_000)
+    ahead = RecordRetention(3600.0, now_s=lambda: NOW_MS / 1000 + 2_592_000)
     run_until_idle(setting.distiller(retention=ahead)[0])
     assert setting.registry.resolve("latest").version > before
     assert kept(setting) == {"held_out.": [], "replay.": ["stayer"]}

@@ -14,7 +14,7 @@ from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.tenant_keys import TenantKeys
 from omnidraft.config import MemorySettings
-from omnidraft.distill.forgetting import Retention
+from omnidraft.distill.forgetting import RecordRetention
 from omnidraft.distill.memory.memory_files import MemoryFiles
 from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.errors import ConfigError
@@ -179,7 +179,7 @@ def test_what_is_older_than_the_logs_retention_leaves_the_memory(setting):
     run(setting)
     assert tenants(setting).keys() == {"old", "new"}
     emit(setting, "new", start=200)
-    metrics = run(setting, retention=Retention(3600.0))
+    metrics = run(setting, retention=RecordRetention(3600.0))
     assert tenants(setting).keys() == {"new"}
     assert metrics.value("omnidraft_memory_tokens_dropped_total", reason="expired") > 0
 

@@ -12,7 +12,7 @@ from omnidraft.assembly.host import DecodingHost
 from omnidraft.assembly.models import Vocabularies, served_vocabularies
 from omnidraft.assembly.recording import trace_producer
 from omnidraft.assembly.registries import registry, snapshot_reader
-from omnidraft.bus.sqlite_trim import delete_before
+from omnidraft.bus.sqlite_log import delete_before
 from omnidraft.config import Settings
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.recording.trace_producer import TraceProducer

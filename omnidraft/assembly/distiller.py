@@ -16,15 +16,14 @@ from omnidraft.assembly.signing import require_signer
 from omnidraft.assembly.snapshot_loading import ngram_cache
 from omnidraft.config import MemorySettings, Settings
 from omnidraft.distill.control import Status, TrainingControl
-from omnidraft.distill.distiller import Distiller
-from omnidraft.distill.evaluation.held_out import HeldOut
-from omnidraft.distill.evaluation.pinned import read_pinned
+from omnidraft.distill.evaluation.held_out import HeldOut, read_pinned
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
-from omnidraft.distill.forgetting import Forgetting, Retention
+from omnidraft.distill.exactly_once import Distiller
+from omnidraft.distill.forgetting import Forgetting, RecordRetention
 from omnidraft.distill.ingest.batcher import Batcher
-from omnidraft.distill.ingest.crash_journal import TRIES, CrashJournal
+from omnidraft.distill.ingest.log_position import TruncationMark
+from omnidraft.distill.ingest.poison_detector import TRIES, PoisonDetector
 from omnidraft.distill.ingest.tenant_shares import TENANT_SHARE, TenantGroups
-from omnidraft.distill.ingest.truncation_mark import TruncationMark
 from omnidraft.distill.memory.memory_files import MemoryFiles
 from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.distill.publisher import Identity, Publisher
@@ -89,18 +88,18 @@ class _Parts:
         self._learner, alignment = learner(settings, tokenizers), tokenizers.alignment.fingerprint
         self._pinned = None if section.pinned_held_out is None else read_pinned(section.pinned_held_out, alignment)
         reader, dead_letters = log_reader(settings, log.traces_topic), log_writer(settings, log.dead_letters_topic)
-        self._journal, self._truncation = _notes(settings, notes)
+        self._detector, self._truncation = _notes(settings, notes)
         self._batcher = Batcher(
             reader.partitions(),
             records_per_step=section.records_per_step,
             held_out_every=section.held_out_every,
-            poison=self._journal.poison,
+            poison=self._detector.poison,
             tenant_share=TENANT_SHARE,
             groups=self._groups,
         )
         self._files = memory_files(settings, tokenizers, self._metrics, folder / "staging" / "memory")
         hours = log.retention_hours
-        self._retention = Retention(None if hours is None else hours * 3600)
+        self._retention = RecordRetention(None if hours is None else hours * 3600)
         is_forgotten = self._retention.is_forgotten
         self._source = trace_source(settings, alignment, reader, dead_letters, self._metrics, is_forgotten)
 
@@ -121,7 +120,7 @@ class _Parts:
             factor_judge=FactorJudge(self._learner, section.factor_tenants, self._groups),
             steps_per_snapshot=section.steps_per_snapshot,
             max_lag_records=section.max_lag_records,
-            journal=self._journal,
+            poison_detector=self._detector,
             truncation=self._truncation,
             forgetting=self._forgetting(),
             memory=files.memory,
@@ -149,11 +148,11 @@ class _Parts:
         )
 
 
-def _notes(settings: Settings, folder: Path) -> tuple[CrashJournal, TruncationMark]:
+def _notes(settings: Settings, folder: Path) -> tuple[PoisonDetector, TruncationMark]:
     """Return the notes for later processes: what crashed earlier ones, and what the log lost."""
     name = _name_of_notes(settings)
-    journal = CrashJournal(folder / f"trying-{name}.json", tries=TRIES)
-    return journal, TruncationMark(folder / f"truncated-{name}.txt")
+    detector = PoisonDetector(folder / f"trying-{name}.json", tries=TRIES)
+    return detector, TruncationMark(folder / f"truncated-{name}.txt")
 
 
 def _name_of_notes(settings: Settings) -> str:

@@ -43,7 +43,7 @@ def export_snapshot(settings: Settings, name: str, form: ExportFormat, folder: P
 
 def _writer(settings: Settings, form: ExportFormat, stem: str) -> Writer:
     """Return what writes a model in this form. Raises ModelError when what it needs is not there."""
-    from omnidraft.models.hf.model_folder import write_folder
+    from omnidraft.models.hf.pretrained import write_folder
     from omnidraft.models.hf.target_vocabulary import adopt_target_vocabulary
     from omnidraft.models.llamacpp.gguf_export import write_gguf
 

@@ -30,7 +30,7 @@ from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
 from omnidraft.distill.ingest import dead_letters
 from omnidraft.distill.ingest.batcher import seen_keys
 from omnidraft.distill.ingest.log_position import require_same_log
-from omnidraft.distill.ingest.topic_scan import DRIFT_RECORDS, RecentRecords, silence_s
+from omnidraft.distill.ingest.topic_scan import DRIFT_RECORDS, RecentRecords, idle_timeout_s
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.publisher import BATCHER
 from omnidraft.distill.training.learner import Learner
@@ -141,7 +141,7 @@ def recent_records(settings: Settings, alignment: str) -> RecentRecords:
         return trace_source(settings, alignment, reader, DiscardingWriter(), CountingMetrics())
 
     reader_of_traces = partial(log_reader, settings, settings.log.traces_topic)
-    idle_s = silence_s(settings.log.request_timeout_s)
+    idle_s = idle_timeout_s(settings.log.request_timeout_s)
     return RecentRecords(reader_of_traces, source_over, DRIFT_RECORDS, idle_s=idle_s)
 
 
@@ -207,7 +207,7 @@ def audit(
             seen_keys=seen,
             held_out_every=held_out_every,
             on_poll=on_poll,
-            idle_s=silence_s(log.request_timeout_s),
+            idle_s=idle_timeout_s(log.request_timeout_s),
         )
 
 
@@ -217,7 +217,7 @@ def _dead_letter_reasons(settings: Settings) -> DeadLetterReasons:
     if log.dead_letters_topic not in topic_names(settings):
         return {}
     with closing(log_reader(settings, log.dead_letters_topic)) as reader:
-        found = dead_letters.read(reader, idle_s=silence_s(log.request_timeout_s))
+        found = dead_letters.read(reader, idle_s=idle_timeout_s(log.request_timeout_s))
         return dead_letter_reasons(log.traces_topic, found)
 
 

@@ -20,7 +20,7 @@ from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
 from omnidraft.decode.snapshot.slot import FactorSwitch, LoadedSnapshot
 from omnidraft.distill.resume_encryption import decrypt_records
 from omnidraft.errors import ConfigError, SnapshotCorrupt, SnapshotError, SnapshotNotFound
-from omnidraft.memory.owners import Owners
+from omnidraft.memory.memory_file import Owners
 from omnidraft.models.kv_session import BatchingDrafter
 from omnidraft.models.loading import SharedDrafter
 from omnidraft.models.native.drafter import cached_drafter

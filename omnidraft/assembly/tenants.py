@@ -21,7 +21,7 @@ from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.tenant_messages import TenantMatcher, TenantMessages, mark
 from omnidraft.errors import ConfigError, RequestError
 from omnidraft.fleet.forget_orders import AffectedSnapshots, affected_snapshots, last_order, order_forgetting, purge
-from omnidraft.memory.owners import Owner, Owners
+from omnidraft.memory.memory_file import Owner, Owners
 from omnidraft.ports import LogReader, Message
 from omnidraft.telemetry.metrics import CountingMetrics
 
@@ -38,7 +38,7 @@ OnMessage = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class TenantData:
-    """What is known of a tenant."""
+    """The data that is stored of a tenant."""
 
     num_keys: int
     """Keys that are not destroyed."""
@@ -58,7 +58,7 @@ class TenantData:
 
 @dataclass(frozen=True, slots=True)
 class ForgetResult:
-    """What forgetting a tenant did."""
+    """The result of forgetting a tenant."""
 
     forget_id: str
     """The name of the order on the control log."""
@@ -194,7 +194,7 @@ def _find(settings: Settings, topic: str, matcher: TenantMatcher, on_message: On
     if topic not in topic_names(settings):
         return TenantMessages()
     with closing(log_reader(settings, topic)) as reader:
-        idle_s = topic_scan.silence_s(settings.log.request_timeout_s)
+        idle_s = topic_scan.idle_timeout_s(settings.log.request_timeout_s)
         return matcher.find(_messages(reader, idle_s, on_message))
 
 

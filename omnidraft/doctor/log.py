@@ -1,5 +1,4 @@
-"""Checks of the log: the connection, the key store, the topics' configuration, the learner's next offsets,
-and the clocks."""
+"""Checks of the log: the connection, the topics' configuration, the learner's next offsets, and the clocks."""
 
 import time
 from contextlib import closing
@@ -27,22 +26,6 @@ def connection(settings: Settings) -> Finding:
         return warning("log", f"nothing at {settings.log.url} yet", advice)
     topics = assembly.topic_names(settings)
     return ok("log", f"{settings.log.url} answers and has {len(topics)} of 3 topics")
-
-
-def key_store(settings: Settings) -> Finding:
-    """Check the key store of a log with encryption, without creating or changing anything."""
-    from omnidraft.assembly.logs import tenant_keys
-
-    keys = tenant_keys(settings)
-    if keys is None:
-        message = "there is none: all is encrypted with the master key, and no tenant can be forgotten at once"
-        return warning("key store", message, "set log.key_store to a database that all services reach")
-    num_open, num_closed, num_destroyed = keys.count()
-    message = f"{num_open} keys of tenants, {num_destroyed} destroyed"
-    if num_closed:
-        advice = "add the master key that they were wrapped with to log.encryption_keys, behind the others"
-        return problem("key store", f"{message}; {num_closed} that no master key opens", advice)
-    return ok("key store", message)
 
 
 def topic(settings: Settings, name: str) -> Finding:

@@ -249,7 +249,7 @@ BUGS = {
     "ignores age": [(authentication, "require_fresh", _ignore), (champion_statements, "require_fresh", _ignore)],
     "ignores which snapshot was announced": [(loading, "_require_expected", _ignore)],
     "ignores what a statement is about": [(champion_statements.ChampionStatements, "_require_about", _ignore)],
-    "trusts the alias": [(signed_fleet, "champion_statements", _ignore)],
+    "trusts the alias": [(signed_fleet, "champion_check", _ignore)],
     "verifies before it fetches only": [(staging.bundle, "verify", _presence_only)],
 }
 

@@ -21,11 +21,11 @@ from omnidraft.assembly import tenants as assembly_tenants
 from omnidraft.bus import sqlite_forget
 from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
-from omnidraft.bus.sqlite_trim import delete_before
+from omnidraft.bus.sqlite_log import delete_before
 from omnidraft.bus.tenant_keys import TenantKeys
 from omnidraft.distill.ingest import topic_scan
+from omnidraft.doctor.all_checks import key_store
 from omnidraft.doctor.finding import Verdict
-from omnidraft.doctor.log import key_store
 from omnidraft.errors import BusError, RecordForgotten
 from omnidraft.fleet.forget_orders import last_order
 from omnidraft.telemetry.metrics import CountingMetrics

@@ -10,7 +10,7 @@ import pytest
 from omnidraft import assembly, config
 from omnidraft.assembly.fleet import audit
 from omnidraft.distill.ingest import dead_letters
-from omnidraft.distill.ingest.crash_journal import TRIES
+from omnidraft.distill.ingest.poison_detector import TRIES
 from omnidraft.traces import codec
 from tests.integration.distiller_process import Fleet, run_learner
 from tests.integration.lethal_learner import LETHAL

@@ -13,7 +13,7 @@ from omnidraft.assembly.models import TargetVocabulary
 from omnidraft.assembly.snapshot_loading import memory_loader
 from omnidraft.bus.encryption import new_key
 from omnidraft.bus.tenant_keys import TenantKeys
-from omnidraft.memory.owners import Owner
+from omnidraft.memory.memory_file import Owner
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces.redaction import hash_of_tenant
 from tests.memory_texts import said

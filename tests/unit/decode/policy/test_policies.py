@@ -198,6 +198,18 @@ def test_beside_steady_prompts_passes_with_drafts_are_measured_too():
     assert measured == [1, 0, 1, 0, 1, 0]
 
 
+def test_a_plain_pass_is_measured_only_where_no_prompt_is_read_beside_it():
+    policy, others = CostPolicy(flat(1.0, 1.2), flat(0.05, 0.05)), OtherTexts(num_prompt_rows=8)
+    policy.update([TextOutcome(TENANT, 2, 1, [])])
+    for _ in range(40):
+        assert policy.start_round([RoundText(TENANT, 500)], others).prune([0.9]) == 1
+        policy.update([TextOutcome(TENANT, 2, 1, [])], others)
+        policy.update([TextOutcome(TENANT, 1, 0, [])], others)
+    assert alone(policy).prune([0.9]) == 0
+    policy.update([TextOutcome(TENANT, 1, 0, [])])
+    assert alone(policy).prune([0.9]) == 1
+
+
 def test_several_places_share_a_step_when_rows_are_cheap():
     cheap = CostPolicy(flat(0.18, 0.19), CostCurve({1: 0.010, 4: 0.011}))
     dear = CostPolicy(flat(0.18, 0.19), CostCurve({1: 0.010, 4: 0.2}))
@@ -390,6 +402,13 @@ def test_a_drafter_is_given_up_where_memory_uses_its_time_better_though_plain_de
     is_drafted = rounds_beside_memory(CostPolicy(flat(1.0, 1.6), flat(0.05, 0.05)), 4, 1, 10)
     assert is_drafted[0]
     assert np.mean(is_drafted[50:]) < 0.25
+
+
+@pytest.mark.parametrize(("num_ids", "is_read"), [(100, True), (300, True), (4000, False)])
+def test_the_whole_of_a_long_text_is_read_where_an_answer_gains_more_by_it_than_it_takes(num_ids, is_read):
+    policy = CostPolicy(flat(0.055, 0.17), CostCurve({1: 0.005, 64: 0.074}))
+    assert policy.start_round([RoundText(TENANT, 500)]).should_read(0, num_ids, 64) is is_read
+    assert FixedPolicy().should_read(0, num_ids, 64)
 
 
 def test_a_trial_reads_the_end_of_a_long_text_and_never_the_whole():

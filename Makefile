@@ -100,7 +100,7 @@ $(VLLM_STAMP): deploy/vllm/requirements-cpu.txt deploy/vllm/overrides-cpu.txt py
 	  -r deploy/vllm/requirements-cpu.txt --editable '.[kafka,mlflow]'
 	@touch $@
 
-test-long: setup ## What `make test` leaves out: small soaks, PostgreSQL, the wheel, Kubernetes, benchmarks' own tests
+test-long: setup ## What `make test` leaves out: small soaks, PostgreSQL, TLS, the wheel, Kubernetes, exports, benchmarks' own tests
 	$(TEST_ENV) $(PYTHON) -m pytest -m long $(PYTEST_ARGS)
 
 test-real: setup ## The tests that load real models

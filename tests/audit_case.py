@@ -55,6 +55,12 @@ class Case:
         with sqlite3.connect(self.path) as connection:
             assert connection.execute(statement).rowcount > 0
 
+    def copy(self, path: Path) -> "Case":
+        """One in which faults can be planted, and none in this one."""
+        with sqlite3.connect(self.path) as source, sqlite3.connect(path) as target:
+            source.backup(target)
+        return replace(self, path=path)
+
     def retell(self, place: int, **changes: object) -> None:
         """The manifest of one version says something else."""
         versions = list(self.versions)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -63,3 +64,10 @@ def inline_code(page: Path) -> Iterator[tuple[int, str]]:
         fenced ^= bool(_FENCE.match(line))
         if not fenced and not line.startswith("    "):
             yield from ((number, code) for code in re.findall(r"`([^`]+)`", line))
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """Return them as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

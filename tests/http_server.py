@@ -3,7 +3,6 @@
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +12,7 @@ from starlette.types import ASGIApp
 
 from omnidraft.config import WorkerSettings
 from omnidraft.hosts.http_server import http_server
-from tests.tiny_engine import PATIENCE_S
+from tests.tiny_engine import PATIENCE_S, wait_until
 
 
 @contextmanager
@@ -24,12 +23,18 @@ def served(app: ASGIApp, limits: WorkerSettings | None = None) -> Iterator[str]:
         server = http_server(app, limits or WorkerSettings())
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
-        deadline = time.monotonic() + PATIENCE_S
-        while not server.started and time.monotonic() < deadline:
-            time.sleep(0.005)
+        wait_until(lambda: server.started)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
         thread.join(PATIENCE_S)
+
+
+def post(client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """What a request that is not refused is answered."""
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:

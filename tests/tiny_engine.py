@@ -1,7 +1,7 @@
 """An engine over the tiny models, and proposers that do what a test needs."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,14 @@ from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request
 from omnidraft.telemetry.metrics import CountingMetrics
 
 PATIENCE_S = 20.0
+
+
+def wait_until(is_true: Callable[[], object]) -> None:
+    """Return once it is; fail when that takes too long."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def tiny_settings(

@@ -203,6 +203,7 @@ def test_where_nothing_tells_tenants_apart_the_same_flood_ruins_the_champion(pai
     assert figures["promoted"] > 0
 
 
+@pytest.mark.long
 def test_a_flooder_with_a_name_for_every_request_gains_nothing_where_the_tenants_are_named(
     pair: Pair, tmp_path: Path
 ) -> None:
@@ -211,6 +212,7 @@ def test_a_flooder_with_a_name_for_every_request_gains_nothing_where_the_tenants
     assert figures["worst"] > figures["before"] - MARGIN
 
 
+@pytest.mark.long
 def test_a_pinned_file_judges_where_nothing_tells_tenants_apart(pair: Pair, tmp_path: Path) -> None:
     path = tmp_path / "pinned.avro"
     fleet = FloodedFleet(pair, tmp_path, LearnerSettings(pinned_held_out=path))

@@ -22,8 +22,8 @@ from tests.attack.forgeries import CHALLENGER, CHAMPION, FORGERIES, OLD, Attacke
 from tests.signed_fleet import Keys, Worker, promote, settings_of
 from tests.snapshot_folders import version_folder
 
-NUM_FORGERIES = 300
-NUM_TAMPERED = 1000
+NUM_FORGERIES = 200
+NUM_TAMPERED = 400
 STATES = ("running", "restarted", "new")
 
 

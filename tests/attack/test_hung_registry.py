@@ -4,7 +4,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
@@ -20,9 +22,51 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from omnidraft.wiring.controller import control_follower
 from omnidraft.wiring.logs import snapshot_reader
-from tests.hung_mlflow import HungMlflow, hung_mlflow
 from tests.tiny_engine import PATIENCE_S
 from tests.trace_records import make_record
+
+
+class HungMlflow(ThreadingHTTPServer):
+    """Answers until `hangs` is set."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.hangs, self.is_over = Event(), Event()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: HungMlflow
+
+    def do_GET(self) -> None:
+        if self.server.hangs.is_set():
+            self.server.is_over.wait()
+            return
+        is_search = "/search" in self.path
+        body = b"{}" if is_search else b'{"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "none"}'
+        self.send_response(200 if is_search else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, *args: object) -> None: ...
+
+
+@contextmanager
+def hung_mlflow() -> Iterator[HungMlflow]:
+    """A server that answers at first."""
+    with HungMlflow() as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.is_over.set()
+        server.shutdown()
+        thread.join()
+
 
 IN_EFFECT_S = 3.0
 KINDS = ("champion", "canary", "drift", "drift_over", "forget")

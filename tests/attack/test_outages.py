@@ -23,7 +23,6 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
-from omnidraft import config, wiring
 from omnidraft.audit.findings import Report
 from omnidraft.audit.run import DiscardingWriter, audit, dead_letter_reasons
 from omnidraft.bus import kafka_log
@@ -57,7 +56,6 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.threads import SupervisedThread
 from omnidraft.traces import archive, codec
-from tests.cli_runs import run_cli
 from tests.distiller_runs import Setting, learned, names, run_until_idle
 from tests.snapshot_folders import make_bundle, version_folder
 from tests.snapshot_followers import Worker, champion
@@ -299,20 +297,6 @@ def test_a_file_put_in_the_place_of_an_open_log_is_seen_by_its_readers_and_write
     reader.seek({})
     assert [each.value for each in reader.poll(10, timeout_s=0).messages] == [b"v"]
     assert reader.identity() != identity
-
-
-def test_a_log_from_before_identities_is_given_one_that_stays_and_old_manifests_go_on(outage):
-    outage.emit(*names(4))
-    outage.learn()
-    newest = outage.registry.resolve("latest").version
-    folder = version_folder(outage.folder / "registry", newest) / "snapshot"
-    bundle.write_manifest(folder, bundle.read_manifest(folder).model_copy(update={"log_id": None}))
-    outage.execute("DROP TABLE topics")
-    outage.emit(*names(2, start=4))
-    with closing(SqliteReader(outage.path, "t")) as reader:
-        identity = reader.identity()
-    assert outage.learn() == names(2, start=4)
-    assert outage.manifest().log_id == identity
 
 
 def test_a_restart_to_a_place_that_the_log_lacks_is_refused_and_learning_goes_on(outage, caplog):
@@ -930,17 +914,3 @@ def wait_until(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
 
 
 # ---------------------------------------------------------------- orders
-
-
-def test_the_command_orders_a_restart_once_and_refuses_what_is_no_place(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    environ = {"OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db", "OMNIDRAFT_MODELS__TARGET": "big"}
-    settings = config.load(None, environ)
-    wiring.log_writer(settings, settings.log.traces_topic)  # as the first service does
-    done = run_cli(("learning", "restart", "--from", "0:5, 1:7", "--target", "big"), monkeypatch, capsys, environ)
-    assert (done.returncode, "restarts from 0:5 1:7" in done.stdout) == (0, True)
-    done = run_cli(("learning", "restart", "--from", "yesterday"), monkeypatch, capsys, environ)
-    assert done.returncode == 2
-    reader = wiring.log_reader(settings, settings.log.control_topic)
-    (order,) = LogControlFollower(reader, CountingMetrics(), kinds=("restart",), target="big").poll(0)
-    assert (order.start, order.target, len(order.restart_id or "")) == ("0:5 1:7", "big", 32)

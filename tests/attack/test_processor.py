@@ -314,6 +314,7 @@ def test_a_service_that_a_signal_ended_is_reported_by_name_with_its_last_words(t
     assert 'loading models; it was at File "<string>", line 1' in str(failed.value)
 
 
+@pytest.mark.long
 def test_a_test_process_that_crashes_costs_one_test_and_no_hang(tmp_path: Path) -> None:
     """The crash is in the last file, behind files that are done: where xdist alone would wait for ever."""
     (tmp_path / "conftest.py").write_text(

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from omnidraft.bus import kafka_log
+from omnidraft.bus.kafka_log import KafkaReader, KafkaWriter
 from omnidraft.distill.ingest import dead_letters, topic_scan
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.fleet import control_log
@@ -24,7 +26,7 @@ from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from tests import hostile_batches
-from tests.kafka_fixture import kafka_bootstrap, load_local_broker, skip_without_kafka  # noqa: F401  (a fixture)
+from tests.kafka_fixture import load_local_broker, skip_without_kafka
 from tests.raw_batches import Batch, RawProducer, batch, record
 from tests.trace_records import make_record
 
@@ -41,8 +43,6 @@ def topic() -> str:
 
 
 def make_topic(servers: str, name: str) -> None:
-    from omnidraft.bus.kafka_log import KafkaWriter
-
     KafkaWriter(servers, name).close()
 
 
@@ -95,7 +95,7 @@ def fuzz(servers: str, topic: str, num: int, bomb_every: int) -> dict:
     return figures | {"refused": dict(refused), "taken": dict(taken), "sound": len(expected)}
 
 
-def test_raw_batches_of_every_kind_end_as_messages_or_damage(kafka_bootstrap, topic):  # noqa: F811
+def test_raw_batches_of_every_kind_end_as_messages_or_damage(kafka_bootstrap, topic):
     """Sound records are read as they were sent, wherever they stand between the others."""
     told = fuzz(kafka_bootstrap, topic, 160, bomb_every=80)
     print(told)
@@ -105,7 +105,7 @@ def test_raw_batches_of_every_kind_end_as_messages_or_damage(kafka_bootstrap, to
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_twenty_thousand_raw_batches_end_as_messages_or_damage(kafka_bootstrap, topic):  # noqa: F811
+def test_twenty_thousand_raw_batches_end_as_messages_or_damage(kafka_bootstrap, topic):
     told = fuzz(kafka_bootstrap, topic, 20_000, bomb_every=500)
     print(told)
     assert sum(told["taken"].values()) + sum(told["refused"].values()) == 20_000
@@ -121,9 +121,7 @@ def sent_records(names: list[str], bad: int) -> bytes:
     return batch(made)
 
 
-def test_a_header_name_that_is_not_utf8_is_a_dead_letter_and_its_neighbours_are_learned(kafka_bootstrap, topic):  # noqa: F811
-    from omnidraft.bus.kafka_log import KafkaReader, KafkaWriter
-
+def test_a_header_name_that_is_not_utf8_is_a_dead_letter_and_its_neighbours_are_learned(kafka_bootstrap, topic):
     make_topic(kafka_bootstrap, topic)
     with RawProducer(kafka_bootstrap, topic) as producer:
         assert producer.produce(sent_records(["one", "two", "three"], bad=1)) == (0, 0)
@@ -140,9 +138,7 @@ def test_a_header_name_that_is_not_utf8_is_a_dead_letter_and_its_neighbours_are_
     assert letter.cut is None  # so that it can be redriven
 
 
-def test_a_batch_that_cannot_be_unpacked_is_one_dead_letter_of_all_its_offsets(kafka_bootstrap, topic):  # noqa: F811
-    from omnidraft.bus.kafka_log import KafkaReader, KafkaWriter
-
+def test_a_batch_that_cannot_be_unpacked_is_one_dead_letter_of_all_its_offsets(kafka_bootstrap, topic):
     make_topic(kafka_bootstrap, topic)
     plain = b"".join(record(index, bytes(10 << 20)) for index in range(4))
     with RawProducer(kafka_bootstrap, topic) as producer:
@@ -159,9 +155,7 @@ def test_a_batch_that_cannot_be_unpacked_is_one_dead_letter_of_all_its_offsets(k
     assert letter.cut == "the value is damaged bytes of the log, not a message"
 
 
-def test_a_control_topic_with_a_broken_record_still_tells_what_serves(kafka_bootstrap, topic):  # noqa: F811
-    from omnidraft.bus.kafka_log import KafkaReader, KafkaWriter
-
+def test_a_control_topic_with_a_broken_record_still_tells_what_serves(kafka_bootstrap, topic):
     metrics = CountingMetrics()
     with closing(KafkaWriter(kafka_bootstrap, topic)) as writer:
         control_log.publish_announcement(writer, "champion", 1)
@@ -189,12 +183,10 @@ def polled_until(reader, num: int) -> list[bytes]:
     return found
 
 
-def test_partitions_that_are_added_are_read_from_their_first_message(kafka_bootstrap, topic, monkeypatch):  # noqa: F811
-    from omnidraft.bus import kafka_log
-
+def test_partitions_that_are_added_are_read_from_their_first_message(kafka_bootstrap, topic, monkeypatch):
     monkeypatch.setattr(kafka_log, "METADATA_MAX_AGE_S", 1)
     make_topic(kafka_bootstrap, topic)
-    with closing(kafka_log.KafkaReader(kafka_bootstrap, topic)) as reader:
+    with closing(KafkaReader(kafka_bootstrap, topic)) as reader:
         with RawProducer(kafka_bootstrap, topic) as producer:
             producer.produce(batch([record(0, b"old")]))
             assert polled_until(reader, 1) == [b"old"]
@@ -215,16 +207,14 @@ def until_taken(producer: RawProducer, sent: bytes, partition: int) -> None:
 
 
 def test_a_control_topic_that_got_partitions_goes_on_in_its_first_and_the_others_count(
-    kafka_bootstrap,  # noqa: F811
+    kafka_bootstrap,
     topic,
     monkeypatch,
 ):
-    from omnidraft.bus import kafka_log
-
     monkeypatch.setattr(kafka_log, "METADATA_MAX_AGE_S", 1)
-    with closing(kafka_log.KafkaWriter(kafka_bootstrap, topic)) as writer:
+    with closing(KafkaWriter(kafka_bootstrap, topic)) as writer:
         control_log.publish_announcement(writer, "champion", 1)
-        with closing(kafka_log.KafkaReader(kafka_bootstrap, topic)) as reader:
+        with closing(KafkaReader(kafka_bootstrap, topic)) as reader:
             follower = LogControlFollower(reader, CountingMetrics(), kinds=("champion", "pause"))
             assert [each.version for each in follower.poll(5.0)] == [1]
             add_partitions(kafka_bootstrap, topic, 5)
@@ -235,7 +225,7 @@ def test_a_control_topic_that_got_partitions_goes_on_in_its_first_and_the_others
             assert told_within(follower, 15) == [("champion", 2, 0)]
             control_log.publish_announcement(writer, "champion", 3)
             assert told_within(follower, 15) == [("champion", 3, 1)]
-    with closing(kafka_log.KafkaReader(kafka_bootstrap, topic)) as reader:
+    with closing(KafkaReader(kafka_bootstrap, topic)) as reader:
         assert reader.end_offsets() == {0: 2, 1: 0, 2: 0, 3: 0, 4: 1}
         afresh = LogControlFollower(reader, CountingMetrics(), kinds=("champion", "pause"))
         assert told_within(afresh, 15) == [("champion", 3, 1)]
@@ -298,8 +288,6 @@ def corrupted(folder: Path, faults: dict[str, tuple[int, str, int]]) -> dict[str
 
 
 def read_all(servers: str, topic: str) -> tuple[list[int], Counter[str]]:
-    from omnidraft.bus.kafka_log import KafkaReader
-
     offsets, lost = list[int](), Counter[str]()
     with closing(KafkaReader(servers, topic, request_timeout_s=3)) as reader:
         for polled in topic_scan.polls_until(lambda: reader.poll(50, 1.0), reader.end_offsets(), idle_s=60):

@@ -13,7 +13,6 @@ from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.errors import OffsetOutOfRange
 from omnidraft.ports import LogReader, LogWriter, Message, Outgoing
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
-from tests.kafka_fixture import kafka_bootstrap  # noqa: F401  (a fixture: pytest finds it by name)
 
 PARTITIONS = 3
 PATIENCE_S = 15.0

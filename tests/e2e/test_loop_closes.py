@@ -1,7 +1,7 @@
 """The whole circle in separate processes, over a real Kafka broker, with a distiller that is killed in the middle."""
 
 import json
-import socket
+import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.demo.local_cluster import LocalCluster, is_serving
+from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.fleet import control_log
@@ -34,9 +34,6 @@ def settings_path(
     kafka_bootstrap: str,
 ) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("circle")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     path = root / "settings.toml"
     path.write_text(f"""
 [models]
@@ -60,8 +57,11 @@ steps_per_snapshot = 2
 held_out_every = 4
 learning_rate = 3e-3
 [worker]
-port = {port}
+port = {free_port()}
 poll_s = 0.5
+[metrics]
+distiller_port = 0
+controller_port = 0
 [controller]
 poll_s = 0.3
 tolerance = 1.0
@@ -111,6 +111,8 @@ def test_a_killed_distiller_learns_every_acknowledged_record_once_and_workers_ta
         num_between = settings.learner.records_per_step * settings.learner.steps_per_snapshot
         fleet.wait_for(lambda: num_unlearned(settings, registry, log) < num_between, "last snapshot", TIMEOUT_S)
         assert fleet.stop("distiller") == 0
+        assert "omnidraft_promotions_total{" in httpx.get(metrics_url(settings_path)).text
+        assert fleet.stop("controller") == 0
     assert "canary" in control_messages(settings)
     assert len(log) >= NUM_FIRST + NUM_SECOND
     assert num_unlearned(settings, registry, log) < num_between
@@ -150,6 +152,13 @@ def ask(url: str, number: int) -> dict[str, object]:
     response.raise_for_status()
     content = response.json()
     return {"text": content["choices"][0]["message"]["content"]} | content["omnidraft"]
+
+
+def metrics_url(settings_path: Path) -> str:
+    """Where the controller says that it answers scrapes."""
+    found = re.search(r"metrics at (\S+)", (settings_path.parent / "logs/controller.log").read_text())
+    assert found is not None
+    return found[1]
 
 
 def control_messages(settings: config.Settings) -> set[str]:

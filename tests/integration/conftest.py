@@ -1,4 +1,4 @@
-"""The environment of pipelines that run in the test's process."""
+"""Settings of the tiny pair: a file for commands, and an environment for pipelines that run in the test's process."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -7,6 +7,30 @@ import pytest
 import torch
 
 from tests.cli_runs import Environ, tiny_pair_environ
+
+
+@pytest.fixture
+def settings_file(tmp_path: Path, tiny_models: tuple[Path, Path]) -> Path:
+    """The tiny pair, a log and a registry below tmp_path."""
+    path = tmp_path / "settings.toml"
+    path.write_text(f"""
+[models]
+target = "{tiny_models[0]}"
+drafter = "{tiny_models[1]}"
+precision = "float32"
+drafter_precision = "float32"
+[decode]
+threads = 1
+prefill_rows = 16
+mode = "reproducible"
+[log]
+url = "sqlite:///{tmp_path}/log.db"
+[registry]
+url = "directory:///{tmp_path}/registry"
+[worker]
+port = 0
+""")
+    return path
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from tests.dashboards import ALERTS, alerts
-from tests.prometheus_fixture import Prometheus
-from tests.prometheus_fixture import prometheus as prometheus
+from tests.integration.prometheus_fixture import Prometheus
+from tests.integration.prometheus_fixture import prometheus as prometheus
 
 pytestmark = pytest.mark.long
 

@@ -15,7 +15,7 @@ from omnidraft.distill.ingest.record_disposition import Disposition
 from omnidraft.errors import ConfigError
 from omnidraft.ports import SnapshotVersion
 from omnidraft.registry.directory_registry import DirectoryRegistry
-from tests.device_llm import NUM_ASKED, PARAMS, TOPIC, ask, num_recorded, open_llm
+from tests.integration.device_llm import NUM_ASKED, PARAMS, TOPIC, ask, num_recorded, open_llm
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 120.0
@@ -81,17 +81,6 @@ def test_what_is_asked_is_learned_and_the_next_start_goes_on(tiny_models: tuple[
     assert_is_of_one_pair(tmp_path, tiny_models)
 
 
-def test_the_target_is_had_with_its_weights(
-    tiny_models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def resolve_tokenizer(name: str, **_: object) -> Path:
-        raise AssertionError(f"{name} would come from a hub without its weights")
-
-    monkeypatch.setattr("omnidraft.models.catalog.store.resolve_tokenizer", resolve_tokenizer)
-    with open_llm(tmp_path, tiny_models) as llm:
-        assert ask(llm, 1)
-
-
 def assert_is_tidy(home: Path, models: tuple[Path, Path]) -> None:
     """Weights of old versions and learned records are gone."""
     known = versions(home, models)
@@ -116,7 +105,7 @@ def assert_is_of_one_pair(home: Path, models: tuple[Path, Path]) -> None:
 def test_a_process_that_is_killed_loses_nothing_and_repeats_nothing(
     tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "tests.device_llm", str(tmp_path), *map(str, tiny_models)]
+    command = [sys.executable, "-m", "tests.integration.device_llm", str(tmp_path), *map(str, tiny_models)]
     done = subprocess.run(command, cwd=ROOT, env=os.environ.copy(), capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     imported = {name.partition(".")[0] for name in (tmp_path / "modules.txt").read_text().split("\n")}
@@ -132,11 +121,19 @@ def test_a_process_that_is_killed_loses_nothing_and_repeats_nothing(
     assert judged
 
 
+@pytest.mark.long
 def test_records_are_not_poison_because_processes_end_in_requests_for_which_their_step_waits(
     tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """With `poison_tries` = 1 two deaths over a step would do."""
-    command = [sys.executable, "-m", "tests.device_llm", str(tmp_path), *map(str, tiny_models), "at-the-gate"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.integration.device_llm",
+        str(tmp_path),
+        *map(str, tiny_models),
+        "at-the-gate",
+    ]
     done = subprocess.run(command, cwd=ROOT, env=os.environ.copy(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     with open_llm(tmp_path, tiny_models, poison_tries=1) as llm:

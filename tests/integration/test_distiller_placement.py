@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from omnidraft.testing.tiny_models import make_drafter, make_target
-from tests.integration.distiller_process import Fleet
 
 ROOT = Path(__file__).parents[2]
 ACTOR = "ray::Distill"
@@ -103,29 +102,3 @@ def test_learners_have_a_node_each_and_one_without_a_place_is_told_of(
     (waiting,) = re.findall(r"(\S+): waits for a Ray node that has (.+) free", distiller())
     assert waiting[0] not in told
     assert "{'distiller': 1.0}" in waiting[1]
-
-
-def test_of_two_distillers_of_one_pair_on_one_cluster_the_one_that_publishes_too_late_ends(
-    address: str, tmp_path: Path
-) -> None:
-    fleet = Fleet(tmp_path)
-    fleet.environ["RAY_ADDRESS"] = address
-    log, num_emitted, deadline = tmp_path / "distiller.log", 0, time.monotonic() + TIMEOUT_S
-    both = [fleet.start()]
-    try:
-        fleet.wait_for(lambda: fleet.newest() is not None)
-        both.append(fleet.start())
-        fleet.wait_for(lambda: log.read_text().count("learning in process") == 2)
-        while all(each.poll() is None for each in both):
-            assert time.monotonic() < deadline, log.read_text()
-            fleet.emit(6, first=num_emitted)
-            num_emitted += 6
-            time.sleep(1.0)
-        (survivor,) = [each for each in both if each.poll() is None]
-        survivor.send_signal(signal.SIGTERM)
-        assert survivor.wait(STOP_S) == 0
-    finally:
-        for each in both:
-            each.kill()
-    assert sorted(each.wait() for each in both) == [0, 2]
-    assert "another distiller learns for this pair, so this one ends" in log.read_text()

@@ -12,15 +12,11 @@ import numpy as np
 import pytest
 
 from omnidraft import config, wiring
-from omnidraft.config import RecorderSettings
-from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.ingest import dead_letters, topic_scan
-from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.errors import BusError
 from omnidraft.ports import LogReader, Outgoing
-from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from tests.cli_runs import run_cli
+from tests.integration.settings_runs import environ, learn, record
 from tests.trace_records import make_record
 
 WORDS = np.arange(16_000_000, 16_000_008, dtype=np.uint32)
@@ -37,33 +33,10 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     prefix = f"encrypted-{uuid.uuid4().hex}"
 
     def make(*keys: str, **log: Any) -> config.Settings:
-        return config.load(None, {}, log={"url": url, "topic_prefix": prefix, "encryption_keys": keys, **log})
+        log = {"url": url, "topic_prefix": prefix, "encryption_keys": keys, **log}
+        return config.load(None, {}, log=log, registry={"url": "directory:///registry"})
 
     return make
-
-
-def record(settings: config.Settings, *names: str) -> None:
-    """As a worker does."""
-    recorder = TraceProducer(
-        lambda: wiring.log_writer(settings, settings.log.traces_topic), RecorderSettings(), CountingMetrics()
-    )
-    for name in names:
-        recorder.emit(make_record(name, prompt_ids=WORDS))
-    assert recorder.close(20.0) == 0
-
-
-def learn(settings: config.Settings) -> tuple[list[str], list[str]]:
-    """Names of the records that a learner gets, and reasons of what it does not."""
-    log = settings.log
-    with (
-        closing(wiring.log_reader(settings, log.traces_topic)) as reader,
-        closing(wiring.log_writer(settings, log.dead_letters_topic)) as letters,
-    ):
-        source = TraceConsumer(reader, letters, None, CountingMetrics(), topic=log.traces_topic)
-        source.seek({})
-        polls = list(topic_scan.polls_until(lambda: source.poll(100, 1.0), reader.end_offsets()))
-    records = [each.request_id for polled in polls for _, _, each in polled.records]
-    return records, [reason for polled in polls for _, _, reason, _ in polled.skipped]
 
 
 def stored(settings: config.Settings, topic: str) -> list[bytes]:
@@ -76,7 +49,7 @@ def stored(settings: config.Settings, topic: str) -> list[bytes]:
 def test_what_users_said_lies_in_the_log_only_without_a_key(settings: Settings) -> None:
     for keys, is_readable in [((), True), ((NEW,), False)]:
         asked = settings(*keys, topic_prefix=f"words-{uuid.uuid4().hex}")
-        record(asked, "a")
+        record(asked, "a", prompt_ids=WORDS)
         assert learn(asked) == (["a"], [])
         (lying,) = stored(asked, asked.log.traces_topic)
         assert (WORDS.tobytes() in lying) is is_readable
@@ -85,7 +58,7 @@ def test_what_users_said_lies_in_the_log_only_without_a_key(settings: Settings) 
 @pytest.mark.parametrize(("keys", "is_readable"), [((), True), ((NEW,), False)])
 def test_no_file_of_an_sqlite_log_holds_what_users_said(tmp_path: Path, keys: tuple[str, ...], is_readable: bool):
     asked = config.load(None, {}, log={"url": f"sqlite:///{tmp_path}/log.db", "encryption_keys": keys})
-    record(asked, *"abc")
+    record(asked, *"abc", prompt_ids=WORDS)
     assert any(WORDS.tobytes() in path.read_bytes() for path in tmp_path.iterdir()) is is_readable
 
 
@@ -93,8 +66,8 @@ def test_a_record_without_its_key_is_a_dead_letter_that_goes_back_when_the_key_i
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    record(settings(OLD), "a")
-    record(settings(NEW), "b")
+    record(settings(OLD), "a", prompt_ids=WORDS)
+    record(settings(NEW), "b", prompt_ids=WORDS)
     assert learn(settings(NEW)) == (["b"], ["unknown_key"])
     letters = run(settings(NEW), monkeypatch, capsys, "dead-letters", "list", "--json")
     (letter,) = map(json.loads, letters.splitlines())
@@ -133,7 +106,7 @@ def test_tail_and_verify_read_what_is_encrypted(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     asked = settings(NEW)
-    record(asked, "a", "b")
+    record(asked, "a", "b", prompt_ids=WORDS)
     shown = [json.loads(line) for line in run(asked, monkeypatch, capsys, "tail").splitlines()]
     assert [each["prompt_ids"] for each in shown] == [WORDS.tolist()] * 2
     shown = [json.loads(line) for line in run(settings(OLD), monkeypatch, capsys, "tail").splitlines()]
@@ -147,15 +120,7 @@ def run(
     settings: config.Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *command: str
 ) -> str:
     """What `omnidraft traces ...` prints; the keys come as an operator gives them."""
-    keys = [key.get_secret_value() for key in settings.log.encryption_keys]
-    environ = {
-        "OMNIDRAFT_LOG": settings.log.url,
-        "OMNIDRAFT_LOG__TOPIC_PREFIX": settings.log.topic_prefix,
-        "OMNIDRAFT_LOG__ENCRYPTION_KEYS": json.dumps(keys),
-        "OMNIDRAFT_REGISTRY__URL": "directory:///registry",
-        "COLUMNS": "250",
-    }
-    done = run_cli(("traces", *command), monkeypatch, capsys, environ)
+    done = run_cli(("traces", *command), monkeypatch, capsys, environ(settings))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -167,13 +132,6 @@ def test_a_new_key_is_one_that_the_settings_take(
     loaded = config.load(None, {}, log={"encryption_keys": keys})
     assert [key.get_secret_value() for key in loaded.log.encryption_keys] == keys
     assert keys[0] != keys[1]
-
-
-def test_a_log_that_is_down_is_an_error_as_without_a_key(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    asked = config.load(None, {}, log={"url": f"sqlite:///{tmp_path}/file/log.db", "encryption_keys": [NEW]})
-    with pytest.raises(BusError):
-        wiring.log_writer(asked, asked.log.traces_topic)
 
 
 def test_announcements_stay_readable_without_a_key(settings: Settings) -> None:

@@ -20,7 +20,9 @@ def said(fleet: Fleet, user: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "encrypted"])
+@pytest.mark.parametrize(
+    "is_encrypted", [pytest.param(False, marks=pytest.mark.long), True], ids=["plain", "encrypted"]
+)
 def test_a_worker_drafts_for_a_tenant_what_the_fleet_said_to_it_and_the_text_stays(
     tiny_models: tuple[Path, Path],
     omnidraft_home: Path,

@@ -1,6 +1,6 @@
 """`omnidraft tenants`: what it destroys, refuses, repeats and prints, on SQLite, PostgreSQL and a real broker."""
 
-import json
+import io
 import os
 import signal
 import sqlite3
@@ -22,11 +22,7 @@ from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.sqlite_trim import delete_before
 from omnidraft.bus.tenant_keys import TenantKeys
-from omnidraft.config import RecorderSettings
-from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.ingest import topic_scan
-from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.distill.retrying import retry
 from omnidraft.doctor import keys
 from omnidraft.doctor.finding import Verdict
 from omnidraft.errors import BusError, RecordForgotten
@@ -34,8 +30,8 @@ from omnidraft.fleet.forget_orders import last_order
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.wiring import tenants as wiring_tenants
 from tests.cli_runs import run_cli
+from tests.integration.settings_runs import environ, learn, record
 from tests.postgres_fixture import Postgres
-from tests.trace_records import make_record
 
 MASTER = new_key()
 
@@ -57,98 +53,22 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     return lambda settings, *command: run_cli(("tenants", *command), monkeypatch, capsys, environ(settings))
 
 
-def environ(settings: config.Settings) -> dict[str, str]:
-    """As an operator gives them."""
-    log = settings.log
-    given = {
-        "OMNIDRAFT_LOG": log.url,
-        "OMNIDRAFT_LOG__TOPIC_PREFIX": log.topic_prefix,
-        "OMNIDRAFT_LOG__ENCRYPTION_KEYS": json.dumps([key.get_secret_value() for key in log.encryption_keys]),
-        "OMNIDRAFT_REGISTRY__URL": settings.registry.url,
-        "COLUMNS": "250",
-    }
-    if log.key_store is not None:
-        given["OMNIDRAFT_LOG__KEY_STORE"] = log.key_store.get_secret_value()
-    return given
-
-
-def record(settings: config.Settings, *names: str, **fields: Any) -> None:
-    """As a worker does; a name is tenant/request."""
-    topic = settings.log.traces_topic
-    producer = TraceProducer(lambda: wiring.log_writer(settings, topic), RecorderSettings(), CountingMetrics())
-    for name in names:
-        producer.emit(make_record(name, tenant=name.partition("/")[0], **fields))
-    assert producer.close(20.0) == 0
-
-
-def learn(settings: config.Settings, on_failure: Callable[[], None] = lambda: None) -> tuple[list[str], list[str]]:
-    """Names of the records that a learner gets, and reasons of what it does not."""
-    log = settings.log
-    with (
-        closing(wiring.log_reader(settings, log.traces_topic)) as reader,
-        closing(wiring.log_writer(settings, log.dead_letters_topic)) as letters,
-    ):
-        consumer = TraceConsumer(reader, letters, None, CountingMetrics(), topic=log.traces_topic)
-        consumer.seek({})
-
-        def poll():
-            return retry(lambda: consumer.poll(100, 1.0), lambda: False, on_failure, wait=lambda seconds, stop: None)
-
-        polls = list(topic_scan.polls_until(poll, reader.end_offsets()))
-    records = [each.request_id for polled in polls for _, _, each in polled.records]
-    return records, [reason for polled in polls for _, _, reason, _ in polled.skipped]
-
-
 def orders(settings: config.Settings) -> int:
     with closing(wiring.log_reader(settings, settings.log.control_topic)) as reader:
         return len(list(topic_scan.messages(reader)))
 
 
-def test_a_learner_waits_for_the_key_store_and_loses_nothing(sqlite: config.Settings, tmp_path: Path) -> None:
-    record(sqlite, "a/1", "b/1", "a/2")
-    (tmp_path / "keys.db").rename(tmp_path / "away.db")
-    failures = []
-
-    def comes_back() -> None:
-        failures.append(1)
-        if len(failures) == 3:
-            (tmp_path / "away.db").rename(tmp_path / "keys.db")
-
-    assert learn(sqlite, comes_back) == (["a/1", "b/1", "a/2"], [])
-    assert len(failures) == 3
-
-
-def test_a_worker_keeps_records_while_the_key_store_is_locked(sqlite: config.Settings, tmp_path: Path) -> None:
-    record(sqlite, "a/1")
-    settings = sqlite.model_copy(update={"log": sqlite.log.model_copy(update={"request_timeout_s": 0.1})})
-    metrics, topic = CountingMetrics(), settings.log.traces_topic
-    producer = TraceProducer(lambda: wiring.log_writer(settings, topic), RecorderSettings(queue_records=2), metrics)
-    with closing(sqlite3.connect(tmp_path / "keys.db")) as database:
-        database.execute("BEGIN EXCLUSIVE")
-        for number in range(40):
-            producer.emit(make_record(f"a/{number}", tenant="a"))  # returns at once
-        assert metrics.value("omnidraft_traces_acknowledged_total") == 0
-        database.rollback()
-    assert producer.close(20.0) == 0
-    dropped = metrics.value("omnidraft_traces_dropped_total", reason="queue_full")
-    assert dropped + metrics.value("omnidraft_traces_acknowledged_total") == 40
-    assert len(learn(sqlite)[0]) == 41 - dropped
-
-
-def test_a_tenant_who_comes_back_has_a_new_key_and_is_learned_from(sqlite: config.Settings, run: Run) -> None:
+def test_a_tenant_who_comes_back_has_a_new_key_and_forgetting_again_orders_nothing_new(
+    sqlite: config.Settings, run: Run
+) -> None:
     record(sqlite, "a/1", "b/1")
     assert "1 keys, 1 trace records (1 readable)" in run(sqlite, "forget", "a", "--yes").stdout
     record(sqlite, "a/2")
     assert learn(sqlite) == (["b/1", "a/2"], ["forgotten"])
-    assert run(sqlite, "forget", "a", "--yes").returncode == 0
-    assert learn(sqlite) == (["b/1"], ["forgotten", "forgotten"])
-    assert orders(sqlite) == 2
-
-
-def test_forgetting_again_orders_nothing_new(sqlite: config.Settings, run: Run) -> None:
-    record(sqlite, "a/1")
-    assert [run(sqlite, "forget", "a", "--yes").returncode for _ in range(3)] == [0, 0, 0]
-    assert orders(sqlite) == 1
+    for _ in range(2):
+        assert run(sqlite, "forget", "a", "--yes").returncode == 0
+        assert learn(sqlite) == (["b/1"], ["forgotten", "forgotten"])
+        assert orders(sqlite) == 2
 
 
 def test_a_tenant_that_came_back_and_left_no_message_is_forgotten_again(
@@ -185,17 +105,18 @@ def test_an_order_reaches_up_to_the_newest_record_of_a_worker_whose_clock_is_ahe
     assert orders(sqlite) == 2
 
 
-def test_nothing_is_done_without_a_yes_or_without_the_key_store(sqlite: config.Settings, tmp_path: Path) -> None:
+def test_nothing_is_done_without_a_yes_or_without_the_key_store(
+    sqlite: config.Settings, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record(sqlite, "a/1")
-    given = environ(sqlite) | {"OMNIDRAFT_LOG__REQUEST_TIMEOUT_S": "0.1"}
-    options: dict[str, Any] = {"env": os.environ | given, "capture_output": True, "text": True, "timeout": 60}
-    command = [sys.executable, "-m", "omnidraft.cli", "tenants", "forget", "a"]
-    unasked = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, **options)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    unasked = run(sqlite, "forget", "a")
     assert (unasked.returncode, "1 trace records (1 readable)" in unasked.stdout) == (1, True)
+    monkeypatch.setenv("OMNIDRAFT_LOG__REQUEST_TIMEOUT_S", "0.1")
     with closing(sqlite3.connect(tmp_path / "keys.db")) as database:
         database.execute("BEGIN EXCLUSIVE")
-        ran = subprocess.run([*command, "--yes"], check=False, **options)
-        assert (ran.returncode, "key store" in ran.stderr) == (2, True)
+        locked = run(sqlite, "forget", "a", "--yes")
+        assert (locked.returncode, "key store" in locked.stderr) == (2, True)
     assert learn(sqlite) == (["a/1"], [])
 
 
@@ -283,6 +204,7 @@ def test_a_new_master_key_takes_over_by_rewrapping(sqlite: config.Settings, run:
     assert (refused.returncode, "log.encryption_keys" in refused.stderr) == (2, True)
 
 
+@pytest.mark.long
 def test_keys_in_postgresql_outlive_restarts_and_are_destroyed_for_good(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,6 @@
 """A tenant's text is found everywhere that a fleet keeps it, then the tenant is forgotten, and it is found nowhere: on
 one machine, with and without encryption, and on a real broker."""
 
-import json
 import time
 import uuid
 from collections.abc import Callable
@@ -14,19 +13,17 @@ import pytest
 
 from omnidraft import config, wiring
 from omnidraft.bus.encryption import new_key
-from omnidraft.config import RecorderSettings
-from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.examples.training_example import ExampleBuilder
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots.bundle import key_id_of
-from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.tiny_models import TEXT
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 from tests.cli_runs import run_cli
+from tests.integration.settings_runs import emit, environ
+from tests.integration.token_search import TokenSearch
 from tests.tiny_fleet import LEARNER, fleet_settings, running_fleet
 from tests.tiny_pair import Pair
-from tests.token_search import TokenSearch
 
 PLANTED, OTHER = TEXT[2], TEXT[0]
 LEAVER, STAYER = "team-leaver", "team-stayer"
@@ -58,34 +55,27 @@ class Home:
 
     def write(self, tenant: str, text: str, num: int = 12) -> None:
         """As a worker does; one record is of another vocabulary pair, and becomes a dead letter, and one is broken."""
-        topic = self.settings.log.traces_topic
-        producer = TraceProducer(lambda: wiring.log_writer(self.settings, topic), RecorderSettings(), CountingMetrics())
-        for number in range(num):
-            producer.emit(self.record(f"{tenant}-{number}", text, tenant))
-        producer.emit(self.record(f"{tenant}-other", text, tenant, alignment="another"))
-        assert producer.close(20.0) == 0
+        records = [self.record(f"{tenant}-{number}", text, tenant) for number in range(num)]
+        emit(self.settings, *records, self.record(f"{tenant}-other", text, tenant, alignment="another"))
         broken = self.record(f"{tenant}-broken", text, tenant)
-        with closing(wiring.log_writer(self.settings, topic)) as writer:
+        with closing(wiring.log_writer(self.settings, self.settings.log.traces_topic)) as writer:
             message = Outgoing(codec.key(broken), codec.encode(broken) + b"?", codec.headers(broken), tenant=tenant)
             writer.append([message])
 
     def forget(self, *options: str) -> "Callable[..., Any]":
-        log, registry = self.settings.log, self.settings.registry
-        environ = {
-            "OMNIDRAFT_LOG": log.url,
-            "OMNIDRAFT_LOG__TOPIC_PREFIX": log.topic_prefix,
-            "OMNIDRAFT_LOG__ENCRYPTION_KEYS": json.dumps([key.get_secret_value() for key in log.encryption_keys]),
-            "OMNIDRAFT_REGISTRY__URL": registry.url,
-            "OMNIDRAFT_MODELS__TARGET": self.settings.models.target,
-            "OMNIDRAFT_MODELS__DRAFTER": self.settings.models.drafter,
-            "COLUMNS": "250",
-        }
-        if log.key_store is not None:
-            environ["OMNIDRAFT_LOG__KEY_STORE"] = log.key_store.get_secret_value()
-        return lambda monkeypatch, capsys: run_cli(("tenants", "forget", *options), monkeypatch, capsys, environ)
+        models = self.settings.models
+        pair = {"OMNIDRAFT_MODELS__TARGET": models.target, "OMNIDRAFT_MODELS__DRAFTER": models.drafter}
+        given = environ(self.settings) | pair
+        return lambda monkeypatch, capsys: run_cli(("tenants", "forget", *options), monkeypatch, capsys, given)
 
 
-@pytest.fixture(params=["sqlite", "sqlite-encrypted", pytest.param("kafka-encrypted", marks=pytest.mark.kafka)])
+@pytest.fixture(
+    params=[
+        pytest.param("sqlite", marks=pytest.mark.long),
+        "sqlite-encrypted",
+        pytest.param("kafka-encrypted", marks=pytest.mark.kafka),
+    ]
+)
 def home(
     request: pytest.FixtureRequest,
     tmp_path: Path,

@@ -13,9 +13,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from omnidraft import config, wiring
-from omnidraft.errors import BusError, ConfigError
+from omnidraft.errors import BusError
 from omnidraft.ports import Outgoing
 from tests.kafka_fixture import load_local_broker, skip_without_kafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.long]
 
 PASSWORD = "correct-horse"
 PROPERTIES = """
@@ -114,12 +116,3 @@ def test_a_wrong_password_or_an_unknown_broker_is_an_error_that_shows_no_secret(
     with pytest.raises(BusError) as refused:
         wiring.log_writer(settings_for(secured, password=password, knows_broker=knows_broker), "topic")
     assert password not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("told", "message"),
-    [({"SECURITY": "sasl_ssl", "USERNAME": "alice"}, "needs log.kafka.username"), ({"CERT_FILE": "/c.pem"}, "belong")],
-)
-def test_half_of_the_credentials_is_refused_before_anything_starts(told: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        config.load(None, {f"OMNIDRAFT_LOG__KAFKA__{name}": value for name, value in told.items()})

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from omnidraft import config, wiring
 from omnidraft.config import ControllerSettings
-from omnidraft.distill.evaluation import speedup_model
-from omnidraft.errors import RequestError
+from omnidraft.distill.ingest.record_disposition import is_held_out
+from omnidraft.errors import ConfigError, ModelError, RequestError
 from omnidraft.fleet.promotion import decide
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle
@@ -21,6 +22,7 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
 from pipelines import evaluate, learn, record, replay
 from pipelines.bench import __main__ as bench
+from pipelines.lib import recording
 from pipelines.lib.other_drafters import for_drafter
 from tests.cli_runs import Environ, made_once, run_cli
 from tests.cli_runs import run_pipeline as run
@@ -59,6 +61,10 @@ def recorded(answers: Path, tmp_path: Path, archives: dict[str, bytes]) -> Path:
     return made_once(archives, tmp_path / "traces.avro", record.main, "--answers", answers, "--tenant", "clips")
 
 
+EVERY = 2
+"""One request in so many is held out where a test is about that."""
+
+
 def load(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(path.read_text())
     return content
@@ -77,8 +83,6 @@ def test_given_texts_are_recorded_as_they_are(recorded: Path) -> None:
 def test_an_interrupted_recording_goes_on_where_it_was(
     answers: Path, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipelines.lib import recording
-
     force, calls = recording.force, []
 
     def dies(*arguments: Any) -> Any:
@@ -166,6 +170,7 @@ def test_a_worker_serves_the_folder_it_is_told_whatever_is_champion(recorded: Pa
         worker.producer.close(5.0)
 
 
+@pytest.mark.long
 def test_a_model_that_is_loaded_with_transformers_is_drafted_from_a_snapshots_memory(
     answers: Path, tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -177,6 +182,7 @@ def test_a_model_that_is_loaded_with_transformers_is_drafted_from_a_snapshots_me
     assert memory_in(loaded.proposer)("somebody else") is None
 
 
+@pytest.mark.long
 def test_the_benchmark_drafts_from_a_snapshots_memory_also_without_a_drafter(answers: Path, tmp_path: Path) -> None:
     """The method is the tenant, and it is asked again what the target has answered to this tenant before."""
     said, warm, options = tmp_path / "said.avro", tmp_path / "warm", ("--max-new-tokens", 40)
@@ -206,6 +212,7 @@ def test_learning_straight_from_answers_equals_learning_from_their_records(
     assert not list(tmp_path.glob("*.parts"))
 
 
+@pytest.mark.long
 def test_another_drafter_learns_from_an_archive_with_prompts_in_its_own_ids(
     recorded: Path, tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -294,8 +301,98 @@ def test_what_replay_cannot_do_is_said_in_one_line(
         run(replay.main, *given)
 
 
-def test_times_in_the_traces_foretell_the_speed(recorded: Path) -> None:
-    costs = speedup_model.SpeedupModel(pass_s=0.1, row_s=0.005, step_s=0.005)
-    assert costs.speedup({1: 1.0, 4: 1.0}) == 1.0
-    assert costs.speedup({1: 1.5, 4: 2.8}) == pytest.approx(2.8 / 1.4)
-    assert speedup_model.fit(archive.read(recorded)) is None
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [('[learner]\nloss = "magic"\n', ConfigError), ('[models]\ndrafter = "no-such-drafter"\n', ModelError)],
+)
+def test_a_replay_checks_all_configurations_before_the_first_learns(
+    recorded: Path,
+    tiny_models: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: str,
+    error: type[Exception],
+) -> None:
+    """The good one, which is first, has written no figures."""
+    monkeypatch.delenv("OMNIDRAFT_MODELS__DRAFTER")  # it would win over both files
+    good = tmp_path / "good.toml"
+    good.write_text(f'[models]\ndrafter = "{tiny_models[1]}"\n')
+    (tmp_path / "bad.toml").write_text(settings)
+    out = tmp_path / "replay.json"
+    with pytest.raises(error):
+        run(replay.main, "--log", recorded, "--config", good, tmp_path / "bad.toml", "--json", out)
+    assert not out.exists()
+
+
+def test_recorded_answers_are_kept_until_their_snapshot_is_written(
+    answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("--answers", answers, "--out", tmp_path / "warm", "--held-out-every", EVERY)
+    with monkeypatch.context() as patch:
+        patch.setattr(learn, "learn", _dies)
+        with pytest.raises(MemoryError):
+            run(learn.main, *asked)
+    assert len(list((tmp_path / "warm.parts").glob("*.avro"))) == 24
+    monkeypatch.setattr(recording, "force", _dies)
+    run(learn.main, *asked)
+    assert bundle.read_manifest(tmp_path / "warm").num_records > 0
+    assert not (tmp_path / "warm.parts").exists()
+
+
+@pytest.mark.parametrize(
+    ("out", "reason"),
+    [("folder", "it is a folder"), ("answers.jsonl/traces.avro", "answers.jsonl is no folder")],
+)
+@pytest.mark.parametrize("source", ["--answers", "--from-api"])
+def test_a_recording_that_cannot_be_written_is_refused_before_anything_is_read(
+    answers: Path, tmp_path: Path, source: str, out: str, reason: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(RequestError, match=f"cannot write {tmp_path}/{out}: .*{reason}"):
+        run(record.main, source, tmp_path / "missing.jsonl", "--out", tmp_path / out)
+    assert sorted(tmp_path.iterdir()) == [answers, tmp_path / "folder"]
+
+
+def _dies(*_: Any, **__: Any) -> None:
+    raise MemoryError
+
+
+@pytest.mark.long
+def test_evaluation_says_how_much_a_snapshot_learned_of_its_records_and_can_leave_that_out(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMNIDRAFT_LEARNER__HELD_OUT_EVERY", str(EVERY))
+    warm, out, log = tmp_path / "warm", tmp_path / "evaluated.json", f"sqlite:///{tmp_path}/log.db"
+    run(learn.main, "--answers", recorded, "--out", warm, "--held-out-every", EVERY)
+    records = list(archive.read(recorded))
+    num_learnable = sum(not is_held_out(each, EVERY) for each in records)
+    _publish_as_if_learned_from(log, records, warm)
+
+    def evaluated(source: object, *options: object) -> tuple[int, int | None, str]:
+        capsys.readouterr()
+        named = ("--snapshot", "base", warm)
+        run(evaluate.main, "--log", source, *named, "--json", out, *options)
+        report = json.loads(out.read_text())
+        assert report["snapshots"]["base"]["learned_records"] == 0
+        return report["records"], report["snapshots"][str(warm)]["learned_records"], capsys.readouterr().err
+
+    num_records, num_learned, said = evaluated(log)
+    assert (num_records, num_learned) == (len(records), num_learnable)
+    assert f"has learned up to {num_learnable} of these {len(records)} records" in said
+    num_records, num_learned, said = evaluated(log, "--held-out")
+    assert (num_records, num_learned) == (len(records) - num_learnable, 0)
+    assert "learned" not in said
+    num_records, num_learned, said = evaluated(recorded)
+    assert (num_records, num_learned) == (len(records), None)
+    assert "cannot tell what it learned" in said
+
+
+def _publish_as_if_learned_from(log: str, records: list[Any], folder: Path) -> None:
+    """Write the records into a log, and its end into the snapshot's manifest, as a distiller does."""
+    settings = config.load(None, log={"url": log})
+    writer = wiring.log_writer(settings, settings.log.traces_topic)
+    writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in records])
+    writer.close()
+    with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
+        read = {"offsets": reader.end_offsets(), "log_id": reader.identity()}
+    bundle.write_manifest(folder, bundle.read_manifest(folder).model_copy(update=read))

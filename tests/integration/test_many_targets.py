@@ -10,7 +10,6 @@ from pathlib import Path
 import openai
 import pytest
 import torch
-import uvicorn
 
 from omnidraft import config, wiring
 from omnidraft.decode.engine import Engine
@@ -25,6 +24,7 @@ from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.tiny_models import make_drafter, make_target
+from tests.http_server import served
 from tests.tiny_engine import PATIENCE_S, Gated, snapshot, tiny_settings
 
 NUM_TOKENS = 12
@@ -83,21 +83,11 @@ def running(settings: config.Settings) -> Iterator[Running]:
     metrics = CountingMetrics()
     worker = wiring.worker(settings, metrics)
     requests = RequestQueue(metrics, max_waiting=2)
-    served = [ServedModel(each.engine, each.target.fingerprint) for each in worker.served]
-    server = uvicorn.Server(
-        uvicorn.Config(application(requests, served, settings.worker, lambda: b""), port=0, log_level="error")
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    deadline = time.monotonic() + PATIENCE_S
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.005)
-    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-        yield Running(worker, requests, client, metrics)
-    requests.close(PATIENCE_S)
-    server.should_exit = True
-    thread.join(PATIENCE_S)
+    models = [ServedModel(each.engine, each.target.fingerprint) for each in worker.served]
+    with served(application(requests, models, settings.worker, lambda: b"")) as url:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            yield Running(worker, requests, client, metrics)
+        requests.close(PATIENCE_S)
     assert worker.producer is not None
     worker.producer.close(PATIENCE_S)
 
@@ -134,15 +124,6 @@ def text_of(engine: Engine, temperature: float) -> str:
         prompt="How many clips", max_new_tokens=NUM_TOKENS, sampling=Sampling(temperature), seed=3
     )
     return "".join(step.text for step in engine.stream(question).steps)
-
-
-def test_a_model_that_is_not_served_is_not_found_and_no_name_means_the_first(running: Running) -> None:
-    with pytest.raises(openai.NotFoundError, match="no model 'third' here; this worker serves") as refused:
-        running.ask("third")
-    assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
-    body = {"prompt": "x", "max_tokens": 1}
-    answer = running.client.post("/completions", body=body, cast_to=openai.types.Completion)
-    assert answer.model == running.names[0]
 
 
 def test_both_targets_share_the_base_drafter_and_keep_alignment_and_cache_apart(running: Running) -> None:

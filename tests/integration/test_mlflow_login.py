@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import httpx
 import pytest
 
 from omnidraft import config, wiring
+from omnidraft.demo.local_cluster import free_port
 from omnidraft.errors import RegistryError, SnapshotNotFound
 from omnidraft.wiring.logs import snapshot_reader
 
@@ -21,6 +21,8 @@ USER, PASSWORD = "omnidraft", secrets.token_hex(32)
 LOGIN = {"MLFLOW_TRACKING_USERNAME": USER, "MLFLOW_TRACKING_PASSWORD": PASSWORD}
 START_S = 200.0
 
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -28,9 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("mlflow")
     logins = folder / "basic_auth.ini"
     logins.write_text(INI.read_text().replace("sqlite:////mlflow/logins.db", f"sqlite:///{folder}/logins.db"))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--app-name=basic-auth", "--host=127.0.0.1", f"--port={port}"]
     command += ["--workers=1", f"--backend-store-uri=sqlite:///{folder}/mlflow.db"]
     command += [f"--artifacts-destination={folder}/artifacts"]
@@ -69,7 +69,6 @@ def settings(server: str) -> config.Settings:
     return config.load(None, {"OMNIDRAFT_REGISTRY__URL": server})
 
 
-@pytest.mark.timeout(300)
 def test_without_the_login_nobody_reads_or_writes(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     search = f"{server}/api/2.0/mlflow/experiments/search?max_results=5"
     model = f"{server}/api/2.0/mlflow/registered-models/create"
@@ -83,7 +82,6 @@ def test_without_the_login_nobody_reads_or_writes(server: str, monkeypatch: pyte
         wiring.registry(settings(server)).versions()
 
 
-@pytest.mark.timeout(300)
 def test_the_services_client_works_with_it(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in LOGIN.items():
         monkeypatch.setenv(name, value)

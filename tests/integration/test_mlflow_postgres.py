@@ -4,12 +4,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from omnidraft.errors import RegistryError, SnapshotStale
 from omnidraft.ports import Registry
-from omnidraft.registry.manifest_export import pair_name
 from omnidraft.registry.mlflow_registry import MlflowRegistry
 from tests.postgres_fixture import Postgres
 from tests.snapshot_folders import make_bundle
@@ -18,8 +16,6 @@ pytestmark = pytest.mark.long
 
 NUM_PUBLISHERS = 4
 BACK_S = 30.0
-NUM_ASKING = 4
-ASKING_S = 5.0
 
 
 def open_registry(url: str, target: str) -> MlflowRegistry:
@@ -49,17 +45,6 @@ def test_of_publishers_at_once_with_one_parent_one_wins(postgres_mlflow_url: str
         assert len(registry.versions()) == turn + 1
 
 
-def test_what_was_published_stands_in_postgresql(postgres: Postgres, postgres_mlflow_url: str, tmp_path: Path) -> None:
-    registry = open_registry(postgres_mlflow_url, "stored")
-    registry.promote(registry.publish(make_bundle(tmp_path, "s1", target="stored"), None).version)
-    password = postgres.environ["PGPASSWORD"]
-    with psycopg.connect(postgres.url, password=password) as database:
-        found = database.execute(
-            "select alias, version from registered_model_aliases where name = %s", (pair_name("org/small", "stored"),)
-        )
-        assert dict(found.fetchall())["champion"] == 1
-
-
 def test_a_database_that_restarts_is_an_error_and_then_all_is_there(
     postgres: Postgres, postgres_mlflow_url: str, tmp_path: Path
 ) -> None:
@@ -83,21 +68,3 @@ def wait_for_answer(registry: Registry) -> str:
         except RegistryError:
             assert time.monotonic() < deadline
             time.sleep(0.2)
-
-
-def test_how_often_workers_may_ask_for_the_champion(postgres_mlflow_url: str, tmp_path: Path) -> None:
-    """The number is printed, not judged: it is the machine's."""
-    registry = open_registry(postgres_mlflow_url, "asked")
-    registry.promote(registry.publish(make_bundle(tmp_path, "s1", target="asked"), None).version)
-
-    def asks(_: int) -> int:
-        asking, num, until = open_registry(postgres_mlflow_url, "asked"), 0, time.monotonic() + ASKING_S
-        while time.monotonic() < until:
-            assert asking.resolve("champion").version == 1
-            num += 1
-        return num
-
-    with ThreadPoolExecutor(NUM_ASKING) as threads:
-        answered = sum(threads.map(asks, range(NUM_ASKING)))
-    print(f"{answered / ASKING_S:.0f} answers a second to {NUM_ASKING} askers")
-    assert answered > 0

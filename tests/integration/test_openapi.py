@@ -41,7 +41,7 @@ CHECKS = [
     response_schema_conformance,
     negative_data_rejection,
 ]
-EXAMPLES = 40
+EXAMPLES = 25
 OPERATIONS = (
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),

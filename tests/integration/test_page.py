@@ -2,47 +2,47 @@
 
 import copy
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
-from tests.chromium_fixture import chromium as chromium
 from tests.http_server import served
 from tests.page_recordings import recording
 from tests.tiny_engine import PATIENCE_S, tiny_worker
 
+PROGRAM = "chromium"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    program = shutil.which(PROGRAM)
+    if program is None:
+        _skip("no chromium here (Debian: apt-get install chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program)
+        yield browser
+        browser.close()
+
+
+def _skip(why: str) -> None:
+    """Never returns."""
+    if os.environ.get("OMNIDRAFT_REQUIRE_CHROMIUM") == "1":
+        pytest.fail(f"OMNIDRAFT_REQUIRE_CHROMIUM=1, but {why}")
+    pytest.skip(why)
+
+
 KEY = "sk-for-the-browser-0123"
 QUESTION = "How many clips did Natalia sell?"
-PIECES = ("N", "atal", "ia", " sold", " ", "4", "8", " clips", ",", " To", " AV", "ai", "l", ".")
-PLACES_OF_LETTERS = """(text) => {
-  const undivided = text.cloneNode(false);
-  undivided.textContent = [...text.querySelectorAll(".token")].map((token) => token.textContent).join("");
-  text.after(undivided);
-  const places = (node) => {
-    const walker = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
-    const found = [], from = node.getBoundingClientRect();
-    for (let part = walker.nextNode(); part; part = walker.nextNode()) {
-      if (part.parentElement.closest(".rejected")) continue;
-      for (let at = 0; at < part.length; at++) {
-        const range = document.createRange();
-        range.setStart(part, at);
-        range.setEnd(part, at + 1);
-        const box = range.getBoundingClientRect();
-        found.push([box.left - from.left, box.top - from.top]);
-      }
-    }
-    return found;
-  };
-  return [places(text), places(undivided)];
-}"""
 MARKUP = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>"
 
 
@@ -120,14 +120,6 @@ def test_a_difference_is_told_and_marked(page: Page, recorded: dict[str, Any]) -
     assert page.locator(".drafted .token.differs").count() == 1
 
 
-def test_a_text_that_ends_early_is_not_identical(page: Page, recorded: dict[str, Any]) -> None:
-    shorter = copy.deepcopy(recorded)
-    num = len(shorter["drafted"]["end"]["ids"])
-    del shorter["drafted"]["end"]["ids"][-1]
-    open_recordings(page, shorter)
-    expect(page.locator(".verdict.is-bad")).to_contain_text(f"NOT identical: the texts differ from token {num} on")
-
-
 def test_markup_in_a_text_is_shown_and_never_run(page: Page, recorded: dict[str, Any]) -> None:
     hostile = copy.deepcopy(recorded)
     hostile["asked"] |= {"question": MARKUP, "target": MARKUP, "drafter": MARKUP}
@@ -147,16 +139,6 @@ def test_markup_in_a_text_is_shown_and_never_run(page: Page, recorded: dict[str,
     assert page.evaluate("window.hacked") is None
 
 
-def test_rejected_drafts_are_struck_through_on_demand(page: Page, recorded: dict[str, Any]) -> None:
-    open_recordings(page, recorded)
-    rejected = page.locator(".drafted .rejected")
-    assert rejected.count() > 0
-    expect(rejected.first).to_be_hidden()
-    page.check("#show-rejected")
-    expect(rejected.first).to_be_visible()
-    assert "line-through" in rejected.first.evaluate("node => getComputedStyle(node).textDecorationLine")
-
-
 def test_the_keyboard_alone_reaches_every_token_and_its_details(page: Page, recorded: dict[str, Any]) -> None:
     open_recordings(page, recorded)
     page.locator(".drafted .text").focus()
@@ -170,77 +152,3 @@ def test_the_keyboard_alone_reaches_every_token_and_its_details(page: Page, reco
     assert marked.evaluate("node => [...document.querySelectorAll('.drafted .text .token')].indexOf(node)") == 1
     page.keyboard.press("Escape")
     expect(details).to_be_hidden()
-
-
-def test_the_clock_shows_what_had_been_drawn_at_its_moment(page: Page, recorded: dict[str, Any]) -> None:
-    open_recordings(page, recorded)
-    times = [each["at_ms"] for each in recorded["plain"]["passes"]]
-    middle = int(times[len(times) // 2]) + 1
-    set_clock = "(node, ms) => { node.value = ms; node.dispatchEvent(new Event('input')); }"
-    page.locator(".slider").evaluate(set_clock, middle)
-    for lane in ("plain", "drafted"):
-        num_drawn = sum(each["at_ms"] <= middle for each in recorded[lane]["passes"])
-        assert page.locator(f".{lane} .pass:not(.later)").count() == num_drawn
-    page.keyboard.press("Space")
-    expect(page.locator(".run")).to_have_class("run panel is-over")
-
-
-def test_a_text_in_tokens_and_passes_has_every_letter_where_the_undivided_text_has_it(
-    page: Page, recorded: dict[str, Any]
-) -> None:
-    spelled = copy.deepcopy(recorded)
-    for lane in ("plain", "drafted"):
-        tokens = [token for each in spelled[lane]["passes"] for token in each["tokens"]]
-        for number, token in enumerate(tokens):
-            token |= {"text": PIECES[number % len(PIECES)], "num_bytes": 1}
-    open_recordings(page, spelled)
-    for lane in ("plain", "drafted"):
-        divided, undivided = page.locator(f".{lane} .text").evaluate(PLACES_OF_LETTERS)
-        assert len(divided) > len(PIECES)
-        assert divided == [pytest.approx(place, abs=0.5) for place in undivided]
-
-
-def test_at_every_moment_tokens_a_second_times_seconds_are_the_tokens(page: Page, recorded: dict[str, Any]) -> None:
-    slowed = copy.deepcopy(recorded)
-    for lane, wait_ms in (("plain", 9_000.0), ("drafted", 8_000.0)):
-        for number, each in enumerate(slowed[lane]["passes"]):
-            each["at_ms"] = wait_ms + 2_000.0 * number
-    open_recordings(page, slowed)
-    set_clock = "(node, ms) => { node.value = ms; node.dispatchEvent(new Event('input')); }"
-    for moment_ms in (20_000, 10**6):
-        page.locator(".slider").evaluate(set_clock, moment_ms)
-        for lane in ("plain", "drafted"):
-            figures = dict(
-                zip(*(page.locator(f".{lane} {tag}").all_text_contents() for tag in ("dt", "dd")), strict=True)
-            )
-            num_tokens = float(figures["passes"]) * float(figures["tokens a pass"])
-            assert float(figures["tokens/s"]) == pytest.approx(num_tokens / float(figures["seconds"]), abs=0.06)
-    ratio = slowed["plain"]["passes"][-1]["at_ms"] / slowed["drafted"]["passes"][-1]["at_ms"]
-    assert page.locator(".numbers strong").text_content() == f"{ratio:.2f}x faster"
-
-
-def test_who_drafted_a_token_is_told_by_more_than_its_colour(page: Page) -> None:
-    styles = page.locator("#legend .token").evaluate_all(
-        "all => all.map(node => getComputedStyle(node)).map(style => style.textDecorationColor === 'rgba(0, 0, 0, 0)'"
-        " ? 'none' : style.textDecorationStyle)"
-    )
-    assert len(styles) == len(set(styles)) == 6
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_narrow_screen_needs_no_sideways_scrolling(
-    chromium: Browser, url: str, recorded: dict[str, Any], scheme: Any
-) -> None:
-    page = chromium.new_page(viewport={"width": 340, "height": 700}, color_scheme=scheme, reduced_motion="reduce")
-    page.goto(url)
-    open_recordings(page, recorded)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 340
-    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    brightness = sum(int(part) for part in background.removeprefix("rgb(").removesuffix(")").split(","))
-    assert (brightness < 300) == (scheme == "dark")
-    page.close()
-
-
-def test_what_is_no_recording_is_refused_in_words(page: Page) -> None:
-    page.set_input_files("#file", {"name": "a.json", "mimeType": "application/json", "buffer": b"[]"})
-    expect(page.locator("#status")).to_contain_text("not a recording of this page")

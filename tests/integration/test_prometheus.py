@@ -6,9 +6,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +18,9 @@ import yaml
 
 from omnidraft import wiring
 from omnidraft.ports import Outgoing
-from tests.dashboards import ALERTS, BOARDS, alerts, board, queries
-from tests.prometheus_fixture import Prometheus
-from tests.prometheus_fixture import prometheus as prometheus
+from tests.dashboards import ALERTS, alerts, queries
+from tests.integration.prometheus_fixture import Prometheus
+from tests.integration.prometheus_fixture import prometheus as prometheus
 from tests.tiny_engine import PATIENCE_S
 from tests.tiny_fleet import Fleet, fleet_settings, running_fleet
 
@@ -129,30 +127,6 @@ def test_every_query_of_the_dashboards_is_answered_with_data(scraping: Scraping)
     assert len(answers) > 60
 
 
-def test_the_figures_are_those_of_what_was_decoded(scraping: Scraping) -> None:
-    """Counters of Prometheus against what a request's own answer says."""
-
-    def now(name: str) -> float:
-        return sum(scraping.values(f"sum({name})"))
-
-    time.sleep(1.5)  # three scrapes later the last answers of the fixture are there
-    before = {name: now(name) for name in ("omnidraft_emitted_tokens_total", "omnidraft_target_passes_total")}
-    told = scraping.fleet.ask(seed=11, figures=True).json()["omnidraft"]
-    after = dict(zip(before, (told["num_tokens"], told["num_passes"]), strict=True))
-    scraping.wait_for(lambda: all(now(name) == before[name] + after[name] for name in before))
-    assert 0.02 < now("omnidraft_plain_decode_seconds_total") / now("omnidraft_decode_seconds_total") < 8
-    assert 0 <= now("omnidraft_agreed_positions_total") / now("omnidraft_scored_positions_total") <= 1
-
-
-def test_the_choice_of_targets_finds_them(scraping: Scraping) -> None:
-    for path in BOARDS:
-        (asked,) = [each for each in board(path)["templating"]["list"] if each["name"] == "target"]
-        metric = re.fullmatch(r"label_values\((\w+), target\)", asked["query"]["query"])
-        assert metric is not None
-        series = scraping.ask("series", **{"match[]": metric[1]})
-        assert {each["target"] for each in series} == {scraping.fleet.settings.models.target}
-
-
 def test_the_rules_are_evaluated_and_a_dead_letter_is_told_in_words(scraping: Scraping) -> None:
     groups = scraping.ask("rules")["groups"]
     rules = {rule["name"]: rule for group in groups for rule in group["rules"]}
@@ -167,18 +141,6 @@ def test_the_rules_are_evaluated_and_a_dead_letter_is_told_in_words(scraping: Sc
 
 def _rules(scraping: Scraping) -> list[dict[str, Any]]:
     return [rule for group in scraping.ask("rules")["groups"] for rule in group["rules"]]
-
-
-def test_a_full_queue_is_seen_and_told(scraping: Scraping) -> None:
-    """One decodes, two wait, nine are refused."""
-    with ThreadPoolExecutor(12) as clients:
-        asked = [clients.submit(scraping.fleet.ask, seed=seed, max_tokens=300) for seed in range(12)]
-        codes = Counter(each.result().status_code for each in asked)
-    assert codes[429] >= 1
-    assert codes[200] + codes[429] == 12
-    scraping.wait_for(lambda: scraping.values('sum(omnidraft_http_responses_total{code="429"})') == [codes[429]])
-    scraping.wait_for(lambda: "OmnidraftQueueFull" in _told(scraping))
-    assert "refuses" in _told(scraping)["OmnidraftQueueFull"]["summary"]
 
 
 def _told(scraping: Scraping) -> dict[str, dict[str, str]]:

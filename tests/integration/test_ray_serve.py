@@ -27,7 +27,7 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.tiny_models import make_drafter, make_target
 from omnidraft.wiring.snapshot_loading import ngram_cache
 from omnidraft.wiring.vocabularies import vocabularies
-from tests.ray_serve_fleet import Asked, Load, ServeFleet, description
+from tests.integration.ray_serve_fleet import Asked, Load, ServeFleet, description
 
 NUM_REPLICAS = 3
 NUM_SEEDS = 8

@@ -32,7 +32,7 @@ def environ(pipeline_environ: Environ) -> None:
     pipeline_environ({"OMNIDRAFT_RECORDER__TOP_K": "5"})
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(tiny_models: tuple[Path, Path], omnidraft_home: Path) -> Iterator[openai.OpenAI]:
     """The real client, over our own server."""
     requests = RequestQueue(CountingMetrics(), max_waiting=2)
@@ -43,25 +43,25 @@ def client(tiny_models: tuple[Path, Path], omnidraft_home: Path) -> Iterator[ope
     requests.close(PATIENCE_S)
 
 
-@pytest.fixture
-def responses(client: openai.OpenAI, tiny_models: tuple[Path, Path], tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def answered(client: openai.OpenAI, tiny_models: tuple[Path, Path]) -> list[str]:
     """What docs/train.md tells to do. Ids that spell nothing are kept out: they are in no response."""
     spelled = load_tokenizer(tiny_models[0]).vocabulary.token_bytes
     bias = {str(token): -100 for token, data in enumerate(spelled) if not data}
+    same = {"model": str(tiny_models[0]), "logprobs": True, "top_logprobs": 5, "max_tokens": NUM_TOKENS}
+    lines = []
+    for number in range(NUM_ANSWERS):
+        messages = [{"role": "user", "content": f"Question {number}: how many clips?"}]
+        body: dict[str, Any] = same | {"messages": messages, "seed": number, "logit_bias": bias}
+        response = client.chat.completions.create(**body)
+        lines.append(json.dumps({"request": body, "response": response.model_dump()}) + "\n")
+    return lines
+
+
+@pytest.fixture
+def responses(answered: list[str], tmp_path: Path) -> Path:
     path = tmp_path / "responses.jsonl"
-    with path.open("w") as file:
-        for number in range(NUM_ANSWERS):
-            body: dict[str, Any] = {
-                "model": str(tiny_models[0]),
-                "messages": [{"role": "user", "content": f"Question {number}: how many clips?"}],
-                "logprobs": True,
-                "top_logprobs": 5,
-                "max_tokens": NUM_TOKENS,
-                "seed": number,
-                "logit_bias": bias,
-            }
-            response = client.chat.completions.create(**body)
-            file.write(json.dumps({"request": body, "response": response.model_dump()}) + "\n")
+    path.write_text("".join(answered))
     return path
 
 
@@ -94,6 +94,7 @@ def test_records_of_responses_are_those_of_the_target_that_answered(responses: P
         np.testing.assert_allclose(mass, 1, atol=5e-3)
 
 
+@pytest.mark.long
 def test_a_drafter_learns_from_responses(responses: Path, tmp_path: Path) -> None:
     imported = tmp_path / "new" / "api.avro"
     run(record.main, "--from-api", responses, "--out", imported)

@@ -62,47 +62,6 @@ def test_topics_that_we_make_keep_messages_as_long_as_the_settings_say(kafka_boo
 
 
 @pytest.mark.kafka
-def test_without_settings_the_broker_decides_and_announcements_never_expire(
-    kafka_bootstrap: str, kafka: dict[str, Any]
-):
-    settings = config.load(None, {}, log=kafka)
-    made = topic_configs(kafka_bootstrap, names := topics_made(settings))
-    assert [made[name]["retention.ms"] for name in names] == [str(168 * HOUR_MS)] * 2 + ["-1"]
-    assert [checkup.topic(settings, name).verdict for name in names] == [Verdict.OK] * 3
-
-
-@pytest.mark.kafka
-def test_the_doctor_says_which_topics_keep_messages_otherwise_than_the_settings_say(kafka: dict[str, Any]):
-    traces, letters, control = topics_made(config.load(None, {}, log=kafka | {"retention_hours": 3}))
-    asked = config.load(None, {}, log=kafka | {"retention_hours": 2, "dead_letters_retention_hours": 168})
-    found = checkup.topic(asked, traces)
-    assert (found.verdict, found.told) == (
-        Verdict.WARNING,
-        "keeps messages for 3.0 hours, log.retention_hours says 2",
-    )
-    assert "7200000" in str(found.advice)
-    assert checkup.topic(asked, letters).verdict is Verdict.OK
-    careless = config.load(None, {}, log=kafka)
-    assert "keeps messages for 3.0 hours" in checkup.topic(careless, traces).told
-    assert checkup.topic(careless, control).verdict is Verdict.OK
-
-
-@pytest.mark.kafka
-def test_the_doctor_warns_when_announcements_expire(kafka_bootstrap: str, kafka: dict[str, Any]):
-    from kafka import KafkaAdminClient
-
-    settings = config.load(None, {}, log=kafka)
-    with closing(KafkaAdminClient(bootstrap_servers=kafka_bootstrap)) as admin:
-        configs = {"retention.ms": str(168 * HOUR_MS), "max.message.bytes": str(2 << 20)}
-        admin.create_topics(
-            {settings.log.control_topic: {"num_partitions": 1, "configs": configs}}, wait_for_metadata=True
-        )
-    found = checkup.topic(settings, settings.log.control_topic)
-    assert found.verdict is Verdict.WARNING
-    assert "-1" in str(found.advice)
-
-
-@pytest.mark.kafka
 def test_a_reader_of_a_broker_is_told_that_what_it_reads_next_is_gone(kafka_bootstrap: str, kafka: dict[str, Any]):
     """The broker deletes records as its retention does, without the wait of minutes between its looks."""
     from kafka import KafkaAdminClient, TopicPartition

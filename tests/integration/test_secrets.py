@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import config
 from omnidraft.config.secrets import masked
-from omnidraft.errors import ConfigError, RegistryError
+from omnidraft.errors import ConfigError
 from omnidraft.snapshots.keys import PrivateKey
 from tests.cli_runs import run_cli
 
@@ -129,14 +129,6 @@ def test_a_service_does_not_show_them_while_nothing_can_be_reached(
     assert done.returncode == 2, done.stderr
     assert "127.0.0.1:9" in done.stderr
     assert_nothing_shown(done.stdout + done.stderr)
-
-
-def test_a_registry_that_cannot_be_reached_is_named_without_its_password() -> None:
-    settings = config.load(None, ENVIRON)
-    with pytest.raises(RegistryError) as refused:
-        wiring.registry(settings)
-    assert "http://***@127.0.0.1:9" in str(refused.value)
-    assert_nothing_shown(str(refused.value))
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,12 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
 import torch
-from langchain_core.messages import HumanMessage
-from langchain_openai import ChatOpenAI
 from transformers import AutoModelForCausalLM
 
 from omnidraft import wiring
@@ -110,16 +107,6 @@ def status(started: Started, path: str) -> int | None:
         return None
 
 
-def wait_until_metric_is(expected: float, started: Started, *beginnings: str) -> None:
-    """Wait for the sum of the lines that begin so."""
-    deadline = time.monotonic() + PATIENCE_S
-    total = -1.0
-    while total != expected:
-        assert time.monotonic() < deadline, total
-        lines = httpx.get(f"{started.url}/metrics").text.splitlines()
-        total = sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(beginnings))
-
-
 def test_the_text_at_temperature_0_is_that_of_plain_transformers(started: Started) -> None:
     """`generate` of the same folder, in the same precision, on the same ids."""
     tokenizer = load_tokenizer(started.models[0])
@@ -143,62 +130,6 @@ def test_the_text_at_temperature_0_is_that_of_plain_transformers(started: Starte
             model=started.name, messages=messages, max_completion_tokens=48, temperature=0
         )
         assert chat.choices[0].message.content == generated(tokenizer.chat_prompt_ids(messages))
-
-
-def test_the_openai_client_reads_log_probabilities_choices_and_figures(started: Started) -> None:
-    with started.client() as client:
-        chat = client.chat.completions.create(
-            model=started.name,
-            messages=[{"role": "developer", "content": "Short"}, {"role": "user", "content": "clips"}],
-            max_completion_tokens=NUM_TOKENS,
-            seed=3,
-            n=2,
-            logprobs=True,
-            top_logprobs=4,
-            extra_body={"figures": True},
-        )
-        for choice in chat.choices:
-            assert choice.logprobs is not None
-            content = choice.logprobs.content or []
-            said = b"".join(bytes(each.bytes or []) for each in content)
-            assert said.decode(errors="replace") == choice.message.content
-            assert {len(each.top_logprobs) for each in content} == {4}
-        assert chat.choices[0].message.content != chat.choices[1].message.content
-        assert chat.model_extra is not None
-        assert chat.model_extra["omnidraft"]["num_tokens"] == chat.usage.completion_tokens
-        with pytest.raises(openai.BadRequestError, match="maximum context length") as refused:
-            client.completions.create(model=started.name, prompt="clips " * 2000)
-        assert refused.value.code == "context_length_exceeded"
-        assert client.models.retrieve(started.name).id == started.name
-    with (
-        openai.OpenAI(base_url=f"{started.url}/v1", api_key="sk-of-nobody-0123456", max_retries=0) as stranger,
-        pytest.raises(openai.AuthenticationError, match="no such API key"),
-    ):
-        stranger.models.list()
-
-
-def test_langchain_asks_whole_streamed_and_in_batches(started: Started) -> None:
-    """What its chat model sends by itself is taken, and what it reads is there."""
-    model = ChatOpenAI(
-        base_url=f"{started.url}/v1",
-        api_key=KEY,
-        model=started.name,
-        temperature=0,
-        max_tokens=NUM_TOKENS,
-        seed=1,
-        max_retries=0,
-        stream_usage=True,
-    )
-    asked = [HumanMessage("How many clips?")]
-    whole = model.invoke(asked)
-    chunks = list(model.stream(asked))
-    assert "".join(str(chunk.content) for chunk in chunks) == whole.content != ""
-    usages = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata]
-    assert usages[-1]["output_tokens"] == whole.usage_metadata["output_tokens"]
-    assert whole.response_metadata["system_fingerprint"].startswith("base/")
-    assert [each.content for each in model.batch([asked, asked])] == [whole.content] * 2
-    told = model.bind(logprobs=True, top_logprobs=2).invoke(asked).response_metadata["logprobs"]["content"]
-    assert b"".join(bytes(each["bytes"]) for each in told).decode(errors="replace") == whole.content
 
 
 def test_64_clients_at_once_get_the_texts_that_they_get_alone(
@@ -228,23 +159,6 @@ def test_64_clients_at_once_get_the_texts_that_they_get_alone(
     for seed, text in enumerate(texts):
         assert text == "".join(step.text for step in engine.stream(replace(plain, seed=seed)).steps)
     assert len(set(texts)) > NUM_CLIENTS / 2
-
-
-def test_a_client_that_goes_away_does_not_hold_up_the_others(started: Started) -> None:
-    body = {"prompt": "x", "max_tokens": 900, "logit_bias": NO_END, "store": False}
-    headers = started.headers | {"Content-Type": "application/json"}
-    connections = [HTTPConnection(started.url.removeprefix("http://")) for _ in range(8)]
-    for number, connection in enumerate(connections):
-        content = json.dumps(body | {"stream": number % 2 == 0})
-        connection.request("POST", "/v1/completions", content, headers)
-    wait_until_metric_is(8, started, "omnidraft_requests_running{", "omnidraft_requests_waiting{")
-    for connection in connections:
-        connection.close()
-    before = time.monotonic()
-    with started.client() as client:
-        client.completions.create(model=started.name, prompt="x", max_tokens=1)
-    assert time.monotonic() - before < 5.0  # eight texts of 900 tokens would take a minute
-    wait_until_metric_is(8, started, 'omnidraft_requests_total{status="abandoned"')
 
 
 def test_it_needs_nothing_beside_it_and_shows_no_key(started: Started) -> None:

@@ -18,11 +18,6 @@ from tests.snapshot_folders import make_bundle
 TOLD = {"held_out_records": 8, "agreement_change_error": 0.001}
 
 
-@pytest.fixture(params=["directory", "mlflow"])
-def url(request, tmp_path):
-    return f"sqlite:///{tmp_path}/mlflow.db" if request.param == "mlflow" else f"directory:///{tmp_path}/registry"
-
-
 @pytest.fixture
 def keys():
     return Keys()
@@ -40,9 +35,11 @@ def toml(settings, path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("store", ["directory:///{}/registry", "sqlite:///{}/mlflow.db"])
 def test_a_worker_with_public_keys_follows_the_controller_and_an_operators_rollback(
-    url, keys, tmp_path, monkeypatch, capsys
+    store, keys, tmp_path, monkeypatch, capsys
 ):
+    url = store.format(tmp_path)
     distiller, operator = (settings_of(keys, tmp_path, role, url) for role in ("distiller", "operator"))
     publisher = wiring.registry(distiller)
     publisher.publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
@@ -69,10 +66,10 @@ def test_a_worker_with_public_keys_follows_the_controller_and_an_operators_rollb
     assert Worker(settings_of(keys, tmp_path, registry_url=url), tmp_path / "other").step() == 1
 
 
-def test_public_keys_neither_publish_nor_promote_nor_announce(url, keys, tmp_path):
-    publisher = wiring.registry(settings_of(keys, tmp_path, "distiller", url))
+def test_public_keys_neither_publish_nor_promote_nor_announce(keys, tmp_path):
+    publisher = wiring.registry(settings_of(keys, tmp_path, "distiller"))
     publisher.publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
-    worker = settings_of(keys, tmp_path, registry_url=url)
+    worker = settings_of(keys, tmp_path)
     registry, writer = wiring.registry(worker), wiring.log_writer(worker, worker.log.control_topic)
     with pytest.raises(SnapshotCorrupt, match="has no signature"):
         registry.publish(make_bundle(tmp_path / "made", "s2", **TOLD), 1)
@@ -87,7 +84,7 @@ def test_public_keys_neither_publish_nor_promote_nor_announce(url, keys, tmp_pat
     with pytest.raises(ConfigError, match="distiller's key"):
         publisher.promote(1)
     with pytest.raises(ConfigError, match="controller's key"):
-        wiring.registry(settings_of(keys, tmp_path, "controller", url)).publish(
+        wiring.registry(settings_of(keys, tmp_path, "controller")).publish(
             make_bundle(tmp_path / "made", "s3", **TOLD), 1
         )
 
@@ -109,14 +106,14 @@ def test_orders_to_the_learner_are_the_operators(arguments, keys, tmp_path, monk
     assert [each.kind for each in follower.poll(0.0)] == [arguments[0]]
 
 
-def test_snapshots_from_before_the_keys_are_signed_by_an_operator(url, keys, tmp_path, monkeypatch, capsys):
-    without = settings_of(keys, tmp_path, "operator", url, private_key=None, trusted_keys=())
+def test_snapshots_from_before_the_keys_are_signed_by_an_operator(keys, tmp_path, monkeypatch, capsys):
+    without = settings_of(keys, tmp_path, "operator", private_key=None, trusted_keys=())
     wiring.registry(without).publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
-    reader = wiring.registry(settings_of(keys, tmp_path, registry_url=url))
+    reader = wiring.registry(settings_of(keys, tmp_path))
     with pytest.raises(SnapshotCorrupt, match="snapshots sign"):
         reader.fetch(1, tmp_path / "fetched")
     environ = {"OMNIDRAFT_REGISTRY__PRIVATE_KEY": keys.texts["operator"]}
-    path = toml(settings_of(keys, tmp_path, "operator", url), tmp_path / "operator.toml")
+    path = toml(settings_of(keys, tmp_path, "operator"), tmp_path / "operator.toml")
     refused = run_cli(("snapshots", "promote", "1", "--config", path), monkeypatch, capsys, environ)
     assert (refused.returncode != 0, "snapshots sign" in refused.stderr) == (True, True)
     done = run_cli(("snapshots", "sign", "1", "--config", path), monkeypatch, capsys, environ)
@@ -133,13 +130,13 @@ def test_without_a_key_nothing_is_signed(keys, tmp_path, monkeypatch, capsys):
     assert len(wiring.registry(settings).versions()) == 1
 
 
-def test_an_operator_publishes_an_earlier_version_again(url, keys, tmp_path):
-    publisher = wiring.registry(settings_of(keys, tmp_path, "distiller", url))
+def test_an_operator_publishes_an_earlier_version_again(keys, tmp_path):
+    publisher = wiring.registry(settings_of(keys, tmp_path, "distiller"))
     for number, name in enumerate(("s1", "s2")):
         publisher.publish(make_bundle(tmp_path / "made", name, **TOLD), number or None)
-    again = republish(wiring.registry(settings_of(keys, tmp_path, "operator", url)), "1")
+    again = republish(wiring.registry(settings_of(keys, tmp_path, "operator")), "1")
     assert (again.version, again.manifest.parent_id) == (3, "s1")
-    wiring.registry(settings_of(keys, tmp_path, registry_url=url)).fetch(3, tmp_path / "fetched")
+    wiring.registry(settings_of(keys, tmp_path)).fetch(3, tmp_path / "fetched")
 
 
 def test_a_key_is_replaced_after_an_operator_signed_too(keys, tmp_path, monkeypatch, capsys):

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -38,11 +37,12 @@ Status = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def settings(request: pytest.FixtureRequest, tmp_path: Path, tiny_models: tuple[Path, Path]) -> config.Settings:
-    kind = getattr(request, "param", "directory")
-    url = f"directory:///{tmp_path}/registry" if kind == "directory" else f"sqlite:///{tmp_path}/mlflow.db"
-    log = {"url": f"sqlite:///{tmp_path}/log.db", "partitions": 2}
-    return tiny_settings(tiny_models, log=log, registry={"url": url}, worker={"poll_s": 0.01, "port": 9})
+def settings(tmp_path: Path, tiny_models: tuple[Path, Path]) -> config.Settings:
+    log, registry = (
+        {"url": f"sqlite:///{tmp_path}/log.db", "partitions": 2},
+        {"url": f"directory:///{tmp_path}/registry"},
+    )
+    return tiny_settings(tiny_models, log=log, registry=registry, worker={"poll_s": 0.01, "port": 9})
 
 
 @pytest.fixture
@@ -93,7 +93,6 @@ def publish_two(settings: config.Settings, tmp_path: Path) -> None:
     registry.publish(make_bundle(tmp_path, "s2", parent_id="s1", **pair, **told), 1)
 
 
-@pytest.mark.parametrize("settings", ["directory", "mlflow"], indirect=True)
 def test_status_tells_versions_lag_dead_letters_and_the_pause(
     settings: config.Settings, status: Status, tmp_path: Path
 ) -> None:
@@ -214,25 +213,19 @@ def test_a_worker_that_asks_for_a_key_is_looked_at_without_one_but_for_that_of_i
     assert pair.models.target in found.told
 
 
-def test_another_server_that_asks_for_a_key_is_no_worker(status: Status) -> None:
-    stranger = FastAPI()
-    stranger.get("/v1/models")(_nobody)
-    with served(stranger) as url:
-        (worker,) = json.loads(status("--json", "--worker", url).stdout)["workers"]
-    assert "is no omnidraft worker: /v1/models gave 401" in worker["problem"]
+def test_servers_that_are_no_workers_and_one_that_is_not_there_are_rows(status: Status) -> None:
+    stranger, locked = FastAPI(), FastAPI()
+    locked.get("/v1/models")(_nobody)
+    with served(stranger) as url, served(locked) as other:
+        told = json.loads(status("--json", "--worker", url, "--worker", other, "--worker", NOBODY).stdout)
+    problems = [worker["problem"] for worker in told["workers"]]
+    assert "is no omnidraft worker: /v1/models gave 404" in problems[0]
+    assert "is no omnidraft worker: /v1/models gave 401" in problems[1]
+    assert "does not answer" in problems[2]
 
 
 def _nobody() -> None:
     raise HTTPException(401)
-
-
-def test_a_server_that_is_no_worker_and_one_that_is_not_there_are_rows(status: Status) -> None:
-    stranger = FastAPI()
-    with served(stranger) as url:
-        told = json.loads(status("--json", "--worker", url, "--worker", NOBODY).stdout)
-    problems = [worker["problem"] for worker in told["workers"]]
-    assert "is no omnidraft worker: /v1/models gave 404" in problems[0]
-    assert "does not answer" in problems[1]
 
 
 @pytest.mark.parametrize(
@@ -286,15 +279,6 @@ def test_asking_makes_no_log_and_no_registry(status: Status, tmp_path: Path) -> 
     assert done.returncode == 1
     assert [line.split(":")[0].split(" ")[0] for line in told["problems"]] == ["log", "registry", "worker"]
     assert [path.name for path in tmp_path.iterdir()] == ["settings.toml"]
-
-
-def test_a_topic_that_nobody_used_yet_holds_nothing(status: Status, settings: config.Settings) -> None:
-    wiring.log_writer(settings, settings.log.traces_topic)
-    told: dict[str, Any] = json.loads(status("--json").stdout)
-    assert told["trace_ends"] == {"0": 0, "1": 0}
-    assert told["dead_letters"] == {"number": 0, "by_reason": {}}
-    assert not [line for line in told["problems"] if "log" in line.split(":")[0]]
-    assert set(wiring.topics(settings)) == {settings.log.traces_topic}
 
 
 def test_watching_tells_it_again_until_it_is_interrupted(settings: config.Settings, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 """.replace("VERSION", llama_build.VERSION)
 
 
+@pytest.mark.long
 def test_the_command_measures_our_server_and_leaves_no_process(
     tmp_path: Path, tiny_models: tuple[Path, Path], omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +65,7 @@ def test_the_command_measures_our_server_and_leaves_no_process(
     assert set(psutil.Process().children()) <= before
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not all(map(shutil.which, ("cmake", "make", "c++"))), reason="cmake, make or a compiler is missing")
 def test_programs_are_built_once_from_the_source_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip takes the package from a folder; its llama.cpp is two programs that print a line."""

@@ -1,9 +1,7 @@
 """`omnidraft transfer` on tiny models: folders that transformers loads, runs that survive a kill, and refusals."""
 
 import json
-import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from omnidraft.ports import Precision
-from omnidraft.testing.tiny_models import TEXT, make_drafter, make_target
+from omnidraft.testing.tiny_models import TEXT, make_drafter
 from omnidraft.transfer.settings import TrainingSettings
 from omnidraft.wiring.transfer import TransferRequest
 from omnidraft.wiring.transfer import transfer as run_transfer
@@ -44,19 +41,6 @@ def transfer(
         few = ("--num-steps", 4, "--held-out-every", 4)
         arguments = ("transfer", model, "--tokenizer", tokenizer, "--out", out, "--data", texts, *few, *options)
         return run_cli(arguments, monkeypatch, capsys, {"OMNIDRAFT_HOME": str(omnidraft_home)})
-
-    return run
-
-
-@pytest.fixture
-def initialise(omnidraft_home: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Give a model its own tokenizer in no step, with passes in some precision; return the report."""
-    monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
-
-    def run(model: Path, out: Path, precision: Precision) -> Any:
-        settings = replace(SETTINGS, num_steps=0)
-        request = TransferRequest(str(model), str(model), (data,), out, settings, held_out_every=4, precision=precision)
-        return run_transfer(request, lambda point: None)
 
     return run
 
@@ -105,6 +89,7 @@ def test_a_transferred_model_loads_with_its_new_tokenizer(
     assert "bits per byte" in done.stdout
 
 
+@pytest.mark.long
 def test_a_tokenizer_needs_no_model_and_untied_matrices_stay_untied(transfer: Run, data: Path, tmp_path: Path) -> None:
     pair = make_pair(tmp_path / "pair", tied=False)
     out = tmp_path / "out"
@@ -119,29 +104,7 @@ def test_a_tokenizer_needs_no_model_and_untied_matrices_stay_untied(transfer: Ru
     assert_refused(transfer(pair.folder, tmp_path / "pair" / "target", tmp_path / "omp", "--init", "omp"), "omp needs")
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_bits_per_byte_before_and_after_are_measured_alike(
-    initialise: Run, tiny_models: tuple[Path, Path], tmp_path: Path, precision: str
-) -> None:
-    bits = initialise(tiny_models[1], tmp_path / "out", precision)["bits_per_byte"]
-    assert bits["original"] == bits["fvt"] == bits["trained"]
-
-
-def test_weights_are_saved_in_their_own_format_whatever_passes_compute_in(
-    initialise: Run, tiny_models: tuple[Path, Path], tmp_path: Path
-) -> None:
-    given, out = tmp_path / "given", tmp_path / "out"
-    shutil.copytree(tiny_models[1], given)
-    model = load(given)
-    for weight in model.parameters():
-        weight.data = weight.data.float() * 1.001  # more digits than bfloat16 has
-    model.save_pretrained(given)
-    initialise(given, out, "bfloat16")
-    before, after = load(given).state_dict(), load(out).state_dict()
-    assert all(torch.equal(after[name], weight) for name, weight in before.items())
-    assert any(not torch.equal(weight.bfloat16().float(), weight) for weight in after.values())
-
-
+@pytest.mark.long
 def test_a_model_reads_bytes(transfer: Run, tiny_models: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = transfer(tiny_models[1], "bytes", out)
@@ -153,23 +116,7 @@ def test_a_model_reads_bytes(transfer: Run, tiny_models: tuple[Path, Path], tmp_
     assert load(out).config.vocab_size == 256 + 3
 
 
-def test_the_tokenizer_of_bytes_has_the_template_of_its_own_model(
-    transfer: Run, tiny_models: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """Of two models with the same tokens, in one cache."""
-    other, templates = tmp_path / "other", []
-    shutil.copytree(tiny_models[1], other)
-    tokenizer = AutoTokenizer.from_pretrained(other)
-    tokenizer.chat_template = "{{ messages[0].content }}, please"
-    tokenizer.save_pretrained(other)
-    for number, model in enumerate((tiny_models[1], other)):
-        done = transfer(model, "bytes", tmp_path / str(number), "--num-steps", 0)
-        assert done.returncode == 0, done.stderr
-        templates.append(AutoTokenizer.from_pretrained(tmp_path / str(number)).chat_template)
-    assert templates == [AutoTokenizer.from_pretrained(each).chat_template for each in (tiny_models[1], other)]
-    assert templates[0] != templates[1]
-
-
+@pytest.mark.long
 def test_a_transfer_begins_with_the_hypernetwork_of_another(
     transfer: Run, tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -189,6 +136,7 @@ def test_a_transfer_begins_with_the_hypernetwork_of_another(
     assert_refused(transfer(target, "bytes", tmp_path / "none", "--init", first), "no hypernetwork of this model")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "tokenizer"), [(1, None), (0, "bytes")])
 def test_a_transfer_goes_on_from_one_to_the_same_tokenizer(
     transfer: Run, tiny_models: tuple[Path, Path], tmp_path: Path, number: int, tokenizer: str | None
@@ -231,29 +179,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_weights(
     assert files[0] == files[1]
 
 
-def test_a_checkpoint_of_other_options_is_refused(
-    transfer: Run, tiny_models: tuple[Path, Path], tmp_path: Path, data: Path
-) -> None:
-    out = tmp_path / "out"
-    request = TransferRequest(str(tiny_models[1]), str(tiny_models[0]), (data,), out, SETTINGS, held_out_every=4)
-
-    def killed(point: Any) -> None:
-        if point.step == 4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_transfer(replace(request, measure_every=2), killed)
-    assert (tmp_path / "out.parts").exists()
-    assert_refused(transfer(tiny_models[1], tiny_models[0], out), "is of another run")
-
-
-def test_a_rate_that_leads_to_no_number_is_refused(
-    transfer: Run, tiny_models: tuple[Path, Path], tmp_path: Path
-) -> None:
-    too_high = ("--learning-rate", 1e30)
-    assert_refused(transfer(tiny_models[1], tiny_models[0], tmp_path / "out", *too_high), "lower learning rate")
-
-
+@pytest.mark.long
 def test_a_gguf_file_has_the_weights_of_the_folder_and_the_tokenizers_tokens(
     transfer: Run, tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -267,21 +193,6 @@ def test_a_gguf_file_has_the_weights_of_the_folder_and_the_tokenizers_tokens(
     assert gguf.GGUFReader(out / "out.gguf").fields[tokens].contents() == target.fields[tokens].contents()
     ids = AutoTokenizer.from_pretrained(out)(TEXT[0])["input_ids"]
     assert torch.equal(logits_of(load(out, gguf_file="out.gguf"), ids), logits_of(load(out), ids))
-
-
-def test_a_gguf_file_that_cannot_be_written_is_refused_before_training(transfer: Run, tmp_path: Path) -> None:
-    drafter, target, out = make_drafter(tmp_path / "drafter"), make_target(tmp_path / "target"), tmp_path / "out"
-    spelling = write_gguf_beside(target)
-    base = gguf.GGUFWriter(tmp_path / "drafter.gguf", "gemma3")
-    base.write_header_to_file()
-    base.write_kv_data_to_file()
-    base.write_tensors_to_file()
-    base.close()
-    assert_refused(transfer(drafter, target, out, "--gguf"), "gemma3 is none of llama, qwen2")
-    write_gguf_beside(drafter).rename(spelling)
-    write_gguf_beside(drafter)
-    assert_refused(transfer(drafter, target, out, "--gguf"), "has 448 tokens, the GGUF file with its tokenizer")
-    assert not (tmp_path / "out.parts").exists()
 
 
 def test_what_cannot_be_transferred_is_refused_in_one_line(

@@ -13,7 +13,6 @@ from omnidraft.errors import VocabularyError
 from omnidraft.models.catalog.store import default_home
 from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.vocab.alignment import Alignment, align
-from omnidraft.vocab.ngram_cache import NgramCache
 from omnidraft.vocab.retokenise import TailTokeniser, tokenise_bytes
 from tests.unit.vocab.texts import ODD
 
@@ -104,25 +103,6 @@ def test_smollm2_and_qwen_share_what_they_are_known_to_share(
     assert {0, 1, 2} <= set(by_role)
 
 
-def test_aligning_takes_seconds_and_the_caches_lookups_microseconds(
-    pair: tuple[HfTokenizer, HfTokenizer], alignment: Alignment
-) -> None:
-    began = time.perf_counter()
-    again = align(*pair)
-    align_s = time.perf_counter() - began
-    ngrams = NgramCache(again.fingerprint, pair[0].vocabulary, pair[1].vocabulary, 200_000)
-    num_warm = ngrams.warm(alignment)
-    known = [again.draft_pieces(target) for target in range(100_000, 110_000)]
-    known = [pieces for pieces in known if len(pieces) >= 2]
-    began = time.perf_counter()
-    found = [ngrams.lookup(pieces) for pieces in known]
-    lookup_s = (time.perf_counter() - began) / len(known)
-    print(f"\nalign {align_s:.1f} s, {num_warm} n-grams, lookup {lookup_s * 1e6:.1f} us")
-    assert None not in found
-    assert align_s < 20
-    assert lookup_s < 100e-6
-
-
 def decoded(spelled: bytes) -> str:
     """The text, or "" when these bytes are none by themselves."""
     try:
@@ -135,7 +115,7 @@ def is_nfc(text: str) -> bool:
     return unicodedata.is_normalized("NFC", text)
 
 
-@settings(max_examples=2000, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
 @given(data=ODD)
 def test_odd_texts_survive_whole_and_token_by_token(tokenizer: HfTokenizer, data: bytes) -> None:
     """Emoji, scripts without spaces, broken UTF-8, runs of spaces, words of 300 letters: the same bytes come back.

@@ -2,15 +2,13 @@
 
 import re
 import runpy
-from collections import Counter
-from pathlib import Path
 
 import pytest
 import yaml
 
 from omnidraft.telemetry.metric_definitions import DEFINITIONS, GENERATION_PATHS, TOKENIZATION_PATHS
-from tests.dashboards import ALERTS, BOARDS, DEPLOY, alerts, board, metric_names, queries
-from tests.page_anchors import anchors
+from tests.dashboards import ALERTS, BOARDS, DEPLOY, alerts, metric_names, queries
+from tests.doc_blocks import anchors
 
 ROOT = DEPLOY.parent
 LABELS_OF_PROMETHEUS = {"job", "instance", "le"}
@@ -32,21 +30,6 @@ def test_the_files_are_what_the_script_writes(monkeypatch: pytest.MonkeyPatch) -
     files = runpy.run_path(str(DEPLOY / "grafana" / "make_dashboards.py"))["files"]()
     assert sorted(files) == BOARDS
     assert all(path.read_text() == text for path, text in files.items()), "run `make dashboards`"
-
-
-@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
-def test_panels_have_ids_and_places_of_their_own(path: Path) -> None:
-    loaded = board(path)
-    assert loaded["uid"] == path.stem
-    assert max(Counter(panel["id"] for panel in loaded["panels"]).values()) == 1
-    taken = Counter(
-        (x, y)
-        for place in (panel["gridPos"] for panel in loaded["panels"])
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    )
-    assert max(taken.values()) == 1
-    assert max(x for x, _ in taken) == 23
 
 
 @pytest.mark.parametrize(("where", "expr"), [*queries(), *((name, rule["expr"]) for name, rule in alerts().items())])

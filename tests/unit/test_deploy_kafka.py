@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -21,7 +20,6 @@ from kafka.admin import ACL, ACLFilter, ACLOperation, ACLPermissionType, Resourc
 from kafka.errors import NoError
 
 GRANT = Path(__file__).parents[2] / "deploy/kafka/grant.py"
-ADMIN = {"OMNIDRAFT_KAFKA_ADMIN_PASSWORD": "secret"}
 SLEEP = "import time; time.sleep(300)"
 
 
@@ -69,45 +67,6 @@ def test_a_broker_whose_start_is_interrupted_is_gone(
     assert brokers() == []
 
 
-def test_a_broker_that_never_answers_or_whose_process_id_cannot_be_written_is_gone(
-    local_broker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "broker.pid").mkdir()
-    with pytest.raises(OSError, match=r"broker\.pid"):
-        local_broker.start(0, tmp_path)
-    assert brokers() == []
-    monkeypatch.setattr(local_broker, "_answers", lambda port: False)
-    monkeypatch.setattr(local_broker, "READY_TIMEOUT_S", 1.0)
-    with pytest.raises(local_broker.BrokerError, match="nothing on"):
-        local_broker.start(0, tmp_path)
-    assert brokers() == []
-
-
-@pytest.mark.parametrize(
-    ("granting", "told"),
-    [
-        (KeyboardInterrupt(), KeyboardInterrupt),
-        (subprocess.TimeoutExpired("grant.py", 60.0), "giving rights took over"),
-        (subprocess.CompletedProcess("grant.py", 1, "", "refused"), "refused"),
-    ],
-    ids=["interrupted", "too slow", "refused"],
-)
-def test_a_broker_without_rights_is_gone(
-    local_broker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, granting: object, told: object
-) -> None:
-    def run(*args: object, **options: object) -> object:
-        assert len(brokers()) == 1
-        if isinstance(granting, BaseException):
-            raise granting
-        return granting
-
-    monkeypatch.setattr(subprocess, "run", run)
-    kind, match = (local_broker.BrokerError, told) if isinstance(told, str) else (told, None)
-    with pytest.raises(kind, match=match):
-        local_broker.start_secured(0, tmp_path, ADMIN)
-    assert brokers() == []
-
-
 @pytest.mark.usefixtures("restored_sigterm")
 def test_sigterm_while_the_broker_starts_ends_both(
     local_broker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -122,17 +81,6 @@ def test_sigterm_while_the_broker_starts_ends_both(
     monkeypatch.setattr(sys, "argv", ["local_broker.py", "--background", "--port=0", f"--data={tmp_path}"])
     assert local_broker.main() == 130
     assert brokers() == []
-
-
-@pytest.mark.usefixtures("restored_sigterm")
-def test_data_that_is_a_file_is_a_message(
-    local_broker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    monkeypatch.setattr(sys, "argv", ["local_broker.py", "--port=0", f"--data={file}"])
-    assert local_broker.main() == 1
-    assert capsys.readouterr().err == f"no broker: [Errno 17] File exists: '{file}'\n"
 
 
 class Admin:

@@ -28,12 +28,10 @@ from tests.kubernetes_manifests import (
     templates,
 )
 
-pytestmark = pytest.mark.long
-
 RAY_PROBED = {"RayService", "RayJob"}
 """KubeRay adds the probes of Ray's own containers where they have none; these run wget in the image."""
 
-pytestmark = pytest.mark.parametrize("overlay", OVERLAYS)
+pytestmark = [pytest.mark.long, pytest.mark.parametrize("overlay", OVERLAYS)]
 
 
 def of_kind(overlay: str, *kinds: str) -> list[Resource]:

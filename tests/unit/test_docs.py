@@ -18,8 +18,7 @@ from pydantic import BaseModel
 from omnidraft.cli import app
 from omnidraft.config import Settings
 from pipelines import measured
-from tests.doc_blocks import PAGES, ROOT, SHELL, blocks, commands, inline_code
-from tests.page_anchors import anchors
+from tests.doc_blocks import PAGES, ROOT, SHELL, anchors, blocks, commands, inline_code
 
 LINK = re.compile(r"\]\(([^)#\s]+)?(?:#([^)\s]+))?\)")
 MAKE = re.compile(r"\bmake ([a-z][a-z-]+)")

@@ -33,12 +33,13 @@ def without(monkeypatch):
     return remove
 
 
-@pytest.mark.parametrize("extra", extras.MODULES)
-def test_every_extra_that_the_code_knows_brings_its_modules(extra):
-    bring = names(PROJECT["optional-dependencies"][extra])
-    for module in extras.MODULES[extra]:
-        if (installed := packages_distributions().get(module)) is not None:
-            assert {name.lower() for name in installed} & bring
+def test_every_extra_that_the_code_knows_brings_its_modules():
+    packages = packages_distributions()
+    for extra, modules in extras.MODULES.items():
+        bring = names(PROJECT["optional-dependencies"][extra])
+        for module in modules:
+            if (installed := packages.get(module)) is not None:
+                assert {name.lower() for name in installed} & bring, extra
 
 
 def test_all_extras_but_those_with_an_environment_of_their_own_are_in_all():

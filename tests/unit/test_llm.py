@@ -169,10 +169,9 @@ def test_minus_one_reports_the_log_probabilities_of_the_whole_vocabulary(llm: LL
     assert [sum(map(math.exp, row.values())) for row in rows] == pytest.approx([1.0] * len(rows), abs=1e-3)
 
 
-@pytest.mark.parametrize("limit", [{}, {"max_tokens": 10**6}], ids=str)
-def test_a_text_goes_on_until_its_context_is_full(llm: LLM, limit: dict) -> None:
+def test_a_text_goes_on_until_its_context_is_full(llm: LLM) -> None:
     never_stop = dict.fromkeys(llm._engine.pair.target_tokenizer.stop_ids, -100.0)
-    params = SamplingParams(temperature=1.0, seed=1, logit_bias=never_stop, **limit)
+    params = SamplingParams(temperature=1.0, seed=1, logit_bias=never_stop)
     (result,) = llm.generate("clips " * 600, params, use_tqdm=False)
     assert len(result.outputs[0].token_ids) > 256
     assert result.outputs[0].finish_reason == "length"
@@ -192,11 +191,11 @@ def test_settings_and_models_that_do_not_exist_are_named() -> None:
 
 
 def test_the_package_is_imported_without_models_brokers_or_registries() -> None:
-    code = "import sys, omnidraft; from omnidraft import llm; print(*{'ray', 'mlflow', 'kafka'} & sys.modules.keys())"
+    code = (
+        "import sys, omnidraft; print('torch' in sys.modules); from omnidraft import llm; "
+        "print(*{'ray', 'mlflow', 'kafka'} & sys.modules.keys())"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
-    light = "import sys, omnidraft; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", light], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert done.stdout.split() == ["False"]
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = omnidraft.nothing

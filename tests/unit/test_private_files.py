@@ -61,8 +61,9 @@ def test_a_library_that_somebody_else_could_have_written_is_compiled_anew(
     require_unshared_file(library)
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("which", ["home/native", "home"])
+@pytest.mark.parametrize(
+    ("which", "change"), [("home/native", open_to_all), pytest.param("home", open_to_a_group, marks=needs_root)]
+)
 def test_a_folder_that_somebody_else_may_write_to_is_refused_with_what_to_do(
     source: Path, tmp_path: Path, change: Change, which: str
 ) -> None:
@@ -73,10 +74,9 @@ def test_a_folder_that_somebody_else_may_write_to_is_refused_with_what_to_do(
         compiled(source, native)
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_no_such_library_is_opened(source: Path, tmp_path: Path, change: Change) -> None:
+def test_no_such_library_is_opened(source: Path, tmp_path: Path) -> None:
     library = compiled(source, tmp_path / "native")
-    change(library)
+    open_to_all(library)
     with pytest.raises(KernelsUnavailable, match=r"delete it"):
         open_library(library)
 

@@ -109,7 +109,7 @@ OPTIONS = st.builds(
 )
 
 
-@settings(max_examples=12, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(options=OPTIONS, num_prompts=st.integers(1, 3), seed=st.integers(0, 2**32))
 def test_whatever_generate_is_asked_it_returns_what_it_returns_without_drafts(
     drafter: Drafter, tokenizer: Any, options: dict[str, Any], num_prompts: int, seed: int
@@ -138,11 +138,8 @@ def test_what_was_generated_before_drafts_what_comes_next(drafter: Drafter, toke
     assert drafter._loaded.drafter_memory.num_ids == 0
 
 
-@pytest.mark.parametrize("policy", ["cost", "threshold"])
-def test_every_policy_gives_the_same_text(
-    policy: str, tokenizer: Any, tiny_models: tuple[Path, Path], home: None
-) -> None:
-    drafter = drafter_of(random_model("llama"), tokenizer, tiny_models, decode={"policy": policy})
+def test_a_policy_that_chooses_gives_the_same_text(tokenizer: Any, tiny_models: tuple[Path, Path], home: None) -> None:
+    drafter = drafter_of(random_model("llama"), tokenizer, tiny_models, decode={"policy": "cost"})
     inputs = tokenizer(PROMPTS, return_tensors="pt", padding=True)
     plain = generated(drafter, inputs, is_drafted=False)
     for _ in range(2):
@@ -158,7 +155,7 @@ def test_without_a_drafter_earlier_texts_draft(tokenizer: Any, home: None) -> No
     assert drafter.stats.tokens_per_pass > 1
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(options=OPTIONS, num_prompts=st.integers(1, 3), seed=st.integers(0, 2**32))
 def test_reproducible_mode_gives_the_bits_of_decoding_without_drafts(
     reproducible: Drafter, tokenizer: Any, options: dict[str, Any], num_prompts: int, seed: int

@@ -34,13 +34,18 @@ def busy(pair, folder: Path, partitions: int) -> Setting:
     return setting
 
 
-@pytest.fixture(params=[1, 3], ids=["one partition", "three partitions"])
-def case(pair, tmp_path: Path, request) -> Case:
-    setting = busy(pair, tmp_path, request.param)
+@pytest.fixture(scope="module", params=[1, 3], ids=["one partition", "three partitions"])
+def learned(pair, tmp_path_factory: pytest.TempPathFactory, request) -> Case:
+    setting = busy(pair, tmp_path_factory.mktemp("learned"), request.param)
     with suppress(Killed):
         run_until_idle(setting.distiller(held_out_every=HELD_OUT_EVERY, die_after=5)[0])
     run_until_idle(setting.distiller(held_out_every=HELD_OUT_EVERY)[0])
     return case_of(setting)
+
+
+@pytest.fixture
+def case(learned: Case, tmp_path: Path) -> Case:
+    return learned.copy(tmp_path / "log.db")
 
 
 def test_a_run_that_was_killed_and_resumed_is_found_clean_and_every_offset_accounted_for(case: Case) -> None:

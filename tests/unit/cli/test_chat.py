@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import RedirectResponse
 from starlette.routing import Route
 
 from omnidraft.cli.chat import SOURCES, ChatScreen, style_of
@@ -64,16 +64,6 @@ def test_an_answer_is_the_same_in_process_and_over_http_piece_by_piece(url: str,
     assert {source for _, source in over_http} <= {None, *Source}
     assert server.name == engine.pair.target
     assert server.summary.startswith("12 tokens, ")
-
-
-def test_the_next_turn_reads_only_what_is_new(engine: Engine) -> None:
-    partner = LocalPartner(engine, **SAMPLING)
-    first = "".join(text for text, _ in partner.answer(MESSAGES))
-    turns = [*MESSAGES, {"role": "assistant", "content": first}, {"role": "user", "content": "And now"}]
-    list(partner.answer(turns))
-    again = LocalPartner(engine, **SAMPLING)
-    assert partner.summary.startswith("12 tokens")
-    assert "".join(text for text, _ in again.answer(MESSAGES)) == first
 
 
 @dataclass
@@ -139,17 +129,6 @@ def test_a_redirect_is_refused_with_the_address_it_points_to(
         done = run_cli(asked, monkeypatch, capsys)
     assert (done.returncode, done.stdout.strip()) == (2, "")
     assert "answers 308 and points to https://new.example/base; give that as --url\n" in done.stderr
-
-
-def test_a_stream_without_a_chunk_is_no_answer() -> None:
-    async def empty(_: Any) -> Response:
-        return Response("<html></html>")
-
-    with served(Starlette(routes=[Route("/{path:path}", empty, methods=["POST"])])) as url:
-        partner = ServerPartner(url, "x", None, **SAMPLING)
-        with pytest.raises(ServerError, match="/v1/chat/completions does not answer as a server of models"):
-            list(partner.answer(MESSAGES))
-        partner.close()
 
 
 def test_every_source_has_a_colour_and_a_name_and_what_nobody_drafted_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,17 +226,3 @@ def test_the_command_prints_plain_answers_where_there_is_no_terminal(
     refused = run_cli(["chat", "--url", url, "--drafter", "none", "--config", "x.toml"], monkeypatch, capsys)
     assert refused.returncode == 2
     assert "--drafter, --config: what answers at --url has its own" in refused.stderr
-
-
-def test_what_the_encoding_of_the_output_lacks_is_a_question_mark(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with monkeypatch.context() as patch:
-        streams = [io.TextIOWrapper(io.BytesIO(), encoding="latin-1") for _ in range(2)]
-        for name, stream in zip(("stdout", "stderr"), streams, strict=True):
-            patch.setattr(sys, name, stream)
-        run_cli(["--version"], patch, capsys)
-    for stream in streams:
-        stream.write("\u00e9 \u2192")
-        stream.flush()
-        assert stream.buffer.getvalue().endswith(b"\xe9 ?")

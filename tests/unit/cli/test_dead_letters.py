@@ -69,11 +69,6 @@ def test_letters_are_listed_with_reason_and_origin(command: Run) -> None:
     assert "950001" in table
 
 
-def test_reading_them_for_the_list_shows_a_bar_on_a_terminal(command: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "reading omnidraft.dead-letters.v1" in command("list").stderr
-
-
 def test_nothing_from_a_letter_commands_the_terminal(command: Run) -> None:
     said = command("list").stdout + command("show", 0, 0).stdout + command("redrive", "--all").stdout
     assert "\x1b" not in said

@@ -22,24 +22,6 @@ def test_a_pull_prints_the_folder_or_the_gguf_file(
     assert done.stdout.strip() == str(tmp_path / "models" / name)
 
 
-def test_a_path_in_the_list_is_shown_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(store, "installed", lambda name: Path("/[/x]"))
-    done = run_cli(("models", "list"), monkeypatch, capsys, {"COLUMNS": "200"})
-    assert done.returncode == 0
-    assert "/[/x]" in done.stdout
-
-
-@pytest.mark.parametrize("columns", ["60", "80"])
-def test_the_names_to_type_are_whole_in_a_narrow_list(
-    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shown = run_cli(("models", "list"), monkeypatch, capsys, {"COLUMNS": columns}).stdout
-    assert all(f" {name} " in shown for name in known_models.names())
-    assert "…" not in shown
-
-
 def test_the_list_as_json_has_what_the_table_has(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,6 @@
 import io
 
 import pytest
-from PIL import Image
 from rich.console import Console
 
 from omnidraft import prompts
@@ -53,14 +52,3 @@ def test_the_table_shows_each_gain_with_its_error_and_bars_that_grow(points):
     lengths = [line.count("█") for line in lines]
     assert lengths == sorted(lengths)
     assert len(set(lengths)) == 3
-
-
-def test_the_picture_is_one(points, tmp_path):
-    rows = [
-        {"version": 1, "tokens_per_pass": 2.4, "speedup": 1.6, "speedup_interval": (1.4, 1.8)},
-        {"version": 3, "tokens_per_pass": 2.9, "speedup": 2.0, "speedup_interval": (1.9, 2.2)},
-    ]
-    report.picture(points, rows, tmp_path / "report.png", None)
-    with Image.open(tmp_path / "report.png") as image:
-        assert image.width > 1000
-        assert len(image.getcolors(1 << 20)) > 10

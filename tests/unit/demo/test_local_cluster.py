@@ -19,7 +19,7 @@ with LocalCluster(Path(sys.argv[1])) as cluster:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_service_outlives_a_killed_parent(tmp_path, number):
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

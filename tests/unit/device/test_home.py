@@ -42,9 +42,3 @@ def test_a_damaged_home_is_not_taken_over(tmp_path: Path, content: str) -> None:
     with pytest.raises(ConfigError, match="damaged"):
         home.claim(PAIR)
     home.close()
-
-
-def test_a_file_is_no_home(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be the home"):
-        DeviceHome(tmp_path / "file")

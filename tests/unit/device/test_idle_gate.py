@@ -75,13 +75,6 @@ def test_learning_waits_for_the_quiet_time_too() -> None:
     thread.join()
 
 
-def test_once_open_the_gate_holds_nothing() -> None:
-    gate = IdleGate(60.0)
-    with gate.request():
-        gate.open()
-        gate.wait()
-
-
 def test_an_error_in_a_request_lets_learning_go_on() -> None:
     gate = IdleGate(0.0)
     try:

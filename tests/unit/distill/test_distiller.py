@@ -67,13 +67,6 @@ def test_a_snapshot_follows_every_so_many_steps_and_says_what_it_learned(setting
     assert distillation.status().version == 3
 
 
-def test_a_snapshot_that_learned_says_with_which_settings(setting) -> None:
-    setting.emit(*names(4))
-    distillation, _ = setting.distiller(settings={"loss": "dm"})
-    run_until_idle(distillation)
-    assert [version.manifest.settings for version in setting.registry.versions()] == [{}, {"loss": "dm"}]
-
-
 def test_what_does_not_fill_a_batch_is_left_for_later(setting) -> None:
     setting.emit(*names(5))
     distillation, journal = setting.distiller()
@@ -86,12 +79,11 @@ def test_what_does_not_fill_a_batch_is_left_for_later(setting) -> None:
     assert setting.manifest().offsets == {0: 6}
 
 
-@pytest.mark.parametrize("partitions", [1, 3])
-def test_batches_do_not_depend_on_how_polls_fell(pair, tmp_path, partitions) -> None:
+def test_batches_do_not_depend_on_how_polls_fell(pair, tmp_path) -> None:
     """They do not while every partition has records waiting; here all are written before the first poll."""
     runs = []
     for most in (1, 2, 3):
-        setting = Setting(pair, tmp_path / str(most), partitions=partitions)
+        setting = Setting(pair, tmp_path / str(most), partitions=3)
         setting.emit(*names(18))
         distillation, journal = setting.distiller(reader=SlowReader(setting.log, "t", most))
         run_until_idle(distillation)
@@ -102,8 +94,7 @@ def test_batches_do_not_depend_on_how_polls_fell(pair, tmp_path, partitions) -> 
         assert all(torch.equal(masters[name], runs[0][1][name]) for name in masters)
 
 
-@pytest.mark.parametrize("partitions", [1, 3])
-@pytest.mark.parametrize("die_after", [0, 1, 3, 5])
+@pytest.mark.parametrize(("partitions", "die_after"), [(1, 0), (3, 1), (1, 3), (3, 5)])
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(pair, tmp_path, partitions, die_after) -> None:
     whole, broken = (Setting(pair, tmp_path / name, partitions=partitions) for name in ("whole", "broken"))
     for setting in (whole, broken):
@@ -124,7 +115,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(pair, tmp_path, pa
     assert [getattr(whole.manifest(), name) for name in same] == [getattr(broken.manifest(), name) for name in same]
 
 
-@pytest.mark.parametrize("die_after", [4, 5, 6])
+@pytest.mark.parametrize("die_after", [4, 6])
 def test_a_partition_that_is_added_changes_no_batch_of_a_killed_and_resumed_run(pair, tmp_path, die_after) -> None:
     """It is added after the snapshot that the run resumes from; the resumed one sees it from its first poll on."""
     whole, broken = (Setting(pair, tmp_path / name, partitions=3) for name in ("whole", "broken"))
@@ -143,7 +134,7 @@ def test_a_partition_that_is_added_changes_no_batch_of_a_killed_and_resumed_run(
     assert all(torch.equal(tensor, broken.masters()[name]) for name, tensor in whole.masters().items())
 
 
-@pytest.mark.parametrize("die_after", [None, 1, 2, 4])
+@pytest.mark.parametrize("die_after", [None, 2])
 def test_what_is_skipped_is_counted_once_so_that_all_counts_together_are_the_offsets(pair, tmp_path, die_after) -> None:
     """Records of another pair and broken ones between ours, two partitions, a death in between."""
     setting = Setting(pair, tmp_path, partitions=2)
@@ -237,36 +228,13 @@ def test_segments_of_one_request_are_held_out_together(setting) -> None:
 
 
 def test_agreement_before_is_the_parents_on_the_same_records(setting) -> None:
-    setting.emit(*names(40))
-    distillation, _ = setting.distiller(held_out_every=3)
-    seen = []
-
-    def measured() -> None:
-        manifest = setting.manifest()
-        held_out = list(distillation._batcher.held_out)
-        parent = setting.registry.fetch(manifest_version() - 1, setting.folder / "parents", ("serving",))
-        learner = setting.pair.learner()
-        if (tensors := bundle.serving_tensors(parent)) is not None:
-            learner.start_from(tensors)
-        seen.append((manifest.agreement_before, learner.agreement(held_out)))
-
-    def manifest_version() -> int:
-        return setting.registry.resolve("latest").version
-
-    stop = until_idle(25)(distillation)
-    last = {"version": 1}
-
-    def check_and_stop() -> bool:
-        version = distillation.status().version or 1
-        if version > last["version"]:
-            last["version"] = version
-            measured()
-        return stop()
-
-    distillation.run(check_and_stop)
-    assert len(seen) >= 4
-    assert any(before is not None for before, _ in seen)
-    assert all(before == pytest.approx(expected) for before, expected in seen)
+    is_judge = {name: is_held_out(setting.record(name), 3) for name in names(40)}
+    setting.emit(*[name for name in names(40) if is_judge[name]][:4])
+    setting.emit(*[name for name in names(40) if not is_judge[name]][:12])
+    run_until_idle(setting.distiller(held_out_every=3)[0])
+    measured = [version.manifest for version in setting.registry.versions() if version.manifest.num_records]
+    assert [each.held_out_records for each in measured] == [4, 4, 4]
+    assert [each.agreement_before for each in measured[1:]] == [each.agreement_after for each in measured[:-1]]
 
 
 def test_duplicates_are_dropped_and_counted_also_across_a_restart(setting) -> None:
@@ -304,9 +272,8 @@ def emit_repeatedly(setting) -> None:
     setting.emit(*names(20, start=10))
 
 
-@pytest.mark.parametrize("partitions", [1, 3])
-def test_more_duplicates_than_a_buffer_holds_stop_no_learner(pair, tmp_path, small_buffers, partitions) -> None:
-    setting = Setting(pair, tmp_path, partitions=partitions)
+def test_more_duplicates_than_a_buffer_holds_stop_no_learner(pair, tmp_path, small_buffers) -> None:
+    setting = Setting(pair, tmp_path, partitions=3)
     emit_repeatedly(setting)
     distillation, journal = setting.distiller(held_out_every=4, limits={"records_per_step": 3})
     run_until_idle(distillation, 60)
@@ -316,15 +283,14 @@ def test_more_duplicates_than_a_buffer_holds_stop_no_learner(pair, tmp_path, sma
     assert manifest.num_records + skipped == sum(manifest.offsets.values()) > 120
 
 
-@pytest.mark.parametrize("die_after", [0, 2, 5])
-def test_a_killed_and_resumed_run_goes_through_the_same_duplicates(pair, tmp_path, small_buffers, die_after) -> None:
+def test_a_killed_and_resumed_run_goes_through_the_same_duplicates(pair, tmp_path, small_buffers) -> None:
     whole, broken = (Setting(pair, tmp_path / name) for name in ("whole", "broken"))
     options = {"held_out_every": 4, "limits": {"records_per_step": 3}}
     for setting in (whole, broken):
         emit_repeatedly(setting)
     one, journal = whole.distiller(**options)
     run_until_idle(one, 60)
-    dying, _ = broken.distiller(die_after=die_after, **options)
+    dying, _ = broken.distiller(die_after=2, **options)
     with pytest.raises(Killed):
         run_until_idle(dying, 60)
     resumed, again = broken.distiller(reader=SlowReader(broken.log, "t", 2), **options)
@@ -353,16 +319,6 @@ def test_an_idle_partition_holds_nobody_up(pair, tmp_path) -> None:
     distillation, journal = setting.distiller()
     run_until_idle(distillation)
     assert learned(journal) == ["same-request"] * 6
-
-
-def test_a_dead_letter_is_passed_by_the_offsets(setting) -> None:
-    setting.emit(*names(2))
-    MemoryWriter(setting.log, "t").append([Outgoing(b"k", b"junk", {})])
-    setting.emit(*names(2, start=2))
-    distillation, journal = setting.distiller()
-    run_until_idle(distillation)
-    assert learned(journal) == names(4)
-    assert setting.manifest().offsets == {0: 5}
 
 
 def test_a_second_distiller_stops_the_first(setting) -> None:

@@ -170,21 +170,6 @@ def _folder(setting: Setting) -> Path:
     return setting.registry.fetch(setting.registry.resolve("latest").version, setting.folder / "serving")
 
 
-def test_an_order_is_carried_out_once_and_by_whoever_starts_later(setting):
-    emit_both(setting)
-    run(setting)
-    forget(setting, "leaver", until_ms=NOW_MS)
-    for _ in range(2):
-        run(setting, control=control(setting))
-    versions = setting.registry.versions()
-    assert sum(each.manifest.forgets == ("order",) for each in versions) == 1
-    assert kept(setting) == {"held_out.": ["stayer"], "replay.": ["stayer"]}
-    forget(setting, "stayer", until_ms=NOW_MS, forget_id="another")
-    run(setting, control=control(setting))
-    assert setting.manifest().forgets == ("order", "another")
-    assert kept(setting) == {"held_out.": [], "replay.": []}
-
-
 def test_hundreds_of_orders_are_carried_out_together_and_never_again(setting):
     emit_both(setting, 6)
     orders = [f"{number:012x}" for number in range(300)]
@@ -297,19 +282,6 @@ def test_the_retention_reaches_held_out_records_and_the_replay_buffer(setting):
     setting.emit(*names(4, 200), tenant="new", time_ms=NOW_MS)
     run(setting, retention=Retention(3600.0))
     assert kept(setting) == {"held_out.": ["new"], "replay.": ["new"]}
-
-
-def test_snapshots_of_older_versions_have_plain_records_that_stay_readable():
-    tensors = records_to_tensors("held_out.", [make_record("a"), make_record("b", tenant="t")])
-    assert decrypt_records(tensors, None) == (tensors, 0)
-
-
-def test_what_is_no_record_stays_as_it_is(store):
-    tensors = records_to_tensors("replay.", [make_record("a")])
-    encrypted = encrypt_records(tensors, keys(store))
-    assert {"schema", "schema_version"} == tensors.keys() & encrypted.keys()
-    (name,) = encrypted.keys() - tensors.keys()
-    assert name.startswith("replay.000000.")
 
 
 def test_what_a_tenant_said_before_it_was_forgotten_gets_no_new_key(store):

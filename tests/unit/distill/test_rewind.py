@@ -202,11 +202,11 @@ def of_another_kind(folder: Path) -> tuple[dict, dict]:
 
 @pytest.mark.parametrize(
     ("edit", "head"),
-    [(of_another_shape, False), (of_another_kind, False), (partial(of_another_shape, prefix="head."), True)],
-    ids=["of another shape", "of another kind", "its head alone of another shape"],
+    [(of_another_kind, False), (partial(of_another_shape, prefix="head."), True)],
+    ids=["of another kind", "its head alone of another shape"],
 )
 def test_where_the_champion_does_not_fit_the_learner_learning_goes_on_as_it_is(
-    pair, tmp_path: Path, edit: Edit, head: bool, caplog: pytest.LogCaptureFixture
+    pair, tmp_path: Path, edit: Edit, head: bool
 ) -> None:
     setting = after_refusals(pair, tmp_path, head=head)
     setting.registry.promote(publish_edited_champion(setting, edit).version)
@@ -215,7 +215,6 @@ def test_where_the_champion_does_not_fit_the_learner_learning_goes_on_as_it_is(
     run_until_idle(twin.distiller(held_out_every=5)[0])
     distillation, journal = setting.distiller(held_out_every=5, control=rewind(setting))
     run_until_idle(distillation)
-    assert caplog.text.count("learning does not go back to") == 1
     assert not [each for each in versions(setting) if each.manifest.continues_id]
     assert learned(journal)
     assert_same(learner_state(setting, "latest"), learner_state(twin, "latest"))

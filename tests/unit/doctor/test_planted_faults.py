@@ -6,7 +6,6 @@ import py_compile
 import shutil
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from tests.snapshot_folders import make_bundle
 from tests.tiny_engine import tiny_settings
 
 KEY = Fernet.generate_key().decode()
-Make = Callable[..., config.Settings]
 
 
 @pytest.fixture
@@ -89,20 +87,6 @@ def test_settings_say_which_extras_are_needed(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the default registry is not there
     assert installation.extras_needed(config.load(None, {}, **sections)) == extras
-
-
-def test_extras_of_single_services_are_known(settings: config.Settings, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert list(installation.extras_of_services(settings)) == ["serve"]
-    defaults = config.load(None, {})
-    assert list(installation.extras_of_services(defaults)) == ["serve", "mlflow"]
-    several = config.load(None, {}, models={"more_targets": ["gemma3-270m"]}, registry={"url": "http://h:5000"})
-    assert list(installation.extras_of_services(several)) == ["serve", "ray"]
-    Path(defaults.registry.url.removeprefix("sqlite:///")).parent.mkdir(parents=True)
-    Path(defaults.registry.url.removeprefix("sqlite:///")).touch()  # a worker reads it
-    assert installation.extras_needed(defaults) == ("mlflow",)
-    assert list(installation.extras_of_services(defaults)) == ["serve"]
 
 
 def test_an_extra_that_single_services_lack_is_a_warning() -> None:

@@ -37,7 +37,7 @@ def compared(
     return comparer.compare(request)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_what_every_honest_proposer_drafts_is_identical(any_proposer: Proposer, temperature: float) -> None:
     request = make_request(Sampling(temperature), max_new_tokens=40)
     comparison = compared(request, proposer=any_proposer)

@@ -8,7 +8,7 @@ import pytest
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import RegistryError, SnapshotNotFound
 from omnidraft.fleet import challengers, orders
-from omnidraft.fleet.challengers import UNNAMED_S, Challengers
+from omnidraft.fleet.challengers import Challengers
 from omnidraft.fleet.control_log import LogAnnouncer
 from omnidraft.fleet.controller import Controller
 from omnidraft.fleet.judgements import is_undecided
@@ -126,15 +126,6 @@ def test_a_version_without_a_name_is_left_when_it_is_too_old(fleet: Fleet, monke
     assert Challengers(fleet.registry, lambda: fleet.now).find() is None
 
 
-def test_the_newest_version_is_looked_at_now_and_then(fleet: Fleet) -> None:
-    search = Challengers(fleet.registry, lambda: fleet.now)
-    assert search.find() is None
-    fleet.publish_and_die("s2", 1)
-    assert search.find() is None
-    fleet.now = UNNAMED_S
-    assert search.find() is not None
-
-
 def test_a_version_that_an_operator_promoted_and_left_is_not_promoted_again(fleet: Fleet) -> None:
     """Its judgement says who promoted it, long after it is no longer `previous`."""
     fleet.publish("s2", 1)
@@ -160,13 +151,6 @@ def test_a_champion_whose_judgement_does_not_say_so_is_noted_and_not_promoted_ag
     for version in (2, 1):
         fleet.registry.promote(version)
     assert fleet.step() == 1
-
-
-def test_an_operators_canary_is_noted_as_promoted(fleet: Fleet) -> None:
-    fleet.publish("s2", 1)
-    fleet.registry.annotate(2, {"judgement": "canary at 10.0%: better"})
-    orders.promote(fleet.registry, lambda: fleet.writer, "2", target="big", drafter="org/small")
-    assert fleet.registry.resolve("2").judgement == "promoted by an operator"
 
 
 @pytest.mark.parametrize("judgement", [None, "canary at 10.0%: better"])

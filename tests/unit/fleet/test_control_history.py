@@ -6,10 +6,9 @@ import pytest
 
 from omnidraft.errors import OffsetOutOfRange, SignatureRefused
 from omnidraft.fleet import control_log
-from omnidraft.fleet.control_history import MOST_EVENTS
 from omnidraft.fleet.control_log import parse_announcement
 from omnidraft.fleet.control_state import read_control_state
-from omnidraft.ports import Announcement, LogReader, Message, Offsets, Outgoing, PollResult
+from omnidraft.ports import Announcement, LogReader, Message, Outgoing, PollResult
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from tests.silent_reader import SilentReader
@@ -70,25 +69,6 @@ def test_the_history_of_a_pair(log: MemoryLog, writer: MemoryWriter) -> None:
     ]
 
 
-def test_the_newest_events_are_told_and_an_old_champion_is_no_promotion(log: MemoryLog, writer: MemoryWriter) -> None:
-    class LostAllBut2(MemoryReader):
-        def first_offsets(self) -> Offsets:
-            return {0: self.end_offsets()[0] - 2}
-
-        def seek(self, offsets: Offsets) -> None:
-            super().seek(dict(offsets) or self.first_offsets())
-
-    control_log.publish_announcement(writer, "champion", 5, **PAIR)
-    for _ in range(MOST_EVENTS):
-        control_log.publish_announcement(writer, "pause", **PAIR)
-        control_log.publish_announcement(writer, "resume", **PAIR)
-    assert len(told(log)) == MOST_EVENTS
-    assert {kind for kind, _, _ in told(log)} == {"paused", "resumed"}
-    control_log.publish_announcement(writer, "champion", 5, **PAIR)
-    control_log.publish_announcement(writer, "champion", 6, **PAIR)
-    assert told_by(LostAllBut2(log, "control")) == [("promoted", 6, "")]
-
-
 def test_a_log_that_is_read_from_its_first_message_again_is_told_once(log: MemoryLog, writer: MemoryWriter) -> None:
     class FailsOnce(MemoryReader):
         num_polls = 0
@@ -102,12 +82,6 @@ def test_a_log_that_is_read_from_its_first_message_again_is_told_once(log: Memor
     for version in range(1, 6):
         control_log.publish_announcement(writer, "canary", version, share=0.1, **PAIR)
     assert told_by(FailsOnce(log, "control")) == [("canary", version, "") for version in range(1, 6)]
-
-
-def test_what_stands_in_another_partition_is_left_out(log: MemoryLog, writer: MemoryWriter) -> None:
-    writer.append([Outgoing(b"control", control_log.announcement_json("pause", **PAIR), partition=1)])
-    control_log.publish_announcement(writer, "champion", 1, **PAIR)
-    assert told(log) == [("promoted", 1, "")]
 
 
 def test_what_nobody_genuine_sent_and_what_is_unreadable_is_left_out(log: MemoryLog, writer: MemoryWriter) -> None:
@@ -145,7 +119,3 @@ def test_a_slow_log_hides_no_pause(log: MemoryLog, writer: MemoryWriter) -> None
     control_log.publish_announcement(writer, "pause", **PAIR)
     reader = SilentReader(log, "control", (0, 1))
     assert read_control_state(reader, CountingMetrics(), **PAIR, timeout_s=0.1).is_learning_paused
-
-
-def test_no_topic_has_no_history(log: MemoryLog) -> None:
-    assert told_by(MemoryReader(log, "none")) == []

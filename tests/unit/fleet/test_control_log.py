@@ -157,17 +157,6 @@ def test_a_start_waits_for_no_message_that_retention_deleted(tmp_path, metrics):
     assert follower.poll_all(0) == ()
 
 
-def test_a_start_with_an_empty_log_waits_for_nothing(log, metrics):
-    class NeverWaits(MemoryReader):
-        def poll(self, max_messages, timeout_s):
-            assert timeout_s == 0
-            return super().poll(max_messages, timeout_s)
-
-    follower = LogControlFollower(NeverWaits(log, "control"), metrics, kinds=("champion",))
-    assert follower.poll_all(5.0) == ()
-    assert follower.read_whole(5.0) == ()
-
-
 def test_one_look_at_a_slow_log_misses_nothing(log, writer, metrics):
     for version in range(1, 7):
         control_log.publish_announcement(writer, "champion", version)
@@ -230,14 +219,6 @@ def test_drifts_of_one_tenants_kinds_of_requests_hold_side_by_side(log, writer, 
 def test_only_what_is_about_traffic_names_a_kind_of_request_or_a_level(writer, fields):
     with pytest.raises(ValueError, match="may name a kind of request and a level"):
         control_log.publish_announcement(writer, "factors_off", tenant="a", **fields)
-
-
-def test_a_drift_tells_the_level_before_it_and_one_of_an_earlier_controller_none(log, writer, metrics):
-    control_log.publish_announcement(writer, "drift", tenant="a", work="text", level=0.72)
-    writer.append([Outgoing(control_log.KEY, b'{"kind": "drift", "tenant": "b", "work": "text"}')])
-    writer.append([Outgoing(control_log.KEY, b'{"kind": "drift", "tenant": "c", "work": "text", "level": 2}')])
-    told = follow(log, metrics, ("drift",)).poll(0)
-    assert [(each.tenant, each.level) for each in told] == [("a", 0.72), ("b", None)]
 
 
 def test_a_message_that_lacks_what_its_kind_needs_is_not_written(log, writer, metrics):

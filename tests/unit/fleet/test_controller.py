@@ -14,7 +14,7 @@ from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.controller import Controller
 from omnidraft.fleet.drift import DriftDetector
 from omnidraft.fleet.drift_recovery import FOLLOWED_KINDS, DriftRecovery
-from omnidraft.fleet.request_stats import HISTORY_MESSAGES, RequestStatsReader
+from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import Outgoing
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.registry.republish import republish
@@ -82,22 +82,6 @@ def test_challengers_are_judged_one_after_the_other_and_announced_once(fleet):
     assert fleet.metrics.value("omnidraft_refusals_total") == 2
     notes = (version_folder(fleet.folder / "registry", 3) / "notes.json").read_text()
     assert "refused: held-out agreement 0.6000" in notes
-
-
-def test_an_old_version_that_somebody_names_challenger_is_judged(fleet, monkeypatch):
-    monkeypatch.setattr("omnidraft.fleet.controller.VERSIONS_OF_HISTORY", 1)
-    fleet.publish("s1", None)
-    fleet.controller().step()
-    for number in range(2, 5):
-        fleet.publish(f"s{number}", number - 1, 0.7, 0.8)
-        fleet.controller().step()
-    assert fleet.champion() == 4
-    notes = version_folder(fleet.folder / "registry", 2) / "notes.json"
-    notes.unlink()
-    aliases = notes.parent.parent / "aliases.json"
-    aliases.write_text(json.dumps(json.loads(aliases.read_text()) | {"challenger": 2}))
-    fleet.controller().step()
-    assert "judgement" in notes.read_text()
 
 
 class DeadWriter:
@@ -185,17 +169,6 @@ def test_the_first_learned_snapshot_is_compared_with_the_base_drafter(fleet, has
     fleet.controller().step()
     assert reason in fleet.registry.resolve(str(version)).judgement
     assert fleet.heard() == (version if after == 0.8 else None)
-
-
-def test_where_the_first_learned_snapshot_lost_the_next_one_is_compared_with_the_base_drafter_too(fleet):
-    fleet.registry.publish(make_bundle(fleet.folder, "base"), None)
-    for snapshot_id, parent, before, after, champion in [("s1", 1, 0.7, 0.6, None), ("s2", 2, 0.6, 0.65, None)]:
-        fleet.publish(snapshot_id, parent, before, after)
-        fleet.controller().step()
-        assert fleet.heard() == champion
-    fleet.publish("s3", 3, 0.65, 0.75)
-    fleet.controller().step()
-    assert fleet.heard() == 4
 
 
 def test_where_the_aliases_were_lost_no_challenger_is_promoted_before_an_operator_names_the_champion(fleet):
@@ -333,16 +306,6 @@ def test_while_a_canary_is_out_the_next_challenger_waits(canaries):
     assert canaries.told() == [("canary", 3)]
 
 
-def test_a_controller_killed_during_a_canary_is_replaced_by_one_that_begins_it_anew(canaries):
-    two_snapshots(canaries)
-    after = canaries.controller()
-    after.step()
-    for version in (1, 2):
-        serve(canaries.traces, version, 30, seconds=0.1)
-    after.step()
-    assert canaries.champion() == 2
-
-
 def test_requests_from_before_the_controllers_start_decide_no_canary(canaries):
     two_snapshots(canaries)
     serve(canaries.traces, 1, 30, seconds=0.1)
@@ -398,16 +361,6 @@ def test_agreement_that_falls_with_the_traffic_is_told_and_noted_and_so_is_its_r
     drift_of(canaries, controller, 2, is_good=1, number=20, first=100)
     assert canaries.told() == [("drift_over", None)]
     assert canaries.metrics.value("omnidraft_drift_alarms_total", target="big") == 1
-
-
-def test_the_fall_of_one_kind_of_request_is_told_and_ended_apart_from_the_other(canaries):
-    controller = champion_two(canaries)
-    for has_grammar in (False, True):
-        drift_of(canaries, controller, 2, is_good=1, number=80, first=100 * has_grammar, has_grammar=has_grammar)
-        drift_of(canaries, controller, 2, is_good=0, number=20, first=100 * has_grammar + 80, has_grammar=has_grammar)
-    assert canaries.told_works() == [("drift", "text"), ("drift", "constrained")]
-    drift_of(canaries, controller, 2, is_good=1, number=20, first=200)
-    assert canaries.told_works() == [("drift_over", "text")]
 
 
 def test_a_snapshot_whose_first_requests_fall_is_rolled_back_at_once(canaries):
@@ -487,33 +440,6 @@ def test_the_snapshot_that_agrees_best_with_the_drifted_traffic_is_taken_while_i
     assert "0.6 on 16 records" in canaries.judgement(1)
 
 
-def test_a_controller_that_starts_anew_answers_no_fall_that_was_answered_before(canaries):
-    controller = champion_two(canaries)
-    drift_of(canaries, controller, 1, is_good=1, number=80)
-    drift_of(canaries, controller, 2, is_good=0, number=20)
-    assert canaries.champion() == 1
-    canaries.registry.promote(2)  # by hand, for reasons of its own
-    canaries.told()
-    after = canaries.controller()
-    after.step()
-    assert (canaries.champion(), canaries.told()) == (2, [("champion", 2)])
-
-
-def test_a_drift_whose_beginning_is_long_past_is_over_for_a_controller_that_starts_anew_when_agreement_is_back(
-    canaries,
-):
-    controller = champion_two(canaries)
-    drift_of(canaries, controller, 2, is_good=1, number=80)
-    drift_of(canaries, controller, 2, is_good=0, number=20, first=80)
-    drift_of(canaries, controller, 2, is_good=1, number=HISTORY_MESSAGES, first=100, tenant="another")
-    assert canaries.told() == [("drift", None)]
-    after = canaries.controller()
-    drift_of(canaries, after, 2, is_good=0, number=20, first=1000)
-    assert canaries.told() == [("champion", 2)]
-    drift_of(canaries, after, 2, is_good=1, number=20, first=1020)
-    assert canaries.told() == [("drift_over", None)]
-
-
 def test_a_controller_that_starts_while_the_control_log_is_silent_reads_no_traffic_before_it_knows_the_open_drifts(
     canaries,
 ):
@@ -525,20 +451,6 @@ def test_a_controller_that_starts_while_the_control_log_is_silent_reads_no_traff
     canaries.told()
     drift_of(canaries, after, 2, is_good=1, number=40)
     assert canaries.told() == [("drift_over", None)]
-
-
-def test_the_best_snapshot_of_a_drift_that_goes_on_was_taken_before_the_restart(canaries):
-    controller = champion_two(canaries)
-    drift_of(canaries, controller, 2, is_good=1, number=80)
-    drift_of(canaries, controller, 2, is_good=0, number=20, first=80)
-    control_log.publish_announcement(canaries.writer, "best", 1, tenant="default", reason="0.6 on 16 records")
-    controller.step()
-    assert canaries.champion() == 1
-    canaries.registry.promote(2)  # by hand, for reasons of its own
-    after = canaries.controller()
-    for _ in range(2):
-        after.step()
-    assert canaries.champion() == 2
 
 
 def test_a_tenant_whose_traffic_drifts_chooses_no_refused_snapshot_for_all(canaries):
@@ -666,17 +578,6 @@ def test_a_canary_during_which_an_operator_chose_another_champion_is_not_tried_a
     assert canaries.champion() == 1
 
 
-def test_a_canary_that_is_deleted_keeps_no_operators_choice_from_being_announced(canaries):
-    controller = champion_two(canaries)
-    canaries.publish("s3", 2, 0.9, 0.95)
-    controller.step()
-    canaries.told()
-    shutil.rmtree(version_folder(canaries.folder / "registry", 3))
-    canaries.registry.promote(1)
-    controller.step()
-    assert canaries.told() == [("champion", 1)]
-
-
 def test_a_comparison_from_before_an_operators_promotion_is_void(canaries):
     controller = champion_two(canaries)
     drift_of(canaries, controller, 2, is_good=1, number=80)
@@ -773,17 +674,6 @@ def test_a_challenger_without_curves_is_judged_and_counted_once(fleet, monkeypat
         controller.step()
     assert rewinds(fleet) == []
     assert fleet.metrics.value("omnidraft_refusals_total") == 1
-
-
-def test_a_canary_without_curves_becomes_champion_and_its_judgement_stands(canaries, monkeypatch):
-    monkeypatch.setattr(canaries.registry, "log_metrics", no_curves)
-    controller = two_snapshots(canaries)
-    for version in (1, 2):
-        serve(canaries.traces, version, 30, seconds=0.1)
-    for _ in range(2):
-        controller.step()
-    assert (canaries.champion(), canaries.told()) == (2, [("champion", 2)])
-    assert "promoted: canary" in canaries.judgement(2)
 
 
 class WithoutRewinds(MemoryWriter):

@@ -75,35 +75,11 @@ def test_a_drift_goes_on_after_a_restart_and_its_recovery_is_announced(pair):
     assert pair.serve(pair.start(), 0.75, 200) == []
 
 
-def test_a_drift_that_is_read_after_the_start_goes_on_too(pair):
-    recovery = pair.start()
-    for announcement in pair.announce("drift", work="text", level=0.75):
-        recovery.on_announcement(announcement)
-    assert pair.serve(recovery, 0.5, 60) == []
-    assert pair.serve(recovery, 0.75, 20) == [("drift_over", "t", "text")]
-
-
 def test_a_resumed_drift_that_settles_low_is_announced_over(pair):
     pair.announce("drift", work="text", level=0.75)
     after = pair.start()
     assert pair.serve(after, 0.5, SETTLED_VALUES - 1) == []
     assert pair.serve(after, 0.5, 1) == [("drift_over", "t", "text")]
-
-
-def test_a_drift_without_a_level_is_over_when_agreement_settles(pair):
-    """So a controller of an earlier version announced it."""
-    pair.announce("drift", work="text", reason="agreement of t fell: 0.750 before")
-    after = pair.start()
-    assert pair.serve(after, 0.75, SETTLED_VALUES - 1) == []
-    pair.serve(after, 0.75, 1)
-    (over,) = (each for each in pair.follower().poll(0) if each.kind == "drift_over")
-    assert "stayed: unknown before, 0.7" in over.reason
-
-
-def test_a_drift_of_every_kind_is_over_with_the_first_kind_that_recovers(pair):
-    pair.announce("drift", level=0.75)
-    assert pair.serve(pair.start(), 0.75, 20, work="constrained") == [("drift_over", "t", "constrained")]
-    assert pair.serve(pair.start(), 0.75, SETTLED_VALUES + 20, work="text") == []
 
 
 def test_a_fall_while_no_controller_ran_is_announced_with_the_first_request_after(pair):

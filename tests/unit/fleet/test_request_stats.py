@@ -76,7 +76,7 @@ def unsteady(request):
     return writer, reader, RequestStatsReader(reader, target="big", drafter="org/small")
 
 
-@pytest.mark.parametrize("num_steady", range(9))
+@pytest.mark.parametrize("num_steady", [0, 1, 4, 7])
 def test_an_error_of_the_log_yields_nothing_twice_and_skips_nothing(unsteady, num_steady):
     writer, reader, stats = unsteady
     assert len(list(stats.new())) == 20

@@ -112,49 +112,6 @@ def test_the_last_warnings_of_a_learner_that_ends_are_in_the_distillers_log(
     assert f"{learner.target}: the newest snapshot is not published" in caplog.messages
 
 
-def test_the_line_of_a_snapshot_does_not_claim_what_was_learned_after_it(
-    stub_ray: StubRay, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The counts are those of the moment of the question."""
-    caplog.set_level(logging.INFO)
-    actor = StubActor()
-    actor.status_of_now |= {"version": 4, "agreement": 0.5, "num_records": 16, "num_steps": 8}
-    learner = stub_ray.learner(actor)
-    _watch([learner], threading.Event())
-    assert f"{learner.target}: snapshot 4, agreement 0.5; by now 16 records, 0 tokens, 8 steps" in caplog.text
-
-
-def test_a_process_that_ended_is_logged_with_the_memory_that_it_had(
-    stub_ray: StubRay, caplog: pytest.LogCaptureFixture
-) -> None:
-    actor = StubActor(num_stops=1)
-    learner = stub_ray.learner(actor)
-    learner.log_status()
-    assert "has ended" not in caplog.text
-    actor.status_of_now["pid"] = 8
-    learner.log_status()
-    learner.log_status()
-    said = (
-        f"{learner.target}: process 7 has ended, and the next one goes on from the newest snapshot; it held 5.0 GiB, "
-    )
-    assert caplog.text.count(said + "and 0.8 GiB were available there") == 1
-    stop = threading.Event()
-    stop.set()
-    _watch([learner], stop)
-
-
-def test_a_process_of_an_older_version_on_its_node_tells_no_memory(
-    stub_ray: StubRay, caplog: pytest.LogCaptureFixture
-) -> None:
-    actor = StubActor(num_stops=0)
-    del actor.status_of_now["memory_bytes"], actor.status_of_now["available_bytes"]
-    learner = stub_ray.learner(actor)
-    for actor.status_of_now["pid"] in (7, 8):
-        learner.log_status()
-    assert f"{learner.target}: process 7 has ended" in caplog.text
-    _watch([learner], threading.Event())
-
-
 def test_a_learner_lost_with_its_node_is_logged_as_waiting_once_and_holds_up_no_stop(
     stub_ray: StubRay, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -172,12 +172,6 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back() -> None:
     assert int(answer.headers["retry-after"]) > 0
 
 
-def test_refusals_of_a_replica_are_passed_on_as_they_are() -> None:
-    refusal = ResponseStart(400, ((b"content-type", b"application/json"),))
-    answer = ask({"t": Replicas([Answer([refusal, b'{"error": {}}'])])}, body=b"{bad")
-    assert (answer.status_code, answer.json()) == (400, {"error": {}})
-
-
 @pytest.mark.parametrize(
     ("body", "target"),
     [({"model": "b"}, "b"), ({"model": "a"}, "a"), ({}, "a"), ({"model": "c"}, "a"), ([1], "a"), (b"{bad", "a")],

@@ -139,13 +139,6 @@ def test_without_bytes_the_text_of_a_token_says_them(
     assert [token for each in records for token in each.emitted_ids.tolist()] == tokenizers.target.encode(TEXT)
 
 
-def test_a_text_that_a_stop_string_cuts_keeps_its_tokens(settings: config.Settings, row: Row, exchanges: Any) -> None:
-    whole = ApiRecording(settings, "team").records_of(exchanges(row)[0])
-    choice_of(row)["message"]["content"] = TEXT[:-2]
-    cut = ApiRecording(settings, "team").records_of(exchanges(row)[0])
-    assert [each.emitted_ids.tolist() for each in cut] == [each.emitted_ids.tolist() for each in whole]
-
-
 @pytest.mark.parametrize("end", ["", "\ufffd"])
 def test_a_text_that_ends_inside_a_character_keeps_its_tokens(
     settings: config.Settings, tokenizers: wiring.Vocabularies, row: Row, exchanges: Any, end: str

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from omnidraft.vocab.tokenizer import Vocabulary
 from pipelines.lib.api_answers import ApiPosition, ApiToken
@@ -13,7 +11,6 @@ from pipelines.lib.api_tokens import (
     UNSPELLED,
     AnswerRefused,
     ApiTokenMapper,
-    token_bytes,
 )
 
 EURO = "\u20ac".encode()
@@ -112,19 +109,6 @@ def test_an_emitted_token_without_a_log_probability_refuses_the_answer_and_a_lik
     assert MAPPER.logprobs([position(b"a", -1.0, (b"b", log_p))], [1]).top_ids_EK.tolist() == [[1]]
 
 
-def test_two_tokens_of_one_spelling_are_one_with_the_probability_of_both() -> None:
-    row = position(b"b", np.log(0.5), (b"a", np.log(0.125)), (b"a", np.log(0.125)))
-    logprobs = MAPPER.logprobs([row], [8])
-    assert logprobs.top_ids_EK.tolist() == [[8, 1]]
-    assert np.exp(logprobs.top_log_p_EK[0, 1]) == pytest.approx(0.25, rel=2e-3)
-
-
 def test_probabilities_that_were_rounded_up_leave_no_tail() -> None:
     logprobs = MAPPER.logprobs([position(b"a", 1e-6, (b"b", -9999.0))], [1])
     assert (logprobs.emitted_log_p_E[0], logprobs.tail_log_p_E[0]) == (0.0, -np.inf)
-
-
-@given(st.binary(min_size=1, max_size=6))
-def test_the_text_of_bytes_that_are_no_utf8_is_read_back(data: bytes) -> None:
-    escaped = "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-    assert token_bytes(ApiToken(token=escaped)) == data

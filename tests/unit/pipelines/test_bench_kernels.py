@@ -9,7 +9,7 @@ import pytest
 
 from omnidraft.errors import ModelError, RequestError
 from pipelines.bench.kernels import __main__ as command
-from pipelines.bench.kernels import machine_limits, page
+from pipelines.bench.kernels import machine_limits
 from pipelines.bench.kernels.engine import MAX_ROWS, EngineSpec, load
 from pipelines.bench.kernels.engine_process import running
 from tests.cli_runs import run_pipeline
@@ -80,12 +80,6 @@ def test_the_command_saves_a_row_for_every_engine_and_number_of_rows(
     assert prompt["tokens_per_s"] > 0
     assert report["machine"]["processor"] in (tmp_path / "kernels.md").read_text()
     assert (tmp_path / "kernels.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_table_has_gaps_where_nothing_was_measured() -> None:
-    known = {"system": "omnidraft", "format": "int8", "variant": "native", "error": None, "gb_per_s": 2.0}
-    rows = [known | {"rows": 1, "ms": 3.0}, known | {"rows": None, "ms": None, "format": "int4", "error": "no"}]
-    assert page._lines(rows) == [["omnidraft", "int8", "native", "3", "2.0"], ["omnidraft", "int4", "native", "-", "-"]]
 
 
 def test_limits_are_none_where_nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

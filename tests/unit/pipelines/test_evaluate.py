@@ -61,11 +61,6 @@ def test_a_snapshot_tells_itself_what_was_held_out_from_it(log: Slice) -> None:
     assert learned(log).count(other) == NUM_READ
 
 
-def test_a_drafter_that_learned_nothing_has_learned_no_record(log: Slice) -> None:
-    assert learned(log).count(None) == 0
-    assert learned(log).count(manifest(offsets={0: NUM_READ})) == 0
-
-
 def test_offsets_of_another_log_and_archives_do_not_tell(log: Slice, tmp_path: Path) -> None:
     snapshot = manifest(num_records=9, offsets={0: NUM_READ})
     assert learned(log).count(manifest(num_records=9)) is None

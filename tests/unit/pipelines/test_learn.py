@@ -7,7 +7,6 @@ import pytest
 
 from omnidraft.errors import RequestError
 from pipelines import learn
-from pipelines.lib.learning import Point
 from tests.trace_records import make_record
 
 
@@ -47,13 +46,3 @@ def test_answers_of_an_archive_are_counted_not_records() -> None:
     taken = [(each.request_id, each.segment) for each in learn._of_first_answers(records, 2)]
     assert taken == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
     assert list(learn._of_first_answers(records, None)) == records
-
-
-def test_who_learned_a_worse_drafter_is_told_so_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    good, bad = Point(0, 0, 0.902, {}), Point(16, 6144, 0.742, {})
-    learn._warn_of_a_loss(bad, good)
-    assert capsys.readouterr().err == ""
-    learn._warn_of_a_loss(good, bad)
-    told = capsys.readouterr().err
-    assert "fell from 0.902 to 0.742" in told
-    assert "learner.train = 'lora'" in told

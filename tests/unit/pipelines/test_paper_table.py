@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from omnidraft import config
-from pipelines.paper_table import TABLES, Row, _decoded, page
+from pipelines.paper_table import TABLES, Row, _decoded
 
 
 def answer(method: str, prompt: int, num_tokens: int, seconds: float) -> dict[str, Any]:
@@ -38,17 +38,3 @@ def test_every_row_is_of_settings_that_there_are() -> None:
         for row in table.values():
             assert isinstance(row, Row)
             config.load(None, {}, learner=row.learner or {}, cache=row.cache, decode=row.decode or {})
-
-
-def test_the_page_has_gaps_where_a_row_is_not_measured() -> None:
-    learned = {"held_out": 0.8, "gain": 0.1, "gain_error": 0.02}
-    decoded = {
-        "agreement": None,
-        "tokens_per_pass": [2.2, 0.1],
-        "speedup": [2.0, None],
-        "same_texts": 1,
-        "num_texts": 2,
-    }
-    lines = page({"methods: gsm8k, t": {"dm": learned, "transformers": decoded}}).splitlines()
-    assert "| dm | 0.800 (+0.100 +- 0.020) | - | - | - | - |" in lines
-    assert "| transformers | - | - | 2.20 +- 0.10 | 2.00 | 1 of 2 |" in lines

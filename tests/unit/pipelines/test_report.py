@@ -50,6 +50,7 @@ ROW = {
 }
 
 
+@pytest.mark.long
 def test_every_pipeline_is_a_command() -> None:
     """One process shows the help of all of them, so that it imports their libraries once."""
     done = subprocess.run([sys.executable, "-c", SHOW_HELP, *COMMANDS], cwd=ROOT, capture_output=True, text=True)

@@ -183,6 +183,7 @@ def test_rows_of_a_plan_have_at_least_two_requests_a_client(server: StreamingSer
     assert server.num_remembered == 0  # the questions behind those beginnings are the same in every row
 
 
+@pytest.mark.long
 def test_a_long_prompt_shows_in_the_largest_gap_of_running_texts(endpoint: Endpoint, work: Workload) -> None:
     figures = latency.long_prompt(endpoint, work, 600, 0.0)
     assert figures["gaps_before"] >= 4 * (latency.USUAL_GAPS - latency.WARM_UP_GAPS)
@@ -198,6 +199,7 @@ def test_a_failure_of_the_long_prompt_is_told(work: Workload, server: StreamingS
     assert "status 404" in measurement.figures["long_prompt"]["ours"]["error"]
 
 
+@pytest.mark.long
 def test_a_second_turn_is_compared_with_a_first_turn_of_its_length(endpoint: Endpoint, work: Workload) -> None:
     """The server knows a conversation by its first message."""
     asked: list[None] = []

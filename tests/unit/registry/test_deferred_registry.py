@@ -50,6 +50,7 @@ def test_an_address_where_nothing_can_be_is_refused_before_anything_is_opened(ur
         snapshot_reader(config.load(None, {}, registry={"url": url}))
 
 
+@pytest.mark.long
 def test_a_worker_is_ready_before_mlflow_is_imported(
     tiny_models: tuple[Path, Path], omnidraft_home: Path, tmp_path: Path
 ) -> None:

@@ -30,10 +30,6 @@ SCHEMA = {
 }
 WEATHER: dict[str, Any] = {"name": "weather", "description": "Tells it.", "input_schema": SCHEMA, "strict": True}
 ASKED = [{"role": "user", "content": "How many clips"}]
-USED_BY_A_PROGRAM = {"type": "tool_use", "id": "x", "name": "weather", "input": {}} | {
-    "caller": {"type": "code_execution_20250825", "tool_id": "y"}
-}
-USED_A_NUMBER = {"type": "tool_use", "id": "x", "name": "weather", "input": {"days": "number"}}
 BODY: dict[str, Any] = {"max_tokens": 8, "messages": ASKED, "seed": 5}
 
 
@@ -163,71 +159,6 @@ def test_tokens_are_counted_as_they_will_be_read(url: str, engine: Engine, clien
     usage = post(client, **prompt)["usage"]
     assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
     assert counted > client.post("/v1/messages/count_tokens", json={"messages": ASKED}).json()["input_tokens"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"max_tokens": None}, "max_tokens"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
-        ({"container": "x"}, "container"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "read text only, no 'image'"),
-        ({"messages": [*ASKED, {"role": "assistant", "content": "It is"}]}, "cannot be begun"),
-        ({"messages": []}, "messages"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "no server tools"),
-        ({"tool_choice": {"type": "any"}}, "no tools to choose from"),
-        ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "name is given with type tool"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
-            "no call of this id",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "x", "name": "y", "input": {}}]}]},
-            "only an assistant uses tools",
-        ),
-        ({"messages": [*ASKED, {"role": "assistant", "content": [USED_BY_A_PROGRAM]}]}, "caller"),
-        ({"output_config": {"format": {"type": "json_schema", "schema_": SCHEMA}}}, "output_config.format.schema"),
-    ],
-)
-def test_a_bad_request_is_refused_by_name_in_anthropics_shape(
-    client: TestClient, fields: dict[str, Any], named: str
-) -> None:
-    response = client.post("/v1/messages", json=BODY | fields)
-    assert response.status_code == 400
-    body = response.json()
-    assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
-    assert named in body["error"]["message"]
-
-
-@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400"])
-@pytest.mark.parametrize(
-    ("field", "fields"),
-    [
-        ("tools.0.input_schema", {"tools": [{"name": "weather", "input_schema": {"default": "number"}}]}),
-        (
-            "output_config.format.schema",
-            {"output_config": {"format": {"type": "json_schema", "schema": {"const": "number"}}}},
-        ),
-        ("content.0.input", {"messages": [*ASKED, {"role": "assistant", "content": [USED_A_NUMBER]}, *ASKED]}),
-    ],
-)
-def test_a_number_that_json_does_not_have_is_refused(
-    client: TestClient, field: str, fields: dict[str, Any], number: str
-) -> None:
-    body = json.dumps(BODY | {"stream": True} | fields).replace('"number"', number)
-    response = client.post("/v1/messages", content=body, headers={"content-type": "application/json"})
-    assert response.status_code == 400
-    assert f"{field}: Value error, numbers must be finite" in response.json()["error"]["message"]
-
-
-def test_refusals_before_the_request_is_read_have_the_same_shape(url: str, client: TestClient) -> None:
-    large = client.post("/v1/messages", content=b"x" * 30_000)
-    assert (large.status_code, large.json()["error"]["type"]) == (413, "request_too_large")
-    assert client.get("/v1/messages").json()["type"] == "error"
-    broken = client.post("/v1/messages", content=b"{", headers={"content-type": "application/json"})
-    assert (broken.status_code, broken.json()["type"]) == (400, "error")
-    with client_of(url) as made, pytest.raises(anthropic.NotFoundError, match="no model 'other'"):
-        made.messages.create(model="other", max_tokens=8, messages=ASKED)
 
 
 @pytest.mark.parametrize(

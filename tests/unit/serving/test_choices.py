@@ -97,18 +97,6 @@ def test_of_several_prompts_each_has_its_choices(client: TestClient, num: int) -
     assert counts[0] + counts[1] == counts[2]
 
 
-@pytest.mark.parametrize(
-    ("fields", "field", "num"),
-    [({"n": 17}, "n", 17), ({"prompt": ["a"], "n": 17}, "n", 17), ({"prompt": ["a"] * 9, "n": 2}, "prompt", 18)],
-)
-def test_too_many_choices_are_refused_by_the_field_that_asks_for_them(
-    client: TestClient, fields: dict, field: str, num: int
-) -> None:
-    response = client.post("/v1/completions", json=BODY | fields)
-    message = f"{field}: 16 choices at most (prompts times n), got {num}"
-    assert (response.status_code, response.json()["error"]["message"]) == (400, message)
-
-
 def test_parts_of_a_message_and_a_developers_message_are_what_they_say(client: TestClient) -> None:
     parts = [{"type": "text", "text": "How many "}, {"type": "text", "text": "clips"}]
 

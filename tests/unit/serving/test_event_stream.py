@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-import time
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from omnidraft.hosts.asgi_bridge import HttpCall, respond
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.page_recordings import PASSES, body
-from tests.tiny_engine import PATIENCE_S, Slow, snapshot
+from tests.tiny_engine import PATIENCE_S, Slow, snapshot, wait_until
 
 QUESTION = "How many clips did Natalia sell?"
 JSON = ((b"content-type", b"application/json"),)
@@ -34,9 +33,7 @@ def call(path: str, **fields: Any) -> HttpCall:
 
 def require_abandoned(metrics: CountingMetrics) -> None:
     """The request ended once, and as one whose client went away."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not metrics.value("omnidraft_requests_total") and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_until(lambda: metrics.value("omnidraft_requests_total"))
     assert metrics.value("omnidraft_requests_total", status="abandoned") == 1
     assert metrics.value("omnidraft_requests_total") == 1
     assert metrics.value("omnidraft_requests_running") == 0

@@ -65,29 +65,6 @@ def test_nobody_saves_up_time_by_staying_away():
     assert clients.count("late") == pytest.approx(5, abs=1)
 
 
-def test_a_full_queue_evicts_from_the_client_with_most():
-    queue, requests = FairQueue(), [request("many") for _ in range(4)]
-    for each in requests:
-        queue.add(each)
-    assert queue.evict_for("many") is None
-    assert queue.evict_for("new") is requests[-1]
-    queue.add(request("new"))
-    assert queue.evict_for("new") is requests[-2]
-    queue.add(request("new"))
-    assert queue.evict_for("new") is None  # two each
-    assert len(queue) == 4
-
-
-def test_a_removed_request_is_not_served():
-    queue, gone, stays = FairQueue(), request("a"), request("a")
-    queue.add(gone)
-    queue.add(stays)
-    assert queue.remove(gone)
-    assert not queue.remove(gone)
-    assert queue.next() is stays
-    assert len(queue) == 0
-
-
 @pytest.mark.parametrize("is_idle_between", [True, False])
 def test_clients_who_never_come_again_are_forgotten(is_idle_between):
     queue = FairQueue()

@@ -22,20 +22,11 @@ SCHEMA = {
 }
 WEATHER: dict[str, Any] = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
 NAMED = {"type": "function", "name": "weather"}
-CALLED_BY_A_PROGRAM = {"type": "function_call", "call_id": "x", "name": "weather", "arguments": "{}"} | {
-    "caller": {"type": "program", "caller_id": "y"}
-}
 BODY: dict[str, Any] = {"input": "How many clips", "max_output_tokens": 8, "seed": 5}
 
 
 def client_of(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-
-
-def post(client: TestClient, **fields: Any) -> dict[str, Any]:
-    response = client.post("/v1/responses", json=BODY | fields)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 def events(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
@@ -156,84 +147,6 @@ def test_a_call_in_a_stream_ends_with_all_of_its_arguments(tool_url: str, tool_e
     (done,) = [event for event in made if event.type == "response.function_call_arguments.done"]
     assert "".join(deltas) == done.arguments
     assert made[-1].type == "response.completed"
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"previous_response_id": "resp_1"}, "stateless"),
-        ({"conversation": "conv_1"}, "stateless"),
-        ({"store": True}, "stateless"),
-        ({"background": True}, "stream: true"),
-        ({"tools": [{"type": "web_search"}]}, "'web_search' are not run here"),
-        ({"input": []}, "input"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "'reasoning' is not taken"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "read text only, no 'input_image'",
-        ),
-        ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "no call of this id"),
-        ({"input": [CALLED_BY_A_PROGRAM]}, "caller"),
-        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "json_schema"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema_": SCHEMA}}}, "text.format.schema_"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-    ],
-)
-def test_a_bad_request_is_refused_by_name(client: TestClient, fields: dict[str, Any], named: str) -> None:
-    response = client.post("/v1/responses", json=BODY | fields)
-    assert response.status_code == 400
-    assert named in response.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("metadata", {"a": "\ud800"}),
-        ("metadata", {"\ud800": "a"}),
-        ("text", {"format": {"type": "text", "name": "\ud800"}}),
-        ("text", {"format": {"type": "json_object", "description": "\ud800"}}),
-        ("tools", [{**WEATHER, "description": "\ud800"}]),
-        ("tool_choice", {**NAMED, "name": "\ud800"}),
-        ("instructions", "\ud800"),
-    ],
-)
-def test_half_a_surrogate_pair_that_would_be_told_back_is_refused(client: TestClient, field: str, value: Any) -> None:
-    body = json.dumps(BODY | {field: value})
-    response = client.post("/v1/responses", content=body, headers={"Content-Type": "application/json"})
-    assert response.status_code == 400
-    assert response.json()["error"]["message"] == f"{field}: character 0 is half of a surrogate pair, not text"
-
-
-@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400"])
-@pytest.mark.parametrize(
-    ("field", "fields"),
-    [
-        ("tools.0.parameters", {"tools": [{**NAMED, "parameters": {"default": "number"}}]}),
-        ("text.format.schema", {"text": {"format": {"type": "json_schema", "schema": {"const": "number"}}}}),
-    ],
-)
-def test_a_number_that_could_not_be_told_back_as_json_is_refused(
-    client: TestClient, field: str, fields: dict[str, Any], number: str
-) -> None:
-    body = json.dumps(BODY | {"stream": True} | fields).replace('"number"', number)
-    response = client.post("/v1/responses", content=body, headers={"Content-Type": "application/json"})
-    assert response.status_code == 400
-    assert response.json()["error"]["message"].startswith(f"{field}: Value error, numbers must be finite")
-
-
-def test_what_would_be_kept_elsewhere_is_a_404_that_says_so(client: TestClient) -> None:
-    for method, path, named in (
-        ("GET", "/v1/responses/resp_1", "stateless"),
-        ("POST", "/v1/responses/resp_1/cancel", "stateless"),
-        ("POST", "/v1/embeddings", "embeddings are not served here"),
-    ):
-        response = client.request(method, path)
-        assert response.status_code == 404
-        assert named in response.json()["error"]["message"]
-
-
-def test_a_request_that_must_not_be_stored_is_no_trace(client: TestClient) -> None:
-    assert post(client, store=False)["status"] == "incomplete"
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,8 @@
 
 import re
 import threading
-import time
 
 import httpx
-import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from hypothesis import given
@@ -23,7 +21,7 @@ from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.page_recordings import LANES, PASSES, body, end, passes, told
-from tests.tiny_engine import PATIENCE_S
+from tests.tiny_engine import PATIENCE_S, wait_until
 
 KEY = "sk-of-the-page-0123456789"
 QUESTION = "How many clips did Natalia sell?"
@@ -55,7 +53,7 @@ def test_plain_decoding_drafts_nothing_and_gives_one_token_a_pass(client: TestCl
     assert all(each["nodes"] == [] and len(each["tokens"]) == 1 for each in passes(events))
 
 
-def test_every_drafted_node_tells_who_drafted_it_and_what_was_expected(client: TestClient) -> None:
+def test_every_pass_tells_who_drafted_what_was_expected_and_what_the_target_thought(client: TestClient) -> None:
     events = told(client.post(PASSES, json=body(QUESTION)))
     nodes = [node for each in passes(events) for node in each["nodes"]]
     assert nodes
@@ -63,39 +61,25 @@ def test_every_drafted_node_tells_who_drafted_it_and_what_was_expected(client: T
         assert node["source"] in {"direct", "split", "merge", "lookup", "suffix", "forced"}
         assert 0 <= node["expected"] <= 1
         assert (node["q"] is None) == (node["source"] not in {"direct", "split", "merge"})
-    stats = end(events)["stats"]
-    assert sum(node["is_accepted"] for node in nodes) == sum(stats["accepted_by_source"].values())
-    accepted = [
-        each["nodes"][token["node"] - 1] for each in passes(events) for token in each["tokens"] if token["node"]
-    ]
-    assert all(node["is_accepted"] for node in accepted)
-    assert len(accepted) == sum(node["is_accepted"] for node in nodes)
-
-
-def test_an_accepted_node_has_the_targets_probability_of_its_token(client: TestClient) -> None:
-    for each in passes(told(client.post(PASSES, json=body(QUESTION)))):
+    num_accepted = sum(node["is_accepted"] for node in nodes)
+    assert num_accepted == sum(end(events)["stats"]["accepted_by_source"].values())
+    for each in passes(events):
         for token in each["tokens"]:
             assert 0 <= token["p"] <= 1
             assert token["likeliest"] == sorted(token["likeliest"], key=lambda other: -other["p"])
             if token["node"]:
                 node = each["nodes"][token["node"] - 1]
-                assert (node["p"], node["spelled"]) == (token["p"], token["spelled"])
-
-
-def test_the_same_bytes_are_told_as_the_drafters_tokens(client: TestClient) -> None:
-    events = told(client.post(PASSES, json=body(QUESTION)))
+                assert (node["p"], node["spelled"], node["is_accepted"]) == (token["p"], token["spelled"], True)
+                num_accepted -= 1
+    assert num_accepted == 0
     drafter_tokens = end(events)["drafter_tokens"]
     num_bytes = sum(token["num_bytes"] for each in passes(events) for token in each["tokens"])
     assert drafter_tokens is None or sum(token["num_bytes"] for token in drafter_tokens) == num_bytes
-
-
-def test_the_clock_never_runs_back_and_holds_every_millisecond_of_the_passes(client: TestClient) -> None:
-    each = passes(told(client.post(PASSES, json=body(QUESTION))))
-    times = [one["at_ms"] for one in each]
+    times = [one["at_ms"] for one in passes(events)]
     assert times == sorted(times)
-    spent = sum(one["draft_ms"] + one["target_ms"] + one["other_ms"] for one in each)
+    spent = sum(one["draft_ms"] + one["target_ms"] + one["other_ms"] for one in passes(events))
     assert 0 < spent <= times[-1] + 1
-    assert not any(one["is_shared"] for one in each)
+    assert not any(one["is_shared"] for one in passes(events))
 
 
 @given(data=st.data())
@@ -117,9 +101,7 @@ def test_a_reader_that_goes_away_ends_its_text(url: str, metrics: CountingMetric
     asked = body(QUESTION, max_tokens=64, temperature=1.0)
     with httpx.stream("POST", f"{url}{PASSES}", json=asked, timeout=PATIENCE_S) as response:
         assert next(response.iter_lines()) == "event: queued"
-    deadline = time.monotonic() + PATIENCE_S
-    while not metrics.value("omnidraft_requests_total") and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_until(lambda: metrics.value("omnidraft_requests_total"))
     assert metrics.value("omnidraft_requests_total", status="abandoned") == 1
 
 
@@ -151,21 +133,6 @@ def test_a_pass_that_can_be_read_has_its_time_although_the_decoding_thread_is_st
     decoding.join(PATIENCE_S)
     late = [clock.next() for _ in queued.ready_steps()]
     assert (len(early), len(late)) == (1, 2)
-
-
-@pytest.mark.parametrize(
-    "fields", [{"n": 2}, {"temperature": -1}, {"model": "other"}, {"unknown": 1}, {"messages": "hello"}]
-)
-def test_a_bad_question_is_refused_before_the_stream(client: TestClient, fields: dict[str, object]) -> None:
-    response = client.post(PASSES, json=body(QUESTION) | fields)
-    assert response.status_code in (400, 404)
-    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
-
-
-def test_a_question_that_is_too_long_is_refused_before_the_stream(client: TestClient) -> None:
-    refused = client.post(PASSES, json=body("clips " * 1500))
-    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
-    assert "context" in refused.json()["error"]["message"]
 
 
 def test_the_page_is_open_and_asks_for_the_key_that_its_stream_needs(requests: RequestQueue, engine: Engine) -> None:

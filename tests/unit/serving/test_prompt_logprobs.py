@@ -9,15 +9,10 @@ from fastapi.testclient import TestClient
 
 from omnidraft.decode.engine import Engine
 from omnidraft.ports import DraftTree
+from tests.http_server import post
 
 BODY: dict[str, Any] = {"prompt": "How many clips", "max_tokens": 2, "seed": 5}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "How many clips"}], "max_tokens": 2, "seed": 5}
-
-
-def post(client: TestClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 def expected(engine: Engine, ids: list[int]) -> list[float]:
@@ -65,16 +60,6 @@ def test_a_chat_has_them_beside_its_choices_and_choices_share_those_of_their_pro
     assert first == again
     assert other[: len(first)] == first
     assert "prompt_logprobs" not in post(client, "/v1/completions", BODY)["choices"][0]
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [({"prompt_logprobs": 1, "stream": True}, "not in a stream"), ({"prompt_logprobs": 21}, "prompt_logprobs")],
-)
-def test_what_cannot_be_told_is_refused(client: TestClient, fields: dict[str, Any], named: str) -> None:
-    response = client.post("/v1/completions", json=BODY | fields)
-    assert response.status_code == 400
-    assert named in response.json()["error"]["message"]
 
 
 def test_a_prompt_that_cannot_be_scored_ends_its_request_alone(client: TestClient, engine: Engine) -> None:

@@ -15,7 +15,7 @@ from omnidraft.serving.queue_errors import Abandoned, QueueFull, Stopping
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
-from tests.tiny_engine import PATIENCE_S, Gated, Slow, broken_target, snapshot
+from tests.tiny_engine import PATIENCE_S, Gated, Slow, broken_target, snapshot, wait_until
 
 GENERATION = GenerationRequest(prompt="How many clips", max_new_tokens=4, seed=1)
 
@@ -35,10 +35,7 @@ def num_tokens(queued: QueuedRequest) -> int:
 
 
 def wait_for(metrics: CountingMetrics, status: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not metrics.value("omnidraft_requests_total", status=status):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: metrics.value("omnidraft_requests_total", status=status))
 
 
 def test_a_full_queue_refuses_and_takes_again_when_there_is_room(
@@ -76,11 +73,7 @@ def test_a_client_that_goes_away_frees_the_queue(
             list(each.steps())
 
 
-@pytest.mark.parametrize(
-    "error",
-    [ContractError("broken"), RuntimeError("out of memory"), TypeError("a bug")],
-    ids=["ours", "torch's", "a bug"],
-)
+@pytest.mark.parametrize("error", [ContractError("broken"), TypeError("a bug")], ids=["ours", "a bug"])
 def test_the_thread_survives_what_decoding_raises(
     engine: Engine, requests: RequestQueue, metrics: CountingMetrics, error: Exception
 ) -> None:
@@ -112,10 +105,7 @@ def test_what_ends_the_thread_ends_every_request(
             engine.abort(text.generation)  # other tests have this engine too
     with pytest.raises(Stopping):
         requests.submit(queued(engine))
-    deadline = time.monotonic() + PATIENCE_S
-    while requests.is_alive:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: not requests.is_alive)
     assert requests.problem is not None
 
 
@@ -158,8 +148,7 @@ def test_retry_after_is_estimated_from_the_durations_of_requests(engine: Engine,
     requests = RequestQueue(metrics, max_waiting=7)
     assert num_tokens(requests.submit(queued(engine))) == 4
     submitted = [requests.submit(QueuedRequest(engine, [replace(GENERATION, max_new_tokens=40)]))]
-    while metrics.value("omnidraft_requests_waiting"):
-        time.sleep(0.005)
+    wait_until(lambda: not metrics.value("omnidraft_requests_waiting"))
     submitted += [requests.submit(queued(engine)) for _ in range(7)]
     with pytest.raises(QueueFull) as refused:
         requests.submit(queued(engine))

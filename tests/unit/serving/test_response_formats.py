@@ -18,7 +18,7 @@ from omnidraft.serving.response_formats import (
     token_text,
 )
 from omnidraft.vocab.tokenizer import Vocabulary
-from tests.http_server import events
+from tests.http_server import events, post
 
 BODY = {"prompt": "How many clips", "max_tokens": 24, "seed": 5, "temperature": 1.3, "mode": "reproducible"}
 CHAT = {"messages": [{"role": "user", "content": "How many clips"}], "max_tokens": 24, "seed": 5}
@@ -82,12 +82,6 @@ def test_both_shapes_have_the_emitted_token_and_the_likeliest() -> None:
         ("a", -0.5, [97]),
         ("bytes:\\xe2", MIN_LOGPROB, [0xE2]),
     ]
-
-
-def post(client: TestClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 @pytest.mark.parametrize("num", [0, 1, 5])
@@ -159,19 +153,3 @@ def test_they_are_logarithms_of_a_distribution(engine: Engine, client: TestClien
     logprobs = choice["logprobs"]["top_logprobs"][0]
     for token in best:
         assert logprobs[token_text(token, vocabulary)] == pytest.approx(log_p_V[token], abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "message_part"),
-    [
-        ("/v1/completions", BODY | {"logprobs": -1}, "logprobs: "),
-        ("/v1/completions", BODY | {"logprobs": True}, "logprobs: "),
-        ("/v1/chat/completions", CHAT | {"logprobs": 5}, "logprobs: "),
-        ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 21}, "top_logprobs: "),
-        ("/v1/chat/completions", CHAT | {"top_logprobs": 2}, "top_logprobs needs logprobs"),
-    ],
-)
-def test_what_openai_refuses_is_refused(client: TestClient, path: str, body: dict[str, Any], message_part: str) -> None:
-    response = client.post(path, json=body)
-    assert response.status_code == 400
-    assert message_part in response.json()["error"]["message"]

@@ -89,8 +89,9 @@ def same_shape(choice: dict[str, Any]) -> dict[str, Any]:
     return {"content": message["content"] or "", "calls": calls, "finish_reason": choice["finish_reason"]}
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("choice", ["required", NAMED, "auto", "none"])
+@pytest.mark.parametrize(
+    ("choice", "seed"), [("required", 0), ("required", 1), (NAMED, 2), ("auto", 0), ("auto", 3), ("none", 1)]
+)
 def test_calls_match_and_are_the_same_whole_streamed_and_undrafted(client: TestClient, choice: Any, seed: int) -> None:
     body = WITH_TOOLS | {"tool_choice": choice, "seed": seed, "mode": "reproducible"}
     body |= ENDS if choice in ("required", NAMED) else {"max_tokens": 100}
@@ -147,7 +148,7 @@ def test_other_json_is_content(client: TestClient, engine: Engine, text: str) ->
 
 def test_a_named_tool_is_called_once_and_without_parallel_calls_so_is_any(client: TestClient) -> None:
     for body in ({"tool_choice": NAMED}, {"tool_choice": "required", "parallel_tool_calls": False}):
-        for seed in range(3):
+        for seed in range(2):
             message = answer(client, WITH_TOOLS | ENDS | body | {"seed": seed})["message"]
             assert len(message["tool_calls"]) == 1
 
@@ -185,15 +186,14 @@ def test_an_answer_in_a_response_format_is_possible_beside_tools(client: TestCli
     schema["schema"]["additionalProperties"] = False
     body = WITH_TOOLS | {"response_format": {"type": "json_schema", "json_schema": schema}}
     body["logit_bias"] = ENDS["logit_bias"] | {str(engine.pair.target_tokenizer.encode("{")[0]): 100}
-    for seed in range(3):
-        shape = same_shape(answer(client, body | {"seed": seed}))
-        assert shape["finish_reason"] == "stop"
-        assert json.loads(shape["content"]) == {"n": 7}
+    shape = same_shape(answer(client, body))
+    assert shape["finish_reason"] == "stop"
+    assert json.loads(shape["content"]) == {"n": 7}
 
 
-@pytest.mark.parametrize("is_strict", [False, True])
-def test_a_coding_agents_request_is_answered(client: TestClient, is_strict: bool) -> None:
-    tools = [{**tool, "function": {**tool["function"], "strict": is_strict}} for tool in TOOLS]
+def test_a_coding_agents_request_is_answered(client: TestClient) -> None:
+    """Every other tool of it is strict."""
+    tools = [{**tool, "function": {**tool["function"], "strict": number % 2 == 0}} for number, tool in enumerate(TOOLS)]
     for choice in ("auto", "required"):
         body = REQUEST | {"tools": tools, "tool_choice": choice, "seed": 3}
         chunks = events(client.post("/v1/chat/completions", json=body))
@@ -215,54 +215,6 @@ def test_the_drafter_reads_the_conversation_in_its_own_template(engine: Engine, 
     assert client.post("/v1/chat/completions", json=body).json()["omnidraft"]["num_scored"] > 0
 
 
-@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize(
-    ("fields", "message_part"),
-    [
-        ({"tools": [WEATHER, WEATHER]}, "tools.1.function.name: 'weather' is the name of another tool"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name: "),
-        ({"tools": [{"type": "custom", "function": {"name": "a"}}]}, "tools.0.type: "),
-        ({"tools": [WEATHER] * 129}, "tools: "),
-        (
-            {"tools": [{"type": "function", "function": {"name": "a", "parameters": 3}}]},
-            "tools.0.function.parameters: ",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"default": float("inf")}}}]},
-            "tools.0.function.parameters: Value error, numbers must be finite",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}]},
-            "tools.0.function.parameters.type must be 'object'",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "a", "strict": True, "parameters": {"not": {}}}}]},
-            "parameters of 'a'",
-        ),
-        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "there are 'weather'"),
-        ({"tools": [WEATHER], "tool_choice": "always"}, "tool_choice"),
-        ({"tool_choice": "required"}, "tool_choice: there are no tools"),
-        ({"functions": []}, "functions: "),
-        ({"function_call": "auto"}, "send `tools` and `tool_choice`"),
-        ({"messages": [{"role": "user"}]}, "messages.0: "),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
-        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "a"}]}, "messages.0.tool_call_id: no call"),
-        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "tool_call_id"),
-        (
-            {"tools": [{"type": "function", "function": {"name": "a", "description": "\ud800"}}]},
-            "tools: character 0 is half of a surrogate pair",
-        ),
-    ],
-)
-def test_a_bad_request_is_refused_by_name(
-    client: TestClient, fields: dict[str, Any], message_part: str, is_streamed: bool
-) -> None:
-    content = json.dumps(CHAT | fields | {"stream": is_streamed})
-    response = client.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
-    assert response.status_code == 400, response.text
-    assert message_part in response.json()["error"]["message"]
-
-
 @pytest.fixture(scope="module")
 def special_models(tool_models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A target whose tokenizer has the opening marker of calls as a special token, id 0, and a template with it."""
@@ -274,8 +226,13 @@ def special_models(tool_models: tuple[Path, Path], tmp_path_factory: pytest.Temp
     return folder, tool_models[1]
 
 
-def test_a_marker_that_spells_nothing_opens_calls(special_models: tuple[Path, Path], omnidraft_home: Path) -> None:
-    engine = tiny_worker(special_models, omnidraft_home, CountingMetrics()).engine
+@pytest.fixture(scope="module")
+def special_engine(special_models: tuple[Path, Path], omnidraft_home: Path) -> Engine:
+    return tiny_worker(special_models, omnidraft_home, CountingMetrics()).engine
+
+
+def test_a_marker_that_spells_nothing_opens_calls(special_engine: Engine) -> None:
+    engine = special_engine
     assert engine.pair.tool_format.name == "mistral"
     assert engine.pair.marker_ids == {"[TOOL_CALLS]": 0}
     for num_draft_tokens in (5, 0):
@@ -294,12 +251,9 @@ def test_a_marker_that_spells_nothing_opens_calls(special_models: tuple[Path, Pa
         assert parse(text, engine.pair.tool_format, ["weather", "stop"])
 
 
-def test_log_probabilities_count_a_marker_and_leave_the_stop_token_out(
-    special_models: tuple[Path, Path], omnidraft_home: Path
-) -> None:
-    engine = tiny_worker(special_models, omnidraft_home, CountingMetrics()).engine
+def test_log_probabilities_count_a_marker_and_leave_the_stop_token_out(special_engine: Engine) -> None:
     requests = RequestQueue(CountingMetrics(), max_waiting=4)
-    app = application(requests, [ServedModel(engine, "print")], WorkerSettings(), lambda: b"")
+    app = application(requests, [ServedModel(special_engine, "print")], WorkerSettings(), lambda: b"")
     body = WITH_TOOLS | {"tool_choice": "required", "logprobs": True, "logit_bias": {"0": 100, "2": 100}}
     with TestClient(app) as client:
         response = client.post("/v1/chat/completions", json=body).json()

@@ -10,7 +10,7 @@ from omnidraft.errors import RequestError
 from omnidraft.models.hf.tokenizer import HfTokenizer, load_tokenizer
 from omnidraft.testing.tiny_models import make_target
 from omnidraft.tools.formats import FORMATS, HERMES
-from omnidraft.tools.messages import call_id, plain_messages, template_messages
+from omnidraft.tools.messages import call_id, template_messages
 from tests.unit.tools.templates import CHATML, GEMMA3, LLAMA3, MISTRAL, QWEN2_5
 
 TOOL = {
@@ -88,18 +88,6 @@ def test_a_conversation_without_tools_is_the_templates_own(folder: Path) -> None
     assert text == "system\na\nuser\nb\nuser\nc\nassistant\n"
 
 
-def test_the_default_prompt_is_as_documented() -> None:
-    (system, user) = plain_messages([{"role": "user", "content": "Hi"}], [TOOL], HERMES)
-    assert system["content"] == (
-        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-        "You are provided with function signatures within <tools></tools> XML tags:\n"
-        f"<tools>\n{json.dumps(TOOL)}\n</tools>\n\n"
-        "To call functions, answer with nothing but this, and no text behind it:\n"
-        '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
-    )
-    assert user == {"role": "user", "content": "Hi"}
-
-
 @pytest.mark.parametrize(
     "arguments", ["", "{", "[1, 2", "NaN, ", '"\\ud800"', '{"a": ' * 200 + "1" + "}" * 200, "[" * 5000, "9" * 9999]
 )
@@ -109,12 +97,6 @@ def test_arguments_that_are_no_json_stay_the_text_that_they_are(folder: Path, ar
     (message,) = template_messages([{"role": "assistant", "tool_calls": [call]}], HERMES)
     assert message["tool_calls"][0]["function"]["arguments"] == arguments
     assert prompt(folder, QWEN2_5, [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}])
-
-
-def test_results_carry_the_name_of_their_function() -> None:
-    messages = template_messages(CONVERSATION, HERMES)
-    assert messages[3]["name"] == "bash"
-    assert messages[2]["content"] == ""
 
 
 @pytest.mark.parametrize(

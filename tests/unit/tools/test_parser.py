@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.tools.formats import FORMATS, ToolFormat
@@ -180,6 +180,7 @@ _JSON = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.sampled_from(NAMES), st.dictionaries(st.text(max_size=6), _JSON, max_size=3)), min_size=1),
     st.sampled_from(list(FORMATS.values())),

@@ -116,13 +116,6 @@ def test_losses_that_need_a_trace_are_refused(loss: str) -> None:
         with_loss(loss).terms()
 
 
-def test_the_rate_rises_and_falls_to_nothing_after_the_last_step() -> None:
-    shares = [SETTINGS.rate_share(step) for step in range(SETTINGS.num_steps)]
-    assert shares[0] == 1 / 2
-    assert max(shares) == 1
-    assert shares[-1] == pytest.approx(1 / 4)
-
-
 @pytest.mark.parametrize("scale", [1.0, 0.1])
 def test_the_rate_that_is_found_follows_the_size_of_the_layers_matrices(scale: float) -> None:
     layers = {
@@ -163,13 +156,6 @@ def test_rows_of_tokens_learn_at_a_rate_of_their_own(sharp: Pair) -> None:
     assert len(rows) == 2
     assert len(moved) > 2
     assert all(most == pytest.approx(rate * (3 if name in rows else 1), rel=0.05) for name, most in moved.items())
-
-
-def test_every_pass_reads_every_text_once_in_an_order_of_its_own(sharp: Pair) -> None:
-    trainer = Transfer(sharp.folder, sharp.draft, sharp.target, with_loss("alm", texts_per_step=3)).trainer
-    passes = [trainer._chosen(step) for step in range(8)]
-    assert all(sorted(each) == [0, 1, 2] for each in passes)
-    assert len({tuple(each) for each in passes}) > 1
 
 
 def _pass(ids_T: np.ndarray):

@@ -1,15 +1,14 @@
 """A snapshot by name: a folder, a version or an alias, verified and of this pair."""
 
 import logging
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import SecretStr
 
-from omnidraft import config, wiring
+from omnidraft import config, system, wiring
 from omnidraft.config import LearnerSettings, Settings
 from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
@@ -171,55 +170,38 @@ def test_a_swap_keeps_the_policys_statistics_and_the_limit_of_the_drafters_memor
     assert drafters[0].max_read_s == MAX_PREFILL_S  # type: ignore[attr-defined]
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """A process that would compute on two threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_a_target_that_is_packed_already_computes_on_as_many_threads_as_the_settings_say(
-    tiny_models: tuple[Path, Path], tmp_path: Path
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first start loads it through transformers, the second maps a file."""
-    names = {"target": tiny_models[0], "drafter": tiny_models[1], "precision": "int8"}
-    models = "".join(f"{name} = '{value}'\n" for name, value in names.items())
-    (tmp_path / "one.toml").write_text(f"[models]\n{models}[decode]\nthreads = 1\n")
-    program = (
-        "import sys, torch\n"
-        "from pathlib import Path\n"
-        "from omnidraft import config, wiring\n"
-        "settings = config.load(Path(sys.argv[1]))\n"
-        "torch.set_num_threads(2)\n"
-        "wiring.target(settings, wiring.vocabularies(settings))\n"
-        "print(torch.get_num_threads())\n"
-    )
-    home = make_home(tmp_path)
-    environment = os.environ | {"OMNIDRAFT_HOME": str(home)}
-    command = [sys.executable, "-c", program, str(tmp_path / "one.toml")]
+    monkeypatch.setenv("OMNIDRAFT_HOME", str(home := make_home(tmp_path)))
+    packing = settings.model_copy(update={"models": settings.models.model_copy(update={"precision": "int8"})})
     for _ in range(2):
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        assert ran.stdout.split()[-1] == "1"
+        torch.set_num_threads(2)
+        wiring.target(packing, wiring.vocabularies(packing))
+        assert torch.get_num_threads() == packing.decode.threads == 1
     assert list((home / "packed").glob("*.safetensors"))
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_a_target_computes_on_no_more_threads_than_its_containers_quota(
-    tiny_models: tuple[Path, Path], tmp_path: Path, omnidraft_home: Path
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = f"target = '{tiny_models[0]}'\ndrafter = '{tiny_models[1]}'\nprecision = 'float32'\n"
-    (tmp_path / "one.toml").write_text(f"[models]\n{models}")
     (tmp_path / "cpu.max").write_text("150000 100000\n")
-    program = (
-        "import sys, torch\n"
-        "from pathlib import Path\n"
-        "from omnidraft import config, system, wiring\n"
-        "system.CGROUP = Path(sys.argv[2])\n"
-        "settings = config.load(Path(sys.argv[1]))\n"
-        "torch.set_num_threads(2)\n"
-        "wiring.target(settings, wiring.vocabularies(settings))\n"
-        "print(torch.get_num_threads())\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "one.toml"), str(tmp_path)],
-        env=os.environ | {"OMNIDRAFT_HOME": str(omnidraft_home)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ran.stdout.split()[-1] == "1"
+    monkeypatch.setattr(system, "CGROUP", tmp_path)
+    unlimited = settings.model_copy(update={"decode": settings.decode.model_copy(update={"threads": None})})
+    wiring.target(unlimited, wiring.vocabularies(unlimited))
+    assert torch.get_num_threads() == 1
 
 
 def test_llamacpp_serves_a_file_that_transformers_would_misread(

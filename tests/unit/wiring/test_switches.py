@@ -100,7 +100,7 @@ def record_of(text: Decoded) -> TraceRecord:
     return codec.decode(codec.encode(record), codec.headers(record))
 
 
-@examples(max_examples=80)
+@examples(max_examples=30)
 @given(
     SWITCHES,
     st.sampled_from(["online", "frozen", "off"]),
@@ -129,7 +129,7 @@ def test_what_is_off_never_drafts_and_the_text_is_that_of_plain_decoding(
 
 def test_each_switch_takes_away_what_is_drafted_otherwise() -> None:
     """The toys draft in every way, so the promise above is not kept by drafting nothing."""
-    everything = [decoded(seed, policy="fixed") for seed in range(12)]
+    everything = [decoded(seed, policy="fixed") for seed in range(6)]
     assert set().union(*(text.kinds for text in everything)) == {
         Source.DIRECT,
         Source.SPLIT,
@@ -140,10 +140,10 @@ def test_each_switch_takes_away_what_is_drafted_otherwise() -> None:
     assert not all(text.cache_is_as_before for text in everything)
     direct = [
         decoded(seed, policy="fixed", splits=False, trees=False, suffix_memory=False, lookup=False, mode="off")
-        for seed in range(12)
+        for seed in range(6)
     ]
     assert set().union(*(text.kinds for text in direct)) == {Source.DIRECT}
-    assert sum(len(step.tree) - 1 for text in direct for step in text.steps) > 100
+    assert sum(len(step.tree) - 1 for text in direct for step in text.steps) > 50
 
 
 def test_without_a_drafter_memory_drafts_chains_where_trees_are_off() -> None:
@@ -158,7 +158,7 @@ def test_without_a_drafter_memory_drafts_chains_where_trees_are_off() -> None:
 
 def test_a_frozen_cache_merges_as_an_online_one_at_the_same_text() -> None:
     """Only what is learned on the way tells the two apart, and a warm cache of the toys has nothing left to learn."""
-    for seed in range(6):
+    for seed in range(3):
         online, frozen = (decoded(seed, mode=mode, policy="fixed") for mode in ("online", "frozen"))
         assert [step.tree for step in online.steps] == [step.tree for step in frozen.steps]
 

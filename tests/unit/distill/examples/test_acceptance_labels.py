@@ -15,8 +15,7 @@ from omnidraft.distill.examples.acceptance_labels import (
 )
 from omnidraft.ports import NO_OTHERS, Grammar, OtherTexts, Proposer, Request, Sampling, TextOutcome
 from omnidraft.testing.toy_models import ToyTable
-from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord
-from omnidraft.traces.schema import ROUND_COLUMNS
+from omnidraft.traces.record import SOURCES, TargetLogprobs, TraceRecord
 from tests.trace_records import make_record
 from tests.unit.decode.toys import (
     ALIGNMENT,
@@ -43,8 +42,7 @@ UNRESHAPED = {
     **{"has_logit_bias": False, "has_grammar": False},
 }
 SHAPES = [
-    *(Sampling(1.0), Sampling(0.6), Sampling(1.7), Sampling(1.0, top_k=5), Sampling(0.8, top_k=7, top_p=0.8)),
-    *(Sampling(1.3, min_p=0.2), Sampling(0.9, top_p=0.9, min_p=0.1)),
+    *(Sampling(1.0), Sampling(0.8, top_k=7, top_p=0.8), Sampling(1.3, min_p=0.2)),
 ]
 
 
@@ -131,15 +129,15 @@ def test_an_accepted_node_is_right_and_at_temperature_0_that_is_its_label() -> N
 
 
 def test_drafting_without_a_look_at_the_noise_is_right_as_often_as_the_soft_labels_say() -> None:
-    """About 4,000 drafted tokens: the mean of their labels is off by 0.008 on average, by 0.04 once in a million."""
+    """About 2,400 drafted tokens: the mean of their labels is off by 0.01 on average, by 0.05 once in a million."""
     soft, right = [], []
-    for seed in range(60):
+    for seed in range(36):
         record = trace(make_request(seed=seed, num_draft_tokens=6, max_new_tokens=60), make_drafter())
         labels = node_labels(record, FIRST_T)
         soft.append(labels.soft_L)
         right.append(labels.right_L)
-    assert len(np.concatenate(soft)) > 2000
-    assert np.concatenate(soft).mean() == pytest.approx(np.concatenate(right).mean(), abs=0.04)
+    assert len(np.concatenate(soft)) > 1200
+    assert np.concatenate(soft).mean() == pytest.approx(np.concatenate(right).mean(), abs=0.05)
 
 
 def test_with_the_noise_in_view_drafted_tokens_are_right_more_often_than_soft_labels_say() -> None:
@@ -212,7 +210,7 @@ def test_where_no_record_has_the_distribution_the_label_is_whether_the_token_was
     assert not np.array_equal(node_labels(replace(record, **UNRESHAPED), FIRST_T).soft_L, labels.soft_L)
 
 
-@pytest.mark.parametrize("num_kept", [4, 8, 16])
+@pytest.mark.parametrize("num_kept", [4, 16])
 @pytest.mark.parametrize(
     "sampling",
     [Sampling(1.0), Sampling(1.0, top_k=3), Sampling(1.0, top_p=0.3), Sampling(1.0, min_p=0.9)],
@@ -229,12 +227,6 @@ def test_the_top_k_give_the_distribution_of_all_tokens_at_temperature_1(num_kept
         assert row == pytest.approx(expected, abs=6e-3)
         outside = [x for token, x in p.items() if token not in shaped.ids_EK[position]]
         assert max(outside, default=0.0) <= shaped.other_E[position] + 6e-3
-
-
-def test_a_record_without_rounds_has_no_labels() -> None:
-    record = make_record()
-    empty = {name: getattr(record.rounds, name)[:0] for name in record.rounds.__slots__}
-    assert not len(node_labels(replace(record, rounds=replace(record.rounds, **empty)), FIRST_T).node_L)
 
 
 def make_logprobs(p: dict[int, float], tail: float = 0.0) -> TargetLogprobs:
@@ -263,15 +255,3 @@ def one_round(token: int, source: str, *, emitted: int, logprobs: TargetLogprobs
         accepted_M=np.array([token == emitted], np.uint8),
     )
     return replace(record, emitted_ids=np.array([emitted], np.uint32), rounds=rounds)
-
-
-def make_rounds(num_nodes, num_accepted, num_emitted, ids, parents, accepted) -> Rounds:
-    columns = {
-        "num_nodes_R": num_nodes,
-        "num_accepted_R": num_accepted,
-        "num_emitted_R": num_emitted,
-        "node_ids_M": ids,
-        "parents_M": parents,
-        "accepted_M": accepted,
-    }
-    return Rounds(**{name: np.array(columns.get(name, []), kind) for name, kind in ROUND_COLUMNS.items()})

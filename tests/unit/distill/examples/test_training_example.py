@@ -98,13 +98,6 @@ def test_pieces_spell_the_tokens_that_were_emitted_as_merges(pair) -> None:
         assert example.piece_at_M[mine][0] == example.at_P[row]
 
 
-def test_the_cache_takes_every_merge_of_a_record(pair) -> None:
-    cache = pair.cache()
-    for ngram in build(pair, pair.record(text=TEXT)).ngrams:
-        cache.insert(ngram.draft_ids, ngram.target_id)
-    assert len(cache) > 0
-
-
 def test_mass_is_neither_lost_nor_made(pair) -> None:
     buckets = build(pair, pair.record(text=TEXT)).targets["boundary"]
     mass_P = np.where(buckets.real_NS, np.exp(buckets.log_p_NS), 0).sum(axis=1) + np.exp(buckets.log_p_rest_N)
@@ -138,12 +131,6 @@ def test_a_special_id_without_a_partner_cannot_be_drafted(pair) -> None:
 
 def without(lists: PackedLists, index: int) -> PackedLists:
     return PackedLists.of([() if n == index else lists[n] for n in range(len(lists))])
-
-
-def test_no_prompt_means_no_first_position(pair) -> None:
-    example = build(pair, pair.record(text=TEXT, drafter_prompt_ids=np.zeros(0, np.uint32)))
-    assert example.at_P.min() >= 0
-    assert example.skipped["outside_the_window"] == 1
 
 
 def test_an_id_outside_its_vocabulary_is_refused(pair) -> None:

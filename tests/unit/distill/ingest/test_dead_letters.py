@@ -87,13 +87,6 @@ def test_poison_that_is_redriven_keeps_its_tenants_key(tmp_path: Path) -> None:
     assert message.headers["encryption_key_id"].decode() == keys.current("alice")[0]
 
 
-def test_a_redriven_record_is_learned_once_its_schema_is_known(monkeypatch: pytest.MonkeyPatch):
-    log = lettered(outgoing("a", schema_version=b"99"), outgoing("b"))
-    redrive(log)
-    monkeypatch.setattr(codec, "SCHEMA_VERSION", 99)
-    assert read(log) == ["a", "a"]
-
-
 def test_what_was_redriven_is_not_redriven_twice_unless_asked():
     log = lettered(outgoing("a", schema=b"x"), outgoing("b", schema=b"x"))
     assert redrive(log, Choice(positions=frozenset({(0, 0)}))).num_redriven == 1
@@ -148,15 +141,6 @@ def test_a_letter_of_another_topic_is_refused():
     MemoryWriter(log, "dead").append([Outgoing(b"k", b"v", {"reason": b"unreadable", "origin_topic": b"elsewhere"})])
     result = redrive(log)
     assert (result.num_redriven, dict(result.refused)) == (0, {"comes from another topic than t": 1})
-
-
-def test_letters_are_chosen_by_reason_and_by_place():
-    log = lettered(outgoing("a", schema=b"x"), Outgoing(b"b", b"junk"), outgoing("c", schema_version=b"9"))
-    MemoryWriter(log, "t").append([Outgoing(b"d", b"\xff", codec.headers(make_record()))])
-    read(log)  # letters again for the first three, and one for the fourth
-    result = redrive(log, Choice(frozenset({"unreadable"}), frozenset({(0, 1), (0, 99)})))
-    assert result.num_redriven == 2
-    assert result.matched == {(0, 1)}
 
 
 @pytest.mark.parametrize("headers", [{}, {"origin_partition": b"-1", "origin_offset": b"\xff"}, {"reason": b"\xff"}])

@@ -64,7 +64,7 @@ def test_a_flood_has_half_of_every_step_and_what_is_left_out_is_counted() -> Non
     assert (all_learned["acme"], all_learned["bolt"]) == (sent_by_now["acme"], sent_by_now["bolt"])
 
 
-@pytest.mark.parametrize("num_tenants", [2, 3, 5])
+@pytest.mark.parametrize("num_tenants", [2, 5])
 def test_tenants_that_send_alike_lose_few_records(num_tenants: int) -> None:
     """In random order, of which chance alone would leave out a quarter if steps were shared exactly. The excess of one
     of two over half of 256 is beyond two standard deviations one time in 44; ids are fixed."""
@@ -88,17 +88,17 @@ def test_a_tenant_whose_neighbours_fell_silent_goes_on_alone() -> None:
     assert tenants_of(made[-1].records) == {"acme": 4}
 
 
-@pytest.mark.parametrize("records_per_step", [2, 4, 16, 64])
+@pytest.mark.parametrize("records_per_step", [2, 64])
 def test_a_flood_of_thousands_never_stops_learning(records_per_step: int) -> None:
     """A step that leaves out WINDOW records takes the next ones after all, so buffers need not hold more."""
-    records = sent(["bolt", *["mallory"] * 5_000, "acme", *["mallory"] * 5_000])
+    records = sent(["bolt", *["mallory"] * 1_500, "acme", *["mallory"] * 1_500])
     batcher = Batcher([0], **LIMITS | {"records_per_step": records_per_step})
     made = batches(batcher, records)
     assert max(batch.num_over_share for batch in made) <= WINDOW
     assert len(records) - batcher.offsets()[0] < WINDOW + 2 * records_per_step
 
 
-@pytest.mark.parametrize("stop_after", [1, 7, 40])
+@pytest.mark.parametrize("stop_after", [1, 40])
 def test_a_resumed_run_makes_the_batches_of_an_uninterrupted_one_whatever_the_polls(stop_after: int) -> None:
     records = flood(1_500)
     whole = batches(Batcher([0], **LIMITS), records)

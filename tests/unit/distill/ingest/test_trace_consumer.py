@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from omnidraft.distill.ingest.trace_consumer import MAX_VALUE_BYTES, TraceConsumer
 from omnidraft.errors import BusError, MessageTooLarge
@@ -42,15 +40,6 @@ def read_all(source: TraceConsumer, at_once: int = 5) -> tuple[list[str], dict[i
         ids += [record.request_id for _, _, record in polled.records]
         offsets |= polled.next_offsets
     return ids, offsets
-
-
-def test_records_come_with_partition_and_offset():
-    log = MemoryLog()
-    MemoryWriter(log, "t").append([outgoing("a"), outgoing("b")])
-    polled = make_source(log).poll(10, timeout_s=0)
-    assert [(partition, offset, r.request_id) for partition, offset, r in polled.records] == [(0, 0, "a"), (0, 1, "b")]
-    assert dict(polled.next_offsets) == {0: 2}
-    assert not polled.skipped
 
 
 def test_a_broken_message_is_dead_lettered_with_its_origin_and_offsets_move_past_it():
@@ -102,12 +91,6 @@ def test_records_of_other_pairs_are_passed_over_and_counted_and_are_no_dead_lett
     assert dict(polls[1].next_offsets) == {0: 6}
     assert [dead_letter.headers["reason"] for dead_letter in dead_letters(log)] == [b"other_alignment"]
     assert metrics.value("omnidraft_traces_skipped_total", reason="other_pair") == 4
-
-
-def test_any_alignment_is_taken_when_none_is_expected():
-    log = MemoryLog()
-    MemoryWriter(log, "t").append([outgoing("a", alignment="x"), outgoing("b", alignment="y")])
-    assert read_all(make_source(log, expected=None))[0] == ["a", "b"]
 
 
 def test_a_message_comes_back_until_its_dead_letter_is_acknowledged():
@@ -194,24 +177,3 @@ def test_a_poison_record_larger_than_any_that_is_written_is_dead_lettered():
     (dead_letter,) = dead_letters(log)
     assert dead_letter.headers["reason"] == b"poison"
     assert len(dead_letter.value) == MAX_VALUE_BYTES < int(dead_letter.headers["cut_from_bytes"])
-
-
-@given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=10), stop=st.integers(0, 12))
-@settings(max_examples=15)
-def test_what_a_partition_gives_does_not_depend_on_how_polls_fell_nor_on_a_restart(sizes, stop):
-    log = MemoryLog(partitions=2)
-    junk = [Outgoing(f"j{number}".encode(), b"junk") for number in range(4)]
-    MemoryWriter(log, "t").append([*(outgoing(f"r{number}") for number in range(12)), *junk])
-    expected, _ = read_all(make_source(log), 1)
-    source, ids, offsets = make_source(log), [], {}
-    for turn in range(40):
-        if turn == stop:
-            source = make_source(log)
-            source.seek(offsets)
-        polled = source.poll(sizes[turn % len(sizes)], timeout_s=0)
-        ids += [(partition, record.request_id) for partition, _, record in polled.records]
-        offsets |= polled.next_offsets
-    assert sorted(name for _, name in ids) == sorted(expected)
-    for partition in (0, 1):
-        ours = [name for its, name in ids if its == partition]
-        assert ours == [name for name in expected if name in ours]

@@ -13,9 +13,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from omnidraft.distill.evaluation.agreement import block_efficiency, first_candidate_matches, share
-from omnidraft.distill.examples import collate as packing
 from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
-from omnidraft.distill.training import gradients
 from omnidraft.distill.training.losses import LOSSES
 from omnidraft.distill.training.step_report import StepReport, mean_losses
 from omnidraft.errors import ConfigError, ModelError, SnapshotCorrupt
@@ -28,20 +26,20 @@ from tests.tiny_pair import assert_same, records_of
 WAYS = pytest.mark.parametrize("train", ["full", "lora"])
 
 
-@WAYS
-@pytest.mark.parametrize("loss", [*LOSSES, "dm + 0.2 ngram"])
-def test_every_loss_falls_on_repeated_records(any_pair, train, loss) -> None:
-    learner = any_pair.learner(loss=loss, train=train, learning_rate=1e-2)
-    reports = [learner.step(records_of(any_pair, 4)) for _ in range(8)]
+@pytest.mark.parametrize(("loss", "train"), [*((loss, "full") for loss in LOSSES), ("dm + 0.2 ngram", "lora")])
+def test_every_loss_falls_on_repeated_records(pair, train, loss) -> None:
+    learner = pair.learner(loss=loss, train=train, learning_rate=1e-2)
+    reports = [learner.step(records_of(pair, 4)) for _ in range(8)]
     for name in reports[0].losses:
         assert reports[-1].losses[name] < reports[0].losses[name]
     assert all(report.is_update for report in reports)
 
 
-def test_learning_raises_agreement_on_what_was_learned(pair) -> None:
-    learner, records = pair.learner(learning_rate=1e-2), records_of(pair, 3)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_learning_raises_agreement_on_what_was_learned(pair, precision) -> None:
+    learner, records = pair.learner(learning_rate=1e-2, precision=precision), records_of(pair, 3)
     before = learner.agreement(records)
-    for _ in range(60):
+    for _ in range(40):
         learner.step(records)
     assert before is not None
     assert before < 0.2
@@ -87,8 +85,9 @@ def test_replay_keeps_what_new_records_would_overwrite(pair) -> None:
     assert agreement[1] > 0.9
 
 
-@WAYS
-@pytest.mark.parametrize(("replay_records", "precision"), [(0, "float32"), (2, "float32"), (2, "bfloat16")])
+@pytest.mark.parametrize(
+    ("train", "replay_records", "precision"), [("full", 2, "float32"), ("full", 0, "float32"), ("lora", 2, "bfloat16")]
+)
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     any_pair, train, replay_records, precision, monkeypatch
 ) -> None:
@@ -113,8 +112,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     assert all((resumed.cache.to_arrays()[name] == arrays[name]).all() for name in arrays)
 
 
-@pytest.mark.parametrize("began", ["float32", "bfloat16"])
-@pytest.mark.parametrize("chosen", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("began", "chosen"), [("float32", "bfloat16"), ("bfloat16", "float32")])
 def test_a_resumed_run_keeps_its_precision_unless_one_is_set(pair, monkeypatch, began, chosen) -> None:
     """On a machine whose own choice may be another."""
     state = pair.learner(precision=began).state()
@@ -123,23 +121,6 @@ def test_a_resumed_run_keeps_its_precision_unless_one_is_set(pair, monkeypatch, 
         resumed = pair.learner(precision=setting)
         resumed.load_state(state)
         assert resumed.model.precision == expected
-
-
-def test_a_state_without_a_precision_takes_the_one_chosen_here(pair, monkeypatch) -> None:
-    state = pair.learner().state()
-    del state["precision"]
-    monkeypatch.setattr(training_precision, "automatic", lambda: "bfloat16")
-    resumed = pair.learner(precision="auto")
-    resumed.load_state(state)
-    assert resumed.model.precision == "bfloat16"
-
-
-def test_learning_in_bfloat16_raises_agreement_like_float32(pair) -> None:
-    records = records_of(pair, 3)
-    learner = pair.learner(learning_rate=1e-2, precision="bfloat16")
-    for _ in range(60):
-        learner.step(records)
-    assert learner.agreement(records) > 0.8
 
 
 def test_state_of_other_weights_is_refused(pair) -> None:
@@ -191,17 +172,6 @@ def test_nothing_to_learn_is_no_update(pair) -> None:
     record = replace(records_of(pair, 1)[0], beliefs=None)
     report = pair.learner(loss="dm").step([record])
     assert (report.losses, report.is_update) == ({}, False)
-
-
-@pytest.mark.parametrize(("pass_rows", "logit_rows"), [(1, 1), (40, 7), (10_000, 10_000)])
-def test_how_records_are_packed_changes_nothing_but_rounding(pair, pass_rows, logit_rows, monkeypatch) -> None:
-    plain = pair.learner()
-    report = plain.step(records_of(pair, 5))
-    monkeypatch.setattr(packing, "PASS_ROWS", pass_rows)
-    monkeypatch.setattr(gradients, "LOGIT_ROWS", logit_rows)
-    other = pair.learner().step(records_of(pair, 5))
-    assert other.losses == pytest.approx(report.losses, rel=1e-5)
-    assert other.grad_norm == pytest.approx(report.grad_norm, rel=1e-4)
 
 
 class Oracle:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omnidraft.distill.training.tenant_factors import serving_factors
@@ -21,7 +21,7 @@ def records(pair, tenant: str, num: int, first: int = 0) -> list:
     ]
 
 
-@pytest.mark.parametrize("learning", [{}, {"train": "lora"}, {"precision": "bfloat16"}, {"head": True}], ids=str)
+@pytest.mark.parametrize("learning", [{"train": "lora"}, {"precision": "bfloat16", "head": True}], ids=str)
 def test_a_tenants_factors_learn_and_no_weight_of_the_drafter_changes(lively_pair, learning):
     pair = lively_pair
     learner = pair.learner(learning_rate=1e-6, **FACTORS, **learning)
@@ -42,9 +42,8 @@ def test_a_tenants_factors_learn_and_no_weight_of_the_drafter_changes(lively_pai
     assert any(not torch.equal(before[name], each) for name, each in learner.state().items() if name in before)
 
 
-@settings(max_examples=6)
-@given(others=st.lists(st.sampled_from(["b", "c"]), max_size=6), step=st.integers(0, 9))
-def test_nothing_of_another_tenant_reaches_a_tenants_factors(pair, others, step):
+def test_nothing_of_another_tenant_reaches_a_tenants_factors(pair):
+    others, step = ["b", "c", "b"], 3
     fitted = []
     for more in ([], others):
         learner = pair.learner(**FACTORS)

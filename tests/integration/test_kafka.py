@@ -1,17 +1,23 @@
-"""A broker that dies and comes back: both ends go on, and nothing acknowledged is lost."""
+"""A broker that dies and comes back, a topic that takes less than a record may have, and how long an append takes."""
 
 import threading
 import time
 import uuid
+from contextlib import closing
 
+import numpy as np
 import pytest
-from kafka import KafkaConsumer
+from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.errors import KafkaTimeoutError
 
 from omnidraft.bus.kafka_log import KafkaReader, KafkaWriter
+from omnidraft.config import RecorderSettings
+from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.errors import BusError
 from omnidraft.ports import Outgoing
-from tests.kafka_fixture import kafka_bootstrap, load_local_broker, skip_without_kafka  # noqa: F401  (a fixture)
+from omnidraft.telemetry.metrics import CountingMetrics
+from tests.kafka_fixture import load_local_broker, skip_without_kafka
+from tests.trace_records import make_record
 
 pytestmark = pytest.mark.kafka
 
@@ -76,7 +82,7 @@ def test_both_ends_go_on_after_the_broker_was_killed_and_started_again(tmp_path)
 
 
 def test_a_reader_that_cannot_be_opened_leaves_no_thread_behind(
-    kafka_bootstrap: str,  # noqa: F811
+    kafka_bootstrap: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A leader that is away is asked again and again, for as long as it is."""
@@ -93,3 +99,43 @@ def test_a_reader_that_cannot_be_opened_leaves_no_thread_behind(
                 KafkaReader(kafka_bootstrap, topic)
     assert threading.active_count() <= before
     KafkaReader(kafka_bootstrap, topic).close()
+
+
+LINGER_MS = 3_000
+
+
+def test_an_append_does_not_linger_for_messages_that_nobody_can_send_meanwhile(kafka_bootstrap: str) -> None:
+    """A batch waits `linger_ms` to be filled; an append has given all it has, so it is sent at once."""
+    topic = f"latency-{uuid.uuid4().hex[:8]}"
+    writer = KafkaWriter(kafka_bootstrap, topic, linger_ms=LINGER_MS)
+    writer.append([Outgoing(b"k", b"first")])
+    started = time.monotonic()
+    for number in range(3):
+        writer.append([Outgoing(b"k", b"%d" % number), Outgoing(b"l", b"more")])
+    assert time.monotonic() - started < LINGER_MS / 1000
+    reader = KafkaReader(kafka_bootstrap, topic)
+    assert reader.end_offsets() == {0: 7}
+    writer.close()
+    reader.close()
+
+
+def test_a_record_that_the_topic_never_takes_is_dropped_and_the_others_arrive(kafka_bootstrap: str) -> None:
+    topic, metrics = f"narrow-{uuid.uuid4().hex}", CountingMetrics()
+    with closing(KafkaAdminClient(bootstrap_servers=kafka_bootstrap)) as admin:
+        narrow = {"num_partitions": 1, "configs": {"max.message.bytes": "20000"}}
+        admin.create_topics({topic: narrow}, wait_for_metadata=True)
+    prompt_ids = np.random.default_rng(0).integers(0, 150_000, 50_000, dtype=np.uint32)
+    producer = TraceProducer(lambda: KafkaWriter(kafka_bootstrap, topic), RecorderSettings(), metrics)
+    names = [f"r{number:03d}" for number in range(200)]
+    for name in names:
+        producer.emit(make_record(name))
+        if name == "r050":
+            producer.emit(make_record("long", prompt_ids=prompt_ids))
+    assert producer.close(60.0) == 0
+    assert metrics.value("omnidraft_traces_dropped_total", reason="too_large") == 1
+    assert metrics.value("omnidraft_traces_acknowledged_total") == len(names)
+    arrived = set[str]()
+    with closing(KafkaReader(kafka_bootstrap, topic)) as reader:
+        while messages := reader.poll(500, timeout_s=2.0).messages:
+            arrived |= {message.key.decode() for message in messages}
+    assert sorted(arrived) == names

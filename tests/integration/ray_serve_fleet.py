@@ -22,7 +22,7 @@ import yaml
 from omnidraft.hosts.ray_serve import deployment_name
 from pipelines.lib.bytecode import bytecode_environment
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SERVE_YAML = ROOT / "deploy/ray/serve.yaml"
 SERVE = Path(sys.executable).with_name("serve")
 START_S = 180.0

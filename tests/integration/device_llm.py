@@ -1,6 +1,9 @@
-"""An LLM of tiny models that learns in a folder: `python -m tests.device_llm HOME TARGET DRAFTER` are two processes
-that die by SIGKILL, one after the other, in the middle of a learning step and between a snapshot and its promotion.
-With `at-the-gate` behind it both die in a request for which a step waits."""
+"""An LLM of tiny models that learns in a folder.
+
+`python -m tests.integration.device_llm HOME TARGET DRAFTER` are two processes that die by SIGKILL, one after the other,
+in the middle of a learning step and between a snapshot and its promotion. With `at-the-gate` behind it both die in a
+request for which a step waits.
+"""
 
 import os
 import signal

@@ -26,6 +26,13 @@ def test_depths_share_what_they_know_until_each_knows_better():
     assert table.estimate(KIND, 0.9, 1) < 0.4
 
 
+def test_traffic_that_changes_is_followed():
+    table = AcceptanceCalibrator()
+    seen(table, 0.95, 5000)
+    seen(table, 0.1, 1200)
+    assert table.estimate(KIND, 0.9, 1) < 0.2
+
+
 def test_no_guess_is_certain_or_hopeless():
     table = AcceptanceCalibrator()
     seen(table, 1.0, 3000, q=0.99)

@@ -30,6 +30,16 @@ def test_two_proposers_that_say_the_same_share_a_node_and_the_surer_one_counts()
     assert tree.value(node) == 0.6
 
 
+def test_where_the_drafter_is_sure_a_memory_that_says_otherwise_is_worth_little_and_the_other_way_round():
+    for sure, doubtful in ((Source.DIRECT, Source.SUFFIX), (Source.SUFFIX, Source.DIRECT)):
+        tree = DraftTreeBuilder(7, 4)
+        nodes = [
+            tree.add(0, token, source, chance) for token, (source, chance) in enumerate([(sure, 0.9), (doubtful, 0.6)])
+        ]
+        tree.exclude_siblings()
+        assert [tree.value(node) for node in nodes] == pytest.approx([0.9, 0.1])
+
+
 @settings(max_examples=150)
 @given(GUESSES)
 def test_what_one_source_says_excludes_nothing_else_that_it_says(nodes):

@@ -404,13 +404,6 @@ def test_a_drafter_is_given_up_where_memory_uses_its_time_better_though_plain_de
     assert np.mean(is_drafted[50:]) < 0.25
 
 
-@pytest.mark.parametrize(("num_ids", "is_read"), [(100, True), (300, True), (4000, False)])
-def test_the_whole_of_a_long_text_is_read_where_an_answer_gains_more_by_it_than_it_takes(num_ids, is_read):
-    policy = CostPolicy(flat(0.055, 0.17), CostCurve({1: 0.005, 64: 0.074}))
-    assert policy.start_round([RoundText(TENANT, 500)]).should_read(0, num_ids, 64) is is_read
-    assert FixedPolicy().should_read(0, num_ids, 64)
-
-
 def test_a_trial_reads_the_end_of_a_long_text_and_never_the_whole():
     policy = CostPolicy(flat(0.055, 0.17), CostCurve({1: 0.005, 64: 0.074}))
     policy.streams.of(TENANT).gain = -0.1

@@ -1,36 +1,27 @@
 """The settings of one request of the Python API, with vLLM's names and meanings."""
 
-import secrets
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from omnidraft.decode.generation import GenerationRequest
-from omnidraft.decode.sampling.grammar import given_grammar
-from omnidraft.decode.sampling.noise import choice_seed
-from omnidraft.decode.sampling.validation import MAX_COUNT, effective_top_k, require_integer, unsigned_seed
+from omnidraft.decode.generation import GenerationRequest, choices
 from omnidraft.errors import RequestError
-from omnidraft.ports import Mode, Sampling
-from omnidraft.traces.request_ids import answer_id
+from omnidraft.params import MAX_COUNT, SamplingNumbers, given_grammar, require_integer, sampling_of
+from omnidraft.ports import Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """Settings of one request, with vLLM's names and meanings."""
+class SamplingParams(SamplingNumbers):
+    """Settings of one request, with vLLM's names and meanings; params.py says what its numbers are.
+
+    A `top_k` of 0 or -1 draws from all tokens, as None does.
+    """
 
     temperature: float = 1.0
-    """0 takes the most probable token."""
     max_tokens: int | None = None
     """A ceiling. None goes on until the target ends the text or its context is full."""
-    top_p: float | None = None
-    top_k: int | None = None
-    """The number of most probable tokens that are drawn from; None, 0 and -1 draw from all."""
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = field(default_factory=dict)
+    """Added to the logits of these ids."""
     seed: int | None = None
     """The same seed gives the same text, whatever drafts and whatever is generated beside it. None draws one."""
     n: int = 1
@@ -53,23 +44,19 @@ class SamplingParams:
     def requests(self, prompt: Mapping[str, Any]) -> list[GenerationRequest]:
         """Return a request for each of the `n` texts. Raises RequestError."""
         self._check()
-        seed = secrets.randbits(63) if self.seed is None else unsigned_seed(self.seed)
-        request_id = uuid.uuid4().hex
-        return [
-            GenerationRequest(
-                **prompt,
-                max_new_tokens=self.max_tokens,
-                sampling=self._sampling(),
-                seed=choice_seed(seed, number),
-                stop_strings=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-                mode=self.mode,
-                num_draft_tokens=self.num_draft_tokens,
-                num_log_probs=MAX_COUNT if self.logprobs == -1 else self.logprobs,
-                is_stored=self.store,
-                request_id=answer_id(request_id, number) if number else request_id,
-            )
-            for number in range(self.n)
-        ]
+        grammar = given_grammar(self.json_schema, self.regex)
+        return choices(
+            [prompt],
+            self.n,
+            seed=self.seed,
+            max_new_tokens=self.max_tokens,
+            sampling=sampling_of(self, logit_bias=self.logit_bias, grammar=grammar),
+            stop_strings=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            mode=self.mode,
+            num_draft_tokens=self.num_draft_tokens,
+            num_log_probs=MAX_COUNT if self.logprobs == -1 else self.logprobs,
+            is_stored=self.store,
+        )
 
     def _check(self) -> None:
         """Raise RequestError for the first count that is no integer in its range, and for an unknown mode."""
@@ -80,16 +67,3 @@ class SamplingParams:
             require_integer("logprobs", self.logprobs, at_least=-1)
         if self.mode not in (None, *get_args(Mode)):
             raise RequestError(f"mode must be one of {', '.join(get_args(Mode))}, got {self.mode}")
-
-    def _sampling(self) -> Sampling:
-        return Sampling(
-            self.temperature,
-            effective_top_k(self.top_k),
-            self.top_p,
-            self.min_p,
-            self.repetition_penalty,
-            self.presence_penalty,
-            self.frequency_penalty,
-            self.logit_bias or {},
-            given_grammar(self.json_schema, self.regex),
-        )

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from omnidraft import config, wiring
 from omnidraft.decode.decoder import Decoder, Drawing
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
-from omnidraft.decode.sampling.grammar import given_grammar
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import RequestError
+from omnidraft.params import given_grammar
 from omnidraft.ports import Grammar, Request, Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
 

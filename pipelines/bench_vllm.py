@@ -11,61 +11,33 @@ The methods are those of pipelines/lib/vllm_methods.py.
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from omnidraft import config, prompts
+from omnidraft import config
 from omnidraft.decode.step_stats import DecodeStats
-from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.errors import ModelError, RequestError
 from omnidraft.hosts import process
 from omnidraft.models.catalog import store
 from omnidraft.prompts import Prompt
 from pipelines.bench import page, summary
-from pipelines.bench.runs import WARM_UP_TEXT, BenchRun, Failure, Outcome, attempt, rotated
-from pipelines.lib import machine, report, vllm_methods
-from pipelines.lib.choices import chosen, named_files
+from pipelines.bench.runs import BenchRun, Failure, Method, Outcomes, about, measure, plain_rows, tasks_of
+from pipelines.lib import report, vllm_methods
+from pipelines.lib.choices import chosen
 from pipelines.lib.vllm_methods import NAMES, PLAIN
 from pipelines.lib.vllm_server import VllmServer, serve
-
-Outcomes = dict[str, dict[str, dict[str, list[Outcome]]]]
-"""Method -> task -> its outcomes and those of plain vLLM beside it, by method."""
 
 _METHODS = "vllm,vllm-tli,vllm+omnidraft"
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 _NO_PROMPT_CACHE = "--no-enable-prefix-caching"
 _WARM_UP_TOKENS = 64
 """Our proposer measures the cost of passes of each size before it decides; a server does that once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """The first position at which an answer differs from plain vLLM's."""
-
-    task: str
-    method: str
-    prompt: int
-    index: int
-    """Index of the first token that differs."""
-    plain_id: int
-    other_id: int
-    gap: float | None
-    """Nats between the two tokens, by plain vLLM's log-probabilities from one pass over the text so far; None: one is
-    not among the likeliest, as is usual under a schema, which they do not know. bfloat16 logits from 16 to 32 come in
-    steps of 0.125."""
-
-    def __str__(self) -> str:
-        distance = "an unknown distance" if self.gap is None else f"{self.gap:.3f} nats"
-        tokens = f"{self.plain_id} and {self.other_id}"
-        return (
-            f"{self.task} {self.prompt + 1}: {self.method} differs at token {self.index}, {tokens} are {distance} apart"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,100 +73,44 @@ def main(
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:
     """Compare decoding inside vLLM."""
-    names = _names(methods)
+    names = chosen(methods, NAMES, "method", baseline=PLAIN)
     if not (venv / "bin" / "python").exists():
         raise RequestError(f"{venv} is no virtual environment with vLLM; --venv names another (docs/vllm.md)")
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
-    files = named_files(prompts_paths or [QUESTIONS])
-    tasks = {task: prompts.read(path, num_prompts, split="test") for task, path in files.items()}
+    tasks = tasks_of(prompts_paths, num_prompts)
     arguments = ("--dtype", dtype, "--max-model-len", "2048", "--max-num-seqs", "8", "--seed", "0", _NO_PROMPT_CACHE)
-    about = {
-        "machine": machine.describe(),
-        "options": {
-            "command": machine.command("pipelines.bench_vllm"),
-            "fingerprint": f"vllm serve {shlex.join(arguments)}",
-            "snapshot": snapshot,
-            "temperature": 0.0,
-            "max_new_tokens": max_new_tokens,
-            "num_prompts": {task: len(rows) for task, rows in tasks.items()},
-            "num_schemas": {task: sum(row.schema is not None for row in rows) for task, rows in tasks.items()},
-            "num_speculative_tokens": num_tokens,
-        },
-        "settings": settings.model_dump(mode="json"),
-    }
-    outcomes: Outcomes = {name: {task: {} for task in tasks} for name in names[1:] or names}
-    with tempfile.TemporaryDirectory(prefix="omnidraft-bench-vllm-") as folder:
+    described = about(
+        "pipelines.bench_vllm",
+        settings,
+        tasks,
+        fingerprint=f"vllm serve {shlex.join(arguments)}",
+        snapshot=snapshot,
+        temperature=0.0,
+        max_new_tokens=max_new_tokens,
+        num_schemas={task: sum(row.schema is not None for row in rows) for task, rows in tasks.items()},
+        num_speculative_tokens=num_tokens,
+    )
+    outcomes: dict[str, Outcomes] = {name: {} for name in names[1:] or names}
+
+    def publish() -> dict[str, Any]:
+        """Return the report so far, and save it."""
+        content = described | _report(tasks, outcomes)
+        if json_path is not None:
+            report.save(content, json_path)
+        return content
+
+    with tempfile.TemporaryDirectory(prefix="omnidraft-bench-vllm-") as folder, ExitStack() as whole:
         setup = VllmSetup(venv.resolve(), settings, snapshot, num_tokens, Path(folder), arguments)
-        divergences: list[Divergence] = []
-        for divergence in _measured(setup, tasks, max_new_tokens, outcomes):
-            if divergence is not None:
-                divergences.append(divergence)
-            content = _report(about, outcomes) | {"partings": [asdict(each) for each in divergences]}
-            if json_path is not None:
-                report.save(content, json_path)
-    page.show(_report(about, outcomes), markdown_path)
-    for divergence in divergences:
-        print(divergence)
-
-
-def _names(methods: str) -> list[str]:
-    names = chosen(methods, NAMES, "method")
-    if PLAIN not in names:
-        raise RequestError(f"--methods needs {PLAIN}: speed-ups are quoted against it")
-    return [PLAIN, *(name for name in names if name != PLAIN)]
-
-
-def _measured(
-    setup: VllmSetup, tasks: Mapping[str, Sequence[Prompt]], max_new_tokens: int, outcomes: Outcomes
-) -> Iterator[Divergence | None]:
-    """Send every prompt to plain vLLM and to the row beside it; yield after each, with their divergence if any."""
-    firsts = [rows[0] for rows in tasks.values()]
-    with ExitStack() as whole:
-        plain = _server(PLAIN, setup, whole)
-        _warm_up(plain, firsts)
+        plain = _method(PLAIN, setup, whole)
         for name in outcomes:
             with ExitStack() as stack:
-                servers = {PLAIN: plain}
-                if name != PLAIN:
-                    servers[name] = _server(name, setup, stack)
-                    _warm_up(servers[name], firsts)
-                for task, rows in tasks.items():
-                    turn = outcomes[name][task]
-                    for number, prompt in enumerate(rows):
-                        for each in rotated(list(servers), number):
-                            turn.setdefault(each, []).append(_outcome(servers[each], prompt, max_new_tokens))
-                        print(f"{task}: {number + 1} of {len(rows)} prompts, {', '.join(servers)}", file=sys.stderr)
-                        yield _divergence(task, name, number, prompt.text, plain, turn)
+                asked = {PLAIN: plain} | ({} if name == PLAIN else {name: _method(name, setup, stack)})
+                measure(tasks, asked, max_new_tokens, outcomes[name], publish, warm_up_tokens=_WARM_UP_TOKENS)
+    page.show(publish(), markdown_path)
 
 
-def _warm_up(server: VllmServer | Failure, firsts: Sequence[Prompt]) -> None:
-    """Answer a prompt like the first of each task, which may also start what keeps answers to a schema."""
-    for prompt in firsts:
-        _outcome(server, replace(prompt, text=WARM_UP_TEXT), _WARM_UP_TOKENS)
-
-
-def _divergence(
-    task: str, name: str, number: int, text: str, plain: VllmServer | Failure, turn: Mapping[str, Sequence[Outcome]]
-) -> Divergence | None:
-    """Return the divergence; None where the answers are the same, or one is missing."""
-    ours, theirs = turn[name][number], turn[PLAIN][number]
-    if isinstance(ours, Failure) or isinstance(theirs, Failure) or isinstance(plain, Failure):
-        return None
-    index = next((at for at, both in enumerate(zip(ours.ids, theirs.ids, strict=False)) if both[0] != both[1]), None)
-    if index is None:
-        return None
-    log_probs = plain.log_probs_after(text, theirs.ids[:index])
-    first, second = log_probs.get(theirs.ids[index]), log_probs.get(ours.ids[index])
-    gap = None if first is None or second is None else abs(first - second)
-    return Divergence(task, name, number, index, theirs.ids[index], ours.ids[index], gap)
-
-
-def _outcome(server: VllmServer | Failure, prompt: Prompt, max_new_tokens: int) -> Outcome:
-    return server if isinstance(server, Failure) else attempt(partial(_ask, server), prompt, max_new_tokens)
-
-
-def _server(name: str, setup: VllmSetup, stack: ExitStack) -> VllmServer | Failure:
-    """Start the server of a row; return it, or the reason of its failure."""
+def _method(name: str, setup: VllmSetup, stack: ExitStack) -> Method | Failure:
+    """Start the server of a row; return how it is asked, or the reason of its failure."""
     target = store.resolve(setup.settings.models.target)
     speculation, environment = vllm_methods.speculation(
         name, setup.settings, setup.folder, num_tokens=setup.num_tokens, snapshot=setup.snapshot
@@ -202,21 +118,13 @@ def _server(name: str, setup: VllmSetup, stack: ExitStack) -> VllmServer | Failu
     log_path = setup.folder / f"{name}.log"
     print(f"{name}: starting, which takes a minute or two; its log is {log_path}", file=sys.stderr)
     try:
-        server = stack.enter_context(
-            serve(
-                setup.venv,
-                target,
-                log_path,
-                speculation=speculation,
-                settings=environment,
-                arguments=setup.arguments,
-            )
-        )
+        options = {"speculation": speculation, "settings": environment, "arguments": setup.arguments}
+        server = stack.enter_context(serve(setup.venv, target, log_path, **options))  # type: ignore[arg-type]
     except (ModelError, OSError) as exc:
         print(f"{name}: {exc}", file=sys.stderr)
         return Failure(str(exc).strip().splitlines()[-1][:300])
     print(f"{name}: serving", file=sys.stderr)
-    return server
+    return partial(_ask, server)
 
 
 def _ask(server: VllmServer, prompt: Prompt, max_new_tokens: int) -> BenchRun:
@@ -234,26 +142,18 @@ def _ask(server: VllmServer, prompt: Prompt, max_new_tokens: int) -> BenchRun:
     return BenchRun(answer.ids, stats)
 
 
-def _report(about: Mapping[str, Any], outcomes: Outcomes) -> dict[str, Any]:
-    """Return the report; plain vLLM's row is of its first turn, each other row is compared with plain in its own."""
+def _report(tasks: Iterable[str], outcomes: Mapping[str, Outcomes]) -> dict[str, Any]:
+    """Return rows and runs so far; plain vLLM's row is of its first turn, each other row is compared with plain in its
+    own."""
     rows: list[summary.Row] = []
-    for task in next(iter(outcomes.values())):
+    for task in tasks:
+        known: set[str] = set()
         for turns in outcomes.values():
-            turn_rows = summary.rows(task, turns[task], is_greedy=True, plain_name=PLAIN)
-            rows += [
-                row
-                for row in turn_rows
-                if row["method"] not in {each["method"] for each in rows if each["task"] == task}
-            ]
+            turn_rows = summary.rows(task, turns.get(task, {}), is_greedy=True, plain_name=PLAIN)
+            rows += [row for row in turn_rows if row["method"] not in known]
+            known |= {row["method"] for row in turn_rows}
     rows.sort(key=lambda row: NAMES.index(row["method"]))
-    runs = [
-        {"task": task, "method": name, "beside": beside, "prompt": number} | outcome.plain_data()
-        for beside, turns in outcomes.items()
-        for task, task_outcomes in turns.items()
-        for name, done in task_outcomes.items()
-        for number, outcome in enumerate(done)
-    ]
-    return {**about, "rows": rows, "runs": runs}
+    return {"rows": rows, "runs": [run for name, turns in outcomes.items() for run in plain_rows(turns, beside=name)]}
 
 
 if __name__ == "__main__":

@@ -55,12 +55,7 @@ class Answers:
         """Return records of the target's own answers, at temperature 0."""
         limits = RecordingLimits(self.max_new_tokens, task)
         recording = Recording(self.settings(target), self.work / "records", limits, is_given=False)
-        answers: list[TraceRecord] = []
-        with bar(f"{target}: {task} answers", len(rows)) as advance:
-            for of_prompt in recording.records_of(rows):
-                answers += of_prompt
-                advance()
-        return answers
+        return recording.records_of(rows, f"{target}: {task} answers")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,16 +34,14 @@ BASE = "base"
 
 
 def main(
-    log: Annotated[str, typer.Option(help="sqlite:///path, kafka://host:port, or a trace archive.")],
+    log: log_slice.Log,
     names: Annotated[
         list[str] | None, typer.Option("--snapshot", help="base, a folder, a version or an alias; more may follow.")
     ] = None,
     more_names: Annotated[list[str] | None, typer.Argument(help="More snapshots.", metavar="[SNAPSHOT]...")] = None,
-    from_time: Annotated[str | None, typer.Option("--from", help="ISO time (UTC) or Unix milliseconds.")] = None,
-    to_time: Annotated[str | None, typer.Option("--to", help="Records that ended before this time.")] = None,
-    filters: Annotated[
-        list[str] | None, typer.Option("--filter", help=f"name=value,...; names: {', '.join(log_slice.FILTERS)}")
-    ] = None,
+    from_time: log_slice.FromTime = None,
+    to_time: log_slice.ToTime = None,
+    filters: log_slice.Filters = None,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Score only those that the service holds out: learner.held_out_every.")
     ] = False,
@@ -58,9 +56,7 @@ def main(
     settings = config.load(config_path, models={"target": target, "drafter": drafter}, log={"url": log_url})
     tokenizers = wiring.vocabularies(settings)
     slice_filter = log_slice.parse_filter(from_time, to_time, filters or [])
-    log_records = log_slice.read(
-        log, settings, slice_filter.of_pair(settings), alignment=tokenizers.alignment.fingerprint
-    )
+    log_records = log_slice.of_pair(log, settings, tokenizers, slice_filter)
     records = log_records.require()
     costs = speedup_model.fit(records)
     if held_out:

@@ -20,12 +20,11 @@ from omnidraft.distill.training.losses import parse
 from omnidraft.errors import RequestError
 from omnidraft.files import require_writable, require_writable_file
 from omnidraft.hosts import process
-from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import report
-from pipelines.lib.learning import Point, TrainingRun, learn, new_run, require_new, split_by_request, write_snapshot
+from pipelines.lib.learning import Point, TrainingRun, require_new, split_by_request
 from pipelines.lib.other_drafters import for_drafter
 from pipelines.lib.recording import MAX_NEW_TOKENS, Recording, RecordingLimits, require_not_given
 
@@ -79,13 +78,12 @@ def main(
     else:
         limits = RecordingLimits(max_new_tokens or MAX_NEW_TOKENS, tenant or answers.stem)
         recording = Recording(settings, parts, limits, is_given=True)
-        records = _recorded(recording, _rows(answers, num_answers, split))
+        records = recording.records_of(_rows(answers, num_answers, split))
     train_records, held_out = split_by_request(records, held_out_every)
-    run = new_run(settings, tokenizers)
-    with bar("learning", num_passes * len(train_records)) as advance:
-        options = {"num_passes": num_passes, "measure_every": measure_every}
-        learn(run, train_records, held_out, settings, on_point=_print_point, advance=advance, **options)  # type: ignore[arg-type]
-    write_snapshot(run, out, settings, tokenizers, remembered=train_records)
+    run = TrainingRun(settings, tokenizers)
+    options = {"num_passes": num_passes, "measure_every": measure_every}
+    run.learn(train_records, held_out, title="learning", on_point=_print_point, **options)  # type: ignore[arg-type]
+    run.write_snapshot(out, remembered=train_records)
     if parts.exists():
         shutil.rmtree(parts)
     _finish(run, out, json_path)
@@ -122,16 +120,6 @@ def _rows(path: Path, num: int | None, split: str | None) -> list[Prompt]:
     if named and split not in named:
         raise RequestError(f"{path} has no split {split!r}; --split is one of {', '.join(sorted(named))}")
     return prompts.read(path, num, split=split)
-
-
-def _recorded(recording: Recording, rows: list[Prompt]) -> list[TraceRecord]:
-    """Score the answers of these rows. Raises RequestError where a row has none."""
-    records: list[TraceRecord] = []
-    with bar("recording", len(rows)) as advance:
-        for of_answer in recording.records_of(rows):
-            records += of_answer
-            advance()
-    return records
 
 
 def _print_point(point: Point) -> None:

@@ -35,7 +35,6 @@ CHAINS: Sections = {"suffix_memory": False, "lookup": False, "trees": False}
 """Section `decode` of adaptive drafting: a model's chains alone, so that only their lengths differ."""
 CHAIN: Sections = {**CHAINS, "policy": "fixed", "num_draft_tokens": 4, "splits": False}
 """That of the paper's drafting: chains of tokens that both vocabularies have."""
-ADAPTS: Sections = {**CHAINS, "policy": "acceptance"}
 DM = "dm_paper"
 PAPER: Sections = {"loss": f"{DM} + 0.2 ngram"}
 OURS: Sections = {"loss": "dm + 0.2 ngram"}
@@ -76,10 +75,7 @@ ADAPTIVE: Mapping[str, Row] = {
     "distill only": Row(OURS, decode=CHAINS | {"policy": "fixed", "num_draft_tokens": 4}),
     "distill only, threshold": Row(OURS, decode=CHAINS | {"policy": "threshold"}),
     "distill only, cost": Row(OURS, decode=CHAINS | {"policy": "cost"}),
-    **{
-        f"interleaved, gamma {gamma:g}": Row(OURS | {"head": True}, decode=ADAPTS | {"max_rejection": gamma})
-        for gamma in (0.5, 0.7, 0.9)
-    },
+    "interleaved": Row(OURS, decode=CHAINS | {"policy": "acceptance"}),
 }
 LOSSES = (DM, "dm", "nll", *(f"{DM} + {weight:g} ngram" for weight in (0.1, 0.2, 0.5, 1.0)), "dm + 0.2 ngram")
 TABLES: Mapping[str, Mapping[str, Row]] = {
@@ -91,9 +87,7 @@ TABLES: Mapping[str, Mapping[str, Row]] = {
     },
     "loss": {loss: Row({"loss": loss}, decode=None) for loss in LOSSES},
     "cache": {
-        f"{capacity}, {eviction}": Row(PAPER, {"mode": "online", "capacity": capacity, "eviction": eviction})
-        for capacity in (16, 256, 4096)
-        for eviction in ("lru", "lfu")
+        f"{capacity} entries": Row(PAPER, {"mode": "online", "capacity": capacity}) for capacity in (16, 256, 4096)
     },
     "temperature": {
         f"{name}, T = {temperature:g}": replace(METHODS[name], temperature=temperature)
@@ -131,7 +125,9 @@ class Cell:
 
     def _snapshot(self, row: Row) -> Path:
         """Return the folder of what was learned; rows that learn alike share it."""
-        settings = self._settings(learner=row.learner or {}, cache=row.cache)
+        trains_head = (row.decode or {}).get("policy") == "acceptance"
+        decode = {"decode": {"policy": "acceptance"}} if trains_head else {}
+        settings = self._settings(learner=row.learner or {}, cache=row.cache, **decode)
         out, curve = settings.with_suffix(".snapshot"), settings.with_suffix(".json")
         if not curve.exists():
             shutil.rmtree(out, ignore_errors=True)

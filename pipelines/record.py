@@ -72,12 +72,7 @@ def main(
     parts = out.with_suffix(".parts")
     limits = RecordingLimits(max_new_tokens or MAX_NEW_TOKENS, tenant or source.stem)
     recording = Recording(settings, parts, limits, is_given=answers is not None)
-    records: list[TraceRecord] = []
-    with bar("recording", len(rows)) as advance:
-        for of_prompt in recording.records_of(rows):
-            records += of_prompt
-            advance()
-    _write(out, records)
+    _write(out, recording.records_of(rows))
     shutil.rmtree(parts)
 
 

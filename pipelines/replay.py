@@ -5,8 +5,6 @@ curves; the same slice, configuration and seed give the same figures. All config
 learns, and OUT is written after each.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,24 +16,20 @@ from omnidraft import config, wiring
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.distill.training.losses import parse
 from omnidraft.hosts import process
-from omnidraft.progress import bar
-from omnidraft.traces.record import TraceRecord
 from pipelines.lib import log_slice, report
 from pipelines.lib.choices import named_files
-from pipelines.lib.learning import Point, TrainingRun, learn, new_run, require_new, split_by_request, write_snapshot
+from pipelines.lib.learning import Point, TrainingRun, require_new, split_by_request
 
 EXPERIMENT = "omnidraft.replay"
 
 
 def main(
-    log: Annotated[str, typer.Option(help="sqlite:///path, kafka://host:port, or a trace archive.")],
+    log: log_slice.Log,
     configs: Annotated[list[Path], typer.Option("--config", help="TOML settings; more may follow.")],
     more_configs: Annotated[list[Path] | None, typer.Argument(help="More settings.", metavar="[MORE.toml]...")] = None,
-    from_time: Annotated[str | None, typer.Option("--from", help="ISO time (UTC) or Unix milliseconds.")] = None,
-    to_time: Annotated[str | None, typer.Option("--to", help="Records that ended before this time.")] = None,
-    filters: Annotated[
-        list[str] | None, typer.Option("--filter", help=f"name=value,...; names: {', '.join(log_slice.FILTERS)}")
-    ] = None,
+    from_time: log_slice.FromTime = None,
+    to_time: log_slice.ToTime = None,
+    filters: log_slice.Filters = None,
     held_out_every: Annotated[int, typer.Option(min=2, help="One request in so many judges.")] = 8,
     measure_every: Annotated[int, typer.Option(min=1, help="Steps between points of the curves.")] = 8,
     num_passes: Annotated[int, typer.Option(min=1)] = 1,
@@ -50,14 +44,13 @@ def main(
             require_new(snapshots / name)
     checked = {name: _checked(path) for name, path in named_configs.items()}
     content: dict[str, Any] = {"log": log, "configs": {}}
-    for name, each in checked.items():
-        settings, tokenizers = each.settings, each.tokenizers
-        log_records = log_slice.read(
-            log, settings, slice_filter.of_pair(settings), alignment=tokenizers.alignment.fingerprint
-        )
+    for name, (settings, tokenizers) in checked.items():
+        log_records = log_slice.of_pair(log, settings, tokenizers, slice_filter)
         train, held_out = split_by_request(log_records.require(), held_out_every)
-        with _TrackedRun(settings, each.path, speedup_model.fit(log_records.records)) as tracked:
-            run = _learn(settings, tokenizers, train, held_out, tracked, (name, num_passes, measure_every))
+        run = TrainingRun(settings, tokenizers)
+        with _TrackedRun(settings, named_configs[name], speedup_model.fit(log_records.records)) as tracked:
+            options = {"num_passes": num_passes, "measure_every": measure_every}
+            run.learn(train, held_out, title=name, on_point=tracked.update, **options)  # type: ignore[arg-type]
         content["configs"][name] = tracked.figures(run) | {
             "records": len(train),
             "held_out_records": len(held_out),
@@ -66,24 +59,16 @@ def main(
         if json_path is not None:
             report.save(content, json_path)
         if snapshots is not None:
-            write_snapshot(run, snapshots / name, settings, tokenizers)
+            run.write_snapshot(snapshots / name)
     Console().print(_table(content["configs"]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Configuration:
-    """A settings file whose loss and models are known, with the tokenizers of its pair."""
-
-    path: Path
-    settings: config.Settings
-    tokenizers: wiring.Vocabularies
-
-
-def _checked(path: Path) -> _Configuration:
-    """Load a settings file. Raises ConfigError, or ModelError when a model cannot be had."""
+def _checked(path: Path) -> tuple[config.Settings, wiring.Vocabularies]:
+    """Load a settings file and the tokenizers of its pair. Raises ConfigError, or ModelError when a model cannot be
+    had."""
     settings = config.load(path)
     parse(settings.learner.loss)
-    return _Configuration(path, settings, wiring.vocabularies(settings))
+    return settings, wiring.vocabularies(settings)
 
 
 class _TrackedRun:
@@ -130,29 +115,6 @@ class _TrackedRun:
 
     def _speedup(self, point: Point) -> float | None:
         return None if self._costs is None else self._costs.speedup(point.tokens_per_pass)
-
-
-def _learn(
-    settings: config.Settings,
-    tokenizers: wiring.Vocabularies,
-    train: Sequence[TraceRecord],
-    held_out: Sequence[TraceRecord],
-    tracked: _TrackedRun,
-    plan: tuple[str, int, int],
-) -> TrainingRun:
-    name, num_passes, measure_every = plan
-    run = new_run(settings, tokenizers)
-    with bar(name, num_passes * len(train)) as advance:
-        return learn(
-            run,
-            train,
-            held_out,
-            settings,
-            num_passes=num_passes,
-            measure_every=measure_every,
-            on_point=tracked.update,
-            advance=advance,
-        )
 
 
 def _table(configs: dict[str, dict[str, Any]]) -> Table:

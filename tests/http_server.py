@@ -11,16 +11,16 @@ import httpx
 from starlette.types import ASGIApp
 
 from omnidraft.config import WorkerSettings
-from omnidraft.hosts.http_server import http_server
+from omnidraft.hosts.http_server import Deadlines, http_server
 from tests.tiny_engine import PATIENCE_S, wait_until
 
 
 @contextmanager
-def served(app: ASGIApp, limits: WorkerSettings | None = None) -> Iterator[str]:
+def served(app: ASGIApp, limits: WorkerSettings | None = None, deadlines: Deadlines | None = None) -> Iterator[str]:
     """Its URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = http_server(app, limits or WorkerSettings())
+        server = http_server(app, limits or WorkerSettings(), deadlines)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         wait_until(lambda: server.started)

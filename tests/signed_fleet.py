@@ -55,7 +55,6 @@ def settings_of(
         models={"target": TARGET, "drafter": DRAFTER},
         log={"url": f"sqlite:///{folder}/log.db"},
         registry=section | private | registry,
-        controller={"poll_s": 0.01},
     )
 
 

@@ -35,7 +35,7 @@ def tiny_settings(
     target, drafter = map(str, models)
     names: dict[str, Any] = {"target": target, "drafter": drafter, "more_targets": [str(each) for each in more_targets]}
     names |= {"precision": "float32", "drafter_precision": "float32"}
-    decode = {"mode": "reproducible", "policy": "fixed", "num_draft_tokens": 5, "threads": 1, "prefill_rows": 16}
+    decode = {"mode": "reproducible", "policy": "fixed", "num_draft_tokens": 5, "threads": 1}
     return config.load(None, {}, models=names, decode=decode, **sections)
 
 

@@ -71,7 +71,7 @@ def fleet_settings(models: tuple[Path, Path], folder: Path, **sections: dict[str
         "log": {"url": f"sqlite:///{folder}/log.db"},
         "registry": {"url": f"directory:///{folder}/registry"},
         "learner": dict(LEARNER),
-        "controller": {"poll_s": 0.1, "tolerance": 1.0, "speed_tolerance": 1000.0},
+        "controller": {"tolerance": 1.0, "speed_tolerance": 1000.0},
         "worker": {"poll_s": 0.1, "max_queue": 2},
         "metrics": {"distiller_port": 0, "controller_port": 0},
     }
@@ -104,7 +104,7 @@ def _worker(settings: config.Settings) -> Iterator[tuple[wiring.Worker, str]]:
         requests.close(PATIENCE_S)
     assert worker.producer is not None
     worker.producer.close(PATIENCE_S)
-    tracing.close(PATIENCE_S)
+    tracing.close()
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def _learner(settings: config.Settings, folder: Path) -> Iterator[int]:
     ):
         assert exposition.port is not None
         yield exposition.port
-    tracing.close(PATIENCE_S)
+    tracing.close()
 
 
 @contextmanager

@@ -11,12 +11,12 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from omnidraft.config import LearnerSettings
-from omnidraft.distill.training.learner import Learner
+from omnidraft.distill.training.learner import SEED, Learner
+from omnidraft.distill.training.tenant_factors import FactorPlan
 from omnidraft.models.acceptance_head import AcceptanceHead
 from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.models.hf.trainable_drafter import load_trainable
-from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
-from omnidraft.traces.schema import ROUND_COLUMNS
+from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord, fields_of
 from omnidraft.vocab.alignment import Alignment, align
 from omnidraft.vocab.ngram_cache import NgramCache
 from tests.trace_records import make_record
@@ -82,11 +82,14 @@ class Pair:
             arrays, self.alignment.fingerprint, self.draft.vocabulary, self.target.vocabulary, capacity=500
         )
 
-    def learner(self, *, head_blocks: int = 1, **settings) -> Learner:
+    def learner(
+        self, *, head: bool = False, head_blocks: int = 1, factor_plan: FactorPlan | None = None, **settings
+    ) -> Learner:
         chosen = LearnerSettings(**{"learning_rate": 3e-3, "max_tokens": 128, "precision": "float32", **settings})
-        model = load_trainable(self.folder, train=chosen.train, rank=4, seed=chosen.seed, precision=chosen.precision)
-        head = AcceptanceHead(model.hidden_size, num_blocks=head_blocks) if chosen.head else None
-        return Learner(model, self.draft, self.target.vocabulary, self.alignment, self.cache(), chosen, head)
+        model = load_trainable(self.folder, train=chosen.train, rank=4, seed=SEED, precision=chosen.precision)
+        made = AcceptanceHead(model.hidden_size, num_blocks=head_blocks) if head else None
+        words = (self.draft, self.target.vocabulary, self.alignment)
+        return Learner(model, *words, self.cache(), chosen, made, factor_plan)
 
     def record(
         self,
@@ -137,7 +140,7 @@ def make_rounds(emitted: list[int], beliefs: TargetLogprobs) -> Rounds:
         "draft_s_R": np.zeros(num_rounds),
         "target_s_R": np.zeros(num_rounds),
     }
-    return Rounds(**{name: columns[name].astype(kind) for name, kind in ROUND_COLUMNS.items()})
+    return Rounds(**{field.name: columns[field.name].astype(field.kind) for field in fields_of(Rounds)})
 
 
 def make_beliefs(emitted: list[int], vocab_size: int, seed: int) -> TargetLogprobs:

@@ -4,9 +4,10 @@ Records take turns over the partitions as in the batcher, so duplicates are deci
 partition was idle and a record came again almost SEEN_RECORDS later.
 """
 
-from bisect import bisect_right
-from collections import Counter, OrderedDict, defaultdict, deque
+from bisect import bisect_left, bisect_right
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import zip_longest
 
 from omnidraft.audit.findings import Fault, FaultKind
 from omnidraft.audit.snapshot_deltas import SnapshotDelta
@@ -23,57 +24,27 @@ from omnidraft.ports import FORGOTTEN, OTHER_PAIR, PASSED_OVER, Offsets
 
 DeadLetterReasons = Mapping[PartitionOffset, str]
 """Position of every message that a dead letter stands for -> its reason."""
-
-
-class DedupWindow:
-    """Compares the log with the record keys that the newest snapshot holds for deduplication.
-
-    It gets every record that was learned or held out, in offset order within each partition. The keys are those
-    of the last `seen_records` of these. Within a partition records go through in order, so behind the oldest one whose
-    key is held, every key of the partition is held, however the partitions took turns.
-    """
-
-    def __init__(self, keys: Set[int], seen_records: int = SEEN_RECORDS) -> None:
-        self._keys = keys
-        self._seen: set[int] = set()
-        self._newest: defaultdict[int, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=seen_records))
-
-    def update(self, position: PartitionOffset, key: int) -> None:
-        partition, offset = position
-        self._newest[partition].append((offset, key))
-        if key in self._keys:
-            self._seen.add(key)
-
-    def num_unknown_keys(self) -> int:
-        """Return the number of keys held of which no record was seen."""
-        return len(self._keys) - len(self._seen)
-
-    def forgotten(self) -> Iterator[PartitionOffset]:
-        """Yield the positions of records whose keys should be held and are not."""
-        for partition, newest in self._newest.items():
-            last = {key: offset for offset, key in newest}  # the later one of a record learned twice
-            held = [offset for key, offset in last.items() if key in self._keys]
-            if not held:
-                continue
-            for offset, key in newest:
-                if offset > min(held) and last[key] == offset and key not in self._keys:
-                    yield partition, offset
+Readable = tuple[int, bool]
+"""The key of a record of the pair, and whether it is held out."""
 
 
 class LogReplay:
-    """Gets every poll of a consumer, in order, and keeps the key and position of each record."""
+    """Gets every poll of a consumer; keeps the key, the disposition and the position of each record."""
 
     def __init__(
         self,
         deltas: Sequence[SnapshotDelta],
         dead_letters: DeadLetterReasons,
-        dedup_window: DedupWindow | None,
         *,
+        seen_keys: Set[int] | None,
         held_out_every: int,
         seen_records: int = SEEN_RECORDS,
     ) -> None:
-        self.start: Offsets = deltas[0].start if deltas else {}
-        """Partition -> first offset of the replay; those before it do not concern these snapshots."""
+        """
+        Args:
+            seen_keys: the keys that the newest snapshot holds for deduplication, those of the last `seen_records`
+                records that were learned or held out; None when they are not known.
+        """
         self.end: Offsets = _ends_of_newest(deltas)
         """Partition -> one past the last offset of the replay."""
         self.faults: list[Fault] = []
@@ -84,74 +55,66 @@ class LogReplay:
         self.num_gone: Counter[int] = Counter()
         """Index of the delta -> offsets whose disposition is unknown: the log lacks them, or their content."""
         self.first: dict[int, int] = {}
-        self._deltas, self._dead_letters, self._dedup_window = deltas, dead_letters, dedup_window
+        """Partition -> the oldest offset that the log still holds, from the first that concerns these snapshots on."""
+        self._start: Offsets = deltas[0].start if deltas else {}
+        self._deltas, self._dead_letters, self._seen_keys = deltas, dead_letters, seen_keys
         self._ends = {partition: _running_ends(deltas, partition) for partition in self.end}
         self._held_out_every, self._seen_records = held_out_every, seen_records
-        self._next: dict[int, int] = {}
-        self._waiting: dict[int, deque[tuple[int, int, bool]]] = {partition: deque() for partition in sorted(self.end)}
+        self._read: defaultdict[int, dict[int, Readable | str]] = defaultdict(dict)
         self._seen = OrderedDict[int, None]()
+        self._through: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        """Partition -> offset and key of each record that was learned or held out."""
         self._learned_at: dict[int, PartitionOffset] = {}
 
     def update(self, polled: PolledRecords) -> None:
         """Take in a poll."""
-        records = {(partition, offset): record for partition, offset, record in polled.records}
-        reasons = {
-            (partition, offset): reason
-            for partition, last, reason, number in polled.skipped
-            for offset in range(last - number + 1, last + 1)
-        }
-        for position in sorted({**records, **reasons}):
-            if not self._begin_offset(position):
-                continue
-            if self._is_passed_over(*position):
-                self._count(position, PASSED_OVER)
-            elif position in self._dead_letters:
-                self._count(position, self._dead_letters[position])
-            elif position in records:
-                record = records[position]
-                self._waiting[position[0]].append(
-                    (position[1], record_key(record), is_held_out(record, self._held_out_every))
-                )
-            else:
-                self._count_skipped(position, reasons[position])
-        self._take_turns(is_drained=False)
+        for partition, last, reason, number in polled.skipped:
+            self._read[partition] |= dict.fromkeys(range(last - number + 1, last + 1), reason)
+        for partition, offset, record in polled.records:
+            self._read[partition][offset] = record_key(record), is_held_out(record, self._held_out_every)
 
     def finish(self, log_ends: Offsets) -> None:
-        """Finish the replay, as the log holds nothing more."""
-        self._take_turns(is_drained=True)
-        for partition, end in self.end.items():
-            log_end, is_empty = log_ends.get(partition, 0), partition not in self._next
-            start = self.start.get(partition, 0)
-            self._report_missing(partition, self._next.get(partition, start), min(end, log_end), is_retention=is_empty)
-            self._report_missing(partition, max(start, log_end), end, is_retention=False)
-            if is_empty and end:
-                self._report_expired(partition, end, log_end)
-            self.first.setdefault(partition, min(end, log_end) if is_empty else start)
-        self._check_dedup_window()
+        """Account for all offsets, as the log holds nothing more."""
+        queues = []
+        for partition in sorted({*self.end, *self._read}):
+            start, read = self._start.get(partition, 0), self._read[partition]
+            held = sorted(offset for offset in read if offset >= start)
+            self._report_gaps(partition, held, start, log_ends.get(partition, 0))
+            before_end = held[: bisect_left(held, self.end.get(partition, 0))]
+            queues.append([each for offset in before_end if (each := self._record(partition, offset, read[offset]))])
+        for turn in zip_longest(*queues):
+            for each in filter(None, turn):
+                self._decide(*each)
+        if self._seen_keys is not None:
+            self._check_seen_keys(self._seen_keys)
 
-    def _is_passed_over(self, partition: int, offset: int) -> bool:
-        """Return whether the learner lagged, and went on behind this offset."""
-        first = self._deltas[self._delta_index(partition, offset)].passed_over.get(partition)
-        return first is not None and offset >= first
-
-    def _begin_offset(self, position: PartitionOffset) -> bool:
-        """Return whether this offset lies in the replay; offsets missing before it are reported."""
-        partition, offset = position
-        start, end = self.start.get(partition, 0), self.end.get(partition, 0)
-        if offset < start:
-            return False
-        is_first = partition not in self._next
-        if is_first:
-            self.first[partition] = offset
-            self._report_expired(partition, end, offset)
-        self._report_missing(partition, self._next.get(partition, start), min(offset, end), is_retention=is_first)
-        self._next[partition] = max(offset + 1, self._next.get(partition, 0))
-        return offset < end
-
-    def _report_expired(self, partition: int, end: int, first: int) -> None:
-        if first > end:
+    def _report_gaps(self, partition: int, held: Sequence[int], start: int, log_end: int) -> None:
+        """Report offsets that the log lacks before, between and behind those that it holds."""
+        end, oldest = self.end.get(partition, 0), held[0] if held else log_end
+        self.first[partition] = oldest if held else min(end, log_end)
+        if oldest > end and (held or end):
             what = "deleted from the log before they were learned; the learner counts them as expired when it goes on"
-            self.faults.append(Fault(FaultKind.LOST, first - end, what, None, partition, end))
+            self.faults.append(Fault(FaultKind.LOST, oldest - end, what, None, partition, end))
+        self._report_missing(partition, start, min(oldest, end), is_retention=True)
+        expected = oldest
+        for offset in (*held, log_end):
+            self._report_missing(partition, expected, min(offset, end), is_retention=False)
+            expected = max(expected, offset + 1)
+        self._report_missing(partition, max(start, log_end), end, is_retention=False)
+
+    def _record(self, partition: int, offset: int, read: Readable | str) -> tuple[PartitionOffset, int, bool] | None:
+        """Return a record that takes its turn; count any other offset at once."""
+        position = partition, offset
+        passed_over = self._deltas[self._delta_index(*position)].passed_over.get(partition)
+        if passed_over is not None and offset >= passed_over:  # the learner lagged, and went on behind this offset
+            self._count(position, PASSED_OVER)
+        elif position in self._dead_letters:
+            self._count(position, self._dead_letters[position])
+        elif isinstance(read, str):
+            self._count_skipped(position, read)
+        else:
+            return position, *read
+        return None
 
     def _report_missing(self, partition: int, start: int, stop: int, *, is_retention: bool) -> None:
         """Report offsets that the log lacks: at its beginning that is retention, anywhere else a loss."""
@@ -178,49 +141,39 @@ class LogReplay:
             what = f"{reason}, and there is no dead letter of it"
             self.faults.append(Fault(FaultKind.LOST, 1, what, None, *position))
 
-    def _take_turns(self, *, is_drained: bool) -> None:
-        """Decide a record of each partition in turn, as long as none has to be waited for."""
-        while any(self._waiting.values()):
-            if not is_drained and any(self._is_late(partition) for partition in self._waiting):
-                return
-            for partition, queue in self._waiting.items():
-                if queue:
-                    self._decide(partition, *queue.popleft())
-
-    def _is_late(self, partition: int) -> bool:
-        """Return whether the partition's next record is still to be read."""
-        start = self.start.get(partition, 0)
-        return not self._waiting[partition] and self._next.get(partition, start) < self.end[partition]
-
-    def _decide(self, partition: int, offset: int, key: int, held_out: bool) -> None:
-        position = (partition, offset)
+    def _decide(self, position: PartitionOffset, key: int, held_out: bool) -> None:
         decided = disposition(key, held_out, self._seen)
         self._count(position, decided)
         if decided is Disposition.DUPLICATE:
             return
         self._seen[key] = None
         forget_oldest(self._seen, self._seen_records)
-        if self._dedup_window is not None:
-            self._dedup_window.update(position, key)
+        self._through[position[0]].append((position[1], key))
         if decided is Disposition.LEARNED:
             earlier = self._learned_at.setdefault(key, position)
             if earlier != position:
                 what = f"the same record as at {earlier[0]}:{earlier[1]}, too far back to be known as a duplicate"
                 self.faults.append(Fault(FaultKind.LEARNED_TWICE, 1, what, None, *position))
 
-    def _check_dedup_window(self) -> None:
-        if self._dedup_window is None:
-            return
-        for position in self._dedup_window.forgotten():
-            self.num_known_lost[self._delta_index(*position)] += 1
-            what = "the newest snapshot does not remember it"
-            self.faults.append(Fault(FaultKind.LOST, 1, what, self._deltas[-1].version, *position))
-        unknown = self._dedup_window.num_unknown_keys()
-        is_whole = all(first <= self.start.get(partition, 0) for partition, first in self.first.items())
+    def _check_seen_keys(self, keys: Set[int]) -> None:
+        """Compare the log with the keys that the newest snapshot holds. Within a partition records go through in order,
+        so behind the oldest one whose key is held, every key is, however the partitions took turns."""
+        version = self._deltas[-1].version if self._deltas else None
+        for partition, through in self._through.items():
+            newest = through[-self._seen_records :]
+            last = {key: offset for offset, key in newest}  # the later one of a record learned twice
+            first_held = min((offset for key, offset in last.items() if key in keys), default=None)
+            for offset, key in newest:
+                if first_held is not None and offset > first_held and last[key] == offset and key not in keys:
+                    self.num_known_lost[self._delta_index(partition, offset)] += 1
+                    what = "the newest snapshot does not remember it"
+                    self.faults.append(Fault(FaultKind.LOST, 1, what, version, partition, offset))
+        unknown = len(keys - {key for through in self._through.values() for _, key in through})
+        is_whole = all(first <= self._start.get(partition, 0) for partition, first in self.first.items())
         is_open = any(counts[FORGOTTEN] for counts in self.dispositions.values())
         if unknown and is_whole and not is_open:
             what = "the newest snapshot remembers records that lie at no offset before its own"
-            self.faults.append(Fault(FaultKind.MISCOUNTED, unknown, what, self._deltas[-1].version))
+            self.faults.append(Fault(FaultKind.MISCOUNTED, unknown, what, version))
 
     def _count(self, position: PartitionOffset, decided: str) -> None:
         self.dispositions[self._delta_index(*position), position[0]][str(decided)] += 1

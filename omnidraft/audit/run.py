@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 
 from omnidraft.audit.findings import Fault, PartitionReport, Report
-from omnidraft.audit.log_replay import DeadLetterReasons, DedupWindow, LogReplay
+from omnidraft.audit.log_replay import DeadLetterReasons, LogReplay
 from omnidraft.audit.snapshot_deltas import SnapshotDelta, compare, snapshot_deltas
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.dead_letters import DeadLetter
@@ -62,8 +62,8 @@ def audit(
         BusError: the log cannot be read.
     """
     deltas = snapshot_deltas(versions, COUNTED_OFFSETS | set(dead_letters.values()))
-    names = None if seen_keys is None else DedupWindow(seen_keys, seen_records)
-    replay = LogReplay(deltas, dead_letters, names, held_out_every=held_out_every, seen_records=seen_records)
+    options = {"held_out_every": held_out_every, "seen_records": seen_records}
+    replay = LogReplay(deltas, dead_letters, seen_keys=seen_keys, **options)
     for polled in _polls(consumer, replay.end, log_ends, on_poll, idle_s):
         replay.update(polled)
     replay.finish(log_ends)

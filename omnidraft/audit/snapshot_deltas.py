@@ -86,9 +86,10 @@ def compare(
         num_known_lost: records of this delta that are reported as lost one by one.
     """
     surplus = sum(delta.counts.values()) - delta.num_offsets
-    over = _difference(delta.counts, replayed, Disposition.LEARNED)
-    over_duplicates = _difference(delta.counts, replayed, Disposition.DUPLICATE)
-    over_passed = _difference(delta.counts, replayed, PASSED_OVER)
+    difference = Counter(delta.counts)
+    difference.subtract(replayed)
+    over, over_duplicates = difference[Disposition.LEARNED], difference[Disposition.DUPLICATE]
+    over_passed = difference[PASSED_OVER]
     what = (
         f"{delta.num_offsets} offsets; the snapshot counts {_described(delta.counts)}, "
         f"the log says {_described(replayed)}"
@@ -104,17 +105,10 @@ def compare(
         yield Fault(FaultKind.LOST, -over, f"dropped as duplicates: {what}", delta.version)
     elif over < 0 < over_passed:
         yield Fault(FaultKind.LOST, over_passed, f"passed over outside the range that says so: {what}", delta.version)
-    elif wrong := sum(max(0, _difference(delta.counts, replayed, name)) for name in {*delta.counts, *replayed}):
-        hint = (
-            "; was learner.held_out_every another?"
-            if over == -_difference(delta.counts, replayed, Disposition.HELD_OUT)
-            else ""
-        )
+    elif wrong := sum(max(0, number) for number in difference.values()):
+        is_held_out = over == -difference[Disposition.HELD_OUT]
+        hint = "; was learner.held_out_every another?" if is_held_out else ""
         yield Fault(FaultKind.MISCOUNTED, wrong, what + hint, delta.version)
-
-
-def _difference(counts: Mapping[str, int], replayed: Mapping[str, int], name: str) -> int:
-    return counts.get(name, 0) - replayed.get(name, 0)
 
 
 def _described(counts: Mapping[str, int]) -> str:

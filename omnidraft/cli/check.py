@@ -62,7 +62,7 @@ def check(
 
 
 def _temperatures(text: str) -> list[float]:
-    from omnidraft.decode.sampling.validation import MAX_TEMPERATURE
+    from omnidraft.params import MAX_TEMPERATURE
 
     try:
         given = [float(each) for each in text.split(",")]
@@ -87,16 +87,13 @@ def _run_check(
     """Run the whole check under a progress bar; return the report."""
     from omnidraft import wiring
     from omnidraft.exactness.check import ExactnessCheck
-    from omnidraft.exactness.report import report
     from omnidraft.progress import bar
     from omnidraft.telemetry.metrics import CountingMetrics
 
     with download_bars() as progress:
         engine = wiring.engine(settings, CountingMetrics(), snapshot=snapshot, progress=progress).engine
     with bar("checking", plan.num_progress_steps(temperatures, modes), transient=True) as advance:
-        exactness = ExactnessCheck(engine, plan, advance)
-        runs = [exactness.run(temperature, mode) for mode in modes for temperature in temperatures]
-    return report(runs, plan, engine)
+        return ExactnessCheck(engine, plan, advance).report(temperatures, modes)
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -1,20 +1,41 @@
 """`omnidraft generate`: answer one prompt, and print statistics of speculation."""
 
+import inspect
 import sys
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import SimpleNamespace
+from typing import Annotated
 
 import typer
 
 from omnidraft import config
 from omnidraft.cli.options import Config, Engine, Mode, Quantize, Snapshot, download_bars, tell_of_libraries
 from omnidraft.errors import RequestError
+from omnidraft.params import MAX_COUNT, ROWS, Grammar, SamplingNumbers, check_sampling, given_grammar, sampling_of
 from omnidraft.progress import stages
 
-if TYPE_CHECKING:
-    from omnidraft.ports import Grammar
+
+def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give the command an option for each row of the table of sampling settings; it takes them as keywords."""
+    signature = inspect.signature(command)
+    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    numbers = [
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=Annotated[each.type, typer.Option(help=ROWS[each.name].doc)],
+            default=each.default,
+        )
+        for each in fields(SamplingNumbers)
+    ]
+    command.__signature__ = signature.replace(parameters=[*own, *numbers])  # type: ignore[attr-defined]
+    command.__annotations__ |= {each.name: each.annotation for each in numbers}
+    return command
 
 
+@with_sampling_options
 def generate(
     prompt: Annotated[str | None, typer.Option(help="What to ask.")] = None,
     file: Annotated[Path | None, typer.Option(help="Read the prompt from a file; - is standard input.")] = None,
@@ -26,13 +47,6 @@ def generate(
     engine: Engine = None,
     snapshot: Snapshot = None,
     quantize: Quantize = None,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Keep this many likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this mass.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Keep tokens of this share of the likeliest one's.")] = None,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: less of what prompt or answer said.")] = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="Above 0: less of what the answer said.")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="The same, for each time it was said.")] = 0.0,
     logit_bias: Annotated[
         list[str] | None, typer.Option(help="ID=NUMBER: make a token of the target likelier; may be given again.")
     ] = None,
@@ -46,26 +60,19 @@ def generate(
     raw: Annotated[bool, typer.Option("--raw", help="Go on with the text as it is, without a chat template.")] = False,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Show text as it comes.")] = True,
     config_path: Config = None,
+    **numbers: float | None,
 ) -> None:
     """Answer a prompt with speculative decoding, and print what it gained."""
     tell_of_libraries()
     from omnidraft import wiring
     from omnidraft.decode.generation import GenerationRequest
-    from omnidraft.decode.sampling.validation import MAX_COUNT, check_sampling, effective_top_k
     from omnidraft.decode.step_stats import DecodeStats
-    from omnidraft.ports import Sampling
     from omnidraft.telemetry.metrics import CountingMetrics
 
-    sampling = Sampling(
-        temperature,
-        effective_top_k(top_k),
-        top_p,
-        min_p,
-        repetition_penalty,
-        presence_penalty,
-        frequency_penalty,
-        dict(_bias(text) for text in logit_bias or ()),
-        _grammar(json_schema, regex),
+    sampling = sampling_of(
+        SimpleNamespace(**numbers),
+        logit_bias=dict(_bias(text) for text in logit_bias or ()),
+        grammar=_grammar(json_schema, regex),
     )
     check_sampling(sampling, MAX_COUNT)  # before gigabytes are loaded
     models = {"target": target, "drafter": drafter, "engine": engine, "precision": quantize}
@@ -110,17 +117,14 @@ def _prompt(prompt: str | None, file: Path | None, *, may_be_empty: bool) -> str
     return text
 
 
-def _grammar(json_schema: Path | None, regex: str | None) -> "Grammar | None":
+def _grammar(json_schema: Path | None, regex: str | None) -> Grammar | None:
     from omnidraft.decode.sampling.grammar_compiler import check_schema
-    from omnidraft.ports import Grammar
 
-    if json_schema is not None and regex is not None:
-        raise RequestError("give either --json-schema or --regex")
-    if json_schema is not None:
-        text = _read(json_schema)
+    text = None if json_schema is None else _read(json_schema)
+    grammar = given_grammar(text, regex, "give either --json-schema or --regex")
+    if text is not None:
         check_schema(text, f"--json-schema {json_schema}")
-        return Grammar("json_schema", text)
-    return None if regex is None else Grammar("regex", regex)
+    return grammar
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -5,73 +5,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from omnidraft.config.learning import (
-        GROUP_KEYS,
-        AlmSettings,
-        CacheSettings,
-        ControllerSettings,
-        DriftSettings,
-        LearnerSettings,
-        MemorySettings,
-        TenantFactorSettings,
-    )
-    from omnidraft.config.secrets import masked
-    from omnidraft.config.sections import (
-        NO_DRAFTER,
-        DecodeSettings,
-        Mode,
-        ModelSettings,
-        RecorderSettings,
-        SchedulerSettings,
-        Settings,
-    )
-    from omnidraft.config.services import (
-        KafkaSettings,
-        LogSettings,
-        MetricsSettings,
-        RegistrySettings,
-        Section,
-        TracingSettings,
-    )
-    from omnidraft.config.sources import load, without_settings
-    from omnidraft.config.worker import ApiKey, VllmSettings, WorkerSettings
+    from omnidraft.config.learning import GROUP_KEYS as GROUP_KEYS
+    from omnidraft.config.learning import CacheSettings as CacheSettings
+    from omnidraft.config.learning import ControllerSettings as ControllerSettings
+    from omnidraft.config.learning import LearnerSettings as LearnerSettings
+    from omnidraft.config.learning import MemorySettings as MemorySettings
+    from omnidraft.config.secrets import masked as masked
+    from omnidraft.config.sections import NO_DRAFTER as NO_DRAFTER
+    from omnidraft.config.sections import ApiKey as ApiKey
+    from omnidraft.config.sections import DecodeSettings as DecodeSettings
+    from omnidraft.config.sections import Mode as Mode
+    from omnidraft.config.sections import ModelSettings as ModelSettings
+    from omnidraft.config.sections import RecorderSettings as RecorderSettings
+    from omnidraft.config.sections import SchedulerSettings as SchedulerSettings
+    from omnidraft.config.sections import Settings as Settings
+    from omnidraft.config.sections import WorkerSettings as WorkerSettings
+    from omnidraft.config.services import KafkaSettings as KafkaSettings
+    from omnidraft.config.services import LogSettings as LogSettings
+    from omnidraft.config.services import MetricsSettings as MetricsSettings
+    from omnidraft.config.services import RegistrySettings as RegistrySettings
+    from omnidraft.config.sources import load as load
+    from omnidraft.config.sources import without_settings as without_settings
 
-__all__ = [
-    "GROUP_KEYS",
-    "NO_DRAFTER",
-    "AlmSettings",
-    "ApiKey",
-    "CacheSettings",
-    "ControllerSettings",
-    "DecodeSettings",
-    "DriftSettings",
-    "KafkaSettings",
-    "LearnerSettings",
-    "LogSettings",
-    "MemorySettings",
-    "MetricsSettings",
-    "Mode",
-    "ModelSettings",
-    "RecorderSettings",
-    "RegistrySettings",
-    "SchedulerSettings",
-    "Section",
-    "Settings",
-    "TenantFactorSettings",
-    "TracingSettings",
-    "VllmSettings",
-    "WorkerSettings",
-    "load",
-    "masked",
-    "without_settings",
-]
-_MODULES = ("learning", "secrets", "sections", "services", "sources", "worker")
+_MODULES = ("learning", "secrets", "sections", "services", "sources")
 
 
 def __getattr__(name: str) -> Any:
     """Return a setting or function of one of the modules."""
-    if name in __all__:
-        for module in _MODULES:
-            if hasattr(loaded := import_module(f"{__name__}.{module}"), name):
-                return getattr(loaded, name)
+    for module in _MODULES if not name.startswith("_") else ():
+        if hasattr(loaded := import_module(f"{__name__}.{module}"), name):
+            return getattr(loaded, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,37 +8,6 @@ from pydantic import Field
 from omnidraft.config.services import Section
 
 
-class AlmSettings(Section):
-    """Approximate likelihood matching: the loss `alm`. Defaults are its paper's."""
-
-    tau: float = Field(100.0, gt=0)
-    """Likelihoods are compared to the power 1 / tau; higher weighs unlikely chunks like likely ones."""
-    debias: bool = True
-    """Compare the text together with a word start after it, so that a vocabulary with longer tokens is not penalized.
-    The target's probability of the word start is a lower bound, since the trace keeps top-k log-probabilities only."""
-    merge_below: float = Field(0.1, ge=0, lt=1)
-    """Chunks grow until a word starts after them with more than this probability; 0 never merges."""
-
-
-class TenantFactorSettings(Section):
-    """Low-rank factors of single tenants over the shared drafter: each learns from its tenant's records only."""
-
-    most_tenants: int = Field(0, ge=0)
-    """Tenants that have factors of their own: those with most records in the replay buffer, and with 4 held-out
-    requests or more. 0: none. With SmolLM2-135M and rank 8 each takes 4.9 MB in every worker for each snapshot that is
-    loaded, 9.8 MB in the learner and in the resume part of a snapshot; `learner.tenants` names those who may have
-    some."""
-    rank: int = Field(8, ge=1)
-    """Higher learns more of a tenant, and takes memory and time of drafter steps in proportion."""
-    steps: int = Field(8, ge=1)
-    """Steps for each tenant with every snapshot, on the weights of that snapshot, of `records_per_step` records; the
-    snapshot waits for all of them."""
-    learning_rate: float = Field(1e-3, gt=0)
-    confidence: float = Field(0.95, ge=0.5, lt=1)
-    """Factors serve their tenant if they agree better with its held-out requests than the drafter without them, as
-    surely as this says for each tenant alone."""
-
-
 class LearnerSettings(Section):
     """Training of the drafter. Defaults are the paper's (OmniDraft, section 5) unless measurements favour others."""
 
@@ -55,21 +24,20 @@ class LearnerSettings(Section):
     learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     """`auto` fits any drafter: full weights move in proportion to their size, about 1e-4 in SmolLM2-135M and 1e-5 in
     Qwen2.5-Coder-0.5B; LoRA factors by 1e-4. A number holds for all weights."""
-    head: bool = False
-    """Whether an acceptance head is trained for `decode.policy = "acceptance"`: between the drafter's steps, from
-    `records_per_step` records of the replay buffer (algorithm 4 of OmniDraft)."""
     records_per_step: int = Field(4, ge=1)
     replay_records: int = Field(0, ge=0)
     """Records of earlier steps that each step replays against forgetting, sampled evenly over tenants."""
-    tenant_factors: TenantFactorSettings = TenantFactorSettings()
+    factor_tenants: int = Field(0, ge=0)
+    """Tenants that have low-rank factors of their own over the shared drafter: those with most records in the replay
+    buffer, and with 4 held-out requests or more. 0: none. With SmolLM2-135M each takes 4.9 MB in every worker for each
+    snapshot that is loaded, 9.8 MB in the learner and in the resume part of a snapshot; `tenants` names those who may
+    have some."""
     steps_per_snapshot: int = Field(12, ge=1)
     max_tokens: int = Field(768, ge=32)
     """Draft tokens of prompt and answer used per record; longer ones lose the front of the prompt. The drafter's
     context limits it too."""
     held_out_every: int = Field(16, ge=0)
     """Every n-th record measures agreement and is never learned from; 0 holds none out."""
-    held_out_records: int = Field(24, ge=1)
-    """The number of held-out records kept, the newest ones of each tenant."""
     pinned_held_out: Path | None = None
     """A trace archive (`omnidraft traces export --held-out`) of up to 256 records that judges every snapshot too: one
     that agrees less with it than the champion is not promoted. Writers of the log cannot change it. Records of this log
@@ -81,25 +49,16 @@ class LearnerSettings(Section):
     max_lag_records: int = Field(20_000, ge=0)
     """When more messages than this wait in the log as a snapshot is made, learning goes on at the newest, a tenth of
     this number; those before are counted as `passed_over`. 0: every record is learned, however late."""
-    poison_tries: int = Field(3, ge=0)
-    """The number of crashes over a step's records after which they are tried one by one, and over a single record after
-    which it is dead-lettered. 0: never, and a record that kills the process kills every process after it."""
     journal_folder: Path | None = None
     """The folder of the crash journal, written before each step, and of the note that a Kafka log lost messages. None:
     a folder of the service, which outlives the learner's process but not the service; set it where both end together,
     as in a container."""
-    seed: int = 0
     threads: int | None = Field(None, ge=1)
     """Threads of a training step; None is one, which leaves the others to requests. On a Ray cluster the learner
     reserves as many CPUs."""
     ray_resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     """Custom Ray resources that the learner reserves (`ray start --resources`): `{distiller = 1}` keeps learners off
     the nodes that serve, and at one per node."""
-    nice: int = Field(10, ge=0, le=19)
-    """The niceness of the learner, so that requests come first on a shared machine."""
-    idle_s: float = Field(1.0, ge=0)
-    """For `LLM(learn=True)`, which learns in the process that answers: the time without requests after which it goes
-    on. Higher leaves more of the short pauses between requests alone."""
 
 
 class CacheSettings(Section):
@@ -107,12 +66,10 @@ class CacheSettings(Section):
 
     mode: Literal["online", "frozen", "off"] = "online"
     """`online`: workers and the distiller learn entries from what the target emits. `frozen`: entries stay those of the
-    snapshot, or of a new cache (see `warm`); where a tenant is forgotten, those of a new one. `off`: frozen, and never
-    drafted from, so nothing is merged."""
+    snapshot, or none; where a tenant is forgotten, none. `off`: frozen, and never drafted from, so nothing is
+    merged."""
     capacity: int = Field(200_000, ge=1)
-    eviction: Literal["lru", "lfu"] = "lfu"
-    warm: bool = False
-    """Start with the canonical n-gram of every target token instead of empty."""
+    """Entries, of 24 bytes each; the least used ones make way."""
 
 
 GROUP_KEYS = "memory group "
@@ -132,9 +89,6 @@ class MemorySettings(Section):
     snapshots that keep it (`registry.keep_resume`), less what did not change where the registry links files."""
     max_tenants: int = Field(200, ge=1, le=400)
     """Tenants that have a memory, those that were heard of last. Each is a file in the snapshot and in its manifest."""
-    prompt_tokens: int = Field(64, ge=0)
-    """Tokens of the end of a prompt kept before its answer, so that the answer's beginning is found too. Higher keeps
-    more of what users sent and fewer answers."""
     groups: dict[str, str] = Field(default_factory=dict)
     """Tenant, as records name it -> group: the tenants of a group share one memory, so each is drafted what was said to
     others. Give distillers and workers the same; without an entry a tenant's memory is for itself alone."""
@@ -143,33 +97,20 @@ class MemorySettings(Section):
 class ControllerSettings(Section):
     """The rule by which a challenger becomes the champion."""
 
-    poll_s: float = Field(1.0, gt=0)
     tolerance: float = Field(0.0, ge=0)
     """Held-out agreement may be this much lower and still be promoted."""
     confidence: float = Field(0.5, ge=0.5, lt=1)
     """The confidence of that comparison, and of a canary's: 0.5 compares the measured values, 0.95 promotes only what
     is as good with 95 % confidence by the held-out requests, which takes more of them, or gains of several
     snapshots."""
-    refusals_before_rewind: int = Field(6, ge=0)
-    """After so many challengers in a row that were worse than the champion, learning goes back to the champion's
-    weights and optimizer, and on from its own place in the log. 0: never."""
     speed_tolerance: float = Field(0.02, ge=0)
-    """The speed-up predicted from held-out records may be this share lower and still be promoted."""
+    """The speed-up predicted from held-out records may be this share lower and still be promoted; a canary may take
+    this share more seconds per token than the champion, or 5 %, whichever is more."""
     canary_share: float = Field(0.0, ge=0, le=0.5)
     """The share of the requests that a challenger serves before it is promoted; 0 promotes without a canary. The
     request id decides which requests these are, alike on every worker."""
     canary_requests: int = Field(50, ge=2)
     """Requests that canary and champion must both have served before they are compared. Where that leaves it open
-    whether the canary is slower than the tolerance, they are compared once more after `canary_timeout_s`."""
-    canary_tolerance: float = Field(0.05, ge=0)
-    """A canary may take this share more seconds per token than the champion and still be promoted."""
-    canary_timeout_s: float = Field(600.0, gt=0)
-    """After this time it is judged by the requests so far, and refused if it is still open. Without traffic it is
-    promoted; where only the champion served though requests were due to the canary, as no worker could load it, it is
+    whether the canary is too slow, or fewer come, they are compared after ten minutes. Without traffic it is promoted
+    then; where only the champion served though requests were due to the canary, as no worker could load it, it is
     refused."""
-
-
-class DriftSettings(Section):
-    """The controller's drift detection: a fall of agreement on a tenant's traffic, and its recovery."""
-
-    enabled: bool = True

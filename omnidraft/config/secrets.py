@@ -4,15 +4,16 @@ import base64
 import binascii
 import re
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, SecretStr
+from pydantic import AfterValidator, BaseModel, SecretStr
 
 KEY_BYTES = 32
 """The length of every key, private or public."""
 PRIVATE_KEY_PREFIX = "ed25519-private:"
 ROLES = ("distiller", "controller", "operator")
 """Who signs: a distiller its snapshots, a controller its announcements, an operator both."""
+MIN_KEY_CHARS = 16
 HIDDEN = "***"
 
 
@@ -23,32 +24,35 @@ def masked(text: str) -> str:
     return re.sub(r"(?i)([?&][^=&\s]*(?:password|token|secret)[^=&\s]*=)[^&\s'\"]+", rf"\1{HIDDEN}", without_user)
 
 
-def require_key(name: str, key: SecretStr) -> None:
-    """Raises ValueError, which does not show the key, unless it has the format of `omnidraft traces new-key`."""
+def _encryption_key(key: SecretStr) -> SecretStr:
     if not _has_key_bytes(key.get_secret_value()):
-        raise ValueError(f"{name} must be {KEY_BYTES} bytes in URL-safe base64; `omnidraft traces new-key` makes one")
+        raise ValueError(f"must be {KEY_BYTES} bytes in URL-safe base64; `omnidraft traces new-key` makes one")
+    return key
 
 
-def require_private_key(key: SecretStr) -> None:
-    """Raises ValueError, which does not show the key, unless it is a private key of `omnidraft snapshots new-key`."""
+def _private_key(key: SecretStr) -> SecretStr:
     prefix, _, encoded = key.get_secret_value().partition(":")
     if f"{prefix}:" != PRIVATE_KEY_PREFIX or not _has_key_bytes(encoded):
-        raise ValueError(
-            f"registry.private_key must be {PRIVATE_KEY_PREFIX}KEY; `omnidraft snapshots new-key` makes one"
-        )
+        raise ValueError(f"must be {PRIVATE_KEY_PREFIX}KEY; `omnidraft snapshots new-key` makes one")
+    return key
 
 
-def require_public_key(key: str) -> None:
-    """Raises ValueError unless it is a public key of `omnidraft snapshots new-key`. A private one is not shown."""
+def _public_key(key: str) -> str:
     if key.startswith(PRIVATE_KEY_PREFIX):
-        raise ValueError("registry.trusted_keys holds a private key: replace that key pair, and give the public half")
+        raise ValueError("holds a private key: replace that key pair, and give the public half")
     role, _, rest = key.partition(":")
     kind, _, encoded = rest.partition(":")
     if role not in ROLES or kind != "ed25519" or not _has_key_bytes(encoded):
-        raise ValueError(
-            f"each of registry.trusted_keys must be ROLE:ed25519:KEY, ROLE one of {', '.join(ROLES)}; "
-            "`omnidraft snapshots new-key` makes one"
-        )
+        roles = ", ".join(ROLES)
+        raise ValueError(f"must be ROLE:ed25519:KEY, ROLE one of {roles}; `omnidraft snapshots new-key` makes one")
+    return key
+
+
+def _sendable(key: SecretStr) -> SecretStr:
+    text = key.get_secret_value()
+    if len(text) < MIN_KEY_CHARS or not all("!" <= char <= "~" for char in text):
+        raise ValueError(f"a key has {MIN_KEY_CHARS} printable ASCII letters or more, without spaces")
+    return key
 
 
 def _has_key_bytes(encoded: str) -> bool:
@@ -56,6 +60,16 @@ def _has_key_bytes(encoded: str) -> bool:
         return len(base64.b64decode(encoded, altchars=b"-_", validate=True)) == KEY_BYTES
     except (binascii.Error, ValueError):
         return False
+
+
+EncryptionKey = Annotated[SecretStr, AfterValidator(_encryption_key)]
+"""One of `omnidraft traces new-key`."""
+PrivateKeyText = Annotated[SecretStr, AfterValidator(_private_key)]
+"""One of `omnidraft snapshots new-key`."""
+PublicKeyText = Annotated[str, AfterValidator(_public_key)]
+"""The same."""
+ClientKey = Annotated[SecretStr, AfterValidator(_sendable)]
+"""What clients send as `Authorization: Bearer KEY`."""
 
 
 def holds_secret(model: type[BaseModel], path: Sequence[int | str]) -> bool:

@@ -1,27 +1,31 @@
-"""Every setting, with its default and what it does when it is turned up; learning is in learning.py, log, registry,
-metrics and tracing in services.py, the worker's HTTP side and vLLM's proposer in worker.py."""
+"""Every setting, with its default and what it does when it is turned up; learning is in learning.py; log, registry,
+metrics and tracing in services.py."""
 
-import math
-import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from omnidraft.config.learning import CacheSettings, ControllerSettings, DriftSettings, LearnerSettings, MemorySettings
-from omnidraft.config.services import LogSettings, MetricsSettings, RegistrySettings, Section, TracingSettings
-from omnidraft.config.worker import VllmSettings, WorkerSettings
+from omnidraft.config.learning import (
+    GROUP_KEYS,
+    CacheSettings,
+    ControllerSettings,
+    LearnerSettings,
+    MemorySettings,
+)
+from omnidraft.config.secrets import ClientKey
+from omnidraft.config.services import LogSettings, MetricsSettings, RegistrySettings, Section, TracingSettings, like
 
 Mode = Literal["fast", "reproducible"]
 """The decoding modes; see DecodeSettings.mode."""
-
 ToolFormat = Literal["hermes", "llama3", "mistral"]
 """The formats of tool calls; see omnidraft/tools/formats.py."""
-
-
+Kernels = Literal["auto", "portable", "amx", "avx512_bf16", "avx512", "avx2", "neon_i8mm", "neon", "generic", "torch"]
+Precision = Literal["auto", "float32", "bfloat16", "packed16", "int8", "int4"]
+FunctionPath = Annotated[
+    str, like(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", "not a function: use package.module:function")
+]
 NO_DRAFTER = "none"
 """The name of the drafter where there is none, also in trace records."""
-
-
 MEMORY_DRAFT_TOKENS = 31
 """The maximal number of tokens drafted per step where the suffix memory drafts, if more than `decode.num_draft_tokens`:
 long matches are worth long chains. Only the `cost` policy goes beyond `num_draft_tokens`, as far as it pays."""
@@ -44,72 +48,36 @@ class ModelSettings(Section):
     the target and `members` answer together, each as with `transformers`."""
     members: tuple[str, ...] = ()
     """With `engine = "ensemble"`: the other models; all have the target's tokenizer, maybe by `omnidraft transfer`."""
-    member_weights: tuple[float, ...] = ()
-    """The weights of the target and of each member, in any scale; equal without."""
-    member_mean: Literal["probabilities", "log-probabilities"] = "probabilities"
-    """What of the members' distributions the mean is taken of."""
-    precision: Literal["auto", "float32", "bfloat16", "packed16", "int8", "int4"] = "auto"
+    precision: Precision = "auto"
     """The precision of the target. `auto`: bfloat16 on an accelerator; on a CPU bfloat16 weights in float32 arithmetic
     (`packed16`) or bfloat16, whichever is faster in a trial on this machine. `int8` and `int4` quantize the weights in
     groups of 128 and 32. These three are our kernels, for CPUs only, compiled with g++. Texts depend on the precision:
     set it where several machines serve; a worker that cannot compute it refuses to start. With `engine = "llamacpp"`
     the GGUF file has it."""
-    drafter_precision: Literal["auto", "float32", "bfloat16", "packed16", "int8", "int4"] = "auto"
+    drafter_precision: Precision = "auto"
     """The precision of the drafter; it changes agreement, never the text. `auto`: int8 for models of the Llama family
     where our kernels work, else the target's `auto`: there int8 costs agreement."""
-    kernels: Literal[
-        "auto",
-        "portable",
-        "amx",
-        "avx512_bf16",
-        "avx512",
-        "avx2",
-        "neon_i8mm",
-        "neon",
-        "generic",
-        "torch",
-    ] = "auto"
+    kernels: Kernels = "auto"
     """The instructions of our kernels. `auto`: the widest that survive a trial in a process of its own and are faster
     than torch there, or else the fastest that survive it, or torch. Texts in int8, int4 and float32 are the same with
     all of them, bit for bit; in packed16 with all but `amx` and `avx512_bf16`, which make two and one bfloat16 of each
     input, so a mixed fleet sets `portable`, which leaves them out. A named one has to work: a worker that cannot run it
     refuses to start. `torch` uses no kernels of ours.
     ONEDNN_MAX_CPU_ISA pins the instructions of oneDNN."""
-
-    packed_cache_gib: float = Field(20.0, ge=0)
-    """GiB of disk for models packed for our kernels, which later starts map and share. The longest unused go first; 0
-    packs at every start."""
-
     tool_formats: dict[str, ToolFormat] = Field(default_factory=dict)
     """How a target writes calls of tools, by its name: `hermes` (as Qwen), `llama3` or `mistral`. For a target that is
     not here its chat template says it; see docs/http-api.md."""
 
     @model_validator(mode="after")
-    def _follows_one_pair(self) -> "ModelSettings":
+    def _goes_together(self) -> "ModelSettings":
         if self.memory_of is not None and self.has_drafter:
             raise ValueError(
                 f"models.memory_of is for drafter = 'none'; a worker with {self.drafter!r} follows its own"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _has_members_in_an_ensemble(self) -> "ModelSettings":
         if (self.engine == "ensemble") != bool(self.members):
             raise ValueError(
                 f"models.members are for engine = 'ensemble', and it needs some; engine is {self.engine!r}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _has_a_positive_weight_for_each_member(self) -> "ModelSettings":
-        num_models = 1 + len(self.members)
-        are_positive = all(0 < weight < math.inf for weight in self.member_weights)
-        if self.member_weights and self.members and not (are_positive and len(self.member_weights) == num_models):
-            raise ValueError(f"models.member_weights needs a positive number for each of {num_models} models")
-        return self
-
-    @model_validator(mode="after")
-    def _leaves_the_precision_to_a_gguf_file(self) -> "ModelSettings":
         if self.engine == "llamacpp" and self.precision != "auto":
             raise ValueError(
                 "models.precision is for transformers; with models.engine = 'llamacpp' the GGUF file says it"
@@ -142,27 +110,14 @@ class DecodeSettings(Section):
 
     mode: Mode = "fast"
     """`fast`: exact in distribution, equal to plain decoding's text up to rounding. `reproducible`: equal to it bit for
-    bit. Targets of the Llama family on our kernels have no cost for it; for others every pass is padded to one width
-    and one KV capacity, which the next four settings determine."""
-    width: int = Field(6, ge=2, le=64)
-    """Ids in a row of a padded pass: one emitted token and `width - 1` drafted ones."""
-    chains: int = Field(1, ge=1, le=16)
-    """Rows of a padded pass, each a chain of the tree. Above 1 reproducible mode takes trees, with `chains` times the
-    memory for keys; a pass computes `chains * width` ids, drafted or not."""
-    prefill_rows: int = Field(48, ge=1)
-    """Rows of a padded prefill pass."""
-    capacity_step: int = Field(256, ge=64)
-    """KV capacities begin with a multiple of this and double with the text; higher means fewer self-tests and more
-    masked computation."""
+    bit. Targets of the Llama family on our kernels have no cost for it; for others all passes have one shape."""
     policy: Literal["cost", "acceptance", "threshold", "fixed"] = "cost"
     """The drafting policy. `cost`: the tree with the most tokens per second by measured costs and agreement, possibly
-    empty. `acceptance`: one chain until the drafter's acceptance head (`learner.head`) predicts a rejection.
+    empty. `acceptance`: one chain until the drafter's acceptance head predicts a rejection; learners with this policy
+    train one, between the drafter's steps (algorithm 4 of OmniDraft).
     `threshold`: one chain until measured agreement does. `fixed`: one chain of `num_draft_tokens`."""
     num_draft_tokens: int = Field(15, ge=0, le=63)
     """The maximal number of tokens drafted per step, siblings included; 0 turns speculation off."""
-    max_rejection: float = Field(0.7, gt=0, lt=1)
-    """The `acceptance` policy stops when the probability of a rejection in the chain exceeds this (gamma of
-    SpecDec++)."""
     suffix_memory: bool = True
     """Also draft what followed the longest end of the text before: in this request, in what this worker lately said to
     the same tenant (omnidraft/memory/recent_texts.py), and in the fleet's memory of the tenant."""
@@ -174,9 +129,6 @@ class DecodeSettings(Section):
     unmapped, as in a direct map of two vocabularies. Merges of several of the drafter's tokens: `cache.mode`."""
     trees: bool = True
     """Draft trees: runners-up, branches, readings side by side. Without them each text is drafted one chain."""
-    noise_weight: float | None = Field(None, ge=0, le=1)
-    """The weight of the target's noise in drafting (w of docs/algorithms.md, section 4). None: the one that agreed
-    best."""
     threads: int | None = Field(None, ge=1)
     """Threads of the numeric kernels; texts depend on it, except with our own kernels, which take fewer threads while
     other processes keep the cores busy. None: the machine's cores, of which a container counts those that its quota of
@@ -197,11 +149,6 @@ class SchedulerSettings(Section):
     kv_cache_gib: float = Field(4.0, gt=0)
     """Memory for each target's keys and values, in GiB. When it is full, cached prefixes go first, and the newest text
     waits then; its keys are computed again."""
-    prefix_caching: bool = True
-    """Keep the keys of finished texts for requests of the same client or tenant that begin with the same tokens."""
-    public_prompts: tuple[str, ...] = ()
-    """System prompts whose keys everybody may share. Others can find out, by the time to the first token, that one of
-    them was used lately, and nothing else."""
 
 
 class RecorderSettings(Section):
@@ -210,7 +157,7 @@ class RecorderSettings(Section):
     enabled: bool = True
     opted_out: frozenset[str] = frozenset()
     """Tenants whose requests are never recorded, whatever a request says."""
-    redactor: str | None = None
+    redactor: FunctionPath | None = None
     """`package.module:function` that is applied to every record before it is written: it takes a TraceRecord and
     returns one, or None to record nothing. `omnidraft.traces.redaction` has two: `hashed_tenant` and
     `without_prompts`."""
@@ -218,19 +165,84 @@ class RecorderSettings(Section):
     """Records that may wait for the log; a full queue drops and counts records, it never blocks."""
     top_k: int = Field(16, ge=1, le=1024)
     """The target's log-probabilities recorded per position; more teach more and cost 6 bytes each per token."""
-    segment_tokens: int = Field(256, ge=1, le=4096)
-    """Emitted tokens per record."""
-    window_tokens: int = Field(1024, ge=0)
-    """Earlier ids that a later segment of a long answer contains as context."""
-    drain_timeout_s: float = Field(10.0, ge=0)
-    """The time a stopping worker waits for the log to acknowledge queued records."""
 
-    @field_validator("redactor")
-    @classmethod
-    def _names_a_function(cls, redactor: str | None) -> str | None:
-        if redactor is None or re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", redactor):
-            return redactor
-        raise ValueError("not a function: use package.module:function")
+
+TenantName = Annotated[
+    str,
+    Field(min_length=1, max_length=256),
+    like(rf"(?!{GROUP_KEYS})(?s:.*)", f"names that begin with {GROUP_KEYS!r} are those of groups' keys"),
+]
+HostName = Annotated[str, Field(pattern=r"^(\*|[^\s:/*]+)$"), AfterValidator(lambda name: name.lower().rstrip("."))]
+
+
+class ApiKey(Section):
+    """A key that clients send as `Authorization: Bearer KEY`."""
+
+    key: ClientKey
+    """Printable ASCII without spaces; `omnidraft traces new-key` makes one."""
+    tenant: TenantName | None = None
+    """The tenant of its requests, whatever their `user` says; no other key may name it. None: their `user`, unless
+    another key has that tenant, else `worker.tenant`."""
+
+
+class WorkerSettings(Section):
+    """The decoding worker's HTTP side."""
+
+    host: str = "127.0.0.1"
+    """0.0.0.0 accepts connections from other machines; set `api_keys` first."""
+    port: int = Field(8000, ge=0, le=65535)
+    """0 takes a free port, which the log names."""
+    allowed_hosts: tuple[HostName, ...] = ()
+    """Names, besides localhost, `host` and any address, that requests may have as their Host header; others get 421,
+    here and where the distiller and the controller answer /metrics. Else a web page could use this machine through a
+    name of its own. "*" allows any name: behind a proxy that checks them."""
+    api_keys: tuple[ApiKey, ...] = ()
+    """The keys that allow /v1; empty: no authentication. Give them as OMNIDRAFT_WORKER__API_KEYS='[{"key": "...",
+    "tenant": "..."}]' rather than in a file."""
+    metrics_key: ClientKey | None = None
+    """The key that /metrics asks for, as `Authorization: Bearer KEY`; none of `api_keys`. None: everybody who reaches
+    the port may read how much all tenants send together. `omnidraft status` and Prometheus need it too."""
+    page: bool = True
+    """Whether `/` is a page on which to ask and watch. With `api_keys` it asks for a key."""
+    max_queue: int = Field(64, ge=1)
+    """Requests that may wait for the target, and half of those of one client whose prompts may wait to be tokenized;
+    more get 429. Higher makes clients wait longer instead."""
+    max_connections: int = Field(512, ge=1)
+    """Connections at most; more get 503 and are closed. Each takes a file descriptor and up to a third of a
+    megabyte."""
+    max_connections_per_address: int = Field(256, ge=1)
+    """Connections from one address at most; more get 429. Set it to `max_connections` behind a proxy, whose address all
+    clients share."""
+    max_body_bytes: int = Field(1_000_000, ge=1)
+    """Larger bodies get 413."""
+    idle_timeout_s: int = Field(5, ge=1)
+    """The time for which a connection stays open without a request; behind a proxy, longer than the proxy's own."""
+    max_new_tokens: int | None = Field(None, ge=1)
+    """The most tokens of an answer, whatever the request says; None: as many as the context holds."""
+    drain_timeout_s: float = Field(15.0, ge=0)
+    """The time accepted requests have to finish after SIGTERM; then they end with an error. Whatever kills the process
+    has to wait 10 seconds longer, for the log to take the last records."""
+    poll_s: float = Field(2.0, gt=0)
+    """The interval at which the registry is read for the champion, in case an announcement was missed."""
+    tenant: TenantName = "default"
+    """The tenant of requests that name none."""
+    snapshot: str | None = None
+    """Serve `models.target` with this folder, version or alias permanently. None: the base drafter, then the
+    champion."""
+
+    @model_validator(mode="after")
+    def _keeps_keys_and_tenants_apart(self) -> "WorkerSettings":
+        if len({each.key.get_secret_value() for each in self.api_keys}) < len(self.api_keys):
+            raise ValueError("two of worker.api_keys are the same key")
+        if self.metrics_key is not None and any(each.key == self.metrics_key for each in self.api_keys):
+            raise ValueError("worker.metrics_key is one of worker.api_keys, so a tenant could read it")
+        has_free_key = any(each.tenant is None for each in self.api_keys)
+        if has_free_key and any(each.tenant == self.tenant for each in self.api_keys):
+            raise ValueError(
+                f"worker.tenant is {self.tenant!r}, which a key of worker.api_keys has, and another key without a "
+                "tenant would be that tenant too; set worker.tenant to a name of its own"
+            )
+        return self
 
 
 class Settings(Section):
@@ -246,11 +258,9 @@ class Settings(Section):
     cache: CacheSettings = CacheSettings()
     memory: MemorySettings = MemorySettings()
     controller: ControllerSettings = ControllerSettings()
-    drift: DriftSettings = DriftSettings()
     worker: WorkerSettings = WorkerSettings()
     metrics: MetricsSettings = MetricsSettings()
     tracing: TracingSettings = TracingSettings()
-    vllm: VllmSettings = VllmSettings()
 
     def for_target(self, target: str) -> "Settings":
         """Return the settings of one pair: this target alone, with the drafter."""

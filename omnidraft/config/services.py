@@ -3,12 +3,54 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_serializer, model_validator
 
-from omnidraft.config.secrets import masked, require_key, require_private_key, require_public_key
+from omnidraft.config.secrets import EncryptionKey, PrivateKeyText, PublicKeyText, masked
+
+
+def like(pattern: str, message: str) -> AfterValidator:
+    """Return what refuses values that do not match, with this message."""
+
+    def matching(value: Any) -> Any:
+        text = value.get_secret_value() if isinstance(value, SecretStr) else value
+        if not re.fullmatch(pattern, text):
+            raise ValueError(message)
+        return value
+
+    return AfterValidator(matching)
+
+
+def _with_a_port(url: str) -> str:
+    _ = urlsplit(url).port  # raises ValueError for one that is no number up to 65535
+    return url
+
+
+LogUrl = Annotated[
+    str,
+    like(
+        r"sqlite:///.+|kafka://[^/:,@]+:\d+(,[^/:,@]+:\d+)*|memory://",
+        "not a log: use sqlite:///path or kafka://host:port[,host:port]",
+    ),
+]
+KeyStoreUrl = Annotated[
+    SecretStr,
+    like(
+        r"sqlite:///.+|postgresql(\+\w+)?://[^/]+/.+",
+        "not a key store: use sqlite:///path or postgresql://user@host/database",
+    ),
+]
+RegistryUrl = Annotated[
+    str,
+    like(
+        r"(sqlite|directory):///.+|(https?|(postgresql|mysql)(\+\w+)?)://[^/]+.*",
+        "not a registry: use sqlite:///path, http://host:port, postgresql://... or directory:///path",
+    ),
+    AfterValidator(_with_a_port),
+]
+CollectorUrl = Annotated[str, like(r"https?://.*", "not a collector: use http://host:4318 or https://host:4318")]
 
 
 class Section(BaseModel):
@@ -51,7 +93,7 @@ class KafkaSettings(Section):
 class LogSettings(Section):
     """The log of trace records, dead letters and announcements."""
 
-    url: str = "sqlite:///runs/omnidraft/log.db"
+    url: LogUrl = "sqlite:///runs/omnidraft/log.db"
     """sqlite:///path or kafka://host:port[,host:port]."""
     topic_prefix: str = "omnidraft"
     partitions: int = Field(1, ge=1)
@@ -62,37 +104,16 @@ class LogSettings(Section):
     broker's default, unlimited in SQLite. Kafka's topics get it when we create them; SQLite deletes on writing."""
     dead_letters_retention_hours: float | None = Field(None, gt=0)
     """The retention of dead letters. Announcements never expire."""
-    encryption_keys: tuple[SecretStr, ...] = ()
+    encryption_keys: tuple[EncryptionKey, ...] = ()
     """Master keys: the first one wraps the tenants' keys in `key_store` and any unwraps them, so a new key goes in
     front. Trace records, dead letters and records in snapshots are encrypted, each with its tenant's key; what belongs
     to no tenant, with the master key. Empty: no encryption. Give them as OMNIDRAFT_LOG__ENCRYPTION_KEYS='["..."]';
     `omnidraft traces new-key` makes one."""
-    key_store: SecretStr | None = None
+    key_store: KeyStoreUrl | None = None
     """The database of the tenants' keys: sqlite:///path or postgresql://user@host/database. None: `keys.db` beside an
     SQLite log. With Kafka there is no default: without it everything is encrypted with the master key, and only
     retention deletes a tenant's records. Give one with a password as OMNIDRAFT_LOG__KEY_STORE, or set PGPASSWORD."""
     kafka: KafkaSettings = KafkaSettings()
-
-    @field_validator("url")
-    @classmethod
-    def _names_a_log(cls, url: str) -> str:
-        if re.fullmatch(r"sqlite:///.+|kafka://[^/:,@]+:\d+(,[^/:,@]+:\d+)*|memory://", url):
-            return url
-        raise ValueError("not a log: use sqlite:///path or kafka://host:port[,host:port]")
-
-    @field_validator("encryption_keys")
-    @classmethod
-    def _are_keys(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        for key in keys:
-            require_key("each of log.encryption_keys", key)
-        return keys
-
-    @field_validator("key_store")
-    @classmethod
-    def _names_a_database(cls, url: SecretStr | None) -> SecretStr | None:
-        if url is None or re.fullmatch(r"sqlite:///.+|postgresql(\+\w+)?://[^/]+/.+", url.get_secret_value()):
-            return url
-        raise ValueError("not a key store: use sqlite:///path or postgresql://user@host/database")
 
     @model_validator(mode="after")
     def _encrypts_with_its_keys(self) -> "LogSettings":
@@ -130,7 +151,7 @@ class LogSettings(Section):
 class RegistrySettings(Section):
     """The registry of snapshot versions."""
 
-    url: str = "sqlite:///runs/omnidraft/mlflow.db"
+    url: RegistryUrl = "sqlite:///runs/omnidraft/mlflow.db"
     """An MLflow tracking URI (sqlite:///path, http://host:5000), or directory:///path without MLflow."""
     artifacts: str | None = None
     """The folder for files of a local MLflow store; None: `artifacts` beside its database."""
@@ -141,47 +162,22 @@ class RegistrySettings(Section):
     """The number of newest snapshots that keep their weights and n-gram cache, at least `keep_resume`; older ones
     without an alias (champion, previous, challenger) lose them, keep their manifest, and cannot serve again. Higher
     needs more of the registry's disk."""
-    private_key: SecretStr | None = None
+    private_key: PrivateKeyText | None = None
     """Signs what this process publishes: a distiller's snapshots, a controller's or an operator's announcements.
     Workers have none. Give it as OMNIDRAFT_REGISTRY__PRIVATE_KEY; `omnidraft snapshots new-key` makes one."""
-    trusted_keys: tuple[str, ...] = ()
+    trusted_keys: tuple[PublicKeyText, ...] = ()
     """Public keys with what each may sign, as `distiller:ed25519:...`, `controller:ed25519:...` or
     `operator:ed25519:...`. With any, snapshots and announcements without a signature of theirs are refused. Empty:
     nothing is verified."""
-    announcement_max_age_hours: float = Field(168.0, gt=0)
-    """Beside `trusted_keys`: the age from which workers take no champion or canary from an announcement, so that old
-    ones cannot be replayed. The controller announces the champion again four times as often."""
     accepted_file: Path = Path("runs/omnidraft/accepted.json")
     """Beside `trusted_keys`: where a process remembers the newest announcement that it accepted, so that no older one
     is accepted after a restart. Processes of one machine may share it."""
-
-    @field_validator("private_key")
-    @classmethod
-    def _is_a_private_key(cls, key: SecretStr | None) -> SecretStr | None:
-        if key is not None:
-            require_private_key(key)
-        return key
-
-    @field_validator("trusted_keys")
-    @classmethod
-    def _are_public_keys(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
-        for key in keys:
-            require_public_key(key)
-        return keys
 
     @model_validator(mode="after")
     def _trusts_somebody(self) -> "RegistrySettings":
         if self.private_key is not None and not self.trusted_keys:
             raise ValueError("registry.private_key needs registry.trusted_keys, its own public key among them")
         return self
-
-    @field_validator("url")
-    @classmethod
-    def _names_a_registry(cls, url: str) -> str:
-        if re.fullmatch(r"(sqlite|directory):///.+|(https?|(postgresql|mysql)(\+\w+)?)://[^/]+.*", url):
-            _ = urlsplit(url).port  # raises ValueError for one that is no number up to 65535
-            return url
-        raise ValueError("not a registry: use sqlite:///path, http://host:port, postgresql://... or directory:///path")
 
     @field_serializer("url", "artifacts", when_used="json")
     def _show(self, address: str | None) -> str | None:
@@ -193,31 +189,22 @@ class RegistrySettings(Section):
 
 
 class MetricsSettings(Section):
-    """The metrics endpoints of distiller and controller. The worker answers `/metrics` on `worker.port`."""
+    """The metrics endpoints of distiller, controller and vLLM's proposer; that of the worker is on `worker.port`."""
 
-    enabled: bool = True
     host: str = "127.0.0.1"
     """Use 0.0.0.0 inside a container. The endpoint has no authentication."""
     distiller_port: int = Field(8001, ge=0, le=65535)
     """One port for the actors of all targets; 0 takes a free one, which the log names. If the port is taken, the
     service runs without it and logs that."""
     controller_port: int = Field(8002, ge=0, le=65535)
+    vllm_port: int | None = Field(None, ge=0, le=65535)
+    """That of the proposer inside vLLM. None: its metrics appear among vLLM's own where PROMETHEUS_MULTIPROC_DIR is
+    set."""
 
 
 class TracingSettings(Section):
     """OpenTelemetry spans of requests, passes, trace records, learning steps and snapshots. Needs `omnidraft[otel]`."""
 
-    endpoint: str | None = None
+    endpoint: CollectorUrl | None = None
     """A collector that takes OTLP over HTTP, such as http://collector:4318; None: no tracing.
     OTEL_EXPORTER_OTLP_ENDPOINT sets it; its headers and certificates come from OTEL_EXPORTER_OTLP_* too."""
-    passes: bool = True
-    """Whether every pass of the target is a span of its own."""
-    timeout_s: float = Field(5.0, gt=0)
-    """The timeout of one batch, and of the last batches when the process stops."""
-
-    @field_validator("endpoint")
-    @classmethod
-    def _is_an_address(cls, endpoint: str | None) -> str | None:
-        if endpoint is None or endpoint.startswith(("http://", "https://")):
-            return endpoint
-        raise ValueError("not a collector: use http://host:4318 or https://host:4318")

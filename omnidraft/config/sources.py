@@ -5,22 +5,15 @@ itself) are the addresses of external services; any other setting is `OMNIDRAFT_
 `OMNIDRAFT_LEARNER__LEARNING_RATE=2e-5`.
 """
 
+import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-    TomlConfigSettingsSource,
-)
 
 from omnidraft.config.secrets import holds_secret, masked
 from omnidraft.config.sections import Settings
@@ -36,6 +29,8 @@ _PREFIX = "OMNIDRAFT_"
 _MOST_NAMED = 5
 """As many wrong settings are named in one error."""
 
+Sections = dict[str, Any]
+
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
     """Load settings from a TOML file, then the environment, then `overrides` (section=dict); the last one wins.
@@ -50,94 +45,76 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None, **o
         if not isinstance(fields, Mapping):
             example = 'a section is a dict, for example decode={"mode": "reproducible"}'
             raise ConfigError(f"{section} = {fields!r} is no section of settings: {example}")
-    given: dict[str, Any] = {
-        section: {k: v for k, v in fields.items() if v is not None} for section, fields in overrides.items()
-    }
-    environ = os.environ if environ is None else environ
-    loaded = _sources(path, environ)
+    given = {section: {k: v for k, v in fields.items() if v is not None} for section, fields in overrides.items()}
+    told = _merged(_file(path), _environment(os.environ if environ is None else environ))
     try:
-        return Settings(**dict(loaded(**given)))
+        return Settings.model_validate(_merged(told, given))
     except ValidationError as exc:
         raise ConfigError(_problems(exc)) from exc
+
+
+def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are neither settings nor addresses of external services: with them alone, a process
+    does what its file says."""
+    kept = {*environ} - {*_SHORT_NAMES, "RAY_ADDRESS"}
+    return {name: value for name, value in environ.items() if name in kept and not _is_setting(name)}
+
+
+def _is_setting(name: str) -> bool:
+    return "__" in name and name.upper().startswith(_PREFIX)
+
+
+def _file(path: Path | None) -> Sections:
+    if path is None:
+        return {}
+    if path.is_dir():
+        raise SettingsUnreadable(f"{path} is a folder, not a settings file")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
         raise SettingsUnreadable(f"no settings file at {path}") from exc
     except OSError as exc:
         raise SettingsUnreadable(f"{path} cannot be read: {exc.strerror}") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise SettingsUnreadable(f"{path} is not TOML: {exc}") from exc
-    except SettingsError:
-        names = ", ".join(_not_json(loaded, environ))
-        form = 'lists and tables are given as JSON, for example \'["a", "b"]\''
-        raise ConfigError(f"setting {names}: not JSON: {form}") from None
 
 
-def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that are neither settings nor addresses of external services: with them alone, a process
-    does what its file says."""
-    return {name: value for name, value in environ.items() if not _is_setting(name)}
-
-
-def _is_setting(name: str) -> bool:
-    return name in _SHORT_NAMES or name == "RAY_ADDRESS" or ("__" in name and name.upper().startswith(_PREFIX))
-
-
-def _sources(path: Path | None, environ: Mapping[str, str]) -> type[BaseSettings]:
-    """Return the class that builds the settings from this file and this environment."""
-
-    class Loaded(Settings, BaseSettings):
-        model_config = SettingsConfigDict(env_prefix=_PREFIX, env_nested_delimiter="__")
-
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            *_: PydanticBaseSettingsSource,
-            **__: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return init_settings, _Environment(settings_cls, environ), _TomlFile(settings_cls, path)
-
-    return Loaded
-
-
-class _Environment(EnvSettingsSource):
-    """Reads OMNIDRAFT_<SECTION>__<FIELD>, and the addresses with a short name."""
-
-    def __init__(self, settings_cls: type[BaseSettings], environ: Mapping[str, str]) -> None:
-        super().__init__(settings_cls)
-        self.env_vars = {name.lower(): value for name, value in environ.items() if "__" in name}
-        for name, field in _SHORT_NAMES.items():
-            if name in environ:
-                self.env_vars[self.env_prefix.lower() + field] = environ[name]
-
-    def __call__(self) -> dict[str, Any]:
-        return {**self._unknown_sections(), **super().__call__()}
-
-    def _unknown_sections(self) -> dict[str, Any]:
-        """Return misspelt sections, which validation then refuses."""
-        prefix = self.env_prefix.lower()
-        names = [name.removeprefix(prefix).split("__")[0] for name in self.env_vars if name.startswith(prefix)]
-        return {name: {} for name in names if name not in self.settings_cls.model_fields}
-
-
-def _not_json(settings_cls: type[BaseSettings], environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the variables whose setting is a list or a table, and whose value is not JSON."""
-    for name, value in environ.items():
+def _environment(environ: Mapping[str, str]) -> Sections:
+    """Return what the variables say; lists and tables are JSON, and an address with a short name wins."""
+    told, wrong = Sections(), []
+    settings = {name: name.lower().removeprefix(_PREFIX.lower()) for name in environ if _is_setting(name)}
+    for name, setting in (settings | {name: _SHORT_NAMES[name] for name in _SHORT_NAMES if name in environ}).items():
+        value: Any = environ[name]
+        path = setting.split("__")
         try:
-            _Environment(settings_cls, {name: value})()
-        except SettingsError:
-            yield name
+            value = json.loads(value) if _is_json(path) else value
+        except json.JSONDecodeError:
+            wrong.append(name)
+        for section in reversed(path):
+            value = {section: value}
+        told = _merged(told, value)
+    if wrong:
+        form = 'lists and tables are given as JSON, for example \'["a", "b"]\''
+        raise ConfigError(f"setting {', '.join(wrong)}: not JSON: {form}")
+    return told
 
 
-class _TomlFile(TomlConfigSettingsSource):
-    """Reads the settings file; unlike its base class it raises when the file is missing."""
+def _is_json(path: list[str]) -> bool:
+    """Return whether the setting at this path is a list, a table or a section."""
+    kind: Any = Settings
+    for name in path:
+        field = getattr(kind, "model_fields", {}).get(name)
+        kind = field and field.annotation
+    return get_origin(kind) in (tuple, frozenset, dict) or hasattr(kind, "model_fields")
 
-    def __init__(self, settings_cls: type[BaseSettings], path: Path | None) -> None:
-        if path is not None and path.is_dir():
-            raise SettingsUnreadable(f"{path} is a folder, not a settings file")
-        if path is not None and not path.is_file():
-            raise FileNotFoundError(path)
-        super().__init__(settings_cls, path)
+
+def _merged(first: Sections, second: Sections) -> Sections:
+    """Return the sections of both, field by field; the second wins."""
+    merged = dict(first)
+    for name, value in second.items():
+        own = merged.get(name)
+        merged[name] = _merged(own, value) if isinstance(own, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def _problems(exc: ValidationError) -> str:

@@ -71,7 +71,6 @@ class Decoder:
         failures: DraftingFailures | None = None,
         grammars: Grammars | None = None,
         scheduling: SchedulerSettings | None = None,
-        public_prefixes: Sequence[Sequence[int]] = (),
     ) -> None:
         """Decode with this target and its vocabulary.
 
@@ -82,7 +81,6 @@ class Decoder:
             failures: counts and logs drafting failures, which end no text; None logs only.
             grammars: compiles the grammars of requests; None compiles them without a trial, for trusted requests.
             scheduling: limits of the rounds; None takes the defaults.
-            public_prefixes: ids whose keys all clients may share.
         """
         self.target = target
         self._vocabulary = vocabulary
@@ -92,7 +90,7 @@ class Decoder:
         self._noise = noise
         self.failures = failures or DraftingFailures()
         self._drafting = SafeDrafting(target.vocab_size, self.failures)
-        self.scheduler = Scheduler(target, scheduling or SchedulerSettings(), public_prefixes)
+        self.scheduler = Scheduler(target, scheduling or SchedulerSettings())
         self._num_beside_prompts = 0
         """Rounds since the last one whose pass could be measured."""
 

@@ -1,27 +1,27 @@
 """The engine takes a request in text to steps: templates, checks, one snapshot to the end, traces and metrics."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Event
 
-from omnidraft.config import DecodeSettings, RecorderSettings
+from omnidraft.config import DecodeSettings
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest, GenerationStream
 from omnidraft.decode.mode_refusal import text_error
 from omnidraft.decode.prompt_logprobs import PromptToken, score_prompt
 from omnidraft.decode.prompting import Pair, client_texts, drafter_prompt_ids, read_prompt, stop_ids, with_tool_grammar
-from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
+from omnidraft.decode.recording.record_builder import SEGMENT_TOKENS, RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
 from omnidraft.decode.recording.trace_producer import TraceProducer
-from omnidraft.decode.sampling.validation import check_sampling, require_integer, require_text
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.step_telemetry import StepCounter, StepObserver, TextSpan
 from omnidraft.errors import ModeRefused
 from omnidraft.memory.recent_texts import RecentTexts
+from omnidraft.params import check_sampling, require_integer, require_text
 from omnidraft.ports import Metrics, NoopTracing, Request, Span, Step, Tracing, recorded_work
 from omnidraft.ports.context_limit import ids_needed
 from omnidraft.traces.request_ids import request_of
@@ -39,16 +39,13 @@ class Engine:
         metrics: Metrics,
         *,
         decode: DecodeSettings,
-        recording: RecorderSettings,
+        opted_out: Collection[str] = (),
         tracing: Tracing | None = None,
-        has_pass_spans: bool = True,
-        has_prefix_caching: bool = True,
         recent: RecentTexts | None = None,
         drafter_memory: DrafterMemory | None = None,
     ) -> None:
-        """Serve one pair. With `has_pass_spans` every pass is a span of its own, where `tracing` is on. Without
-        `has_prefix_caching` no text reuses another one's keys. Texts that end are remembered in `recent`, which the
-        draft sources of the slot's snapshots read; their drafters keep keys in `drafter_memory`."""
+        """Serve one pair. Tenants that are `opted_out` are never recorded. Texts that end are remembered in `recent`,
+        which the draft sources of the slot's snapshots read; their drafters keep keys in `drafter_memory`."""
         self.drift_throttle = DriftThrottle()
         self.pair = pair
         self.slot = slot
@@ -56,10 +53,10 @@ class Engine:
         self._producer = producer
         self._metrics = metrics
         self._decode = decode
-        self._recording = recording
+        self._opted_out = opted_out
+        self.segment_tokens = SEGMENT_TOKENS
+        """Emitted tokens of a trace record, after which a text may go on with another snapshot."""
         self._tracing = tracing or NoopTracing()
-        self._has_pass_spans = has_pass_spans
-        self._has_prefix_caching = has_prefix_caching
         self.recent = recent
         self._drafter_memory = drafter_memory or DrafterMemory(0)
         self._num_preemptions = 0
@@ -88,8 +85,7 @@ class Engine:
         """
         snapshot = snapshot or self.slot.snapshot_for(request.request_id)
         decode_request = replace(decoded or self.decode_request(request), cache_scope=cache_scope)
-        scope = cache_scope if self._has_prefix_caching else None
-        sequence = self.decoder.add(decode_request, snapshot.proposer, client=client, cache_scope=scope)
+        sequence = self.decoder.add(decode_request, snapshot.proposer, client=client, cache_scope=cache_scope)
         try:
             observers = self._observers(request, decode_request, snapshot)
         except BaseException:
@@ -116,7 +112,7 @@ class Engine:
                 generation.take(output.step)
             if generation.is_over:
                 del self._generations[output.sequence]
-            elif generation.num_emitted >= self._recording.segment_tokens:
+            elif generation.num_emitted >= self.segment_tokens:
                 self._follow_slot(generation)
             outputs.append(GenerationOutput(generation, output.step, error))
         self._count_preemptions()
@@ -214,7 +210,7 @@ class Engine:
             if self.recent is not None:
                 observers.append(TextMemorizer(self.recent, decode_request))
         if self._tracing.is_on:
-            observers.append(TextSpan(self._tracing, span, has_passes=self._has_pass_spans))
+            observers.append(TextSpan(self._tracing, span))
         plain_token_s = partial(self.decoder.plain_token_s, decode_request.mode)
         observers.append(StepCounter(self._metrics, self.pair.target, str(snapshot.version), plain_token_s))
         return tuple(observers)
@@ -257,7 +253,7 @@ class Engine:
             num_draft_tokens=num_draft,
             num_memory_tokens=self._decode.num_memory_tokens if is_default else 0,
             tenant=request.tenant,
-            is_stored=request.is_stored and request.tenant not in self._recording.opted_out,
+            is_stored=request.is_stored and request.tenant not in self._opted_out,
             num_log_probs=request.num_log_probs,
             has_tools=request.tools is not None and bool(request.tools.callable_tools),
             shown_ids=self.shown_ids(request),
@@ -295,4 +291,4 @@ class Engine:
         pair = self.pair
         models = (pair.worker, pair.target, pair.drafter, snapshot.version, pair.alignment)
         context = RecordContext(request.request_id, request.tenant, *models, traceparent)
-        return TraceRecordBuilder(decode_request, context, self._recording, self._producer.emit)
+        return TraceRecordBuilder(decode_request, context, self._producer.emit, segment_tokens=self.segment_tokens)

@@ -6,12 +6,14 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from omnidraft.decode.sampling.validation import require_integer, unsigned_seed
+from omnidraft.decode.sampling.noise import choice_seed
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.decode.step_telemetry import StepObserver
+from omnidraft.params import require_integer, unsigned_seed
 from omnidraft.ports import Mode, Sampling, Step
 from omnidraft.tools.tool_use import ToolUse
+from omnidraft.traces.request_ids import answer_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,38 @@ class GenerationRequest:
             return num_free
         require_integer("max_new_tokens", self.max_new_tokens, at_least=1)
         return min(self.max_new_tokens, num_free)
+
+
+def choices(
+    prompts: Sequence[Mapping[str, Any]],
+    num_choices: int,
+    *,
+    seed: int | None,
+    num_prompt_log_probs: int | None = None,
+    **shared: Any,
+) -> list[GenerationRequest]:
+    """Return a request for each choice of each prompt, the choices of a prompt next to each other. Raises RequestError.
+
+    With a seed each prompt's choices have the seeds that they have alone; without one all seeds differ.
+
+    Args:
+        prompts: the fields of a GenerationRequest that differ between prompts.
+        num_prompt_log_probs: of each prompt's first choice; the others have the same prompt.
+        shared: the fields that all of them have.
+    """
+    request_id, drawn = uuid.uuid4().hex, secrets.randbits(53) if seed is None else unsigned_seed(seed)
+    own_ids = [f"{request_id}-{place}" if place else request_id for place in range(len(prompts))]
+    return [
+        GenerationRequest(
+            **prompt,
+            **shared,
+            seed=choice_seed(drawn, place * num_choices + number if seed is None else number),
+            request_id=answer_id(own_ids[place], number) if number else own_ids[place],
+            num_prompt_log_probs=None if number else num_prompt_log_probs,
+        )
+        for place, prompt in enumerate(prompts)
+        for number in range(num_choices)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """Keys of sequences that ended or made way, for the next ones that begin with the same ids: another turn, a common
 system prompt.
 
-A sequence only finds what its own scope left behind, and public prefixes, so that the time to its first token says
-nothing else about others.
+A sequence only finds what its own scope left behind, so that the time to its first token says nothing about others.
 """
 
 from collections import OrderedDict, defaultdict
@@ -20,8 +19,6 @@ class CachedPrefix:
 
     scope: str
     ids: Sequence[int]
-    nums_public: tuple[int, ...]
-    """The number of leading ids that it has in common with each public prefix."""
     session: TargetSession
     kv_bytes: int
 
@@ -33,12 +30,9 @@ _Group = OrderedDict[CachedPrefix, int]
 class PrefixCache:
     """Sessions of such sequences, the least recently used first."""
 
-    def __init__(self, public: Sequence[Sequence[int]] = ()) -> None:
-        """`public` prefixes are shared by all scopes."""
-        self._public = tuple(map(list, public))
+    def __init__(self) -> None:
         self._prefixes: _Group = OrderedDict()
         self._by_scope = defaultdict[str, _Group](OrderedDict)
-        self._by_nums_public = defaultdict[tuple[int, ...], _Group](OrderedDict)
         self._num_uses = 0
         self.kv_bytes = 0
         """The memory of all keys."""
@@ -54,19 +48,15 @@ class PrefixCache:
             session.close()
             return
         ids = sequence.ids[: session.num_kept]
-        added = CachedPrefix(sequence.cache_scope, ids, self._nums_public(ids), session, kv_bytes)
+        added = CachedPrefix(sequence.cache_scope, ids, session, kv_bytes)
         for each in [each for each in self._by_scope[added.scope] if _continues(added, each)]:
             self._remove(each)
         self._use(added)
         self.kv_bytes += kv_bytes
 
     def find(self, scope: str, ids: Sequence[int]) -> tuple[CachedPrefix, int] | None:
-        """Return the prefix that has the most of these ids in common, with their number; None without any. Of other
-        scopes' prefixes with equally many public ids it looks at one only."""
-        nums_public = self._nums_public(ids)
-        oldest = [next(iter(group)) for group in self._by_nums_public.values()]
-        lengths = {each: _shared(each.nums_public, nums_public) for each in oldest}
-        lengths |= {each: common_prefix(each.ids, ids) for each in self._by_scope.get(scope, ())}
+        """Return the scope's prefix that has the most of these ids in common, with their number; None without any."""
+        lengths = {each: common_prefix(each.ids, ids) for each in self._by_scope.get(scope, ())}
         best = max(lengths, key=lambda each: (lengths[each], -self._prefixes[each]), default=None)
         if best is None or not lengths[best]:
             return None
@@ -74,13 +64,8 @@ class PrefixCache:
         return best, lengths[best]
 
     def num_shared(self, source_scope: str | None, source: Sequence[int], scope: str | None, ids: Sequence[int]) -> int:
-        """Return the number of leading ids whose keys a text of `scope` may take from a source: all common ones of its
-        own scope, public ones of others."""
-        if source_scope is None or scope is None:
-            return 0
-        if source_scope == scope:
-            return common_prefix(source, ids)
-        return _shared(self._nums_public(source), self._nums_public(ids))
+        """Return the number of leading ids whose keys a text of `scope` may take from a source: none of others."""
+        return 0 if scope is None or source_scope != scope else common_prefix(source, ids)
 
     def evict(self) -> None:
         """Close the least recently used prefix."""
@@ -90,9 +75,6 @@ class PrefixCache:
         """Close all prefixes."""
         while self._prefixes:
             self.evict()
-
-    def _nums_public(self, ids: Sequence[int]) -> tuple[int, ...]:
-        return tuple(common_prefix(each, ids) for each in self._public)
 
     def _use(self, prefix: CachedPrefix) -> None:
         """Make this prefix the most recently used one."""
@@ -106,18 +88,11 @@ class PrefixCache:
             del group[prefix]
         if not self._by_scope[prefix.scope]:
             del self._by_scope[prefix.scope]
-        if not self._by_nums_public[prefix.nums_public]:
-            del self._by_nums_public[prefix.nums_public]
         self.kv_bytes -= prefix.kv_bytes
         prefix.session.close()
 
-    def _groups(self, prefix: CachedPrefix) -> tuple[_Group, _Group, _Group]:
-        return self._prefixes, self._by_scope[prefix.scope], self._by_nums_public[prefix.nums_public]
-
-
-def _shared(nums_public: Sequence[int], others: Sequence[int]) -> int:
-    """Return the number of public ids with which two texts begin, given the number for each public prefix."""
-    return max(map(min, nums_public, others), default=0)
+    def _groups(self, prefix: CachedPrefix) -> tuple[_Group, _Group]:
+        return self._prefixes, self._by_scope[prefix.scope]
 
 
 def _continues(longer: CachedPrefix, shorter: CachedPrefix) -> bool:

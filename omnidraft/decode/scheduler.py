@@ -44,16 +44,13 @@ class ScheduledRound:
 class Scheduler:
     """The waiting and the admitted sequences of one target. One thread."""
 
-    def __init__(
-        self, target: Target, settings: SchedulerSettings, public_prefixes: Sequence[Sequence[int]] = ()
-    ) -> None:
-        """Keys of `public_prefixes` are shared by all clients."""
+    def __init__(self, target: Target, settings: SchedulerSettings) -> None:
         self._target = target
         self._settings = settings
         self._waiting: list[SequenceState] = []
         self._admitted: list[SequenceState] = []
         """In the order in which they were admitted."""
-        self.prefixes = PrefixCache(public_prefixes)
+        self.prefixes = PrefixCache()
         self.num_preemptions = 0
         self._reserved_bytes = 0
         """The memory for keys that belong to no sequence."""

@@ -61,12 +61,11 @@ class StepCounter:
 
 
 class TextSpan:
-    """Implements StepObserver: a span for the text, and one for each pass where those are wanted."""
+    """Implements StepObserver: a span for the text, and one for each pass."""
 
-    def __init__(self, tracing: Tracing, span: Span, *, has_passes: bool) -> None:
+    def __init__(self, tracing: Tracing, span: Span) -> None:
         self._tracing = tracing
         self._span = span
-        self._has_passes = has_passes
         self._num_passes = self._num_tokens = self._num_drafted = self._num_accepted = 0
         self._outcome = {"finish_reason": "abandoned"}
 
@@ -76,8 +75,7 @@ class TextSpan:
         self._num_tokens += len(step.emitted)
         self._num_drafted += len(step.tree) - 1
         self._num_accepted += len(step.path)
-        if self._has_passes:
-            self._add_pass_span(step)
+        self._add_pass_span(step)
         if step.finish_reason is not None:
             self._outcome = {"finish_reason": step.finish_reason.value}
 

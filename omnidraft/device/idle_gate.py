@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Condition
 
+IDLE_S = 1.0
+"""The time without requests after which learning goes on: the short pauses between requests are left alone."""
+
 
 class IdleGate:
     """Any thread may make requests; one thread learns."""

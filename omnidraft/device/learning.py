@@ -23,7 +23,7 @@ from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.snapshot.slot import SnapshotSlot
 from omnidraft.decode.snapshot.updater import SnapshotUpdater
 from omnidraft.device.home import DeviceHome
-from omnidraft.device.idle_gate import IdleGate
+from omnidraft.device.idle_gate import IDLE_S, IdleGate
 from omnidraft.distill.control import Status
 from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.ingest.crash_journal import CrashJournal
@@ -61,6 +61,7 @@ class LearningParts:
     tidier: "Tidier"
     make_distiller: MakeDistiller
     settings: LearnerSettings
+    idle_s: float = IDLE_S
 
 
 class IdleLearning:
@@ -69,7 +70,7 @@ class IdleLearning:
     def __init__(self, parts: LearningParts) -> None:
         """Start the thread. It loads the learner in the first idle moment."""
         self._parts = parts
-        self._gate = IdleGate(parts.settings.idle_s)
+        self._gate = IdleGate(parts.idle_s)
         self._closing = Event()
         self._is_interrupted = self._is_closed = False
         """Whether a `close` was interrupted, and whether one was finished."""
@@ -124,7 +125,7 @@ class IdleLearning:
     def _run(self) -> None:
         settings = self._parts.settings
         if sys.platform.startswith("linux"):  # elsewhere it would be the priority of the whole process
-            throttle.lower_priority(settings.nice)
+            throttle.lower_priority()
         with openmp_threads(settings.threads or 1), throttle.gated(self._gate.wait):
             if self._must_stop():
                 return

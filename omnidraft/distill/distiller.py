@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from omnidraft.config import TenantFactorSettings
 from omnidraft.distill.control import DRIFT_HASTE, Status, TrainingControl
 from omnidraft.distill.evaluation.held_out import HeldOut
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
@@ -91,7 +90,7 @@ class Distiller:
         self.journal = journal or CrashJournal(Path(), tries=0)
         self._reader = BatchReader(consumer, batcher, metrics, truncation, max_lag_records=max_lag_records)
         self._held_out = held_out or HeldOut(learner)
-        self._factor_judge = factor_judge or FactorJudge(learner, TenantFactorSettings())
+        self._factor_judge = factor_judge or FactorJudge(learner)
         self._learning = JournaledLearning(learner, batcher, self._held_out, self.journal, memory)
         new_cache = partial(load_cache, {})
         self._forgetting = forgetting or Forgetting(Retention(), batcher, learner, metrics, new_cache=new_cache)

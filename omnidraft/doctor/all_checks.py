@@ -53,7 +53,7 @@ def _model_checks(settings: Settings) -> Iterator[Check]:
     section = settings.models
     for name in section.names:
         yield f"model {name}", partial(models.model, name)
-    yield "packed models", partial(models.packed, settings)
+    yield "packed models", models.packed
     if section.engine == "llamacpp":
         for name in section.targets:
             yield f"GGUF file of {name}", partial(models.gguf, name)

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
+from omnidraft.exactness.tracing_target import WrappedTarget
 from omnidraft.models.serial_passes import forward_serially, require_new
 from omnidraft.ports import DraftTree, Mode, Noise, Proposer, ProposerSession, Request, Target, TreeLimits
 
@@ -48,20 +48,12 @@ class _PassKey:
         return texts
 
 
-class CachingTarget:
-    """Implements ports.Target over another target; the oldest passes are evicted first."""
+class CachingTarget(WrappedTarget):
+    """Caches the passes of another target; the oldest are evicted first."""
 
     def __init__(self, target: Target) -> None:
-        self._target = target
-        self.vocab_size = target.vocab_size
-        self.context_limit = target.context_limit
-        self.fingerprint = target.fingerprint
-        self.max_rows = target.max_rows
+        super().__init__(target)
         self._scored: dict[_PassKey, torch.Tensor] = {}
-
-    def limits(self, mode: Mode) -> TreeLimits:
-        """See ports.Target."""
-        return self._target.limits(mode)
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_CachingSession":
         """See ports.Target."""
@@ -77,10 +69,6 @@ class CachingTarget:
         """See ports.Target. Nothing is reused: a replayed session computes its own keys."""
         require_new(session)
         return 0
-
-    def kv_bytes(self, num_ids: int, mode: Mode) -> int:
-        """See ports.Target."""
-        return self._target.kv_bytes(num_ids, mode)
 
     def logits(self, key: _PassKey) -> torch.Tensor:
         """Return the logits [N, V] of this pass, computed by a real session that replays its history."""
@@ -161,13 +149,11 @@ class _CachingProposerSession(ProposerSession):
 
     def propose(self, position: int, limits: TreeLimits, noise: Noise) -> DraftTree:
         before = tuple(token for ids in self.emitted for token in ids)
-        seed_class, trees = self.request.seed % NUM_TREES, self.proposer.trees
-        tracked = _TrackedNoise(noise)
-        self.requests.append((position, limits, tracked))
-        if (seed_class, before) not in trees:
-            tree = self._propose_uncached()
-            trees |= {(each, before): tree for each in ([seed_class] if tracked.is_read else range(NUM_TREES))}
-        return trees[seed_class, before]
+        key = self.request.seed % NUM_TREES, before
+        self.requests.append((position, limits, noise))
+        if key not in self.proposer.trees:
+            self.proposer.trees[key] = self._propose_uncached()
+        return self.proposer.trees[key]
 
     def observe(self, emitted: Sequence[int]) -> None:
         self.emitted.append(tuple(emitted))
@@ -179,19 +165,3 @@ class _CachingProposerSession(ProposerSession):
             session.propose(*request)
             session.observe(emitted)
         return session.propose(*self.requests[-1])
-
-
-@dataclass(slots=True)
-class _TrackedNoise:
-    """Implements ports.Noise and records whether it was read."""
-
-    noise: Noise
-    is_read: bool = False
-
-    def draw(self, ids_M: np.ndarray, p_M: np.ndarray, position: int) -> int:
-        self.is_read = True
-        return self.noise.draw(ids_M, p_M, position)
-
-    def exponentials(self, position: int, ids: np.ndarray) -> np.ndarray:
-        self.is_read = True
-        return self.noise.exponentials(position, ids)

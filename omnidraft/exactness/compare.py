@@ -8,7 +8,7 @@ is a failure. After an explained difference the comparison continues from the te
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import zip_longest
 from typing import Literal
 
@@ -60,22 +60,18 @@ class TextComparison:
         return "explained" if all(each.problem is None for each in self.differences) else "unexplained"
 
 
+@dataclass(frozen=True, slots=True)
 class TextComparer:
     """Compares speculative and plain decoding of one decoder and proposer."""
 
-    def __init__(
-        self, decoder: Decoder, proposer: Proposer, target: Vocabulary, drafter: Tokenizer | None, *, rounding: float
-    ) -> None:
-        """
-        Args:
-            drafter: None where no model drafts.
-            rounding: logits of two passes over one text may differ by this much; 0 allows no differing token.
-        """
-        self._decoder = decoder
-        self._proposer = proposer
-        self._target = target
-        self._drafter = drafter
-        self._rounding = rounding
+    decoder: Decoder
+    proposer: Proposer
+    target: Vocabulary
+    drafter: Tokenizer | None
+    """None where no model drafts."""
+    _: KW_ONLY
+    rounding: float
+    """Logits of two passes over one text may differ by this much; 0 allows no differing token."""
 
     def compare(self, request: Request, companions: Sequence[Request] = ()) -> TextComparison:
         """Decode the request both ways, to the end or to the first difference that rounding does not explain. The
@@ -83,7 +79,7 @@ class TextComparer:
         answer: list[int] = []
         differences: list[Difference] = []
         stats, remaining = DecodeStats(), request
-        with closing(trace_tokens(self._decoder, replace(request, num_draft_tokens=0), None)) as plain:
+        with closing(trace_tokens(self.decoder, replace(request, num_draft_tokens=0), None)) as plain:
             while (pair := self._first_difference(remaining, companions, plain, answer, stats)) is not None:
                 differences.append(self._difference(request, answer, *pair))
                 if pair[1] is not None:
@@ -102,7 +98,7 @@ class TextComparer:
         stats: DecodeStats,
     ) -> tuple[TracedToken | None, TracedToken | None] | None:
         """Return the first two tokens that differ, None when both texts end together; equal ones go into `answer`."""
-        with closing(trace_tokens(self._decoder, request, self._proposer, stats, companions)) as drafted:
+        with closing(trace_tokens(self.decoder, request, self.proposer, stats, companions)) as drafted:
             for ours, theirs in zip_longest(drafted, plain):
                 if ours is None or theirs is None or ours.token != theirs.token:
                     return ours, theirs
@@ -119,8 +115,8 @@ class TextComparer:
             return Difference(index, *tokens, None, f"{first} ended the text here, the other went on")
         difference = logit_difference(ours.logits_V, theirs.logits_V)
         problem = None
-        if not difference <= self._rounding:
-            problem = f"the logits are {difference:.3g} apart, rounding explains {self._rounding:.3g}"
+        if not difference <= self.rounding:
+            problem = f"the logits are {difference:.3g} apart, rounding explains {self.rounding:.3g}"
         for name, traced in (("plain decoding", theirs), ("speculation", ours)):
             if (expected := _expected_token(request, answer, traced)) != traced.token:
                 problem = f"{name} drew token {traced.token}, its logits and noise give {expected}"
@@ -129,9 +125,9 @@ class TextComparer:
     def _continuation(self, request: Request, answer: Sequence[int]) -> Request:
         """Return the request with plain's answer so far in its prompt; noise depends on the absolute position."""
         drafter_ids = request.drafter_prompt_ids
-        if self._drafter is not None:
+        if self.drafter is not None:
             with suppress(VocabularyError):  # the drafter cannot spell it and drafts from the prompt alone
-                drafter_ids += tuple(tokenise_bytes(self._drafter, self._target.spell(answer)))
+                drafter_ids += tuple(tokenise_bytes(self.drafter, self.target.spell(answer)))
         return replace(
             request,
             prompt_ids=(*request.prompt_ids, *answer),

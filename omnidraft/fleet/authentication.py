@@ -127,7 +127,7 @@ def require_fresh(announcement: Announcement, max_age_s: float, now_s: float) ->
     age_s = now_s - (announcement.issued_ms or 0) / 1000
     if age_s > max_age_s:
         raise SignatureRefused(
-            f"it was signed {age_s / 3600:.1f} hours ago, more than registry.announcement_max_age_hours; the "
+            f"it was signed {age_s / 3600:.1f} hours ago, more than {max_age_s / 3600:.0f}; the "
             "controller announces the champion again: see that it runs, and that clocks agree"
         )
 

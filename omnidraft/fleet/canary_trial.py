@@ -13,6 +13,10 @@ from omnidraft.fleet.promotion import Decision
 from omnidraft.fleet.request_stats import RequestStats
 from omnidraft.stats import LEAST_REQUESTS, Ratio
 
+TOLERANCE = 0.05
+"""A canary may at least be this share slower: times of live requests differ more than predicted ones."""
+TIMEOUT_S = 600.0
+"""The time after which a canary is judged by the requests so far, and refused if it is still open."""
 EXPECTED_REQUESTS = 10
 """The number of requests due to a canary by its share from which one that served less than LEAST_REQUESTS is taken for
 one that no worker loads. By chance one of this number serves so few in 1 of 2000 trials (Poisson)."""
@@ -47,7 +51,7 @@ class CanaryTrial:
         """
         self.version, self.champion, self.fence = version, champion, fence
         self._settings = settings
-        self._deadline_s = now_s + settings.canary_timeout_s
+        self._deadline_s = now_s + TIMEOUT_S
         self._arms = {version: _Arm(), champion: _Arm()}
         self._is_open = False
         """Whether the first comparison left it open."""
@@ -85,7 +89,7 @@ class CanaryTrial:
         slower = canary.time.estimate / champion.time.estimate - 1
         relative = (canary.time.error / canary.time.estimate, champion.time.error / champion.time.estimate)
         error = (1 + slower) * sqrt(sum(each**2 for each in relative))
-        tolerance, margin = self._settings.canary_tolerance, self._num_errors * error
+        tolerance, margin = max(TOLERANCE, self._settings.speed_tolerance), self._num_errors * error
         is_fast = slower + margin <= tolerance
         self._is_open = not is_fast and slower - margin <= tolerance
         if self._is_open and not is_last:

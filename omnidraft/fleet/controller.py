@@ -30,8 +30,8 @@ from omnidraft.ports import (
 )
 from omnidraft.snapshots.manifest import digest
 
-CONTROL_TIMEOUT_S = 2.0
-"""How long the first step waits for the control log, whose open drifts must be known before traffic is read."""
+POLL_S, CONTROL_TIMEOUT_S = 1.0, 2.0
+"""Waits between steps, and of the first for the control log, whose open drifts must be known before traffic is read."""
 VERSIONS_OF_HISTORY = 10 * MOST_HISTORY
 """The number of versions up to the champion among which its ancestors are looked for; most were not refused."""
 logger = logging.getLogger(__name__)
@@ -83,12 +83,12 @@ class Controller:
         self._canaries: set[int] = set()
         """The canary and those before it that did not become champion; workers may still finish requests with them."""
         self._has_resumed = False
-        self._rewinds = Rewinds(registry, announcer, settings.refusals_before_rewind, target)
+        self._rewinds = Rewinds(registry, announcer, target)
         self._open_promotion: tuple[int, Decision, str] | None = None
         """Version, decision and fence of a promotion that an error cut off; it may have moved the alias."""
 
     def run(self, stop: threading.Event) -> None:
-        """Step until `stop` is set; while the registry or log is down, retry every `poll_s`."""
+        """Step until `stop` is set; while the registry or log is down, retry every POLL_S."""
         is_failing = False
         while not stop.is_set():
             try:
@@ -99,7 +99,7 @@ class Controller:
                 if not is_failing:
                     logger.warning("controller waits: %s", exc)
                 is_failing = True
-            stop.wait(self._settings.poll_s)
+            stop.wait(POLL_S)
 
     def step(self) -> None:
         """Judge, announce and read traffic once; that is read while the registry is down, too. Raises SnapshotError,

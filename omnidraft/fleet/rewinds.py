@@ -8,12 +8,18 @@ from omnidraft.ports import Announcer, SnapshotReader
 
 logger = logging.getLogger(__name__)
 
+REWIND_AFTER = 6
+"""Challengers in a row that were worse than the champion, after which learning goes back to its weights and optimizer,
+and on from its own place in the log."""
+
 
 class Rewinds:
     """Counts the challengers of one pair that were worse, since this process started."""
 
-    def __init__(self, registry: SnapshotReader, announcer: Announcer, limit: int, target: str) -> None:
-        """Give the order after `limit` challengers, never if that is 0."""
+    def __init__(
+        self, registry: SnapshotReader, announcer: Announcer, target: str, limit: int | None = REWIND_AFTER
+    ) -> None:
+        """Give the order after `limit` challengers, never if that is None."""
         self._registry, self._announcer, self._limit, self._target = registry, announcer, limit, target
         self._worse: frozenset[int] = frozenset()
 
@@ -25,7 +31,7 @@ class Rewinds:
             self._worse = frozenset()
             return
         self._worse |= {version}  # one judged again counts once
-        if not self._limit or len(self._worse) < self._limit:
+        if self._limit is None or len(self._worse) < self._limit:
             return
         if (champion := find_version(self._registry, "champion")) is None:
             return

@@ -28,6 +28,7 @@ from omnidraft.hosts import local_distiller
 from omnidraft.hosts.process import stop_on_signals
 from omnidraft.registry.staging import own_folder, remove_abandoned
 from omnidraft.telemetry.exposition import Exposition, MergedCollector
+from omnidraft.throttle import NICENESS
 
 WATCH_S = 1.0
 PLACED_S = 30.0
@@ -72,7 +73,7 @@ def _start_ray(settings: Settings) -> None:
     """Join the cluster of RAY_ADDRESS, or start a local Ray. Raises ConfigError: that cluster cannot be joined, or the
     local Ray does not come up."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", str(settings.learner.nice))
+    os.environ.setdefault("RAY_worker_niceness", str(NICENESS))
     if "RAY_ADDRESS" not in os.environ:  # before Ray is imported
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # no cluster, so it listens on the loopback interface
         os.environ["RAY_AUTH_MODE"] = "token"

@@ -9,6 +9,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -17,8 +18,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from omnidraft.allowed_hosts import MISDIRECTED, is_allowed
 from omnidraft.config import WorkerSettings
-from omnidraft.config.hosts import MISDIRECTED, is_allowed
 from omnidraft.serving.response_schemas import error
 
 LAST_BYTES_S = 3
@@ -37,15 +38,27 @@ PIECE_BYTES = 4_096
 trailers."""
 
 
-def http_server(app: ASGIApp, settings: WorkerSettings) -> uvicorn.Server:
+@dataclass(frozen=True)
+class Deadlines:
+    """What keeps half-sent requests and clients that read nothing from holding connections for good."""
+
+    headers_s: float = 10.0
+    """From the first byte to the end of a request's headers; then 408."""
+    body_s: float = 30.0
+    """From the end of the headers to the end of the body; then 408."""
+    write_s: float = 60.0
+    """The time for which a client may read nothing of its response; then its request is cancelled."""
+
+
+def http_server(app: ASGIApp, settings: WorkerSettings, deadlines: Deadlines | None = None) -> uvicorn.Server:
     """Return a server that is not running yet. Its log lines are written as ours."""
-    return uvicorn.Server(_Config(app, settings))
+    return uvicorn.Server(_Config(app, settings, deadlines or Deadlines()))
 
 
 class _Config(uvicorn.Config):
     """uvicorn's settings, and our limits for the protocol."""
 
-    def __init__(self, app: ASGIApp, limits: WorkerSettings) -> None:
+    def __init__(self, app: ASGIApp, limits: WorkerSettings, deadlines: Deadlines) -> None:
         super().__init__(
             app,
             http=BoundedProtocol,
@@ -56,7 +69,7 @@ class _Config(uvicorn.Config):
             timeout_keep_alive=limits.idle_timeout_s,
             timeout_graceful_shutdown=LAST_BYTES_S,
         )
-        self.limits = limits
+        self.limits, self.deadlines = limits, deadlines
 
 
 class BoundedProtocol(H11Protocol):
@@ -67,7 +80,7 @@ class BoundedProtocol(H11Protocol):
 
     def __init__(self, config: _Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        self._limits = config.limits
+        self._limits, self._deadlines = config.limits, config.deadlines
         self.conn = _BoundedConnection(config.limits, self._on_event)
         self._is_refused = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -83,7 +96,7 @@ class BoundedProtocol(H11Protocol):
         elif len(same) > self._limits.max_connections_per_address:
             self._refuse(429, "too many connections from one address; try again later", BUSY_LINGER_S)
         else:
-            self._set_deadline(self._limits.header_timeout_s, self._time_out)
+            self._set_deadline(self._deadlines.headers_s, self._time_out)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
@@ -91,7 +104,7 @@ class BoundedProtocol(H11Protocol):
             if self._is_refused:
                 return
             if self.conn.their_state is h11.IDLE and self._deadline is None:
-                self._set_deadline(self._limits.header_timeout_s, self._time_out)
+                self._set_deadline(self._deadlines.headers_s, self._time_out)
             super().data_received(data[start : start + PIECE_BYTES])
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -103,7 +116,7 @@ class BoundedProtocol(H11Protocol):
     def pause_writing(self) -> None:
         """See asyncio.Protocol: the client reads too slowly."""
         super().pause_writing()
-        self._write_deadline = self.loop.call_later(self._limits.write_timeout_s, self.transport.abort)
+        self._write_deadline = self.loop.call_later(self._deadlines.write_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         """See asyncio.Protocol."""
@@ -116,12 +129,12 @@ class BoundedProtocol(H11Protocol):
         """See H11Protocol."""
         super().on_response_complete()
         if self.transport.is_closing():
-            self._set_deadline(self._limits.write_timeout_s, self.transport.abort)
+            self._set_deadline(self._deadlines.write_s, self.transport.abort)
 
     def timeout_keep_alive_handler(self) -> None:
-        """See H11Protocol. Closing waits for the client to read its data, at most `write_timeout_s`."""
+        """See H11Protocol. Closing waits for the client to read its data, at most `write_s`."""
         super().timeout_keep_alive_handler()
-        self._set_deadline(self._limits.write_timeout_s, self.transport.abort)
+        self._set_deadline(self._deadlines.write_s, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
         """See H11Protocol, which calls this where h11 refuses the input."""
@@ -158,7 +171,7 @@ class BoundedProtocol(H11Protocol):
     def _on_event(self, event: h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]) -> None:
         """Handle the end of headers or of a body."""
         if isinstance(event, h11.Request):
-            self._set_deadline(self._limits.body_timeout_s, self._time_out)
+            self._set_deadline(self._deadlines.body_s, self._time_out)
         elif isinstance(event, h11.EndOfMessage):
             self._clear_deadline()
 

@@ -94,7 +94,7 @@ class DistillerActor:
             self._distiller.run(self.stopping.is_set)
         finally:
             shutil.rmtree(folder, ignore_errors=True)  # at once: Ray ends processes without their exit handlers
-            tracing.close(self._settings.tracing.timeout_s)
+            tracing.close()
 
     def status(self) -> dict[str, Any]:
         """Return the fields of distill.control.Status, the process id and its memory, the metrics in Prometheus' text
@@ -117,5 +117,5 @@ def _limit_resources(settings: LearnerSettings) -> None:
     """Set priority and number of threads for the calling thread and those it starts; on Linux both are per thread."""
     import torch
 
-    lower_priority(settings.nice)
+    lower_priority()
     torch.set_num_threads(settings.threads or 1)

@@ -21,19 +21,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from omnidraft.allowed_hosts import MISDIRECTED, is_allowed
 from omnidraft.config import WorkerSettings
-from omnidraft.config.hosts import MISDIRECTED, is_allowed
 from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import RequestError
 from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
 from omnidraft.hosts.ray_router import conversation_of
-from omnidraft.serving.anthropic_messages.errors import anthropic_error_event, is_anthropic
 from omnidraft.serving.auth import METRICS_REFUSAL, OwnKey, unauthorized
-from omnidraft.serving.error_handlers import error_response
-from omnidraft.serving.event_stream import event, last_error_events
-from omnidraft.serving.openai_responses import events as responses
-from omnidraft.serving.openai_responses.response_schemas import ResponseBody, ResponseError
-from omnidraft.serving.response_schemas import error
+from omnidraft.serving.error_handlers import anthropic_error_event, error_response, is_anthropic
+from omnidraft.serving.event_stream import RESPONSES_PATH, event, failed_response_event, last_error_events
+from omnidraft.serving.response_schemas import Json, error
 from omnidraft.telemetry.exposition import merge_scrapes
 
 logger = logging.getLogger(__name__)
@@ -61,15 +58,15 @@ class StreamFollower:
         """Return the events that end the stream after the pieces so far, given an error of OpenAI's shape."""
         if is_anthropic(self._path):
             return anthropic_error_event(500, content)
-        if self._path == responses.PATH:
-            error = ResponseError(code="server_error", message=content["error"]["message"])
-            return responses.failed_event(self._created_response(), error, self._num_events)
+        if self._path == RESPONSES_PATH:
+            return failed_response_event(self._created_response(), "server_error", content, self._num_events)
         return event("error", content) if self._path.startswith(PAGE_PATHS) else last_error_events(content)
 
-    def _created_response(self) -> ResponseBody:
+    def _created_response(self) -> Json:
         """Return the response of response.created, the first event of its stream."""
         data = self._first.split(b"\n")[1].removeprefix(b"data: ")
-        return ResponseBody.model_validate(json.loads(data)["response"])
+        response: Json = json.loads(data)["response"]
+        return response
 
 
 MAX_ATTEMPTS = 4

@@ -14,6 +14,7 @@ from ray import serve
 from ray.serve import Application
 
 from omnidraft import config
+from omnidraft.decode.recording.trace_producer import DRAIN_S
 from omnidraft.hosts.ray_ingress import Ingress
 from omnidraft.hosts.ray_router import ConversationRouter
 from omnidraft.hosts.ray_worker import DecodeReplica
@@ -56,13 +57,12 @@ def _ingress_deployment() -> serve.Deployment:
 
 def _deployment(settings: config.Settings) -> Application:
     """Return the deployment of one target."""
-    drain_s = settings.recorder.drain_timeout_s
     deployed = serve.deployment(
         name=deployment_name(settings.models.target),
         max_ongoing_requests=MAX_ONGOING,
         max_queued_requests=MAX_QUEUED,
         autoscaling_config={"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 2},
-        graceful_shutdown_timeout_s=settings.worker.drain_timeout_s + 2 * drain_s,
+        graceful_shutdown_timeout_s=settings.worker.drain_timeout_s + 2 * DRAIN_S,
         request_router_config={"request_router_class": ConversationRouter},
         health_check_period_s=5,
         health_check_timeout_s=30,

@@ -23,6 +23,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from omnidraft import config, wiring
 from omnidraft.config import Settings
 from omnidraft.decode.external.request_options import NO_OPTIONS, RequestOptions
+from omnidraft.decode.external.round_scheduler import TRACE_ROWS
 from omnidraft.errors import ConfigError
 from omnidraft.hosts.process import formatter
 from omnidraft.models.probe import choice
@@ -61,10 +62,9 @@ class VllmProposer:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         if self._batching.producer is not None:
-            self._logits = LogitsTap(settings.vllm.trace_rows)
-        if settings.vllm.metrics_port is not None:
-            port, hosts = settings.vllm.metrics_port, settings.worker.allowed_hosts
-            Exposition(metrics.registry, settings.metrics, port, hosts)
+            self._logits = LogitsTap(TRACE_ROWS)
+        if (port := settings.metrics.vllm_port) is not None:
+            Exposition(metrics.registry, settings.metrics, port, settings.worker.allowed_hosts)
         self._start(settings)
         models, snapshot = settings.models, self._batching.slot.current
         logger.info(
@@ -113,11 +113,10 @@ class VllmProposer:
         with self._lock:
             self._batching.rounds.close()
         if self._batching.producer is not None:
-            self._batching.producer.close(self._drain_s)
+            self._batching.producer.close()
 
     def _start(self, settings: Settings) -> None:
         assert self._batching is not None
-        self._drain_s = settings.recorder.drain_timeout_s
         threading.Thread(target=self._tick, name="omnidraft-tick", daemon=True).start()
         if (refresher := self._batching.updater) is not None:
             threading.Thread(target=refresher.run, args=(self._stop,), name="omnidraft-refresher", daemon=True).start()

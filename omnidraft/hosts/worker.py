@@ -10,6 +10,7 @@ from functools import partial
 
 from omnidraft import wiring
 from omnidraft.config import Settings, WorkerSettings
+from omnidraft.decode.recording.trace_producer import DRAIN_S
 from omnidraft.errors import ConfigError
 from omnidraft.hosts.http_server import http_server
 from omnidraft.hosts.process import end_at_once_on_interrupt, freeze_loaded_objects, stop_on_signals
@@ -67,12 +68,11 @@ class WorkerRuntime:
 
     def close(self) -> None:
         """Stop the threads and flush traces and spans, after `drain`."""
-        drain_s = self._settings.recorder.drain_timeout_s
         for thread in self._updaters:
-            thread.join(drain_s)
+            thread.join(DRAIN_S)
         if self._worker.producer is not None:
-            self._worker.producer.close(drain_s)
-        self._tracing.close(self._settings.tracing.timeout_s)
+            self._worker.producer.close()
+        self._tracing.close()
         logger.info("stopped")
 
 
@@ -106,7 +106,7 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
     has_failed = not worker.stop.is_set()
     worker.drain()
     server.should_exit = True
-    http.join(settings.recorder.drain_timeout_s)
+    http.join(DRAIN_S)
     worker.close()
     return 1 if has_failed else 0
 

@@ -1,14 +1,12 @@
 """Several targets with one vocabulary that answer together: a target whose distribution is the mean of theirs.
 
-The mean is of probabilities, log(sum w p), or of log-probabilities, sum w log p, whose softmax is the normalised
-geometric mean. Either is a function of the members' logits at one position alone, so the ensemble is exact and
-reproducible wherever all its members are.
+It is a function of the members' logits at one position alone, so the ensemble is exact and reproducible wherever all
+its members are.
 Shapes: N nodes of a tree, V vocabulary.
 """
 
-import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,28 +15,18 @@ from omnidraft.errors import ConfigError
 from omnidraft.models.serial_passes import require_new, require_valid_pass
 from omnidraft.ports import DraftTree, Mode, Target, TargetSession, TreeLimits
 
-Mean = Literal["probabilities", "log-probabilities"]
-
 
 class EnsembleTarget:
     """Implements ports.Target. The members compute one after another."""
 
-    def __init__(self, members: Sequence[Target], weights: Sequence[float], mean: Mean) -> None:
-        """
-        Args:
-            weights: a positive one for each member, in any scale.
-
-        Raises:
-            ConfigError: there are not two members or more of one vocabulary.
-        """
+    def __init__(self, members: Sequence[Target]) -> None:
+        """Raises ConfigError if there are not two members or more of one vocabulary."""
         _require_members(members)
-        self._members, self._mean = tuple(members), mean
-        self._weights = [weight / sum(weights) for weight in weights]
+        self._members = tuple(members)
         self.vocab_size = members[0].vocab_size
         self.context_limit = min(member.context_limit for member in members)
         self.max_rows = min(member.max_rows for member in members)
-        parts = [f"{weight:.6g}*({each.fingerprint})" for weight, each in zip(self._weights, members, strict=True)]
-        self.fingerprint = f"ensemble-{mean}-" + "+".join(parts)
+        self.fingerprint = "ensemble-" + "+".join(f"({each.fingerprint})" for each in members)
 
     def limits(self, mode: Mode) -> TreeLimits:
         """Return what every member takes."""
@@ -51,7 +39,7 @@ class EnsembleTarget:
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "EnsembleSession":
         """See ports.Target."""
-        return EnsembleSession(self, [member.open(prompt_ids, max_new_tokens, mode) for member in self._members])
+        return EnsembleSession([member.open(prompt_ids, max_new_tokens, mode) for member in self._members])
 
     def forward(self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()) -> list[Tensor]:
         """See ports.Target; the sessions are this target's. A member that reused more keys than another reads less."""
@@ -68,7 +56,7 @@ class EnsembleTarget:
             )
             for number, member in enumerate(self._members)
         ]
-        return [self.mean(of_tree) for of_tree in zip(*logits, strict=True)]
+        return [_mean_of_each_node(of_tree) for of_tree in zip(*logits, strict=True)]
 
     def reuse(self, session: Any, source: Any, num_ids: int) -> int:
         """See ports.Target; the sessions are this target's."""
@@ -80,20 +68,13 @@ class EnsembleTarget:
         """See ports.Target."""
         return sum(member.kv_bytes(num_ids, mode) for member in self._members)
 
-    def mean(self, logits: Sequence[Tensor]) -> Tensor:
-        """Return the mean of the members' distributions, as logits [N, V].
-
-        Each node by itself: torch computes the ends of arrays in another way, so bits would depend on their length.
-        """
-        return torch.stack([mean_logits(of_node, self._weights, self._mean) for of_node in zip(*logits, strict=True)])
-
 
 class EnsembleSession:
     """Implements ports.TargetSession: one session of each member. Where members reused different numbers of keys, it
     counts as that of the fewest."""
 
-    def __init__(self, target: EnsembleTarget, parts: Sequence[TargetSession]) -> None:
-        self._target, self.parts = target, parts
+    def __init__(self, parts: Sequence[TargetSession]) -> None:
+        self.parts = parts
 
     @property
     def num_kept(self) -> int:
@@ -104,7 +85,7 @@ class EnsembleSession:
         return max(part.num_unread for part in self.parts)
 
     def score(self, tree: DraftTree) -> Tensor:
-        return self._target.mean([part.score(tree) for part in self.parts])
+        return _mean_of_each_node([part.score(tree) for part in self.parts])
 
     def keep(self, nodes: Sequence[int]) -> None:
         for part in self.parts:
@@ -115,19 +96,18 @@ class EnsembleSession:
             part.close()
 
 
-def mean_logits(logits: Sequence[Tensor], weights: Sequence[float], mean: Mean) -> Tensor:
-    """Return the log of the weighted mean of distributions, up to a constant of each row.
+def _mean_of_each_node(logits: Sequence[Tensor]) -> Tensor:
+    """Return the mean of the members' distributions, as logits [N, V].
 
-    Args:
-        logits: float32 of each, the vocabulary last.
-        weights: they sum to 1.
+    Each node by itself: torch computes the ends of arrays in another way, so bits would depend on their length.
     """
-    log_p = [each.log_softmax(dim=-1) for each in logits]
-    if mean == "log-probabilities":
-        return sum((weight * each for weight, each in zip(weights, log_p, strict=True)), torch.zeros(()))
-    weighted = [each + math.log(weight) for weight, each in zip(weights, log_p, strict=True)]
-    total = weighted[0]
-    for each in weighted[1:]:
+    return torch.stack([mean_logits(of_node) for of_node in zip(*logits, strict=True)])
+
+
+def mean_logits(logits: Sequence[Tensor]) -> Tensor:
+    """Return the log of the mean of distributions, up to a constant of each row, from float32 logits of each."""
+    total, *others = (each.log_softmax(dim=-1) for each in logits)
+    for each in others:
         total = torch.logaddexp(total, each)
     return total
 

@@ -1,6 +1,7 @@
 """Every seam of omnidraft: the Protocols, and the few dataclasses that cross them. Read this package first."""
 
 from omnidraft.config import Mode
+from omnidraft.params import Grammar, Sampling
 from omnidraft.ports.control import (
     Announcement,
     AnnouncementFields,
@@ -14,11 +15,9 @@ from omnidraft.ports.decoding import (
     AcceptanceFn,
     DraftModel,
     DraftSession,
-    Grammar,
     LogProbs,
     Noise,
     Request,
-    Sampling,
     Step,
     StopCondition,
     Target,

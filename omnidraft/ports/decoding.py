@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from omnidraft.config import Mode
+from omnidraft.params import Sampling
 from omnidraft.ports.draft_tree import DraftTree, TreeLimits
 from omnidraft.traces.record import FinishReason, TargetLogprobs
 
@@ -28,39 +29,6 @@ def recorded_work(*, has_grammar: bool) -> Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Grammar:
-    """A schema or pattern that the whole text must match, or the form of answers that may call tools."""
-
-    kind: Literal["json_schema", "regex", "tools"]
-    text: str
-    """The schema, the pattern, or what tools/grammar.py writes."""
-    compiled: object | None = field(default=None, compare=False, repr=False)
-    """The grammar compiled by decode/sampling/grammar.py; None: it is compiled when decoding begins."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Processors of the target's distribution before a draw, applied in this order: penalties, bias, grammar,
-    temperature, top-k, top-p, min-p."""
-
-    temperature: float = 0.0
-    """0 takes the most probable token, lowest id on a tie."""
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    """Tokens less probable than this share of the most probable one are excluded."""
-    repetition_penalty: float = 1.0
-    """Positive logits of ids in prompt or answer are divided by it, negative ones multiplied."""
-    presence_penalty: float = 0.0
-    """Subtracted from the logit of every id of the answer."""
-    frequency_penalty: float = 0.0
-    """Subtracted once for each occurrence of the id in the answer."""
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Added to the logits of these ids."""
-    grammar: Grammar | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Request:
     """One text to decode."""
 
@@ -69,7 +37,7 @@ class Request:
     drafter_prompt_ids: tuple[int, ...]
     """The same prompt in the drafter's own template and ids; they are never derived from the target's."""
     max_new_tokens: int
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     choice: int = 0
     """The index of the answer among the `n` of a request; answers of one seed differ by it."""

@@ -45,8 +45,8 @@ class Tracing(Protocol):
         """Begin a span that started `ago_s` seconds ago. `parent` and `links` are contexts; without a parent a new
         trace begins."""
 
-    def close(self, timeout_s: float) -> None:
-        """Export the queued spans, waiting at most `timeout_s`. No span may be begun afterwards."""
+    def close(self) -> None:
+        """Export the queued spans, waiting for a few seconds at most. No span may be begun afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +66,4 @@ class NoopTracing:
     def begin(self, name: str, *, parent: str | None = None, **_: object) -> NoopSpan:
         return NoopSpan(parent)
 
-    def close(self, timeout_s: float) -> None: ...
+    def close(self) -> None: ...

@@ -1,8 +1,12 @@
-"""One answer while it is decoded: its choices part by part, its usage, and what speculation did for it."""
+"""One answer while it is decoded: its choices part by part, its usage, and what speculation did for it.
+
+Newer protocols have blocks where chat completions have one text and a list of calls.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from omnidraft.decode.drafted_spans import DraftedSpans
 from omnidraft.decode.engine import Engine
@@ -17,6 +21,93 @@ from omnidraft.tools.formats import ToolFormat
 from omnidraft.tools.messages import call_id
 from omnidraft.tools.parser import CallDelta, ToolCallParser
 from omnidraft.vocab.tokenizer import Vocabulary
+
+
+@dataclass(slots=True)
+class Block:
+    """A text, or a call and its arguments."""
+
+    index: int
+    call_id: str | None = None
+    """None for a text."""
+    name: str = ""
+    """The tool that is called."""
+    content: str = ""
+    """What was written of the text or of the arguments."""
+
+
+class BlockChange(Enum):
+    """What happens to a block: it begins, gets longer, and ends."""
+
+    BEGIN = auto()
+    DELTA = auto()
+    END = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvent:
+    """One change of one block."""
+
+    change: BlockChange
+    block: Block
+    delta: str = ""
+
+
+class BlockBuilder:
+    """Cuts the parts of one choice into blocks. A block ends before the next one begins."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self._is_open = False
+
+    @property
+    def open_block(self) -> Block | None:
+        """The block that is being written."""
+        return self.blocks[-1] if self._is_open else None
+
+    def take(self, part: ChoicePart) -> Iterator[BlockEvent]:
+        """Yield the changes that the next part makes."""
+        for piece in part.pieces:
+            if isinstance(piece, str):
+                yield from self._begin_text()
+                yield self._add(piece)
+            else:
+                yield from self._take_call(piece)
+
+    def finish(self) -> Iterator[BlockEvent]:
+        """Yield the end of the block that is open, if one is."""
+        if self._is_open:
+            self._is_open = False
+            yield BlockEvent(BlockChange.END, self.blocks[-1])
+
+    def _begin_text(self) -> Iterator[BlockEvent]:
+        if self.open_block is None or self.open_block.call_id is not None:
+            yield from self._begin(Block(len(self.blocks)))
+
+    def _take_call(self, call: NamedCall) -> Iterator[BlockEvent]:
+        if call.id is not None:
+            yield from self._begin(Block(len(self.blocks), call.id, call.name or ""))
+        if call.arguments:
+            yield self._add(call.arguments)
+
+    def _begin(self, block: Block) -> Iterator[BlockEvent]:
+        yield from self.finish()
+        self.blocks.append(block)
+        self._is_open = True
+        yield BlockEvent(BlockChange.BEGIN, block)
+
+    def _add(self, delta: str) -> BlockEvent:
+        self.blocks[-1].content += delta
+        return BlockEvent(BlockChange.DELTA, self.blocks[-1], delta)
+
+
+def blocks_of(parts: Iterable[ChoicePart]) -> list[Block]:
+    """Return the blocks of a whole choice, given all its parts."""
+    builder = BlockBuilder()
+    for part in parts:
+        for _ in builder.take(part):
+            pass
+    return builder.blocks
 
 
 def response_metrics(stats: DecodeStats) -> ResponseMetrics:

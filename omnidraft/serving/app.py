@@ -4,7 +4,7 @@ Every response names its snapshot (`system_fingerprint`) and on request has stat
 document lists exactly the statuses that each endpoint answers with.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -14,12 +14,11 @@ from omnidraft import __version__
 from omnidraft.config import WorkerSettings
 from omnidraft.serving import response_schemas
 from omnidraft.serving.answer import ServedModel
-from omnidraft.serving.anthropic_messages.errors import AnthropicError, is_anthropic
-from omnidraft.serving.anthropic_messages.routes import add_messages
+from omnidraft.serving.anthropic_messages.writer import add_messages
 from omnidraft.serving.auth import API_KEY_HEADER, METRICS_PATH, ApiKeyAuth
 from omnidraft.serving.completion_writer import CompletionWriter
-from omnidraft.serving.error_handlers import BodyLimit, ModelNotServed, add_error_handlers
-from omnidraft.serving.openai_responses.routes import add_responses
+from omnidraft.serving.error_handlers import AnthropicError, BodyLimit, add_error_handlers, is_anthropic
+from omnidraft.serving.openai_responses.writer import add_responses
 from omnidraft.serving.page.pass_stream import add_page
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
@@ -33,19 +32,6 @@ _REASONS: Mapping[str, str] = {
     "/v1/embeddings": "embeddings are not served here: the models generate text. Ask a server with an embedding model",
     "/v1/responses/{rest:path}": "no response is kept: the server is stateless. Send the whole conversation as `input`",
 }
-
-
-def add_missing(app: FastAPI) -> None:
-    """Add routes that refuse every request with the reason; the OpenAPI document does not have them."""
-    for path, reason in _REASONS.items():
-        app.add_api_route(path, _refusing(reason), methods=["GET", "POST", "DELETE"], include_in_schema=False)
-
-
-def _refusing(reason: str) -> Callable[[], Awaitable[None]]:
-    async def refuse() -> None:
-        raise HTTPException(404, reason)
-
-    return refuse
 
 
 __all__ = ["ServedModel", "application"]
@@ -73,10 +59,11 @@ def application(
     add_responses(app, respond)
     add_messages(app, respond, tokenization)
     add_tokenization(app, respond, tokenization)
-    add_missing(app)
+    for path, reason in _REASONS.items():
+        _add_missing(app, path, reason)
     if settings.page:
         add_page(app, respond, requests)
-    _add_models(app, served)
+    _add_models(app, served, respond)
     _add_health(app, requests, vital, metrics_text)
     add_error_handlers(app)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
@@ -89,7 +76,7 @@ def application(
 def _add_completions(app: FastAPI, respond: Responder) -> None:
     @app.post(
         "/v1/completions",
-        responses=generation_responses(response_schemas.Completion, "Completion, then [DONE]"),
+        responses=generation_responses("Completion, then [DONE]", response_schemas.Completion),
     )
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Go on with a text, as it is."""
@@ -97,14 +84,22 @@ def _add_completions(app: FastAPI, respond: Responder) -> None:
 
     @app.post(
         "/v1/chat/completions",
-        responses=generation_responses(response_schemas.ChatCompletion, "chat.completion.chunk objects, then [DONE]"),
+        responses=generation_responses("chat.completion.chunk objects, then [DONE]", response_schemas.ChatCompletion),
     )
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer messages, in the target's own chat template."""
         return await respond(request, body, CompletionWriter.of_chat)
 
 
-def _add_models(app: FastAPI, served: Sequence[ServedModel]) -> None:
+def _add_missing(app: FastAPI, path: str, reason: str) -> None:
+    """Add a route that refuses every request with the reason; the OpenAPI document does not have it."""
+
+    @app.api_route(path, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    async def refuse() -> None:
+        raise HTTPException(404, reason)
+
+
+def _add_models(app: FastAPI, served: Sequence[ServedModel], respond: Responder) -> None:
     known = {each.name: response_schemas.Model(id=each.name) for each in served}
 
     @app.get("/v1/models")
@@ -115,9 +110,7 @@ def _add_models(app: FastAPI, served: Sequence[ServedModel]) -> None:
     @app.get("/v1/models/{name:path}", responses=error_responses(404))
     async def model(name: str) -> response_schemas.Model:
         """Return one of the models that are served here."""
-        if name not in known:
-            raise ModelNotServed(f"no model {name!r} here; this worker serves {', '.join(map(repr, known))}")
-        return known[name]
+        return known[respond.model(name).name]
 
 
 def _add_health(

@@ -19,9 +19,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnidraft.config import GROUP_KEYS, ApiKey, WorkerSettings
 from omnidraft.errors import RequestError
-from omnidraft.serving.error_handlers import TenantTaken, error, error_response
-from omnidraft.serving.page.files import FILES_PATH, PAGE_PATH
+from omnidraft.serving.error_handlers import FieldRefused, error, error_response
 
+PAGE_PATH = "/"
+FILES_PATH = "/page/files/"
+"""The prefix of the paths of the page's other files."""
 PUBLIC_PATHS = frozenset({"/healthz", "/health", "/readyz", "/openapi.json", "/docs", "/redoc", PAGE_PATH})
 """Paths that need no key: for probes and readers of the document, and the page, which asks for one. Its files need none
 either."""
@@ -102,11 +104,12 @@ class TenantNames:
         self._taken = frozenset(_folded(each.tenant) for each in settings.api_keys if each.tenant)
 
     def tenant_of(self, client: ApiClient | None, user: str | None) -> str:
-        """Return the tenant of a request whose body names `user`. Raises TenantTaken, RequestError."""
+        """Return the tenant of a request whose body names `user`. Raises RequestError."""
         if client is not None and client.tenant is not None:
             return client.tenant
         if user and _folded(user) in self._taken:
-            raise TenantTaken("user: this name is the tenant of another API key; send that key, or name another user")
+            message = "user: this name is the tenant of another API key; send that key, or name another user"
+            raise FieldRefused(message, status=403, field="user", code="tenant_taken")
         if user and user.startswith(GROUP_KEYS):
             raise RequestError(f"user: names that begin with {GROUP_KEYS!r} are reserved; name another user")
         return user or self._default

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Sequence
 
+from pydantic_core import to_json
+
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.error_handlers import stream_error
 from omnidraft.serving.event_stream import DONE, last_error_events, unnamed_event
@@ -75,12 +77,10 @@ class CompletionWriter:
         """Return the scores of a chat's prompt, which stand beside the choices, as in vLLM."""
         if self._kind is not CHAT or choice.prompt is None:
             return {}
-        rows = for_prompt(choice.prompt, self._answer.model.vocabulary)
-        dumped = [None if row is None else {token: each.model_dump() for token, each in row.items()} for row in rows]
-        return {"prompt_logprobs": dumped}
+        return {"prompt_logprobs": for_prompt(choice.prompt, self._answer.model.vocabulary)}
 
     def _choice(self, part: ChoicePart) -> str:
-        return self._kind.choice(part, self._answer.model.vocabulary).model_dump_json(exclude_unset=True)
+        return to_json(self._kind.choice(part, self._answer.model.vocabulary)).decode()
 
     def _frame(self) -> str:
         """Return the JSON before the choices, which is the same in every chunk."""

@@ -2,18 +2,19 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import ContextExceeded, OmnidraftError, RequestError
-from omnidraft.serving.anthropic_messages.errors import THREAD_REFUSED, anthropic_error, is_anthropic
-from omnidraft.serving.queue_errors import Abandoned, QueueFull, Stopping
+from omnidraft.serving.event_stream import event
+from omnidraft.serving.queued_request import Abandoned, QueueFull, Stopping
 from omnidraft.serving.response_schemas import error
 
 STOPPING_RETRY_S = "1"
@@ -26,16 +27,61 @@ CLIENT_CLOSED_REQUEST = 499
 """The status that nginx logs for a client that closed its connection."""
 
 
-class ModelNotServed(RequestError):
-    """The request names a model that is not served here (HTTP 404)."""
+MESSAGES_PATH = "/v1/messages"
+
+_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
 
 
-class TenantTaken(RequestError):
-    """A key without a tenant named the tenant of another key (HTTP 403)."""
+THREAD_REFUSED = "thread_unsupported_request"
+"""The code by which Anthropic's client knows that it has to send conversations whole."""
 
 
-class ThreadRefused(RequestError):
-    """The request goes on with a conversation that it wants kept here (HTTP 400)."""
+class AnthropicErrorDetail(BaseModel):
+    type: str
+    message: str
+    details: dict[str, Any] | None = None
+    """Of a refused thread: `error_code` and `unsupported`, as Anthropic's client reads them."""
+
+
+class AnthropicError(BaseModel):
+    """The body of every 4xx and 5xx of Anthropic's paths."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicErrorDetail
+
+
+def is_anthropic(path: str) -> bool:
+    """Return whether clients of Anthropic's ask this path."""
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
+def anthropic_error(status: int, content: Mapping[str, Any]) -> dict[str, object]:
+    """Return an error of OpenAI's shape in Anthropic's."""
+    detail = AnthropicErrorDetail(type=_TYPES.get(status, "invalid_request_error"), message=content["error"]["message"])
+    if content["error"].get("code") == THREAD_REFUSED:
+        detail.details = {"error_code": THREAD_REFUSED, "unsupported": ["thread"]}
+    return AnthropicError(error=detail).model_dump(exclude_none=True)
+
+
+def anthropic_error_event(status: int, content: Mapping[str, Any]) -> bytes:
+    """Return the event that ends a stream with an error of OpenAI's shape."""
+    return event("error", anthropic_error(status, content))
+
+
+class FieldRefused(RequestError):
+    """A request is refused for one field, with a status and a code of its own."""
+
+    def __init__(self, message: str, *, status: int, field: str, code: str) -> None:
+        super().__init__(message)
+        self.status, self.field, self.code = status, field, code
 
 
 class BodyLimit:
@@ -114,12 +160,8 @@ async def _on_error(request: Request, exc: Exception) -> Response:
             return refuse(400, _invalid(exc))
         case HTTPException():
             return refuse(exc.status_code, error(exc.detail, "invalid_request_error"), exc.headers)
-        case ModelNotServed():
-            return refuse(404, error(str(exc), "invalid_request_error", "model", "model_not_found"))
-        case TenantTaken():
-            return refuse(403, error(str(exc), "invalid_request_error", "user", "tenant_taken"))
-        case ThreadRefused():
-            return refuse(400, error(str(exc), "invalid_request_error", "thread", THREAD_REFUSED))
+        case FieldRefused():
+            return refuse(exc.status, error(str(exc), "invalid_request_error", exc.field, exc.code))
         case ContextExceeded() if is_anthropic(request.url.path):
             numbers = f"{exc.num_prompt_tokens} tokens > {exc.most_prompt_tokens} maximum"
             return refuse(400, error(f"prompt is too long: {numbers}", "invalid_request_error"))

@@ -5,20 +5,35 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
+from omnidraft.serving.response_schemas import Json
 
 EVENT_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream of completions."""
 
 
+RESPONSES_PATH = "/v1/responses"
+
+
 def event(name: str, data: Mapping[str, Any]) -> bytes:
     """Return one event of a stream."""
-    return f"event: {name}\ndata: {json.dumps(data, default=BaseModel.model_dump)}\n\n".encode()
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+def response_event(name: str, number: int, content: Json) -> bytes:
+    """Return one event of a stream of OpenAI's Responses: its name and its number are in its data."""
+    return event(name, {"type": name, "sequence_number": number, **content})
+
+
+def failed_response_event(response: Json, code: str, error: Mapping[str, Any], number: int) -> bytes:
+    """Return the event that ends the stream of a response that failed with an error of OpenAI's shape."""
+    told = {"code": code, "message": error["error"]["message"]}
+    failed = response | {"status": "failed", "error": told}
+    return response_event("response.failed", number, {"response": failed})
 
 
 def unnamed_event(data: str) -> bytes:

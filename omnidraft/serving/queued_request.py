@@ -1,4 +1,4 @@
-"""A request in the queue of its engine, and the steps that the decoding thread hands to its reader."""
+"""A request in the queue of its engine, the steps that the decoding thread hands to its reader, and how it can end."""
 
 import queue
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +9,7 @@ from omnidraft.decode.generation import Generation, GenerationRequest
 from omnidraft.decode.prompt_logprobs import PromptToken
 from omnidraft.decode.prompting import prompt_bytes
 from omnidraft.decode.step_stats import DecodeStats
+from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Request, Step
 
 
@@ -106,3 +107,30 @@ class QueuedRequest:
             if isinstance(result, Exception):
                 raise result
             yield result
+
+
+class QueueFull(OmnidraftError):
+    """Too many requests wait; try again after `retry_after_s` (HTTP 429)."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Stopping(OmnidraftError):
+    """The worker is about to end; ask another one (HTTP 503)."""
+
+
+class Abandoned(OmnidraftError):
+    """The client went away; nobody reads the response."""
+
+
+def end_status(error: Exception | None) -> str:
+    """Return the label of the counter of requests."""
+    match error:
+        case None:
+            return "ok"
+        case Abandoned():
+            return "abandoned"
+        case _:
+            return type(error).__name__

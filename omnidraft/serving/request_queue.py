@@ -9,9 +9,8 @@ from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationOutput
 from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Metrics
-from omnidraft.serving.engine_queue import EngineQueue
-from omnidraft.serving.queue_errors import Abandoned, QueueFull, Stopping, end_status
-from omnidraft.serving.queued_request import QueuedRequest
+from omnidraft.serving.fair_queue import EngineQueue
+from omnidraft.serving.queued_request import Abandoned, QueuedRequest, QueueFull, Stopping, end_status
 from omnidraft.threads import SupervisedThread
 
 logger = logging.getLogger(__name__)

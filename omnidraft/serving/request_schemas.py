@@ -4,33 +4,44 @@ A field that is not here is refused by name, so that nobody believes it had an e
 counterpart here are accepted with those values that change nothing.
 """
 
-import secrets
-import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, Strict, Tag, ValidationInfo, field_validator, model_validator
-
-from omnidraft.decode.generation import GenerationRequest
-from omnidraft.decode.sampling.noise import choice_seed
-from omnidraft.decode.sampling.validation import (
-    MAX_COUNT,
-    MAX_PENALTY,
-    MAX_REPETITION_PENALTY,
-    MAX_SEED,
-    MAX_TEMPERATURE,
-    MIN_REPETITION_PENALTY,
-    MIN_SEED,
-    effective_top_k,
-    unsigned_seed,
+from pydantic import (
+    BeforeValidator,
+    Field,
+    Strict,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
 )
+
+from omnidraft.decode.generation import GenerationRequest, choices
 from omnidraft.errors import RequestError
-from omnidraft.ports import Grammar, Mode, Sampling
-from omnidraft.serving.chat_messages import RequestMessage
-from omnidraft.serving.strict_model import MAPPING_LIMITS, TEXT_OR_LIST, Speculation, StrictModel, Text, TextMapping
-from omnidraft.serving.structured_output import ResponseFormat, StructuredOutputs
-from omnidraft.serving.tool_schemas import Deprecated, ToolChoice, Tools, tool_use
-from omnidraft.traces.request_ids import answer_id
+from omnidraft.params import MAX_COUNT, ROWS, sampling_of
+from omnidraft.ports import Grammar, Mode
+from omnidraft.serving.request_parts import (
+    Deprecated,
+    RequestMessage,
+    ResponseFormat,
+    StructuredOutputs,
+    ToolChoice,
+    Tools,
+    tools_offered,
+)
+from omnidraft.serving.strict_model import (
+    MAPPING_LIMITS,
+    TEXT_OR_LIST,
+    RequestFields,
+    StrictModel,
+    Text,
+    TextMapping,
+    refuse,
+    with_null,
+    with_sampling,
+)
 
 MAX_STOPS = 16
 Stop = Annotated[Text | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), Tag("list")], TEXT_OR_LIST]
@@ -50,49 +61,42 @@ class StreamOptions(StrictModel):
     """Every chunk has the usage so far, as in vLLM."""
 
 
-class _GenerationParams(StrictModel):
+NULL_OF_OPENAI = ("prompt_cache_retention", "prompt_cache_options", "moderation")
+"""Fields without a counterpart here; see strict_model.with_null."""
+
+
+class OpenAIFields(RequestFields):
+    """Fields of all APIs of OpenAI's."""
+
+    user: str | None = Field(None, max_length=MAX_USER_CHARACTERS, pattern=NO_ZERO_BYTE)
+    """Whose the request is, unless the API key says it."""
+    metadata: TextMapping | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+
+@with_sampling("openai")
+class _GenerationParams(OpenAIFields):
     """Fields of both endpoints."""
 
-    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
-
-    model: str | None = None
-    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
-    """1 when it is not given."""
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=MAX_COUNT)
-    """0 and -1 draw from all tokens, as in vLLM."""
-    min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(1.0, ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)
-    presence_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
-    frequency_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
     logit_bias: Annotated[dict[Annotated[int, Strict(False)], float], *MAPPING_LIMITS] | None = None
     """What is added to the logits of the target's ids, between -100 and 100."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
-    """The same seed gives the same text, whatever drafts. Choice 0 is the text that n = 1 gives."""
     stop: Stop | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_COUNT)
+    """Choice 0 is the text that n = 1 gives."""
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_PROMPT_LOGPROBS)
     """Tell the log-probability of each token of the prompt and of so many likeliest ones, as vLLM; not in a stream."""
     ignore_eos: bool | None = None
     """True goes on behind the tokens that end a text, up to `max_tokens`, as in vLLM; for benchmarks."""
-    user: str | None = Field(None, max_length=MAX_USER_CHARACTERS, pattern=NO_ZERO_BYTE)
-    """Whose the request is, unless the API key says it."""
-    store: bool | None = None
-    """False keeps the request out of the traces the drafter learns from."""
-    speculation: Speculation = "auto"
     mode: Mode | None = None
     figures: bool = False
     """Answer with what speculation did, as `omnidraft`."""
-    metadata: TextMapping | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_USER_CHARACTERS)
     """Requests reuse the keys of common prefixes only of requests with the same salt, as in vLLM."""
-    service_tier: Literal["auto", "default"] | None = None
 
     @model_validator(mode="after")
     def _is_whole_with_prompt_logprobs(self) -> "_GenerationParams":
@@ -135,57 +139,31 @@ class _GenerationParams(StrictModel):
         return len(self.prompts()) * (self.n or 1)
 
     def generation_requests(self, tenant: str, max_new_tokens: int | None) -> list[GenerationRequest]:
-        """Return a request for each choice, the choices of a prompt next to each other. Raises RequestError.
-
-        With the client's seed each prompt's choices have the seeds that they have alone; without one all seeds differ.
+        """Return a request for each choice; see decode.generation.choices. Raises RequestError.
 
         Args:
             max_new_tokens: the deployment's ceiling, from the settings.
         """
-        request_id = uuid.uuid4().hex
-        seed = secrets.randbits(53) if self.seed is None else unsigned_seed(self.seed)
-        shared: dict[str, Any] = {
-            "max_new_tokens": min(filter(None, (self.num_tokens, max_new_tokens)), default=None),
-            "sampling": self._sampling(),
-            "stop_strings": tuple([self.stop] if isinstance(self.stop, str) else self.stop or ()),
-            "mode": self.mode,
-            "num_draft_tokens": self._num_draft_tokens(),
-            "num_log_probs": self.num_log_probs,
-            "ignores_eos": bool(self.ignore_eos),
-            "is_stored": self.store is not False,
-            "tenant": tenant,
-        }
-        prompts, num = self.prompts(), self.n or 1
-        own_ids = [f"{request_id}-{place}" if place else request_id for place in range(len(prompts))]
-        return [
-            GenerationRequest(
-                **prompt,
-                **shared,
-                seed=choice_seed(seed, place * num + number if self.seed is None else number),
-                request_id=answer_id(own_ids[place], number) if number else own_ids[place],
-                num_prompt_log_probs=None if number else self.prompt_logprobs,
-            )
-            for place, prompt in enumerate(prompts)
-            for number in range(num)
-        ]
+        return choices(
+            self.prompts(),
+            self.n or 1,
+            seed=self.seed,
+            num_prompt_log_probs=self.prompt_logprobs,
+            max_new_tokens=min(filter(None, (self.num_tokens, max_new_tokens)), default=None),
+            sampling=sampling_of(self, logit_bias=self.logit_bias, grammar=self._grammar()),
+            stop_strings=tuple([self.stop] if isinstance(self.stop, str) else self.stop or ()),
+            mode=self.mode,
+            num_draft_tokens=self._num_draft_tokens(),
+            num_log_probs=self.num_log_probs,
+            ignores_eos=bool(self.ignore_eos),
+            is_stored=self.store is not False,
+            tenant=tenant,
+        )
 
     def _num_draft_tokens(self) -> int | None:
         if self.speculation == "auto":
             return None
         return 0 if self.speculation == "off" else self.speculation
-
-    def _sampling(self) -> Sampling:
-        return Sampling(
-            1.0 if self.temperature is None else self.temperature,
-            effective_top_k(self.top_k),
-            self.top_p,
-            self.min_p,
-            1.0 if self.repetition_penalty is None else self.repetition_penalty,
-            self.presence_penalty or 0.0,
-            self.frequency_penalty or 0.0,
-            self.logit_bias or {},
-            self._grammar(),
-        )
 
     def _grammar(self) -> Grammar | None:
         fields = (self.response_format, self.structured_outputs)
@@ -195,18 +173,14 @@ class _GenerationParams(StrictModel):
         return grammars[0] if grammars else None
 
 
-def _refuse_token_ids(value: Any) -> Any:
-    first = value[0] if isinstance(value, list) and value else None
-    if isinstance(first, int | list):
-        raise ValueError("no token ids are taken: send their text, which /detokenize returns")
-    return value
-
-
 class CompletionRequest(_GenerationParams):
     prompt: Annotated[
         Text | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("list")],
         TEXT_OR_LIST,
-        BeforeValidator(_refuse_token_ids),
+        refuse(
+            lambda value: isinstance(value, list) and isinstance(next(iter(value), None), int | list),
+            "no token ids are taken: send their text, which /detokenize returns",
+        ),
     ]
     """Of several, each has `n` choices."""
     max_tokens: MaxTokens = None
@@ -232,6 +206,7 @@ class CompletionRequest(_GenerationParams):
         return [{"prompt": prompt, "suffix": self.suffix or None} for prompt in prompts]
 
 
+@with_null("reasoning_effort", "verbosity", "prediction", "audio", "web_search_options", *NULL_OF_OPENAI)
 class ChatRequest(_GenerationParams):
     messages: Annotated[list[RequestMessage], Field(fail_fast=True)]
     max_tokens: MaxTokens = None
@@ -250,14 +225,6 @@ class ChatRequest(_GenerationParams):
     """False: one call at most."""
     functions: Deprecated = None
     function_call: Deprecated = None
-    reasoning_effort: None = None
-    verbosity: None = None
-    prediction: None = None
-    audio: None = None
-    web_search_options: None = None
-    prompt_cache_retention: None = None
-    prompt_cache_options: None = None
-    moderation: None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
@@ -286,5 +253,22 @@ class ChatRequest(_GenerationParams):
         return self
 
     def prompts(self) -> Sequence[dict[str, Any]]:
-        tools = tool_use(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
+        tools = tools_offered(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
         return [{"messages": [message.plain() for message in self.messages], "tools": tools}]
+
+
+def same_fields(body: RequestFields, shared: type[RequestFields]) -> dict[str, Any]:
+    """Return the fields that a chat request has under the same names: those of `shared` and the sampling settings."""
+    return {name: getattr(body, name) for name in (*shared.model_fields, *ROWS) if hasattr(body, name)}
+
+
+def chat_request(fields: Mapping[str, Any]) -> ChatRequest:
+    """Return the chat request with these fields; those that are None are left out.
+
+    Raises:
+        RequestError: they contradict each other, as a result of a call that nobody made.
+    """
+    try:
+        return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+    except ValidationError as exc:
+        raise RequestError(exc.errors()[0]["msg"].removeprefix("Value error, ")) from exc

@@ -9,14 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pydantic import BaseModel
-
 from omnidraft.decode.drafted_spans import DraftedSpan, TokenOffsets
 from omnidraft.decode.prompt_logprobs import PromptToken
 from omnidraft.ports import LogProbs, Step
-from omnidraft.serving import response_schemas
-from omnidraft.serving.response_schemas import ChatLogProbs, ChatToken, CompletionLogProbs, PromptLogProb, TokenLogProb
-from omnidraft.serving.tool_schemas import FunctionCall, FunctionCallDelta, ToolCall, ToolCallDelta
+from omnidraft.serving.response_schemas import ChatFinishReason, Json
 from omnidraft.vocab.tokenizer import Vocabulary
 
 MIN_LOGPROB = -9999.0
@@ -59,37 +55,38 @@ def _rows(log_probs: LogProbs) -> Iterable[tuple[float, tuple[tuple[int, float],
     return zip(log_probs.emitted, log_probs.likeliest, strict=True)
 
 
-def for_completion(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> CompletionLogProbs:
+def for_completion(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> Json:
     """Return the four lists of a completion; a `top_logprobs` that is not empty includes the emitted token."""
-    return CompletionLogProbs(
-        tokens=[token_text(each.token, vocabulary) for each in entries],
-        token_logprobs=[max(each.log_p, MIN_LOGPROB) for each in entries],
-        top_logprobs=[_with_emitted(each, vocabulary) for each in entries],
-        text_offset=[each.offset for each in entries],
-    )
+    return {
+        "tokens": [token_text(each.token, vocabulary) for each in entries],
+        "token_logprobs": [max(each.log_p, MIN_LOGPROB) for each in entries],
+        "top_logprobs": [_with_emitted(each, vocabulary) for each in entries],
+        "text_offset": [each.offset for each in entries],
+    }
 
 
-def for_chat(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> ChatLogProbs:
+def for_chat(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> Json:
     """Return an object for each token, with its bytes."""
     content = []
     for each in entries:
         likeliest = [_token(token, log_p, vocabulary) for token, log_p in each.likeliest]
-        own = _token(each.token, each.log_p, vocabulary)
-        content.append(ChatToken(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=likeliest))
-    return ChatLogProbs(content=content, refusal=None)
+        content.append({**_token(each.token, each.log_p, vocabulary), "top_logprobs": likeliest})
+    return {"content": content, "refusal": None}
 
 
-def for_prompt(tokens: Sequence[PromptToken], vocabulary: Vocabulary) -> list[dict[int, PromptLogProb] | None]:
+def for_prompt(tokens: Sequence[PromptToken], vocabulary: Vocabulary) -> list[Json | None]:
     """Return vLLM's entries of a prompt: none for the first token, then the token's own and the likeliest, by id."""
-    shown: list[dict[int, PromptLogProb] | None] = [None]
+    shown: list[Json | None] = [None]
     for each in tokens:
         entries = {token: (log_p, rank) for rank, (token, log_p) in enumerate(each.likeliest, start=1)}
         entries.setdefault(each.token, (each.log_p, each.rank))
         shown.append(
             {
-                token: PromptLogProb(
-                    logprob=max(log_p, MIN_LOGPROB), rank=rank, decoded_token=token_text(token, vocabulary)
-                )
+                str(token): {
+                    "logprob": max(log_p, MIN_LOGPROB),
+                    "rank": rank,
+                    "decoded_token": token_text(token, vocabulary),
+                }
                 for token, (log_p, rank) in entries.items()
             }
         )
@@ -117,9 +114,9 @@ def _with_emitted(entry: LogprobEntry, vocabulary: Vocabulary) -> dict[str, floa
     return {text: max(log_p, MIN_LOGPROB) for text, log_p in log_p_of.items()}
 
 
-def _token(token: int, log_p: float, vocabulary: Vocabulary) -> TokenLogProb:
+def _token(token: int, log_p: float, vocabulary: Vocabulary) -> Json:
     own_bytes = list(vocabulary.spell((token,)))
-    return TokenLogProb(token=token_text(token, vocabulary), logprob=max(log_p, MIN_LOGPROB), bytes=own_bytes)
+    return {"token": token_text(token, vocabulary), "logprob": max(log_p, MIN_LOGPROB), "bytes": own_bytes}
 
 
 @dataclass(slots=True)
@@ -141,7 +138,7 @@ class ChoicePart:
     is_first: bool
     pieces: list[str | NamedCall] = field(default_factory=list)
     """Its text and its calls, in the order in which they are written."""
-    finish_reason: response_schemas.ChatFinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     entries: list[LogprobEntry] | None = None
     """Log-probabilities of its tokens; None unless the request asks for them."""
     spans: list[DraftedSpan] = field(default_factory=list)
@@ -179,77 +176,49 @@ class ResponseKind:
 
     prefix: str
     name: str
-    choice: Callable[[ChoicePart, Vocabulary], BaseModel]
+    choice: Callable[[ChoicePart, Vocabulary], Json]
 
 
-def _completion(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
+def _completion(part: ChoicePart, vocabulary: Vocabulary) -> Json:
     assert part.finish_reason != "tool_calls"  # a completion is offered no tools
-    choice = response_schemas.CompletionChoice.model_construct(
-        index=part.index,
-        text=part.text,
-        logprobs=None if part.entries is None else for_completion(part.entries, vocabulary),
-        finish_reason=part.finish_reason,
-    )
+    logprobs = None if part.entries is None else for_completion(part.entries, vocabulary)
+    choice = {"index": part.index, "text": part.text, "logprobs": logprobs, "finish_reason": part.finish_reason}
     if part.prompt is not None:
-        choice.prompt_logprobs = for_prompt(part.prompt, vocabulary)
+        choice["prompt_logprobs"] = for_prompt(part.prompt, vocabulary)
     return choice
 
 
-def _message(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
-    return response_schemas.ChatChoice.model_construct(
-        index=part.index,
-        message=_chat_message(part),
-        logprobs=_chat_log_probs(part, vocabulary),
-        finish_reason=part.finish_reason,
-    )
-
-
-def _chat_message(part: ChoicePart) -> response_schemas.ChatMessage:
-    """Return the message; it has no field of calls where there are none, as at OpenAI."""
-    message = response_schemas.ChatMessage.model_construct(role="assistant", content=_content(part))
+def _message(part: ChoicePart, vocabulary: Vocabulary) -> Json:
+    """Return the choice; its message has no field of calls where there are none, as at OpenAI."""
+    message: Json = {"role": "assistant", "content": _content(part)}
     if part.calls:
-        message.tool_calls = [_call(call) for call in part.calls]
-    return message
+        message["tool_calls"] = [_call(call) for call in part.calls]
+    return {"index": part.index, "message": message, **_end_of(part, vocabulary)}
 
 
-def _delta(part: ChoicePart, vocabulary: Vocabulary) -> BaseModel:
-    delta = response_schemas.ChatDelta.model_construct(content=_content(part))
-    if part.is_first:
-        delta.role = "assistant"
+def _delta(part: ChoicePart, vocabulary: Vocabulary) -> Json:
+    delta: Json = {"role": "assistant"} if part.is_first else {}
+    delta["content"] = _content(part)
     if part.calls:
-        delta.tool_calls = [_call_delta(call) for call in part.calls]
-    choice = response_schemas.ChatChunkChoice.model_construct(
-        index=part.index,
-        delta=delta,
-        logprobs=_chat_log_probs(part, vocabulary),
-        finish_reason=part.finish_reason,
-    )
-    if part.spans:
-        choice.drafted_by = [(span.text, span.source) for span in part.spans]
-    return choice
+        delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in part.calls]
+    drafted_by = {"drafted_by": [(span.text, span.source) for span in part.spans]} if part.spans else {}
+    return {"index": part.index, "delta": delta, **_end_of(part, vocabulary), **drafted_by}
 
 
 def _content(part: ChoicePart) -> str | None:
     return part.text if part.text or not part.calls else None
 
 
-def _call(call: NamedCall) -> ToolCall:
-    assert call.id is not None
-    assert call.name is not None
-    function = FunctionCall.model_construct(name=call.name, arguments=call.arguments)
-    return ToolCall.model_construct(id=call.id, type="function", function=function)
-
-
-def _call_delta(call: NamedCall) -> ToolCallDelta:
+def _call(call: NamedCall) -> Json:
+    """Return a call, or what a chunk adds to it."""
     if call.id is None:
-        function = FunctionCallDelta.model_construct(arguments=call.arguments)
-        return ToolCallDelta.model_construct(index=call.index, function=function)
-    function = FunctionCallDelta.model_construct(name=call.name, arguments=call.arguments)
-    return ToolCallDelta.model_construct(index=call.index, id=call.id, type="function", function=function)
+        return {"function": {"arguments": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _chat_log_probs(part: ChoicePart, vocabulary: Vocabulary) -> response_schemas.ChatLogProbs | None:
-    return None if part.entries is None else for_chat(part.entries, vocabulary)
+def _end_of(part: ChoicePart, vocabulary: Vocabulary) -> Json:
+    logprobs = None if part.entries is None else for_chat(part.entries, vocabulary)
+    return {"logprobs": logprobs, "finish_reason": part.finish_reason}
 
 
 COMPLETION = ResponseKind("cmpl-", "text_completion", _completion)

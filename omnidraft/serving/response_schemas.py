@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from omnidraft.serving.tool_schemas import ToolCall, ToolCallDelta
+from omnidraft.serving.request_parts import ToolCall, ToolCallDelta
 
+Json = dict[str, Any]
+"""An object of a response."""
 FinishReason = Literal["stop", "length"]
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -218,13 +220,20 @@ def error_responses(*statuses: int, error: type[BaseModel] = ErrorBody) -> Respo
     return {status: {"model": error, "description": DESCRIPTIONS[status]} for status in statuses}
 
 
-def generation_responses(whole: type[BaseModel], events: str, error: type[BaseModel] = ErrorBody) -> Responses:
+def generation_responses(
+    events: str, whole: type[BaseModel] | None = None, error: type[BaseModel] = ErrorBody
+) -> Responses:
     """Return the responses of an endpoint that answers whole or streamed; of a stream, the schema of each event.
 
     Args:
         events: what a stream has, in words.
+        whole: None where the protocol's own reference describes the answer.
     """
     fields = {"event": {"type": "string"}, "data": {"type": "string"}}
     event = {"type": "object", "required": ["data"], "properties": fields, "description": f"Of a stream: {events}."}
-    ok = {"model": whole, "description": "The answer.", "content": {"text/event-stream": {"schema": event}}}
+    ok = {
+        "model": whole or dict[str, Any],
+        "description": "The answer.",
+        "content": {"text/event-stream": {"schema": event}},
+    }
     return {200: ok, **error_responses(400, 404, 413, 429, 500, 503, error=error)}

@@ -12,21 +12,21 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from omnidraft.config import WorkerSettings
+from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.errors import RequestError
+from omnidraft.params import Sampling
 from omnidraft.serving import auth
 from omnidraft.serving.answer import Answer, Body, ServedModel
-from omnidraft.serving.error_handlers import REQUEST_ID, REQUEST_ID_HEADERS, ModelNotServed
+from omnidraft.serving.error_handlers import REQUEST_ID, REQUEST_ID_HEADERS, FieldRefused
 from omnidraft.serving.event_stream import EventStream
 from omnidraft.serving.fair_queue import FairTurns
-from omnidraft.serving.queue_errors import Abandoned, QueueFull
-from omnidraft.serving.queued_request import QueuedRequest
+from omnidraft.serving.queued_request import Abandoned, QueuedRequest, QueueFull
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.response_formats import ChoicePart
-from omnidraft.serving.structured_output import GrammarScheduler
 from omnidraft.traces.trace_context import valid_traceparent
 
 __all__ = ["Responder", "ResponseWriter", "ServedModel", "waker"]
-
 
 MAX_CHOICES = 16
 """Texts of one request: `n` times its prompts. They are decoded side by side, all in one scheduler."""
@@ -56,7 +56,7 @@ class Responder:
         self._served = {each.name: each for each in served}
         self._first = served[0].name
         self._settings, self._tenants = settings, auth.TenantNames(settings)
-        self._grammars, self._prompts = GrammarScheduler(), FairTurns()
+        self._grammars, self._prompts = FairTurns(), FairTurns()
         self._num_tokenizing = Counter[str]()
         """Requests of each client whose prompts are tokenized, or wait for it."""
 
@@ -93,11 +93,12 @@ class Responder:
         return EventStream(_events(writer, first, parts), headers, self._requests, queued)
 
     def model(self, name: str | None) -> ServedModel:
-        """Return the served model of this name, the first for None. Raises ModelNotServed."""
+        """Return the served model of this name, the first for None. Raises FieldRefused."""
         model = self._served.get(self._first if name is None else name)
         if model is None:
             names = ", ".join(repr(known) for known in self._served)
-            raise ModelNotServed(f"no model {name!r} here; this worker serves {names}")
+            message = f"no model {name!r} here; this worker serves {names}"
+            raise FieldRefused(message, status=404, field="model", code="model_not_found")
         return model
 
     def client_of(self, request: Request) -> str:
@@ -125,10 +126,18 @@ class Responder:
         tenant = self.tenant_of(request, body)
         first, *others = body.generation_requests(tenant, self._settings.max_new_tokens)
         setattr(request.state, REQUEST_ID, first.request_id)  # also of an error's answer
-        sampling = (await self._grammars.prepare(client, scope, model.engine, first)).sampling
+        sampling = await self._prepared_sampling(first, model.engine, client, scope)
         traceparent = valid_traceparent(request.headers.get("traceparent"))
         generations = [replace(each, sampling=sampling, traceparent=traceparent) for each in (first, *others)]
         return QueuedRequest(model.engine, generations, client=client, cache_scope=scope, note=note, wake=wake)
+
+    async def _prepared_sampling(self, first: GenerationRequest, engine: Engine, client: str, scope: str) -> Sampling:
+        """Return the sampling with its grammar compiled: one at a time, beside the event loop and beside decoding, and
+        clients take turns. Raises RequestError."""
+        if first.sampling.grammar is None and first.tools is None:
+            return first.sampling
+        prepare = partial(engine.prepare, first, client=client, cache_scope=scope)
+        return (await self._grammars.run(client, prepare)).sampling
 
     async def submit(self, queued: QueuedRequest) -> None:
         """Tokenize the prompts of a request, and add it to the queue. Raises RequestError, QueueFull, Stopping, and

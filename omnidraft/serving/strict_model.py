@@ -4,11 +4,23 @@ Pydantic reports every error, and a client could cause a hundred thousand of the
 """
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    create_model,
+    model_validator,
+)
 
-from omnidraft.decode.sampling.validation import MAX_COUNT
+from omnidraft.params import DEFAULTS, MAX_COUNT, MAX_SEED, MIN_SEED, ROWS, UNSAID, Api, Row, SamplingNumbers
 
 MAX_FIELDS = 64
 MAX_ENTRIES = 2_000
@@ -57,16 +69,31 @@ JsonObject = Annotated[dict[str, Any], AfterValidator(_check_finite)]
 """An object of whatever JSON can say; Python's parser reads more, and 1e400 as Infinity."""
 
 
-def refuse_kinds(*kinds: str) -> BeforeValidator:
-    """Return an annotation that refuses objects whose `type` is one of these, which are no text, by that name."""
+def refuse(is_refused: Callable[[Any], bool], reason: str) -> BeforeValidator:
+    """Return an annotation that refuses some values for a reason of their own; `{kind}` is the `type` of an object."""
 
     def check(value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind in kinds:
-            raise ValueError(f"the models here read text only, no {kind!r}")
+        if is_refused(value):
+            raise ValueError(reason.format(kind=repr(kind_of(value))))
         return value
 
     return BeforeValidator(check)
+
+
+def kind_of(value: Any) -> str | None:
+    """Return the `type` of an object, also of a model; None where it has none."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else None
+
+
+def one_of(default: str, *others: str) -> Discriminator:
+    """Return what tells objects of a union apart by their `type`, which is the tag of each."""
+    return Discriminator(lambda value: kind if (kind := kind_of(value)) in others else default)
+
+
+def refuse_kinds(*kinds: str) -> BeforeValidator:
+    """Return an annotation that refuses objects of these types, which are no text."""
+    return refuse(lambda value: kind_of(value) in kinds, "the models here read text only, no {kind}")
 
 
 def _form(value: Any) -> str | None:
@@ -103,3 +130,51 @@ Speculation = Annotated[
     TEXT_OR_NUMBER,
 ]
 """off, or the number of tokens drafted per pass; auto takes the deployment's."""
+
+
+class RequestFields(StrictModel):
+    """Fields of the requests of all APIs, under the same names; those of the table of sampling settings come beside
+    them, by `with_sampling`."""
+
+    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
+
+    model: str | None = None
+    stream: bool | None = None
+    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
+    """The same seed gives the same text, whatever drafts."""
+    speculation: Speculation = "auto"
+    store: bool | None = None
+    """False keeps the request out of the traces the drafter learns from."""
+
+
+_Body = TypeVar("_Body", bound=RequestFields)
+
+
+def with_sampling(api: Api) -> Callable[[type[_Body]], type[_Body]]:
+    """Return a decorator that adds the sampling settings of this API to the body of its requests."""
+    kinds: dict[str, Any] = {each.name: each.type for each in fields(SamplingNumbers)}
+    return _adding(
+        {name: (kinds[name] | None, _field(name, row, api)) for name, row in ROWS.items() if api in row.apis}
+    )
+
+
+def with_null(*names: str) -> Callable[[type[_Body]], type[_Body]]:
+    """Return a decorator that adds fields without a counterpart here, which take null only, as it changes nothing."""
+    return _adding(dict.fromkeys(names, (None, None)))
+
+
+def _adding(added: dict[str, Any]) -> Callable[[type[_Body]], type[_Body]]:
+    def add(body: type[_Body]) -> type[_Body]:
+        return create_model(body.__name__, __base__=body, __module__=body.__module__, __doc__=body.__doc__, **added)
+
+    return add
+
+
+def _field(name: str, row: Row, api: Api) -> Any:
+    """Return the field of a setting; what turns it off in vLLM does so in OpenAI's APIs."""
+    off = row.off if api == "openai" else ()
+    limit: Any = {"gt" if row.bounds.excludes_lowest else "ge": min((row.bounds.lowest, *off))}
+    notes = [f"{' and '.join(map(str, off))} turn it off."] if off else []
+    if (unsaid := getattr(UNSAID, name)) != getattr(DEFAULTS, name):
+        notes.append(f"{unsaid:g} when it is not given.")
+    return Field(None, le=row.bounds.highest, description=" ".join((row.doc, *notes)), **limit)

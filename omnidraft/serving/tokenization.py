@@ -13,18 +13,16 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from omnidraft.decode.prompting import client_texts, prompt_bytes, prompt_ids
-from omnidraft.decode.sampling.validation import MAX_COUNT, require_text
 from omnidraft.errors import RequestError
+from omnidraft.params import MAX_COUNT, require_text
 from omnidraft.serving.answer import Body, ServedModel
-from omnidraft.serving.chat_messages import RequestMessage
 from omnidraft.serving.fair_queue import FairTurns
-from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
+from omnidraft.serving.request_parts import RequestMessage, Tools
+from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest, chat_request
 from omnidraft.serving.response_formats import token_text
 from omnidraft.serving.response_schemas import error_responses
 from omnidraft.serving.responses import Responder
 from omnidraft.serving.strict_model import StrictModel
-from omnidraft.serving.tool_schemas import Tools
-from omnidraft.serving.translation import chat_request
 
 _PIECE_ITEMS = 4_096
 _Result = TypeVar("_Result")
@@ -81,7 +79,7 @@ class Tokenization:
         self._turns = FairTurns()
 
     async def prompt_ids(self, request: Request, body: Body) -> list[int]:
-        """Return the ids of the first prompt of a request. Raises RequestError, ModelNotServed, TenantTaken."""
+        """Return the ids of the first prompt of a request. Raises RequestError."""
         pair, tenant = self._respond.model(body.model).engine.pair, self._respond.tenant_of(request, body)
         (first, *_) = body.generation_requests(tenant, None)
         require_text(client_texts(first))

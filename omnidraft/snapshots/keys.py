@@ -26,7 +26,7 @@ class PrivateKey:
     """Signs. Whoever holds one is what the role of its public key says."""
 
     def __init__(self, text: str) -> None:
-        """`text` is a private key that config.require_private_key accepts."""
+        """`text` is a private key that the settings accept."""
         secret = Ed25519PrivateKey.from_private_bytes(_decode(text.removeprefix(PRIVATE_KEY_PREFIX)))
         self._signer = CryptoSigner(secret, _public_key(secret.public_key().public_bytes_raw()))
 
@@ -55,7 +55,7 @@ class TrustedKeys:
     """The public keys of those who may sign. It verifies and cannot sign."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        """`texts` are public keys that config.require_public_key accepts."""
+        """`texts` are public keys that the settings accept."""
         self._keys: dict[str, SSlibKey] = {}
         self._roles: dict[str, set[Role]] = {}
         for text in texts:

@@ -10,8 +10,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from omnidraft.allowed_hosts import MISDIRECTED, is_allowed
 from omnidraft.config import MetricsSettings
-from omnidraft.config.hosts import MISDIRECTED, is_allowed
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +29,6 @@ class Exposition:
         """
         self.port: int | None = None
         self._server = None
-        if not settings.enabled:
-            return
         try:
             self._server, self._thread = start_http_server(port, settings.host, registry)
         except OSError as exc:

@@ -1,7 +1,7 @@
 """ports.Tracing over OpenTelemetry: spans in batches to a collector, OTLP over HTTP.
 
 Nothing here is global: another library's OpenTelemetry in the same process is unaffected. Ending a span puts it into a
-bounded queue, which a thread of the SDK empties; spans that no collector takes within `timeout_s` are lost and counted.
+bounded queue, which a thread of the SDK empties; spans that no collector takes within TIMEOUT_S are lost and counted.
 """
 
 import logging
@@ -17,7 +17,6 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from omnidraft import __version__
-from omnidraft.config import TracingSettings
 from omnidraft.ports import Metrics
 from omnidraft.traces.trace_context import is_sampled, valid_traceparent
 
@@ -27,6 +26,8 @@ PATH = "/v1/traces"
 BATCH_SPANS = 512
 QUEUE_SPANS = 8192
 """Spans that may wait for the collector, 16 batches of them; a full queue drops the oldest."""
+TIMEOUT_S = 5.0
+"""The time that a collector has for one batch, and for the last ones when the process stops."""
 DELAY_MS = 1000
 """The longest time that a span waits for its batch to fill."""
 ENDED = "omnidraft_spans_ended_total"
@@ -45,10 +46,9 @@ class OtelTracing:
 
     is_on = True
 
-    def __init__(self, settings: TracingSettings, service: str, metrics: Metrics) -> None:
-        """`settings.endpoint` is set; `service` names this process to the collector."""
-        assert settings.endpoint is not None
-        exporter = OTLPSpanExporter(settings.endpoint.rstrip("/") + PATH, timeout=settings.timeout_s)
+    def __init__(self, endpoint: str, service: str, metrics: Metrics, timeout_s: float = TIMEOUT_S) -> None:
+        """`service` names this process to the collector, which has `timeout_s` for each batch."""
+        exporter = OTLPSpanExporter(endpoint.rstrip("/") + PATH, timeout=timeout_s)
         self._provider = TracerProvider(
             resource=Resource.create({"service.name": service, "service.version": __version__}),
             shutdown_on_exit=False,
@@ -85,13 +85,13 @@ class OtelTracing:
         )
         return OtelSpan(span, self._metrics)
 
-    def close(self, timeout_s: float) -> None:
+    def close(self) -> None:
         """Send the last spans, see ports.Tracing; the SDK alone would wait for 30 s."""
         closing = threading.Thread(target=self._provider.shutdown, name="tracing-close", daemon=True)
         closing.start()
-        closing.join(timeout_s)
+        closing.join(TIMEOUT_S)
         if closing.is_alive():
-            logger.warning("the collector did not take the last spans within %.1f s", timeout_s)
+            logger.warning("the collector did not take the last spans within %.1f s", TIMEOUT_S)
 
 
 class OtelSpan:

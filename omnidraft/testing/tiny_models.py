@@ -46,14 +46,6 @@ def make_target(
     return _save(folder, Qwen2ForCausalLM(config), tokenizer)
 
 
-def random_llama(sizes: dict[str, Any], *, seed: int = 0) -> LlamaForCausalLM:
-    """Return a Llama of these sizes, of any size, in bfloat16: for measurements whose result no weight changes."""
-    torch.manual_seed(seed)
-    model: Any = LlamaForCausalLM(LlamaConfig(**sizes))
-    made: LlamaForCausalLM = model.to(torch.bfloat16).eval().requires_grad_(False)
-    return made
-
-
 def make_drafter(folder: Path, *, seed: int = 1, hidden_size: int = 64) -> Path:
     """Save a two-layer Llama with another, smaller vocabulary. Its four heads share the hidden size."""
     tokenizer = _tokenizer(TEXT[:2], vocab_size=330)

@@ -14,36 +14,23 @@ import numpy as np
 
 from omnidraft.errors import RecordForgotten, RecordTooLarge, UnknownKey, UnknownSchema, WireError
 from omnidraft.traces.checks import check
-from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
+from omnidraft.traces.record import MAX_EMITTED, SEED_BYTES, Field, Rounds, TargetLogprobs, TraceRecord, fields_of
 from omnidraft.traces.schema import (
     ENCRYPTION,
     FORGOTTEN,
-    LOGPROB_COLUMNS,
-    MAX_EMITTED,
     MAX_PAYLOAD_BYTES,
     MAX_WRITTEN_BYTES,
-    RECORD_COLUMNS,
-    ROUND_COLUMNS,
     SCHEMA,
     SCHEMA_NAME,
     SCHEMA_VERSION,
-    SEED_BYTES,
 )
 
 _AVRO_ERRORS = (EOFError, IndexError, KeyError, TypeError, ValueError, OverflowError, MemoryError)
-_PLAIN_FIELDS = (
-    *("request_id", "segment", "time_ms", "tenant", "worker", "target", "drafter", "snapshot_version", "alignment"),
-    *("finish_reason", "mode", "temperature", "top_k", "top_p", "traceparent", "min_p", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty", "has_logit_bias", "has_grammar", "noise_weight"),
-    "has_settings",
-)
-"""Fields that Avro writes without conversion."""
-_COLUMNS: Mapping[str, str] = {**RECORD_COLUMNS, **LOGPROB_COLUMNS, **ROUND_COLUMNS}
 
 
 def no_rounds() -> Rounds:
     """Return the rounds of a record that tells nothing about drafts."""
-    return Rounds(**{name: np.zeros(0, kind) for name, kind in ROUND_COLUMNS.items()})
+    return Rounds(**{field.name: np.zeros(0, field.kind) for field in fields_of(Rounds)})
 
 
 def key(record: TraceRecord) -> bytes:
@@ -126,10 +113,7 @@ def to_row(record: TraceRecord) -> dict[str, Any]:
     Raises:
         WireError: it breaks a rule of checks.py; names the field.
     """
-    row = {name: getattr(record, name) for name in _PLAIN_FIELDS}
-    row |= _pack(record, RECORD_COLUMNS)
-    row["beliefs"] = None if record.beliefs is None else _pack(record.beliefs, LOGPROB_COLUMNS)
-    row["rounds"] = _pack(record.rounds, ROUND_COLUMNS)
+    row = _row(record)
     check(record)
     row["seed"] = record.seed.to_bytes(SEED_BYTES, "little")
     return row
@@ -141,26 +125,23 @@ def from_row(row: Any) -> TraceRecord:
     Raises:
         WireError: it breaks a rule of checks.py; names the field.
     """
-    plain: dict[str, Any] = {name: row[name] for name in _PLAIN_FIELDS}
-    columns = _unpack(row, RECORD_COLUMNS)
-    num_emitted = len(columns["emitted_ids"])
-    record = TraceRecord(
-        **(plain | columns),
-        beliefs=None if row["beliefs"] is None else _logprobs(row["beliefs"], num_emitted),
-        rounds=Rounds(**_unpack(row["rounds"], ROUND_COLUMNS)),
-        seed=int.from_bytes(row["seed"], "little"),
-    )
+    fields = _unpacked(TraceRecord, row)
+    fields["rounds"] = Rounds(**_unpacked(Rounds, row["rounds"]))
+    if row["beliefs"] is not None:
+        fields["beliefs"] = _logprobs(row["beliefs"], len(fields["emitted_ids"]))
+    record = TraceRecord(**fields | {"seed": int.from_bytes(row["seed"], "little")})
     check(record)
     return record
 
 
-def to_json(record: TraceRecord) -> dict[str, Any]:
+def to_json(record: TraceRecord | TargetLogprobs | Rounds) -> dict[str, Any]:
     """Return the record for people: lists and rounded numbers; -inf becomes null, as JSON has no infinity."""
-    fields = {name: getattr(record, name) for name in _PLAIN_FIELDS} | {"seed": record.seed}
-    fields |= {name: _to_list(getattr(record, name)) for name in RECORD_COLUMNS}
-    beliefs = record.beliefs
-    fields["beliefs"] = beliefs and {name: _to_list(getattr(beliefs, name)) for name in LOGPROB_COLUMNS}
-    fields["rounds"] = {name: _to_list(getattr(record.rounds, name)) for name in ROUND_COLUMNS}
+    fields = {}
+    for field in fields_of(type(record)):
+        value = getattr(record, field.name)
+        if isinstance(value, TargetLogprobs | Rounds):
+            value = to_json(value)
+        fields[field.name] = _to_list(value) if field.is_column else value
     return fields
 
 
@@ -170,12 +151,12 @@ def readable_fields(payload: bytes) -> dict[str, Any]:
     The fields come in the order of the schema, up to the first that cannot be read, as plain data for JSON.
     """
     source, fields = io.BytesIO(payload), dict[str, Any]()
-    for field in SCHEMA["fields"]:
+    for field, avro in zip(fields_of(TraceRecord), SCHEMA["fields"], strict=True):
         try:
-            value = fastavro.schemaless_reader(source, fastavro.parse_schema(field["type"]), None)
+            value = fastavro.schemaless_reader(source, fastavro.parse_schema(avro["type"]), None)
         except _AVRO_ERRORS:
             break
-        fields[field["name"]] = _plain_value(field["name"], value)
+        fields[field.name] = _plain_value(field, value)
     return fields
 
 
@@ -189,16 +170,15 @@ def _to_list(column: np.ndarray) -> list[Any]:
     return [flat[start : start + width] for start in range(0, len(flat), width)]
 
 
-def _plain_value(name: str, value: Any) -> Any:
+def _plain_value(field: Field, value: Any) -> Any:
     if isinstance(value, dict):
-        return {column: _plain_value(column, packed) for column, packed in value.items()}
+        return {column.name: _plain_value(column, value[column.name]) for column in fields_of(field.kind)}
     if not isinstance(value, bytes):
         return value
-    kind = np.dtype(_COLUMNS.get(name, "|u1"))
+    kind = field.kind if field.is_column else np.dtype("|u1")
     if len(value) % kind.itemsize:
         return value.hex()
-    column = np.frombuffer(value, kind)
-    return [number if np.isfinite(number) else None for number in column.tolist()]
+    return [number if np.isfinite(number) else None for number in np.frombuffer(value, kind).tolist()]
 
 
 def _require_schema(headers: Mapping[str, bytes]) -> None:
@@ -210,15 +190,23 @@ def _require_schema(headers: Mapping[str, bytes]) -> None:
         raise UnknownSchema(f"header schema_version: {version!r}, this reader knows {SCHEMA_VERSION}")
 
 
-def _pack(holder: object, columns: Mapping[str, str]) -> dict[str, bytes]:
-    """Pack columns into bytes; a number that does not fit its type is refused, never wrapped."""
-    packed = {}
-    for name, kind in columns.items():
-        column = np.asarray(getattr(holder, name))
-        if column.dtype != np.dtype(kind):
-            _refuse_wrapping(name, column, np.dtype(kind))
-        packed[name] = column.astype(kind, copy=False).tobytes()
-    return packed
+def _row(record: object) -> dict[str, Any]:
+    row = {}
+    for field in fields_of(type(record)):
+        value = getattr(record, field.name)
+        if field.is_column:
+            value = _packed(field, np.asarray(value))
+        elif isinstance(field.kind, type) and value is not None:
+            value = _row(value)
+        row[field.name] = value
+    return row
+
+
+def _packed(field: Field, column: np.ndarray) -> bytes:
+    """Pack a column into bytes; a number that does not fit its type is refused, never wrapped."""
+    if column.dtype != field.kind:
+        _refuse_wrapping(field.name, column, field.kind)
+    return column.astype(field.kind, copy=False).tobytes()
 
 
 def _refuse_wrapping(name: str, column: np.ndarray, kind: np.dtype) -> None:
@@ -231,18 +219,22 @@ def _refuse_wrapping(name: str, column: np.ndarray, kind: np.dtype) -> None:
         raise WireError(f"{name}: a value lies outside {limits.min} to {limits.max}")
 
 
-def _unpack(row: Mapping[str, bytes], columns: Mapping[str, str]) -> dict[str, np.ndarray]:
-    unpacked = {}
-    for name, kind in columns.items():
-        size = np.dtype(kind).itemsize
-        if len(row[name]) % size:
-            raise WireError(f"{name}: {len(row[name])} bytes are no whole number of values of {size} bytes")
-        unpacked[name] = np.frombuffer(row[name], dtype=kind)
-    return unpacked
+def _unpacked(record: type, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row, columns as arrays."""
+    fields = {}
+    for field in fields_of(record):
+        value = row[field.name]
+        if field.is_column:
+            size = field.kind.itemsize
+            if len(value) % size:
+                raise WireError(f"{field.name}: {len(value)} bytes are no whole number of values of {size} bytes")
+            value = np.frombuffer(value, dtype=field.kind)
+        fields[field.name] = value
+    return fields
 
 
 def _logprobs(row: Mapping[str, bytes], num_emitted: int) -> TargetLogprobs:
-    columns = _unpack(row, LOGPROB_COLUMNS)
+    columns = _unpacked(TargetLogprobs, row)
     if not 1 <= num_emitted <= MAX_EMITTED:
         raise WireError(f"emitted_ids: {num_emitted} ids, allowed are 1 to {MAX_EMITTED}")
     for name in ("top_ids_EK", "top_log_p_EK"):

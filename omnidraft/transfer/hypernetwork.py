@@ -8,7 +8,7 @@ Source: docs/algorithms.md, section 14. Those of https://arxiv.org/abs/2405.0788
 ids, trained on many tokenizers at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -72,18 +72,11 @@ def load_hypernetworks(networks: Sequence[LinearHypernetwork], file: Path) -> No
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    module = nn.ModuleList(networks)
     try:
-        saved = load_file(file)
-    except (OSError, SafetensorError) as exc:
-        raise ConfigError(f"{file} has no hypernetwork of this model: {exc}") from exc
-    if (shapes := _shapes(saved)) != (needed := _shapes(module.state_dict())):
-        raise ConfigError(f"{file} has no hypernetwork of this model, which needs {needed}; it has {shapes}")
-    module.load_state_dict(saved)
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in sorted(tensors.items())}
+        nn.ModuleList(networks).load_state_dict(load_file(file))
+    except (OSError, SafetensorError, RuntimeError) as exc:  # torch raises the last for names and shapes
+        reason = " ".join(str(exc).split())
+        raise ConfigError(f"{file} has no hypernetwork of this model: {reason}") from exc
 
 
 def _mix(pieces: PackedLists, num_old: int) -> Tensor:

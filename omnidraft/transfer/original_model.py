@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omnidraft.config import AlmSettings
 from omnidraft.distill.examples.buckets import certain_buckets
-from omnidraft.distill.examples.chunks import chunk_spans, chunk_targets, word_starts
+from omnidraft.distill.examples.chunks import AlmSettings, chunk_spans, chunk_targets, word_starts
 from omnidraft.distill.examples.targets import ChunkTargets, HiddenTargets
 from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.distill.training.alm import log_q
@@ -42,7 +41,8 @@ class OriginalModel:
         logits_OV = self._model.logits(hidden_OH).float()
         spans_N2 = chunk_spans(text.new_at_P, self._closes(logits_OV, text.old_at_P), np.ones(len(text.new_at_P), bool))
         chunks = self._chunks(text.new_ids_T, text.new_at_P, spans_N2, self._starts_new)
-        log_p_N = self._log_p(logits_OV, self._chunks(text.old_ids_O, text.old_at_P, spans_N2, self._starts_old))
+        before = self._chunks(text.old_ids_O, text.old_at_P, spans_N2, self._starts_old)
+        log_p_N = log_q(logits_OV, before.tensors()).numpy()
         at_T = np.arange(len(text.new_ids_T) - 1)
         return TrainingExample.of_text(
             text.new_ids_T,
@@ -75,16 +75,3 @@ class OriginalModel:
             tau=self._settings.tau,
             starts_V=starts_V if self._settings.debias else None,
         )
-
-    @staticmethod
-    def _log_p(logits_OV: Tensor, chunks: ChunkTargets[np.ndarray]) -> np.ndarray:
-        tensors = ChunkTargets(
-            row_N=torch.from_numpy(chunks.row_N),
-            ids_NL=torch.from_numpy(chunks.ids_NL),
-            num_ids_N=torch.from_numpy(chunks.num_ids_N),
-            log_p_N=torch.from_numpy(chunks.log_p_N),
-            tau=chunks.tau,
-            starts_V=None if chunks.starts_V is None else torch.from_numpy(chunks.starts_V),
-        )
-        log_p_N: np.ndarray = log_q(logits_OV, tensors).numpy()
-        return log_p_N

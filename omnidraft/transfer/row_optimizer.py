@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from omnidraft.distill.resume_tensors import adam_state, load_adam_state
 from omnidraft.transfer.hypernetwork import LinearHypernetwork
 
-_ROWS, _MAP = "rows.", "map."
-
 
 class RowOptimizer:
     """Belongs to one matrix of rows. In a step: its gradient, then `step`."""
@@ -40,32 +38,30 @@ class RowOptimizer:
         assert grad_TH is not None
         before = [weight.clone() for weight in weights]
         self._hypernetwork.backward(grad_TH)
-        _set_rate(self._shared, map_rate)
+        set_rate(self._shared, map_rate)
         self._shared.step()
         rows_TH.add_(self._hypernetwork(*(weight - old for weight, old in zip(weights, before, strict=True))))
         rows_TH.grad = torch.sparse_coo_tensor(ids[None], grad_TH[ids], rows_TH.shape, check_invariants=True)
-        _set_rate(self._alone, rate)
+        set_rate(self._alone, rate)
         self._alone.step()
         rows_TH.grad = None
 
     def state(self, prefix: str) -> dict[str, Tensor]:
         """Return rows, hypernetwork and what Adam knows of both, by names that begin with `prefix`; no copies."""
-        return adam_state(self._alone_named(), self._alone, prefix + _ROWS) | adam_state(
-            self._shared_named(), self._shared, prefix + _MAP
-        )
+        parts = [adam_state(named, optimizer, prefix + name) for name, named, optimizer in self._parts()]
+        return parts[0] | parts[1]
 
     def load_state(self, tensors: Mapping[str, Tensor], prefix: str) -> None:
         """Continue from where `state` was taken. Raises ConfigError when it belongs to other weights."""
-        load_adam_state(self._alone_named(), self._alone, tensors, prefix + _ROWS)
-        load_adam_state(self._shared_named(), self._shared, tensors, prefix + _MAP)
+        for name, named, optimizer in self._parts():
+            load_adam_state(named, optimizer, tensors, prefix + name)
 
-    def _alone_named(self) -> dict[str, nn.Parameter]:
-        return {"rows": self._rows_TH}
-
-    def _shared_named(self) -> dict[str, nn.Parameter]:
-        return dict(self._hypernetwork.named_parameters())
+    def _parts(self) -> list[tuple[str, dict[str, nn.Parameter], torch.optim.Optimizer]]:
+        shared = dict(self._hypernetwork.named_parameters())
+        return [("rows.", {"rows": self._rows_TH}, self._alone), ("map.", shared, self._shared)]
 
 
-def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of all weights."""
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -19,17 +19,14 @@ from omnidraft.ports import TrainableDrafter
 from omnidraft.transfer import hidden_loss
 from omnidraft.transfer.hidden_loss import HiddenLoss
 from omnidraft.transfer.hypernetwork import LinearHypernetwork
-from omnidraft.transfer.learning_rate import highest_rate
 from omnidraft.transfer.original_model import OriginalModel
-from omnidraft.transfer.row_optimizer import RowOptimizer
-from omnidraft.transfer.settings import TrainingSettings
+from omnidraft.transfer.row_optimizer import RowOptimizer, set_rate
+from omnidraft.transfer.settings import EMBEDDING_RATE, GRAD_CLIP, TrainingSettings
 from omnidraft.transfer.texts import AlignedText
 
 CACHED_FLOATS = 1 << 28
 """Numbers of hidden states that are kept for later passes over the texts: 1 GiB. Other texts are read again."""
 _STEPS = "num_steps"
-_MULTIPLE = "multiple"
-"""Of the learning rate, in a group of the optimizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +49,19 @@ class Trainer:
         original: OriginalModel,
         texts: Sequence[AlignedText],
         settings: TrainingSettings,
-        hypernetworks: Sequence[LinearHypernetwork] = (),
+        hypernetworks: Sequence[LinearHypernetwork],
     ) -> None:
         """
         Args:
-            hypernetworks: one for each matrix of rows, embeddings first; without any, all rows learn as other weights.
+            hypernetworks: one for each matrix of rows, embeddings first.
         """
         self.num_steps = 0
         self._model, self._original, self._texts, self._settings = model, original, texts, settings
-        self._terms = settings.terms()
-        rows = {name: each for name, each in model.trained().items() if len(each) == model.vocab_size}
-        self._rows = [RowOptimizer(*each) for each in zip(rows.values(), hypernetworks, strict=bool(hypernetworks))]
-        self._others = {name: each for name, each in model.trained().items() if not hypernetworks or name not in rows}
-        groups = [
-            {"params": [each for name, each in self._others.items() if (name in rows) == are_rows], _MULTIPLE: multiple}
-            for are_rows, multiple in ((True, settings.embedding_rate), (False, 1.0))
-        ]
-        layers = {name: each for name, each in self._others.items() if name not in rows}
-        self._highest_rate = highest_rate(layers, settings)
-        self._optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=self._highest_rate, weight_decay=0.0, fused=True
-        )
+        rows = [each for each in model.trained().values() if len(each) == model.vocab_size]
+        self._rows = [RowOptimizer(*each) for each in zip(rows, hypernetworks, strict=True)]
+        self._layers = {name: each for name, each in model.trained().items() if len(each) != model.vocab_size}
+        self._highest_rate = settings.highest_rate(self._layers)
+        self._optimizer = torch.optim.AdamW(self._layers.values(), lr=self._highest_rate, weight_decay=0.0, fused=True)
         self._hidden = HiddenLoss(settings.hidden_weight)
         self._cache: dict[int, TrainingExample] = {}
         self._num_cached = 0
@@ -81,49 +70,43 @@ class Trainer:
         """Learn once from the next texts. Raises ConfigError when a loss or a gradient is no number."""
         examples = [self._example(index) for index in self._chosen(self.num_steps)]
         rate = self._highest_rate * self._settings.rate_share(self.num_steps)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate * group[_MULTIPLE]
         losses, norm = self.gradients(examples)
         if not np.isfinite([norm, *losses.values()]).all():
             raise ConfigError(f"step {self.num_steps + 1} came to losses {losses}; try a lower learning rate")
+        set_rate(self._optimizer, rate)
         self._optimizer.step()
-        self._step_rows(examples, rate)
+        ids = torch.from_numpy(np.unique(np.concatenate([each.ids_T for each in examples])))
+        for rows in self._rows:
+            rows.step(ids, EMBEDDING_RATE * rate, rate)
         self.num_steps += 1
         return StepResult(losses, rate, sum(len(each.ids_T) - 1 for each in examples))
 
     def gradients(self, examples: Sequence[TrainingExample]) -> tuple[dict[str, float], float]:
         """Compute the gradients of these examples; return mean losses, and the gradients' norm before clipping."""
-        for weights in self._model.trained().values():
-            weights.grad = None
+        weights = list(self._model.trained().values())
+        for each in weights:
+            each.grad = None
         self._hidden.begin(examples)
-        nums = num_positions(examples, self._terms)
-        on_hidden = self._hidden if self._settings.hidden_weight else None
-        sums = backward(self._model, examples, self._terms, nums, on_hidden)
-        norm = torch.nn.utils.clip_grad_norm_(list(self._model.trained().values()), self._settings.grad_clip).item()
+        terms = self._settings.losses
+        nums = num_positions(examples, terms)
+        sums = backward(self._model, examples, terms, nums, self._hidden)
+        norm = torch.nn.utils.clip_grad_norm_(weights, GRAD_CLIP).item()
         losses = {name: total / nums[name] for name, total in sums.items() if nums[name]}
-        return losses | ({hidden_loss.LOSS: self._hidden.mean} if on_hidden else {}), norm
+        return losses | {hidden_loss.LOSS: self._hidden.mean}, norm
 
     def state(self) -> dict[str, Tensor]:
-        """Return weights, optimizer and the number of steps. Write them before the next step: they are no copies."""
-        return {
-            _STEPS: plain_tensor(self.num_steps),
-            **adam_state(self._others, self._optimizer),
-            **{
-                name: each for number, rows in enumerate(self._rows) for name, each in rows.state(_rows(number)).items()
-            },
-        }
+        """Return weights, optimizers and the number of steps. Write them before the next step: they are no copies."""
+        tensors = {_STEPS: plain_tensor(self.num_steps), **adam_state(self._layers, self._optimizer)}
+        for number, rows in enumerate(self._rows):
+            tensors |= rows.state(_rows(number))
+        return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from where `state` was taken. Raises ConfigError when it belongs to other weights."""
-        load_adam_state(self._others, self._optimizer, tensors)
+        load_adam_state(self._layers, self._optimizer, tensors)
         for number, rows in enumerate(self._rows):
             rows.load_state(tensors, _rows(number))
         self.num_steps = from_plain_tensor(tensors[_STEPS])
-
-    def _step_rows(self, examples: Sequence[TrainingExample], rate: float) -> None:
-        ids = torch.from_numpy(np.unique(np.concatenate([each.ids_T for each in examples])))
-        for rows in self._rows:
-            rows.step(ids, rate * self._settings.embedding_rate, rate * self._settings.hypernetwork_rate)
 
     def _chosen(self, step: int) -> list[int]:
         """Return the texts of a step: each pass over all of them has an order of its own."""

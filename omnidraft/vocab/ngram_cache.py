@@ -12,9 +12,8 @@ from typing import Literal
 import numpy as np
 
 from omnidraft.errors import VocabularyError
-from omnidraft.vocab.alignment import Alignment, PackedLists
 from omnidraft.vocab.boundary_alignment import align_boundaries
-from omnidraft.vocab.ngram_table import ENTRY, Eviction, NgramTable
+from omnidraft.vocab.ngram_table import ENTRY, NgramTable
 from omnidraft.vocab.tokenizer import Vocabulary
 
 CacheMode = Literal["online", "frozen", "off"]
@@ -35,7 +34,6 @@ class NgramCache:
         draft_vocab: Vocabulary,
         target_vocab: Vocabulary,
         capacity: int,
-        eviction: Eviction = "lfu",
         mode: CacheMode = "online",
     ) -> None:
         self.mode = mode
@@ -44,7 +42,7 @@ class NgramCache:
         self._target_bytes = target_vocab.token_bytes
         self._draft = draft_vocab
         self._target = target_vocab
-        self._table = NgramTable(capacity, eviction)
+        self._table = NgramTable(capacity)
         self._max_length = MIN_LENGTH
 
     def __len__(self) -> int:
@@ -96,17 +94,6 @@ class NgramCache:
         common = align_boundaries(self._draft.num_bytes[list(draft_ids)], self._target.num_bytes[list(target_ids)])
         return sum(self.insert(draft_ids[first:end], target_ids[at]) for at, first, end in common.merges_M3.tolist())
 
-    def warm(self, alignment: Alignment) -> int:
-        """Insert, as unused, the spelling in draft tokens of every target token that is no single draft token."""
-        self._require_alignment(alignment.fingerprint)
-        lists = alignment.drafts_of_target
-        targets = np.flatnonzero(lists.lengths >= MIN_LENGTH)
-        wrong = [target for target in targets.tolist() if not self._spells(lists[target], target)]
-        if wrong:
-            raise VocabularyError(f"the alignment spells {len(wrong)} target tokens wrongly, the first is {wrong[0]}")
-        self._max_length = max(self._max_length, int(lists.lengths[targets].max(initial=MIN_LENGTH)))
-        return self._table.add_all(_keys(lists, targets), targets)
-
     def copy(self) -> "NgramCache":
         """Return a cache with the same entries and no shared memory."""
         return self._with_entries(self._table.entries(), self._max_length)
@@ -126,14 +113,13 @@ class NgramCache:
         draft_vocab: Vocabulary,
         target_vocab: Vocabulary,
         capacity: int,
-        eviction: Eviction = "lfu",
         mode: CacheMode = "online",
     ) -> "NgramCache":
         """Return the cache of a snapshot. Raises VocabularyError when arrays are missing or belong to another pair."""
         missing = {"alignment", "max_length", *(ENTRY.names or ())} - arrays.keys()
         if missing:
             raise VocabularyError(f"these arrays are no n-gram cache: {sorted(missing)} missing")
-        empty = cls(alignment_fingerprint, draft_vocab, target_vocab, capacity, eviction, mode)
+        empty = cls(alignment_fingerprint, draft_vocab, target_vocab, capacity, mode)
         empty._require_alignment(arrays["alignment"].tobytes().decode("utf-8", "replace"))
         return empty._with_entries(_entries(arrays, len(target_vocab)), int(arrays["max_length"][0]))
 
@@ -157,10 +143,9 @@ class NgramCache:
             raise VocabularyError(f"n-grams of alignment {fingerprint}, here it is {self.alignment_fingerprint}")
 
     def _with_entries(self, entries: np.ndarray, max_length: int) -> "NgramCache":
-        table = self._table
-        bounds = (table.capacity, table.eviction)
-        other = NgramCache(self.alignment_fingerprint, self._draft, self._target, *bounds, self.mode)
-        other._table = NgramTable(table.capacity, table.eviction, entries)
+        capacity = self._table.capacity
+        other = NgramCache(self.alignment_fingerprint, self._draft, self._target, capacity, self.mode)
+        other._table = NgramTable(capacity, entries)
         other._max_length = max_length
         return other
 
@@ -190,15 +175,3 @@ def _key(draft_ids: Sequence[int]) -> int:
     for token in draft_ids:
         key = _next_key(key, token)
     return key
-
-
-def _keys(lists: PackedLists, chosen: np.ndarray) -> np.ndarray:
-    """Return `_key` of many lists at once."""
-    lengths, starts = lists.lengths[chosen], lists.offsets[:-1][chosen]
-    keys = np.full(len(chosen), _SEED, np.uint64)
-    for position in range(int(lengths.max(initial=0))):
-        longer = np.flatnonzero(lengths > position)
-        tokens = lists.ids[starts[longer] + position].astype(np.uint64) + np.uint64(1)
-        mixed = (keys[longer] ^ tokens) * np.uint64(_FACTOR)
-        keys[longer] = mixed ^ (mixed >> np.uint64(29))
-    return keys

@@ -6,11 +6,8 @@ costs a small part of a copy. Equal histories give equal arrays. The table is no
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
-
-Eviction = Literal["lru", "lfu"]
 
 MAX_RECENT = 1024
 ENTRY = np.dtype([("key", "<u8"), ("last_used", "<u8"), ("target", "<u4"), ("num_uses", "<u4")])
@@ -25,9 +22,8 @@ class NgramTable:
     _targets: np.ndarray
     _num_uses: np.ndarray
 
-    def __init__(self, capacity: int, eviction: Eviction, entries: np.ndarray | None = None) -> None:
+    def __init__(self, capacity: int, entries: np.ndarray | None = None) -> None:
         self.capacity = capacity
-        self.eviction = eviction
         self._max_recent = max(1, min(MAX_RECENT, capacity // 16))
         self._recent: dict[int, tuple[int, int, int]] = {}  # key -> last used, target, number of uses
         self._clock = 0
@@ -78,16 +74,6 @@ class NgramTable:
         self._recent[key] = (self._clock, target, 1)
         return True
 
-    def add_all(self, keys: np.ndarray, targets: np.ndarray) -> int:
-        """Add unused entries for new keys, the first target if a key repeats; return the number still stored."""
-        own = self.entries()
-        _, first = np.unique(keys, return_index=True)
-        fresh = first[~np.isin(keys[first], own["key"])]
-        zeros = np.zeros(len(fresh), np.uint64)
-        self._replace_all(np.concatenate([own, _table(len(fresh), (keys[fresh], zeros, targets[fresh], zeros))]))
-        self._evict_down_to(self.capacity)
-        return int(np.isin(keys[fresh], self._keys).sum())
-
     def _index_of(self, key: int) -> int | None:
         index = bisect_left(self._keys.data, key)  # faster than searchsorted for a single key
         return index if index < len(self._keys) and self._keys.item(index) == key else None
@@ -131,12 +117,11 @@ class NgramTable:
         self._clock = max(self._clock, int(entries["last_used"].max(initial=0)))
 
     def _evict_down_to(self, num_entries: int) -> None:
-        """Keep at most `num_entries` of the sorted entries: drop the least used, or least recently used."""
+        """Keep at most `num_entries` of the sorted entries: drop the least used, of those the earliest used."""
         surplus = len(self._keys) - num_entries
         if surplus <= 0:
             return
-        by_value = (self._keys, self._last_used, self._num_uses)  # lexsort: the last one counts most
-        order = np.lexsort(by_value if self.eviction == "lfu" else by_value[:2])
+        order = np.lexsort((self._keys, self._last_used, self._num_uses))  # the last one counts most
         keep = np.sort(order[surplus:])
         self._keys, self._last_used = self._keys[keep], self._last_used[keep]
         self._targets, self._num_uses = self._targets[keep], self._num_uses[keep]

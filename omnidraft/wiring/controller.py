@@ -96,7 +96,7 @@ def controller(settings: Settings, metrics: Metrics) -> "Controller":
         traffic=RequestStatsReader(
             log_reader(settings, settings.log.traces_topic), target=models.target, drafter=models.followed_drafter
         ),
-        recovery=recovery if settings.drift.enabled else None,
+        recovery=recovery,
         follower=control_follower(settings, metrics, FOLLOWED_KINDS),
         statements=statements,
         restate_s=restate_s(settings),
@@ -121,10 +121,11 @@ def snapshot_comparison(
 
 def base_serving_tensors(settings: Settings, tokenizers: Vocabularies) -> "dict[str, Tensor]":
     """Return the serving tensors of the base drafter, as the settings train it."""
+    from omnidraft.distill.training.learner import SEED
     from omnidraft.models.hf.trainable_drafter import load_trainable
 
     section = settings.learner
-    made = load_trainable(tokenizers.drafter_folder, train=section.train, rank=section.lora_rank, seed=section.seed)
+    made = load_trainable(tokenizers.drafter_folder, train=section.train, rank=section.lora_rank, seed=SEED)
     return made.serving_tensors()
 
 

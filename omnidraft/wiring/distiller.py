@@ -92,7 +92,7 @@ def distillation(
         load_cache=lambda arrays: ngram_cache(settings, tokenizers, arrays),
         load_base=lambda: base_serving_tensors(settings, tokenizers),
         held_out=HeldOut(learning, groups=groups, pinned=pinned),
-        factor_judge=FactorJudge(learning, section.tenant_factors, groups),
+        factor_judge=FactorJudge(learning, section.factor_tenants, groups),
         steps_per_snapshot=section.steps_per_snapshot,
         max_lag_records=section.max_lag_records,
         journal=journal,
@@ -117,7 +117,6 @@ def _batcher(section: LearnerSettings, reader: LogReader, journal: "CrashJournal
         reader.partitions(),
         records_per_step=section.records_per_step,
         held_out_every=section.held_out_every,
-        held_out_records=section.held_out_records,
         poison=journal.poison,
         tenant_share=TENANT_SHARE,
         groups=groups,
@@ -150,11 +149,11 @@ def _forgetting(
 
 def _notes(settings: Settings, folder: Path) -> "tuple[CrashJournal, TruncationMark]":
     """Return the notes for later processes: what crashed earlier ones, and what the log lost."""
-    from omnidraft.distill.ingest.crash_journal import CrashJournal
+    from omnidraft.distill.ingest.crash_journal import TRIES, CrashJournal
     from omnidraft.distill.ingest.truncation_mark import TruncationMark
 
     name = _name_of_notes(settings)
-    journal = CrashJournal(folder / f"trying-{name}.json", tries=settings.learner.poison_tries)
+    journal = CrashJournal(folder / f"trying-{name}.json", tries=TRIES)
     return journal, TruncationMark(folder / f"truncated-{name}.txt")
 
 
@@ -167,7 +166,7 @@ def _name_of_notes(settings: Settings) -> str:
 
 def learner(settings: Settings, tokenizers: Vocabularies) -> "Learner":
     """Return a learner of the base drafter with a fresh n-gram cache and head. Raises ConfigError, VocabularyError."""
-    from omnidraft.distill.training.learner import Learner
+    from omnidraft.distill.training.learner import SEED, Learner
     from omnidraft.models.acceptance_head import AcceptanceHead
     from omnidraft.models.hf.trainable_drafter import load_trainable
 
@@ -176,11 +175,11 @@ def learner(settings: Settings, tokenizers: Vocabularies) -> "Learner":
         tokenizers.drafter_folder,
         train=section.train,
         rank=section.lora_rank,
-        seed=section.seed,
+        seed=SEED,
         precision=section.precision,
     )
     cache = ngram_cache(settings, tokenizers, None)
-    head = AcceptanceHead(model.hidden_size, seed=section.seed) if section.head else None
+    head = AcceptanceHead(model.hidden_size, seed=SEED) if settings.decode.policy == "acceptance" else None
     return Learner(model, tokenizers.drafter, tokenizers.target.vocabulary, tokenizers.alignment, cache, section, head)
 
 

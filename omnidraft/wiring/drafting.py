@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NOISE_WEIGHTS = (0.0, 0.5, 1.0)
+"""Weights of the target's noise in drafting (w of docs/algorithms.md, section 4), of which the one that agreed best is
+taken."""
 _DRAFTER_IDS = 65_536
-"""The ids whose keys the drafter holds for all texts of a target, running and ended; 23 kB each for SmolLM2-135M."""
+"""The ids whose keys the drafter holds for all texts of a target, running and ended; 23 kB each for SmolLM2-135M. Ended
+ones give way to running ones; those that do not fit are drafted from memory alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +59,11 @@ def shared_drafting(
     return SharedDrafting(policy_for, costs.step_s, memory or drafter_memory(), recent)
 
 
-def drafter_memory(*, keeps_ended: bool = True) -> "DrafterMemory":
-    """Return the memory for the keys of one target's drafters; with `keeps_ended` those of ended texts stay."""
+def drafter_memory() -> "DrafterMemory":
+    """Return the memory for the keys of one target's drafters."""
     from omnidraft.decode.drafting.session_pool import DrafterMemory
 
-    return DrafterMemory(_DRAFTER_IDS, keeps_ended=keeps_ended)
+    return DrafterMemory(_DRAFTER_IDS)
 
 
 def proposer(
@@ -89,14 +93,13 @@ def proposer(
     from omnidraft.decode.drafting.tree_proposer import TreeProposer
 
     alignment = tokenizers.alignment if settings.splits else tokenizers.alignment.without_splits()
-    weights = (0.0, 0.5, 1.0) if settings.noise_weight is None else (settings.noise_weight,)
     drafter = Drafter(
         model,
         tokenizers.drafter,
         tokenizers.target.vocabulary,
         alignment,
         ngrams,
-        NoiseCoupling((0.0,) if is_external else weights),
+        NoiseCoupling((0.0,) if is_external else NOISE_WEIGHTS),
         shared.step_s.measured(model) if settings.policy == "cost" else None,
         SessionPool(shared.memory),
         factors,
@@ -153,7 +156,7 @@ def policy(
         case "fixed":
             return FixedPolicy()
         case "acceptance":
-            return AcceptancePolicy(settings.max_rejection)
+            return AcceptancePolicy()
         case "threshold":
             return ThresholdPolicy()
         case "cost":

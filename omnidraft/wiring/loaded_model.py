@@ -85,7 +85,7 @@ def loaded_model(
 
     require_named(settings, snapshot)
     name = f"{settings.models.target}-{model.num_parameters()}"
-    target = TransformersTarget(model, settings.decode, name=name, precision=f"{model.dtype}-{model.device.type}")
+    target = TransformersTarget(model, name=name, precision=f"{model.dtype}-{model.device.type}")
     tokenizers = _tokenizers(settings, loaded_tokenizer(tokenizer, model.config.get_text_config().vocab_size))
     costs = measured_costs(settings, target)
     recent = RecentTexts() if settings.decode.suffix_memory else RecentTexts(0)

@@ -51,30 +51,29 @@ def _ensemble_target(settings: Settings, tokenizers: TargetVocabulary) -> Target
             raise VocabularyError(f"{name} has another tokenizer than {section.target}; see omnidraft transfer")
         named = settings.model_copy(update={"models": section.model_copy(update={"target": name})})
         members.append(_target_on_kernels_or_transformers(named, folder))
-    return EnsembleTarget(members, section.member_weights or (1.0,) * len(members), section.member_mean)
+    return EnsembleTarget(members)
 
 
 def _target_on_kernels_or_transformers(settings: Settings, folder: Path) -> Target:
     from omnidraft.models.native.target import cached_target
 
-    section, cache = settings.models, packed_cache(settings)
+    section, cache = settings.models, packed_cache()
     options = {"name": _name(section.target, folder), "precision": section.precision, "kernels": section.kernels}
-    if cache is not None and (cached := cached_target(folder, **options, cache=cache)):
+    if cached := cached_target(folder, **options, cache=cache):
         return cached
     from omnidraft.models.hf.target import load_target  # takes seconds
 
-    loaded = load_target(folder, settings.decode, **options, cache=cache)
+    loaded = load_target(folder, **options, cache=cache)
     gc.collect()  # of the model in torch's form, which may be gigabytes; a worker that starts collects nothing itself
     return loaded
 
 
-def packed_cache(settings: Settings) -> "PackedCache | None":
-    """Return the cache of packed models, None if the settings want none."""
+def packed_cache() -> "PackedCache":
+    """Return the cache of packed models."""
     from omnidraft.models.catalog import store
     from omnidraft.models.native.packed_cache import PackedCache
 
-    max_bytes = int(settings.models.packed_cache_gib * 2**30)
-    return PackedCache(store.default_home() / "packed", max_bytes) if max_bytes else None
+    return PackedCache(store.default_home() / "packed")
 
 
 def _llamacpp_target(settings: Settings, tokenizers: TargetVocabulary) -> Target:
@@ -88,7 +87,9 @@ def _llamacpp_target(settings: Settings, tokenizers: TargetVocabulary) -> Target
     require_surviving_build(gguf, store.default_home())
     max_texts = settings.scheduler.max_num_seqs
     name = _name(settings.models.target, gguf)
-    return load_target(gguf, tokenizers.target.vocabulary, settings.decode, name=name, max_texts=max_texts)
+    return load_target(
+        gguf, tokenizers.target.vocabulary, name=name, threads=settings.decode.threads, max_texts=max_texts
+    )
 
 
 def _name(model: str, source: Path) -> str:

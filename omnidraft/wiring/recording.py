@@ -80,4 +80,4 @@ def tracing(settings: Settings, role: str, metrics: Metrics) -> Tracing:
     extras.require("otel", "tracing.endpoint")
     from omnidraft.telemetry.tracing import OtelTracing
 
-    return OtelTracing(settings.tracing, f"omnidraft-{role}", metrics)
+    return OtelTracing(settings.tracing.endpoint, f"omnidraft-{role}", metrics)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from omnidraft.snapshots.keys import PrivateKey, Role, TrustedKeys
 
 OpenReader = Callable[[], LogReader]
+MAX_AGE_S = 7 * 24 * 3600.0
+"""The age from which workers take no champion or canary from an announcement, so that old ones cannot be replayed, nor
+does a controller that was away over a weekend leave them without. It announces the champion again four times as
+often."""
 
 
 def snapshot_signing(settings: Settings) -> SnapshotSigning:
@@ -36,7 +40,7 @@ def authenticator(settings: Settings, *, is_remembering: bool = True) -> "Authen
     from omnidraft.fleet.authentication import Authenticator
 
     accepted = AcceptedAnnouncements(settings.registry.accepted_file) if is_remembering else None
-    return Authenticator(trusted, accepted, scope=_scope(settings), max_age_s=_max_age_s(settings))
+    return Authenticator(trusted, accepted, scope=_scope(settings), max_age_s=MAX_AGE_S)
 
 
 def signing_writer(settings: Settings, writer: LogWriter, open_reader: OpenReader) -> LogWriter:
@@ -68,7 +72,7 @@ def champion_statements(settings: Settings, open_reader: OpenReader | None = Non
         scope=_scope(settings),
         target=settings.models.target,
         drafter=settings.models.followed_drafter,
-        max_age_s=_max_age_s(settings) if log is None else None,
+        max_age_s=MAX_AGE_S if log is None else None,
         signer=None if log is None else _signer(settings, trusted, log),
         log=log,
     )
@@ -98,7 +102,7 @@ def require_signer(settings: Settings, roles: "Sequence[Role]") -> None:
 
 def restate_s(settings: Settings) -> float | None:
     """Return the seconds after which the controller announces the champion again; None: never, nothing is signed."""
-    return _max_age_s(settings) / 4 if settings.registry.trusted_keys else None
+    return MAX_AGE_S / 4 if settings.registry.trusted_keys else None
 
 
 def _signer(settings: Settings, trusted: "TrustedKeys", log: "SignedLog") -> "AnnouncementSigner":
@@ -126,7 +130,3 @@ def _trusted_keys(settings: Settings) -> "TrustedKeys | None":
 
 def _scope(settings: Settings) -> str:
     return f"{settings.models.followed_drafter} {settings.models.target}"
-
-
-def _max_age_s(settings: Settings) -> float:
-    return settings.registry.announcement_max_age_hours * 3600

@@ -36,17 +36,12 @@ SnapshotLoader = Callable[[SnapshotVersion | None, Path | None], "LoadedSnapshot
 def ngram_cache(
     settings: Settings, tokenizers: Vocabularies, arrays: "Mapping[str, np.ndarray] | None"
 ) -> "NgramCache":
-    """Return the cache of a snapshot's arrays; without arrays a new one, cold or warm. Raises VocabularyError."""
+    """Return the cache of a snapshot's arrays; without arrays an empty one. Raises VocabularyError."""
     from omnidraft.vocab.ngram_cache import NgramCache
 
     vocabs = (tokenizers.alignment.fingerprint, tokenizers.drafter.vocabulary, tokenizers.target.vocabulary)
-    section = settings.cache
-    if arrays:
-        return NgramCache.from_arrays(arrays, *vocabs, section.capacity, section.eviction, section.mode)
-    cache = NgramCache(*vocabs, section.capacity, section.eviction, section.mode)
-    if section.warm:
-        cache.warm(tokenizers.alignment)
-    return cache
+    bounds = (settings.cache.capacity, settings.cache.mode)
+    return NgramCache.from_arrays(arrays, *vocabs, *bounds) if arrays else NgramCache(*vocabs, *bounds)
 
 
 def base_drafter(settings: Settings, tokenizers: Vocabularies) -> "SharedDrafter":
@@ -59,9 +54,9 @@ def base_drafter(settings: Settings, tokenizers: Vocabularies) -> "SharedDrafter
 def _load_base_drafter(settings: Settings, folder: Path) -> DraftModel:
     from omnidraft.models.native.drafter import cached_drafter
 
-    section, cache = settings.models, packed_cache(settings)
+    section, cache = settings.models, packed_cache()
     stages.info("loading %s", section.drafter)
-    if cache is not None and (cached := cached_drafter(folder, section.drafter_precision, section.kernels, cache)):
+    if cached := cached_drafter(folder, section.drafter_precision, section.kernels, cache):
         return cached
     from omnidraft.models.hf.drafter import load_drafter  # takes seconds
 

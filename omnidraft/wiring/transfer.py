@@ -5,24 +5,23 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from omnidraft.errors import ConfigError, RequestError
-from omnidraft.files import require_writable, whole_folder
+from omnidraft.files import require_writable, sha256_of, whole_folder
 from omnidraft.models.catalog import store
 from omnidraft.models.hf import training_precision
 from omnidraft.models.hf.model_folder import write_folder
 from omnidraft.models.hf.pretrained import saved_dtype
-from omnidraft.models.hf.trainable_drafter import TransformersTrainable, trainable_with_embeddings
+from omnidraft.models.hf.trainable_drafter import trainable_with_embeddings
 from omnidraft.ports import Precision
 from omnidraft.progress import bar
-from omnidraft.transfer.bits_per_byte import bits_per_byte, token_nats
-from omnidraft.transfer.checkpoint import Checkpoint
+from omnidraft.transfer.bits_per_byte import bits_per_byte
 from omnidraft.transfer.hypernetwork import LinearHypernetwork, save_hypernetworks
 from omnidraft.transfer.initialisation import Method
 from omnidraft.transfer.original_model import OriginalModel
 from omnidraft.transfer.report import write_report
-from omnidraft.transfer.run import Point, resume, train
+from omnidraft.transfer.run import Checkpoint, Point, train
 from omnidraft.transfer.settings import TrainingSettings
 from omnidraft.transfer.texts import AlignedText, align_text, read_texts
 from omnidraft.transfer.trainer import Trainer
@@ -77,20 +76,23 @@ def transfer(request: TransferRequest, on_point: Callable[[Point], None]) -> dic
     """
     require_empty(request.out)
     require_writable(request.out)
-    request.settings.terms()
-    pair = load_pair(request.model, request.tokenizer)
-    gguf_files = _gguf_files(request, pair) if request.with_gguf else None
+    pair, out = load_pair(request.model, request.tokenizer), request.out.absolute()
+    gguf_files: tuple[Path, Path] | None = None
+    if request.with_gguf:
+        from omnidraft.models.llamacpp import gguf_export
+
+        gguf_files = store.gguf_path(request.model), store.gguf_path(request.tokenizer)
+        gguf_export.require_writable(*gguf_files, len(pair.new.vocabulary))
     files = [_split_texts(path, pair, request) for path in request.data]
     learned, held_out = ([text for part in parts for text in part] for parts in zip(*files, strict=True))
-    parts = request.out.absolute().with_name(f"{request.out.absolute().name}.parts")
+    parts = out.with_name(f"{out.name}.parts")
     model, networks, report = _trained(request, pair, learned, held_out, parts, on_point)
-    with whole_folder(request.out.absolute(), str(request.out)) as partial:
-        _write(model, networks, pair, partial, report)
+    with whole_folder(out, str(request.out)) as partial:
+        write_folder(model, pair.new_folder, partial)
+        write_report(report, partial)
+        save_hypernetworks(networks, partial / HYPERNETWORK_FILE)
         if gguf_files is not None:
-            from omnidraft.models.llamacpp.gguf_export import write_gguf
-
-            base, spelling = gguf_files
-            write_gguf(model, base, partial / f"{request.out.absolute().name}.gguf", tokenizer=spelling)
+            gguf_export.write_gguf(model, gguf_files[0], partial / f"{out.name}.gguf", tokenizer=gguf_files[1])
     shutil.rmtree(parts, ignore_errors=True)
     return report
 
@@ -118,16 +120,6 @@ def _split_texts(
     return learned, held_out
 
 
-def _bits(model: TransformersTrainable, texts: Sequence[AlignedText], side: Literal["old", "new"]) -> float:
-    """Return the bits per byte of texts under a model of the old tokenizer or of the new one, and show progress."""
-    nats = []
-    with bar("measuring bits per byte", len(texts), transient=True) as advance:
-        for text in texts:
-            nats.append(token_nats(model, text.old_ids_O if side == "old" else text.new_ids_T))
-            advance()
-    return bits_per_byte(nats, sum(text.num_bytes for text in texts))
-
-
 def _trained(
     request: TransferRequest,
     pair: TokenizerPair,
@@ -139,16 +131,15 @@ def _trained(
     """Return the trained model in the format of the original's weights, its hypernetworks, and the report."""
     settings = request.settings
     precision = training_precision.usable(request.precision) if request.precision else training_precision.automatic()
-    checkpoint = Checkpoint(
-        parts / "checkpoint.safetensors", _identity(request, pair, [*learned, *held_out], precision)
-    )
     original_model = load_model(pair.old_folder, request.model)
     folder = request.init if isinstance(request.init, Path) else None
-    networks = hypernetworks(original_model, pair, folder) if settings.hypernetwork_rate else []
+    networks = hypernetworks(original_model, pair, folder)
+    run = _identity(request, pair, [*learned, *held_out], precision)
+    checkpoint = Checkpoint(parts / "checkpoint.safetensors", run)
     before = frozen(original_model, precision)
     if settings.max_tokens > before.context_limit:
         raise ConfigError(f"{request.model} reads {before.context_limit} tokens, texts may have {settings.max_tokens}")
-    original_bits = _bits(before, held_out, "old")
+    original_bits = bits_per_byte(before, held_out, "old")
     init = folder or ("fvt" if checkpoint.file.exists() else request.init)  # a checkpoint has its own rows
     model = initialised(request.model, init, pair)
     after = trainable_with_embeddings(
@@ -158,9 +149,8 @@ def _trained(
     trainer = Trainer(after, original, learned, settings, networks)
     curve = train(
         trainer,
-        resume(trainer, checkpoint),
         checkpoint,
-        lambda: _bits(after, held_out, "new"),
+        lambda: bits_per_byte(after, held_out, "new"),
         num_steps=settings.num_steps,
         measure_every=request.measure_every,
         on_point=on_point,
@@ -169,8 +159,8 @@ def _trained(
     for parameter in saved.parameters():  # not the frequencies of rotary embeddings, which no folder has
         parameter.data = parameter.data.to(dtype).float()
     scored = frozen(saved, precision)
-    trained_bits = _bits(scored, held_out, "new")
-    name = _name_of_init(request, pair)
+    trained_bits = bits_per_byte(scored, held_out, "new")
+    name = request.init if folder is None else "continued" if goes_on(folder, pair) else "hypernetwork"
     report = {
         "run": checkpoint.run,
         "bits_per_byte": {"original": original_bits, name: curve[0].bits_per_byte, "trained": trained_bits},
@@ -182,36 +172,8 @@ def _trained(
     return scored.into_model().to(dtype), networks, report  # type: ignore[arg-type]
 
 
-def _name_of_init(request: TransferRequest, pair: TokenizerPair) -> str:
-    """Return what the report calls the model as training began."""
-    if isinstance(request.init, str):
-        return request.init
-    return "continued" if goes_on(request.init, pair) else "hypernetwork"
-
-
-def _write(
-    model: Any, networks: Sequence[LinearHypernetwork], pair: TokenizerPair, partial: Path, report: dict[str, Any]
-) -> None:
-    write_folder(model, pair.new_folder, partial)
-    write_report(report, partial)
-    if networks:
-        save_hypernetworks(networks, partial / HYPERNETWORK_FILE)
-
-
-def _gguf_files(request: TransferRequest, pair: TokenizerPair) -> tuple[Path, Path]:
-    """Return the GGUF files of the model and of the tokenizer's. Raises ModelError where none can be made of them."""
-    from omnidraft.models.llamacpp import gguf_export
-
-    files = store.gguf_path(request.model), store.gguf_path(request.tokenizer)
-    gguf_export.require_writable(*files, len(pair.new.vocabulary))
-    return files
-
-
 def _identity(
-    request: TransferRequest,
-    pair: TokenizerPair,
-    texts: Sequence[AlignedText],
-    precision: Precision,
+    request: TransferRequest, pair: TokenizerPair, texts: Sequence[AlignedText], precision: Precision
 ) -> dict[str, Any]:
     """Return what decides the result of a run, as plain data."""
     digest = hashlib.sha256()
@@ -223,17 +185,7 @@ def _identity(
         "alignment": pair.alignment.fingerprint,
         "texts": digest.hexdigest(),
         "held_out_every": request.held_out_every,
-        "init": request.init if isinstance(request.init, str) else _digest(request.init / HYPERNETWORK_FILE),
+        "init": request.init if isinstance(request.init, str) else sha256_of(request.init / HYPERNETWORK_FILE),
         "precision": precision,
         **asdict(request.settings),
-        "alm": request.settings.alm.model_dump(),
     }
-
-
-def _digest(file: Path) -> str:
-    """Return the SHA-256 of a file. Raises ConfigError where it cannot be read."""
-    try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as exc:
-        raise ConfigError(f"{file.parent.parent} has no hypernetwork of a transfer: {exc}") from exc

@@ -4,23 +4,26 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from omnidraft.errors import ModelError
 from omnidraft.files import whole_folder
+from omnidraft.models.catalog import store
+from omnidraft.models.hf.byte_tokenizer import write_byte_tokenizer
+from omnidraft.models.hf.model_folder import TOKENIZER_FILES
+from omnidraft.models.hf.pretrained import causal_lm
+from omnidraft.models.hf.target_vocabulary import replace_vocabulary
+from omnidraft.models.hf.tokenizer import HfTokenizer, load_tokenizer
+from omnidraft.models.hf.trainable_drafter import TransformersTrainable
+from omnidraft.ports import Precision
 from omnidraft.progress import bar
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from omnidraft.models.hf.tokenizer import HfTokenizer
-    from omnidraft.models.hf.trainable_drafter import TransformersTrainable
-    from omnidraft.ports import Precision
-    from omnidraft.transfer.hypernetwork import LinearHypernetwork
-    from omnidraft.transfer.initialisation import Method
-    from omnidraft.transfer.texts import TextTokenizer
-    from omnidraft.vocab.alignment import Alignment
-
+from omnidraft.transfer.hypernetwork import LinearHypernetwork, load_hypernetworks
+from omnidraft.transfer.initialisation import Method, average_rows, fvt_rows, omp_rows
+from omnidraft.transfer.texts import TextTokenizer
+from omnidraft.vocab.alignment import Alignment, align_cached
 
 BYTES = "bytes"
 """Names the tokenizer whose tokens are single bytes."""
@@ -34,17 +37,13 @@ class TokenizerPair:
 
     old_folder: Path
     new_folder: Path
-    old: "TextTokenizer"
-    new: "TextTokenizer"
-    alignment: "Alignment"
+    old: TextTokenizer
+    new: TextTokenizer
+    alignment: Alignment
 
 
 def load_pair(model: str, tokenizer: str) -> TokenizerPair:
     """Load both tokenizers, fetching models that are not installed. Raises ModelError."""
-    from omnidraft.models.catalog import store
-    from omnidraft.transfer.texts import TextTokenizer
-    from omnidraft.vocab.alignment import align_cached
-
     old_folder = store.resolve(model)
     old = _tokenizer(old_folder)
     new_folder = _byte_tokenizer(old_folder) if tokenizer == BYTES else _tokenizer_folder(tokenizer)
@@ -60,24 +59,18 @@ def load_pair(model: str, tokenizer: str) -> TokenizerPair:
 
 def load_model(folder: Path, name: str) -> Any:
     """Load the model of a folder in float32. Raises ModelError."""
-    import torch
-
-    from omnidraft.models.hf.pretrained import causal_lm
-
     try:
         return causal_lm(folder, dtype=torch.float32).eval()
     except ModelError as exc:
         raise ModelError(f"{name} cannot be loaded: {exc}") from exc
 
 
-def frozen(model: Any, precision: "Precision" = "float32") -> "TransformersTrainable":
+def frozen(model: Any, precision: Precision = "float32") -> TransformersTrainable:
     """Return a model to score texts with; it learns nothing."""
-    from omnidraft.models.hf.trainable_drafter import TransformersTrainable
-
     return TransformersTrainable(model.requires_grad_(False), "full", precision)
 
 
-def initialised(model: str, init: "Method | Path", pair: TokenizerPair) -> Any:
+def initialised(model: str, init: Method | Path, pair: TokenizerPair) -> Any:
     """Load a model and give it the new vocabulary; tied matrices stay tied.
 
     Args:
@@ -89,9 +82,6 @@ def initialised(model: str, init: "Method | Path", pair: TokenizerPair) -> Any:
         ModelError: a model cannot be had or used.
         ConfigError: the folder has no hypernetwork of this model.
     """
-    from omnidraft.models.hf.target_vocabulary import replace_vocabulary
-    from omnidraft.transfer.initialisation import average_rows, fvt_rows
-
     made = load_model(pair.old_folder, model)
     old = matrices(made)
     match init:
@@ -117,7 +107,7 @@ def goes_on(folder: Path, pair: TokenizerPair) -> bool:
     return (own.token_bytes, own.special_ids) == (new.token_bytes, new.special_ids)
 
 
-def hypernetworks(model: Any, pair: TokenizerPair, folder: Path | None = None) -> "list[LinearHypernetwork]":
+def hypernetworks(model: Any, pair: TokenizerPair, folder: Path | None = None) -> list[LinearHypernetwork]:
     """Return one for the embeddings of the model before, and one for its head where that is another matrix.
 
     Args:
@@ -126,15 +116,13 @@ def hypernetworks(model: Any, pair: TokenizerPair, folder: Path | None = None) -
     Raises:
         ConfigError: the folder has none of this model.
     """
-    from omnidraft.transfer.hypernetwork import LinearHypernetwork, load_hypernetworks
-
     networks = [LinearHypernetwork(old_DH, pair.alignment.drafts_of_target) for old_DH in matrices(model)]
     if folder is not None:
         load_hypernetworks(networks, folder / HYPERNETWORK_FILE)
     return networks
 
 
-def matrices(model: Any) -> "list[Tensor]":
+def matrices(model: Any) -> list[Tensor]:
     """Return the embeddings, and the head where it is another matrix."""
     embedding: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()
@@ -144,10 +132,6 @@ def matrices(model: Any) -> "list[Tensor]":
 def _byte_tokenizer(folder: Path) -> Path:
     """Return a folder with the tokenizer of bytes for the model of a folder; write it if it is absent. Two models of
     the same tokens may have other special tokens and templates, which are in these files."""
-    from omnidraft.models.catalog import store
-    from omnidraft.models.hf.byte_tokenizer import write_byte_tokenizer
-    from omnidraft.models.hf.model_folder import TOKENIZER_FILES
-
     files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
     states = [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
     made = store.default_home() / "byte-tokenizers" / hashlib.sha256(repr(states).encode()).hexdigest()[:16]
@@ -159,27 +143,20 @@ def _byte_tokenizer(folder: Path) -> Path:
 
 def _tokenizer_folder(name: str) -> Path:
     """Return a folder with a tokenizer, which needs no model beside it. Raises ModelError."""
-    from omnidraft.models.catalog import store
-
     local = Path(name).expanduser()
     return local if (local / "tokenizer.json").is_file() else store.resolve_tokenizer(name)
 
 
-def _tokenizer(folder: Path) -> "HfTokenizer":
+def _tokenizer(folder: Path) -> HfTokenizer:
     """Load the tokenizer of a folder, with as many ids as the head of the model in it, if there is one."""
-    from omnidraft.models.catalog import store
-    from omnidraft.models.hf.tokenizer import HfTokenizer, load_tokenizer
-
     cache = store.default_home() / "tokenizers"
     if not (folder / "config.json").is_file():
         return HfTokenizer(folder, cache=cache)
     return load_tokenizer(folder, cache)
 
 
-def _pursued(old: "Sequence[Tensor]", pair: TokenizerPair) -> "list[Tensor]":
+def _pursued(old: Sequence[Tensor], pair: TokenizerPair) -> list[Tensor]:
     """Make both matrices by matching pursuit, each in the same matrix of the model that the tokenizer comes from."""
-    from omnidraft.transfer.initialisation import omp_rows
-
     donor = matrices(load_model(pair.new_folder, f"{pair.new_folder}, whose embeddings omp needs,"))
     if len(donor[0]) < pair.alignment.num_target:
         raise ModelError(f"{pair.new_folder} has {len(donor[0])} embeddings for {pair.alignment.num_target} ids")

@@ -14,7 +14,7 @@ from omnidraft.errors import ContractError
 from omnidraft.ports import Announcement, Metrics, Proposer, Request
 from omnidraft.wiring.controller import control_follower
 from omnidraft.wiring.drafter_prompt import drafter_prompt
-from omnidraft.wiring.drafting import SharedDrafting, policy, proposer
+from omnidraft.wiring.drafting import SharedDrafting, drafter_memory, policy, proposer
 from omnidraft.wiring.logs import snapshot_reader
 from omnidraft.wiring.named_snapshots import named_or_base, require_named
 from omnidraft.wiring.recording import trace_producer
@@ -59,10 +59,9 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
         ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
     """
     from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting
-    from omnidraft.decode.drafting.session_pool import DrafterMemory
     from omnidraft.decode.external.probing_policy import ProbingPolicy
-    from omnidraft.decode.external.round_scheduler import IDLE_S, RoundLimits, RoundScheduler
-    from omnidraft.decode.external.sequence_tracker import MOST_INACTIVE, SequenceTracker
+    from omnidraft.decode.external.round_scheduler import IDLE_S, TRACE_ROWS, RoundLimits, RoundScheduler
+    from omnidraft.decode.external.sequence_tracker import KEEP_S, MOST_INACTIVE, SequenceTracker
     from omnidraft.decode.external.step_time_model import StepTimeModel
     from omnidraft.decode.policy.cost_model import StepCosts
     from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
@@ -72,12 +71,12 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
     require_named(settings, pinned)
     is_recorded = has_tenants or settings.worker.tenant not in settings.recorder.opted_out
     producer = trace_producer(settings, metrics) if is_recorded else None
-    tokenizers, section = vocabularies(settings), settings.vllm
+    tokenizers = vocabularies(settings)
     throttle, passes = DriftThrottle(), StepTimeModel()
-    memory, failures = DrafterMemory(section.drafter_ids), DraftingFailures(metrics, settings.models.target)
+    memory, failures = drafter_memory(), DraftingFailures(metrics, settings.models.target)
     limits = RoundLimits(
         lambda tenant: throttle.limit(tenant or settings.worker.tenant, "text", num_tokens),
-        section.trace_rows,
+        TRACE_ROWS,
         IDLE_S,
     )
     step_s = StepCosts()
@@ -95,7 +94,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
     drafting = SafeDrafting(len(tokenizers.target.vocabulary), failures)
     scheduler = RoundScheduler(
         SequenceOpener(settings, tokenizers, slot, producer, drafting),
-        SequenceTracker["ExternalSequence"](keep_s=section.keep_left_s, max_inactive=MOST_INACTIVE),
+        SequenceTracker["ExternalSequence"](keep_s=KEEP_S, max_inactive=MOST_INACTIVE),
         drafting,
         passes,
         memory,
@@ -212,7 +211,7 @@ class SequenceOpener:
         from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 
         assert self._producer is not None
-        settings, models = self._settings, self._settings.models
+        models = self._settings.models
         context = RecordContext(
             request_id,
             request.tenant,
@@ -223,4 +222,4 @@ class SequenceOpener:
             self._tokenizers.alignment.fingerprint,
             has_settings=False,
         )
-        return TraceRecordBuilder(request, context, settings.recorder, self._producer.emit)
+        return TraceRecordBuilder(request, context, self._producer.emit)

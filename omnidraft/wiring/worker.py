@@ -84,7 +84,7 @@ def engine(
     loaded_target = target(settings, tokenizers)
     costs = measured_costs(settings, loaded_target)
     recent, memories = RecentTexts(), memory_loader(settings, metrics)
-    keys = drafter_memory(keeps_ended=settings.scheduler.prefix_caching)
+    keys = drafter_memory()
     load = snapshot_loader(settings, tokenizers, costs, None, recent, memories, FactorSwitch(), keys)
     slot = SnapshotSlot(named_or_base(settings, load, snapshot))
     made = _engine(settings, tokenizers, loaded_target, costs, metrics, None, slot, recent, keys)
@@ -149,7 +149,7 @@ def served_target(
     costs = measured_costs(settings, loaded_target)
     costs.passes(settings.decode.mode)  # whatever the policy: metrics compare with plain decoding
     recent, memories = RecentTexts(), memory_loader(settings, metrics)
-    switch, keys = FactorSwitch(), drafter_memory(keeps_ended=settings.scheduler.prefix_caching)
+    switch, keys = FactorSwitch(), drafter_memory()
     load = snapshot_loader(settings, tokenizers, costs, drafter, recent, memories, switch, keys)
     pinned = settings.worker.snapshot
     first = champion_or_base(settings, load) if begins_with_champion else named_or_base(settings, load, pinned)
@@ -204,7 +204,6 @@ def _engine(
         failures=DraftingFailures(metrics, settings.models.target),
         grammars=grammars,
         scheduling=settings.scheduler,
-        public_prefixes=[_prefix_of(prompt, tokenizers.target) for prompt in settings.scheduler.public_prompts],
     )
     return Engine(
         decoder,
@@ -213,10 +212,8 @@ def _engine(
         producer,
         metrics,
         decode=settings.decode,
-        recording=settings.recorder,
+        opted_out=settings.recorder.opted_out,
         tracing=tracing,
-        has_pass_spans=settings.tracing.passes,
-        has_prefix_caching=settings.scheduler.prefix_caching,
         recent=recent if settings.decode.suffix_memory else None,
         drafter_memory=keys,
     )
@@ -228,17 +225,6 @@ def _tool_format(settings: Settings, tokenizer: "HfTokenizer") -> "ToolFormat":
 
     named = settings.models.tool_formats.get(settings.models.target)
     return tokenizer.tool_format if named is None else FORMATS[named]
-
-
-def _prefix_of(system_prompt: str, tokenizer: "HfTokenizer") -> list[int]:
-    """Return the ids that all chats with this system prompt begin with; those of the text without a chat template."""
-    from omnidraft.decode.common_prefix import common_prefix
-
-    if not tokenizer.has_chat_template:
-        return tokenizer.prompt_ids(system_prompt)
-    system = {"role": "system", "content": system_prompt}
-    one, other = (tokenizer.chat_prompt_ids([system, {"role": "user", "content": text}]) for text in ("a", "1"))
-    return one[: common_prefix(one, other)]
 
 
 def _updater(

@@ -6,31 +6,24 @@ OUT is written after every prompt.
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
-from omnidraft import config, prompts
-from omnidraft.demo.recorded import QUESTIONS
-from omnidraft.errors import ConfigError, RequestError
+from omnidraft import config
+from omnidraft.errors import ConfigError
 from omnidraft.files import require_writable_file
 from omnidraft.hosts import process
-from omnidraft.progress import bar
-from omnidraft.prompts import Prompt
 from pipelines.bench import page, summary
-from pipelines.bench.methods import NAMES, LoadedMethods, Setup, load
-from pipelines.bench.runs import WARM_UP_TEXT, WARM_UP_TOKENS, Failure, Method, Outcome, attempt, rotated
-from pipelines.lib import machine, report
-from pipelines.lib.choices import chosen, named_files
+from pipelines.bench.methods import NAMES, Setup, load
+from pipelines.bench.runs import Failure, Outcomes, about, measure, plain_rows, tasks_of
+from pipelines.lib import report
+from pipelines.lib.choices import chosen
 
 DEFAULT_METHODS = "plain,omnidraft,hf-generate"
-
-Outcomes = dict[str, list[Outcome]]
 
 
 def main(
@@ -57,35 +50,31 @@ def main(
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
 ) -> None:
     """Compare decoding methods."""
-    names = _names(methods)
+    names = chosen(methods, NAMES, "method", baseline="plain")
     require_writable_file(json_path)
     _choose_device(device)
     models = {"target": target, "drafter": drafter, "precision": quantize}
     settings = config.load(config_path, models=models, decode={"mode": mode})
-    tasks = _tasks(prompts_paths, num_prompts)
+    tasks = tasks_of(prompts_paths, num_prompts)
+    outcomes: Outcomes = {task: {name: [] for name in names} for task in tasks}
     with ExitStack() as stack:
         loaded = load(names, Setup(settings, temperature, snapshot, is_stream=stream), stack)
-        options = {
-            "command": machine.command("pipelines.bench"),
-            "fingerprint": loaded.target,
-            "snapshot": snapshot,
-            "temperature": temperature,
-            "stream": stream,
-            "max_new_tokens": max_new_tokens,
-            "num_prompts": {task: len(texts) for task, texts in tasks.items()},
-        }
-        about = {"machine": machine.describe(), "options": options, "settings": settings.model_dump(mode="json")}
-        outcomes: dict[str, Outcomes] = {task: {name: [] for name in names} for task in tasks}
-        publish = _publisher(about, outcomes, is_greedy=temperature == 0, json_path=json_path)
-        _measure_all(tasks, _runnable(names, loaded), max_new_tokens, outcomes, publish)
+        for name, reason in loaded.missing.items():
+            print(f"{name}: {reason}", file=sys.stderr)
+        options = {"snapshot": snapshot, "temperature": temperature, "stream": stream, "max_new_tokens": max_new_tokens}
+        described = about("pipelines.bench", settings, tasks, fingerprint=loaded.target, **options)
+
+        def publish() -> dict[str, Any]:
+            """Return the report so far, and save it."""
+            rows = [row for task in tasks for row in summary.rows(task, outcomes[task], is_greedy=temperature == 0)]
+            content = {**described, "rows": rows, "runs": plain_rows(outcomes)}
+            if json_path is not None:
+                report.save(content, json_path)
+            return content
+
+        runnable = {name: loaded.methods.get(name) or Failure(loaded.missing[name]) for name in names}
+        measure(tasks, runnable, max_new_tokens, outcomes, publish)
     page.show(publish(), markdown_path)
-
-
-def _names(methods: str) -> list[str]:
-    names = chosen(methods, NAMES, "method")
-    if "plain" not in names:
-        raise RequestError("--methods needs plain: speed-ups are quoted against it")
-    return names
 
 
 def _choose_device(device: str | None) -> None:
@@ -96,64 +85,6 @@ def _choose_device(device: str | None) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch sees no accelerator here")
-
-
-def _tasks(paths: Sequence[Path] | None, num_prompts: int) -> dict[str, list[Prompt]]:
-    """Return the prompts of each file by the file's name."""
-    if not paths:
-        print(f"no --prompts: using {QUESTIONS}", file=sys.stderr)
-    files = named_files(paths or [QUESTIONS])
-    return {task: prompts.read(path, num_prompts, split="test") for task, path in files.items()}
-
-
-def _runnable(names: Sequence[str], loaded: LoadedMethods) -> dict[str, Method | Failure]:
-    for name, reason in loaded.missing.items():
-        print(f"{name}: {reason}", file=sys.stderr)
-    return {name: loaded.methods.get(name) or Failure(loaded.missing[name]) for name in names}
-
-
-def _measure_all(
-    tasks: Mapping[str, Sequence[Prompt]],
-    methods: Mapping[str, Method | Failure],
-    max_new_tokens: int,
-    outcomes: Mapping[str, Outcomes],
-    publish: Callable[[], Any],
-) -> None:
-    """Run every method on every prompt; the order rotates from prompt to prompt."""
-    warm_up = replace(next(iter(tasks.values()))[0], text=WARM_UP_TEXT)
-    for method in methods.values():
-        _outcome(method, warm_up, min(WARM_UP_TOKENS, max_new_tokens))
-    for task, texts in tasks.items():
-        with bar(f"{task}: prompts", len(texts)) as advance:
-            for number, prompt in enumerate(texts):
-                for name in rotated(list(methods), number):
-                    outcomes[task][name].append(_outcome(methods[name], prompt, max_new_tokens))
-                publish()
-                advance()
-
-
-def _outcome(method: Method | Failure, prompt: Prompt, max_new_tokens: int) -> Outcome:
-    return method if isinstance(method, Failure) else attempt(method, prompt, max_new_tokens)
-
-
-def _publisher(
-    about: Mapping[str, Any], outcomes: Mapping[str, Outcomes], *, is_greedy: bool, json_path: Path | None
-) -> Callable[[], dict[str, Any]]:
-    def publish() -> dict[str, Any]:
-        """Return the report so far, and save it."""
-        rows = [row for task in outcomes for row in summary.rows(task, outcomes[task], is_greedy=is_greedy)]
-        runs = [
-            {"task": task, "method": name, "prompt": number} | outcome.plain_data()
-            for task, of_task in outcomes.items()
-            for name, of_method in of_task.items()
-            for number, outcome in enumerate(of_method)
-        ]
-        content = {**about, "rows": rows, "runs": runs}
-        if json_path is not None:
-            report.save(content, json_path)
-        return content
-
-    return publish
 
 
 if __name__ == "__main__":

@@ -25,14 +25,15 @@ from omnidraft import config, wiring
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
+from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.errors import OmnidraftError, RequestError
 from omnidraft.ports import Grammar, Mode, Sampling
 from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.wiring.named_snapshots import named_or_base
 from pipelines.bench.runs import BenchRun, Method, run_of_generate, run_of_steps
-from pipelines.lib.own_snapshot import own_snapshot
 from pipelines.lib.prompt_requests import fields_of, ids_of
 
 TRACED = "omnidraft+traces"
@@ -131,6 +132,24 @@ def _own(name: str, worker: wiring.Worker, setup: Setup, stack: ExitStack) -> Me
     return _run(name, engine, setup, method, own_snapshot(settings, worker, setup.snapshot))
 
 
+def own_snapshot(settings: config.Settings, worker: wiring.Worker, name: str | None) -> LoadedSnapshot:
+    """Load a snapshot for the worker's engine. Its n-gram cache, which learns while it decodes, is no other one's, so
+    no method drafts with what another one learned.
+
+    Args:
+        settings: how it drafts; the target is the worker's.
+        name: a folder, version or alias; None is the base drafter.
+
+    Raises:
+        SnapshotError, ModelError: it cannot be loaded.
+    """
+    costs = worker.engine.decoder.costs or MeasuredCosts(worker.target)
+    memories = wiring.memory_loader(settings, CountingMetrics())
+    tokenizers = wiring.served_vocabularies(settings)
+    load = wiring.snapshot_loader(settings, tokenizers, costs, recent=worker.engine.recent, memories=memories)
+    return named_or_base(settings, load, name)
+
+
 def _run(name: str, engine: Engine, setup: Setup, method: OwnMethod, snapshot: LoadedSnapshot | None = None) -> Method:
     """Return a method of our engine. Its name is the tenant, so that no method drafts from what another one said."""
 
@@ -159,12 +178,12 @@ def _recording_engine(worker: wiring.Worker, setup: Setup, stack: ExitStack) -> 
     temporary, topic = settings.model_copy(update={"log": log}), log.traces_topic
     metrics, pair = CountingMetrics(), worker.engine.pair
     producer = TraceProducer(lambda: wiring.log_writer(temporary, topic), settings.recorder, metrics)
-    stack.callback(producer.close, settings.recorder.drain_timeout_s)
+    stack.callback(producer.close)
     vocabulary = pair.target_tokenizer.vocabulary
     decoder = Decoder(worker.target, vocabulary, trace_top_k=settings.recorder.top_k)
     recent = worker.engine.recent if setup.is_stream else None
-    slot, decode, recording = worker.engine.slot, settings.decode, settings.recorder
-    return Engine(decoder, pair, slot, producer, metrics, decode=decode, recording=recording, recent=recent)
+    slot, decode = worker.engine.slot, settings.decode
+    return Engine(decoder, pair, slot, producer, metrics, decode=decode, recent=recent)
 
 
 def huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:

@@ -1,20 +1,27 @@
-"""One prompt decoded by one method: its tokens and their cost, or the reason of a failure."""
+"""Prompts decoded by methods in turn: the tokens of each and their cost, or the reason of a failure."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omnidraft import prompts
+from omnidraft.config import Settings
 from omnidraft.decode.step_stats import DecodeStats
+from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Step
+from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
+from pipelines.lib import machine
+from pipelines.lib.choices import named_files
 
 if TYPE_CHECKING:
     from omnidraft.models.hf.generate import Generated
 
 WARM_UP_TEXT = "Name the days of the week, then the months of the year."
 """Answered before anything is measured. It is no prompt that is, whose answer some methods would remember."""
-WARM_UP_TOKENS = 16
 CRASHES = (
     OmnidraftError,
     ArithmeticError,
@@ -63,6 +70,8 @@ class Failure:
 
 
 Outcome = BenchRun | Failure
+Outcomes = dict[str, dict[str, list[Outcome]]]
+"""Task -> method -> its outcomes, prompt by prompt."""
 Method = Callable[[Prompt, int], BenchRun]
 """(prompt, tokens at most) -> the answer."""
 
@@ -100,6 +109,66 @@ def run_of_generate(generated: "Generated") -> BenchRun:
         decode_s=generated.decode_s,
     )
     return BenchRun(generated.ids, stats)
+
+
+def tasks_of(paths: Sequence[Path] | None, num_prompts: int) -> dict[str, list[Prompt]]:
+    """Return prompts of each file, of its split test, by the file's name; without files those of the demo."""
+    if not paths:
+        print(f"no --prompts: using {QUESTIONS}", file=sys.stderr)
+    files = named_files(paths or [QUESTIONS])
+    return {task: prompts.read(path, num_prompts, split="test") for task, path in files.items()}
+
+
+def about(module: str, settings: Settings, tasks: Mapping[str, Sequence[Prompt]], **options: Any) -> dict[str, Any]:
+    """Return the fields of the report that say what is measured, and where."""
+    num_prompts = {task: len(rows) for task, rows in tasks.items()}
+    return {
+        "machine": machine.describe(),
+        "options": {"command": machine.command(module), **options, "num_prompts": num_prompts},
+        "settings": settings.model_dump(mode="json"),
+    }
+
+
+def measure(
+    tasks: Mapping[str, Sequence[Prompt]],
+    methods: Mapping[str, Method | Failure],
+    max_new_tokens: int,
+    outcomes: Outcomes,
+    publish: Callable[[], object],
+    *,
+    warm_up_tokens: int = 16,
+) -> None:
+    """Run every method on every prompt; the order rotates from prompt to prompt.
+
+    Args:
+        outcomes: gets the outcomes of each method, by task.
+        publish: called after each prompt.
+    """
+    for rows in tasks.values():
+        for method in methods.values():
+            _outcome(method, replace(rows[0], text=WARM_UP_TEXT), min(warm_up_tokens, max_new_tokens))
+    for task, rows in tasks.items():
+        with bar(f"{task}: prompts", len(rows)) as advance:
+            for number, prompt in enumerate(rows):
+                for name in rotated(list(methods), number):
+                    of_method = outcomes.setdefault(task, {}).setdefault(name, [])
+                    of_method.append(_outcome(methods[name], prompt, max_new_tokens))
+                publish()
+                advance()
+
+
+def _outcome(method: Method | Failure, prompt: Prompt, max_new_tokens: int) -> Outcome:
+    return method if isinstance(method, Failure) else attempt(method, prompt, max_new_tokens)
+
+
+def plain_rows(outcomes: Outcomes, **more: str) -> list[dict[str, Any]]:
+    """Return the report's row of each run."""
+    return [
+        {"task": task, "method": name, **more, "prompt": number} | outcome.plain_data()
+        for task, of_task in outcomes.items()
+        for name, of_method in of_task.items()
+        for number, outcome in enumerate(of_method)
+    ]
 
 
 def rotated(names: list[str], by: int) -> list[str]:

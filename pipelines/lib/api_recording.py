@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from omnidraft import config, wiring
 from omnidraft.decode.prompting import PromptTokenizer
-from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
+from omnidraft.decode.recording.record_builder import SEGMENT_TOKENS, RecordContext, TraceRecordBuilder
 from omnidraft.errors import RequestError
 from omnidraft.ports import DraftTree, FinishReason, Request, Step, Timings
-from omnidraft.serving.chat_messages import RequestMessage
+from omnidraft.serving.request_parts import RequestMessage
 from omnidraft.tools.tool_use import tool_use
 from omnidraft.traces.record import TraceRecord
 from omnidraft.traces.request_ids import answer_id
@@ -67,9 +67,7 @@ class ApiRecording:
             num_draft_tokens=0,
         )
         records: list[TraceRecord] = []
-        builder = TraceRecordBuilder(
-            request, self._context(asked, choice, index), self._settings.recorder, records.append
-        )
+        builder = TraceRecordBuilder(request, self._context(asked, choice, index), records.append)
         for step in steps:
             builder.take(step)
         builder.flush(None)
@@ -105,15 +103,14 @@ class ApiRecording:
         text = self._tokenizers.target.vocabulary.spell(emitted).decode("utf-8", "replace")
         if not _is_spelled(choice.message.content or "", text):
             raise AnswerRefused(NOT_SPELLED)
-        rows = self._settings.recorder.segment_tokens
-        for start in range(0, len(emitted), rows):
-            chosen = slice(start, start + rows)
+        for start in range(0, len(emitted), SEGMENT_TOKENS):
+            chosen = slice(start, start + SEGMENT_TOKENS)
             yield Step(
                 tree=DraftTree.empty(root),
                 emitted=tuple(emitted[chosen]),
                 path=(),
                 text="",
-                finish_reason=_REASONS.get(choice.finish_reason) if start + rows >= len(emitted) else None,
+                finish_reason=_REASONS.get(choice.finish_reason) if start + SEGMENT_TOKENS >= len(emitted) else None,
                 timings=Timings(),
                 target_logprobs=self._mapper.logprobs(positions[chosen], emitted[chosen]),
             )

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from omnidraft.errors import OmnidraftError
-from omnidraft.traces.record import TargetLogprobs
-from omnidraft.traces.schema import MAX_TOP_K
+from omnidraft.traces.record import MAX_TOP_K, TargetLogprobs
 from omnidraft.vocab.tokenizer import Vocabulary
 from pipelines.lib.api_answers import ApiPosition, ApiToken
 

@@ -6,12 +6,15 @@ from pathlib import Path
 from omnidraft.errors import RequestError
 
 
-def chosen(text: str, known: Collection[str] = (), kind: str = "") -> list[str]:
-    """Return the names in `text`, each once. Raises RequestError when one is not among `known`, if there are any."""
+def chosen(text: str, known: Collection[str] = (), kind: str = "", *, baseline: str | None = None) -> list[str]:
+    """Return the names in `text`, each once, the baseline first. Raises RequestError when one is not among `known`, if
+    there are any, or when the baseline is missing."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if known and (unknown := [name for name in names if name not in known]):
         raise RequestError(f"no {kind} {unknown[0]!r}; there are {', '.join(known)}")
-    return names
+    if baseline is not None and baseline not in names:
+        raise RequestError(f"--{kind}s needs {baseline}: speed-ups are quoted against it")
+    return sorted(names, key=lambda name: name != baseline)
 
 
 def numbers(text: str, option: str) -> list[int]:

@@ -20,6 +20,7 @@ from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.distill.ingest.tenant_shares import TenantGroups
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import RequestError
+from omnidraft.progress import bar
 from omnidraft.snapshots import bundle
 from omnidraft.system import keep_freed_memory, usable_processors
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -45,23 +46,6 @@ class Point:
 
     def plain_data(self) -> dict[str, Any]:
         return asdict(self)
-
-
-@dataclass(slots=True)
-class TrainingRun:
-    """One learner and its learning curve."""
-
-    learner: Learner
-    judge: HeldOut
-    """Compares the end with the base drafter, as a distiller judges what it publishes."""
-    held_out: Sequence[TraceRecord] = ()
-    curve: list[Point] = field(default_factory=list)
-    seconds: float = 0.0
-    """Seconds spent in learning steps alone."""
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        return self.learner.counters.num_tokens / self.seconds if self.seconds else None
 
 
 def split_by_request(records: Sequence[TraceRecord], every: int) -> tuple[list[TraceRecord], list[TraceRecord]]:
@@ -97,83 +81,77 @@ def measure(learner: Learner, hits: Sequence[np.ndarray], losses: dict[str, floa
     return Point(counters.num_steps, counters.num_tokens, agreement, tokens_per_pass, losses or {})
 
 
-def learn(
-    run: TrainingRun,
-    records: Sequence[TraceRecord],
-    held_out: Sequence[TraceRecord],
-    settings: config.Settings,
-    *,
-    num_passes: int = 1,
-    measure_every: int | None = None,
-    on_point: Callable[[Point], None] = lambda point: None,
-    advance: Callable[[int], None] = lambda num_records: None,
-) -> TrainingRun:
-    """Learn from all records, in order, `num_passes` times.
+class TrainingRun:
+    """One learner, which begins at the base drafter, and its learning curve."""
 
-    Args:
-        measure_every: steps between two points of the curve; None measures at the beginning and the end only.
-        advance: called with the number of records of each step.
-    """
-    batches = [
-        records[start : start + settings.learner.records_per_step]
-        for _ in range(num_passes)
-        for start in range(0, len(records), settings.learner.records_per_step)
-    ]
+    def __init__(self, settings: config.Settings, tokenizers: wiring.Vocabularies) -> None:
+        """Learn with all threads unless the settings have a number: nothing is served."""
+        torch.set_num_threads(settings.learner.threads or usable_processors())
+        keep_freed_memory()
+        self._settings, self._tokenizers = settings, tokenizers
+        self.learner = wiring.learner(settings, tokenizers)
+        self._judge = HeldOut(self.learner, groups=TenantGroups(settings.learner.tenants))
+        self._judge.set_parent(self.learner.serving_tensors())
+        self._held_out: Sequence[TraceRecord] = ()
+        self._seconds = 0.0  # in learning steps alone
+        self.curve: list[Point] = []
 
-    def point(losses: dict[str, float]) -> None:
-        run.curve.append(measure(run.learner, run.learner.hits(held_out, with_cache=True), losses))
-        on_point(run.curve[-1])
+    def learn(
+        self,
+        records: Sequence[TraceRecord],
+        held_out: Sequence[TraceRecord],
+        *,
+        title: str,
+        num_passes: int = 1,
+        measure_every: int | None = None,
+        on_point: Callable[[Point], None] = lambda point: None,
+    ) -> None:
+        """Learn from all records, in order, `num_passes` times, below a progress bar of this title.
 
-    run.held_out = held_out
-    point({})
-    for number, batch in enumerate(batches, 1):
-        started = time.perf_counter()
-        report = run.learner.step(batch)
-        run.seconds += time.perf_counter() - started
-        advance(len(batch))
-        if number == len(batches) or (measure_every and number % measure_every == 0):
-            point(dict(report.losses))
-    return run
+        Args:
+            measure_every: steps between two points of the curve; None measures at the beginning and the end only.
+        """
+        size = self._settings.learner.records_per_step
+        batches = [records[start : start + size] for start in range(0, len(records), size)] * num_passes
+        self._held_out = held_out
+        self._measure(on_point, {})
+        with bar(title, num_passes * len(records)) as advance:
+            for number, batch in enumerate(batches, 1):
+                started = time.perf_counter()
+                report = self.learner.step(batch)
+                self._seconds += time.perf_counter() - started
+                advance(len(batch))
+                if number == len(batches) or (measure_every and number % measure_every == 0):
+                    self._measure(on_point, dict(report.losses))
 
+    def _measure(self, on_point: Callable[[Point], None], losses: dict[str, float]) -> None:
+        self.curve.append(measure(self.learner, self.learner.hits(self._held_out, with_cache=True), losses))
+        on_point(self.curve[-1])
 
-def new_run(settings: config.Settings, tokenizers: wiring.Vocabularies) -> TrainingRun:
-    """Return a learner at the base drafter, with all threads unless the settings have a number: nothing is served."""
-    torch.set_num_threads(settings.learner.threads or usable_processors())
-    keep_freed_memory()
-    learner = wiring.learner(settings, tokenizers)
-    judge = HeldOut(learner, groups=TenantGroups(settings.learner.tenants))
-    judge.set_parent(learner.serving_tensors())
-    return TrainingRun(learner, judge)
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.learner.counters.num_tokens / self._seconds if self._seconds else None
 
+    def write_snapshot(self, folder: Path, *, remembered: Sequence[TraceRecord] = ()) -> None:
+        """Write a snapshot folder for workers, `check` and the benchmark. Raises SnapshotError when it exists.
 
-def write_snapshot(
-    run: TrainingRun,
-    folder: Path,
-    settings: config.Settings,
-    tokenizers: wiring.Vocabularies,
-    *,
-    remembered: Sequence[TraceRecord] = (),
-) -> None:
-    """Write a snapshot folder for workers, `check` and the benchmark. Raises SnapshotError when it exists.
-
-    Args:
-        remembered: their texts become the fleet's memory of their tenants, as far as section `memory` lets them.
-    """
-    learner, counters, serving = run.learner, run.learner.counters, run.learner.serving_tensors()
-    manifest = wiring.identity(settings, tokenizers).manifest(
-        None,
-        num_records=counters.num_records,
-        num_tokens=counters.num_tokens,
-        num_steps=counters.num_steps,
-        losses=run.curve[-1].losses,
-        held_out_records=len(run.held_out),
-        counts=counters.skipped,
-        **run.judge.measure(run.held_out, serving).facts(),
-    )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    parts: dict[str, Path | bundle.Tensors] = {bundle.DRAFTER: serving, bundle.NGRAMS: learner.cache.to_arrays()}
-    with tempfile.TemporaryDirectory(prefix="omnidraft-memory-") as staging:
-        files = wiring.memory_files(settings, tokenizers, CountingMetrics(), Path(staging) / "memory")
-        files.memory.add(remembered)
-        parts |= files.stage()
-        bundle.write(folder, manifest, parts, signing=wiring.snapshot_signing(settings))
+        Args:
+            remembered: their texts become the fleet's memory of their tenants, as far as section `memory` lets them.
+        """
+        settings, tokenizers, serving = self._settings, self._tokenizers, self.learner.serving_tensors()
+        manifest = wiring.identity(settings, tokenizers).manifest(
+            None,
+            losses=self.curve[-1].losses,
+            held_out_records=len(self._held_out),
+            **self.learner.counters.manifest_fields(),
+            **self._judge.measure(self._held_out, serving).facts(),
+        )
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        parts: dict[str, Path | bundle.Tensors] = {
+            bundle.DRAFTER: serving,
+            bundle.NGRAMS: self.learner.cache.to_arrays(),
+        }
+        with tempfile.TemporaryDirectory(prefix="omnidraft-memory-") as staging:
+            files = wiring.memory_files(settings, tokenizers, CountingMetrics(), Path(staging) / "memory")
+            files.memory.add(remembered)
+            bundle.write(folder, manifest, parts | files.stage(), signing=wiring.snapshot_signing(settings))

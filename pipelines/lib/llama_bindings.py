@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from filelock import FileLock
-
 from omnidraft.errors import ModelDownloadError
 from omnidraft.models.catalog import store
 from pipelines.lib import llama_build
@@ -35,32 +33,15 @@ def llama_bindings(home: Path) -> Path:
         ModelDownloadError: a package cannot be downloaded.
     """
     folder = home / "llama-cpp-python" / llama_build.VERSION
-    bindings = folder / "site"
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".lock"):
-        if not bindings.exists():
-            llama_build.unpack(folder)
-            llama_build.build(folder, ("llama",), OPTIONS)
-            _install_built(folder, bindings)
-    return bindings
 
+    def collect(bindings: Path) -> None:
+        """Put the Python files and the libraries together."""
+        _install(_REQUIRED, bindings)
+        package = bindings / llama_build.BINDINGS
+        shutil.copytree(folder / "source" / llama_build.BINDINGS, package)
+        shutil.copytree(folder / "build" / "bin", package / "lib", symlinks=True, dirs_exist_ok=True)
 
-def _install_built(folder: Path, bindings: Path) -> None:
-    """Put the Python files and the libraries together; source and build folder are deleted."""
-    partial = _empty(folder / "site.partial")
-    _install(_REQUIRED, partial)
-    package = partial / llama_build.BINDINGS
-    shutil.copytree(folder / "source" / llama_build.BINDINGS, package)
-    shutil.copytree(folder / "build" / "bin", package / "lib", symlinks=True, dirs_exist_ok=True)
-    partial.rename(bindings)
-    for name in ("source", "build"):
-        shutil.rmtree(folder / name)
-
-
-def _empty(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    return folder
+    return llama_build.built(folder, "site", ("llama",), OPTIONS, collect)
 
 
 def _install(requirement: str, folder: Path) -> None:

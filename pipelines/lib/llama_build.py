@@ -3,7 +3,7 @@
 Order of effects, so that an interrupted build resumes:
 1. the source package is downloaded, the source unpacked aside and renamed into place;
 2. cmake builds, which goes on where it stopped;
-3. the programs are renamed into place, and source and build folder are deleted.
+3. what is wanted of it is copied aside and renamed into place, and source and build folder are deleted.
 """
 
 import os
@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,21 +63,41 @@ class LlamaPrograms:
 
 
 def llama_programs(home: Path) -> LlamaPrograms:
-    """Return the programs below `home`; build them, with a progress bar, if they are missing.
+    """Return the programs below `home`; build them, with a progress bar, if they are missing. Raises as `built`."""
+    folder = home / "llama-server" / VERSION
+
+    def collect(programs: Path) -> None:
+        for name in PROGRAMS:
+            shutil.copy2(folder / "build" / "bin" / name, programs / name)
+
+    return LlamaPrograms(built(folder, "bin", PROGRAMS, OPTIONS, collect))
+
+
+def built(
+    folder: Path, name: str, targets: Sequence[str], options: Mapping[str, str], collect: Callable[[Path], None]
+) -> Path:
+    """Return the folder of this name in `folder`; build the targets and make it, if it is missing.
+
+    Args:
+        collect: puts into a new folder what was built in `folder`/build.
 
     Raises:
         ModelError: there is no cmake, no C++ compiler, or the build failed.
-        ModelDownloadError: the source cannot be downloaded.
+        ModelDownloadError: a package cannot be downloaded.
     """
-    folder = home / "llama-server" / VERSION
-    programs = LlamaPrograms(folder / "bin")
+    made, partial = folder / name, folder / f"{name}.partial"
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
-        if not programs.folder.exists():
-            unpack(folder)
-            build(folder, PROGRAMS, OPTIONS)
-            _install(folder, programs.folder)
-    return programs
+        if not made.exists():
+            _unpack(folder)
+            build(folder, targets, options)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            collect(partial)
+            partial.rename(made)
+            for each in ("source", "build"):
+                shutil.rmtree(folder / each)
+    return made
 
 
 def _require_tools() -> None:
@@ -95,13 +115,8 @@ def _require_tools() -> None:
             )
 
 
-def unpack(folder: Path) -> None:
-    """Put llama.cpp and its bindings into `folder`/source, unless they are there.
-
-    Raises:
-        ModelError: there is no cmake or no C++ compiler to build them with.
-        ModelDownloadError: the source cannot be downloaded.
-    """
+def _unpack(folder: Path) -> None:
+    """Put llama.cpp and its bindings into `folder`/source, unless they are there. Raises as `built`."""
     _require_tools()
     if (folder / "source").exists():
         return
@@ -174,14 +189,3 @@ def _failure(log_path: Path) -> str:
 
 def _end_of(lines: Sequence[str]) -> str:
     return "\n".join(lines[-_LAST_LINES:])
-
-
-def _install(folder: Path, programs: Path) -> None:
-    partial = folder / "bin.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    for name in PROGRAMS:
-        shutil.copy2(folder / "build" / "bin" / name, partial / name)
-    partial.rename(programs)
-    for name in ("source", "build"):
-        shutil.rmtree(folder / name)

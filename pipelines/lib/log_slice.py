@@ -5,9 +5,12 @@ Unreadable records are counted; only the distiller dead-letters them.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from omnidraft import config, wiring
 from omnidraft.distill.ingest import topic_scan
@@ -17,6 +20,10 @@ from omnidraft.traces import archive, codec
 from omnidraft.traces.record import TraceRecord
 
 FILTERS = ("target", "drafter", "tenant", "worker", "mode", "snapshot_version", "request_id")
+Log = Annotated[str, typer.Option(help="sqlite:///path, kafka://host:port, or a trace archive.")]
+FromTime = Annotated[str | None, typer.Option("--from", help="ISO time (UTC) or Unix milliseconds.")]
+ToTime = Annotated[str | None, typer.Option("--to", help="Records that ended before this time.")]
+Filters = Annotated[list[str] | None, typer.Option("--filter", help=f"name=value,...; names: {', '.join(FILTERS)}")]
 Position = tuple[int, int]
 """The partition and offset of a record."""
 
@@ -30,11 +37,6 @@ class SliceFilter:
     """Unix milliseconds; records that ended before it."""
     equal: Mapping[str, str] = field(default_factory=dict)
     """Field -> its required value, as text."""
-
-    def of_pair(self, settings: config.Settings) -> "SliceFilter":
-        """Return a filter that also requires the settings' target and drafter, unless this one names others."""
-        pair = {"target": settings.models.target, "drafter": settings.models.drafter}
-        return SliceFilter(self.from_ms, self.to_ms, pair | dict(self.equal))
 
     def skip_reason(self, record: TraceRecord) -> str | None:
         """Return the reason why the record is skipped; None when it is selected."""
@@ -76,6 +78,16 @@ def parse_filter(from_time: str | None, to_time: str | None, filters: Iterable[s
         if name not in FILTERS or not sign:
             raise RequestError(f"--filter takes name=value, names: {', '.join(FILTERS)}; got {name}{sign}")
     return SliceFilter(_time_ms(from_time), _time_ms(to_time), {name: value for name, _, value in pairs})
+
+
+def of_pair(
+    source: str, settings: config.Settings, tokenizers: wiring.Vocabularies, slice_filter: SliceFilter
+) -> Slice:
+    """Read the selected records of the settings' target and drafter, unless the filter names others. Raises as
+    `read`."""
+    pair = {"target": settings.models.target, "drafter": settings.models.drafter}
+    own = replace(slice_filter, equal=pair | dict(slice_filter.equal))
+    return read(source, settings, own, alignment=tokenizers.alignment.fingerprint)
 
 
 def read(source: str, settings: config.Settings, slice_filter: SliceFilter, *, alignment: str | None = None) -> Slice:

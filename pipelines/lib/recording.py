@@ -15,6 +15,7 @@ from omnidraft.decode.recording.record_builder import RecordContext, TraceRecord
 from omnidraft.decode.teacher_forcing import force
 from omnidraft.errors import RequestError
 from omnidraft.ports import Proposer, Request, Step, Target
+from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
@@ -69,18 +70,25 @@ class Recording:
         self._target: Target | None = None
         self._drafter: Proposer | None = None
 
-    def records_of(self, rows: Sequence[Prompt]) -> Iterator[list[TraceRecord]]:
-        """Yield the records of each prompt, in order; the models are loaded when the first is missing.
+    def records_of(self, rows: Sequence[Prompt], title: str = "recording") -> list[TraceRecord]:
+        """Return the records of all prompts, in order; the models are loaded when the first is missing.
+
+        Args:
+            title: of the progress bar.
 
         Raises:
             RequestError: a prompt without an answer where answers are to be given, or too long for the target.
         """
         self._parts.mkdir(parents=True, exist_ok=True)
-        for number, prompt in enumerate(rows):
-            part = self._parts / f"{self._name(number, prompt)}.avro"
-            if not part.exists():
-                archive.write(part, self._record(part.stem, prompt))
-            yield list(archive.read(part))
+        records: list[TraceRecord] = []
+        with bar(title, len(rows)) as advance:
+            for number, prompt in enumerate(rows):
+                part = self._parts / f"{self._name(number, prompt)}.avro"
+                if not part.exists():
+                    archive.write(part, self._record(part.stem, prompt))
+                records += archive.read(part)
+                advance()
+        return records
 
     def _name(self, number: int, prompt: Prompt) -> str:
         """Return a hash of everything that the records of a prompt depend on; it names them and their request."""
@@ -103,7 +111,7 @@ class Recording:
         num_draft_tokens = self._settings.decode.num_draft_tokens
         request = request_for(prompt, self._tokenizers, limits.max_new_tokens, num_draft_tokens)
         records: list[TraceRecord] = []
-        builder = TraceRecordBuilder(request, context, self._settings.recorder, records.append)
+        builder = TraceRecordBuilder(request, context, records.append)
         for step in self._steps(request, prompt):
             builder.take(step)
         return records

@@ -30,8 +30,6 @@ _READY_S = 900.0
 _ANSWER_S = 1200.0
 _STOP_S = 30.0
 _LAST_LINES = 25
-_TOP = 20
-"""The largest number of log-probabilities that vLLM returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +92,10 @@ class VllmServer:
         Raises ApiError.
         """
         body = {"model": "target", "prompt": list(prompts), "max_tokens": num_tokens, "temperature": 0.0}
-        answer = self._post(COMPLETIONS, body | {"ignore_eos": True, "return_token_ids": True})
+        with OpenAIClient(self.url, timeout_s=_ANSWER_S) as api:
+            answer = api.ask(COMPLETIONS, body | {"ignore_eos": True, "return_token_ids": True}).body
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         return [tuple(choice["token_ids"]) for choice in choices]
-
-    def log_probs_after(self, text: str, ids: Sequence[int]) -> dict[int, float]:
-        """Return the target's log-probabilities of the likeliest tokens after `ids`, in nats. Raises ApiError."""
-        body = {"model": "target", "messages": [{"role": "user", "content": text}], "add_generation_prompt": True}
-        prompt_ids = self._post("/tokenize", body)["tokens"]
-        body = {"model": "target", "prompt": [*prompt_ids, *ids], "max_tokens": 1, "temperature": 0.0}
-        answer = self._post(COMPLETIONS, body | {"logprobs": _TOP, "return_tokens_as_token_ids": True})
-        (top,) = answer["choices"][0]["logprobs"]["top_logprobs"]
-        return {int(token.removeprefix("token_id:")): log_prob for token, log_prob in top.items()}
-
-    def _post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        with OpenAIClient(self.url, timeout_s=_ANSWER_S) as api:
-            return api.ask(path, body).body
 
     def counters(self) -> dict[str, float]:
         """Return vLLM's own metrics and, where they are among them, ours: name -> sum over all labels."""

@@ -78,7 +78,7 @@ def engine(
 def without_lookup(models: tuple[Path, Path], **sections: Any) -> Settings:
     """Return settings without prompt lookup, whose drafts would hide the drafter's."""
     settings = tiny_settings(models, **sections)
-    decode = settings.decode.model_copy(update={"lookup": False, "noise_weight": 1.0})
+    decode = settings.decode.model_copy(update={"lookup": False})
     return settings.model_copy(update={"decode": decode})
 
 

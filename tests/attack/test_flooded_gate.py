@@ -20,6 +20,7 @@ from omnidraft.distill.ingest.tenant_shares import TENANT_SHARE, TenantGroups
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import LogAnnouncer
 from omnidraft.fleet.controller import Controller
+from omnidraft.fleet.rewinds import REWIND_AFTER, Rewinds
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -78,7 +79,7 @@ class FloodedFleet:
     pair: Pair
     folder: Path
     learner: LearnerSettings = field(default_factory=LearnerSettings)
-    controller_settings: ControllerSettings = field(default_factory=ControllerSettings)
+    rewind_after: int | None = REWIND_AFTER
     numbers: Iterator[int] = field(default_factory=itertools.count)
     dice: random.Random = field(default_factory=lambda: random.Random(5))
 
@@ -88,7 +89,8 @@ class FloodedFleet:
         self.unseen = [self.honest(tenant) for tenant in HONEST for _ in range(12)]
         announcer = LogAnnouncer(MemoryWriter(self.setting.log, "control"), "target", "drafter")
         registry, metrics = self.setting.registry, CountingMetrics()
-        self.controller = Controller(registry, announcer, self.controller_settings, metrics, target="target")
+        self.controller = Controller(registry, announcer, ControllerSettings(), metrics, target="target")
+        self.controller._rewinds = Rewinds(registry, announcer, "target", self.rewind_after)
         self.champions: list[int] = []
         self.num_judged = 0
 
@@ -126,7 +128,6 @@ class FloodedFleet:
             held_out_every=HELD_OUT_EVERY,
             limits={
                 "records_per_step": limits.records_per_step,
-                "held_out_records": limits.held_out_records,
                 "tenant_share": TENANT_SHARE,
                 "groups": groups,
             },
@@ -227,12 +228,12 @@ def test_a_pinned_file_judges_where_nothing_tells_tenants_apart(pair: Pair, tmp_
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("limit", [0, 3], ids=["never", "after three"])
+@pytest.mark.parametrize("limit", [None, 3], ids=["never", "after three"])
 def test_learning_goes_on_from_the_champion_and_not_from_what_was_refused(
-    pair: Pair, tmp_path: Path, limit: int
+    pair: Pair, tmp_path: Path, limit: int | None
 ) -> None:
     """Never going back is what the limit is for: the lineage that learning goes on with is ruined."""
-    fleet = FloodedFleet(pair, tmp_path, controller_settings=ControllerSettings(refusals_before_rewind=limit))
+    fleet = FloodedFleet(pair, tmp_path, rewind_after=limit)
     figures = attacked(fleet, "wrong continuations", lambda number: "mallory")
     rewound = [each.version for each in fleet.setting.registry.versions() if each.manifest.continues_id]
     assert bool(rewound) is bool(limit)

@@ -80,7 +80,7 @@ def mlflow() -> Iterator[HungMlflow]:
 
 @pytest.fixture
 def settings(mlflow: HungMlflow, tmp_path: Path) -> config.Settings:
-    sections = {"log": {"url": f"sqlite:///{tmp_path}/log.db"}, "controller": {"poll_s": 0.05}}
+    sections = {"log": {"url": f"sqlite:///{tmp_path}/log.db"}}
     models = {"target": "big", "drafter": "org/small"}
     return config.load(None, {}, models=models, registry={"url": mlflow.url}, **sections)
 

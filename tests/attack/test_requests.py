@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnidraft import wiring
 from omnidraft.config import ApiKey, WorkerSettings
+from omnidraft.hosts.http_server import Deadlines
 from omnidraft.models.serial_passes import forward_serially
 from omnidraft.ports import DraftTree, Mode, Target, TargetSession, TreeLimits
 from omnidraft.serving.app import ServedModel, application
@@ -37,13 +38,11 @@ ASKED = {"prompt": "clips", "max_tokens": 2, "seed": 5}
 GOOD = json.dumps(ASKED).encode()
 LIMITS = WorkerSettings(
     api_keys=(ApiKey(key=KEY),),
-    header_timeout_s=1.0,
-    body_timeout_s=1.0,
-    write_timeout_s=1.0,
     idle_timeout_s=1,
     max_connections=400,
     max_connections_per_address=300,
 )
+DEADLINES = Deadlines(1.0, 1.0, 1.0)
 BODIES = bodies()
 HONEST_S = 5.0
 """Within which others are answered, on a busy machine."""
@@ -76,7 +75,7 @@ def worker(
         made = wiring.worker(tiny_settings(tiny_models, **urls), metrics := CountingMetrics())
     requests = RequestQueue(metrics, max_waiting=64)
     app = application(requests, [ServedModel(made.engine, "print")], LIMITS, lambda: b"# metrics\n")
-    with served(app, LIMITS) as url:
+    with served(app, LIMITS, DEADLINES) as url:
         yield Worker(Address.of(url), app, metrics, made)
     requests.close(PATIENCE_S)
     assert made.producer is not None
@@ -362,7 +361,7 @@ def test_half_sent_requests_leave_and_others_are_answered_meanwhile(worker: Work
 
 def test_an_address_holds_no_more_connections_than_it_may(worker: Worker) -> None:
     """The 300 that it holds have all the time they want: 600 more of a slow client are still too many."""
-    with served(worker.app, LIMITS.model_copy(update={"header_timeout_s": 10 * PATIENCE_S})) as url:
+    with served(worker.app, LIMITS, replace(DEADLINES, headers_s=10 * PATIENCE_S)) as url:
         address = Address.of(url)
         held = [address.connect() for _ in range(299)]
         for client in held:
@@ -380,7 +379,7 @@ def test_all_connections_together_are_bounded(worker: Worker) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    with served(app, LIMITS.model_copy(update={"max_connections": 5})) as url:
+    with served(app, LIMITS.model_copy(update={"max_connections": 5}), DEADLINES) as url:
         address = Address.of(url)
         held = [address.connect() for _ in range(5)]
         response = address.ask(b"")
@@ -406,7 +405,7 @@ def test_a_body_that_drips_is_given_up(worker: Worker) -> None:
             except TimeoutError:
                 continue
     assert status_of(response) == 408
-    assert time.monotonic() - began_s < LIMITS.body_timeout_s + HONEST_S
+    assert time.monotonic() - began_s < DEADLINES.body_s + HONEST_S
 
 
 def test_an_idle_connection_is_closed(worker: Worker) -> None:
@@ -435,12 +434,12 @@ def test_a_client_that_never_reads_is_given_up_and_costs_no_memory() -> None:
 
     client_has_gone = threading.Event()
     before = psutil.Process().memory_info().rss
-    with served(endless, LIMITS) as url:
+    with served(endless, LIMITS, DEADLINES) as url:
         clients = [Address.of(url).connect() for _ in range(20)]
         for client in clients:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        time.sleep(LIMITS.write_timeout_s + 1.0)
+        time.sleep(DEADLINES.write_s + 1.0)
         client_has_gone.set()  # what writes to a connection that was given up goes on at once, and ends here
         assert has_ended.wait(PATIENCE_S)
         assert psutil.Process().memory_info().rss - before < 50_000_000

@@ -43,7 +43,6 @@ precision = "float32"
 drafter_precision = "float32"
 [decode]
 threads = 1
-prefill_rows = 16
 mode = "reproducible"
 [log]
 url = "kafka://{kafka_bootstrap}"
@@ -63,13 +62,10 @@ poll_s = 0.5
 distiller_port = 0
 controller_port = 0
 [controller]
-poll_s = 0.3
 tolerance = 1.0
-speed_tolerance = 1.0
+speed_tolerance = 100.0
 canary_share = 0.4
 canary_requests = 2
-canary_tolerance = 100.0
-canary_timeout_s = 5.0
 """)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))

@@ -21,7 +21,6 @@ precision = "float32"
 drafter_precision = "float32"
 [decode]
 threads = 1
-prefill_rows = 16
 mode = "reproducible"
 [log]
 url = "sqlite:///{tmp_path}/log.db"

@@ -16,12 +16,12 @@ from typing import Any
 
 from omnidraft import LLM, SamplingParams
 from omnidraft.bus.sqlite_log import SqliteReader
+from omnidraft.distill.ingest import crash_journal
 from omnidraft.fleet.controller import Controller
 from omnidraft.models.hf.trainable_drafter import TransformersTrainable
 
 PARAMS = SamplingParams(temperature=0, max_tokens=10)
 LEARNER: dict[str, Any] = {
-    "idle_s": 0.0,
     "records_per_step": 2,
     "steps_per_snapshot": 2,
     "held_out_every": 3,
@@ -32,7 +32,6 @@ DECODE: dict[str, Any] = {
     "policy": "fixed",
     "num_draft_tokens": 5,
     "threads": 1,
-    "prefill_rows": 16,
 }
 TOPIC = "omnidraft.traces.v1"
 NUM_ASKED = 16
@@ -112,7 +111,8 @@ def die_in_request(home: Path, models: tuple[Path, Path]) -> None:
         return output
 
     TransformersTrainable.hidden = interrupted  # type: ignore[method-assign]
-    llm = open_llm(home, models, poison_tries=1)
+    crash_journal.TRIES = 1
+    llm = open_llm(home, models)
     assert llm.learning is not None
     if not num_recorded(home):
         with llm.learning.request():

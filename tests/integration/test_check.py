@@ -25,7 +25,6 @@ Check = Callable[..., subprocess.CompletedProcess[str]]
 def environ(omnidraft_home: Path, tiny_models: tuple[Path, Path]) -> dict[str, str]:
     return {
         **tiny_pair_environ(omnidraft_home, tiny_models),
-        "OMNIDRAFT_DECODE__PREFILL_ROWS": "16",
         "OMNIDRAFT_DECODE__POLICY": "fixed",  # `cost` may draft nothing on so small a pair
         "COLUMNS": "150",
     }
@@ -85,7 +84,7 @@ def test_a_planted_bug_is_found_and_shown(
 
     with monkeypatch.context() as patch:
         patch.setattr(engines.Engine, "__init__", buggy)
-        patch.setenv("OMNIDRAFT_DECODE__NOISE_WEIGHT", "1")
+        patch.setattr("omnidraft.wiring.drafting.NOISE_WEIGHTS", (1.0,))
         out = tmp_path / "check.json"
         done = check("--temperature", "1", "--mode", mode, *SHORT, "--json", out)
     assert done.returncode == 1, done.stdout

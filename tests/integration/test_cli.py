@@ -17,6 +17,7 @@ from omnidraft.ports import JUDGEMENT
 from tests.cli_runs import run_cli
 from tests.snapshot_folders import make_bundle
 from tests.tiny_engine import tiny_settings
+from tests.warm_cache import warmed
 
 ROOT = Path(__file__).parents[2]
 
@@ -180,8 +181,9 @@ def test_a_cache_of_another_pair_is_refused(
     tiny_models: tuple[Path, Path], omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
-    pair = tiny_settings(tiny_models, cache={"warm": True})
+    pair = tiny_settings(tiny_models)
     other = tiny_settings((tiny_models[1], tiny_models[0]))
-    arrays = wiring.ngram_cache(pair, wiring.vocabularies(pair), None).to_arrays()
+    words = wiring.vocabularies(pair)
+    arrays = warmed(wiring.ngram_cache(pair, words, None), words.alignment).to_arrays()
     with pytest.raises(VocabularyError):
         wiring.ngram_cache(other, wiring.vocabularies(other), arrays)

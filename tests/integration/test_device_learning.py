@@ -11,6 +11,7 @@ import pytest
 from omnidraft import SamplingParams
 from omnidraft.bus import sqlite_log
 from omnidraft.device.learning import IdleLearning
+from omnidraft.distill.ingest import crash_journal
 from omnidraft.distill.ingest.record_disposition import Disposition
 from omnidraft.errors import ConfigError
 from omnidraft.ports import SnapshotVersion
@@ -123,9 +124,10 @@ def test_a_process_that_is_killed_loses_nothing_and_repeats_nothing(
 
 @pytest.mark.long
 def test_records_are_not_poison_because_processes_end_in_requests_for_which_their_step_waits(
-    tiny_models: tuple[Path, Path], tmp_path: Path
+    tiny_models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `poison_tries` = 1 two deaths over a step would do."""
+    """Two deaths over a step would do, there as here."""
+    monkeypatch.setattr(crash_journal, "TRIES", 1)
     command = [
         sys.executable,
         "-m",
@@ -136,7 +138,7 @@ def test_records_are_not_poison_because_processes_end_in_requests_for_which_thei
     ]
     done = subprocess.run(command, cwd=ROOT, env=os.environ.copy(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    with open_llm(tmp_path, tiny_models, poison_tries=1) as llm:
+    with open_llm(tmp_path, tiny_models) as llm:
         assert learning_of(llm).wait(WAIT_S)
     assert_each_record_has_one_fate(tmp_path, tiny_models)
 

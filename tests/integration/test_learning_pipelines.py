@@ -23,6 +23,7 @@ from omnidraft.traces import archive, codec
 from pipelines import evaluate, learn, record, replay
 from pipelines.bench import __main__ as bench
 from pipelines.lib import recording
+from pipelines.lib.learning import TrainingRun
 from pipelines.lib.other_drafters import for_drafter
 from tests.cli_runs import Environ, made_once, run_cli
 from tests.cli_runs import run_pipeline as run
@@ -329,7 +330,7 @@ def test_recorded_answers_are_kept_until_their_snapshot_is_written(
 ) -> None:
     asked = ("--answers", answers, "--out", tmp_path / "warm", "--held-out-every", EVERY)
     with monkeypatch.context() as patch:
-        patch.setattr(learn, "learn", _dies)
+        patch.setattr(TrainingRun, "learn", _dies)
         with pytest.raises(MemoryError):
             run(learn.main, *asked)
     assert len(list((tmp_path / "warm.parts").glob("*.avro"))) == 24

@@ -17,8 +17,7 @@ from omnidraft.decode.generation import GenerationRequest
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request, Sampling
 from omnidraft.serving.app import ServedModel, application
-from omnidraft.serving.queue_errors import QueueFull
-from omnidraft.serving.queued_request import QueuedRequest
+from omnidraft.serving.queued_request import QueuedRequest, QueueFull
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest

@@ -9,13 +9,11 @@ import pytest
 
 from omnidraft import config, wiring
 from omnidraft.distill.ingest import dead_letters
+from omnidraft.distill.ingest.crash_journal import TRIES
 from omnidraft.traces import codec
 from omnidraft.wiring.audit import audit
 from tests.integration.distiller_process import Fleet, run_learner
 from tests.integration.lethal_learner import LETHAL
-
-TRIES = 2
-
 
 LETHAL_NUMBER = 6
 
@@ -32,7 +30,6 @@ def test_a_record_that_kills_the_process_is_found_and_given_up_and_nothing_else_
     """A hash of its id decides whether a record is held out; with 11 that is so for 1, 5 and 6."""
     fleet = Fleet(tmp_path)
     fleet.environ |= {
-        "OMNIDRAFT_LEARNER__POISON_TRIES": str(TRIES),
         "OMNIDRAFT_LEARNER__STEPS_PER_SNAPSHOT": "2",
         "OMNIDRAFT_LEARNER__HELD_OUT_EVERY": str(held_out_every),
     }

@@ -18,6 +18,7 @@ import pytest
 from omnidraft import config, wiring
 from omnidraft.demo.local_cluster import free_port
 from omnidraft.snapshots.manifest import Manifest
+from omnidraft.throttle import NICENESS
 from tests.integration.distiller_process import START_S, TEXTS, Fleet
 from tests.tiny_pair import save_model, save_tokenizer
 
@@ -47,7 +48,7 @@ def test_an_actor_killed_in_the_middle_learns_every_record_once_and_leaves_nothi
     assert {address for address in listening(process) if not address.is_loopback} == set()
     first = fleet.actor(process)
     assert first is not None
-    assert max(priorities(first)) >= fleet.settings.learner.nice
+    assert max(priorities(first)) >= NICENESS
     staged = set(temporary.glob("omnidraft-*/staging"))
     first.send_signal(signal.SIGKILL)
     fleet.emit(8, first=12)

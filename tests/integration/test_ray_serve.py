@@ -60,7 +60,7 @@ def sections(targets: tuple[str, str], tmp_path_factory: pytest.TempPathFactory)
             "precision": "float32",
             "drafter_precision": "float32",
         },
-        "decode": {"mode": "reproducible", "policy": "fixed", "num_draft_tokens": 3, "threads": 1, "prefill_rows": 16},
+        "decode": {"mode": "reproducible", "policy": "fixed", "num_draft_tokens": 3, "threads": 1},
         "log": {"url": f"sqlite:///{state}/log.db"},
         "registry": {"url": f"directory:///{state}/registry"},
         "worker": {"poll_s": 0.5},

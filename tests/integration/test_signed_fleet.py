@@ -155,12 +155,12 @@ def test_a_key_is_replaced_after_an_operator_signed_too(keys, tmp_path, monkeypa
 def test_the_champion_is_announced_again_before_its_announcement_is_too_old(keys, tmp_path):
     publisher = wiring.registry(settings_of(keys, tmp_path, "distiller"))
     publisher.publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
-    settings = settings_of(keys, tmp_path, "controller", announcement_max_age_hours=4)
+    settings = settings_of(keys, tmp_path, "controller")
     judging, now = controller(settings, CountingMetrics()), 0.0
     judging._clock = lambda: now
     sequences = []
-    for hours in (0.0, 0.9, 1.1, 1.9, 2.2):
-        now = hours * 3600
+    for days in (0.0, 1.7, 1.8, 3.4, 3.6):
+        now = days * 86400
         judging.step()
         statement = publisher.resolve("champion").statement
         if statement not in sequences:

@@ -21,7 +21,9 @@ from tests.tiny_gguf import write_gguf_beside
 from tests.tiny_pair import Pair, assert_same, make_pair
 
 Run = Callable[..., Any]
-SETTINGS = TrainingSettings(num_steps=4, texts_per_step=2, learning_rate=1e-2, warmup_steps=1, loss="alm + 0.1 nll")
+SETTINGS = TrainingSettings(
+    num_steps=4, texts_per_step=2, learning_rate=1e-2, warmup_steps=1, losses=(("alm", 1.0), ("nll", 0.1))
+)
 
 
 @pytest.fixture

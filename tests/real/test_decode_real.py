@@ -26,7 +26,7 @@ PROMPTS = ("Write a Python function that adds two numbers.", "What is 12 times 1
 def pair():
     """Decoder, proposer and both tokenizers."""
     target_folder, draft_folder = resolve("qwen2.5-coder-0.5b"), resolve("smollm2-135m")
-    target = load_target(target_folder, DecodeSettings(), name="qwen2.5-coder-0.5b", precision=automatic())
+    target = load_target(target_folder, name="qwen2.5-coder-0.5b", precision=automatic())
     model = load_drafter(draft_folder, "int8", None, "full")
     target_tokenizer = HfTokenizer(target_folder, target.vocab_size)
     draft_tokenizer = HfTokenizer(draft_folder, model.vocab_size)

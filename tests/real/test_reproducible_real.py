@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from omnidraft.config import DecodeSettings
 from omnidraft.models.catalog.store import resolve
-from omnidraft.models.hf.target import load_target
+from omnidraft.models.hf.padded_session import PassShape
+from omnidraft.models.hf.target import TransformersTarget, load_target
 from omnidraft.ports import DraftTree
 from tests.unit.models.random_trees import random_tree, true_path
 
@@ -16,8 +16,9 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 @pytest.mark.parametrize("precision", ["auto", "bfloat16"])
 def test_trees_give_a_real_target_the_bits_of_plain_decoding(precision: str) -> None:
     """50 positions of its own greedy text; in bfloat16 a row's bits depend on the width of its pass."""
-    settings = DecodeSettings(chains=2, width=4)
-    target = load_target(resolve("qwen2.5-coder-0.5b"), settings, name="qwen2.5-coder-0.5b", precision=precision)
+    target = load_target(resolve("qwen2.5-coder-0.5b"), name="qwen2.5-coder-0.5b", precision=precision)
+    if isinstance(target, TransformersTarget):
+        target = TransformersTarget(target._model, PassShape(width=4, chains=2), name="two", precision=precision)
     prompt, plain, following = list(range(1000, 1040)), [], []
     session = target.open(prompt, 60, "reproducible")
     for _ in range(50):

@@ -186,7 +186,6 @@ precision = "float32"
 drafter_precision = "float32"
 [decode]
 threads = 1
-prefill_rows = 16
 mode = "reproducible"
 [learner]
 records_per_step = 4
@@ -194,9 +193,7 @@ steps_per_snapshot = 8
 held_out_every = 8
 learning_rate = 1e-3
 threads = 1
-nice = 5
 [controller]
-poll_s = 0.5
 tolerance = 1.0
 [worker]
 poll_s = 0.5

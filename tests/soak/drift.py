@@ -121,7 +121,6 @@ steps_per_snapshot = 6
 held_out_every = 8
 threads = 1
 [controller]
-poll_s = 0.5
 tolerance = 0.05
 [worker]
 poll_s = 0.5

@@ -16,7 +16,7 @@ from omnidraft.errors import ConfigError, ModelError, RequestError
 from tests.tiny_engine import broken_target
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
-DECODE = {"mode": "reproducible", "policy": "fixed", "num_draft_tokens": 5, "threads": 1, "prefill_rows": 16}
+DECODE = {"mode": "reproducible", "policy": "fixed", "num_draft_tokens": 5, "threads": 1}
 
 
 @pytest.fixture(scope="module")

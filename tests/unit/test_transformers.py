@@ -67,7 +67,7 @@ def drafter(request: pytest.FixtureRequest, tokenizer: Any, tiny_models: tuple[P
 
 @pytest.fixture(scope="module")
 def reproducible(tokenizer: Any, tiny_models: tuple[Path, Path], home: None) -> Drafter:
-    decode = {**DECODE, "mode": "reproducible", "prefill_rows": 16}
+    decode = {**DECODE, "mode": "reproducible"}
     return drafter_of(random_model("qwen2"), tokenizer, tiny_models, decode=decode)
 
 

@@ -29,7 +29,6 @@ def server(settings: config.Settings, home: Path, tmp_path_factory: pytest.TempP
         "OMNIDRAFT_MODELS__DRAFTER": settings.models.drafter,
         "OMNIDRAFT_MODELS__DRAFTER_PRECISION": "float32",
         "OMNIDRAFT_DECODE__POLICY": "fixed",
-        "OMNIDRAFT_VLLM__IDLE_S": "1.0",
         "OMNIDRAFT_LOG": settings.log.url,
         "MLFLOW_TRACKING_URI": settings.registry.url,
     }

@@ -22,10 +22,8 @@ class KvHolder(Protocol):
 class DrafterMemory:
     """The limit of the ids whose keys all drafters of one host hold together, for running and for ended texts."""
 
-    def __init__(self, max_ids: int, *, keeps_ended: bool = True) -> None:
-        """With `keeps_ended` the keys of an ended text stay for the next one of its scope."""
+    def __init__(self, max_ids: int) -> None:
         self._max_ids = max_ids
-        self.keeps_ended = keeps_ended
         self.num_forgotten = 0
         """How often what texts had left was forgotten."""
         self._running: WeakSet[KvHolder] = WeakSet()
@@ -96,9 +94,7 @@ class SessionPool:
         return sum(len(each.fed) for each in self.ended)
 
     def put(self, scope: Hashable, session: DraftSession, fed: list[int]) -> None:
-        """Hold the KV cache of a text that ended, if any is kept."""
-        if not self.memory.keeps_ended:
-            return
+        """Hold the KV cache of a text that ended."""
         self.ended.append(EndedText(scope, session, fed, next(self.memory.stamps)))
         if len(self.ended) > _MAX_ENDED:
             self.evict()

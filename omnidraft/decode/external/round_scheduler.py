@@ -43,6 +43,9 @@ LogitsOf = Callable[[Sequence[int]], Sequence[torch.Tensor] | None]
 OptionsOf = Callable[[int], RequestOptions]
 
 
+TRACE_ROWS = 256
+"""Rows of a pass whose log-probabilities are recorded at most. The logits are copied: 0.6 MB per row for a vocabulary
+of 150,000."""
 IDLE_S = 5.0
 """After this time without a pass, the unrecorded rest of the last sequences is recorded: nobody else would do it."""
 

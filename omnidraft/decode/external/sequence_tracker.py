@@ -17,6 +17,8 @@ from omnidraft.decode.recording.record_builder import TraceRecordBuilder
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.ports import DraftTree
 
+KEEP_S = 60.0
+"""The time for which a sequence that left the engine's batch is kept: it may have been preempted."""
 MOST_INACTIVE = 256
 """The inactive sequences that are held at most: as many as a large batch may preempt."""
 _TAIL = 24

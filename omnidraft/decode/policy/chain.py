@@ -59,6 +59,10 @@ class ThresholdPolicy(FixedPolicy):
         return sum(value >= self._min_path_probability for value in values)
 
 
+MAX_REJECTION = 0.7
+"""Gamma of SpecDec++: a chain whose rejection is as probable as this ends."""
+
+
 class AcceptancePolicy(FixedPolicy):
     """Implements ports.Policy: drafts until the acceptance head expects a rejected token in the chain.
 
@@ -69,8 +73,7 @@ class AcceptancePolicy(FixedPolicy):
 
     uses_acceptance_head = True
 
-    def __init__(self, max_rejection: float) -> None:
-        """Stop above `max_rejection`, the paper's gamma."""
+    def __init__(self, max_rejection: float = MAX_REJECTION) -> None:
         self._max_rejection = max_rejection
 
     def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:

@@ -1,17 +1,22 @@
-"""Builds trace records from steps: one per request, or one per `segment_tokens` emitted tokens of a long one.
+"""Builds trace records from steps: one per request, or one per SEGMENT_TOKENS emitted tokens of a long one.
 
 Shapes: as in traces/record.py.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from omnidraft.config import RecorderSettings
+from omnidraft.params import numbers_of
 from omnidraft.ports import FinishReason, Request, Step
-from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord
+from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord, fields_of
+
+SEGMENT_TOKENS = 256
+"""Emitted tokens per record: a long answer is learned from while it goes on, and its prompt is not sent too often."""
+WINDOW_TOKENS = 1024
+"""Earlier ids that a later segment of a long answer contains as context: more than a learner reads of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +39,18 @@ class TraceRecordBuilder:
     """Collects the steps of one request and emits a record whenever a segment is full or the text ends."""
 
     def __init__(
-        self, request: Request, context: RecordContext, settings: RecorderSettings, emit: Callable[[TraceRecord], None]
+        self,
+        request: Request,
+        context: RecordContext,
+        emit: Callable[[TraceRecord], None],
+        *,
+        segment_tokens: int = SEGMENT_TOKENS,
+        window_tokens: int = WINDOW_TOKENS,
     ) -> None:
         self._request = request
         self._context = context
-        self._settings = settings
         self._emit = emit
+        self._segment_tokens, self._window_tokens = segment_tokens, window_tokens
         self._steps: list[Step] = []
         self._before: list[int] = []
         self._segment = 0
@@ -47,7 +58,7 @@ class TraceRecordBuilder:
     def take(self, step: Step) -> None:
         """Add a step; emit the segment that it does not fit into, and the last one. Steps stay whole, so a segment may
         end a few tokens early."""
-        if self._num_emitted() + len(step.emitted) > self._settings.segment_tokens and self._steps:
+        if self._num_emitted() + len(step.emitted) > self._segment_tokens and self._steps:
             self._flush(None)
         self._steps.append(step)
         if step.finish_reason is not None:
@@ -72,19 +83,13 @@ class TraceRecordBuilder:
 
     def _flush(self, finish_reason: str | None) -> None:
         emitted = [token for step in self._steps for token in step.emitted]
-        request, context, sampling = self._request, self._context, self._request.sampling
-        window = self._settings.window_tokens
+        request, sampling = self._request, self._request.sampling
+        window = self._window_tokens
         self._emit(
             TraceRecord(
-                request_id=context.request_id,
+                **asdict(self._context),
                 segment=self._segment,
                 time_ms=int(time.time() * 1000),
-                tenant=context.tenant,
-                worker=context.worker,
-                target=context.target,
-                drafter=context.drafter,
-                snapshot_version=context.snapshot_version,
-                alignment=context.alignment,
                 drafter_prompt_ids=_ids(request.drafter_prompt_ids),
                 prompt_ids=_ids(request.prompt_ids),
                 before_ids=_ids(self._before[-window:] if window else ()),
@@ -93,19 +98,11 @@ class TraceRecordBuilder:
                 rounds=_rounds(self._steps),
                 finish_reason=finish_reason,
                 mode=request.mode,
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
                 seed=request.seed,
-                min_p=sampling.min_p,
-                repetition_penalty=sampling.repetition_penalty,
-                presence_penalty=sampling.presence_penalty,
-                frequency_penalty=sampling.frequency_penalty,
+                **numbers_of(sampling),
                 has_logit_bias=bool(sampling.logit_bias),
                 has_grammar=sampling.grammar is not None,
                 noise_weight=_noise_weight(self._steps),
-                traceparent=context.traceparent,
-                has_settings=context.has_settings,
             )
         )
         self._before += emitted
@@ -126,12 +123,8 @@ def _concatenate(steps: Sequence[Step]) -> TargetLogprobs | None:
     parts = [step.target_logprobs for step in steps if step.target_logprobs is not None]
     if len(parts) < len(steps):
         return None
-    return TargetLogprobs(
-        top_ids_EK=np.concatenate([part.top_ids_EK for part in parts]),
-        top_log_p_EK=np.concatenate([part.top_log_p_EK for part in parts]),
-        emitted_log_p_E=np.concatenate([part.emitted_log_p_E for part in parts]),
-        tail_log_p_E=np.concatenate([part.tail_log_p_E for part in parts]),
-    )
+    columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields_of(TargetLogprobs)}
+    return TargetLogprobs(**{name: np.concatenate(column) for name, column in columns.items()})
 
 
 def _rounds(steps: Sequence[Step]) -> Rounds:

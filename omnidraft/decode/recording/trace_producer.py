@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 BATCH_RECORDS = 128
 IDLE_S = 0.1
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
+DRAIN_S = 10.0
+"""The time a stopping process waits for the log to acknowledge queued records."""
 DRAIN_WAIT_S = 0.1
 """Seconds between attempts while closing with a deadline."""
 
@@ -93,7 +95,7 @@ class TraceProducer:
         """The number of records that the log has not acknowledged yet."""
         return self._num_waiting
 
-    def close(self, timeout_s: float) -> int:
+    def close(self, timeout_s: float = DRAIN_S) -> int:
         """Wait until the log has acknowledged all records, at most `timeout_s`; return the number dropped for lack of
         time.
 

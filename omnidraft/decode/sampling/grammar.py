@@ -6,11 +6,8 @@ draw. The engine ends texts itself, so that any stop ids work.
 Shapes: V vocabulary.
 """
 
-import json
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -127,13 +124,3 @@ class Matcher:
         """See logits_pipeline.Processor."""
         if token not in self._stop_ids:
             self._grammar.take(token)
-
-
-def given_grammar(json_schema: str | Mapping[str, Any] | None, regex: str | None) -> Grammar | None:
-    """Return the grammar of a caller in Python; None without one. Raises RequestError when there are two."""
-    if json_schema is not None and regex is not None:
-        raise RequestError("give either json_schema or regex")
-    if json_schema is not None:
-        schema = json_schema if isinstance(json_schema, str) else json.dumps(dict(json_schema))
-        return Grammar("json_schema", schema)
-    return None if regex is None else Grammar("regex", regex)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from omnidraft.config import TenantFactorSettings
 from omnidraft.distill.evaluation.agreement import share
 from omnidraft.distill.evaluation.held_out import Hits
 from omnidraft.distill.ingest.tenant_shares import OTHERS, TenantGroups
@@ -26,6 +25,9 @@ from omnidraft.snapshots.tenant_factors import file_name, tensor_name, to_tensor
 from omnidraft.stats import p_value, paired_standard_error
 from omnidraft.traces.record import TraceRecord
 
+CONFIDENCE = 0.95
+"""Factors serve their tenant if they agree better with its held-out requests than the drafter without them, as surely
+as this says for each tenant alone."""
 logger = logging.getLogger(__name__)
 
 
@@ -45,9 +47,17 @@ class SnapshotFactors:
 class FactorJudge:
     """Fits and judges the factors of one learner's tenants."""
 
-    def __init__(self, learner: Learner, settings: TenantFactorSettings, groups: TenantGroups | None = None) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        most_tenants: int = 0,
+        groups: TenantGroups | None = None,
+        *,
+        confidence: float = CONFIDENCE,
+    ) -> None:
         """`groups`: only tenants that it names may have factors."""
-        self._learner, self._settings, self._groups = learner, settings, groups or TenantGroups()
+        self._learner, self._most_tenants, self._groups = learner, most_tenants, groups or TenantGroups()
+        self._confidence = confidence
 
     def refit(self, held_out: Iterable[TraceRecord], hits: Hits, serving: Mapping[str, Tensor]) -> SnapshotFactors:
         """Fit the factors of this snapshot's tenants; drop those of all others.
@@ -56,7 +66,7 @@ class FactorJudge:
             hits: of the snapshot's drafter on the held-out records.
             serving: the weights of the snapshot.
         """
-        if not self._settings.most_tenants:
+        if not self._most_tenants:
             return SnapshotFactors()
         records_of = self._chosen(held_out)
         self._learner.factors.drop(lambda tenant, _: tenant not in records_of)
@@ -86,7 +96,7 @@ class FactorJudge:
             for tenant, records in records_of.items()
             if kept.get(tenant, 0) and len({each.request for each in records}) >= LEAST_TENANT_REQUESTS
         ]
-        chosen = sorted(measurable, key=lambda tenant: (-kept[tenant], tenant))[: self._settings.most_tenants]
+        chosen = sorted(measurable, key=lambda tenant: (-kept[tenant], tenant))[: self._most_tenants]
         return {tenant: records_of[tenant] for tenant in sorted(chosen)}
 
     def _judge(
@@ -109,12 +119,12 @@ class FactorJudge:
             tenant=tenant,
             version=version,
             base=base,
-            rank=self._settings.rank,
+            rank=self._learner.factors.plan.rank,
             num_requests=num_requests,
             before=before,
             after=after,
             change_error=error,
-            file=file_name(tenant) if chance < 1 - self._settings.confidence else None,
+            file=file_name(tenant) if chance < 1 - self._confidence else None,
         )
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from omnidraft.distill.examples.targets import AcceptanceTargets, Positions
+from omnidraft.params import SamplingNumbers
 from omnidraft.traces.record import SOURCES, Rounds, Source, TargetLogprobs, TraceRecord
 
 _DIRECT, _SPLIT = (SOURCES.index(source) for source in (Source.DIRECT, Source.SPLIT))
@@ -70,7 +71,7 @@ def node_labels(record: TraceRecord, draft_first_T: np.ndarray) -> NodeLabels:
     right_L = is_right(record.emitted_ids[emitted_L]).astype(np.float32)
     if record.beliefs is None or record.temperature == 0 or not record.is_drawn_from_logprobs:
         return NodeLabels(node_L, emitted_L, right_L, right_L)
-    shaped = target_distribution(record.beliefs, record.temperature, record.top_k, record.top_p, record.min_p)
+    shaped = target_distribution(record.beliefs, record)
     is_right_LK = is_right(shaped.ids_EK[emitted_L].T).T
     soft_L = np.where(is_right_LK, shaped.x_EK[emitted_L], 0.0).sum(axis=1)
     is_in_top_L = (shaped.ids_EK[emitted_L] == rounds.node_ids_M[node_L, None]).any(axis=1)
@@ -87,9 +88,7 @@ class TargetDistribution:
     other_E: np.ndarray  # float64, the upper bound for any single other token
 
 
-def target_distribution(
-    logprobs: TargetLogprobs, temperature: float, top_k: int | None, top_p: float | None, min_p: float | None = None
-) -> TargetDistribution:
+def target_distribution(logprobs: TargetLogprobs, sampling: SamplingNumbers) -> TargetDistribution:
     """Return the distribution that the request drew from, computed from the log-probabilities of its record.
 
     Temperature, top-k, top-p and min-p are applied as decode/sampling/logits_pipeline.py does. Penalties, bias and
@@ -98,8 +97,9 @@ def target_distribution(
     that falls behind these leaves the tail whole.
 
     Args:
-        temperature: above 0; at 0 one token is drawn for certain.
+        sampling: its temperature is above 0; at 0 one token is drawn for certain.
     """
+    temperature, top_k, top_p, min_p = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
     log_p_EK = logprobs.top_log_p_EK.astype(np.float64)
     least_E = log_p_EK[:, -1]
     weights_EK = np.exp(log_p_EK / temperature)

@@ -9,9 +9,10 @@ Source: docs/algorithms.md, section 7; https://arxiv.org/abs/2503.20083, section
 `merge_by_space_prob+append_space`.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from omnidraft.config import AlmSettings
 from omnidraft.distill.examples.targets import LOG_P_FLOOR, ChunkTargets, Positions
 from omnidraft.traces.record import TargetLogprobs
 from omnidraft.vocab.tokenizer import Vocabulary
@@ -20,6 +21,19 @@ MAX_CHUNK_IDS = 64
 """Draft tokens of a chunk; a longer one is closed early, so that few rows of logits belong together."""
 _WHITE = b" \t\r\n"
 _LOWEST = -1e4  # log-probability of a token, so that a sum has no infinity
+
+
+@dataclass(frozen=True)
+class AlmSettings:
+    """Approximate likelihood matching: the loss `alm`. Defaults are its paper's."""
+
+    tau: float = 100.0
+    """Likelihoods are compared to the power 1 / tau; higher weighs unlikely chunks like likely ones."""
+    debias: bool = True
+    """Compare the text together with a word start after it, so that a vocabulary with longer tokens is not penalized.
+    The target's probability of the word start is a lower bound, since the trace keeps top-k log-probabilities only."""
+    merge_below: float = 0.1
+    """Chunks grow until a word starts after them with more than this probability; 0 never merges."""
 
 
 class Chunker:

@@ -6,7 +6,7 @@ Shapes: R rows of a pass, the context first; N rows that the losses look at, or 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -101,13 +101,9 @@ def join(batch: PackedBatch, parts: Sequence[Targets[np.ndarray] | None]) -> Any
     if not present:
         return None
     first = next(iter(present.values()))
-    joined = {each.name: getattr(first, each.name) for each in fields(first)}
-    joined |= {name: _concatenated([getattr(part, name) for part in present.values()]) for name in first.columns()}
+    joined = {name: _concatenated([getattr(part, name) for part in present.values()]) for name in first.columns()}
     joined["row_N"] = np.concatenate([batch.rows(number, part.row_N) for number, part in present.items()])
-    tensors: dict[str, Any] = {
-        name: torch.from_numpy(each) if isinstance(each, np.ndarray) else each for name, each in joined.items()
-    }
-    return type(first)(**tensors)
+    return replace(first, **joined).tensors()
 
 
 def _concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:

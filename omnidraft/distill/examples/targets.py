@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, Literal, Self, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 Array = TypeVar("Array", np.ndarray, Tensor)
@@ -45,6 +46,12 @@ class Targets(Generic[Array]):
     def columns(cls) -> list[str]:
         """Return the names of the fields that have one row per target."""
         return [each.name for each in fields(cls) if each.name.rpartition("_")[2].startswith("N")]
+
+    def tensors(self) -> Any:
+        """Return the same targets over tensors."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        arrays = {name: torch.from_numpy(each) for name, each in given.items() if isinstance(each, np.ndarray)}
+        return type(self)(**given | arrays)
 
     @property
     def last_row_N(self) -> Array:

@@ -14,7 +14,6 @@ from typing import Self
 
 import numpy as np
 
-from omnidraft.config import AlmSettings
 from omnidraft.distill.examples.acceptance_labels import acceptance_targets
 from omnidraft.distill.examples.answer_alignment import AlignedAnswer, align_answer, require_inside
 from omnidraft.distill.examples.buckets import (
@@ -23,7 +22,7 @@ from omnidraft.distill.examples.buckets import (
     certain_buckets,
     direct_buckets,
 )
-from omnidraft.distill.examples.chunks import Chunker
+from omnidraft.distill.examples.chunks import AlmSettings, Chunker
 from omnidraft.distill.examples.targets import AcceptanceTargets, Kind, LossTargets, Positions
 from omnidraft.errors import VocabularyError, WireError
 from omnidraft.traces.record import TargetLogprobs, TraceRecord

@@ -36,7 +36,8 @@ from omnidraft.traces.record import TraceRecord
 
 LOOKAHEAD = 1024
 """Maximal number of records buffered per partition, about 25 kB each, and of those that a batch goes through."""
-
+HELD_OUT_RECORDS = 24
+"""As many are measured in the time of a few steps."""
 _SEEN, _TURN, _ORDER, _RECENT, _HELD_OUT = "seen", "turn", "partitions", "recent_tenants", "held_out."
 
 
@@ -88,7 +89,7 @@ class Batcher:
         *,
         records_per_step: int,
         held_out_every: int,
-        held_out_records: int,
+        held_out_records: int = HELD_OUT_RECORDS,
         seen_records: int = SEEN_RECORDS,
         poison: Container[tuple[int, int]] = frozenset(),
         tenant_share: float = 1.0,

@@ -23,6 +23,10 @@ from omnidraft.private_files import PRIVATE
 SNAPSHOT = -1
 """Stands for the partition of held-out records that a snapshot holds; their keys stand for the offsets."""
 
+TRIES = 3
+"""Crashes over a step's records after which they are tried one by one, and over a single record after which it is
+dead-lettered: fewer would accuse records of what chance did."""
+
 logger = logging.getLogger(__name__)
 
 

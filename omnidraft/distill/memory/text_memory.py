@@ -20,6 +20,10 @@ from omnidraft.memory.recent_texts import MemoryText
 from omnidraft.ports import MemoryDropReason
 from omnidraft.traces.record import TraceRecord
 
+PROMPT_TOKENS = 64
+"""Tokens of the end of a prompt kept before its answer, so that the answer's beginning is found too. More would keep
+more of what users sent, and fewer answers."""
+
 
 class Dated(Protocol):
     """A record, or a text of one."""
@@ -120,7 +124,7 @@ class TextMemory:
         request = hash_63(record.request_id)
         segments = self._segments.get(self._owners.of(record.tenant), set())
         has_before = record.segment > 0 and (request, record.segment - 1) in segments
-        num_context = 0 if has_before else min(self._settings.prompt_tokens, len(ids_before))
+        num_context = 0 if has_before else min(PROMPT_TOKENS, len(ids_before))
         context = ids_before[len(ids_before) - num_context :]
         ids = np.concatenate([context, record.emitted_ids]).astype(np.uint32)
         return MemoryText(record.tenant, request, record.segment, record.time_ms, num_context, ids)

@@ -26,7 +26,7 @@ from omnidraft.distill.training.learning_rates import parameter_groups
 from omnidraft.distill.training.losses import parse
 from omnidraft.distill.training.replay_buffer import REPLAY_CAPACITY, ReplayBuffer
 from omnidraft.distill.training.step_report import Counters, StepReport
-from omnidraft.distill.training.tenant_factors import FactorTrainer
+from omnidraft.distill.training.tenant_factors import FactorPlan, FactorTrainer
 from omnidraft.distill.training.weight_loading import load_serving_tensors, load_training_state
 from omnidraft.errors import ConfigError
 from omnidraft.ports import TrainableDrafter, TrainableHead
@@ -37,6 +37,8 @@ from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 logger = logging.getLogger(__name__)
 
+SEED = 0
+"""That of new factors and heads, and of what the replay buffer draws."""
 _COUNTERS, _PRECISION = "counters", "precision"
 
 
@@ -52,11 +54,13 @@ class Learner:
         cache: NgramCache,
         settings: LearnerSettings,
         head: TrainableHead | None = None,
+        factor_plan: FactorPlan | None = None,
     ) -> None:
         """Build the optimizers, and the acceptance head's trainer when there is a head.
 
         Args:
             head: it is trained between the drafter's steps.
+            factor_plan: that of tenants' factors; None takes the usual one.
 
         Raises:
             ConfigError: an unknown loss, or a drafter with fewer rows than its vocabulary has ids.
@@ -79,12 +83,17 @@ class Learner:
         self._replay = ReplayBuffer(
             capacity=REPLAY_CAPACITY,
             per_step=settings.replay_records,
-            seed=settings.seed,
+            seed=SEED,
             for_head=settings.records_per_step if head is not None else 0,
-            for_tenants=settings.records_per_step if settings.tenant_factors.most_tenants else 0,
+            for_tenants=settings.records_per_step if settings.factor_tenants else 0,
         )
         self.factors = FactorTrainer(
-            model, settings, self._terms, self._replay, lambda records: builder.build_readable(records, Counter())
+            model,
+            factor_plan or FactorPlan(),
+            SEED,
+            self._terms,
+            self._replay,
+            lambda records: builder.build_readable(records, Counter()),
         )
 
     def step(self, records: Sequence[TraceRecord]) -> StepReport:

@@ -9,12 +9,12 @@ Source: LoRA, https://arxiv.org/abs/2106.09685.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import sqrt
 
 import torch
 from torch import Tensor, nn
 
-from omnidraft.config import LearnerSettings
 from omnidraft.distill.examples.training_example import TrainingExample
 from omnidraft.distill.ingest.record_disposition import hash_64
 from omnidraft.distill.training.gradients import GRAD_CLIP, Terms, backward, num_positions
@@ -30,19 +30,31 @@ ReadExamples = Callable[[Sequence[TraceRecord]], Sequence[TrainingExample]]
 """Returns the training examples of the records that can be read."""
 
 
+@dataclass(frozen=True)
+class FactorPlan:
+    """How factors are fitted."""
+
+    rank: int = 8
+    """Higher learns more of a tenant, and takes memory and time of drafter steps in proportion."""
+    steps: int = 8
+    """Steps for each tenant with every snapshot, which waits for all of them."""
+    learning_rate: float = 1e-3
+
+
 class FactorTrainer:
     """The factors of all tenants that have some; they learn only when `fit` is called. One thread."""
 
     def __init__(
         self,
         model: TrainableDrafter,
-        settings: LearnerSettings,
+        plan: FactorPlan,
+        seed: int,
         terms: Terms,
         replay: ReplayBuffer,
         examples: ReadExamples,
     ) -> None:
         self._model, self._terms, self._replay, self._examples = model, terms, replay, examples
-        self._settings, self._seed = settings.tenant_factors, settings.seed
+        self.plan, self._seed = plan, seed
         self._fitted: dict[str, FittedFactors] = {}
 
     @property
@@ -65,9 +77,9 @@ class FactorTrainer:
         # in one order, on which the last bits of the gradient's norm depend
         factors = {name: nn.Parameter(first[name].detach().clone()) for name in sorted(first)}
         times_ms = [] if before is None else [before.since_ms]
-        optimizer = torch.optim.AdamW(factors.values(), lr=self._settings.learning_rate, weight_decay=0.0)
+        optimizer = torch.optim.AdamW(factors.values(), lr=self.plan.learning_rate, weight_decay=0.0)
         with self._model.factored(factors):
-            for number in range(self._settings.steps):
+            for number in range(self.plan.steps):
                 records = self._replay.draw_of(tenant, step, number)
                 times_ms += [record.time_ms for record in records]
                 self._step(factors, optimizer, self._examples(records))
@@ -116,7 +128,7 @@ class FactorTrainer:
     def _initial(self, tenant: str) -> dict[str, Tensor]:
         """Return factors whose product is zero; they depend on the seed and the tenant."""
         generator = torch.Generator().manual_seed(hash_64(f"{self._seed} {tenant}"))
-        rank, factors = self._settings.rank, {}
+        rank, factors = self.plan.rank, {}
         for name, (channels, inputs) in sorted(self._model.linear_shapes().items()):
             uniform_RK = torch.rand(rank, inputs, generator=generator, dtype=torch.float32)
             factors[name + A] = (2 * uniform_RK - 1) / sqrt(inputs)

@@ -6,10 +6,10 @@ Shapes: N nodes of a tree, B rows of a batch, S ids of a row, C slots, V vocabul
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from omnidraft.config import DecodeSettings
 from omnidraft.errors import ContractError
 from omnidraft.models.hf.kv_slots import KvSlots
 from omnidraft.models.hf.tree_layout import ChainLayout, chain_visibility, lay_out, pad
@@ -19,13 +19,29 @@ Compute = Callable[[KvSlots, Sequence[Sequence[int]], torch.Tensor, torch.Tensor
 """Slots, ids [B, S], positions [S], visible slots [S, C] and the number of logits -> logits [B, num_logits, V]."""
 
 
+@dataclass(frozen=True)
+class PassShape:
+    """The shape of all passes of a target in reproducible mode; texts depend on it."""
+
+    width: int = 6
+    """Ids in a row: one emitted token and `width - 1` drafted ones."""
+    chains: int = 1
+    """Rows, each a chain of the tree. Above 1 trees fit, with `chains` times the memory for keys; a pass computes
+    `chains * width` ids, drafted or not."""
+    prefill_rows: int = 48
+    """Ids of a padded pass over a prompt."""
+    capacity_step: int = 256
+    """KV capacities begin with a multiple of this and double with the text; higher means fewer self-tests and more
+    masked computation."""
+
+
 class PaddedSession:
     """Implements ports.TargetSession."""
 
     def __init__(
         self,
         compute: Compute,
-        settings: DecodeSettings,
+        shape: PassShape,
         limits: TreeLimits,
         slots: KvSlots,
         prompt_ids: Sequence[int] = (),
@@ -33,7 +49,7 @@ class PaddedSession:
     ) -> None:
         """Begin with these slots. `require` raises where bits would depend on drafts at a capacity."""
         self._compute = compute
-        self._settings = settings
+        self._shape = shape
         self._limits = limits
         self.slots = slots
         self._chains: ChainLayout | None = None
@@ -51,7 +67,7 @@ class PaddedSession:
 
     def read(self, num_ids: int) -> None:
         """Count so many unread prompt ids as kept; compute the padded chunks, from position 0, that hold them."""
-        end, rows = self.num_kept + num_ids, self._settings.prefill_rows
+        end, rows = self.num_kept + num_ids, self._shape.prefill_rows
         while self._num_prefilled < end:
             start = self._num_prefilled
             chunk = self._prompt_ids[start : start + rows]
@@ -63,7 +79,7 @@ class PaddedSession:
     def reusable(self, source: "PaddedSession", num_ids: int) -> int:
         """Return the number of first ids, at most `num_ids`, whose keys the source computed as this session would: in
         whole chunks of its prompt."""
-        rows = self._settings.prefill_rows
+        rows = self._shape.prefill_rows
         return min(num_ids, len(source._prompt_ids)) // rows * rows
 
     def copy_keys(self, source_slots: KvSlots, num_ids: int) -> None:
@@ -79,9 +95,9 @@ class PaddedSession:
             )
         if self.num_unread:
             self.read(self.num_unread)
-        width, start = self._settings.width, self.num_kept
+        width, start = self._shape.width, self.num_kept
         self._grow(start)
-        self._chains = lay_out(tree, rows=self._settings.chains, width=width)
+        self._chains = lay_out(tree, rows=self._shape.chains, width=width)
         # all columns are read, because the head's matrix product has one width too
         logits_BSV = self._pass(self.slots, start, self._chains.ids_BS, num_logits=width)
         num_here = self._end - start
@@ -104,7 +120,7 @@ class PaddedSession:
     @property
     def _end(self) -> int:
         """The position from which on a pass does not fit into the slots."""
-        return self.slots.capacity - max(self._settings.width, self._settings.prefill_rows) + 1
+        return self.slots.capacity - max(self._shape.width, self._shape.prefill_rows) + 1
 
     def _grow(self, start: int) -> None:
         """Take as many slots as ids at this position are computed with."""

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from omnidraft.config import DecodeSettings
 from omnidraft.errors import ModeRefused, model_errors
 from omnidraft.models import precision as precisions
 from omnidraft.models.hf import attention
@@ -23,7 +22,7 @@ from omnidraft.models.hf.attention import share_key_heads
 from omnidraft.models.hf.kv_slots import KvSlots
 from omnidraft.models.hf.packed_pass import forward_packed
 from omnidraft.models.hf.packed_session import PackedSession
-from omnidraft.models.hf.padded_session import PaddedSession
+from omnidraft.models.hf.padded_session import PaddedSession, PassShape
 from omnidraft.models.hf.pretrained import causal_lm, require_unquantised
 from omnidraft.models.native import library as native
 from omnidraft.models.native.packed_cache import PackedCache
@@ -43,15 +42,22 @@ class TransformersTarget:
     """Implements ports.Target. One pass at a time."""
 
     def __init__(
-        self, model: PreTrainedModel, settings: DecodeSettings, *, name: str, precision: str, kernels: str = "auto"
+        self,
+        model: PreTrainedModel,
+        shape: PassShape | None = None,
+        *,
+        name: str,
+        precision: str,
+        kernels: str = "auto",
     ) -> None:
         """
         Args:
+            shape: that of passes in reproducible mode; None takes the usual one.
             kernels: the build of our kernels that its matrices are packed for, where `precision` has them packed.
         """
         self._model = model.eval()
         share_key_heads(model)
-        self._settings = settings
+        self._shape = shape = shape or PassShape()
         self._attention = attention.AttentionMasks(model)
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
@@ -60,7 +66,7 @@ class TransformersTarget:
         self._has_length_dependent_rope = attention.has_length_dependent_rope(config)
         self.fingerprint = (
             f"{name}-{precision}-{_device(model.device)}"
-            f"-b{settings.chains}-w{settings.width}-p{settings.prefill_rows}-c{settings.capacity_step}"
+            f"-b{shape.chains}-w{shape.width}-p{shape.prefill_rows}-c{shape.capacity_step}"
             f"-t{torch.get_num_threads()}-torch{torch.__version__}-{_arithmetic(precision, kernels)}"
         )
         self.max_rows = _MAX_ROWS if model.device.type == "cpu" else _MAX_ROWS_ON_ACCELERATOR
@@ -78,7 +84,7 @@ class TransformersTarget:
         """See ports.Target."""
         if mode == "fast":
             return TreeLimits(_MAX_NODES)
-        chains, depth = self._settings.chains, self._settings.width - 1
+        chains, depth = self._shape.chains, self._shape.width - 1
         return TreeLimits(chains * depth, num_chains=chains, depth=depth)
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TargetSession:
@@ -88,14 +94,14 @@ class TransformersTarget:
             self._require_determinism(self._padded_capacity(len(prompt_ids)))
             return self._padded_session(self._padded_capacity(1), prompt_ids[:-1], self._require_determinism)
         slots = KvSlots(self._num_layers, self._capacity(len(prompt_ids)))
-        limits, step = self.limits(mode), self._settings.capacity_step
+        limits, step = self.limits(mode), self._shape.capacity_step
         return PackedSession(self._model, self._attention, limits, slots, prompt_ids[:-1], capacity_step=step)
 
     def _padded_session(
         self, capacity: int, prompt_ids: Sequence[int] = (), require: Callable[[int], None] = lambda capacity: None
     ) -> PaddedSession:
-        slots = KvSlots(self._num_layers, capacity, num_rows=self._settings.chains)
-        return PaddedSession(self.compute, self._settings, self.limits("reproducible"), slots, prompt_ids, require)
+        slots = KvSlots(self._num_layers, capacity, num_rows=self._shape.chains)
+        return PaddedSession(self.compute, self._shape, self.limits("reproducible"), slots, prompt_ids, require)
 
     def forward(
         self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
@@ -132,7 +138,7 @@ class TransformersTarget:
     def kv_bytes(self, num_ids: int, mode: Mode) -> int:
         """See ports.Target."""
         if mode == "reproducible":
-            return self._padded_capacity(num_ids) * self._settings.chains * self._bytes_of_slot
+            return self._padded_capacity(num_ids) * self._shape.chains * self._bytes_of_slot
         return self._capacity(num_ids) * self._bytes_of_slot
 
     def _require_determinism(self, capacity: int) -> None:
@@ -146,19 +152,19 @@ class TransformersTarget:
         Raises:
             ModeRefused: some bit differs, so reproducible mode cannot be promised here.
         """
-        chains, width = self._settings.chains, self._settings.width
+        chains, width = self._shape.chains, self._shape.width
         alone, blocks = (self._padded_session(capacity) for _ in range(2))
         if not is_deterministic(alone, blocks, vocab_size=self.vocab_size, chains=chains, width=width):
             raise ModeRefused(
                 f"reproducible mode does not hold for this model, precision and machine (chains {chains}, width "
                 f"{width}, capacity {capacity})",
-                "set decode.mode = 'fast', or other decode.chains and decode.width",
+                "set decode.mode = 'fast'",
             )
 
     def _capacity(self, needed: int) -> int:
         """Return the slots for `needed` ids, a padded pass and a padded prefill chunk, in whole steps."""
-        step = self._settings.capacity_step
-        return -(-(needed + max(self._settings.width, self._settings.prefill_rows)) // step) * step
+        step = self._shape.capacity_step
+        return -(-(needed + max(self._shape.width, self._shape.prefill_rows)) // step) * step
 
     def _padded_capacity(self, num_ids: int) -> int:
         """Return the slots of a padded session with so many ids, which double from the fewest on."""
@@ -193,7 +199,6 @@ class TransformersTarget:
 
 def load_target(
     folder: Path,
-    settings: DecodeSettings,
     *,
     name: str,
     precision: str,
@@ -216,7 +221,7 @@ def load_target(
         return LlamaTarget(packed, name=name, precision=chosen, kernels=kernels)
     with model_errors(f"the model in {folder} cannot be computed in {chosen}"):
         changed = precisions.apply(model, chosen, kernels)
-        return TransformersTarget(changed, settings, name=name, precision=chosen, kernels=kernels)  # type: ignore[arg-type]
+        return TransformersTarget(changed, name=name, precision=chosen, kernels=kernels)  # type: ignore[arg-type]
 
 
 def _device(device: torch.device) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from omnidraft.config import DecodeSettings
 from omnidraft.errors import ConfigError, ModeRefused, VocabularyError
 from omnidraft.models.llamacpp.context import CELL_STEP, MAX_SEQUENCES, Context, LlamaModel
 from omnidraft.models.llamacpp.crash_probe import build
@@ -24,8 +23,8 @@ from omnidraft.ports.context_limit import ids_needed
 from omnidraft.vocab.tokenizer import Vocabulary
 
 _MAX_NODES = 63
-_ROW_STEP = 4
-"""Kernels compute rows in groups of this size, and the rest one by one."""
+_ROWS = 8
+"""Rows of a pass in reproducible mode: kernels compute them in groups of 4, and the rest one by one."""
 _LOGIT_BYTES = 4
 _NUM_CHECKED = 1000
 """Number of ids whose bytes are compared at loading."""
@@ -35,10 +34,19 @@ class LlamaCppTarget:
     """Implements ports.Target. One pass at a time."""
 
     def __init__(
-        self, model: LlamaModel, settings: DecodeSettings, *, name: str, bits: int = 16, max_texts: int = 16
+        self,
+        model: LlamaModel,
+        *,
+        name: str,
+        threads: int | None = None,
+        rows: int = _ROWS,
+        bits: int = 16,
+        max_texts: int = 16,
     ) -> None:
         """
         Args:
+            threads: None takes torch's number.
+            rows: those of a pass in reproducible mode.
             bits: bits of each number of keys and values.
             max_texts: the number of texts of one pass.
 
@@ -48,8 +56,8 @@ class LlamaCppTarget:
         if max_texts > MAX_SEQUENCES:
             raise ConfigError(f"scheduler.max_num_seqs is {max_texts}; llama.cpp decodes at most {MAX_SEQUENCES} texts")
         self._model = model
-        self._rows = -(-settings.width // _ROW_STEP) * _ROW_STEP
-        self._threads = settings.threads or torch.get_num_threads()
+        self._rows = rows
+        self._threads = threads or torch.get_num_threads()
         self._bits = bits
         self._context_rows = max(PREFILL_ROWS, self._rows)
         self._self_tests = SelfTests()
@@ -139,9 +147,9 @@ class LlamaCppTarget:
 
 
 def load_target(
-    gguf: Path, vocabulary: Vocabulary, settings: DecodeSettings, *, name: str, max_texts: int = 16
+    gguf: Path, vocabulary: Vocabulary, *, name: str, threads: int | None = None, max_texts: int = 16
 ) -> LlamaCppTarget:
-    """Load a GGUF file as the target; see LlamaCppTarget for `max_texts`.
+    """Load a GGUF file as the target; see LlamaCppTarget for `threads` and `max_texts`.
 
     Raises:
         ConfigError: llama-cpp-python is not installed, or llama.cpp cannot hold so many texts.
@@ -150,7 +158,7 @@ def load_target(
     """
     model = LlamaModel(gguf)
     require_same_ids(model, vocabulary, gguf.name)
-    return LlamaCppTarget(model, settings, name=name, max_texts=max_texts)
+    return LlamaCppTarget(model, name=name, threads=threads, max_texts=max_texts)
 
 
 def require_same_ids(model: LlamaModel, vocabulary: Vocabulary, name: str) -> None:

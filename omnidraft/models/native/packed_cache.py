@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 SUFFIX = ".safetensors"
 FolderState = dict[str, Any]
 """Everything that the packed bytes of a model folder depend on."""
+MAX_BYTES = 20 * 2**30
+"""As much disk as the packed files of a user may take: two models of 7 billion weights in int8, with drafters."""
 _REPORT_S = 3.0
 """Time between two reports of a first packing."""
 
@@ -38,7 +40,7 @@ logger = logging.getLogger(__name__)
 class PackedCache:
     """The packed files in one folder."""
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
         self.folder = folder
         self._max_bytes = max_bytes
 
@@ -114,7 +116,7 @@ class PackedCache:
         unused = [path for path in sizes if not is_in_use(path)]
         excess_bytes = needed_bytes + sum(sizes.values()) - self._max_bytes
         if excess_bytes > sum(sizes[path] for path in unused):
-            bound = f"{self._max_bytes / 2**30:.1f} GiB (models.packed_cache_gib)"
+            bound = f"the {self._max_bytes / 2**30:.1f} GiB of {self.folder}"
             raise OSError(f"{needed_bytes / 2**30:.1f} GiB more than what is in use do not fit into {bound}")
         for path in unused:
             if excess_bytes > 0 and _delete_unused(path):

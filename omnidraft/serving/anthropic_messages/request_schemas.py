@@ -3,23 +3,131 @@
 As everywhere here, a field without a counterpart is refused by name, or taken with the values that change nothing.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, Tag, model_validator
 
-from omnidraft.decode.sampling.validation import MAX_COUNT, MAX_SEED, MAX_TEMPERATURE, MIN_SEED
-from omnidraft.serving.anthropic_messages.content import CacheControl, InputMessage, Texts, plain_text
-from omnidraft.serving.request_schemas import MAX_STOPS, MAX_USER_CHARACTERS, NO_ZERO_BYTE, ChatRequest
-from omnidraft.serving.strict_model import JsonObject, Speculation, StrictModel
-from omnidraft.serving.translation import chat_request
+from omnidraft.params import MAX_COUNT
+from omnidraft.serving.request_schemas import (
+    MAX_STOPS,
+    MAX_USER_CHARACTERS,
+    NO_ZERO_BYTE,
+    ChatRequest,
+    chat_request,
+    same_fields,
+)
+from omnidraft.serving.strict_model import (
+    TEXT_OR_LIST,
+    DirectCaller,
+    JsonObject,
+    RequestFields,
+    StrictModel,
+    Text,
+    kind_of,
+    one_of,
+    refuse,
+    refuse_kinds,
+    with_null,
+    with_sampling,
+)
 from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN
 
 
-def _refuse_server_tools(value: Any) -> Any:
-    if isinstance(value, dict) and value.get("type") not in (None, "custom"):
-        raise ValueError(f"there are no server tools such as {value.get('type')!r} here; offer tools of your own")
-    return value
+class CacheControl(StrictModel):
+    """It is taken and changes nothing: the keys of a common beginning are reused without being asked for."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextBlock(StrictModel):
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: None = None
+
+
+class ToolUseBlock(StrictModel):
+    """What the assistant called."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: JsonObject
+    cache_control: CacheControl | None = None
+    caller: DirectCaller | None = None
+    """What Anthropic's client adds to a block; there are no programs and toolsets here."""
+    toolset_name: None = None
+
+    def chat_call(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": json.dumps(self.input, ensure_ascii=False)}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+TextOnly = Annotated[TextBlock, refuse_kinds("image", "document", "search_result", "container_upload")]
+Texts = Annotated[Text | Annotated[list[TextOnly], Field(fail_fast=True), Tag("list")], TEXT_OR_LIST]
+
+
+class ToolResultBlock(StrictModel):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Texts = ""
+    is_error: bool | None = None
+    """The model reads the content of an error as it reads any other."""
+    cache_control: CacheControl | None = None
+    toolset_name: None = None
+
+
+ContentBlock = Annotated[
+    Annotated[TextOnly, Tag("text")]
+    | Annotated[ToolUseBlock, Tag("tool_use")]
+    | Annotated[ToolResultBlock, Tag("tool_result")],
+    one_of("text", "tool_use", "tool_result"),
+]
+
+
+class InputMessage(StrictModel):
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        Text | Annotated[list[ContentBlock], Field(min_length=1, fail_fast=True), Tag("list")], TEXT_OR_LIST
+    ]
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> "InputMessage":
+        for index, block in enumerate(self.blocks):
+            if isinstance(block, ToolUseBlock) and self.role != "assistant":
+                raise ValueError(f"content.{index}: only an assistant uses tools, not {self.role!r}")
+            if isinstance(block, ToolResultBlock) and self.role != "user":
+                raise ValueError(f"content.{index}: results of tools are messages of the user, not of {self.role!r}")
+        return self
+
+    @property
+    def blocks(self) -> list[TextBlock | ToolUseBlock | ToolResultBlock]:
+        if isinstance(self.content, str):
+            return [TextBlock(type="text", text=self.content)]
+        return list(self.content)
+
+    def chat_messages(self) -> list[dict[str, Any]]:
+        """Return the same as messages of a chat: results first, each a message of its own, then text and calls."""
+        results = [block for block in self.blocks if isinstance(block, ToolResultBlock)]
+        calls = [block.chat_call() for block in self.blocks if isinstance(block, ToolUseBlock)]
+        texts = [block.text for block in self.blocks if isinstance(block, TextBlock)]
+        answered = [
+            {"role": "tool", "tool_call_id": each.tool_use_id, "content": plain_text(each.content)} for each in results
+        ]
+        if not texts and not calls:
+            return answered
+        said: dict[str, Any] = {"role": self.role, "content": "".join(texts) if texts else None}
+        return [*answered, said | ({"tool_calls": calls} if calls else {})]
+
+
+def plain_text(content: str | list[TextBlock]) -> str:
+    """Return the text of a text or of blocks of it."""
+    return content if isinstance(content, str) else "".join(block.text for block in content)
 
 
 class ToolParam(StrictModel):
@@ -76,7 +184,16 @@ class Thinking(StrictModel):
 
 
 Tools = Annotated[
-    list[Annotated[ToolParam, BeforeValidator(_refuse_server_tools)]], Field(max_length=MAX_TOOLS, fail_fast=True)
+    list[
+        Annotated[
+            ToolParam,
+            refuse(
+                lambda value: kind_of(value) not in (None, "custom"),
+                "there are no server tools such as {kind} here; offer tools of your own",
+            ),
+        ]
+    ],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
 ]
 
 
@@ -126,35 +243,20 @@ class CountTokensRequest(StrictModel):
         return {"type": "json_schema", "json_schema": {"schema": self.output_config.format.schema_}}
 
 
-class MessagesRequest(CountTokensRequest):
+@with_null("container", "diagnostics", "inference_geo", "speed", "user_profile_id", "workspace_id")
+@with_sampling("messages")
+class MessagesRequest(CountTokensRequest, RequestFields):
     max_tokens: int = Field(ge=1, le=MAX_COUNT)
-    stream: bool | None = None
     stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
-    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=1, le=MAX_COUNT)
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    container: None = None
-    diagnostics: None = None
-    inference_geo: None = None
-    speed: None = None
-    user_profile_id: None = None
-    workspace_id: None = None
-    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
-    """Ours: the same seed gives the same text, whatever drafts."""
-    speculation: Speculation = "auto"
-    """Ours: off, or the number of tokens drafted per pass."""
     thread: Any = None
     """Conversations are not kept here: a thread is refused in the way that lets Anthropic's client send them whole."""
-    store: bool | None = None
-    """Ours: false keeps the request out of the traces the drafter learns from."""
 
     def _chat_fields(self) -> Mapping[str, Any]:
-        taken = ("stream", "temperature", "top_p", "top_k", "seed", "speculation", "store")
         return {
             **super()._chat_fields(),
-            **{name: getattr(self, name) for name in taken},
+            **same_fields(self, RequestFields),
             "max_tokens": self.max_tokens,
             "stop": self.stop_sequences,
             "user": self.metadata.user_id if self.metadata else None,

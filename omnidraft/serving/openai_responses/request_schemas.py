@@ -3,48 +3,140 @@
 As everywhere here, a field without a counterpart is refused by name, or taken with the values that change nothing.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, Tag
+from pydantic import Field, Tag
 
-from omnidraft.decode.sampling.validation import MAX_SEED, MAX_TEMPERATURE, MIN_SEED, require_text
-from omnidraft.serving.openai_responses.input_items import InputItem, chat_messages
-from omnidraft.serving.request_schemas import MAX_USER_CHARACTERS, NO_ZERO_BYTE, ChatRequest, MaxTokens
+from omnidraft.params import require_text
+from omnidraft.serving.request_parts import FunctionDefinition, FunctionName
+from omnidraft.serving.request_schemas import (
+    NULL_OF_OPENAI,
+    ChatRequest,
+    MaxTokens,
+    OpenAIFields,
+    chat_request,
+    same_fields,
+)
 from omnidraft.serving.strict_model import (
     TEXT_OR_LIST,
     TEXT_OR_OBJECT,
+    DirectCaller,
     JsonObject,
-    Speculation,
     StrictModel,
     Text,
-    TextMapping,
+    kind_of,
+    one_of,
+    refuse,
+    refuse_kinds,
+    with_null,
+    with_sampling,
 )
-from omnidraft.serving.translation import chat_request
 from omnidraft.tools.messages import strings_of
-from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN, Choice
+from omnidraft.tools.tool_use import MAX_TOOLS, Choice
+
+_ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class FunctionTool(StrictModel):
+class InputText(StrictModel):
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    """Of an `output_text` that an earlier response wrote; there are none here."""
+    logprobs: list[Any] | None = None
+    parsed: Any = None
+    """What `responses.parse` and `responses.stream` of OpenAI's client add to an answer."""
+
+
+TextOnly = Annotated[InputText, refuse_kinds("input_image", "input_file", "input_audio")]
+Texts = Annotated[Text | Annotated[list[TextOnly], Field(fail_fast=True), Tag("list")], TEXT_OR_LIST]
+
+
+class MessageItem(StrictModel):
+    """A message; those of earlier responses carry an id and a status."""
+
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Texts
+    id: str | None = None
+    status: _ItemStatus | None = None
+    phase: str | None = None
+
+
+class FunctionCallItem(StrictModel):
+    """A call that an earlier response made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    parsed_arguments: Any = None
+    """Likewise."""
+    id: str | None = None
+    status: _ItemStatus | None = None
+    caller: DirectCaller | None = None
+    """What OpenAI's client adds to an item; there are no programs and namespaces here."""
+    namespace: None = None
+
+
+class FunctionResultItem(StrictModel):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Texts
+    id: str | None = None
+    status: _ItemStatus | None = None
+    caller: DirectCaller | None = None
+    """Likewise."""
+    name: None = None
+    namespace: None = None
+
+
+_ITEM_KINDS = ("message", "function_call", "function_call_output")
+InputItem = Annotated[
+    Annotated[
+        Annotated[MessageItem, Tag("message")]
+        | Annotated[FunctionCallItem, Tag("function_call")]
+        | Annotated[FunctionResultItem, Tag("function_call_output")],
+        one_of(*_ITEM_KINDS),
+    ],
+    refuse(
+        lambda value: kind_of(value) not in (None, *_ITEM_KINDS),
+        "an item of type {kind} is not taken: send messages, calls of functions and their outputs",
+    ),
+]
+
+
+def chat_messages(items: Sequence[MessageItem | FunctionCallItem | FunctionResultItem]) -> list[dict[str, Any]]:
+    """Return the items as messages. Calls belong to the message of the assistant before them, if there is one."""
+    messages: list[dict[str, Any]] = []
+    for item in items:
+        match item:
+            case MessageItem():
+                messages.append({"role": item.role, "content": _plain(item.content)})
+            case FunctionResultItem():
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _plain(item.output)})
+            case FunctionCallItem():
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": None})
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                messages[-1].setdefault("tool_calls", []).append(call)
+    return messages
+
+
+def _plain(content: str | Sequence[InputText]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class FunctionTool(FunctionDefinition):
     type: Literal["function"]
-    name: str = Field(pattern=NAME_PATTERN)
-    description: str | None = None
-    parameters: JsonObject | None = None
-    """The JSON schema of the arguments, an object's."""
-    strict: bool | None = None
 
     def chat_tool(self) -> dict[str, Any]:
         return {"type": "function", "function": self.model_dump(exclude={"type"})}
 
 
-def _refuse_hosted_tools(value: Any) -> Any:
-    if isinstance(value, dict) and value.get("type") != "function":
-        raise ValueError(f"tools of type {value.get('type')!r} are not run here; offer functions")
-    return value
-
-
-class NamedFunction(StrictModel):
+class NamedFunction(FunctionName):
     type: Literal["function"]
-    name: str
 
 
 class TextFormat(StrictModel):
@@ -75,42 +167,30 @@ class ResponseStreamOptions(StrictModel):
 STATELESS = "the server is stateless and keeps no response: send the whole conversation as `input`"
 
 
-def _refuse_state(value: Any) -> None:
-    if value is not None:
-        raise ValueError(STATELESS)
-
-
-def _refuse_keeping(value: Any) -> Any:
-    if value is True:
-        raise ValueError(STATELESS)
-    return value
-
-
-def _refuse_background(value: Any) -> Any:
-    if value is True:
-        raise ValueError("there are no background responses: ask with stream: true")
-    return value
-
-
 ECHOED = {"instructions", "metadata", "text", "tool_choice", "tools"}
 """Fields that the response tells back, so that their strings must be text."""
 
-State = Annotated[None, BeforeValidator(_refuse_state)]
+State = Annotated[None, refuse(lambda value: value is not None, STATELESS)]
 
 
-class ResponsesRequest(StrictModel):
-    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
-
+@with_null("reasoning", "prompt", "max_tool_calls", "context_management", *NULL_OF_OPENAI)
+@with_sampling("responses")
+class ResponsesRequest(OpenAIFields):
     input: Annotated[Text | Annotated[list[InputItem], Field(min_length=1, fail_fast=True), Tag("list")], TEXT_OR_LIST]
-    model: str | None = None
     instructions: str | None = None
     """A message of the system before all others."""
     max_output_tokens: MaxTokens = None
-    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
-    top_p: float | None = Field(None, gt=0, le=1)
     tools: (
         Annotated[
-            list[Annotated[FunctionTool, BeforeValidator(_refuse_hosted_tools)]],
+            list[
+                Annotated[
+                    FunctionTool,
+                    refuse(
+                        lambda value: isinstance(value, dict) and value.get("type") != "function",
+                        "tools of type {kind} are not run here; offer functions",
+                    ),
+                ]
+            ],
             Field(max_length=MAX_TOOLS, fail_fast=True),
         ]
         | None
@@ -121,34 +201,19 @@ class ResponsesRequest(StrictModel):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     """The format of the answer."""
-    stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    metadata: TextMapping | None = None
-    user: str | None = Field(None, max_length=MAX_USER_CHARACTERS, pattern=NO_ZERO_BYTE)
-    """Whose the request is, unless the API key says it."""
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    service_tier: Literal["auto", "default"] | None = None
     truncation: Literal["disabled"] | None = None
     include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(max_length=1)] | None = None
     """The models here write no reasoning, so there is none to include."""
     top_logprobs: Literal[0] | None = None
-    reasoning: None = None
-    prompt: None = None
-    max_tool_calls: None = None
-    prompt_cache_retention: None = None
-    prompt_cache_options: None = None
-    context_management: None = None
-    moderation: None = None
     previous_response_id: State = None
     conversation: State = None
-    store: Annotated[Literal[False] | None, BeforeValidator(_refuse_keeping)] = None
+    store: Annotated[Literal[False] | None, refuse(lambda value: value is True, STATELESS)] = None
     """False keeps the request out of the traces the drafter learns from. No response is kept in any case."""
-    background: Annotated[Literal[False] | None, BeforeValidator(_refuse_background)] = None
-    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
-    """Ours: the same seed gives the same text, whatever drafts."""
-    speculation: Speculation = "auto"
-    """Ours: off, or the number of tokens drafted per pass."""
+    background: Annotated[
+        Literal[False] | None,
+        refuse(lambda value: value is True, "there are no background responses: ask with stream: true"),
+    ] = None
 
     def chat_request(self) -> ChatRequest:
         """Return the same as a chat request. Raises RequestError."""
@@ -157,16 +222,15 @@ class ResponsesRequest(StrictModel):
         if self.instructions:
             items.insert(0, {"role": "system", "content": self.instructions})
         form = self.text.format if self.text else None
-        taken = ("model", "temperature", "top_p", "parallel_tool_calls", "stream", "metadata", "user", "store", "seed")
         return chat_request(
             {
-                **{name: getattr(self, name) for name in taken},
+                **same_fields(self, OpenAIFields),
                 "messages": items,
                 "max_completion_tokens": self.max_output_tokens,
                 "tools": [tool.chat_tool() for tool in self.tools or ()] or None,
                 "tool_choice": self._chat_choice(),
                 "response_format": None if form is None else form.chat_format(),
-                "speculation": self.speculation,
+                "parallel_tool_calls": self.parallel_tool_calls,
             }
         )
 

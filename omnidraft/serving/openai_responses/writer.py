@@ -5,30 +5,25 @@ between, and response.completed, incomplete or failed. Every event carries its n
 Source: https://platform.openai.com/docs/api-reference/responses-streaming
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from pydantic_core import to_json
 
 from omnidraft.errors import RequestError
-from omnidraft.serving.answer import Answer
-from omnidraft.serving.answer_blocks import Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
+from omnidraft.params import sampling_of
+from omnidraft.serving.answer import Answer, Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
 from omnidraft.serving.error_handlers import stream_error
-from omnidraft.serving.openai_responses.events import failed_event, response_event
+from omnidraft.serving.event_stream import RESPONSES_PATH, failed_response_event, response_event
 from omnidraft.serving.openai_responses.request_schemas import ResponsesRequest
-from omnidraft.serving.openai_responses.response_schemas import (
-    ErrorCode,
-    IncompleteDetails,
-    InputTokensDetails,
-    OutputCall,
-    OutputMessage,
-    OutputText,
-    ResponseBody,
-    ResponseError,
-    ResponseUsage,
-    Status,
-)
 from omnidraft.serving.response_formats import ChoicePart
+from omnidraft.serving.response_schemas import Json, generation_responses
+from omnidraft.serving.responses import Responder
 
-Event = tuple[str, Mapping[str, Any]]
+Event = tuple[str, Json]
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class ResponsesWriter:
@@ -41,7 +36,7 @@ class ResponsesWriter:
         self._num_events = 0
 
     def whole(self, parts: Sequence[ChoicePart]) -> bytes:
-        return self._ended(parts[-1], blocks_of(parts)).model_dump_json().encode()
+        return to_json(self._ended(parts[-1], blocks_of(parts)))
 
     def events(self, part: ChoicePart) -> bytes:
         events: list[Event] = []
@@ -61,55 +56,62 @@ class ResponsesWriter:
         return self._written([*ended, (f"response.{status}", {"response": response})])
 
     def error_events(self, exc: Exception) -> bytes:
-        content: Any = stream_error(exc)["error"]
-        code: ErrorCode = "invalid_prompt" if isinstance(exc, RequestError) else "server_error"
+        code = "invalid_prompt" if isinstance(exc, RequestError) else "server_error"
         response = self._response("failed", self._items("incomplete", self._blocks.blocks))
-        return failed_event(response, ResponseError(code=code, message=content["message"]), self._num_events)
+        return failed_response_event(response, code, stream_error(exc), self._num_events)
 
-    def _ended(self, last: ChoicePart, blocks: Sequence[Block]) -> ResponseBody:
-        status = _status(last)
-        response = self._response(status, self._items(status, blocks))
-        usage = self._answer.usage()
-        response.usage = ResponseUsage(
-            input_tokens=usage.prompt_tokens,
-            input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
-            output_tokens=usage.completion_tokens,
-            total_tokens=usage.total_tokens,
-        )
-        if status == "incomplete":
-            response.incomplete_details = IncompleteDetails()
-        return response
+    def _ended(self, last: ChoicePart, blocks: Sequence[Block]) -> Json:
+        status, usage = _status(last), self._answer.usage()
+        num_cached = usage.prompt_tokens_details.cached_tokens
+        return self._response(status, self._items(status, blocks)) | {
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "usage": {
+                "input_tokens": usage.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": 0},
+                "output_tokens": usage.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage.total_tokens,
+            },
+        }
 
-    def _response(self, status: Status, output: Sequence[OutputMessage | OutputCall]) -> ResponseBody:
-        asked = self._request
-        return ResponseBody(
-            id=f"resp_{self._answer.queued.request_id}",
-            created_at=self._answer.created,
-            status=status,
-            model=self._answer.model.name,
-            output=list(output),
-            instructions=asked.instructions,
-            max_output_tokens=asked.max_output_tokens,
-            metadata=asked.metadata or {},
-            parallel_tool_calls=asked.parallel_tool_calls is not False,
-            temperature=1.0 if asked.temperature is None else asked.temperature,
-            top_p=1.0 if asked.top_p is None else asked.top_p,
-            text=_text_config(asked),
-            tool_choice=asked.model_dump(include={"tool_choice"})["tool_choice"] or "auto",
-            tools=[tool.model_dump() for tool in asked.tools or ()],
-        )
+    def _response(self, status: Status, output: Sequence[Json]) -> Json:
+        """Return the response, with the fields of the request told back."""
+        asked, sampling = self._request, sampling_of(self._request)
+        return {
+            "id": f"resp_{self._answer.queued.request_id}",
+            "object": "response",
+            "created_at": self._answer.created,
+            "status": status,
+            "model": self._answer.model.name,
+            "output": output,
+            "error": None,
+            "incomplete_details": None,
+            "usage": None,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "metadata": asked.metadata or {},
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "temperature": float(sampling.temperature),
+            "top_p": 1.0 if sampling.top_p is None else float(sampling.top_p),
+            "text": _text_config(asked),
+            "tool_choice": asked.model_dump(include={"tool_choice"})["tool_choice"] or "auto",
+            "tools": [tool.model_dump() for tool in asked.tools or ()],
+            "store": False,
+            "previous_response_id": None,
+            "truncation": "disabled",
+        }
 
-    def _items(self, status: Status, blocks: Sequence[Block]) -> list[OutputMessage | OutputCall]:
+    def _items(self, status: Status, blocks: Sequence[Block]) -> list[Json]:
         """Return the items of these blocks; only the last one may be cut off."""
         return [self._item(block, status if block is blocks[-1] else "completed") for block in blocks]
 
-    def _item(self, block: Block, status: Status) -> OutputMessage | OutputCall:
+    def _item(self, block: Block, status: Status) -> Json:
+        item_id = self._item_id(block)
         if block.call_id is None:
-            content = [] if status == "in_progress" else [OutputText(text=block.content)]
-            return OutputMessage(id=self._item_id(block), status=status, content=content)
-        return OutputCall(
-            id=self._item_id(block), status=status, call_id=block.call_id, name=block.name, arguments=block.content
-        )
+            content = [] if status == "in_progress" else [_text(block.content)]
+            return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+        call = {"call_id": block.call_id, "name": block.name, "arguments": block.content}
+        return {"id": item_id, "type": "function_call", "status": status, **call}
 
     def _item_id(self, block: Block) -> str:
         prefix = "msg" if block.call_id is None else "fc"
@@ -125,7 +127,7 @@ class ResponsesWriter:
                 return [("response.output_item.added", {**output, "item": self._item(block, "in_progress")})]
             case BlockChange.BEGIN, False:
                 added = ("response.output_item.added", {**output, "item": self._item(block, "in_progress")})
-                return [added, ("response.content_part.added", {**text, "part": OutputText(text="")})]
+                return [added, ("response.content_part.added", {**text, "part": _text("")})]
             case BlockChange.DELTA, True:
                 return [("response.function_call_arguments.delta", {**item, "delta": event.delta})]
             case BlockChange.DELTA, False:
@@ -136,7 +138,7 @@ class ResponsesWriter:
                 return [done, ("response.output_item.done", {**output, "item": self._item(block, status)})]
         return [
             ("response.output_text.done", {**text, "text": block.content, "logprobs": []}),
-            ("response.content_part.done", {**text, "part": OutputText(text=block.content)}),
+            ("response.content_part.done", {**text, "part": _text(block.content)}),
             ("response.output_item.done", {**output, "item": self._item(block, status)}),
         ]
 
@@ -149,6 +151,10 @@ class ResponsesWriter:
         return response_event(name, number, content)
 
 
+def _text(text: str) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
 def _status(last: ChoicePart) -> Status:
     return "incomplete" if last.finish_reason == "length" else "completed"
 
@@ -157,3 +163,16 @@ def _text_config(request: ResponsesRequest) -> dict[str, Any]:
     """Return `text` as it was asked for; plain text else."""
     form = request.text.format if request.text else None
     return {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)}
+
+
+def add_responses(app: FastAPI, respond: Responder) -> None:
+    """Add the route to the application."""
+
+    @app.post(RESPONSES_PATH, responses=generation_responses("response.created to response.completed"))
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        """Answer `input` in the shape of OpenAI's Responses; see /v1/chat/completions for what stands behind it."""
+
+        def writer_of(answer: Answer) -> ResponsesWriter:
+            return ResponsesWriter(answer, body)
+
+        return await respond(request, body.chat_request(), writer_of)

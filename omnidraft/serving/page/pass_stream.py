@@ -1,27 +1,75 @@
-"""The stream that the page follows: a chat completion, told pass by pass as server-sent events.
+"""The page: its files, and the stream that it follows: a chat completion, told pass by pass as server-sent events.
 
 The body is that of /v1/chat/completions, and so are keys, tenants, limits and the queue. The page asks twice, once
-without drafting, and compares the two texts.
+without drafting, and compares the two texts. No file of it is generated and none comes from another host; they are
+served under headers by which a browser runs them and nothing else. uPlot (MIT, its licence is beside it) draws charts.
 """
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from omnidraft.errors import RequestError
 from omnidraft.serving.answer import steps_of
+from omnidraft.serving.auth import FILES_PATH, PAGE_PATH
 from omnidraft.serving.error_handlers import stream_error
 from omnidraft.serving.event_stream import EVENT_HEADERS, EventStream, event
-from omnidraft.serving.page.files import add_files
 from omnidraft.serving.page.pass_events import Event, PassEvents
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.request_schemas import ChatRequest
 from omnidraft.serving.responses import Responder, ServedModel, waker
+
+FOLDER = Path(__file__).parent / "static"
+INDEX = "index.html"
+CONTENT_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+"""Only files of this page run; a text that got into its markup could not."""
+HEADERS = {
+    "Content-Security-Policy": SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def add_files(app: FastAPI) -> None:
+    """Serve the page on `/` and each of its files under FILES_PATH."""
+    for path in sorted(FOLDER.iterdir()):
+        _add_file(app, PAGE_PATH if path.name == INDEX else FILES_PATH + path.name, path)
+
+
+def _add_file(app: FastAPI, url_path: str, path: Path) -> None:
+    content, content_type = path.read_bytes(), CONTENT_TYPES[path.suffix]
+
+    @app.get(url_path, include_in_schema=False)
+    async def file() -> Response:
+        return Response(content, media_type=content_type, headers=HEADERS)
+
 
 PASSES_PATH = "/page/passes"
 

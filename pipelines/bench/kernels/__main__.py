@@ -19,7 +19,7 @@ from omnidraft.models.native.build import VARIANTS
 from omnidraft.models.native.library import PACKED
 from pipelines.bench.kernels import machine_limits, page
 from pipelines.bench.kernels.engine import EngineSpec
-from pipelines.bench.kernels.measurement import KernelPlan, Measurement, Row
+from pipelines.bench.kernels.measurement import KernelPlan, Row, measure
 from pipelines.lib import machine, report
 from pipelines.lib.choices import chosen, numbers
 
@@ -54,20 +54,15 @@ def main(
     about = {
         "machine": machine.describe(),
         "limits": machine_limits.measure() if limits else {},
-        "options": {
-            "command": machine.command("pipelines.bench.kernels"),
-            "target": target,
-        },
+        "options": {"command": machine.command("pipelines.bench.kernels"), "target": target},
     }
 
-    def publish(so_far: Sequence[Row]) -> None:
+    plan, measured = KernelPlan(nums_rows, repeats, int(_HEADROOM * _folder_bytes(target))), list[Row]()
+    for row in measure(specs, plan):
+        measured.append(row)
         if json_path is not None:
-            report.save({**about, "rows": list(so_far)}, json_path)
-
-    plan = KernelPlan(nums_rows, repeats, int(_HEADROOM * _folder_bytes(target)))
-    measurement = Measurement(plan, publish)
-    measurement.measure(specs)
-    page.show({**about, "rows": measurement.rows}, markdown_path)
+            report.save({**about, "rows": measured}, json_path)
+    page.show({**about, "rows": measured}, markdown_path)
 
 
 def _specs(systems: Sequence[str], formats: Sequence[str], variants: Sequence[str], target: str) -> list[EngineSpec]:

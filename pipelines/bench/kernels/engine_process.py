@@ -18,19 +18,36 @@ from pipelines.lib.bytecode import bytecode_environment
 _MODULE = "pipelines.bench.kernels.engine"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineProcess:
     """A running engine."""
 
     spec: EngineSpec
-    facts: Mapping[str, int]
-    """What its first line says: see engine.py."""
-    _process: "subprocess.Popen[str]"
-    _log: IO[bytes]
+    process: "subprocess.Popen[str]"
+    log: IO[bytes]
+    weight_bytes: int = 0
 
-    def ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a command. Raises ModelError when the process died."""
-        return _ask(self._process, self._log, command)
+    def ask(self, command: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the answer to a command, or the line before any. Raises ModelError when the process died."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            if command is not None:
+                print(json.dumps(command), file=self.process.stdin, flush=True)
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise ModelError(self._reason())
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _reason(self) -> str:
+        """Describe how the process ended, with the last line that it wrote."""
+        ended = describe_exit(self.process.wait()).partition(";")[0]
+        self.log.seek(0)
+        lines = self.log.read().decode(errors="replace").strip().splitlines()
+        return f"the process ended with {ended}: {lines[-1] if lines else 'it said nothing'}"
 
 
 @contextmanager
@@ -41,44 +58,18 @@ def running(spec: EngineSpec) -> Iterator[EngineProcess]:
         ModelError: it cannot be loaded, or died of it.
     """
     command = [sys.executable, "-m", _MODULE, json.dumps(asdict(spec))]
-    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env={**os.environ, **bytecode_environment(), **path},
-        )
-        with process:
-            facts = _ask(process, log)
-            if reason := facts.get("error"):
-                raise ModelError(reason)
-            try:
-                yield EngineProcess(spec, facts, process, log)
-            finally:
-                process.kill()
-
-
-def _ask(process: "subprocess.Popen[str]", log: IO[bytes], command: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        if command is not None:
-            print(json.dumps(command), file=process.stdin, flush=True)
-        line = process.stdout.readline()
-    except BrokenPipeError:
-        line = ""
-    if not line:
-        raise ModelError(_reason(process, log))
-    answer: dict[str, Any] = json.loads(line)
-    return answer
-
-
-def _reason(process: "subprocess.Popen[str]", log: IO[bytes]) -> str:
-    """Describe how the process ended, with the last line that it wrote."""
-    ended = describe_exit(process.wait()).partition(";")[0]
-    log.seek(0)
-    lines = log.read().decode(errors="replace").strip().splitlines()
-    return f"the process ended with {ended}: {lines[-1] if lines else 'it said nothing'}"
+    environ = {**os.environ, **bytecode_environment(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    pipe = subprocess.PIPE
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True, env=environ) as process,
+    ):
+        engine = EngineProcess(spec, process, log)
+        facts = engine.ask()
+        if reason := facts.get("error"):
+            raise ModelError(reason)
+        engine.weight_bytes = facts["weight_bytes"]
+        try:
+            yield engine
+        finally:
+            process.kill()

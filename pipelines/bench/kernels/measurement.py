@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -19,6 +19,9 @@ MAX_CELL_S = 30.0
 """An engine is not asked for the same pass again once it has spent so long on it."""
 
 
+Advance = Callable[[int], None]
+
+
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
     """What is measured."""
@@ -30,62 +33,45 @@ class KernelPlan:
     """Memory that has to be free for another engine to be loaded beside those that run."""
 
 
-@dataclass
-class Measurement:
-    """The rows so far, and how they are measured."""
-
-    plan: KernelPlan
-    publish: Callable[[Sequence[Row]], None]
-    rows: list[Row] = field(default_factory=list)
-
-    def measure(self, specs: Sequence[EngineSpec]) -> None:
-        """Measure these engines."""
-        waiting = list(specs)
-        with bar("passes", len(specs) * len(self.plan.rows) * self.plan.repeats) as advance:
-            while waiting:
-                with ExitStack() as stack:
-                    engines = list(self._loaded(waiting, stack, advance))
-                    for num_rows in self.plan.rows:
-                        engines = self._measure_rows(engines, num_rows, advance)
-
-    def _loaded(
-        self, waiting: list[EngineSpec], stack: ExitStack, advance: Callable[[int], None]
-    ) -> Iterator[EngineProcess]:
-        """Load engines while there is memory, at least one."""
-        num_loaded = 0
-        while waiting and (not num_loaded or psutil.virtual_memory().available > self.plan.headroom_bytes):
-            spec = waiting.pop(0)
-            try:
-                yield stack.enter_context(running(spec))
-                num_loaded += 1
-            except OmnidraftError as exc:
-                self.add(_failed(spec, None, str(exc)))
-                advance(len(self.plan.rows) * self.plan.repeats)
-
-    def _measure_rows(
-        self, engines: Sequence[EngineProcess], num_rows: int, advance: Callable[[int], None]
-    ) -> list[EngineProcess]:
-        """Add a row for each engine; return those that still run."""
-        seconds: dict[EngineSpec, list[float]] = {engine.spec: [] for engine in engines}
-        failures: dict[EngineSpec, str] = {}
-        for _ in range(self.plan.repeats):
-            for engine in engines:
-                spent = seconds[engine.spec]
-                if engine.spec not in failures and sum(spent) < MAX_CELL_S:
+def measure(specs: Sequence[EngineSpec], plan: KernelPlan) -> Iterator[Row]:
+    """Yield the rows of these engines."""
+    waiting = list(specs)
+    with bar("passes", len(specs) * len(plan.rows) * plan.repeats) as advance:
+        while waiting:
+            engines: list[EngineProcess] = []
+            with ExitStack() as stack:
+                while waiting and (not engines or psutil.virtual_memory().available > plan.headroom_bytes):
+                    spec = waiting.pop(0)
                     try:
-                        spent.append(_timed_pass(engine, num_rows))
+                        engines.append(stack.enter_context(running(spec)))
                     except OmnidraftError as exc:
-                        failures[engine.spec] = str(exc)
-                advance(1)
-        for engine in engines:
-            reason = failures.get(engine.spec)
-            self.add(_failed(engine.spec, num_rows, reason) if reason else _row(engine, num_rows, seconds[engine.spec]))
-        return [engine for engine in engines if engine.spec not in failures]
+                        yield _failed(spec, None, str(exc))
+                        advance(len(plan.rows) * plan.repeats)
+                for num_rows in plan.rows:
+                    rows = _measured(engines, num_rows, plan.repeats, advance)
+                    yield from rows
+                    engines = [each for each, row in zip(engines, rows, strict=True) if row["error"] is None]
 
-    def add(self, row: Row) -> None:
-        """Add a row and publish all."""
-        self.rows.append(row)
-        self.publish(self.rows)
+
+def _measured(engines: Sequence[EngineProcess], num_rows: int, repeats: int, advance: Advance) -> list[Row]:
+    """Return a row for each engine; they take turns."""
+    seconds: dict[EngineSpec, list[float]] = {engine.spec: [] for engine in engines}
+    failures: dict[EngineSpec, str] = {}
+    for _ in range(repeats):
+        for engine in engines:
+            spent = seconds[engine.spec]
+            if engine.spec not in failures and sum(spent) < MAX_CELL_S:
+                try:
+                    spent.append(_timed_pass(engine, num_rows))
+                except OmnidraftError as exc:
+                    failures[engine.spec] = str(exc)
+            advance(1)
+    return [
+        _failed(each.spec, num_rows, failures[each.spec])
+        if each.spec in failures
+        else _row(each, num_rows, seconds[each.spec])
+        for each in engines
+    ]
 
 
 def _timed_pass(engine: EngineProcess, num_rows: int) -> float:
@@ -101,8 +87,7 @@ def _timed_pass(engine: EngineProcess, num_rows: int) -> float:
 
 
 def _row(engine: EngineProcess, num_rows: int, seconds: Sequence[float]) -> Row:
-    middle = median(seconds)
-    weight_bytes = engine.facts["weight_bytes"]
+    middle, weight_bytes = median(seconds), engine.weight_bytes
     return engine.spec.plain_data() | {
         "rows": num_rows,
         "ms": ms(middle),

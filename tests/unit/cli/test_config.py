@@ -22,3 +22,13 @@ def test_passwords_are_masked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "registry.url = 'http://" in done.stdout
     assert "one-two" not in done.stdout
     assert "four-five" not in done.stdout
+
+
+@pytest.mark.parametrize(("name", "near"), [("worker.prot", "worker.port"), ("canary_shares", "canary_share")])
+def test_a_name_that_no_setting_contains_is_refused_with_the_nearest(
+    name: str, near: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run_cli(["config", name], monkeypatch, capsys)
+    assert done.returncode == 2
+    assert f"no setting's name contains {name!r}" in done.stderr
+    assert near in done.stderr

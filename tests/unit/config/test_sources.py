@@ -31,21 +31,21 @@ def test_without_a_file_the_defaults_hold():
 
 
 def test_the_file_wins_over_the_defaults_field_by_field(toml):
-    settings = config.load(toml("[learner]\nseed = 7\n"), environ={})
-    assert settings.learner.seed == 7
+    settings = config.load(toml("[learner]\nmax_tokens = 70\n"), environ={})
+    assert settings.learner.max_tokens == 70
     assert settings.learner.records_per_step == config.LearnerSettings().records_per_step
 
 
 def test_the_environment_wins_over_the_file_field_by_field(toml):
-    path = toml("[learner]\nseed = 7\nrecords_per_step = 9\n")
-    settings = config.load(path, environ={"OMNIDRAFT_LEARNER__SEED": "8"})
-    assert (settings.learner.seed, settings.learner.records_per_step) == (8, 9)
+    path = toml("[learner]\nmax_tokens = 70\nrecords_per_step = 9\n")
+    settings = config.load(path, environ={"OMNIDRAFT_LEARNER__MAX_TOKENS": "80"})
+    assert (settings.learner.max_tokens, settings.learner.records_per_step) == (80, 9)
 
 
 def test_overrides_win_over_the_environment_and_none_is_not_given():
-    environ = {"OMNIDRAFT_LEARNER__SEED": "8", "OMNIDRAFT_LEARNER__LOSS": "dm"}
-    settings = config.load(environ=environ, learner={"seed": 9, "loss": None})
-    assert (settings.learner.seed, settings.learner.loss) == (9, "dm")
+    environ = {"OMNIDRAFT_LEARNER__MAX_TOKENS": "80", "OMNIDRAFT_LEARNER__LOSS": "dm"}
+    settings = config.load(environ=environ, learner={"max_tokens": 90, "loss": None})
+    assert (settings.learner.max_tokens, settings.learner.loss) == (90, "dm")
 
 
 def test_several_targets_come_from_the_file_or_the_environment(toml):
@@ -63,17 +63,9 @@ def test_a_precision_is_refused_where_a_gguf_file_has_one():
     assert "with models.engine = 'llamacpp' the GGUF file says it" in said
 
 
-@pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.0), (1.0, -1.0), (1.0, float("inf")), (1.0, 1.0, 1.0)])
-def test_an_ensemble_needs_a_positive_weight_for_each_model(weights):
-    models = {"engine": "ensemble", "members": ["b"]}
-    assert config.load(environ={}, models=models | {"member_weights": (2, 1)}).models.member_weights == (2, 1)
-    said = problem(environ={}, models=models | {"member_weights": weights})
-    assert "models.member_weights needs a positive number for each of 2 models" in said
-
-
 def test_settings_for_one_target_differ_in_nothing_else(toml):
-    settings = config.load(toml("[models]\ntarget = 'a'\nmore_targets = ['b']\n[learner]\nseed = 7\n"), environ={})
-    alone = config.load(toml("[models]\ntarget = 'b'\n[learner]\nseed = 7\n"), environ={})
+    settings = config.load(toml("[models]\ntarget = 'a'\nmore_targets = ['b']\n[decode]\nthreads = 7\n"), environ={})
+    alone = config.load(toml("[models]\ntarget = 'b'\n[decode]\nthreads = 7\n"), environ={})
     assert settings.for_target("b") == alone
     assert settings.models.targets == ("a", "b")
 
@@ -92,8 +84,8 @@ def test_the_process_environment_is_read_when_none_is_given(monkeypatch):
 
 
 def test_a_given_environment_hides_that_of_the_process(monkeypatch):
-    monkeypatch.setenv("OMNIDRAFT_LEARNER__SEED", "8")
-    assert config.load(environ={}).learner.seed == 0
+    monkeypatch.setenv("OMNIDRAFT_LEARNER__MAX_TOKENS", "80")
+    assert config.load(environ={}) == config.Settings()
 
 
 def test_variables_that_are_no_settings_are_left_alone():
@@ -109,15 +101,15 @@ def test_without_its_settings_an_environment_changes_nothing():
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318",
         "RAY_ADDRESS": "ray-head:6379",
         "OMNIDRAFT_WORKER__PORT": "8123",
-        "omnidraft_learner__seed": "8",
-        "OMNIDRAFT_LERNER__SEED": "8",
+        "omnidraft_learner__max_tokens": "80",
+        "OMNIDRAFT_LERNER__LOSS": "dm",
     }
     assert config.without_settings(others | settings) == others
 
 
 @pytest.mark.parametrize(
     ("environ", "name"),
-    [({"OMNIDRAFT_LEARNER__SEEED": "8"}, "learner.seeed"), ({"OMNIDRAFT_LERNER__SEED": "8"}, "lerner")],
+    [({"OMNIDRAFT_LEARNER__LOS": "dm"}, "learner.los"), ({"OMNIDRAFT_LERNER__LOSS": "dm"}, "lerner")],
 )
 def test_a_misspelt_variable_is_refused_by_name(environ, name):
     assert problem(environ=environ) == f"setting {name}: there is no such setting"
@@ -126,10 +118,10 @@ def test_a_misspelt_variable_is_refused_by_name(environ, name):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[learner]\nseeed = 1\n", "setting learner.seeed: there is no such setting"),
-        ("[lerner]\nseed = 1\n", "setting lerner: there is no such setting"),
-        ("[decode]\nwidth = 1\n", "setting decode.width: Input should be greater than or equal to 2, got 1"),
-        ("[decode]\nwidth = 1\n[worker]\nport = 70000\n", "got 1; setting worker.port: "),
+        ("[learner]\nlos = 1\n", "setting learner.los: there is no such setting"),
+        ("[lerner]\nloss = 1\n", "setting lerner: there is no such setting"),
+        ("[decode]\nthreads = 0\n", "setting decode.threads: Input should be greater than or equal to 1, got 0"),
+        ("[decode]\nthreads = 0\n[worker]\nport = 70000\n", "got 0; setting worker.port: "),
         ("decode = 3\n", "setting decode: "),
         ("[decode\n", "is not TOML"),
     ],
@@ -147,7 +139,11 @@ def test_five_mistakes_are_named_and_the_others_counted():
 
 
 def test_variables_that_are_not_json_are_named():
-    environ = {"OMNIDRAFT_WORKER__API_KEYS": "notjson", "OMNIDRAFT_LEARNER__SEED": "1", "omnidraft_log__kafka": "{"}
+    environ = {
+        "OMNIDRAFT_WORKER__API_KEYS": "notjson",
+        "OMNIDRAFT_LEARNER__MAX_TOKENS": "100",
+        "omnidraft_log__kafka": "{",
+    }
     said = problem(environ=environ)
     assert said == (
         "setting OMNIDRAFT_WORKER__API_KEYS, omnidraft_log__kafka: not JSON: "
@@ -192,7 +188,7 @@ def test_a_refused_address_does_not_show_its_password():
 
 def test_settings_survive_pickling_and_json():
     """Ray builds its objects from pickled settings; a snapshot keeps them as JSON."""
-    settings = config.load(environ={"OMNIDRAFT_LEARNER__SEED": "8"})
+    settings = config.load(environ={"OMNIDRAFT_LEARNER__MAX_TOKENS": "80"})
     assert type(settings) is config.Settings
     assert pickle.loads(pickle.dumps(settings)) == settings
     assert config.Settings.model_validate_json(settings.model_dump_json()) == settings

@@ -38,7 +38,16 @@ SAMPLINGS = [
     Sampling(1.0, presence_penalty=1.5),
     Sampling(0.0, frequency_penalty=2.0),
     Sampling(1.0, logit_bias={2: 4.0, TARGET_EOS: -100.0}),
-    Sampling(0.8, 20, 0.9, 0.02, 1.3, 0.5, 0.7, {3: 1.5}),
+    Sampling(
+        0.8,
+        top_k=20,
+        top_p=0.9,
+        min_p=0.02,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.7,
+        logit_bias={3: 1.5},
+    ),
 ]
 
 
@@ -86,7 +95,16 @@ def test_any_tree_and_any_setting_gives_the_targets_own_text(
     has_stops,
 ):
     request = make_request(
-        Sampling(temperature, top_k, top_p, min_p, repetition, presence, frequency, bias),
+        Sampling(
+            temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition,
+            presence_penalty=presence,
+            frequency_penalty=frequency,
+            logit_bias=bias,
+        ),
         seed=seed,
         choice=choice,
         num_draft_tokens=budget,
@@ -215,7 +233,7 @@ def test_beliefs_are_raw_and_those_of_the_emitted_positions():
 
 @pytest.mark.parametrize("name", ["good tree", "hostile"])
 def test_log_probs_are_the_targets_own_whoever_drafts_and_however_it_is_sampled(name):
-    request = make_request(Sampling(0.8, 5, 0.9, logit_bias={3: 2.0}), seed=4, num_log_probs=2)
+    request = make_request(Sampling(0.8, top_k=5, top_p=0.9, logit_bias={3: 2.0}), seed=4, num_log_probs=2)
     text = list(request.prompt_ids)
     for step in toy_decoder().decode(request, PROPOSERS[name]):
         assert step.log_probs is not None

@@ -37,6 +37,7 @@ def worker(
     """One that records into a log of its own, with short segments."""
     monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
     made = wiring.worker(_recording(tiny_models, tmp_path), CountingMetrics())
+    made.engine.segment_tokens = 8
     yield made
     assert made.producer is not None
     made.producer.close(5.0)
@@ -47,7 +48,7 @@ def _recording(models: tuple[Path, Path], root: Path):
         models,
         log={"url": f"sqlite:///{root}/log.db"},
         registry={"url": f"directory:///{root}/registry"},
-        recorder={"segment_tokens": 8, "opted_out": ["private"]},
+        recorder={"opted_out": ["private"]},
     )
 
 
@@ -400,16 +401,6 @@ def test_a_text_that_runs_when_all_is_forgotten_leaves_nothing_behind(
     assert (engine.recent.num_ids, len(engine.decoder.scheduler.prefixes), memory.num_ids) == (0, 0, 0)
     finish(engine, make_request(seed=3))
     assert (engine.recent.num_ids, len(engine.decoder.scheduler.prefixes), memory.num_ids) > (0, 0, 0)
-
-
-def test_without_prefix_caching_the_drafter_keeps_no_keys_either(
-    tiny_models: tuple[Path, Path], omnidraft_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
-    engine = wiring.engine(tiny_settings(tiny_models, scheduler={"prefix_caching": False}), CountingMetrics()).engine
-    finish(engine, make_request())
-    assert engine._drafter_memory.num_ids == 0
-    assert len(engine.decoder.scheduler.prefixes) == 0
 
 
 def finish(engine: Engine, request: GenerationRequest | None = None) -> None:

@@ -201,16 +201,6 @@ def test_keys_are_reused_within_a_scope_only():
     assert others.num_reused == nobodys.num_reused == 0
 
 
-def test_public_prefixes_are_shared_by_all_and_nothing_after_them():
-    public = PROMPT * 3
-    together = Decoder(ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary, public_prefixes=[public])
-    mine = ask(together, 4, scope="a")
-    finish(together)
-    others, again = ask(together, 4, scope="b"), ask(together, 4, scope="a")
-    finish(together)
-    assert (mine.num_reused, others.num_reused, again.num_reused) == (0, len(public), 4 * len(PROMPT) - 1)
-
-
 def test_choices_wait_for_the_prompt_that_one_of_them_reads():
     together = decoder()
     choices = [ask(together, 20, scope="me", seed=seed) for seed in range(4)]

@@ -12,13 +12,12 @@ from omnidraft.decode.prefix_cache import PrefixCache
 from omnidraft.testing.toy_models import ToyTarget
 from tests.unit.decode.toys import PROMPT, TABLE, TARGET_TOKENIZER, make_request
 
-PUBLIC = PROMPT * 3
-OTHER_PUBLIC = (*PROMPT[:2], *PROMPT)
+LONG = PROMPT * 3
 
 
-def cached(*texts: tuple[str, Sequence[int]], public: Sequence[Sequence[int]] = ()) -> PrefixCache:
+def cached(*texts: tuple[str, Sequence[int]]) -> PrefixCache:
     """Return the prefixes that ended texts of these scopes and ids leave behind."""
-    decoder = Decoder(ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary, public_prefixes=public)
+    decoder = Decoder(ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary)
     for scope, ids in texts:
         request = replace(make_request(max_new_tokens=1), prompt_ids=tuple(ids))
         decoder.add(request, None, cache_scope=scope)
@@ -40,26 +39,20 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[int]]:
     return seen
 
 
-@pytest.mark.parametrize("public", [[], [PUBLIC, OTHER_PUBLIC]])
-def test_a_search_compares_with_prefixes_of_its_own_scope_and_public_ones_only(
-    compared: list[Sequence[int]], public: list[Sequence[int]]
-) -> None:
-    ids = (*PUBLIC, *PROMPT)
-    others = [(f"user {number}", (*ids, number)) for number in range(20)]
-    prefixes = cached(("me", PROMPT), *others, ("me", PROMPT[1:]), public=public)
+def test_a_search_compares_with_prefixes_of_its_own_scope_only(compared: list[Sequence[int]]) -> None:
+    others = [(f"user {number}", (*LONG, number)) for number in range(20)]
+    prefixes = cached(("me", PROMPT), *others, ("me", PROMPT[1:]))
     compared.clear()
-    found = prefixes.find("me", ids)
+    found = prefixes.find("me", LONG)
     assert found is not None
-    assert found[1] == (len(PUBLIC) if public else len(PROMPT))
-    assert sorted(map(tuple, compared)) == sorted(map(tuple, [PROMPT, PROMPT[1:], *public]))
+    assert found[1] == len(PROMPT)
+    assert sorted(map(tuple, compared)) == sorted(map(tuple, [PROMPT, PROMPT[1:]]))
 
 
-def test_a_text_of_another_scope_is_compared_with_public_prefixes_only(compared: list[Sequence[int]]) -> None:
-    ids = (*PUBLIC, *PROMPT)
-    assert PrefixCache().num_shared("other", ids, "me", ids) == 0
+def test_a_text_takes_no_keys_of_another_scope(compared: list[Sequence[int]]) -> None:
+    assert PrefixCache().num_shared("other", LONG, "me", LONG) == 0
     assert not compared
-    assert PrefixCache([OTHER_PUBLIC, PUBLIC]).num_shared("other", ids, "me", ids) == len(PUBLIC)
-    assert {tuple(each) for each in compared} == {OTHER_PUBLIC, PUBLIC}
+    assert PrefixCache().num_shared("me", LONG, "me", LONG) == len(LONG)
 
 
 def test_the_prefix_that_was_found_last_makes_way_last() -> None:
@@ -74,11 +67,10 @@ def test_the_prefix_that_was_found_last_makes_way_last() -> None:
 
 
 def test_of_prefixes_with_equally_many_ids_the_one_is_found_that_was_used_first() -> None:
-    longer = (*PUBLIC, *PROMPT)
-    prefixes = cached(("a", longer), ("b", longer), ("c", PUBLIC), ("d", PUBLIC[:-1]), public=[PUBLIC])
-    # Texts c and d themselves found a and b when they began, so the order of use is a, c, b, d.
-    found = [prefixes.find(scope, PUBLIC) for scope in "ccxd"]
-    assert [each and (each[0].scope, each[1]) for each in found] == [(scope, len(PUBLIC)) for scope in "acba"]
+    prefixes = cached(("me", (*PROMPT, 1)), ("me", (*PROMPT, 2)))
+    # The second text found the first when it began, and was left behind after that.
+    found = [prefixes.find("me", PROMPT) for _ in range(3)]
+    assert [each and each[0].ids[len(PROMPT)] for each in found] == [1, 2, 1]
 
 
 def test_a_prefix_takes_the_place_of_one_that_it_continues_with_its_memory() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pytest
 
-from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.decode.step_telemetry import StepCounter
@@ -76,7 +75,7 @@ def test_a_record_of_the_same_steps_agrees_at_the_first_position_of_each_pass(se
     steps, metrics, records = list(random_steps(seed)), CountingMetrics(), list[TraceRecord]()
     count(metrics, steps)
     context = RecordContext("request", "tenant", "worker", "target", "drafter", 3, "aligned")
-    builder = TraceRecordBuilder(Request((1,), (1,), 1), context, RecorderSettings(segment_tokens=20), records.append)
+    builder = TraceRecordBuilder(Request((1,), (1,), 1), context, records.append, segment_tokens=20)
     for each in steps:
         builder.take(each)
     builder.flush(None)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.teacher_forcing import force
 from omnidraft.errors import RequestError
@@ -43,7 +42,7 @@ def test_steps_make_records_that_readers_take() -> None:
     decoder, request = toy_decoder(trace_top_k=TOP_K), make_request(max_new_tokens=20)
     records = []
     context = RecordContext("r", "t", "w", "target", "drafter", None, "f")
-    builder = TraceRecordBuilder(request, context, RecorderSettings(segment_tokens=8), records.append)
+    builder = TraceRecordBuilder(request, context, records.append, segment_tokens=8)
     for step in force(decoder.target, request, [T[b"a"]] * 20, TOP_K):
         builder.take(step)
     assert sum(len(record.emitted_ids) for record in records) == 20

@@ -45,7 +45,8 @@ def learning(home: Path, distiller: Distiller, judge: Callable[[], None] = lambd
         "controller": SimpleNamespace(step=judge),
         "tidier": SimpleNamespace(tidy=lambda: None),
         "make_distiller": distiller,
-        "settings": LearnerSettings(idle_s=0.0, nice=0),
+        "settings": LearnerSettings(),
+        "idle_s": 0.0,
     }
     made = IdleLearning(LearningParts(**parts))
     try:

@@ -11,13 +11,13 @@ import torch
 from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.tenant_keys import TenantKeys
-from omnidraft.config import TenantFactorSettings
 from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
 from omnidraft.distill.ingest.tenant_shares import TenantGroups
 from omnidraft.distill.publisher import LEARNER
 from omnidraft.distill.resume_encryption import decrypt_records
+from omnidraft.distill.training.tenant_factors import FactorPlan
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.snapshots import bundle
@@ -28,14 +28,14 @@ from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
 from tests.distiller_runs import TEXTS, Killed, Setting, names, run_until_idle
 
 NOW_MS = time.time_ns() // 1_000_000
-EAGER = TenantFactorSettings(most_tenants=3, rank=4, steps=6, learning_rate=1e-2, confidence=0.5)
-"""Learns fast, and is content with any gain."""
+EAGER = FactorPlan(rank=4, steps=6, learning_rate=1e-2)
+"""Learns fast."""
 TENANTS = ("leaver", "stayer")
 
 
-def setting_of(pair, folder: Path, factors: TenantFactorSettings = EAGER, **learner) -> Setting:
+def setting_of(pair, folder: Path, most_tenants: int = 3, **learner) -> Setting:
     """The shared drafter learns next to nothing, so that there is something left for factors."""
-    return Setting(pair, folder, learning_rate=1e-6, tenant_factors=factors, **learner)
+    return Setting(pair, folder, learning_rate=1e-6, factor_tenants=most_tenants, factor_plan=EAGER, **learner)
 
 
 @pytest.fixture
@@ -52,7 +52,9 @@ def emit(setting: Setting, num: int = 20, start: int = 0, tenants=TENANTS) -> No
 
 
 def distiller(setting: Setting, *, groups: TenantGroups | None = None, **options) -> Distiller:
-    judge = partial(FactorJudge, settings=setting.learner["tenant_factors"], groups=groups)
+    """Content with any gain."""
+    most = setting.learner["factor_tenants"]
+    judge = partial(FactorJudge, most_tenants=most, groups=groups, confidence=0.5)
     made, _ = setting.distiller(held_out_every=2, limits={"held_out_records": 24}, factor_judge=judge, **options)
     return made
 
@@ -104,7 +106,7 @@ def test_factors_that_are_not_better_beyond_the_error_are_not_published_and_go_o
 
 
 def test_only_tenants_with_enough_held_out_requests_and_only_as_many_as_asked_for_have_factors(lively_pair, tmp_path):
-    setting = setting_of(lively_pair, tmp_path / "one", EAGER.model_copy(update={"most_tenants": 1}))
+    setting = setting_of(lively_pair, tmp_path / "one", 1)
     emit(setting)
     setting.emit(*names(2, 5000), tenant="newcomer", time_ms=NOW_MS)
     assert len(run(setting)) == 1
@@ -114,7 +116,7 @@ def test_only_tenants_with_enough_held_out_requests_and_only_as_many_as_asked_fo
 
 
 def test_without_the_setting_no_snapshot_has_any(lively_pair, tmp_path):
-    setting = setting_of(lively_pair, tmp_path, TenantFactorSettings())
+    setting = setting_of(lively_pair, tmp_path, 0)
     emit(setting, 6)
     assert not run(setting)
     assert not any(name.startswith(FACTORS) for name in setting.masters())

@@ -10,8 +10,8 @@ from omnidraft.fleet.canary_trial import CanaryTrial
 from omnidraft.fleet.request_stats import RequestStats
 from tests.unit.fleet.served import requests
 
-SURE = ControllerSettings(canary_share=0.1, confidence=0.95, canary_tolerance=0.05)
-UNEVEN = ControllerSettings(canary_share=0.1, confidence=0.9, canary_tolerance=0.05, canary_requests=50)
+SURE = ControllerSettings(canary_share=0.1, confidence=0.95)
+UNEVEN = ControllerSettings(canary_share=0.1, confidence=0.9, canary_requests=50)
 """For requests whose times per token have a relative standard deviation of 26 percent."""
 
 
@@ -77,7 +77,7 @@ def test_a_canary_at_the_tolerance_is_promoted_no_oftener_than_the_confidence_sa
 
 
 def test_too_few_requests_give_no_verdict_until_time_is_up():
-    trial = CanaryTrial(2, 1, ControllerSettings(canary_requests=50, canary_timeout_s=600), 100.0, "fence")
+    trial = CanaryTrial(2, 1, ControllerSettings(canary_requests=50), 100.0, "fence")
     for request in requests(random.Random(1), 0.7, 49, version=2):
         trial.update(request)
     for request in requests(random.Random(1), 0.7, 80, version=1):

@@ -39,7 +39,7 @@ class Fleet:
         self.follower = LogControlFollower(MemoryReader(self.log, "control"), self.metrics, kinds=("champion",))
 
     def controller(self, writer=None):
-        settings = ControllerSettings(poll_s=0.001)
+        settings = ControllerSettings()
         announcer = control_log.LogAnnouncer(writer or self.writer, "big", "org/small")
         return Controller(self.registry, announcer, settings, self.metrics, target="big")
 

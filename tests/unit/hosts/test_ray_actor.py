@@ -2,6 +2,7 @@
 
 import logging
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ def test_what_a_learner_warned_of_before_it_failed_to_start_is_in_its_status(
 
     monkeypatch.setattr(wiring, "distillation", distillation)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    actor = DistillerActor(config.load(None, {}, learner={"nice": 0}), str(tmp_path))
-    with pytest.raises(ConfigError, match="no such loss"):
-        actor.run()
+    actor = DistillerActor(config.load(None, {}), str(tmp_path))
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ConfigError, match="no such loss"):
+        pool.submit(actor.run).result()  # the priority is the thread's
     assert actor.status()["warnings"] == [(logging.WARNING, "the process before crashed")]
     last = actor.status()
     assert last["warnings"] == []
@@ -42,10 +43,12 @@ def test_what_a_learner_warned_of_before_it_failed_to_start_is_in_its_status(
 
 @pytest.mark.parametrize(("threads", "expected"), [(None, 1), (2, 2)])
 def test_a_learner_computes_on_the_threads_of_its_settings_else_on_one(threads: int | None, expected: int) -> None:
+    def limited() -> int:
+        torch.set_num_threads(3)
+        _limit_resources(config.LearnerSettings(threads=threads))
+        return torch.get_num_threads()
+
     before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        _limit_resources(config.LearnerSettings(threads=threads, nice=0))
-        assert torch.get_num_threads() == expected
-    finally:
-        torch.set_num_threads(before)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(limited).result() == expected
+    torch.set_num_threads(before)

@@ -16,7 +16,7 @@ from omnidraft.models.native.thread_count import ThreadCount
 from omnidraft.models.precision import PackedLinear
 from tests.unit.models.drafted_trees import scores_by_partition
 from tests.unit.models.native.packed_levels import rounds_inputs, unpacked
-from tests.unit.models.tiny import SETTINGS, text, tiny_model, whole_pass
+from tests.unit.models.tiny import PASSES, text, tiny_model, whole_pass
 
 PRECISIONS = ["packed16", "int8", "int4"]
 
@@ -110,7 +110,7 @@ def test_a_models_logits_stay_close_and_its_head_keeps_8_bits(precision, name):
 
 def test_a_packed_target_keeps_its_bits_however_the_text_was_drafted(precision):
     model = precisions.apply(copy.deepcopy(tiny_model("gemma3")), precision)
-    target = TransformersTarget(model, SETTINGS, name="gemma3", precision=precision)
+    target = TransformersTarget(model, PASSES, name="gemma3", precision=precision)
     plain, *drafted = [
         scores_by_partition(target, text(19), text(11, seed=3), sizes)
         for sizes in ([1] * 12, [4, 4, 4], [1, 3, 4, 2, 2])

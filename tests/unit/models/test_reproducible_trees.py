@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.config import DecodeSettings
 from omnidraft.decode.decoder import Decoder
 from omnidraft.errors import ConfigError, ContractError
+from omnidraft.models.hf.padded_session import PassShape
 from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.ports import DraftTree, Request, Sampling, TreeLimits
 from omnidraft.vocab.tokenizer import Vocabulary
@@ -25,8 +25,8 @@ TEXT = text(24, seed=3)
 VOCABULARY = Vocabulary(tuple(b"%d " % token for token in range(VOCAB_SIZE)), {}, frozenset())
 
 
-def of_chains(chains: int, width: int) -> DecodeSettings:
-    return DecodeSettings(chains=chains, width=width, prefill_rows=8, capacity_step=64)
+def of_chains(chains: int, width: int) -> PassShape:
+    return PassShape(width, chains, prefill_rows=8, capacity_step=64)
 
 
 @lru_cache(maxsize=64)

@@ -14,8 +14,8 @@ from transformers import (
     Qwen2Config,
 )
 
-from omnidraft.config import DecodeSettings
 from omnidraft.models import precision as precisions
+from omnidraft.models.hf.padded_session import PassShape
 from omnidraft.models.hf.target import TransformersTarget
 
 VOCAB_SIZE = 300
@@ -41,7 +41,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     ),
     "mistral": MistralConfig(**SHAPE, sliding_window=WINDOW),
 }
-SETTINGS = DecodeSettings(width=4, prefill_rows=8, capacity_step=64)
+PASSES = PassShape(width=4, prefill_rows=8, capacity_step=64)
 
 
 @lru_cache(maxsize=32)
@@ -54,8 +54,8 @@ def tiny_model(name: str, precision: str = "float32") -> PreTrainedModel:
     return precisions.apply(model, precision)  # type: ignore[return-value]
 
 
-def tiny_target(name: str, precision: str = "float32", settings: DecodeSettings = SETTINGS) -> TransformersTarget:
-    return TransformersTarget(tiny_model(name, precision), settings, name=name, precision=precision)
+def tiny_target(name: str, precision: str = "float32", shape: PassShape = PASSES) -> TransformersTarget:
+    return TransformersTarget(tiny_model(name, precision), shape, name=name, precision=precision)
 
 
 def text(length: int, seed: int = 0) -> list[int]:

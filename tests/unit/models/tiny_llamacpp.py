@@ -6,11 +6,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from omnidraft.config import DecodeSettings
 from omnidraft.models.llamacpp.context import LlamaModel
 from omnidraft.models.llamacpp.target import LlamaCppTarget
 from tests.tiny_gguf import write_gguf
-from tests.unit.models.tiny import SETTINGS, tiny_model
+from tests.unit.models.tiny import tiny_model
 
 
 def require_llamacpp() -> None:
@@ -25,6 +24,6 @@ def tiny_llamacpp_model() -> LlamaModel:
         return LlamaModel(write_gguf(tiny_model("qwen2"), Path(folder) / "tiny.gguf"))
 
 
-def tiny_llamacpp_target(settings: DecodeSettings = SETTINGS) -> LlamaCppTarget:
+def tiny_llamacpp_target() -> LlamaCppTarget:
     """With keys in float32, so that its logits can be compared with those of transformers."""
-    return LlamaCppTarget(tiny_llamacpp_model(), settings, name="tiny", bits=32)
+    return LlamaCppTarget(tiny_llamacpp_model(), name="tiny", rows=4, bits=32)

@@ -20,9 +20,9 @@ from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.vocab.ngram_cache import NgramCache
 from pipelines.bench import __main__
+from pipelines.bench.methods import own_snapshot
 from pipelines.bench.runs import BenchRun, Failure, attempt, run_of_steps
 from pipelines.bench.summary import rows
-from pipelines.lib.own_snapshot import own_snapshot
 from tests.tiny_engine import tiny_settings
 
 ROW_KEYS = {
@@ -60,8 +60,7 @@ def run_bench(
     """The command over the tiny models; the report it saved."""
     settings = tmp_path / "settings.toml"
     settings.write_text(
-        '[models]\nprecision = "float32"\n'
-        '[decode]\npolicy = "fixed"\nnum_draft_tokens = 5\nthreads = 1\nprefill_rows = 16\n'
+        '[models]\nprecision = "float32"\n[decode]\npolicy = "fixed"\nnum_draft_tokens = 5\nthreads = 1\n'
     )
     monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
     monkeypatch.setattr(sys, "argv", ["bench", "--and", "so on"])

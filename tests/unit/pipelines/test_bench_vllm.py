@@ -8,6 +8,8 @@ from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import ModelError, RequestError
 from pipelines import bench_vllm
 from pipelines.bench.runs import BenchRun, Failure
+from pipelines.lib.choices import chosen
+from pipelines.lib.vllm_methods import NAMES, PLAIN
 from pipelines.lib.vllm_server import custom_class, serve
 from tests.cli_runs import run_pipeline
 
@@ -25,7 +27,7 @@ def test_every_row_is_compared_with_plain_vllm_at_the_same_time():
         "vllm-tli": {"gsm8k": {"vllm": [run_of(1.0)], "vllm-tli": [run_of(1.25, num_passes=6)]}},
         "vllm+omnidraft": {"gsm8k": {"vllm": [run_of(2.0)], "vllm+omnidraft": [run_of(1.0, num_passes=4)]}},
     }
-    made = bench_vllm._report({}, outcomes)
+    made = bench_vllm._report(["gsm8k"], outcomes)
     rows = {row["method"]: row for row in made["rows"]}
     assert list(rows) == ["vllm", "vllm-tli", "vllm+omnidraft"]
     assert rows["vllm"]["tokens_per_s"] == pytest.approx(10.0)
@@ -40,16 +42,16 @@ def test_every_row_is_compared_with_plain_vllm_at_the_same_time():
 
 def test_a_row_whose_server_does_not_start_says_why():
     outcomes = {"vllm-tli": {"gsm8k": {"vllm": [run_of(1.0)], "vllm-tli": [Failure("no such option")]}}}
-    rows = bench_vllm._report({}, outcomes)["rows"]
+    rows = bench_vllm._report(["gsm8k"], outcomes)["rows"]
     assert [(row["method"], row["failures"]) for row in rows] == [("vllm", []), ("vllm-tli", ["no such option"])]
 
 
 def test_plain_comes_first_and_cannot_be_left_out():
-    assert bench_vllm._names("vllm+omnidraft, vllm") == ["vllm", "vllm+omnidraft"]
-    with pytest.raises(RequestError, match="needs vllm"):
-        bench_vllm._names("vllm+omnidraft")
+    assert chosen("vllm+omnidraft, vllm", NAMES, "method", baseline=PLAIN) == ["vllm", "vllm+omnidraft"]
+    with pytest.raises(RequestError, match="--methods needs vllm"):
+        chosen("vllm+omnidraft", NAMES, "method", baseline=PLAIN)
     with pytest.raises(RequestError, match="no method 'plain'"):
-        bench_vllm._names("vllm,plain")
+        chosen("vllm,plain", NAMES, "method", baseline=PLAIN)
 
 
 def test_no_server_has_a_prompt_in_its_cache_that_another_row_was_measured_on(

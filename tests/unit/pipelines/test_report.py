@@ -79,8 +79,8 @@ def test_numbers_of_an_option_are_checked() -> None:
 
 def test_the_command_of_a_report_can_be_pasted_into_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["start.py", "--registry", "a user's folder"])
-    words = ["python", "-m", "pipelines.bench.start", "--registry", "a user's folder"]
-    assert shlex.split(machine.command("pipelines.bench.start")) == words
+    words = ["python", "-m", "pipelines.bench", "--registry", "a user's folder"]
+    assert shlex.split(machine.command("pipelines.bench")) == words
 
 
 def test_a_picture_makes_its_folder_and_is_closed_after_an_error_too(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnidraft.decode.generation import GenerationRequest
-from omnidraft.serving.answer import reader_of
-from omnidraft.serving.answer_blocks import BlockBuilder, BlockChange, blocks_of
+from omnidraft.serving.answer import BlockBuilder, BlockChange, blocks_of, reader_of
 from omnidraft.serving.response_formats import ChoicePart
 from omnidraft.tools.formats import FORMATS, HERMES, ToolFormat
 from omnidraft.tools.tool_use import Tool, ToolUse

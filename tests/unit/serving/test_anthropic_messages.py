@@ -8,12 +8,12 @@ import anthropic
 import jsonschema
 import pytest
 from fastapi.testclient import TestClient
+from pydantic_core import to_json
 
 from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.decode.engine import Engine
 from omnidraft.errors import ContractError, RequestError
-from omnidraft.serving.answer_blocks import Block
-from omnidraft.serving.anthropic_messages.response_schemas import Message, MessageUsage, ToolUseContent
+from omnidraft.serving.answer import Block
 from omnidraft.serving.anthropic_messages.writer import _content
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
@@ -29,7 +29,8 @@ SCHEMA = {
     "x-guidance": {"whitespace_flexible": False},
 }
 WEATHER: dict[str, Any] = {"name": "weather", "description": "Tells it.", "input_schema": SCHEMA, "strict": True}
-ASKED = [{"role": "user", "content": "How many clips"}]
+ASKED = [{"role": "user", "content": "How many clips were sold? " * 4}]
+"""Long enough that the keys of its beginning are reused."""
 BODY: dict[str, Any] = {"max_tokens": 8, "messages": ASKED, "seed": 5}
 
 
@@ -111,13 +112,9 @@ def test_a_tool_is_used_and_its_result_is_read(tool_url: str, tool_engine: Engin
 )
 def test_arguments_that_cannot_be_sent_are_left_out(arguments: str) -> None:
     call = _content(Block(0, "call_1", "weather", arguments))
-    assert isinstance(call, ToolUseContent)
-    assert call.input == {}
-    deep = _content(Block(0, "call_1", "weather", '{"a":' * 252 + "1" + "}" * 252))
-    assert isinstance(deep, ToolUseContent)
-    usage = MessageUsage(input_tokens=1, cache_read_input_tokens=0, output_tokens=1)
-    message = Message(id="m", model="x", content=[call, deep], stop_reason=None, stop_sequence=None, usage=usage)
-    assert json.loads(message.model_dump_json())["content"][1]["input"] == deep.input != {}
+    assert call["input"] == {}
+    deep = _content(Block(0, "call_1", "weather", '{"a":' * 251 + "1" + "}" * 251))
+    assert json.loads(to_json({"content": [call, deep]}))["content"][1]["input"] == deep["input"] != {}
 
 
 def test_the_tool_runner_sends_the_whole_conversation_after_its_thread_was_refused(

@@ -14,9 +14,8 @@ from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.ports import DraftTree, Step, Timings
 from omnidraft.serving.app import ServedModel, application
-from omnidraft.serving.page.files import FILES_PATH, FOLDER
 from omnidraft.serving.page.pass_events import PassEvents
-from omnidraft.serving.page.pass_stream import StepClock
+from omnidraft.serving.page.pass_stream import FILES_PATH, FOLDER, StepClock
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics

@@ -11,8 +11,7 @@ from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest
 from omnidraft.errors import ContractError, RequestError
 from omnidraft.ports import Request, Sampling
-from omnidraft.serving.queue_errors import Abandoned, QueueFull, Stopping
-from omnidraft.serving.queued_request import QueuedRequest
+from omnidraft.serving.queued_request import Abandoned, QueuedRequest, QueueFull, Stopping
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.tiny_engine import PATIENCE_S, Gated, Slow, broken_target, snapshot, wait_until

@@ -63,25 +63,25 @@ def test_of_tokens_that_are_spelled_alike_the_emitted_one_counts_then_the_likeli
     twins = Vocabulary((b"a", b"b", b"a"), {}, frozenset())
     likeliest = ((0, -0.1), (1, -3.0), (2, -9.0))
     entry = LogprobEntry(emitted, dict(likeliest)[emitted], likeliest, 0)
-    (top,) = for_completion([entry], twins).top_logprobs
+    (top,) = for_completion([entry], twins)["top_logprobs"]
     assert top == {"a": told, "b": -3.0}
 
 
 def test_both_shapes_have_the_emitted_token_and_the_likeliest() -> None:
     entries = [LogprobEntry(1, -2.0, ((0, -0.5), (2, -math.inf)), 7)]
     completion = for_completion(entries, VOCABULARY)
-    assert completion.model_dump() == {
+    assert completion == {
         "tokens": ["bc"],
         "token_logprobs": [-2.0],
         "top_logprobs": [{"a": -0.5, "bytes:\\xe2": MIN_LOGPROB, "bc": -2.0}],
         "text_offset": [7],
     }
-    (logprobs,) = for_chat(entries, VOCABULARY).content
-    assert (logprobs.token, logprobs.logprob, logprobs.bytes) == ("bc", -2.0, [98, 99])
-    assert [(each.token, each.logprob, each.bytes) for each in logprobs.top_logprobs] == [
-        ("a", -0.5, [97]),
-        ("bytes:\\xe2", MIN_LOGPROB, [0xE2]),
+    (logprobs,) = for_chat(entries, VOCABULARY)["content"]
+    likeliest = [
+        {"token": "a", "logprob": -0.5, "bytes": [97]},
+        {"token": "bytes:\\xe2", "logprob": MIN_LOGPROB, "bytes": [0xE2]},
     ]
+    assert logprobs == {"token": "bc", "logprob": -2.0, "bytes": [98, 99], "top_logprobs": likeliest}
 
 
 @pytest.mark.parametrize("num", [0, 1, 5])

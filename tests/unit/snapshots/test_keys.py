@@ -65,7 +65,6 @@ def test_settings_take_keys_that_fit_and_show_no_private_one(key: PrivateKey) ->
         {"private_key": public, "trusted_keys": [public]},
         {"private_key": private[:-4], "trusted_keys": [public]},
         {"private_key": private},
-        {"trusted_keys": [public], "announcement_max_age_hours": 0},
     ]
     for section in wrong:
         with pytest.raises((ConfigError, ValidationError), match="registry") as refused:

@@ -79,11 +79,6 @@ def test_a_port_that_is_taken_is_logged_and_the_process_goes_on(caplog: pytest.L
     assert str(port) in caplog.text
 
 
-def test_it_can_be_turned_off() -> None:
-    with closing(Exposition(CollectorRegistry(), MetricsSettings(enabled=False), 0)) as exposition:
-        assert exposition.port is None
-
-
 def worker_scrape(num: int) -> str:
     metrics = PrometheusMetrics()
     metrics.add(COUNTER, num, status="ok", target="t")

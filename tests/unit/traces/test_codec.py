@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from omnidraft.errors import UnknownSchema, WireError
 from omnidraft.traces import archive, codec
-from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
-from omnidraft.traces.schema import MAX_INT, MAX_PAYLOAD_BYTES, MAX_WRITTEN_BYTES, SCHEMA
+from omnidraft.traces.record import MAX_INT, Rounds, TargetLogprobs, TraceRecord
+from omnidraft.traces.schema import MAX_PAYLOAD_BYTES, MAX_WRITTEN_BYTES, SCHEMA
 from tests.trace_records import make_record
 
 GOLDEN = Path(__file__).parents[1] / "golden"

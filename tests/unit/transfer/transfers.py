@@ -9,7 +9,7 @@ from omnidraft.models.hf.pretrained import causal_lm
 from omnidraft.models.hf.target_vocabulary import adopt_target_vocabulary
 from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.models.hf.trainable_drafter import TransformersTrainable, trainable_with_embeddings
-from omnidraft.transfer.bits_per_byte import bits_per_byte, token_nats
+from omnidraft.transfer.bits_per_byte import bits_per_byte
 from omnidraft.transfer.hypernetwork import LinearHypernetwork
 from omnidraft.transfer.original_model import OriginalModel
 from omnidraft.transfer.settings import TrainingSettings
@@ -19,6 +19,7 @@ from omnidraft.vocab.alignment import align
 from omnidraft.wiring.transfer_models import matrices
 from tests.tiny_pair import TEXTS
 
+ALM = ("alm", 1.0)
 SETTINGS = TrainingSettings(num_steps=6, texts_per_step=2, learning_rate=3e-3, warmup_steps=2)
 
 
@@ -32,19 +33,15 @@ class Transfer:
         self.before = TransformersTrainable(before, "full")
         self.original = OriginalModel(self.before, old.vocabulary, new.vocabulary, settings.alm)
         model = causal_lm(folder, dtype=torch.float32)
-        networks: list[LinearHypernetwork] = []
+        alignment = align(old, new)
+        networks = [LinearHypernetwork(each.clone(), alignment.drafts_of_target) for each in matrices(model)]
         if old.fingerprint != new.fingerprint:
-            alignment = align(old, new)
-            networks = [LinearHypernetwork(each.clone(), alignment.drafts_of_target) for each in matrices(model)]
             adopt_target_vocabulary(model, alignment, new.vocabulary)
         self.after = trainable_with_embeddings(model, train=settings.train, rank=4, seed=0, precision="float32")
-        self.trainer = Trainer(
-            self.after, self.original, self.texts, settings, networks if settings.hypernetwork_rate else []
-        )
+        self.trainer = Trainer(self.after, self.original, self.texts, settings, networks)
 
     def bits(self) -> float:
-        nats = (token_nats(self.after, each.new_ids_T) for each in self.texts)
-        return bits_per_byte(nats, sum(each.num_bytes for each in self.texts))
+        return bits_per_byte(self.after, self.texts, "new")
 
 
 def steps(transfer: Transfer, num: int) -> None:
@@ -52,5 +49,5 @@ def steps(transfer: Transfer, num: int) -> None:
         transfer.trainer.step()
 
 
-def with_loss(loss: str, **more: object) -> TrainingSettings:
-    return replace(SETTINGS, loss=loss, **more)  # type: ignore[arg-type]
+def learning(*losses: tuple[str, float], **more: object) -> TrainingSettings:
+    return replace(SETTINGS, losses=losses, **more)  # type: ignore[arg-type]

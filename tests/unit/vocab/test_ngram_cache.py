@@ -6,18 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnidraft.errors import VocabularyError
-from omnidraft.models.hf.tokenizer import HfTokenizer
-from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.ngram_cache import CacheMode, NgramCache
-from omnidraft.vocab.ngram_table import Eviction
 from omnidraft.vocab.tokenizer import Vocabulary
 
 DRAFT = Vocabulary((b"", b"a", b"b", b"c", b"ab", b"bc"), {}, frozenset({0}))
 TARGET = Vocabulary((b"abc", b"ab", b"", b"abcab", b"bc"), {}, frozenset({2}))
 
 
-def cache(capacity: int = 100, eviction: Eviction = "lfu") -> NgramCache:
-    return NgramCache("pair", DRAFT, TARGET, capacity, eviction)
+def cache(capacity: int = 100) -> NgramCache:
+    return NgramCache("pair", DRAFT, TARGET, capacity)
 
 
 def test_an_inserted_ngram_is_found_and_another_spelling_is_not() -> None:
@@ -54,32 +51,6 @@ def test_learning_inserts_every_merge_of_two_tokenisations() -> None:
 def test_learning_from_two_different_texts_is_refused() -> None:
     with pytest.raises(VocabularyError, match="not the same text"):
         cache().learn([1, 2], [4])
-
-
-def test_a_warm_cache_knows_the_drafters_spelling_of_every_target_token(
-    small: HfTokenizer, large: HfTokenizer, alignment: Alignment
-) -> None:
-    ngrams = NgramCache(alignment.fingerprint, small.vocabulary, large.vocabulary, 10_000)
-    spelled = {t: alignment.draft_pieces(t) for t in range(800) if len(alignment.draft_pieces(t)) >= 2}
-    assert ngrams.warm(alignment) == len(spelled) == len(ngrams) > 50
-    assert {t: ngrams.lookup(pieces) for t, pieces in spelled.items()} == {t: t for t in spelled}
-
-
-def test_bulk_and_single_insertion_mean_the_same_ngrams(
-    small: HfTokenizer, large: HfTokenizer, alignment: Alignment
-) -> None:
-    bulk, single = (NgramCache(alignment.fingerprint, small.vocabulary, large.vocabulary, 10_000) for _ in range(2))
-    bulk.warm(alignment)
-    for target in range(800):
-        if len(alignment.draft_pieces(target)) >= 2:
-            single.insert(alignment.draft_pieces(target), target)
-    for name in ("key", "target", "max_length"):
-        np.testing.assert_array_equal(bulk.to_arrays()[name], single.to_arrays()[name])
-
-
-def test_warming_from_another_pair_is_refused(alignment: Alignment) -> None:
-    with pytest.raises(VocabularyError, match=r"alignment [0-9a-f]{64}, here it is pair"):
-        cache().warm(alignment)
 
 
 def test_a_cache_survives_its_arrays() -> None:
@@ -152,7 +123,7 @@ def test_a_cache_that_is_not_online_never_changes(mode: CacheMode, found: int | 
 
 
 def test_a_look_that_only_measures_is_no_use() -> None:
-    ngrams = cache(capacity=2, eviction="lru")
+    ngrams = cache(capacity=2)
     ngrams.insert([1, 5], 0)
     ngrams.insert([1, 2], 1)
     before = {name: array.tolist() for name, array in ngrams.to_arrays().items()}

@@ -1,18 +1,17 @@
 """Bounded, deterministic, and the right entries stay."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnidraft.vocab.ngram_table import ENTRY, Eviction, NgramTable
+from omnidraft.vocab.ngram_table import ENTRY, NgramTable
 
 WRITES = st.lists(st.tuples(st.integers(0, 2**64 - 1) | st.integers(0, 30), st.integers(0, 99)), max_size=200)
 
 
 @given(WRITES)
 def test_below_capacity_it_is_a_dict(writes: list[tuple[int, int]]) -> None:
-    table, expected = NgramTable(1000, "lfu"), {}
+    table, expected = NgramTable(1000), {}
     for key, target in writes:
         assert table.add(key, target) == (key not in expected)
         expected[key] = target
@@ -21,12 +20,11 @@ def test_below_capacity_it_is_a_dict(writes: list[tuple[int, int]]) -> None:
     assert dict(zip(table.entries()["key"].tolist(), table.entries()["target"].tolist(), strict=True)) == expected
 
 
-@pytest.mark.parametrize("eviction", ["lru", "lfu"])
 @given(writes=WRITES, capacity=st.integers(1, 40))
 def test_it_never_grows_beyond_its_capacity_and_equal_histories_give_equal_arrays(
-    eviction: Eviction, writes: list[tuple[int, int]], capacity: int
+    writes: list[tuple[int, int]], capacity: int
 ) -> None:
-    tables = [NgramTable(capacity, eviction), NgramTable(capacity, eviction)]
+    tables = [NgramTable(capacity), NgramTable(capacity)]
     for key, target in writes:
         for table in tables:
             table.add(key, target)
@@ -35,25 +33,11 @@ def test_it_never_grows_beyond_its_capacity_and_equal_histories_give_equal_array
     np.testing.assert_array_equal(tables[0].entries(), tables[1].entries())
 
 
-def test_lfu_keeps_what_is_used_often_and_lru_what_was_used_last() -> None:
-    evictions: tuple[Eviction, ...] = ("lru", "lfu")
-    kept = {}
-    for eviction in evictions:
-        table = NgramTable(3, eviction)
-        for key in (1, 1, 1, 2, 3, 4):
-            table.add(key, 0)
-        kept[eviction] = table.entries()["key"].tolist()
-    assert kept == {"lru": [2, 3, 4], "lfu": [1, 3, 4]}
-
-
-def test_entries_added_in_bulk_leave_before_entries_that_were_used() -> None:
-    table = NgramTable(4, "lfu")
-    table.add(9, 1)
-    assert table.add_all(np.array([5, 6, 5, 9], np.uint64), np.array([7, 8, 9, 9])) == 2
-    assert (table.use(5), table.use(9)) == (7, 1)
-    for key in (10, 11):
+def test_what_is_used_often_stays() -> None:
+    table = NgramTable(3)
+    for key in (1, 1, 1, 2, 3, 4):
         table.add(key, 0)
-    assert table.entries()["key"].tolist() == [5, 9, 10, 11]
+    assert table.entries()["key"].tolist() == [1, 3, 4]
 
 
 def test_an_entry_takes_24_bytes() -> None:

@@ -38,8 +38,7 @@ def settings_in(folder: Path) -> config.Settings:
     told = {"agreement_before": 0.5, "agreement_after": 0.625, "held_out_records": 8, "agreement_change_error": 0.001}
     registry.publish(make_bundle(folder, "s2", parent_id="s1", **pair, **told), 1)
     canary = settings.controller.model_copy(update={"canary_share": 0.5, "canary_requests": 2})
-    drift = settings.drift.model_copy(update={"enabled": False})
-    return settings.model_copy(update={"controller": canary, "drift": drift})
+    return settings.model_copy(update={"controller": canary})
 
 
 def serve(settings: config.Settings, version: int) -> None:

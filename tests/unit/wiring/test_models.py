@@ -9,7 +9,7 @@ import torch
 from pydantic import SecretStr
 
 from omnidraft import config, system, wiring
-from omnidraft.config import LearnerSettings, Settings
+from omnidraft.config import Settings
 from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.generation import GenerationRequest
@@ -25,6 +25,7 @@ from tests.homes import make_home
 from tests.snapshot_folders import manifest
 from tests.tiny_engine import tiny_settings
 from tests.tiny_gguf import write_scaled_gguf
+from tests.warm_cache import warmed
 
 
 @pytest.fixture
@@ -39,8 +40,8 @@ def settings(
 def folder(settings: Settings, tmp_path: Path) -> Path:
     """The base drafter with a warm n-gram cache, not published."""
     words = wiring.vocabularies(settings)
-    cache = wiring.ngram_cache(settings, words, None)
-    assert cache.warm(words.alignment) > 0
+    cache = warmed(wiring.ngram_cache(settings, words, None), words.alignment)
+    assert len(cache) > 0
     told = manifest("warm", target=settings.models.target, drafter=settings.models.drafter)
     bundle.write(tmp_path / "warm", told, {bundle.NGRAMS: cache.to_arrays()})
     return tmp_path / "warm"
@@ -85,7 +86,8 @@ def test_a_version_or_alias_comes_from_the_registry(settings: Settings, folder: 
 def with_head(settings: Settings, tmp_path: Path) -> Path:
     """The base drafter's own weights and a head that has learned nothing."""
     words = wiring.vocabularies(settings)
-    learner = wiring.learner(settings.model_copy(update={"learner": LearnerSettings(head=True)}), words)
+    decode = settings.decode.model_copy(update={"policy": "acceptance"})
+    learner = wiring.learner(settings.model_copy(update={"decode": decode}), words)
     told = manifest("head", target=settings.models.target, drafter=settings.models.drafter, train="full")
     parts = {bundle.DRAFTER: learner.serving_tensors(), bundle.NGRAMS: learner.cache.to_arrays()}
     bundle.write(tmp_path / "head", told, parts)
@@ -100,7 +102,7 @@ def text_of(worker: wiring.Worker, num_draft_tokens: int = 5) -> str:
 def test_a_snapshots_head_judges_for_the_acceptance_policy_and_the_text_is_the_targets(
     settings: Settings, with_head: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    decode = settings.decode.model_copy(update={"policy": "acceptance", "max_rejection": 0.95})
+    decode = settings.decode.model_copy(update={"policy": "acceptance"})
     asking = settings.model_copy(update={"decode": decode})
     with caplog.at_level(logging.INFO):
         judged = wiring.engine(asking, CountingMetrics(), snapshot=str(with_head))

@@ -32,7 +32,7 @@ def test_a_function_is_found_by_its_module_and_name():
     [
         ("no_such_module:f", "No module named 'no_such_module'"),
         ("omnidraft.traces.redaction:no_such_function", "has no attribute 'no_such_function'"),
-        ("omnidraft.traces.schema:MAX_ID", "is a int, not a function"),
+        ("omnidraft.params:MAX_COUNT", "is a int, not a function"),
         ("breaks_when_imported:f", "importing it raised ZeroDivisionError"),
     ],
 )

@@ -33,6 +33,7 @@ from tests.unit.decode.toys import (
     slow_decode,
     toy_decoder,
 )
+from tests.warm_cache import warmed
 
 MEMORIES = {Source.LOOKUP, Source.SUFFIX}
 WORDS = wiring.Vocabularies(
@@ -76,11 +77,11 @@ def decoded(
     seed: int, *, mode: str = "online", temperature: float = 0.0, limits: TreeLimits | None = None, **decode: Any
 ) -> Decoded:
     """Decode a text with what these switches leave of drafting, from a cache that knows every merge."""
-    settings = config.load(None, {}, decode=decode, cache={"mode": mode, "warm": True})
+    settings = config.load(None, {}, decode=decode, cache={"mode": mode})
     pass_s, step_s = CostCurve({1: 1.0, 16: 1.2}), CostCurve({1: 0.03, 4: 0.035, 64: 0.4})
     chosen = policy(settings.decode, lambda: pass_s, step_s)
     shared = SharedDrafting(lambda mode: chosen, StepCosts(), DrafterMemory(65_536))
-    cache = wiring.ngram_cache(settings, WORDS, None)
+    cache = warmed(wiring.ngram_cache(settings, WORDS, None), ALIGNMENT)
     before = cache.to_arrays()
     drafter = ToyDrafter(ToyTable.random(len(DRAFT_PIECES), seed))
     made = proposer(settings.decode, WORDS, shared, drafter, cache)
@@ -93,7 +94,7 @@ def decoded(
 def record_of(text: Decoded) -> TraceRecord:
     origin = RecordContext("request", "tenant", "worker", "target", "drafter", None, ALIGNMENT.fingerprint)
     records: list[TraceRecord] = []
-    builder = TraceRecordBuilder(text.request, origin, config.RecorderSettings(), records.append)
+    builder = TraceRecordBuilder(text.request, origin, records.append)
     for step in text.steps:
         builder.take(step)
     [record] = records

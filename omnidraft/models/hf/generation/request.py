@@ -10,7 +10,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode, l
 
 from omnidraft.errors import RequestError
 from omnidraft.models.hf.generation.rows import GenerateRow, RowScores, by_step, sequences
-from omnidraft.ports import Grammar, Sampling
+from omnidraft.params import Grammar, Sampling, sampling_of
 
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 _MODEL_INPUTS = {"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache", "cache_position"}
@@ -73,20 +73,11 @@ class GenerateRequest:
     def sampling(self, grammar: Grammar | None) -> Sampling:
         """Return what drafts know of the processors; rows are drawn by the processors themselves."""
         config = self.config
-        penalty, excluded = config.repetition_penalty or 1.0, config.suppress_tokens or ()
-        bias = dict.fromkeys(excluded, -100.0)
+        bias = dict.fromkeys(config.suppress_tokens or (), -100.0)
         if not self.is_sampled:
+            penalty = config.repetition_penalty or 1.0
             return Sampling(0.0, repetition_penalty=penalty, logit_bias=bias, grammar=grammar)
-        temperature = 1.0 if config.temperature is None else config.temperature
-        return Sampling(
-            temperature,
-            config.top_k or None,
-            config.top_p,
-            config.min_p,
-            penalty,
-            logit_bias=bias,
-            grammar=grammar,
-        )
+        return sampling_of(config, logit_bias=bias, grammar=grammar)
 
     def scores(self) -> RowScores:
         """Return what keeps a row's scores and logits, if the call returns them."""

@@ -31,6 +31,7 @@ from omnidraft.testing.toy_models import ToyDrafter, ToyTable, ToyTarget, ToyTok
 from omnidraft.vocab.alignment import align
 from omnidraft.vocab.ngram_cache import NgramCache
 from tests.unit.decode.toys import Strict, emitted
+from tests.warm_cache import warmed
 
 ASCII = [bytes([byte]) for byte in range(32, 127)]
 TARGET_PIECES = [b"", b"", *ASCII, b'{"', b'":', b'": "', b'", "', b"head", b"line", b"tr", b"ab", b"12", b"\n"]
@@ -95,8 +96,7 @@ def drafting(
 ) -> TreeProposer:
     """The real proposer over a toy drafter with another vocabulary; its weights are random by default."""
     alignment = align(drafter, TARGET)
-    cache = NgramCache(alignment.fingerprint, drafter.vocabulary, TARGET.vocabulary, 64)
-    cache.warm(alignment)
+    cache = warmed(NgramCache(alignment.fingerprint, drafter.vocabulary, TARGET.vocabulary, 64), alignment)
     model = ToyDrafter(table or ToyTable.random(len(drafter.vocabulary), seed=3), context_limit=context_limit)
     source = Drafter(model, drafter, TARGET.vocabulary, alignment, cache, NoiseCoupling((noise_weight,)))
     chosen = policy or FixedPolicy()

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from omnidraft.config import RecorderSettings
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting
 from omnidraft.decode.drafting.session_pool import DrafterMemory, SessionPool
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
@@ -183,7 +182,7 @@ class ToyFactory:
         builder = None
         if self._is_traced and options.is_stored:
             context = RecordContext(f"text-{self.num_opened}", tenant, "w", "t", "d", snapshot.version, "a")
-            builder = TraceRecordBuilder(request, context, RecorderSettings(segment_tokens=8), self.records.append)
+            builder = TraceRecordBuilder(request, context, self.records.append, segment_tokens=8)
         return ExternalSequence(TokenBuffer(prompt_ids), snapshot, state, builder, options=options)
 
 

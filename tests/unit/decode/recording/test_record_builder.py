@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.ports import Grammar, Sampling
 from omnidraft.traces.record import SOURCES
@@ -18,8 +17,9 @@ ORIGIN = RecordContext("request-1", "tenant", "worker", "target", "drafter", 7, 
 def traced(request, proposer, *, segment_tokens=256, window_tokens=1024, top_k=4):
     """The steps of a request and its records."""
     records = []
-    settings = RecorderSettings(segment_tokens=segment_tokens, window_tokens=window_tokens)
-    builder = TraceRecordBuilder(request, ORIGIN, settings, records.append)
+    builder = TraceRecordBuilder(
+        request, ORIGIN, records.append, segment_tokens=segment_tokens, window_tokens=window_tokens
+    )
     steps = list(toy_decoder(trace_top_k=top_k).decode(request, proposer))
     for step in steps:
         builder.take(step)

@@ -15,9 +15,9 @@ from tests.unit.decode.toys import slow_logits, slow_shape
 SAMPLINGS = st.builds(
     Sampling,
     st.sampled_from([0.0, 0.2, 1.0, 1.7]),
-    st.none() | st.integers(1, 60),
-    st.none() | st.floats(2**-7, 1.0, width=32),  # within 1e-15 of a sum of probabilities the order of adding decides
-    st.none() | st.sampled_from([0.0, 0.013, 0.2, 0.9, 1.0]),
+    top_k=st.none() | st.integers(1, 60),
+    top_p=st.none() | st.floats(2**-7, 1.0, width=32),  # within 1e-15 of a sum, the order of adding decides
+    min_p=st.none() | st.sampled_from([0.0, 0.013, 0.2, 0.9, 1.0]),
 )
 HISTORIES = st.lists(st.integers(0, 39), max_size=12)
 PENALISED = st.builds(
@@ -83,7 +83,7 @@ def test_top_k_with_top_p_are_those_of_sorting_everything_bit_for_bit(seed, top_
     logits = np.random.default_rng(seed).normal(0, 3, 2500).astype(np.float32)
     if has_ties:
         logits = np.round(logits)
-    sampling = Sampling(temperature, top_k, top_p)
+    sampling = Sampling(temperature, top_k=top_k, top_p=top_p)
     for ours, whole in zip(sampling_distribution(logits, sampling), sorted_whole(logits, sampling), strict=True):
         assert ours.tobytes() == whole.tobytes()
 

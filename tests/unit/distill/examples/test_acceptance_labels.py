@@ -6,13 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
-from omnidraft.distill.examples.acceptance_labels import (
-    NodeLabels,
-    node_labels,
-    target_distribution,
-)
+from omnidraft.distill.examples.acceptance_labels import NodeLabels, node_labels, target_distribution
 from omnidraft.ports import NO_OTHERS, Grammar, OtherTexts, Proposer, Request, Sampling, TextOutcome
 from omnidraft.testing.toy_models import ToyTable
 from omnidraft.traces.record import SOURCES, TargetLogprobs, TraceRecord
@@ -50,7 +45,7 @@ def trace(request: Request, proposer: Proposer, num_kept: int = V) -> TraceRecor
     """The request's only record, decoded for real."""
     records: list[TraceRecord] = []
     origin = RecordContext("r", "t", "w", "target", "drafter", 1, ALIGNMENT.fingerprint)
-    tracer = TraceRecordBuilder(request, origin, RecorderSettings(top_k=num_kept), records.append)
+    tracer = TraceRecordBuilder(request, origin, records.append)
     for step in toy_decoder(trace_top_k=num_kept).decode(request, proposer):
         tracer.take(step)
     (record,) = records
@@ -219,7 +214,7 @@ def test_where_no_record_has_the_distribution_the_label_is_whether_the_token_was
 def test_the_top_k_give_the_distribution_of_all_tokens_at_temperature_1(num_kept, sampling) -> None:
     record = trace(make_request(sampling, max_new_tokens=30), make_drafter(), num_kept)
     assert record.beliefs is not None
-    shaped = target_distribution(record.beliefs, 1.0, sampling.top_k, sampling.top_p, sampling.min_p)
+    shaped = target_distribution(record.beliefs, sampling)
     for position, row in enumerate(shaped.x_EK):
         text = [*record.prompt_ids.tolist(), *record.emitted_ids.tolist()[:position]]
         p = slow_shape(TABLE.logits(text).tolist(), sampling)

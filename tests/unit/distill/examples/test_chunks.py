@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from omnidraft.config import AlmSettings
 from omnidraft.distill.examples import chunks
-from omnidraft.distill.examples.chunks import word_starts
+from omnidraft.distill.examples.chunks import AlmSettings, word_starts
 from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample
 from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.alignment import align

@@ -31,7 +31,7 @@ from tests.snapshot_folders import version_folder
 
 MASTER = new_key()
 NOW_MS = time.time_ns() // 1_000_000
-SMALL = MemorySettings(tokens_per_tenant=60, total_tokens=100, max_tenants=2, prompt_tokens=3)
+SMALL = MemorySettings(tokens_per_tenant=60, total_tokens=100, max_tenants=2)
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnidraft.distill.memory.text_memory import TextMemory
+from omnidraft.distill.memory.text_memory import PROMPT_TOKENS, TextMemory
 from omnidraft.memory.memory_file import MemoryFile, encode
 from omnidraft.memory.owners import Owner
 from tests.memory_texts import VOCABULARY_SIZE, memory, records, said
 
-LIMITS = {"tokens_per_tenant": 20, "total_tokens": 40, "max_tenants": 2, "prompt_tokens": 2}
+LIMITS = {"tokens_per_tenant": 20, "total_tokens": 40, "max_tenants": 2}
 A = Owner("tenant", "a")
 
 
@@ -62,15 +62,15 @@ def test_the_oldest_texts_go_first_and_what_is_said_again_stays():
 
 
 def test_a_beginning_has_the_end_of_its_prompt_and_a_segment_goes_on_where_the_one_before_ended():
-    texts = memory(prompt_tokens=2)
-    before = {"prompt_ids": np.array([7, 8, 9], np.uint32), "tenant": "a"}
+    texts, prompt = memory(), list(range(100, 101 + PROMPT_TOKENS))
+    before = {"prompt_ids": np.array(prompt, np.uint32), "tenant": "a"}
     texts.add(
         [said("1", [1, 2], **before), said("1", [3], segment=1, before_ids=np.array([1, 2], np.uint32), **before)]
     )
-    assert ids_of(texts, A) == [[8, 9, 1, 2], [3]]
+    assert ids_of(texts, A) == [[*prompt[1:], 1, 2], [3]]
     texts.add([said("2", [5], segment=4, before_ids=np.array([1, 2, 3], np.uint32), **before)])
-    assert ids_of(texts, A)[-1] == [2, 3, 5]
-    assert [each.num_context for each in texts.texts_of(A)] == [2, 0, 2]
+    assert ids_of(texts, A)[-1] == [1, 2, 3, 5]
+    assert [each.num_context for each in texts.texts_of(A)] == [PROMPT_TOKENS, 0, 3]
 
 
 def test_records_that_are_read_again_are_in_the_memory_once():

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from omnidraft.config import AlmSettings
 from omnidraft.distill.examples import collate as packing
+from omnidraft.distill.examples.chunks import AlmSettings
 from omnidraft.distill.examples.collate import collate
 from omnidraft.distill.examples.targets import BucketTargets, ChunkTargets
 from omnidraft.distill.examples.training_example import ExampleBuilder, TrainingExample

@@ -6,12 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnidraft.distill.training.tenant_factors import serving_factors
+from omnidraft.distill.training.tenant_factors import FactorPlan, serving_factors
 from omnidraft.snapshots.low_rank import A, B
 from omnidraft.snapshots.tenant_factors import FittedFactors, from_tensor, to_tensor
 from tests.tiny_pair import TEXTS, assert_same
 
-FACTORS = {"tenant_factors": {"most_tenants": 4, "rank": 4, "steps": 6, "learning_rate": 1e-2}}
+FACTORS = {"factor_tenants": 4, "factor_plan": FactorPlan(4, 6, 1e-2)}
 
 
 def records(pair, tenant: str, num: int, first: int = 0) -> list:
@@ -71,7 +71,7 @@ def test_factors_of_another_rank_begin_anew(pair):
     learner = pair.learner(**FACTORS)
     learner.step(records(pair, "a", 4))
     learner.factors.fit("a", 1)
-    other = pair.learner(tenant_factors=FACTORS["tenant_factors"] | {"rank": 2})
+    other = pair.learner(factor_tenants=4, factor_plan=FactorPlan(2, 6, 1e-2))
     other.load_state(learner.state())
     assert not other.factors.tenants
     assert other.factors.fit("a", 1).version == 1

@@ -14,7 +14,7 @@ from omnidraft.models.hf.tokenizer import load_tokenizer
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.ports import DraftTree
 from tests.unit.models.drafted_trees import BUSHY, CLOSE, assert_tree_scores_are_those_of_its_paths, drafted
-from tests.unit.models.tiny import SETTINGS, SHAPE, WINDOW, text, tiny_model, whole_pass
+from tests.unit.models.tiny import SHAPE, WINDOW, text, tiny_model, whole_pass
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 GEMMA4 = {
@@ -67,7 +67,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_scores_of_one_text_and_of_several_are_those_of_transformers(family, precision: str) -> None:
     """A model that computes with its keys or values before it attends to them takes no several texts at once."""
     folder, theirs = family
-    target = load_target(folder, SETTINGS, name="x", precision=precision, kernels="portable")
+    target = load_target(folder, name="x", precision=precision, kernels="portable")
     prompts = [text(13), text(21, seed=1)]
     tree = drafted([prompts[0][-1], *text(10, seed=2)], BUSHY)
     session = assert_tree_scores_are_those_of_its_paths(target, theirs, prompts[0], tree)
@@ -115,7 +115,7 @@ def test_a_damaged_folder_is_refused_in_one_sentence(tmp_path: Path, damage: str
     change, message = DAMAGES[damage]
     change(tmp_path)
     for load in (
-        lambda: load_target(tmp_path, SETTINGS, name="x", precision="float32"),
+        lambda: load_target(tmp_path, name="x", precision="float32"),
         lambda: load_trainable(tmp_path, train="full", rank=1, seed=0),
     ):
         with pytest.raises(ModelError, match=message) as refused:
@@ -128,7 +128,7 @@ def test_a_model_that_cannot_be_computed_is_refused_at_its_load(tmp_path: Path) 
     config = AutoConfig.for_model("mistral", **{**SHAPE, "num_key_value_heads": 3})
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="cannot be computed in float32") as refused:
-        load_target(tmp_path, SETTINGS, name="x", precision="float32")
+        load_target(tmp_path, name="x", precision="float32")
     assert "\n" not in str(refused.value)
 
 
@@ -162,7 +162,7 @@ def test_code_that_lies_in_a_folder_is_not_run_and_nobody_is_asked(
     )
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     for load in (
-        lambda: load_target(tmp_path, SETTINGS, name="x", precision="float32"),
+        lambda: load_target(tmp_path, name="x", precision="float32"),
         lambda: load_trainable(tmp_path, train="full", rank=1, seed=0),
         lambda: load_tokenizer(tmp_path),
     ):

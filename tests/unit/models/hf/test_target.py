@@ -1,6 +1,7 @@
 """The transformers target against transformers itself: trees, caches, windows, and equal bits in reproducible mode."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from omnidraft.config import DecodeSettings
 from omnidraft.errors import ConfigError, ModelError, ModeRefused, RequestError
 from omnidraft.models.hf.target import TransformersTarget, load_model
 from omnidraft.models.hf.trainable_drafter import load_trainable
@@ -32,7 +32,7 @@ from tests.unit.models.drafted_trees import (
     drafted,
     scores_by_partition,
 )
-from tests.unit.models.tiny import CONFIGS, SETTINGS, SHAPE, VOCAB_SIZE, text, tiny_model, tiny_target, whole_pass
+from tests.unit.models.tiny import CONFIGS, PASSES, SHAPE, VOCAB_SIZE, text, tiny_model, tiny_target, whole_pass
 
 NAMES = list(CONFIGS)
 
@@ -69,7 +69,7 @@ def test_layers_that_share_keys_keep_a_path_and_lend_a_prefix():
     )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
-    target, prompt = TransformersTarget(model, SETTINGS, name="gemma3n", precision="float32"), text(13)
+    target, prompt = TransformersTarget(model, PASSES, name="gemma3n", precision="float32"), text(13)
     tree = drafted([prompt[-1], *text(10, seed=2)], BUSHY)
     source = assert_tree_scores_are_those_of_its_paths(target, model, prompt, tree)
     source.keep((0, 2, 5))
@@ -118,9 +118,9 @@ def test_reproducible_mode_gives_the_same_bits_however_the_text_was_drafted(name
 @pytest.mark.parametrize(("precision", "chains"), [("float32", 1), ("packed16", 3)])
 def test_reproducible_mode_gives_the_same_bits_where_the_slots_double(precision, chains):
     """Plain decoding computes an id with the slots of its own position, and a tree reaches over several."""
-    settings = SETTINGS.model_copy(update={"chains": chains})
-    target = tiny_target("llama", precision, settings)
-    end = settings.capacity_step - max(settings.width, settings.prefill_rows) + 1
+    shape = replace(PASSES, chains=chains)
+    target = tiny_target("llama", precision, shape)
+    end = shape.capacity_step - max(shape.width, shape.prefill_rows) + 1
     prompt, following = text(end - 4), text(11, seed=3)
     assert target.kv_bytes(len(prompt), "reproducible") < target.kv_bytes(end + 8, "reproducible")
     plain = scores_by_partition(target, prompt, following, [1] * 12)
@@ -128,7 +128,7 @@ def test_reproducible_mode_gives_the_same_bits_where_the_slots_double(precision,
         assert torch.equal(scores_by_partition(target, prompt, following, sizes), plain)
     session = target.open(prompt, 200, "reproducible")
     for index, token in enumerate([prompt[-1], *following]):
-        scores = session.score(chain([token, *text(settings.width - 1, seed=index + 50)]))
+        scores = session.score(chain([token, *text(shape.width - 1, seed=index + 50)]))
         session.keep((0,))
         assert torch.equal(scores[0], plain[index])
 
@@ -154,7 +154,7 @@ class LooksAtPadding(TransformersTarget):
 
 
 def test_the_self_test_refuses_a_model_whose_bits_depend_on_the_rest_of_the_pass():
-    target = LooksAtPadding(tiny_model("llama"), SETTINGS, name="x", precision="float32")
+    target = LooksAtPadding(tiny_model("llama"), PASSES, name="x", precision="float32")
     with pytest.raises(ConfigError, match=r"decode\.mode = 'fast'"):
         target.open(text(4), 10, "reproducible")
     target.open(text(4), 10, "fast")
@@ -168,11 +168,11 @@ def test_the_self_test_runs_once_for_a_capacity():
             passes.append(1)
             return super().compute(*args)
 
-    target = Counted(tiny_model("llama"), SETTINGS, name="x", precision="float32")
+    target = Counted(tiny_model("llama"), PASSES, name="x", precision="float32")
     target.open([3], 10, "reproducible")
     num_first = len(passes)
     target.open([3], 12, "reproducible")
-    assert num_first == 3 * SETTINGS.width
+    assert num_first == 3 * PASSES.width
     assert len(passes) == num_first
     target.open(text(100), 10, "reproducible")
     assert len(passes) == 2 * num_first
@@ -186,7 +186,7 @@ def test_a_refusal_is_remembered_for_its_capacity():
             passes.append(1)
             return super().compute(*args)
 
-    target = Counted(tiny_model("llama"), SETTINGS, name="x", precision="float32")
+    target = Counted(tiny_model("llama"), PASSES, name="x", precision="float32")
     for prompt in ([3], [4], text(100)):
         with pytest.raises(ModeRefused) as refused:
             target.open(prompt, 10, "reproducible")
@@ -203,7 +203,7 @@ def test_the_context_can_be_filled_to_its_last_id(mode):
     config = GPT2Config(vocab_size=VOCAB_SIZE, n_positions=24, n_embd=32, n_layer=2, n_head=2)
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
-    session = TransformersTarget(model, SETTINGS, name="gpt2", precision="float32").open(text(20), 4, mode)
+    session = TransformersTarget(model, PASSES, name="gpt2", precision="float32").open(text(20), 4, mode)
     ids = text(20)
     for token in (ids[-1], 5, 6, 7):
         scores = session.score(DraftTree.empty(token))
@@ -213,7 +213,7 @@ def test_the_context_can_be_filled_to_its_last_id(mode):
 
 def test_a_rope_that_moves_with_the_text_is_refused_in_reproducible_mode():
     config = LlamaConfig(**SHAPE, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
-    target = TransformersTarget(AutoModelForCausalLM.from_config(config), SETTINGS, name="x", precision="float32")
+    target = TransformersTarget(AutoModelForCausalLM.from_config(config), PASSES, name="x", precision="float32")
     with pytest.raises(ModeRefused, match="rope"):
         target.open([1, 2], 5, "reproducible")
     target.open([1, 2], 5, "fast")
@@ -223,7 +223,7 @@ def test_a_model_that_rotates_long_texts_otherwise_takes_short_ones_alone():
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 4.0}
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64, **factors}
     config = LlamaConfig(**{**SHAPE, "head_dim": 16, "max_position_embeddings": 256}, rope_parameters=rope)
-    target = TransformersTarget(AutoModelForCausalLM.from_config(config), SETTINGS, name="x", precision="float32")
+    target = TransformersTarget(AutoModelForCausalLM.from_config(config), PASSES, name="x", precision="float32")
     assert target.context_limit == 64
     with pytest.raises(RequestError):
         target.open(text(60), 5, "fast")
@@ -253,7 +253,7 @@ def test_a_model_that_rotates_long_texts_otherwise_takes_short_ones_alone():
 )
 def test_a_recurrent_model_is_refused(config):
     with pytest.raises(ModelError, match="cut back"):
-        TransformersTarget(AutoModelForCausalLM.from_config(config), SETTINGS, name="x", precision="float32")
+        TransformersTarget(AutoModelForCausalLM.from_config(config), PASSES, name="x", precision="float32")
 
 
 def test_a_closed_session_frees_its_keys_and_closing_twice_is_allowed():
@@ -265,7 +265,7 @@ def test_a_closed_session_frees_its_keys_and_closing_twice_is_allowed():
 
 def test_the_fingerprint_names_what_a_text_depends_on():
     others = [
-        tiny_target("llama", settings=DecodeSettings(width=6, prefill_rows=8, capacity_step=64)),
+        tiny_target("llama", shape=replace(PASSES, width=6)),
         tiny_target("llama", "packed16"),
         tiny_target("qwen2"),
     ]

@@ -11,7 +11,7 @@ from omnidraft.models.llamacpp.context import MAX_SEQUENCES, Context
 from omnidraft.models.llamacpp.target import LlamaCppTarget
 from omnidraft.ports import DraftTree
 from tests.unit.models.drafted_trees import CLOSE, drafted
-from tests.unit.models.tiny import SETTINGS, text, tiny_model, whole_pass
+from tests.unit.models.tiny import text, tiny_model, whole_pass
 from tests.unit.models.tiny_llamacpp import require_llamacpp, tiny_llamacpp_model, tiny_llamacpp_target
 
 require_llamacpp()
@@ -35,7 +35,7 @@ def passes(monkeypatch) -> list[int]:
 def narrow(monkeypatch) -> LlamaCppTarget:
     """A target with sequences for two texts and cells for hardly more than one."""
     monkeypatch.setattr(shared_context, "_CELL_STEP", 256)
-    return LlamaCppTarget(tiny_llamacpp_model(), SETTINGS, name="tiny", bits=32, max_texts=2)
+    return LlamaCppTarget(tiny_llamacpp_model(), name="tiny", rows=4, bits=32, max_texts=2)
 
 
 def expected(ids: list[int]) -> torch.Tensor:
@@ -55,7 +55,7 @@ def test_all_texts_and_a_prompt_are_one_pass(passes):
 
 @pytest.mark.parametrize("max_texts", [1, 16])
 def test_a_shared_prefix_is_not_computed_again(passes, max_texts):
-    target = LlamaCppTarget(tiny_llamacpp_model(), SETTINGS, name="tiny", bits=32, max_texts=max_texts)
+    target = LlamaCppTarget(tiny_llamacpp_model(), name="tiny", rows=4, bits=32, max_texts=max_texts)
     first = text(90)
     source = target.open(first, 9, "fast")
     source.score(DraftTree.empty(first[-1]))
@@ -101,7 +101,7 @@ def test_texts_that_push_each_other_out_are_scored_as_alone(data):
     """Also between the scoring of a tree and the decision what of it is kept, and by a text that needs more cells."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared_context, "_CELL_STEP", 256)
-        target = LlamaCppTarget(tiny_llamacpp_model(), SETTINGS, name="tiny", bits=32, max_texts=2)
+        target = LlamaCppTarget(tiny_llamacpp_model(), name="tiny", rows=4, bits=32, max_texts=2)
         kept = [text(data.draw(st.integers(1, 60)), seed) for seed in range(4)]
         sessions = [target.open(ids, data.draw(st.sampled_from([20, 150])), "fast") for ids in kept]
         scored: dict[int, list[int]] = {}
@@ -170,4 +170,4 @@ def test_a_text_whose_keys_could_not_be_put_back_gets_them_with_its_next_pass(na
 
 def test_more_texts_than_llamacpp_can_tell_apart_are_refused_by_the_name_of_the_setting():
     with pytest.raises(ConfigError, match=r"scheduler\.max_num_seqs"):
-        LlamaCppTarget(tiny_llamacpp_model(), SETTINGS, name="tiny", max_texts=MAX_SEQUENCES + 1)
+        LlamaCppTarget(tiny_llamacpp_model(), name="tiny", rows=4, max_texts=MAX_SEQUENCES + 1)

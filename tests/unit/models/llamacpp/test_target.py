@@ -14,7 +14,7 @@ from omnidraft.ports import DraftTree
 from omnidraft.vocab.tokenizer import Vocabulary
 from tests.tiny_gguf import write_gguf
 from tests.unit.models.drafted_trees import BUSHY, CLOSE, chain, drafted, path_to, scores_by_partition
-from tests.unit.models.tiny import SETTINGS, VOCAB_SIZE, text, tiny_model, whole_pass
+from tests.unit.models.tiny import VOCAB_SIZE, text, tiny_model, whole_pass
 from tests.unit.models.tiny_llamacpp import require_llamacpp, tiny_llamacpp_model, tiny_llamacpp_target
 
 
@@ -88,7 +88,7 @@ def test_the_context_can_be_filled_to_its_last_id():
 @pytest.mark.parametrize("length", [19, 245])
 def test_reproducible_mode_gives_the_same_bits_however_the_text_was_drafted(length):
     """Near position 256 llama.cpp begins to read more cells."""
-    roomy = LlamaCppTarget(tiny_llamacpp_model(), SETTINGS, name="tiny")
+    roomy = LlamaCppTarget(tiny_llamacpp_model(), name="tiny", rows=4)
     roomy.context_limit = 512
     prompt, following = text(length), text(11, seed=3)
     plain = scores_by_partition(roomy, prompt, following, [1] * 12)
@@ -125,7 +125,7 @@ def test_the_self_test_refuses_a_build_whose_bits_depend_on_the_rest_of_the_pass
             sessions.append(session)
             return session
 
-    target = Unpadded(tiny_llamacpp_model(), SETTINGS, name="tiny")
+    target = Unpadded(tiny_llamacpp_model(), name="tiny", rows=4)
     for _ in range(2):
         with pytest.raises(ModeRefused, match=r"decode\.mode = 'fast'"):
             target.open(text(4), 10, "reproducible")
@@ -150,7 +150,7 @@ def test_ids_that_are_not_the_tokenizers_are_refused(tmp_path):
     spelled = [f"w{token}" for token in range(VOCAB_SIZE)]
     file = write_gguf(tiny_model("qwen2"), tmp_path / "tiny.gguf", spelled, [1] * VOCAB_SIZE)
     pieces = [word.encode() for word in spelled]
-    load_target(file, Vocabulary(tuple(pieces), {}, frozenset()), SETTINGS, name="tiny")
+    load_target(file, Vocabulary(tuple(pieces), {}, frozenset()), name="tiny")
     shorter, other = pieces[:-1], [*pieces[:7], b"else", *pieces[8:]]
     for wrong, said in [(shorter, "300 ids and the tokenizer 299"), (other, "id 7 is b'w7'")]:
         with pytest.raises(VocabularyError, match=said):

@@ -16,7 +16,6 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from omnidraft.config import DecodeSettings
 from omnidraft.errors import ModelCorrupt
 from omnidraft.models.hf.drafter import load_drafter
 from omnidraft.models.hf.target import load_model, load_target
@@ -51,7 +50,7 @@ def cache(tmp_path: Path) -> PackedCache:
 
 
 def load(source: Path, cache: PackedCache | None, precision: str = "int8") -> LlamaTarget:
-    loaded = load_target(source, DecodeSettings(), name="tiny", precision=precision, cache=cache)
+    loaded = load_target(source, name="tiny", precision=precision, cache=cache)
     assert isinstance(loaded, LlamaTarget)
     return loaded
 
@@ -252,7 +251,6 @@ def test_a_file_that_the_disk_spoils_while_it_is_written_is_not_used(source, cac
 PACK_SLOWLY = """
 import sys, time
 from pathlib import Path
-from omnidraft.config import DecodeSettings
 from omnidraft.models.hf.target import load_target
 from omnidraft.models.native import packed_cache, packed_file
 
@@ -264,7 +262,7 @@ def slow(*arguments):
 
 packed_file._append = slow
 cache = packed_cache.PackedCache(Path(sys.argv[2]), 2**30)
-load_target(Path(sys.argv[1]), DecodeSettings(), name='tiny', precision='int8', cache=cache)
+load_target(Path(sys.argv[1]), name='tiny', precision='int8', cache=cache)
 """
 
 
@@ -340,7 +338,7 @@ def test_what_does_not_fit_costs_no_other_model_its_file(source, cache, caplog):
     kept = packed_path(source, cache, "int4")
     in_memory = load(source, PackedCache(cache.folder, kept.stat().st_size), "packed16")
     assert torch.equal(logits(in_memory), logits(load(source, None, "packed16")))
-    assert "models.packed_cache_gib" in caplog.text
+    assert "do not fit into" in caplog.text
     assert cache.files() == [kept]
 
 

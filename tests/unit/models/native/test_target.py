@@ -16,7 +16,7 @@ from omnidraft.models.native.model import NativeLlama
 from omnidraft.models.native.target import LlamaTarget
 from omnidraft.ports import DraftTree
 from tests.unit.models.native.packed_levels import rounds_inputs
-from tests.unit.models.tiny import SETTINGS, VOCAB_SIZE, text, tiny_model, whole_pass
+from tests.unit.models.tiny import VOCAB_SIZE, text, tiny_model, whole_pass
 
 PRECISIONS = ["packed16", "int8", "int4"]
 
@@ -127,7 +127,7 @@ def test_a_closed_session_frees_its_keys_and_closing_twice_is_allowed():
 @pytest.mark.parametrize(("name", "kind"), [("qwen2", "LlamaTarget"), ("gemma3", "TransformersTarget")])
 def test_a_model_folder_is_run_by_what_can_run_it(tmp_path, name, kind):
     copy.deepcopy(exact(name)).to(torch.bfloat16).save_pretrained(tmp_path)
-    loaded = load_target(tmp_path, SETTINGS, name=name, precision="packed16")
+    loaded = load_target(tmp_path, name=name, precision="packed16")
     assert type(loaded).__name__ == kind
 
 

@@ -36,7 +36,7 @@ class TextBlock(BodyModel):
 
 
 class ToolUseBlock(BodyModel):
-    """What the assistant called."""
+    """A call of a tool by the assistant."""
 
     type: Literal["tool_use"]
     id: str

@@ -218,6 +218,8 @@ class WorkerSettings(Section):
     clients share."""
     max_body_bytes: int = Field(1_000_000, ge=1)
     """Larger bodies get 413."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages, besides those of this machine, that may ask from a browser; "*" allows all."""
     strict_fields: bool = False
     """Whether a field that is not known is a 400. Else it is ignored, and the response's header x-omnidraft-ignored and
     the log name it."""

@@ -4,11 +4,13 @@ Every response names its snapshot (`system_fingerprint`) and on request has stat
 document lists exactly the statuses that each endpoint answers with.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnidraft import __version__
@@ -18,7 +20,14 @@ from omnidraft.serving.answer import ServedModel
 from omnidraft.serving.anthropic_messages.writer import add_messages
 from omnidraft.serving.auth import API_KEY_HEADER, METRICS_PATH, ApiKeyAuth
 from omnidraft.serving.completion_writer import CompletionWriter
-from omnidraft.serving.error_handlers import AnthropicError, BodyLimit, add_error_handlers, is_anthropic
+from omnidraft.serving.error_handlers import (
+    IGNORED_HEADER,
+    REQUEST_ID_HEADERS,
+    AnthropicError,
+    BodyLimit,
+    add_error_handlers,
+    is_anthropic,
+)
 from omnidraft.serving.openai_responses.writer import add_responses
 from omnidraft.serving.page.pass_stream import add_page
 from omnidraft.serving.request_queue import RequestQueue
@@ -71,8 +80,20 @@ def application(
     if settings.api_keys or settings.metrics_key is not None:
         app.add_middleware(ApiKeyAuth, keys=settings.api_keys, metrics_key=settings.metrics_key)
     app.add_middleware(OtherPaths)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=settings.cors_origins,
+        allow_origin_regex=LOCAL_ORIGINS,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=[IGNORED_HEADER, *REQUEST_ID_HEADERS],
+    )
     _correct_openapi(app, has_keys=bool(settings.api_keys), has_metrics_key=settings.metrics_key is not None)
     return app
+
+
+LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+"""Pages that this machine serves itself may ask, as with Ollama."""
 
 
 class OtherPaths:
@@ -116,7 +137,13 @@ def _add_missing(app: FastAPI, path: str, reason: str) -> None:
 
 
 def _add_models(app: FastAPI, served: Sequence[ServedModel], respond: Responder) -> None:
-    known = {each.name: response_schemas.Model(id=each.name) for each in served}
+    now = int(time.time())
+    known = {
+        each.name: response_schemas.Model(
+            id=each.name, created=now, max_model_len=each.engine.decoder.target.context_limit
+        )
+        for each in served
+    }
 
     @app.get("/v1/models")
     async def models() -> response_schemas.ModelList:

@@ -177,8 +177,11 @@ class ChatCompletion(_Response):
 class Model(BaseModel):
     id: str
     object: Literal["model"] = "model"
-    created: int = 0
+    created: int
+    """Seconds since 1970 at which it was first served here."""
     owned_by: str = "omnidraft"
+    max_model_len: int
+    """The most tokens that prompt and answer may have together, under vLLM's name."""
 
 
 class ModelList(BaseModel):

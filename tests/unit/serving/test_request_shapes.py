@@ -356,3 +356,21 @@ def test_strict_fields_refuse_what_is_ignored_else(tool_engine: Engine) -> None:
             assert "is not known here" in response.text
         assert client.post("/v1/chat/completions", json=chat().body).status_code == 200
     requests.close(PATIENCE_S)
+
+
+def test_bare_curl_and_pages_of_this_machine_may_ask(client: TestClient) -> None:
+    body, form = json.dumps(chat().body), {"content-type": "application/x-www-form-urlencoded"}
+    assert client.post("/v1/chat/completions", content=body, headers=form).status_code == 200
+    foreign = form | {"origin": "https://example.org"}
+    assert client.post("/v1/chat/completions", content=body, headers=foreign).status_code == 400
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    allowed = client.options("/v1/chat/completions", headers=asked | {"origin": "http://localhost:3000"})
+    assert allowed.headers["access-control-allow-origin"] == "http://localhost:3000"
+    refused = client.options("/v1/chat/completions", headers=asked | {"origin": "https://example.org"})
+    assert "access-control-allow-origin" not in refused.headers
+
+
+def test_the_list_of_models_tells_the_context(client: TestClient) -> None:
+    (model,) = client.get("/v1/models").json()["data"]
+    assert model["max_model_len"] == 16_384
+    assert model["created"] > 10**9

@@ -34,7 +34,7 @@ def list_dead_letters(
 ) -> None:
     """List dead letters, oldest first."""
     from omnidraft.distill.ingest import dead_letters
-    from omnidraft.distill.ingest.topic_scan import silence_s
+    from omnidraft.distill.ingest.topic_scan import idle_timeout_s
     from omnidraft.progress import bar
 
     settings = config.load(config_path)
@@ -43,7 +43,7 @@ def list_dead_letters(
         closing(_dead_letters(settings)) as reader,
         bar(f"reading {settings.log.dead_letters_topic}", _num_messages(reader), transient=True) as saw,
     ):
-        letters = dead_letters.read(reader, idle_s=silence_s(settings.log.request_timeout_s))
+        letters = dead_letters.read(reader, idle_s=idle_timeout_s(settings.log.request_timeout_s))
         for dead_letter in _counted(letters, saw):
             if not reasons or dead_letter.reason in reasons:
                 newest.setdefault(dead_letter.position[0], deque(maxlen=num)).append(_summary(dead_letter))
@@ -91,23 +91,23 @@ def redrive(
 
 
 def _redrive(settings: "config.Settings", choice: "Choice", again: bool) -> "Redriven":
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.distill.ingest import dead_letters
     from omnidraft.distill.ingest.dead_letters import Redrive, redriven_before
-    from omnidraft.distill.ingest.topic_scan import silence_s
+    from omnidraft.distill.ingest.topic_scan import idle_timeout_s
     from omnidraft.progress import bar
 
-    log, idle_s = settings.log, silence_s(settings.log.request_timeout_s)
+    log, idle_s = settings.log, idle_timeout_s(settings.log.request_timeout_s)
     done: frozenset[str] = frozenset()
     if not again:
         with (
-            closing(wiring.existing_log_reader(settings, log.traces_topic)) as origin,
+            closing(assembly.existing_log_reader(settings, log.traces_topic)) as origin,
             bar(f"reading {log.traces_topic}", _num_messages(origin), transient=True) as saw,
         ):
             done = redriven_before(origin, on_message=lambda message: saw(), idle_s=idle_s)
     with (
         closing(_dead_letters(settings)) as reader,
-        closing(wiring.log_writer(settings, log.traces_topic)) as writer,
+        closing(assembly.log_writer(settings, log.traces_topic)) as writer,
         bar("redriving", _num_messages(reader), transient=True) as saw,
     ):
         job = Redrive(writer, topic=log.traces_topic, dead_letters_topic=log.dead_letters_topic)
@@ -140,9 +140,9 @@ def _parse_offset(text: str) -> tuple[int, int]:
 
 
 def _dead_letters(settings: "config.Settings") -> "LogReader":
-    from omnidraft import wiring
+    from omnidraft import assembly
 
-    return wiring.existing_log_reader(settings, settings.log.dead_letters_topic)
+    return assembly.existing_log_reader(settings, settings.log.dead_letters_topic)
 
 
 def _find(reader: "LogReader", partition: int, offset: int) -> "DeadLetter":

@@ -6,7 +6,24 @@ from pathlib import Path
 
 from omnidraft.config import Settings, load
 from omnidraft.doctor import installation
-from omnidraft.doctor.finding import Finding, Verdict, ok, run_check
+from omnidraft.doctor.finding import Finding, Verdict, ok, problem, run_check, warning
+
+
+def key_store(settings: Settings) -> Finding:
+    """Check the key store of a log with encryption, without creating or changing anything."""
+    from omnidraft.assembly.logs import tenant_keys
+
+    keys = tenant_keys(settings)
+    if keys is None:
+        message = "there is none: all is encrypted with the master key, and no tenant can be forgotten at once"
+        return warning("key store", message, "set log.key_store to a database that all services reach")
+    num_open, num_closed, num_destroyed = keys.count()
+    message = f"{num_open} keys of tenants, {num_destroyed} destroyed"
+    if num_closed:
+        advice = "add the master key that they were wrapped with to log.encryption_keys, behind the others"
+        return problem("key store", f"{message}; {num_closed} that no master key opens", advice)
+    return ok("key store", message)
+
 
 Check = tuple[str, Callable[[], Finding]]
 
@@ -30,10 +47,10 @@ def examine(config_path: Path | None) -> Iterator[Finding]:
 
 
 def _checks(settings: Settings) -> Iterator[Check]:
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.doctor import machine
 
-    wiring.set_threads(settings)  # before the first trial: outcomes are cached by number of threads
+    assembly.set_threads(settings)  # before the first trial: outcomes are cached by number of threads
     yield "kernels", partial(machine.kernels, settings)
     yield "processor", machine.processor
     yield "precision", partial(machine.precision, settings)
@@ -61,7 +78,7 @@ def _model_checks(settings: Settings) -> Iterator[Check]:
 
 def _log_checks(settings: Settings) -> Iterator[Check]:
     """Yield the checks of the log. Those that need the broker run only when it answers, so one timeout is enough."""
-    from omnidraft.doctor import keys, log
+    from omnidraft.doctor import log
 
     connection = run_check("log", partial(log.connection, settings))
     yield "log", lambda: connection
@@ -69,7 +86,7 @@ def _log_checks(settings: Settings) -> Iterator[Check]:
         return
     section = settings.log
     if section.encryption_keys:
-        yield "key store", partial(keys.store, settings)
+        yield "key store", partial(key_store, settings)
     for name in (section.traces_topic, section.dead_letters_topic, section.control_topic):
         yield f"topic {name}", partial(log.topic, settings, name)
     yield "clock", partial(log.clocks, settings)
@@ -94,10 +111,10 @@ def _pair_checks(settings: Settings) -> Iterator[Check]:
 
 def _memory(settings: Settings) -> Finding:
     """Check the free memory, unless a running worker has its models loaded already."""
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.doctor import machine
     from omnidraft.fleet.workers import worker_status
 
-    if worker_status(wiring.worker_url(settings), metrics_key=settings.worker.metrics_key).served:
+    if worker_status(assembly.worker_url(settings), metrics_key=settings.worker.metrics_key).served:
         return ok("memory", "a worker has its models loaded already")
     return machine.memory(settings)

@@ -13,7 +13,8 @@ from typing import TypeVar
 
 from omnidraft.config import Settings
 from omnidraft.errors import BusError, OmnidraftError
-from omnidraft.fleet.control_follower import MAX_SILENCE_S, Authenticator
+from omnidraft.fleet.authentication import Authenticator
+from omnidraft.fleet.control_follower import MAX_SILENCE_S
 from omnidraft.fleet.control_history import ControlEvent
 from omnidraft.fleet.control_state import CanaryState, ControlState, DriftingTenant, read_control_state
 from omnidraft.fleet.learned_versions import MOST_VERSIONS, LearnedVersion, learned_versions
@@ -175,7 +176,7 @@ def _log(sources: OverviewSources, settings: Settings, metrics: Metrics, problem
         return _LogStatus()
     log, idle = settings.log, dict.fromkeys(settings.models.targets, ControlState())
     no_offsets: Offsets = {}
-    no_letters = None if log.url.startswith("kafka:") else DeadLetters(0, {})
+    no_letters = None if log.path is None else DeadLetters(0, {})
     ends: Offsets | None = None
     newest_ms: int | None = None
     dead_letters: DeadLetters | None = None

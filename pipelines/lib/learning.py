@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.distill.evaluation.agreement import block_efficiency, share
 from omnidraft.distill.evaluation.held_out import HeldOut
 from omnidraft.distill.ingest.record_disposition import is_held_out
@@ -31,7 +31,7 @@ DEPTHS = (1, 2, 3, 4, 6, 8, 10)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LearningPoint:
     """One point of a learning curve."""
 
     num_steps: int
@@ -67,7 +67,7 @@ def require_new(folder: Path) -> None:
         raise RequestError(f"{folder} exists; a snapshot is written once")
 
 
-def measure(learner: Learner, hits: Sequence[np.ndarray], losses: dict[str, float] | None = None) -> Point:
+def measure(learner: Learner, hits: Sequence[np.ndarray], losses: dict[str, float] | None = None) -> LearningPoint:
     """Return the point of the learner as it is now. Raises RequestError when no record has a position.
 
     Args:
@@ -78,23 +78,23 @@ def measure(learner: Learner, hits: Sequence[np.ndarray], losses: dict[str, floa
         raise RequestError("no record has a position to score")
     tokens_per_pass = {depth: block_efficiency(hits, depth) or 1.0 for depth in DEPTHS}
     counters = learner.counters
-    return Point(counters.num_steps, counters.num_tokens, agreement, tokens_per_pass, losses or {})
+    return LearningPoint(counters.num_steps, counters.num_tokens, agreement, tokens_per_pass, losses or {})
 
 
 class TrainingRun:
     """One learner, which begins at the base drafter, and its learning curve."""
 
-    def __init__(self, settings: config.Settings, tokenizers: wiring.Vocabularies) -> None:
+    def __init__(self, settings: config.Settings, tokenizers: assembly.Vocabularies) -> None:
         """Learn with all threads unless the settings have a number: nothing is served."""
         torch.set_num_threads(settings.learner.threads or usable_processors())
         keep_freed_memory()
         self._settings, self._tokenizers = settings, tokenizers
-        self.learner = wiring.learner(settings, tokenizers)
+        self.learner = assembly.learner(settings, tokenizers)
         self._judge = HeldOut(self.learner, groups=TenantGroups(settings.learner.tenants))
         self._judge.set_parent(self.learner.serving_tensors())
         self._held_out: Sequence[TraceRecord] = ()
         self._seconds = 0.0  # in learning steps alone
-        self.curve: list[Point] = []
+        self.curve: list[LearningPoint] = []
 
     def learn(
         self,
@@ -104,7 +104,7 @@ class TrainingRun:
         title: str,
         num_passes: int = 1,
         measure_every: int | None = None,
-        on_point: Callable[[Point], None] = lambda point: None,
+        on_point: Callable[[LearningPoint], None] = lambda point: None,
     ) -> None:
         """Learn from all records, in order, `num_passes` times, below a progress bar of this title.
 
@@ -124,7 +124,7 @@ class TrainingRun:
                 if number == len(batches) or (measure_every and number % measure_every == 0):
                     self._measure(on_point, dict(report.losses))
 
-    def _measure(self, on_point: Callable[[Point], None], losses: dict[str, float]) -> None:
+    def _measure(self, on_point: Callable[[LearningPoint], None], losses: dict[str, float]) -> None:
         self.curve.append(measure(self.learner, self.learner.hits(self._held_out, with_cache=True), losses))
         on_point(self.curve[-1])
 
@@ -139,7 +139,7 @@ class TrainingRun:
             remembered: their texts become the fleet's memory of their tenants, as far as section `memory` lets them.
         """
         settings, tokenizers, serving = self._settings, self._tokenizers, self.learner.serving_tensors()
-        manifest = wiring.identity(settings, tokenizers).manifest(
+        manifest = assembly.identity(settings, tokenizers).manifest(
             None,
             losses=self.curve[-1].losses,
             held_out_records=len(self._held_out),
@@ -152,6 +152,6 @@ class TrainingRun:
             bundle.NGRAMS: self.learner.cache.to_arrays(),
         }
         with tempfile.TemporaryDirectory(prefix="omnidraft-memory-") as staging:
-            files = wiring.memory_files(settings, tokenizers, CountingMetrics(), Path(staging) / "memory")
+            files = assembly.memory_files(settings, tokenizers, CountingMetrics(), Path(staging) / "memory")
             files.memory.add(remembered)
-            bundle.write(folder, manifest, parts | files.stage(), signing=wiring.snapshot_signing(settings))
+            bundle.write(folder, manifest, parts | files.stage(), signing=assembly.snapshot_signing(settings))

@@ -373,7 +373,7 @@ def test_a_drift_of_constrained_text_throttles_calls_of_tools_and_no_free_text(e
 
 def test_a_text_after_an_order_to_forget_reuses_no_keys(engine: Engine) -> None:
     def num_cached() -> int:
-        generation = engine.add_request(make_request(prompt=PROMPT * 3), cache_scope="tenant/")
+        generation = engine.add_request(make_request(prompt=PROMPT * 12), cache_scope="tenant/")
         while engine.has_work:
             engine.step()
         return generation.num_cached_tokens

@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -12,6 +12,8 @@ from omnidraft.errors import OmnidraftError
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _EVENT, _LAST_LINE = "data: ", "data: [DONE]"
+_CONNECT_TIMEOUT_S = 10.0
+"""Where an answer itself may take as long as it likes."""
 
 
 class ApiError(OmnidraftError):
@@ -58,29 +60,34 @@ def text_of(body: Mapping[str, Any]) -> str:
     return ""
 
 
-class OpenAIClient:
+class OpenAIClient(AbstractContextManager["OpenAIClient"]):
     """Sends requests over connections that stay open, from any number of threads."""
 
-    def __init__(self, url: str, *, timeout_s: float) -> None:
-        self._http = httpx.Client(base_url=url, timeout=timeout_s, limits=httpx.Limits())
+    def __init__(self, url: str, *, timeout_s: float | None, key: str | None = None) -> None:
+        self._http = httpx.Client(
+            base_url=url,
+            timeout=httpx.Timeout(timeout_s, connect=timeout_s or _CONNECT_TIMEOUT_S),
+            limits=httpx.Limits(),
+            headers={} if key is None else {"Authorization": f"Bearer {key}"},
+        )
 
-    def __enter__(self) -> "OpenAIClient":
-        return self
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the connections."""
         self._http.close()
+
+    def models(self) -> list[str]:
+        """Return the names of the models that it serves. Raises ApiError, ConnectionLost."""
+        try:
+            return [each["id"] for each in self._request("GET", "/v1/models")["data"]]
+        except (ValueError, LookupError, TypeError) as exc:
+            raise ApiError(f"{self._url('/v1/models')} does not answer as a server of models: {exc}") from exc
 
     def ask(self, path: str, body: Mapping[str, Any]) -> Reply:
         """Send a request and return its complete response. Raises ApiError, ConnectionLost."""
-        try:
-            response = self._http.post(path, json=body)
-        except httpx.TransportError as exc:
-            raise ConnectionLost(f"{path}: {exc!r}") from exc
-        if response.status_code != 200:
-            raise _refusal(response)
-        return Reply(response.json())
+        return Reply(self._request("POST", path, body))
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Generator[Mapping[str, Any]]:
         """Send a request and yield the events of its stream as they come. Raises ApiError, ConnectionLost."""
@@ -95,8 +102,21 @@ class OpenAIClient:
                     if line.startswith(_EVENT):
                         yield _event(line)
         except httpx.TransportError as exc:
-            raise ConnectionLost(f"{path}: {exc!r}") from exc
-        raise ConnectionLost(f"{path}: the stream ended before its last event")
+            raise ConnectionLost(f"{self._url(path)}: {exc!r}") from exc
+        raise ConnectionLost(f"{self._url(path)}: the stream ended before its last event")
+
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        try:
+            response = self._http.request(method, path, json=body)
+        except httpx.TransportError as exc:
+            raise ConnectionLost(f"{self._url(path)}: {exc!r}") from exc
+        if response.status_code != 200:
+            raise _refusal(response)
+        content: Mapping[str, Any] = response.json()
+        return content
+
+    def _url(self, path: str) -> str:
+        return f"{str(self._http.base_url).rstrip('/')}{path}"
 
 
 def _event(line: str) -> Mapping[str, Any]:
@@ -111,7 +131,17 @@ def _refusal(response: httpx.Response) -> ApiError:
     """Return the error of a response whose body was read."""
     retry_after = response.headers.get("retry-after", "")
     return ApiError(
-        f"{response.request.url.path}: status {response.status_code}: {response.text[:300]}",
+        f"{response.request.url}: status {response.status_code}: {_reason(response)}",
         response.status_code,
         float(retry_after) if retry_after.isdigit() else None,
     )
+
+
+def _reason(response: httpx.Response) -> str:
+    if response.next_request is not None:
+        return f"points to {str(response.next_request.url).partition('/v1/')[0]}; take that URL instead"
+    try:
+        message: str = response.json()["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        return response.text[:300]
+    return message

@@ -58,7 +58,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one setting means, the values that it may have, and who knows it; a default of None is off."""
+    """One setting: its meaning, the values that it may have, and who knows it; a default of None is off."""
 
     doc: str
     bounds: Bounds

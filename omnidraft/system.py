@@ -1,8 +1,7 @@
-"""What the operating system grants this process, and what it says of those that ended."""
+"""What the operating system grants this process."""
 
 import ctypes
 import os
-import signal
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -78,29 +77,3 @@ def keep_freed_memory() -> None:
         mallopt(_MMAP_THRESHOLD, 1 << 30)
         mallopt(_TRIM_THRESHOLD, _MAX_INT)
         mallopt(_TOP_PAD, 64 << 20)
-
-
-CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP)
-"""Signals that a process raises by its own fault."""
-_ADVICE = {
-    signal.SIGILL: "an instruction that this processor does not run: `omnidraft doctor` shows what works here",
-    signal.SIGKILL: "killed from outside, most often because memory ran out: give it more, or take a smaller model",
-    signal.SIGTERM: "somebody asked it to end",
-}
-_CRASH_ADVICE = "a crash in native code: run `omnidraft doctor`, and report the stack that stands above"
-
-
-def describe_exit(returncode: int) -> str:
-    """Describe how a process ended, with advice for signals.
-
-    Args:
-        returncode: that of subprocess: negative for a signal.
-    """
-    if returncode >= 0:
-        return f"exit code {returncode}"
-    try:
-        number = signal.Signals(-returncode)
-    except ValueError:
-        return f"signal {-returncode}"
-    advice = _ADVICE.get(number, _CRASH_ADVICE if number in CRASHES else None)
-    return f"{number.name} ({signal.strsignal(number)})" + (f"; {advice}" if advice else "")

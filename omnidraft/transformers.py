@@ -47,7 +47,7 @@ _SCOPE = "generate"
 
 
 class Drafter:
-    """What drafts for one loaded model: a small model with a tokenizer of its own, and earlier texts. It is passed to
+    """Drafts for one loaded model: with a small model with a tokenizer of its own, and earlier texts. It is passed to
     `model.generate` as `custom_generate`. One thread at a time."""
 
     def __init__(

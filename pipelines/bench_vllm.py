@@ -23,12 +23,13 @@ import typer
 from omnidraft import config
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import ModelError, RequestError
+from omnidraft.files import save_json
 from omnidraft.hosts import process
 from omnidraft.models.catalog import store
 from omnidraft.prompts import Prompt
 from pipelines.bench import page, summary
 from pipelines.bench.runs import BenchRun, Failure, Method, Outcomes, about, measure, plain_rows, tasks_of
-from pipelines.lib import report, vllm_methods
+from pipelines.lib import vllm_methods
 from pipelines.lib.choices import chosen
 from pipelines.lib.vllm_methods import NAMES, PLAIN
 from pipelines.lib.vllm_server import VllmServer, serve
@@ -96,7 +97,7 @@ def main(
         """Return the report so far, and save it."""
         content = described | _report(tasks, outcomes)
         if json_path is not None:
-            report.save(content, json_path)
+            save_json(content, json_path)
         return content
 
     with tempfile.TemporaryDirectory(prefix="omnidraft-bench-vllm-") as folder, ExitStack() as whole:

@@ -19,11 +19,11 @@ from omnidraft import config, wiring
 from omnidraft.distill.evaluation.agreement import share
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import RequestError
+from omnidraft.files import save_json
 from omnidraft.hosts import process
 from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from omnidraft.traces.record import TraceRecord
-from pipelines.lib import report
 from pipelines.lib.pictures import picture
 from pipelines.lib.recording import Recording, RecordingLimits, rows_of_split
 
@@ -35,7 +35,7 @@ WINDOW = 3
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Where prompts are, and how they are answered."""
+    """Answers to prompts, made once and kept."""
 
     data: Path
     work: Path
@@ -106,7 +106,7 @@ def main(
         content["arms"][arm] = list(drift_arm.run(traffic, first_test))
         content["kept"][arm] = drift_arm.first_phase_agreements
         if json_path is not None:
-            report.save(content, json_path)
+            save_json(content, json_path)
     shown = [Path(each.target).name for each in phases] + [each.task for each in phases]
     path = out / f"drift-{'-'.join(dict.fromkeys(shown))}.png"
     _print_summary(content)

@@ -21,13 +21,13 @@ from omnidraft.distill.evaluation.agreement import share
 from omnidraft.distill.ingest.record_disposition import is_held_out, record_key
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import RequestError
-from omnidraft.files import require_writable_file
+from omnidraft.files import require_writable_file, save_json
 from omnidraft.hosts import process
 from omnidraft.progress import bar
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.traces.record import TraceRecord
 from omnidraft.wiring.named_snapshots import named_folder
-from pipelines.lib import log_slice, report
+from pipelines.lib import log_slice
 from pipelines.lib.learning import measure
 
 BASE = "base"
@@ -74,7 +74,7 @@ def main(
     for name, row in rows.items():
         _warn(name, row["learned_records"], len(records))
     if json_path is not None:
-        report.save(content | {"held_out_only": held_out}, json_path)
+        save_json(content | {"held_out_only": held_out}, json_path)
 
 
 class LearnedRecords:

@@ -5,9 +5,24 @@ the learned texts as the fleet's memory of their tenant.
 `pipelines.bench` take as `--snapshot`.
 """
 
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from omnidraft.errors import RequestError
+from omnidraft.files import save_json
+from omnidraft.traces import codec
+from omnidraft.traces.record import TraceRecord
+from omnidraft.vocab.retokenise import retokenise
+from omnidraft.wiring.drafter_prompt import drafter_prompt
+
+if TYPE_CHECKING:
+    from omnidraft.wiring.vocabularies import Vocabularies
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -17,16 +32,46 @@ from rich.table import Table
 
 from omnidraft import config, prompts, wiring
 from omnidraft.distill.training.losses import parse
-from omnidraft.errors import RequestError
 from omnidraft.files import require_writable, require_writable_file
 from omnidraft.hosts import process
 from omnidraft.prompts import Prompt
 from omnidraft.traces import archive
-from omnidraft.traces.record import TraceRecord
-from pipelines.lib import report
-from pipelines.lib.learning import Point, TrainingRun, require_new, split_by_request
-from pipelines.lib.other_drafters import for_drafter
+from pipelines.lib.learning import LearningPoint, TrainingRun, require_new, split_by_request
 from pipelines.lib.recording import MAX_NEW_TOKENS, Recording, RecordingLimits, require_not_given
+
+_ANY_LENGTH = 2**31
+"""A learner cuts a prompt to its drafter's context itself."""
+
+
+def for_drafter(
+    records: Iterable[TraceRecord], target: str, drafter: str, tokenizers: "Vocabularies"
+) -> list[TraceRecord]:
+    """Return the records as this drafter's worker would have recorded them, without what the other one drafted.
+
+    Raises:
+        RequestError: they are another target's answers.
+    """
+    alignment, own = tokenizers.alignment.fingerprint, []
+    for record in records:
+        if record.target != target:
+            raise RequestError(f"the archive has answers of {record.target}, not of {target}; name it with --target")
+        own.append(record if record.alignment == alignment else _adopted(record, drafter, tokenizers))
+    return own
+
+
+def _adopted(record: TraceRecord, drafter: str, tokenizers: "Vocabularies") -> TraceRecord:
+    ids, rest = drafter_prompt(record.prompt_ids.tolist(), tokenizers, _ANY_LENGTH)
+    tail = retokenise(rest, tokenizers.target.vocabulary, tokenizers.drafter, tokenizers.alignment)
+    return replace(
+        record,
+        drafter=drafter,
+        alignment=tokenizers.alignment.fingerprint,
+        snapshot_version=None,
+        drafter_prompt_ids=np.array([*ids, *tail], np.uint32),
+        rounds=codec.no_rounds(),
+        noise_weight=None,
+    )
+
 
 TRAIN_SPLIT = "train"
 
@@ -122,7 +167,7 @@ def _rows(path: Path, num: int | None, split: str | None) -> list[Prompt]:
     return prompts.read(path, num, split=split)
 
 
-def _print_point(point: Point) -> None:
+def _print_point(point: LearningPoint) -> None:
     losses = "".join(f", {name} {value:.3f}" for name, value in point.losses.items())
     Console(stderr=True).print(f"{point.num_tokens} tokens learned: agreement {point.agreement:.3f}{losses}")
 
@@ -136,10 +181,10 @@ def _finish(run: TrainingRun, out: Path, json_path: Path | None) -> None:
     _warn_of_a_loss(run.curve[0], run.curve[-1])
     if json_path is not None:
         rows = {"curve": [point.plain_data() for point in run.curve], "tokens_per_s": run.tokens_per_s}
-        report.save(rows | {"skipped": run.learner.counters.skipped}, json_path)
+        save_json(rows | {"skipped": run.learner.counters.skipped}, json_path)
 
 
-def _warn_of_a_loss(before: Point, after: Point) -> None:
+def _warn_of_a_loss(before: LearningPoint, after: LearningPoint) -> None:
     """Say what to do where learning made the drafter worse, as steps that are too large for a good one do."""
     if after.agreement < before.agreement:
         print(

@@ -1,20 +1,19 @@
 """Write docs/measured.md from docs/measured.toml: `python -m pipelines.measured`."""
 
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from omnidraft.hosts import process
+from pipelines.lib.page import PageSection, markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "measured.md"
-HEAD = """# Measured
-
-What was measured, one machine a table, with the command that gives each figure. Quote ratios rather than tokens a
-second: these machines have two cores. A speed-up is over plain decoding beside it, the median over questions, the first
-pass left out. Measure yours: `make bench PROMPTS=FILE`.
-
-<!-- Written from measured.toml by `python -m pipelines.measured`: change that file. -->"""
+ABOUT = (
+    """What was measured, one machine a table, with the command that gives each figure. Quote ratios rather than tokens
+a second: these machines have two cores. A speed-up is over plain decoding beside it, the median over questions, the
+first pass left out. Measure yours: `make bench PROMPTS=FILE`.""",
+    "<!-- Written from measured.toml by `python -m pipelines.measured`: change that file. -->",
+)
 
 
 def main() -> None:
@@ -24,20 +23,12 @@ def main() -> None:
 
 def page(data: str) -> str:
     """Return the page that shows the tables of a TOML text."""
-    return "\n\n".join([HEAD, *(_section(table) for table in tomllib.loads(data)["table"])]) + "\n"
+    return markdown("Measured", ABOUT, map(_section, tomllib.loads(data)["table"]))
 
 
-def _section(table: dict[str, Any]) -> str:
+def _section(table: dict[str, Any]) -> PageSection:
     origin = f"{table['machine']}, {table['date']}: `{table['command']}`"
-    return "\n\n".join([f"## {table['title']}", table["about"], "\n".join(_lines(table)), origin])
-
-
-def _lines(table: dict[str, Any]) -> Iterator[str]:
-    columns = len(table["columns"])
-    for cells in (table["columns"], ["---"] * columns, *table["rows"]):
-        if len(cells) != columns:
-            raise ValueError(f"{table['title']}: {cells} has not {columns} cells")
-        yield f"| {' | '.join(cells)} |"
+    return PageSection(table["title"], table["columns"], table["rows"], [origin], table["about"])
 
 
 if __name__ == "__main__":

@@ -19,13 +19,13 @@ from typing import Annotated, Any
 import typer
 
 from omnidraft.errors import ConfigError, RequestError
+from omnidraft.files import save_json
 from omnidraft.hosts import process
 from omnidraft.snapshots import bundle
 from omnidraft.stats import Ratio
 from pipelines.bench.methods import HUGGINGFACE
-from pipelines.lib import report
 from pipelines.lib.choices import chosen
-from pipelines.lib.page import Section, markdown
+from pipelines.lib.page import PageSection, markdown
 from pipelines.lib.recording import rows_of_split
 
 Sections = dict[str, Any]
@@ -211,7 +211,7 @@ def main(
             for name in [name for name in TABLES[table] if name in wanted]:
                 for method, figures in cell.figures(TABLES[table][name]).items():
                     lines[name if method in ("", "omnidraft") else method] = figures
-                report.save(content, out / "paper_table.json")
+                save_json(content, out / "paper_table.json")
                 (out / "paper_table.md").write_text(page(content))
     print(page(content))
 
@@ -263,7 +263,7 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> list[float | None] | None:
 def page(content: Mapping[str, Mapping[str, Figures]]) -> str:
     """Return the tables in Markdown."""
     about = f"Speed-ups are of whole answers; one in {HELD_OUT_EVERY} answers is held out."
-    sections = [Section(title, HEADINGS, [_cells(*row) for row in rows.items()]) for title, rows in content.items()]
+    sections = [PageSection(title, HEADINGS, [_cells(*row) for row in rows.items()]) for title, rows in content.items()]
     return markdown("The paper's tables", [about], sections)
 
 

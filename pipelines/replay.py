@@ -15,10 +15,11 @@ from rich.table import Table
 from omnidraft import config, wiring
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.distill.training.losses import parse
+from omnidraft.files import save_json
 from omnidraft.hosts import process
-from pipelines.lib import log_slice, report
+from pipelines.lib import log_slice
 from pipelines.lib.choices import named_files
-from pipelines.lib.learning import Point, TrainingRun, require_new, split_by_request
+from pipelines.lib.learning import LearningPoint, TrainingRun, require_new, split_by_request
 
 EXPERIMENT = "omnidraft.replay"
 
@@ -57,7 +58,7 @@ def main(
             "passed_over": dict(log_records.skipped),
         }
         if json_path is not None:
-            report.save(content, json_path)
+            save_json(content, json_path)
         if snapshots is not None:
             run.write_snapshot(snapshots / name)
     Console().print(_table(content["configs"]))
@@ -84,7 +85,7 @@ class _TrackedRun:
             self.run_id = self._experiment.start(path.stem, params)
             self._experiment.log_file(self.run_id, path)
 
-    def update(self, point: Point) -> None:
+    def update(self, point: LearningPoint) -> None:
         if self._experiment is not None and self.run_id is not None:
             self._experiment.log(self.run_id, self._numbers(point), point.num_steps)
 
@@ -107,13 +108,13 @@ class _TrackedRun:
             "skipped": run.learner.counters.skipped,
         }
 
-    def _numbers(self, point: Point) -> dict[str, float]:
+    def _numbers(self, point: LearningPoint) -> dict[str, float]:
         numbers = {f"loss/{name}": value for name, value in point.losses.items()}
         numbers |= {f"tokens_per_pass/{depth}": value for depth, value in point.tokens_per_pass.items()}
         speedup = self._speedup(point)
         return numbers | {"agreement": point.agreement} | ({} if speedup is None else {"predicted_speedup": speedup})
 
-    def _speedup(self, point: Point) -> float | None:
+    def _speedup(self, point: LearningPoint) -> float | None:
         return None if self._costs is None else self._costs.speedup(point.tokens_per_pass)
 
 

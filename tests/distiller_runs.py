@@ -8,8 +8,9 @@ import torch
 
 from omnidraft.audit.run import DiscardingWriter
 from omnidraft.config import MemorySettings
-from omnidraft.distill.distiller import Distiller
-from omnidraft.distill.forgetting import Forgetting, Retention
+from omnidraft.distill.control import TrainingControl
+from omnidraft.distill.exactly_once import Distiller
+from omnidraft.distill.forgetting import Forgetting, RecordRetention
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.record_disposition import SEEN_RECORDS
 from omnidraft.distill.ingest.topic_scan import RecentRecords
@@ -19,6 +20,8 @@ from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.distill.publisher import LEARNER, Identity, Publisher
 from omnidraft.distill.retrying import Stop
 from omnidraft.distill.training.learner import Learner, StepReport
+from omnidraft.fleet.control_follower import LogControlFollower
+from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.ports import Outgoing, PollResult
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.snapshots import bundle
@@ -120,7 +123,7 @@ class Setting:
         reader = reader or SlowReader(self.log, "t", 3)
         letters, fingerprint = MemoryWriter(self.log, "dead"), self.pair.alignment.fingerprint
         names = {"target": "target", "drafter": "drafter"}
-        retention = retention or Retention()
+        retention = retention or RecordRetention()
         names["is_forgotten"] = retention.is_forgotten
         consumer = TraceConsumer(reader, letters, fingerprint, CountingMetrics(), topic="t", **names)
         numbers = {
@@ -170,10 +173,22 @@ class Setting:
     def manifest(self, version: str = "latest"):
         return self.registry.resolve(version).manifest
 
-    def masters(self) -> dict[str, torch.Tensor]:
+    def fetched(self) -> Path:
+        """The newest snapshot, with all that its learner goes on from."""
         newest = self.registry.resolve("latest").version
-        folder = self.registry.fetch(newest, self.folder / "look", ("serving", "resume"))
-        return bundle.tensors(folder, LEARNER)
+        return self.registry.fetch(newest, self.folder / "look", ("serving", "resume"))
+
+    def masters(self) -> dict[str, torch.Tensor]:
+        return bundle.tensors(self.fetched(), LEARNER)
+
+    def control(self) -> TrainingControl:
+        """What is ordered on the control topic by now, and from now on."""
+        reader, kinds = MemoryReader(self.log, "control"), ("forget", "rewind", "pause", "resume")
+        return TrainingControl(LogControlFollower(reader, CountingMetrics(), kinds=kinds))
+
+    def forget(self, tenant: str, *, until_ms: int, forget_id: str = "order") -> None:
+        told = {"tenant": tenant, "until_ms": until_ms, "forget_id": forget_id}
+        publish_announcement(MemoryWriter(self.log, "control"), "forget", **told)
 
 
 def until_idle(num_idle: int = 5):

@@ -4,16 +4,64 @@ Kafka's format v2, https://kafka.apache.org/documentation/#recordbatch. kafka-py
 invalid record, again at every poll, so one record would stop its readers for good. The checksum covers all of a batch
 but its first 17 bytes: length, base offset and leader epoch are trusted only as far as they fit the neighbouring
 batches.
+
+Batches are decompressed here up to a limit, as 10 kB can become 300 MB; not Snappy, which no writer of ours makes.
 """
 
 import struct
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from io import BytesIO
 
+import lz4.frame
+import zstandard
 from kafka.record.util import calc_crc32c, decode_varint
 
-from omnidraft.bus.decompression import DecompressionError, decompress
 from omnidraft.ports import Damage, DamageReason, Message
+
+MAX_OUTPUT_BYTES = 32 << 20
+"""Sixteen times the largest message that our writers send."""
+
+
+class DecompressionError(Exception):
+    """The bytes cannot be decompressed within the limit; the message says why."""
+
+
+def decompress(codec: int, packed: bytes) -> bytes:
+    """Decompress with the codec of this number in a batch's attributes, 0 for none. Raises DecompressionError."""
+    if codec == 0:
+        return packed
+    if codec not in _DECOMPRESSORS:
+        raise DecompressionError(f"compression {_NAMES.get(codec, codec)} is not read; write with lz4, zstd or gzip")
+    try:
+        plain = _DECOMPRESSORS[codec](packed)
+    except (zlib.error, RuntimeError, zstandard.ZstdError, MemoryError) as exc:
+        raise DecompressionError(f"{_NAMES[codec]}: {exc}") from exc
+    if len(plain) > MAX_OUTPUT_BYTES:
+        raise DecompressionError(f"{_NAMES[codec]}: {len(packed):,} bytes unpack to more than {MAX_OUTPUT_BYTES:,}")
+    return plain
+
+
+def _gzip(packed: bytes) -> bytes:
+    """Decompress the first member and ignore what follows it, as Kafka's own clients do."""
+    return zlib.decompressobj(wbits=31).decompress(packed, MAX_OUTPUT_BYTES + 1)
+
+
+def _lz4(packed: bytes) -> bytes:
+    plain: bytes = lz4.frame.LZ4FrameDecompressor().decompress(packed, max_length=MAX_OUTPUT_BYTES + 1)
+    return plain
+
+
+def _zstd(packed: bytes) -> bytes:
+    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_OUTPUT_BYTES)
+    with decompressor.stream_reader(BytesIO(packed), read_across_frames=True) as reader:
+        return reader.read(MAX_OUTPUT_BYTES + 1)
+
+
+_NAMES: Mapping[int, str] = {1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
+_DECOMPRESSORS: Mapping[int, Callable[[bytes], bytes]] = {1: _gzip, 3: _lz4, 4: _zstd}
+
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 LENGTH = struct.Struct(">qi")

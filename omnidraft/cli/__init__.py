@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from omnidraft import __version__
+from omnidraft.child import run_supervised
 from omnidraft.cli import models, run, snapshots, tenants, traces
 from omnidraft.cli.chat import chat
 from omnidraft.cli.check import check
@@ -17,7 +18,6 @@ from omnidraft.cli.generate import generate
 from omnidraft.cli.options import group
 from omnidraft.cli.run import serve
 from omnidraft.cli.status import status
-from omnidraft.cli.supervised import run_supervised
 from omnidraft.cli.transfer import transfer
 from omnidraft.errors import OmnidraftError
 

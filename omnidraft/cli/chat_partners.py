@@ -1,18 +1,18 @@
 """Who answers in a chat: an engine in this process, or a running server. Both tell who drafted each piece."""
 
-import json
 import signal
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import httpx
 
+from omnidraft.client import CHAT, ApiError, OpenAIClient
 from omnidraft.decode.drafted_spans import DraftedSpans
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import Generation, GenerationRequest
 from omnidraft.decode.step_stats import DecodeStats
-from omnidraft.errors import OmnidraftError, RequestError
+from omnidraft.errors import RequestError
 from omnidraft.ports import Sampling
 
 Message = Mapping[str, str]
@@ -20,11 +20,6 @@ Span = tuple[str, str | None]
 """A piece of an answer and the source that drafted it; None: the target drew it undrafted."""
 
 _SCOPE = "chat"
-_CONNECT_TIMEOUT_S = 10.0
-
-
-class ServerError(OmnidraftError):
-    """The server cannot be reached, or refuses a message."""
 
 
 class Partner(Protocol):
@@ -36,7 +31,7 @@ class Partner(Protocol):
 
     @property
     def summary(self) -> str:
-        """What speculation did for the last answer, in a line."""
+        """The effect of speculation on the last answer, in a line."""
 
     def answer(self, messages: Sequence[Message]) -> Generator[Span, None, None]:
         """Yield an answer piece by piece. Closing the generator ends it early. Raises OmnidraftError."""
@@ -98,54 +93,29 @@ class ServerPartner:
         seed: int | None,
         max_new_tokens: int | None,
     ) -> None:
-        """Raises ServerError."""
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
-        self._client = httpx.Client(base_url=_base_url(url), headers=headers, timeout=timeout)
+        """Raises ApiError."""
+        self._api = OpenAIClient(_base_url(url), timeout_s=None, key=key)
         self.name = model or self._first_model()
         self._body = {"model": self.name, "temperature": temperature, "seed": seed, "max_tokens": max_new_tokens}
-        self._body |= {"stream": True, "figures": True}
         self.summary = ""
 
     def answer(self, messages: Sequence[Message]) -> Generator[Span, None, None]:
-        body = self._body | {"messages": list(messages)}
-        try:
-            with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
-                if response.status_code != httpx.codes.OK:
-                    response.read()
-                    raise ServerError(_refusal(response))
-                num_chunks = 0
-                for chunk in _chunks(response.iter_lines()):
-                    num_chunks += 1
-                    yield from self._spans(chunk)
-                if num_chunks == 0:
-                    raise ServerError(f"{response.request.url} does not answer as a server of models: no chunk came")
-        except httpx.HTTPError as exc:
-            raise ServerError(f"{self._client.base_url}: {exc or type(exc).__name__}") from exc
+        for event in self._api.stream(CHAT, self._body | {"messages": list(messages), "figures": True}):
+            if "omnidraft" in event:
+                self.summary = summary_line(event["omnidraft"])
+            for choice in event["choices"]:
+                text = choice["delta"].get("content") or ""
+                spans = choice.get("drafted_by") or ([(text, None)] if text else ())
+                yield from ((piece, source) for piece, source in spans)
 
     def close(self) -> None:
-        self._client.close()
-
-    def _spans(self, chunk: Mapping[str, Any]) -> Iterator[Span]:
-        if "error" in chunk:
-            raise ServerError(chunk["error"]["message"])
-        if "omnidraft" in chunk:
-            self.summary = summary_line(chunk["omnidraft"])
-        for choice in chunk["choices"]:
-            text = choice["delta"].get("content") or ""
-            yield from (
-                (piece, source) for piece, source in choice.get("drafted_by") or ([(text, None)] if text else ())
-            )
+        self._api.close()
 
     def _first_model(self) -> str:
-        try:
-            response = self._client.get("/v1/models")
-            if response.status_code != httpx.codes.OK:
-                raise ServerError(_refusal(response))
-            name: str = response.json()["data"][0]["id"]
-        except (httpx.HTTPError, ValueError, LookupError, TypeError) as exc:
-            raise ServerError(f"{self._client.base_url} does not answer as a server of models: {exc}") from exc
-        return name
+        names = self._api.models()
+        if not names:
+            raise ApiError("the server has no model")
+        return names[0]
 
 
 @contextmanager
@@ -179,21 +149,3 @@ def _base_url(url: str) -> str:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise RequestError(f"--url must be like http://127.0.0.1:8000, got {url!r}")
     return url.rstrip("/").removesuffix("/v1")
-
-
-def _chunks(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
-    for line in lines:
-        data = line.removeprefix("data: ")
-        if data.startswith("{"):
-            yield json.loads(data)
-
-
-def _refusal(response: httpx.Response) -> str:
-    if response.next_request is not None:
-        base_url = str(response.next_request.url).partition("/v1/")[0]
-        return f"{response.request.url} answers {response.status_code} and points to {base_url}; give that as --url"
-    try:
-        message: str = response.json()["error"]["message"]
-    except (ValueError, LookupError, TypeError):
-        return f"{response.request.url} answers {response.status_code}"
-    return message

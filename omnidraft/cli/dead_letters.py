@@ -34,7 +34,7 @@ def list_dead_letters(
 ) -> None:
     """List dead letters, oldest first."""
     from omnidraft.distill.ingest import dead_letters
-    from omnidraft.distill.ingest.topic_scan import silence_s
+    from omnidraft.distill.ingest.topic_scan import idle_timeout_s
     from omnidraft.progress import bar
 
     settings = config.load(config_path)
@@ -43,7 +43,7 @@ def list_dead_letters(
         closing(_dead_letters(settings)) as reader,
         bar(f"reading {settings.log.dead_letters_topic}", _num_messages(reader), transient=True) as saw,
     ):
-        letters = dead_letters.read(reader, idle_s=silence_s(settings.log.request_timeout_s))
+        letters = dead_letters.read(reader, idle_s=idle_timeout_s(settings.log.request_timeout_s))
         for dead_letter in _counted(letters, saw):
             if not reasons or dead_letter.reason in reasons:
                 newest.setdefault(dead_letter.position[0], deque(maxlen=num)).append(_summary(dead_letter))
@@ -94,10 +94,10 @@ def _redrive(settings: "config.Settings", choice: "Choice", again: bool) -> "Red
     from omnidraft import wiring
     from omnidraft.distill.ingest import dead_letters
     from omnidraft.distill.ingest.dead_letters import Redrive, redriven_before
-    from omnidraft.distill.ingest.topic_scan import silence_s
+    from omnidraft.distill.ingest.topic_scan import idle_timeout_s
     from omnidraft.progress import bar
 
-    log, idle_s = settings.log, silence_s(settings.log.request_timeout_s)
+    log, idle_s = settings.log, idle_timeout_s(settings.log.request_timeout_s)
     done: frozenset[str] = frozenset()
     if not again:
         with (

@@ -50,7 +50,7 @@ class SequenceOutput:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """How the tokens of one text are drawn, and where it ends."""
+    """Draws the tokens of one text, and says where it ends."""
 
     noise: Noise
     distributions: TokenDistributions

@@ -10,7 +10,7 @@ from traceback import clear_frames
 
 import torch
 
-from omnidraft.decode.device_wait import wait_for
+from omnidraft.decode.policy.cost_model import wait_for
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.ports import DraftTree, Target
 
@@ -63,8 +63,8 @@ def run_pass(
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What a pass raised. Two are equal whose type is the same and whose messages differ in numbers alone, since a
-    message may count bytes."""
+    """The error that a pass raised. Two of one type whose messages differ in numbers alone are equal, since
+    a message may count bytes."""
 
     type_name: str
     wording: str

@@ -24,7 +24,7 @@ _MIN_REUSED = 16
 
 @dataclass(slots=True)
 class ScheduledRound:
-    """What the target computes in one pass."""
+    """The sequences of which the target computes rows in one pass."""
 
     running: list[SequenceState] = field(default_factory=list)
     """Sequences whose next tokens are drawn."""

@@ -1,7 +1,6 @@
 """The services and their dependencies as real processes on this machine, for the demo, benchmarks and tests."""
 
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -13,9 +12,8 @@ from types import TracebackType
 import httpx
 import psutil
 
-from omnidraft.demo import child_process
+from omnidraft import child
 from omnidraft.errors import OmnidraftError
-from omnidraft.system import describe_exit
 
 STOP_TIMEOUT_S = 60.0
 IDLE_SHARE = 0.2
@@ -42,7 +40,7 @@ class LocalCluster(AbstractContextManager["LocalCluster"]):
     def start(self, name: str, command: Sequence[str]) -> int:
         """Start `command` under this name and return the process id."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        process = child_process.start(command, self._logs / f"{name}.log", self._environ)
+        process = child.start(command, self._logs / f"{name}.log", self._environ)
         self._processes[name] = process
         return process.pid
 
@@ -58,15 +56,16 @@ class LocalCluster(AbstractContextManager["LocalCluster"]):
         """Wait until `ready()`. Raises ServiceFailed when a service ends before, or the time passes."""
         deadline = time.monotonic() + timeout_s
         while not ready():
-            for name, process in self._processes.items():
-                if process.poll() is not None:
-                    how = describe_exit(process.returncode)
-                    raise ServiceFailed(
-                        f"{name} ended before {what} by {how}. Its last log lines: {self._last_log_lines(name)}"
-                    )
+            self._on_ended(what)
             if time.monotonic() > deadline:
                 raise ServiceFailed(f"no {what} within {timeout_s:.0f} s; see the logs in {self._logs}")
             time.sleep(poll_s)
+
+    def _on_ended(self, what: str) -> None:
+        for name, process in self._processes.items():
+            if process.poll() is not None:
+                how, last = child.describe_exit(process.returncode), child.last_lines(self._logs / f"{name}.log")
+                raise ServiceFailed(f"{name} ended before {what} by {how}. Its last log lines: {last}")
 
     def wait_until_idle(self, name: str, timeout_s: float) -> None:
         """Wait until the service and its children use no processor time: a paused learner has finished its step."""
@@ -75,27 +74,13 @@ class LocalCluster(AbstractContextManager["LocalCluster"]):
     def stop(self, name: str) -> int:
         """Send SIGTERM and return the exit code."""
         process = self._processes.pop(name)
-        process.terminate()
-        return _wait(process)
+        child.stop(process, grace_s=STOP_TIMEOUT_S)
+        return process.wait()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._processes.values():
-            process.terminate()
-        for process in self._processes.values():
-            _wait(process)
-
-    def _last_log_lines(self, name: str) -> str:
-        return last_log_lines((self._logs / f"{name}.log").read_text(errors="replace").strip().splitlines())
-
-
-def last_log_lines(log: Sequence[str]) -> str:
-    """Return the last line of a log, and the source line at which a fatal signal struck."""
-    fatal = next((at for at, line in enumerate(log) if line.startswith("Fatal Python error")), len(log))
-    last = log[fatal - 1] if fatal else "its log is empty"
-    where = next((line.strip() for line in log[fatal:] if line.startswith("  File ")), None)
-    return f"{last}; it was at {where}" if where else last
+        child.stop(*self._processes.values(), grace_s=STOP_TIMEOUT_S)
 
 
 def is_serving(url: str, path: str = "/readyz") -> bool:
@@ -115,29 +100,12 @@ def free_port() -> int:
         return port
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a process that was sent SIGTERM, kill it when it does not end, and return the exit code."""
-    try:
-        return process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        _signal_tree(process.pid, signal.SIGKILL)
-        return process.wait()
-
-
 def _tree(pid: int) -> list[psutil.Process]:
     try:
         parent = psutil.Process(pid)
         return [parent, *parent.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
-
-
-def _signal_tree(pid: int, number: signal.Signals) -> None:
-    for process in _tree(pid):
-        try:
-            process.send_signal(number)
-        except psutil.NoSuchProcess:
-            continue
 
 
 def _share_used(pid: int) -> float:

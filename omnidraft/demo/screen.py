@@ -48,6 +48,6 @@ def downloads(title: str) -> Iterator[Progress]:
 
 
 def _announce(title: str) -> None:
-    """Where there is no terminal nothing is drawn before the end, so say what begins."""
+    """Say what begins where there is no terminal, as nothing is drawn there before the end."""
     if not console.is_terminal:
         console.print(f"{title} ...", soft_wrap=True)

@@ -2,7 +2,10 @@
 
 The thread runs the services' own code over a log and a registry in a folder, so the order of effects is theirs: what
 the log acknowledged is learned once, whatever kills the process, and a snapshot serves if held-out requests speak for
-it. Between two pieces of any of that the thread waits at the gate while requests run (idle_gate.py).
+it. Between two pieces of any of that the thread waits at the gate while requests run.
+
+A request passes the gate at once, whatever learning does. Learning asks it between two pieces of its work, so it runs
+beside a request until its piece ends, and no longer.
 """
 
 import atexit
@@ -10,11 +13,11 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from threading import Event
+from threading import Condition, Event
 from typing import Protocol
 
 from omnidraft import throttle
@@ -23,10 +26,9 @@ from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.snapshot.slot import SnapshotSlot
 from omnidraft.decode.snapshot.updater import SnapshotUpdater
 from omnidraft.device.home import DeviceHome
-from omnidraft.device.idle_gate import IDLE_S, IdleGate
 from omnidraft.distill.control import Status
-from omnidraft.distill.distiller import Distiller
-from omnidraft.distill.ingest.crash_journal import CrashJournal
+from omnidraft.distill.exactly_once import Distiller
+from omnidraft.distill.ingest.poison_detector import PoisonDetector
 from omnidraft.errors import BusError, OmnidraftError, SnapshotError
 from omnidraft.fleet.controller import Controller
 from omnidraft.models.loading import openmp_threads
@@ -35,11 +37,63 @@ from omnidraft.registry.retention import superseded
 from omnidraft.snapshots.bundle import ALL_PARTS
 from omnidraft.threads import SupervisedThread, first_problem
 
+logger = logging.getLogger(__name__)
+
+
+IDLE_S = 1.0
+"""The time without requests after which learning goes on: the short pauses between requests are left alone."""
+
+
+class IdleGate:
+    """Any thread may make requests; one thread learns."""
+
+    def __init__(self, idle_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`idle_s` is the time without requests after which learning goes on."""
+        self._idle_s, self._clock = idle_s, clock
+        self._condition = Condition()
+        self._num_requests = 0
+        self._idle_from_s = clock() + idle_s
+        self._is_open = False
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Keep learning away inside the block."""
+        with self._condition:
+            self._num_requests += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._num_requests -= 1
+                self._idle_from_s = self._clock() + self._idle_s
+                self._condition.notify_all()
+
+    def wait(self, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        """Return when learning may go on: no request runs, and none has for `idle_s`; at once after `open`.
+
+        Args:
+            waiting: returns the block to wait in where that is not at once. No request waits for it.
+        """
+        with self._condition:
+            if self._may_learn():
+                return
+        with waiting(), self._condition:
+            while not self._may_learn():
+                self._condition.wait(None if self._num_requests else self._idle_from_s - self._clock())
+
+    def open(self) -> None:
+        """Let learning go on from now on, whatever runs: it is to end what it has begun."""
+        with self._condition:
+            self._is_open = True
+            self._condition.notify_all()
+
+    def _may_learn(self) -> bool:
+        return self._is_open or (not self._num_requests and self._clock() >= self._idle_from_s)
+
+
 FLUSH_S = 10.0
 """The time that `close` gives the log to acknowledge the last records."""
 POLL_S = 0.02
-
-logger = logging.getLogger(__name__)
 
 
 class MakeDistiller(Protocol):
@@ -51,7 +105,7 @@ class MakeDistiller(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LearningParts:
-    """What learning is made of. `controller`, `updater`, `tidier` and the distiller belong to the learning thread."""
+    """The parts that learn. `controller`, `updater`, `tidier` and the distiller belong to the learning thread."""
 
     home: DeviceHome
     producer: TraceProducer
@@ -131,15 +185,15 @@ class IdleLearning:
                 return
             make = self._parts.make_distiller
             distiller = make(progress=self._on_progress, on_empty_poll=self._on_empty_poll)
-            with throttle.gated(partial(self._rest, distiller.journal)):
+            with throttle.gated(partial(self._rest, distiller.poison_detector)):
                 distiller.run(self._must_stop)
 
-    def _rest(self, journal: CrashJournal) -> None:
+    def _rest(self, detector: PoisonDetector) -> None:
         """Wait between two pieces of a step while requests run. A user who ends the process then, or after interrupting
         `close`, does not accuse the step's records."""
         if self._is_interrupted:
-            journal.suspend()
-        self._gate.wait(journal.suspended)
+            detector.suspend()
+        self._gate.wait(detector.suspended)
 
     def _must_stop(self) -> bool:
         """Wait for an idle moment; return whether learning is to end. The distiller asks before whatever it begins."""

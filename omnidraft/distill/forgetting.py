@@ -30,7 +30,7 @@ MAX_DOUBT_S = 3600.0
 logger = logging.getLogger(__name__)
 
 
-class Retention:
+class RecordRetention:
     """Decides which records may be kept. One thread."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Forgetting:
 
     def __init__(
         self,
-        retention: Retention,
+        retention: RecordRetention,
         batcher: Batcher,
         learner: Learner,
         metrics: Metrics,

@@ -6,7 +6,23 @@ from pathlib import Path
 
 from omnidraft.config import Settings, load
 from omnidraft.doctor import installation
-from omnidraft.doctor.finding import Finding, Verdict, ok, run_check
+from omnidraft.doctor.finding import Finding, Verdict, ok, problem, run_check, warning
+
+
+def key_store(settings: Settings) -> Finding:
+    """Check the key store of a log with encryption, without creating or changing anything."""
+    from omnidraft.wiring import logs, tenants
+
+    if logs.key_store(settings) is None:
+        message = "there is none: all is encrypted with the master key, and no tenant can be forgotten at once"
+        return warning("key store", message, "set log.key_store to a database that all services reach")
+    num_open, num_closed, num_destroyed = tenants.count_keys(settings)
+    message = f"{num_open} keys of tenants, {num_destroyed} destroyed"
+    if num_closed:
+        advice = "add the master key that they were wrapped with to log.encryption_keys, behind the others"
+        return problem("key store", f"{message}; {num_closed} that no master key opens", advice)
+    return ok("key store", message)
+
 
 Check = tuple[str, Callable[[], Finding]]
 
@@ -61,7 +77,7 @@ def _model_checks(settings: Settings) -> Iterator[Check]:
 
 def _log_checks(settings: Settings) -> Iterator[Check]:
     """Yield the checks of the log. Those that need the broker run only when it answers, so one timeout is enough."""
-    from omnidraft.doctor import keys, log
+    from omnidraft.doctor import log
 
     connection = run_check("log", partial(log.connection, settings))
     yield "log", lambda: connection
@@ -69,7 +85,7 @@ def _log_checks(settings: Settings) -> Iterator[Check]:
         return
     section = settings.log
     if section.encryption_keys:
-        yield "key store", partial(keys.store, settings)
+        yield "key store", partial(key_store, settings)
     for name in (section.traces_topic, section.dead_letters_topic, section.control_topic):
         yield f"topic {name}", partial(log.topic, settings, name)
     yield "clock", partial(log.clocks, settings)

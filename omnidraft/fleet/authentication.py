@@ -72,7 +72,7 @@ def content(announcement: Announcement) -> str:
 
 
 class Authenticator:
-    """Implements control_follower.Authenticator for the followers of one pair.
+    """Tells genuine announcements from others, for the followers of one pair.
 
     Args:
         accepted: None remembers nothing, for what only looks.

@@ -4,9 +4,9 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from omnidraft.errors import BusError, OffsetOutOfRange, SignatureRefused, WireError
+from omnidraft.fleet.authentication import Authenticator
 from omnidraft.fleet.control_log import FOR_ALL_PAIRS, PARTITION, parse_announcement, subject
 from omnidraft.ports import Announcement, AnnouncementKind, LogReader, Message, Metrics, Offsets
 
@@ -15,17 +15,6 @@ MAX_SILENCE_S = 20.0
 """Seconds of polls without a message after which the rest of a log counts as unreadable."""
 
 logger = logging.getLogger(__name__)
-
-
-class Authenticator(Protocol):
-    """Tells genuine announcements from others."""
-
-    def authenticate(self, message: Message) -> Announcement:
-        """Return the announcement with its signed sequence. Raises WireError; SignatureRefused when it is not
-        genuine."""
-
-    def accept(self, announcement: Announcement) -> None:
-        """Remember that it holds. Raises SignatureRefused when it is too old, or an accepted one supersedes it."""
 
 
 class LogControlFollower:
@@ -104,7 +93,7 @@ class LogControlFollower:
         return self._take_pending()
 
     def read_whole(self, timeout_s: float) -> tuple[Announcement, ...]:
-        """As `poll_all`, repeated while the log is only silent, for a process that looks once.
+        """Do what `poll_all` does, repeated while the log is only silent, for a process that looks once.
 
         Raises:
             BusError: the log cannot be read.

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from omnidraft.fleet.control_follower import Authenticator, LogControlFollower
+from omnidraft.fleet.authentication import Authenticator
+from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_history import EVENT_KINDS, ControlEvent, ControlHistory
 from omnidraft.fleet.control_log import PARTITION
 from omnidraft.ports import Announcement, DriftingTraffic, LogReader, Metrics, Work

@@ -8,15 +8,13 @@ from contextlib import suppress
 
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import BusError, SignatureRefused, SnapshotCorrupt, SnapshotError, SnapshotStale
+from omnidraft.fleet import challengers as judgements
 from omnidraft.fleet.canary_trial import CanaryTrial
-from omnidraft.fleet.challengers import Challengers
-from omnidraft.fleet.drift_recovery import DriftRecovery
-from omnidraft.fleet.judgements import BY_OPERATOR, CANARY, PROMOTED, PROMOTING, REFUSED, is_undecided, was_only_canary
+from omnidraft.fleet.challengers import Challengers, find_version, is_undecided, was_only_canary
+from omnidraft.fleet.drift_recovery import DriftRecovery, Rewinds
 from omnidraft.fleet.promotion import Decision, decide, decide_first, lineage_between, lineage_to, signed_versions
 from omnidraft.fleet.request_stats import RequestStatsReader
-from omnidraft.fleet.rewinds import Rewinds
 from omnidraft.fleet.tenant_gate import MOST_HISTORY
-from omnidraft.fleet.version_lookup import find_version
 from omnidraft.ports import (
     CHAMPION_STATEMENT,
     JUDGEMENT,
@@ -140,7 +138,7 @@ class Controller:
         challenger, champion = self._challengers.find(), find_version(self._registry, "champion")
         if challenger is None:
             return
-        if (challenger.judgement or "").startswith((VOID, PROMOTED)):
+        if (challenger.judgement or "").startswith((VOID, judgements.PROMOTED)):
             self._judged_version = challenger.version  # that was decided, before this process began
             return
         if champion is not None and not self._has_statement(champion):
@@ -168,7 +166,7 @@ class Controller:
     def _start_canary(self, version: int, champion: int, decision: Decision, fence: str) -> None:
         self._announce_champion()  # before the canary, which it would end
         share = self._settings.canary_share
-        self._registry.annotate(version, {JUDGEMENT: f"{CANARY} {share:.1%}: {decision.reason}"})
+        self._registry.annotate(version, {JUDGEMENT: f"{judgements.CANARY} {share:.1%}: {decision.reason}"})
         manifest = self._registry.resolve(str(version)).manifest
         self._announcer.publish("canary", version, share=share, reason=decision.reason, digest=digest(manifest))
         self._trial = CanaryTrial(version, champion, self._settings, self._clock(), fence)
@@ -209,7 +207,7 @@ class Controller:
         self._trial, self._announced_version = None, None
 
     def _settle(self, version: int, decision: Decision, fence: str) -> None:
-        verdict = PROMOTING if decision.promote else REFUSED
+        verdict = judgements.PROMOTING if decision.promote else judgements.REFUSED
         self._registry.annotate(version, {JUDGEMENT: f"{verdict}: {decision.reason}"})
         if decision.promote:
             self._open_promotion = version, decision, fence
@@ -234,7 +232,7 @@ class Controller:
         except SnapshotError as exc:  # a curve is not worth a second judgement
             logger.warning("%s: the verdict on version %d is in no curve: %s", self._target, version, exc)
         self._metrics.add("omnidraft_promotions_total" if decision.promote else "omnidraft_refusals_total")
-        verdict = PROMOTED if decision.promote else REFUSED
+        verdict = judgements.PROMOTED if decision.promote else judgements.REFUSED
         logger.info("%s version %d for %s: %s", verdict, version, self._target, decision.reason)
 
     def _announce_champion(self) -> None:
@@ -257,10 +255,12 @@ class Controller:
     def _note_promotion(self, champion: SnapshotVersion) -> None:
         """Annotate that a version was promoted whose judgement does not say so yet."""
         judgement = champion.judgement or ""
-        if judgement.startswith(PROMOTING):
-            self._registry.annotate(champion.version, {JUDGEMENT: PROMOTED + judgement.removeprefix(PROMOTING)})
+        if judgement.startswith(judgements.PROMOTING):
+            self._registry.annotate(
+                champion.version, {JUDGEMENT: judgements.PROMOTED + judgement.removeprefix(judgements.PROMOTING)}
+            )
         elif is_undecided(champion.judgement):
-            self._registry.annotate(champion.version, {JUDGEMENT: BY_OPERATOR})
+            self._registry.annotate(champion.version, {JUDGEMENT: judgements.BY_OPERATOR})
 
     def _void_trial(self, champion: SnapshotVersion) -> None:
         """Annotate the canary that another promotion ended; nothing to note if that is its own, or it is deleted."""

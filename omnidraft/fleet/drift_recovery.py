@@ -3,9 +3,14 @@
 The cheapest measure comes first: the announcement alone makes workers draft less for this traffic; a fall that came
 with the first requests of a snapshot rolls back to the one before; otherwise the distiller announces which earlier
 snapshot agrees best with the new traffic, and publishes more often until the drift is over. No snapshot returns by
-which other tenants lose (return_check.py). Every step is recorded on the control log, as an annotation of the champion,
+which other tenants lose. Every step is recorded on the control log, as an annotation of the champion,
 and in the process's log. The control log says after a restart which drifts are open: these go on, and none of them is
 handled twice. A fall that happened while no controller ran, and is not over, is handled with the first request after.
+
+What other tenants lose by a return counts, else a tenant could choose the champion for all: his traffic falls as soon
+as a snapshot serves, and the one before returns; or he sends what a refused snapshot knows best, and that one is found
+to agree best with his traffic. So a snapshot that was never champion's ancestor has to pass the promotion gate, and an
+ancestor must not undo what other tenants gained since, by the gate's tests of tenants on the same held-out records.
 """
 
 import logging
@@ -16,11 +21,11 @@ from typing import Literal, get_args
 
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
+from omnidraft.fleet.challengers import find_version
 from omnidraft.fleet.drift import MOST_STREAMS, DriftChange, DriftDetector, traffic_name
-from omnidraft.fleet.promotion import signed_versions
+from omnidraft.fleet.promotion import Decision, decide, lineage_between, signed_versions
 from omnidraft.fleet.request_stats import RequestStats
-from omnidraft.fleet.return_check import objection
-from omnidraft.fleet.version_lookup import find_version
+from omnidraft.fleet.tenant_gate import fallen_tenants
 from omnidraft.ports import (
     JUDGEMENT,
     Announcement,
@@ -30,12 +35,94 @@ from omnidraft.ports import (
     DriftingTraffic,
     Metrics,
     Registry,
+    SnapshotReader,
+    SnapshotVersion,
     Work,
 )
+from omnidraft.snapshots.manifest import Manifest, TenantAgreement
+
+logger = logging.getLogger(__name__)
+
+
+def objection(
+    candidate: SnapshotVersion,
+    champion: SnapshotVersion,
+    versions: Sequence[SnapshotVersion],
+    settings: ControllerSettings,
+    *,
+    tenant: str,
+) -> str | None:
+    """Return why the candidate may not replace the champion for the sake of this tenant's traffic; None: it may."""
+    undone = _lineage(versions, candidate.manifest, champion.manifest)
+    if undone:
+        reverted = [_reverted(each, tenant) for each in undone]
+        falls = fallen_tenants(reverted, (), tolerance=settings.tolerance)
+        return "; ".join(map(str, falls)) or None
+    since = _lineage(versions, champion.manifest, candidate.manifest)
+    if not since:
+        return "neither descends from the other, so the other tenants' agreement cannot be compared"
+    decision = decide(candidate.manifest, champion.manifest, settings, between=since[:-1])
+    return None if decision.promote else decision.reason
+
+
+def _lineage(versions: Sequence[SnapshotVersion], old: Manifest, new: Manifest) -> list[Manifest]:
+    """Return the snapshots from the child of the old one to the new one; empty when that does not descend from it."""
+    between = lineage_between(versions, new, old)
+    is_child = new.parent_id == old.snapshot_id
+    return [*between, new] if between or is_child else []
+
+
+def _reverted(manifest: Manifest, tenant: str) -> Manifest:
+    """Return the manifest as if the snapshot were undone, for all tenants but this one."""
+    others = [
+        TenantAgreement(
+            tenant=each.tenant,
+            num_requests=each.num_requests,
+            before=each.after,
+            after=each.before,
+            change_error=each.change_error,
+        )
+        for each in manifest.tenants
+        if each.tenant != tenant
+    ]
+    return manifest.model_copy(update={"tenants": tuple(others)})
+
+
+REWIND_AFTER = 6
+"""Challengers in a row that were worse than the champion, after which learning goes back to its weights and optimizer,
+and on from its own place in the log."""
+
+
+class Rewinds:
+    """Counts the challengers of one pair that were worse, since this process started."""
+
+    def __init__(
+        self, registry: SnapshotReader, announcer: Announcer, target: str, limit: int | None = REWIND_AFTER
+    ) -> None:
+        """Give the order after `limit` challengers, never if that is None."""
+        self._registry, self._announcer, self._limit, self._target = registry, announcer, limit, target
+        self._worse: frozenset[int] = frozenset()
+
+    def count(self, version: int, decision: Decision) -> None:
+        """Count a decision, and give the order if it is due. A challenger that an operator published again is none of
+        those that were worse, and no refusal from before it counts."""
+        challenger = self._registry.resolve(str(version)).manifest if decision.is_worse else None
+        if challenger is None or challenger.is_republished:
+            self._worse = frozenset()
+            return
+        self._worse |= {version}  # one judged again counts once
+        if self._limit is None or len(self._worse) < self._limit:
+            return
+        if (champion := find_version(self._registry, "champion")) is None:
+            return
+        reason = f"{len(self._worse)} challengers in a row were worse than champion {champion.version}"
+        self._announcer.publish("rewind", champion.version, restart_id=challenger.snapshot_id, reason=reason)
+        self._worse = frozenset()
+        logger.warning("%s: learning goes back to champion %d: %s", self._target, champion.version, reason)
+
 
 FOLLOWED_KINDS: tuple[AnnouncementKind, ...] = ("best", "drift", "drift_over")
 """The announcements that DriftRecovery has to receive, at the start those in force."""
-logger = logging.getLogger(__name__)
 
 
 class DriftRecovery:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from omnidraft.errors import RegistryError, SnapshotError
 from omnidraft.fleet.authentication import Authenticator
+from omnidraft.fleet.challengers import find_version
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import publish_announcement
-from omnidraft.fleet.version_lookup import find_version
 from omnidraft.ports import Announcement, LogReader, LogWriter, Metrics, Offsets, Registry, SnapshotVersion
 from omnidraft.snapshots.bundle import ALL_PARTS, PRUNED_PARTS, parts_of
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 
 from omnidraft.errors import BusError, OmnidraftError, SnapshotError
+from omnidraft.fleet.challengers import BY_OPERATOR, PROMOTING, is_undecided
 from omnidraft.fleet.control_log import publish_announcement
-from omnidraft.fleet.judgements import BY_OPERATOR, PROMOTING, is_undecided
 from omnidraft.ports import JUDGEMENT, LogWriter, Registry, SnapshotVersion
 from omnidraft.snapshots.manifest import digest
 

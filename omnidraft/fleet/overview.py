@@ -13,7 +13,8 @@ from typing import TypeVar
 
 from omnidraft.config import Settings
 from omnidraft.errors import BusError, OmnidraftError
-from omnidraft.fleet.control_follower import MAX_SILENCE_S, Authenticator
+from omnidraft.fleet.authentication import Authenticator
+from omnidraft.fleet.control_follower import MAX_SILENCE_S
 from omnidraft.fleet.control_history import ControlEvent
 from omnidraft.fleet.control_state import CanaryState, ControlState, DriftingTenant, read_control_state
 from omnidraft.fleet.learned_versions import MOST_VERSIONS, LearnedVersion, learned_versions

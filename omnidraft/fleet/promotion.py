@@ -11,7 +11,7 @@ from math import hypot, prod, sqrt
 from statistics import NormalDist
 
 from omnidraft.config import ControllerSettings
-from omnidraft.fleet.judgements import PROMOTED
+from omnidraft.fleet.challengers import PROMOTED
 from omnidraft.fleet.tenant_gate import Change, change_without_best, equal_weight_change, fallen_tenants
 from omnidraft.ports import ChampionStatements, Registry, SnapshotVersion
 from omnidraft.snapshots.manifest import Manifest

@@ -40,7 +40,7 @@ trailers."""
 
 @dataclass(frozen=True)
 class Deadlines:
-    """What keeps half-sent requests and clients that read nothing from holding connections for good."""
+    """Keeps half-sent requests and clients that read nothing from holding connections for good."""
 
     headers_s: float = 10.0
     """From the first byte to the end of a request's headers; then 408."""

@@ -35,7 +35,7 @@ EXIT_S = 5.0
 
 SAME_REQUEST_S = 1.0
 """Signals that come within this time ask for the same stop: one sent to a whole process group reaches a service
-directly, and again from the process that supervises it (cli/supervised.py)."""
+directly, and again from the process that supervises it (child.run_supervised)."""
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"

@@ -19,8 +19,8 @@ from omnidraft.errors import ConfigError
 from omnidraft.hosts.vllm import VllmProposer
 
 
-class Proposer(Protocol):
-    """What V1 asks of a proposer."""
+class V1Proposer(Protocol):
+    """A proposer as V1 calls it."""
 
     def propose(self, sampled_token_ids: Any, num_tokens_no_spec: Any, token_ids_cpu: Any) -> list[list[int]]:
         """See VllmProposer."""
@@ -34,7 +34,7 @@ class Speculator(BaseSpeculator):
     draft_logits = None
 
     def __init__(
-        self, proposer: Proposer, req_states: Any, *, num_tokens: int, max_num_reqs: int, device: torch.device
+        self, proposer: V1Proposer, req_states: Any, *, num_tokens: int, max_num_reqs: int, device: torch.device
     ) -> None:
         """Propose `num_tokens` for each request. `req_states` are the model runner's."""
         self._proposer = proposer

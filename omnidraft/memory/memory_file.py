@@ -8,14 +8,43 @@ import json
 import math
 import mmap
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from dataclasses import dataclass
+from typing import IO, Any, Literal
 
 import numpy as np
 
+from omnidraft.config import GROUP_KEYS
 from omnidraft.errors import SnapshotCorrupt
-from omnidraft.memory.owners import Owner
 from omnidraft.memory.recent_texts import MemoryText, joined
 from omnidraft.memory.suffix_index import SuffixIndex
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Owner:
+    """A tenant, or a group of tenants, whose texts are drafted for each of them. The kind keeps a tenant that calls
+    itself like a group apart from it."""
+
+    kind: Literal["group", "tenant"]
+    name: str
+
+    @property
+    def key_name(self) -> str:
+        """The name under which the key store keeps the keys of this memory; a tenant's are those of its records."""
+        return self.name if self.kind == "tenant" else GROUP_KEYS + self.name
+
+
+class Owners:
+    """Finds the owner of a tenant's texts."""
+
+    def __init__(self, groups: Mapping[str, str]) -> None:
+        """Let the tenants of `groups`, which says tenant -> group, share the memory of their group."""
+        self._groups = dict(groups)
+
+    def of(self, tenant: str) -> Owner:
+        """Return the owner of this tenant's texts."""
+        group = self._groups.get(tenant)
+        return Owner("tenant", tenant) if group is None else Owner("group", group)
+
 
 _FACTS, _METADATA = "facts", "__metadata__"
 _TYPES = {"U8": "u1", "U32": "<u4", "I64": "<i8"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omnidraft.memory.growing_index import GrowingIndex
+from omnidraft.memory.incremental_index import IncrementalIndex
 from omnidraft.memory.match import SEPARATOR
 
 
@@ -82,7 +82,7 @@ class RecentTexts:
         while self.num_ids > self._max_ids or len(self._scopes) > self._max_scopes:
             self.num_ids -= len(self._scopes.popitem(last=False)[1])
 
-    def of(self, scope: Hashable) -> Sequence[GrowingIndex]:
+    def of(self, scope: Hashable) -> Sequence[IncrementalIndex]:
         """Return the indexes over the texts of a scope, which counts as used; newest first."""
         if scope not in self._scopes:
             return ()
@@ -100,13 +100,13 @@ class _ScopeTexts:
     """The texts of one scope in two halves: when the newer one is full, the older one is dropped whole."""
 
     def __init__(self) -> None:
-        self.indexes: tuple[GrowingIndex, ...] = (GrowingIndex(),)
+        self.indexes: tuple[IncrementalIndex, ...] = (IncrementalIndex(),)
 
     def __len__(self) -> int:
         return sum(len(index) for index in self.indexes)
 
     def add(self, text: Sequence[int], max_ids: int) -> None:
         if len(self.indexes[0]) + len(text) + 1 > max_ids:
-            self.indexes = (GrowingIndex(), self.indexes[0])
+            self.indexes = (IncrementalIndex(), self.indexes[0])
         self.indexes[0].append(text)
         self.indexes[0].append((SEPARATOR,))

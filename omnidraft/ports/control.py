@@ -97,7 +97,7 @@ class ControlFollower(Protocol):
         """
 
     def poll_all(self, timeout_s: float) -> Sequence[Announcement]:
-        """As `poll`, for a start: nothing that the log holds by now is missing.
+        """Do what `poll` does, for a start: nothing that the log holds by now is missing.
 
         Raises:
             BusError: the log cannot be read, or gave nothing for `timeout_s` before its end; then it may be repeated,

@@ -43,7 +43,7 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class OtherTexts:
-    """What shares the target with the texts that are drafted for together."""
+    """The texts that share the target with those that are drafted for together."""
 
     num_texts: int = 0
     """Texts that decode in the same pass and are not drafted for together with these, each with a row at least."""

@@ -37,7 +37,7 @@ class Block:
 
 
 class BlockChange(Enum):
-    """What happens to a block: it begins, gets longer, and ends."""
+    """A change of a block: it begins, gets longer, and ends."""
 
     BEGIN = auto()
     DELTA = auto()
@@ -198,7 +198,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a queued request is answered with, whatever the protocol."""
+    """The answer to a queued request, whatever the protocol."""
 
     queued: QueuedRequest
     model: ServedModel

@@ -59,7 +59,7 @@ DRAFTER_SOURCES = frozenset({Source.DIRECT, Source.SPLIT, Source.MERGE})
 
 
 class Rule(NamedTuple):
-    """What a field must pass unless it is None."""
+    """A rule that a field passes unless it is None."""
 
     is_met: Callable[[Any], bool | np.bool_]
     allowed: str

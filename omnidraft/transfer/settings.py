@@ -27,7 +27,7 @@ GRAD_CLIP = 1.0
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """How the model after is trained. A run that resumes needs the same."""
+    """Settings of training the model after. A run that resumes needs the same."""
 
     num_steps: int
     texts_per_step: int = 4

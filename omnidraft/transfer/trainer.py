@@ -31,7 +31,7 @@ _STEPS = "num_steps"
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step did."""
+    """The result of one step."""
 
     losses: dict[str, float]
     """The mean of each loss over its positions."""

@@ -34,7 +34,7 @@ def audit(
     from omnidraft.audit.run import DiscardingWriter
     from omnidraft.audit.run import audit as run
     from omnidraft.distill.ingest.log_position import require_same_log
-    from omnidraft.distill.ingest.topic_scan import silence_s
+    from omnidraft.distill.ingest.topic_scan import idle_timeout_s
     from omnidraft.telemetry.metrics import CountingMetrics
 
     log = settings.log
@@ -57,7 +57,7 @@ def audit(
             seen_keys=seen,
             held_out_every=held_out_every,
             on_poll=on_poll,
-            idle_s=silence_s(log.request_timeout_s),
+            idle_s=idle_timeout_s(log.request_timeout_s),
         )
 
 
@@ -65,13 +65,13 @@ def _dead_letter_reasons(settings: Settings) -> "DeadLetterReasons":
     """Return the reasons of all dead letters of traces; none where there is no topic of dead letters."""
     from omnidraft.audit.run import dead_letter_reasons
     from omnidraft.distill.ingest import dead_letters
-    from omnidraft.distill.ingest.topic_scan import silence_s
+    from omnidraft.distill.ingest.topic_scan import idle_timeout_s
 
     log = settings.log
     if log.dead_letters_topic not in topic_names(settings):
         return {}
     with closing(log_reader(settings, log.dead_letters_topic)) as reader:
-        found = dead_letters.read(reader, idle_s=silence_s(log.request_timeout_s))
+        found = dead_letters.read(reader, idle_s=idle_timeout_s(log.request_timeout_s))
         return dead_letter_reasons(log.traces_topic, found)
 
 

@@ -132,14 +132,14 @@ def base_serving_tensors(settings: Settings, tokenizers: Vocabularies) -> "dict[
 def recent_records(settings: Settings, alignment: str) -> "RecentRecords":
     """Return what reads this pair's newest records from the log, wherever the learner stands."""
     from omnidraft.audit.run import DiscardingWriter
-    from omnidraft.distill.ingest.topic_scan import DRIFT_RECORDS, RecentRecords, silence_s
+    from omnidraft.distill.ingest.topic_scan import DRIFT_RECORDS, RecentRecords, idle_timeout_s
     from omnidraft.telemetry.metrics import CountingMetrics
 
     def source_over(reader: LogReader) -> "TraceConsumer":
         return trace_source(settings, alignment, reader, DiscardingWriter(), CountingMetrics())
 
     reader_of_traces = partial(log_reader, settings, settings.log.traces_topic)
-    idle_s = silence_s(settings.log.request_timeout_s)
+    idle_s = idle_timeout_s(settings.log.request_timeout_s)
     return RecentRecords(reader_of_traces, source_over, DRIFT_RECORDS, idle_s=idle_s)
 
 

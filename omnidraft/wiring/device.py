@@ -88,7 +88,7 @@ def _pair(settings: Settings, tokenizers: Vocabularies) -> dict[str, str]:
 def _started(
     settings: Settings, metrics: Metrics, home: "DeviceHome", tokenizers: Vocabularies, producer: "TraceProducer"
 ) -> "tuple[Engine, IdleLearning]":
-    from omnidraft.bus.sqlite_trim import delete_before
+    from omnidraft.bus.sqlite_log import delete_before
     from omnidraft.device.learning import IdleLearning, LearningParts, Tidier
 
     topic, log = settings.log.traces_topic, log_path(settings)

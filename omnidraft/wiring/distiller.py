@@ -18,12 +18,12 @@ from omnidraft.wiring.vocabularies import Vocabularies, drafter_hash, vocabulari
 
 if TYPE_CHECKING:
     from omnidraft.distill.control import Status
-    from omnidraft.distill.distiller import Distiller
-    from omnidraft.distill.forgetting import Forgetting, Retention
+    from omnidraft.distill.exactly_once import Distiller
+    from omnidraft.distill.forgetting import Forgetting, RecordRetention
     from omnidraft.distill.ingest.batcher import Batcher
-    from omnidraft.distill.ingest.crash_journal import CrashJournal
+    from omnidraft.distill.ingest.log_position import TruncationMark
+    from omnidraft.distill.ingest.poison_detector import PoisonDetector
     from omnidraft.distill.ingest.tenant_shares import TenantGroups
-    from omnidraft.distill.ingest.truncation_mark import TruncationMark
     from omnidraft.distill.memory.memory_files import MemoryFiles
     from omnidraft.distill.publisher import Identity
     from omnidraft.distill.training.learner import Learner
@@ -58,11 +58,10 @@ def distillation(
         ConfigError: the pinned held-out file cannot be used, or snapshots have to be signed and it has no key for that.
     """
     from omnidraft.distill.control import TrainingControl
-    from omnidraft.distill.distiller import Distiller
-    from omnidraft.distill.evaluation.held_out import HeldOut
-    from omnidraft.distill.evaluation.pinned import read_pinned
+    from omnidraft.distill.evaluation.held_out import HeldOut, read_pinned
     from omnidraft.distill.evaluation.tenant_factors import FactorJudge
-    from omnidraft.distill.forgetting import Retention
+    from omnidraft.distill.exactly_once import Distiller
+    from omnidraft.distill.forgetting import RecordRetention
     from omnidraft.distill.ingest.tenant_shares import TenantGroups
     from omnidraft.distill.publisher import Publisher
     from omnidraft.distill.training.step_report import LearningSpans
@@ -77,12 +76,12 @@ def distillation(
     pinned = None if section.pinned_held_out is None else read_pinned(section.pinned_held_out, alignment)
     reader = log_reader(settings, settings.log.traces_topic)
     dead_letters = log_writer(settings, settings.log.dead_letters_topic)
-    journal, truncation = _notes(settings, section.journal_folder or journal_folder or folder)
-    batcher = _batcher(section, reader, journal, groups)
+    detector, truncation = _notes(settings, section.journal_folder or journal_folder or folder)
+    batcher = _batcher(section, reader, detector, groups)
     staging = folder / "staging"
     files = memory_files(settings, tokenizers, metrics, staging / "memory")
     hours = settings.log.retention_hours
-    retention = Retention(None if hours is None else hours * 3600)
+    retention = RecordRetention(None if hours is None else hours * 3600)
     snapshots = attentive(registry(settings), lambda: made.meanwhile())
     made = Distiller(
         trace_source(settings, alignment, reader, dead_letters, metrics, retention.is_forgotten),
@@ -95,7 +94,7 @@ def distillation(
         factor_judge=FactorJudge(learning, section.factor_tenants, groups),
         steps_per_snapshot=section.steps_per_snapshot,
         max_lag_records=section.max_lag_records,
-        journal=journal,
+        poison_detector=detector,
         truncation=truncation,
         forgetting=_forgetting(settings, tokenizers, retention, batcher, learning, files, metrics),
         memory=files.memory,
@@ -109,7 +108,9 @@ def distillation(
     return made
 
 
-def _batcher(section: LearnerSettings, reader: LogReader, journal: "CrashJournal", groups: "TenantGroups") -> "Batcher":
+def _batcher(
+    section: LearnerSettings, reader: LogReader, detector: "PoisonDetector", groups: "TenantGroups"
+) -> "Batcher":
     from omnidraft.distill.ingest.batcher import Batcher
     from omnidraft.distill.ingest.tenant_shares import TENANT_SHARE
 
@@ -117,7 +118,7 @@ def _batcher(section: LearnerSettings, reader: LogReader, journal: "CrashJournal
         reader.partitions(),
         records_per_step=section.records_per_step,
         held_out_every=section.held_out_every,
-        poison=journal.poison,
+        poison=detector.poison,
         tenant_share=TENANT_SHARE,
         groups=groups,
     )
@@ -126,7 +127,7 @@ def _batcher(section: LearnerSettings, reader: LogReader, journal: "CrashJournal
 def _forgetting(
     settings: Settings,
     tokenizers: Vocabularies,
-    retention: "Retention",
+    retention: "RecordRetention",
     batcher: "Batcher",
     learning: "Learner",
     files: "MemoryFiles",
@@ -147,14 +148,14 @@ def _forgetting(
     )
 
 
-def _notes(settings: Settings, folder: Path) -> "tuple[CrashJournal, TruncationMark]":
+def _notes(settings: Settings, folder: Path) -> "tuple[PoisonDetector, TruncationMark]":
     """Return the notes for later processes: what crashed earlier ones, and what the log lost."""
-    from omnidraft.distill.ingest.crash_journal import TRIES, CrashJournal
-    from omnidraft.distill.ingest.truncation_mark import TruncationMark
+    from omnidraft.distill.ingest.log_position import TruncationMark
+    from omnidraft.distill.ingest.poison_detector import TRIES, PoisonDetector
 
     name = _name_of_notes(settings)
-    journal = CrashJournal(folder / f"trying-{name}.json", tries=TRIES)
-    return journal, TruncationMark(folder / f"truncated-{name}.txt")
+    detector = PoisonDetector(folder / f"trying-{name}.json", tries=TRIES)
+    return detector, TruncationMark(folder / f"truncated-{name}.txt")
 
 
 def _name_of_notes(settings: Settings) -> str:

@@ -65,7 +65,7 @@ def _writer(settings: Settings, form: ExportFormat, stem: str) -> Writer:
 
 
 def _hf_writer(tokenizer_folder: Path) -> Writer:
-    from omnidraft.models.hf.model_folder import write_folder
+    from omnidraft.models.hf.pretrained import write_folder
 
     return lambda model, partial: write_folder(model, tokenizer_folder, partial)
 

@@ -29,7 +29,7 @@ def memory_files(settings: Settings, tokenizers: TargetVocabulary, metrics: Metr
 def memory_loader(settings: Settings, metrics: Metrics) -> "MemoryLoader":
     """Return the loader of the memory in a worker's snapshots of one pair."""
     from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
-    from omnidraft.memory.owners import Owners
+    from omnidraft.memory.memory_file import Owners
 
     return MemoryLoader(
         Owners(settings.memory.groups),

@@ -43,7 +43,7 @@ OnMessage = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class TenantData:
-    """What is known of a tenant."""
+    """The data that is stored of a tenant."""
 
     num_keys: int
     """Keys that are not destroyed."""
@@ -63,7 +63,7 @@ class TenantData:
 
 @dataclass(frozen=True, slots=True)
 class ForgetResult:
-    """What forgetting a tenant did."""
+    """The result of forgetting a tenant."""
 
     forget_id: str
     """The name of the order on the control log."""
@@ -193,7 +193,7 @@ def _tenant_keys(settings: Settings) -> "TenantKeys":
 
 def _require_no_group(settings: Settings, tenant: str) -> None:
     """Raise RequestError for the name of a group's keys, which would be destroyed for all of its tenants."""
-    from omnidraft.memory.owners import Owner
+    from omnidraft.memory.memory_file import Owner
 
     if any(tenant == Owner("group", group).key_name for group in settings.memory.groups.values()):
         raise RequestError(f"{tenant!r} names the keys of a group of memory.groups: forget one of its tenants instead")
@@ -218,7 +218,7 @@ def _require_deletable(tenant: str, data: TenantData, *, is_rewritable: bool) ->
 def _destroy_keys(settings: Settings, tenant: str) -> int:
     """Destroy the tenant's keys, and that of the memory that it shares with its group, which gets another one; return
     the number of keys that existed."""
-    from omnidraft.memory.owners import Owners
+    from omnidraft.memory.memory_file import Owners
 
     store, owner = key_store(settings), Owners(settings.memory.groups).of(tenant)
     names = {tenant, owner.key_name}
@@ -232,7 +232,7 @@ def _find(settings: Settings, topic: str, matcher: "TenantMatcher", on_message: 
     if topic not in topic_names(settings):
         return TenantMessages()
     with closing(log_reader(settings, topic)) as reader:
-        idle_s = topic_scan.silence_s(settings.log.request_timeout_s)
+        idle_s = topic_scan.idle_timeout_s(settings.log.request_timeout_s)
         return matcher.find(_messages(reader, idle_s, on_message))
 
 

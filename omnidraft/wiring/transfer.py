@@ -10,10 +10,8 @@ from typing import Any, Final
 from omnidraft.errors import ConfigError, RequestError
 from omnidraft.files import require_writable, sha256_of, whole_folder
 from omnidraft.models.catalog import store
-from omnidraft.models.hf import training_precision
-from omnidraft.models.hf.model_folder import write_folder
-from omnidraft.models.hf.pretrained import saved_dtype
-from omnidraft.models.hf.trainable_drafter import trainable_with_embeddings
+from omnidraft.models.hf.pretrained import saved_dtype, write_folder
+from omnidraft.models.hf.trainable_drafter import automatic_precision, trainable_with_embeddings, usable_precision
 from omnidraft.ports import Precision
 from omnidraft.progress import bar
 from omnidraft.transfer.bits_per_byte import bits_per_byte
@@ -130,7 +128,7 @@ def _trained(
 ) -> tuple[Any, list[LinearHypernetwork], dict[str, Any]]:
     """Return the trained model in the format of the original's weights, its hypernetworks, and the report."""
     settings = request.settings
-    precision = training_precision.usable(request.precision) if request.precision else training_precision.automatic()
+    precision = usable_precision(request.precision) if request.precision else automatic_precision()
     original_model = load_model(pair.old_folder, request.model)
     folder = request.init if isinstance(request.init, Path) else None
     networks = hypernetworks(original_model, pair, folder)

@@ -12,11 +12,9 @@ from torch import Tensor
 from omnidraft.errors import ModelError
 from omnidraft.files import whole_folder
 from omnidraft.models.catalog import store
-from omnidraft.models.hf.byte_tokenizer import write_byte_tokenizer
-from omnidraft.models.hf.model_folder import TOKENIZER_FILES
-from omnidraft.models.hf.pretrained import causal_lm
+from omnidraft.models.hf.pretrained import TOKENIZER_FILES, causal_lm
 from omnidraft.models.hf.target_vocabulary import replace_vocabulary
-from omnidraft.models.hf.tokenizer import HfTokenizer, load_tokenizer
+from omnidraft.models.hf.tokenizer import HfTokenizer, load_tokenizer, write_byte_tokenizer
 from omnidraft.models.hf.trainable_drafter import TransformersTrainable
 from omnidraft.ports import Precision
 from omnidraft.progress import bar

@@ -15,12 +15,11 @@ import typer
 
 from omnidraft import config
 from omnidraft.errors import ConfigError
-from omnidraft.files import require_writable_file
+from omnidraft.files import require_writable_file, save_json
 from omnidraft.hosts import process
 from pipelines.bench import page, summary
 from pipelines.bench.methods import NAMES, Setup, load
 from pipelines.bench.runs import Failure, Outcomes, about, measure, plain_rows, tasks_of
-from pipelines.lib import report
 from pipelines.lib.choices import chosen
 
 DEFAULT_METHODS = "plain,omnidraft,hf-generate"
@@ -69,7 +68,7 @@ def main(
             rows = [row for task in tasks for row in summary.rows(task, outcomes[task], is_greedy=temperature == 0)]
             content = {**described, "rows": rows, "runs": plain_rows(outcomes)}
             if json_path is not None:
-                report.save(content, json_path)
+                save_json(content, json_path)
             return content
 
         runnable = {name: loaded.methods.get(name) or Failure(loaded.missing[name]) for name in names}

@@ -34,14 +34,14 @@ from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.wiring.named_snapshots import named_or_base
 from pipelines.bench.runs import BenchRun, Method, run_of_generate, run_of_steps
-from pipelines.lib.prompt_requests import fields_of, ids_of
+from pipelines.lib.recording import fields_of, ids_of
 
 TRACED = "omnidraft+traces"
 
 
 @dataclass(frozen=True, slots=True)
 class OwnMethod:
-    """How our engine decodes; None is the setting's."""
+    """A way of decoding with our engine; None is the setting's."""
 
     mode: Mode | None = None
     num_draft_tokens: int | None = None

@@ -7,7 +7,7 @@ from typing import Any
 from pipelines.bench.methods import BASELINES
 from pipelines.bench.summary import Row
 from pipelines.lib import page
-from pipelines.lib.page import Section, number
+from pipelines.lib.page import PageSection, number
 
 COLUMNS: Mapping[str, str] = {
     "method": "method",
@@ -43,11 +43,11 @@ def show(report: Mapping[str, Any], markdown_path: Path | None) -> None:
         markdown_path.write_text(page.markdown("Benchmarks", _about(report), sections))
 
 
-def _section(task: str, num_prompts: int, rows: list[Row]) -> Section:
+def _section(task: str, num_prompts: int, rows: list[Row]) -> PageSection:
     of_task = [row for row in rows if row["task"] == task]
     failures = [f"{row['method']} failed: {reason}" for row in of_task for reason in row["failures"]]
     cells = [[_cell(column, row) for column in COLUMNS] for row in of_task]
-    return Section(f"{task} ({num_prompts} prompts)", list(COLUMNS.values()), cells, failures)
+    return PageSection(f"{task} ({num_prompts} prompts)", list(COLUMNS.values()), cells, failures)
 
 
 def _cell(column: str, row: Row) -> str:

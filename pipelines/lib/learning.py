@@ -31,7 +31,7 @@ DEPTHS = (1, 2, 3, 4, 6, 8, 10)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LearningPoint:
     """One point of a learning curve."""
 
     num_steps: int
@@ -67,7 +67,7 @@ def require_new(folder: Path) -> None:
         raise RequestError(f"{folder} exists; a snapshot is written once")
 
 
-def measure(learner: Learner, hits: Sequence[np.ndarray], losses: dict[str, float] | None = None) -> Point:
+def measure(learner: Learner, hits: Sequence[np.ndarray], losses: dict[str, float] | None = None) -> LearningPoint:
     """Return the point of the learner as it is now. Raises RequestError when no record has a position.
 
     Args:
@@ -78,7 +78,7 @@ def measure(learner: Learner, hits: Sequence[np.ndarray], losses: dict[str, floa
         raise RequestError("no record has a position to score")
     tokens_per_pass = {depth: block_efficiency(hits, depth) or 1.0 for depth in DEPTHS}
     counters = learner.counters
-    return Point(counters.num_steps, counters.num_tokens, agreement, tokens_per_pass, losses or {})
+    return LearningPoint(counters.num_steps, counters.num_tokens, agreement, tokens_per_pass, losses or {})
 
 
 class TrainingRun:
@@ -94,7 +94,7 @@ class TrainingRun:
         self._judge.set_parent(self.learner.serving_tensors())
         self._held_out: Sequence[TraceRecord] = ()
         self._seconds = 0.0  # in learning steps alone
-        self.curve: list[Point] = []
+        self.curve: list[LearningPoint] = []
 
     def learn(
         self,
@@ -104,7 +104,7 @@ class TrainingRun:
         title: str,
         num_passes: int = 1,
         measure_every: int | None = None,
-        on_point: Callable[[Point], None] = lambda point: None,
+        on_point: Callable[[LearningPoint], None] = lambda point: None,
     ) -> None:
         """Learn from all records, in order, `num_passes` times, below a progress bar of this title.
 
@@ -124,7 +124,7 @@ class TrainingRun:
                 if number == len(batches) or (measure_every and number % measure_every == 0):
                     self._measure(on_point, dict(report.losses))
 
-    def _measure(self, on_point: Callable[[Point], None], losses: dict[str, float]) -> None:
+    def _measure(self, on_point: Callable[[LearningPoint], None], losses: dict[str, float]) -> None:
         self.curve.append(measure(self.learner, self.learner.hits(self._held_out, with_cache=True), losses))
         on_point(self.curve[-1])
 

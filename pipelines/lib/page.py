@@ -9,16 +9,23 @@ from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """A table with its title, and what is to be said below it."""
+class PageSection:
+    """A table with its title, and what is to be said around it."""
 
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
+    about: str | None = None
+    """A paragraph of the page above the table."""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.headings):
+                raise ValueError(f"{self.title}: {row} has not {len(self.headings)} cells")
 
 
-def show(sections: Iterable[Section]) -> None:
+def show(sections: Iterable[PageSection]) -> None:
     """Print the tables."""
     console = Console()
     for section in sections:
@@ -31,13 +38,13 @@ def show(sections: Iterable[Section]) -> None:
         print(*section.notes, sep="\n", end="\n" if section.notes else "")
 
 
-def markdown(title: str, about: Iterable[str], sections: Iterable[Section]) -> str:
+def markdown(title: str, about: Iterable[str], sections: Iterable[PageSection]) -> str:
     """Return the page: what it is about, a paragraph each, and a table for each section."""
     lines = [f"# {title}"]
     for paragraph in about:
         lines += ["", paragraph]
     for section in sections:
-        lines += ["", f"## {section.title}", ""]
+        lines += ["", f"## {section.title}", *(("", section.about) if section.about else ()), ""]
         lines += [_line(section.headings), _line(["---"] * len(section.headings)), *map(_line, section.rows)]
         for note in section.notes:
             lines += ["", note]

@@ -7,10 +7,12 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from omnidraft import config, prompts, wiring
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.policy.cost_model import MeasuredCosts
+from omnidraft.decode.prompting import PromptTokenizer
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.teacher_forcing import force
 from omnidraft.errors import RequestError
@@ -19,7 +21,35 @@ from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
-from pipelines.lib.prompt_requests import request_for
+
+
+def request_for(prompt: Prompt, tokenizers: wiring.Vocabularies, max_new_tokens: int, num_draft_tokens: int) -> Request:
+    """Return a request in fast mode at temperature 0; `num_draft_tokens` 0 is plain decoding."""
+    return Request(
+        prompt_ids=tuple(ids_of(prompt, tokenizers.target)),
+        drafter_prompt_ids=tuple(ids_of(prompt, tokenizers.drafter)),
+        max_new_tokens=max_new_tokens,
+        stop_ids=tokenizers.target.stop_ids,
+        mode="fast",
+        num_draft_tokens=num_draft_tokens,
+    )
+
+
+def ids_of(prompt: Prompt, tokenizer: PromptTokenizer) -> Sequence[int]:
+    """Return the ids that a model answers behind."""
+    if tokenizer.has_chat_template:
+        return tokenizer.chat_prompt_ids(_messages(prompt))
+    return tokenizer.prompt_ids(prompt.text)
+
+
+def fields_of(prompt: Prompt, tokenizer: PromptTokenizer) -> Mapping[str, Any]:
+    """Return the field of a GenerationRequest for the target with this tokenizer."""
+    return {"messages": _messages(prompt)} if tokenizer.has_chat_template else {"prompt": prompt.text}
+
+
+def _messages(prompt: Prompt) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt.text}]
+
 
 WORKER = "pipelines.record"
 MAX_NEW_TOKENS = 400

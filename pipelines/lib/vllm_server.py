@@ -5,11 +5,9 @@ vLLM lives in a virtual environment of its own (deploy/vllm/requirements-cpu.txt
 
 import json
 import os
-import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,9 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from omnidraft import child
 from omnidraft.client import CHAT, COMPLETIONS, OpenAIClient, text_of
-from omnidraft.demo import child_process
-from omnidraft.demo.local_cluster import free_port, is_serving
+from omnidraft.demo.local_cluster import LocalCluster, ServiceFailed, free_port, is_serving
 from omnidraft.errors import ModelError, RequestError
 from omnidraft.system import allowed_processors, usable_processors
 
@@ -28,7 +26,6 @@ MODULE = "vllm.entrypoints.openai.api_server"
 PROPOSER = "omnidraft.hosts.vllm.Proposer"
 _READY_S = 900.0
 _ANSWER_S = 1200.0
-_STOP_S = 30.0
 _LAST_LINES = 25
 
 
@@ -51,7 +48,6 @@ class VllmServer:
 
     url: str
     pid: int
-    log_path: Path
 
     def ask(self, text: str, max_new_tokens: int, *, schema: str | None = None) -> VllmAnswer:
         """Stream the answer to one user message at temperature 0, under this JSON schema if there is one.
@@ -121,6 +117,7 @@ def serve(
     """Serve this model on a free port until the context ends.
 
     Args:
+        log_path: a file `*.log` for its output.
         speculation: vLLM's --speculative-config; None decodes plainly.
         settings: environment variables added to ours.
         threads: processors to compute with; None: all that can compute at once.
@@ -133,13 +130,14 @@ def serve(
     command += ["--host", "127.0.0.1", "--served-model-name", "target", *arguments]
     if speculation is not None:
         command += ["--speculative-config", json.dumps(speculation)]
-    process = child_process.start(command, log_path, _environment(venv, threads) | dict(settings or {}))
-    server = VllmServer(f"http://127.0.0.1:{port}", process.pid, log_path)
-    try:
-        _await(server, process)
-        yield server
-    finally:
-        _stop(process)
+    url = f"http://127.0.0.1:{port}"
+    with LocalCluster(log_path.parent, _environment(venv, threads) | dict(settings or {})) as cluster:
+        pid = cluster.start(log_path.stem, command)
+        try:
+            cluster.wait_for(lambda: is_serving(url, "/health"), "healthy server", _READY_S, poll_s=0.5)
+        except ServiceFailed as exc:
+            raise ModelError("vLLM did not come up:\n" + child.last_lines(log_path, _LAST_LINES)) from exc
+        yield VllmServer(url, pid)
 
 
 def custom_class(num_tokens: int) -> dict[str, Any]:
@@ -166,25 +164,3 @@ def _environment(venv: Path, threads: int | None) -> dict[str, str]:
     return (
         defaults | os.environ | {name: defaults[name] for name in ("LD_PRELOAD", "OMP_NUM_THREADS") if name in defaults}
     )
-
-
-def _await(server: VllmServer, process: "subprocess.Popen[bytes]") -> None:
-    deadline_s = time.monotonic() + _READY_S
-    while time.monotonic() < deadline_s and process.poll() is None:
-        if is_serving(server.url, "/health"):
-            return
-        time.sleep(0.5)
-    lines = server.log_path.read_text(errors="replace").splitlines()[-_LAST_LINES:]
-    raise ModelError("vLLM did not come up:\n" + "\n".join(lines))
-
-
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """Stop the server and its workers, which outlive it when it is killed."""
-    process.send_signal(signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_STOP_S)
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    process.wait()

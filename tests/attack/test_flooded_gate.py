@@ -14,13 +14,12 @@ import pytest
 
 from omnidraft.config import ControllerSettings, LearnerSettings
 from omnidraft.distill.control import Status, TrainingControl
-from omnidraft.distill.evaluation.held_out import HeldOut
-from omnidraft.distill.evaluation.pinned import read_pinned
+from omnidraft.distill.evaluation.held_out import HeldOut, read_pinned
 from omnidraft.distill.ingest.tenant_shares import TENANT_SHARE, TenantGroups
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import LogAnnouncer
 from omnidraft.fleet.controller import Controller
-from omnidraft.fleet.rewinds import REWIND_AFTER, Rewinds
+from omnidraft.fleet.drift_recovery import REWIND_AFTER, Rewinds
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics

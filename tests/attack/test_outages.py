@@ -26,14 +26,13 @@ from fastapi.testclient import TestClient
 from omnidraft.audit.findings import Report
 from omnidraft.audit.run import DiscardingWriter, audit, dead_letter_reasons
 from omnidraft.bus import kafka_log
-from omnidraft.bus.sqlite_expiry import MAX_EXPIRED
-from omnidraft.bus.sqlite_log import MALFORMED, SqliteReader, SqliteWriter
+from omnidraft.bus.sqlite_log import MALFORMED, MAX_EXPIRED, SqliteReader, SqliteWriter
 from omnidraft.config import RecorderSettings, WorkerSettings
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.ingest import dead_letters
+from omnidraft.distill.ingest.log_position import TruncationMark
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.distill.ingest.truncation_mark import TruncationMark
 from omnidraft.errors import (
     BusError,
     LogTruncated,
@@ -526,11 +525,11 @@ except StorageError as exc:
 
 
 def test_a_journal_that_cannot_be_written_stops_no_learning(outage, caplog):
-    from omnidraft.distill.ingest.crash_journal import CrashJournal
+    from omnidraft.distill.ingest.poison_detector import PoisonDetector
 
     (outage.folder / "file").write_text("in the way")
     outage.emit(*names(4))
-    assert outage.learn(journal=CrashJournal(outage.folder / "file" / "trying.json", tries=2)) == names(4)
+    assert outage.learn(poison_detector=PoisonDetector(outage.folder / "file" / "trying.json", tries=2)) == names(4)
     assert caplog.text.count("crash journal cannot be written") == 1
 
 
@@ -764,8 +763,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for name in ("sqlite_log", "sqlite_expiry"):
-        monkeypatch.setattr(f"omnidraft.bus.{name}.time", made)
+    monkeypatch.setattr("omnidraft.bus.sqlite_log.time", made)
     return made
 
 

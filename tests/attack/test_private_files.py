@@ -11,7 +11,7 @@ import pytest
 
 from omnidraft import files
 from omnidraft.bus.sqlite_log import SqliteWriter
-from omnidraft.distill.ingest.crash_journal import CrashJournal
+from omnidraft.distill.ingest.poison_detector import PoisonDetector
 from omnidraft.distill.resume_tensors import records_to_tensors
 from omnidraft.ports import Outgoing
 from omnidraft.registry.directory_registry import DirectoryRegistry
@@ -122,5 +122,5 @@ def test_what_a_server_sends_is_kept_to_oneself(tmp_path: Path) -> None:
 
 
 def test_the_learners_journal(tmp_path: Path) -> None:
-    CrashJournal(tmp_path / "trying.json", tries=3).start([(0, 1)])
+    PoisonDetector(tmp_path / "trying.json", tries=3).start([(0, 1)])
     assert [stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()] == [0o600]

@@ -230,7 +230,7 @@ def test_a_home_that_cannot_be_written_costs_the_memory_only(tmp_path: Path) -> 
 
 def test_a_command_that_is_killed_for_memory_says_so_and_ends_alike() -> None:
     code = (
-        "import os, signal; from omnidraft.cli.supervised import run_supervised; "
+        "import os, signal; from omnidraft.child import run_supervised; "
         "run_supervised(lambda: os.kill(os.getpid(), signal.SIGKILL))"
     )
     died = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -241,7 +241,7 @@ def test_a_command_that_is_killed_for_memory_says_so_and_ends_alike() -> None:
 
 def test_a_command_that_a_signal_ends_says_so_and_ends_alike(tmp_path: Path) -> None:
     code = (
-        "import os, signal; from omnidraft.cli.supervised import run_supervised; "
+        "import os, signal; from omnidraft.child import run_supervised; "
         "run_supervised(lambda: os.kill(os.getpid(), signal.SIGILL))"
     )
     died = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -255,7 +255,7 @@ def test_a_command_ends_though_its_launcher_ignored_the_ends_of_children() -> No
     code = (
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
         "os.execv(sys.executable, [sys.executable, '-c', "
-        "'import sys; from omnidraft.cli.supervised import run_supervised; run_supervised(lambda: sys.exit(7))'])"
+        "'import sys; from omnidraft.child import run_supervised; run_supervised(lambda: sys.exit(7))'])"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=30).returncode == 7
 
@@ -263,7 +263,7 @@ def test_a_command_ends_though_its_launcher_ignored_the_ends_of_children() -> No
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_a_command_reaches_what_it_runs(number: signal.Signals) -> None:
     code = (
-        "import signal, sys; from omnidraft.cli.supervised import run_supervised\n"
+        "import signal, sys; from omnidraft.child import run_supervised\n"
         "def command():\n"
         f"    signal.signal({int(number)}, lambda *_: sys.exit(7))\n"
         "    print('ready', flush=True); signal.pause()\n"
@@ -279,7 +279,7 @@ def test_a_signal_to_a_command_reaches_what_it_runs(number: signal.Signals) -> N
 def test_an_interrupt_ends_a_command_by_130_wherever_it_comes(tmp_path: Path) -> None:
     """CPython dies of SIGINT after an interrupt that passed through `exec` of a text, as defining a dataclass does."""
     (tmp_path / "interrupted.py").write_text(
-        "import sys; from omnidraft.cli.supervised import run_supervised\n"
+        "import sys; from omnidraft.child import run_supervised\n"
         "def command():\n"
         "    try: exec('raise KeyboardInterrupt')\n"
         "    except KeyboardInterrupt: sys.exit(130)\n"
@@ -293,7 +293,7 @@ def test_an_interrupt_ends_a_command_by_130_wherever_it_comes(tmp_path: Path) ->
 
 def test_a_command_that_is_killed_leaves_nothing_running() -> None:
     code = (
-        "import os, signal; from omnidraft.cli.supervised import run_supervised; "
+        "import os, signal; from omnidraft.child import run_supervised; "
         "run_supervised(lambda: (print(os.getpid(), flush=True), signal.pause()))"
     )
     command = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)

@@ -16,7 +16,7 @@ from typing import Any
 
 from omnidraft import LLM, SamplingParams
 from omnidraft.bus.sqlite_log import SqliteReader
-from omnidraft.distill.ingest import crash_journal
+from omnidraft.distill.ingest import poison_detector
 from omnidraft.fleet.controller import Controller
 from omnidraft.models.hf.trainable_drafter import TransformersTrainable
 
@@ -111,7 +111,7 @@ def die_in_request(home: Path, models: tuple[Path, Path]) -> None:
         return output
 
     TransformersTrainable.hidden = interrupted  # type: ignore[method-assign]
-    crash_journal.TRIES = 1
+    poison_detector.TRIES = 1
     llm = open_llm(home, models)
     assert llm.learning is not None
     if not num_recorded(home):

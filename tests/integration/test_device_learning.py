@@ -11,7 +11,7 @@ import pytest
 from omnidraft import SamplingParams
 from omnidraft.bus import sqlite_log
 from omnidraft.device.learning import IdleLearning
-from omnidraft.distill.ingest import crash_journal
+from omnidraft.distill.ingest import poison_detector
 from omnidraft.distill.ingest.record_disposition import Disposition
 from omnidraft.errors import ConfigError
 from omnidraft.ports import SnapshotVersion
@@ -127,7 +127,7 @@ def test_records_are_not_poison_because_processes_end_in_requests_for_which_thei
     tiny_models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two deaths over a step would do, there as here."""
-    monkeypatch.setattr(crash_journal, "TRIES", 1)
+    monkeypatch.setattr(poison_detector, "TRIES", 1)
     command = [
         sys.executable,
         "-m",

@@ -20,10 +20,10 @@ from omnidraft import config, wiring
 from omnidraft.bus import sqlite_forget
 from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
-from omnidraft.bus.sqlite_trim import delete_before
+from omnidraft.bus.sqlite_log import delete_before
 from omnidraft.bus.tenant_keys import TenantKeys
 from omnidraft.distill.ingest import topic_scan
-from omnidraft.doctor import keys
+from omnidraft.doctor.all_checks import key_store
 from omnidraft.doctor.finding import Verdict
 from omnidraft.errors import BusError, RecordForgotten
 from omnidraft.fleet.forget_orders import last_order
@@ -196,8 +196,8 @@ def test_a_new_master_key_takes_over_by_rewrapping(sqlite: config.Settings, run:
     assert (done.returncode, done.stdout.strip()) == (0, "2 keys wrapped with the newest master key")
     assert learn(make_settings(url=sqlite.log.url, encryption_keys=[newer]))[0] == ["a/1", "b/1"]
     old = make_settings(url=sqlite.log.url, encryption_keys=[MASTER])
-    assert [keys.store(each).verdict for each in (both, old)] == [Verdict.OK, Verdict.PROBLEM]
-    assert keys.store(make_settings(url="kafka://host:1", encryption_keys=[MASTER])).verdict is Verdict.WARNING
+    assert [key_store(each).verdict for each in (both, old)] == [Verdict.OK, Verdict.PROBLEM]
+    assert key_store(make_settings(url="kafka://host:1", encryption_keys=[MASTER])).verdict is Verdict.WARNING
     lost = run(old, "rewrap")
     assert (lost.returncode, "not among log.encryption_keys" in lost.stdout) == (1, True)
     refused = run(make_settings(url=sqlite.log.url), "rewrap")

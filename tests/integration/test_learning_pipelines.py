@@ -22,9 +22,9 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
 from pipelines import evaluate, learn, record, replay
 from pipelines.bench import __main__ as bench
+from pipelines.learn import for_drafter
 from pipelines.lib import recording
 from pipelines.lib.learning import TrainingRun
-from pipelines.lib.other_drafters import for_drafter
 from tests.cli_runs import Environ, made_once, run_cli
 from tests.cli_runs import run_pipeline as run
 from tests.tiny_fleet import memory_in, memory_of

@@ -9,7 +9,7 @@ import pytest
 
 from omnidraft import config, wiring
 from omnidraft.distill.ingest import dead_letters
-from omnidraft.distill.ingest.crash_journal import TRIES
+from omnidraft.distill.ingest.poison_detector import TRIES
 from omnidraft.traces import codec
 from omnidraft.wiring.audit import audit
 from tests.integration.distiller_process import Fleet, run_learner

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from omnidraft import config
-from omnidraft.demo.local_cluster import LocalCluster, ServiceFailed, free_port, is_serving
+from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
 from omnidraft.testing.tiny_models import make_drafter, make_target
 from pipelines.lib.bytecode import bytecode_environment
 from tests.kafka_fixture import load_local_broker
@@ -86,13 +86,8 @@ class Cluster(LocalCluster):
         for name in names:
             self.wait_for(lambda name=name: self.is_ready(name), f"ready {name}", START_TIMEOUT_S)
 
-    def wait_for(self, ready: Callable[[], bool], what: str, timeout_s: float, *, poll_s: float = 0.2) -> None:
-        """Wait, and restart what ends meanwhile. Raises ServiceFailed when it takes too long."""
-        deadline = time.monotonic() + timeout_s
-        while not ready():
-            if time.monotonic() > deadline:
-                raise ServiceFailed(f"no {what} within {timeout_s:.0f} s; see the logs in {self.folder / 'logs'}")
-            self.supervise(poll_s)
+    def _on_ended(self, what: str) -> None:
+        self.restart_ended()
 
     def is_ready(self, name: str) -> bool:
         """Return whether the process does its work; `actor` is ready when the distiller has one."""

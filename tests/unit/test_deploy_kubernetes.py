@@ -9,14 +9,12 @@ from typing import Any
 import jsonschema
 import kubernetes_validate
 import pytest
-import yaml
 
 from omnidraft import config
 from omnidraft.bus.kafka_client import _configs
 from omnidraft.wiring.logs import _retention_s
 from tests.deployment_secrets import value_of
 from tests.kubernetes_manifests import (
-    KUBERNETES,
     OVERLAYS,
     ROOT,
     Resource,
@@ -87,19 +85,6 @@ def test_every_container_says_what_it_needs_and_is_not_root(overlay: str) -> Non
             assert security["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
-def test_kafkas_containers_keep_to_the_standard_of_the_namespace(overlay: str) -> None:
-    for kafka in of_kind(overlay, "Kafka"):
-        templates = kafka["spec"]["kafka"]["template"], kafka["spec"]["entityOperator"]["template"]
-        assert [len(each) for each in templates] == [1, 2]
-        for template in (container for each in templates for container in each.values()):
-            assert template["securityContext"] == {
-                "allowPrivilegeEscalation": False,
-                "capabilities": {"drop": ["ALL"]},
-                "runAsNonRoot": True,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            }
-
-
 def test_every_container_is_probed(overlay: str) -> None:
     for resource, container in containers(overlay):
         if resource["kind"] not in RAY_PROBED:
@@ -167,20 +152,6 @@ def admitted_pods(overlay: str, pod_labels: dict[str, str]) -> list[dict[str, st
     return [each["podSelector"]["matchLabels"] for rule in rules for each in rule["from"]]
 
 
-def test_decode_workers_scale_and_survive_a_drained_node(overlay: str) -> None:
-    """By the autoscaler and the budget of the base, or by Ray Serve's."""
-    services = of_kind(overlay, "RayService")
-    assert bool(services) != bool(names(overlay, "HorizontalPodAutoscaler"))
-    assert len(names(overlay, "PodDisruptionBudget")) == 1
-    for service in services:
-        (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
-        ingress, replicas = application["deployments"]
-        assert ingress["num_replicas"] >= 2
-        assert replicas["autoscaling_config"]["min_replicas"] >= 2
-        groups = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-        assert groups[0]["maxReplicas"] >= replicas["autoscaling_config"]["max_replicas"]
-
-
 def test_everything_that_is_mounted_is_made_here(overlay: str) -> None:
     for resource in built(overlay):
         for pod in pods(resource):
@@ -233,12 +204,6 @@ def test_every_image_is_ours_or_of_a_fixed_version(overlay: str) -> None:
     tag = "cuda" if overlay.endswith("cuda") else "cpu"
     images = {container["image"].partition("@")[0] for _, container in containers(overlay)}
     assert images <= {f"registry.example.com/omnidraft:{tag}", "postgres:17"}
-
-
-def test_the_folder_holds_nothing_that_no_overlay_uses(overlay: str) -> None:
-    used = (KUBERNETES / overlay / "kustomization.yaml").read_text()
-    files = {path.name for path in (KUBERNETES / overlay).iterdir()} - {"kustomization.yaml"}
-    assert [name for name in files if name not in used] == []
 
 
 def service_of(resource: Resource) -> str | None:

@@ -20,28 +20,6 @@ def test_a_bad_prompt_is_refused_by_file_and_line(tmp_path: Path, line: str) -> 
         prompts.read(path)
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("{", "it is not JSON (Expecting property name enclosed in double quotes, column 2)"),
-        ("5", "it is not a JSON object"),
-        ('{"other": 1}', "it has neither, or an empty prompt"),
-        ('{"prompt": 5}', "the prompt is not a text: 5"),
-        ('{"question": 5}', "the question is not a text: 5"),
-        ('{"prompt": ""}', "it has neither, or an empty prompt"),
-        ('{"prompt": "a", "answer": [1]}', "the answer is not a text: [1]"),
-        ('{"prompt": "a", "answer_ids": 3}', "answer_ids is not a list of whole numbers: 3"),
-        ('{"prompt": "a", "answer_ids": ["x"]}', 'answer_ids is not a list of whole numbers: ["x"]'),
-    ],
-)
-def test_a_bad_prompt_is_explained_in_plain_words(tmp_path: Path, line: str, why: str) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(line)
-    with pytest.raises(RequestError) as refused:
-        prompts.read(path)
-    assert str(refused.value) == f"{path}:1 needs a JSON object with a prompt or question: {why}"
-
-
 def test_a_file_that_cannot_be_read_is_told_in_plain_words(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=rf"^cannot read {tmp_path}/nowhere: No such file or directory$"):
         prompts.read(tmp_path / "nowhere")

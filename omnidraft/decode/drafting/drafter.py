@@ -12,7 +12,6 @@ from itertools import chain
 
 import torch
 
-from omnidraft.decode.device_wait import wait_for
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, NoiseCoupling
 from omnidraft.decode.drafting.draft_tree_builder import TextDraft
 from omnidraft.decode.drafting.drafter_context import DrafterContext
@@ -21,7 +20,7 @@ from omnidraft.decode.drafting.loaded_factors import LoadedFactors
 from omnidraft.decode.drafting.session_pool import SessionPool
 from omnidraft.decode.drafting.token_healing import TokenHealing
 from omnidraft.decode.drafting.token_mapping import AFTER_TEXT, DraftPrefix
-from omnidraft.decode.policy.cost_model import CostCurve
+from omnidraft.decode.policy.cost_model import CostCurve, wait_for
 from omnidraft.ports import DraftModel, Request, RoundPlan
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.ngram_cache import NgramCache

@@ -22,7 +22,7 @@ from omnidraft.decode.drafting.acceptance_stats import (
     temperature_bin,
 )
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder, TextDraft
-from omnidraft.memory.growing_index import GrowingIndex
+from omnidraft.memory.incremental_index import IncrementalIndex
 from omnidraft.memory.local_alignment import LocalAlignment
 from omnidraft.memory.match import SuffixMatch
 from omnidraft.memory.recent_texts import RecentTexts
@@ -92,7 +92,7 @@ class SuffixSession:
         self._stop_ids = request.stop_ids
         self._style = (temperature_bin(request.sampling.temperature), 0.0)
         self._calibrator = calibrator
-        self._text = GrowingIndex()
+        self._text = IncrementalIndex()
         self._alignment = LocalAlignment()
         self._append(request.prompt_ids)
 

@@ -22,7 +22,7 @@ _INDENTED = "   a"
 
 
 class TokenHealing:
-    """What a drafter's tokens that begin with a line break are behind it."""
+    """Continues drafter's tokens that begin with a line break behind one."""
 
     def __init__(self, draft: Vocabulary, target: Tokenizer, alignment: Alignment) -> None:
         """Heal nothing for a target that joins all spaces before a word, as Gemma's: the drafter leaves the last one to

@@ -26,9 +26,8 @@ from omnidraft.decode.policy.drafting_stats import (
     load_of,
     stream_of,
 )
-from omnidraft.decode.policy.plain_rounds import PlainRounds
 from omnidraft.decode.policy.search_gains import SearchGains
-from omnidraft.decode.policy.stream_stats import MAX_STREAMS, TRIAL_ROUNDS, StreamStats
+from omnidraft.decode.policy.stream_stats import MAX_STREAMS, TRIAL_ROUNDS, PlainRounds, StreamStats
 from omnidraft.ports import NO_OTHERS, OtherTexts, RoundText, TextOutcome, Work
 
 CATCH_UP = 4

@@ -2,16 +2,23 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Protocol
 
 import numpy as np
+import torch
 
-from omnidraft.decode.device_wait import wait_for
 from omnidraft.decode.policy.cost_file import CostFile
 from omnidraft.ports import DraftModel, DraftSession, DraftTree, Mode, Source, Target, TargetSession, TreeLimits
 from omnidraft.progress import stages
+
+
+def wait_for(tensors: Iterable[torch.Tensor]) -> None:
+    """Wait until these are computed; those of a processor are."""
+    for device in {each.device for each in tensors if each.device.type == "cuda"}:
+        torch.cuda.synchronize(device)
+
 
 _SCALE_SD, _SHAPE_SD = 1.5, 0.5
 """Doubt about what a start measured, as standard deviations of log seconds: in all sizes alike, since other load makes

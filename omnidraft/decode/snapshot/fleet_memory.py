@@ -13,8 +13,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from omnidraft.errors import RecordForgotten, SnapshotCorrupt, UnknownKey
-from omnidraft.memory.memory_file import MemoryFile, map_file
-from omnidraft.memory.owners import Owner, Owners
+from omnidraft.memory.memory_file import MemoryFile, Owner, Owners, map_file
 from omnidraft.memory.suffix_index import SuffixIndex
 from omnidraft.ports import Announcement, Metrics, RecordCipher, SnapshotVersion, UnreadableReason
 from omnidraft.snapshots.bundle import MEMORY, key_id_of

@@ -4,10 +4,18 @@ The parent's hits are remembered from when it was published; only records held o
 parent's weights, which stay in memory as they are served (bfloat16, or LoRA factors). Both sides are measured with
 serving weights, the ones that workers get. A pinned file is measured likewise, apart from what the log brought.
 Source: docs/algorithms.md, section 11.
+
+Agreement is also counted by tenant, which the promotion gate judges, so that no tenant's gain pays for another's loss.
+Tenants with fewer than LEAST_TENANT_REQUESTS held-out requests are one group, and so are those beyond the MOST_TENANTS
+with most: few requests show nothing, and a manifest is bounded however many names there are.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+import hashlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +23,96 @@ from torch import Tensor
 
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.distill.evaluation.agreement import block_efficiency, share
-from omnidraft.distill.evaluation.pinned import PinnedRecords
-from omnidraft.distill.evaluation.tenant_agreement import ScoredRecord, by_tenant
-from omnidraft.distill.ingest.tenant_shares import TenantGroups
+from omnidraft.distill.ingest.record_disposition import hash_64
+from omnidraft.distill.ingest.tenant_shares import OTHERS, TenantGroups
 from omnidraft.distill.training.learner import Learner
-from omnidraft.snapshots.manifest import PinnedAgreement, TenantAgreement
+from omnidraft.errors import ConfigError, RequestError, WireError
+from omnidraft.snapshots.manifest import LEAST_TENANT_REQUESTS, PinnedAgreement, TenantAgreement
 from omnidraft.stats import paired_standard_error
+from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
+
+MOST_RECORDS = 256
+"""Each is measured for every snapshot and takes about 25 kB of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedRecords:
+    """The records of one file."""
+
+    sha256: str
+    records: tuple[TraceRecord, ...]
+
+
+def read_pinned(path: Path, alignment: str) -> PinnedRecords:
+    """Read a trace archive, as `omnidraft traces export` writes it.
+
+    Raises:
+        ConfigError: there is none, it is broken, too large or empty, or a record is of another vocabulary pair.
+    """
+    try:
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        records = tuple(islice(archive.read(path), MOST_RECORDS + 1))
+    except (OSError, RequestError, WireError) as exc:
+        raise ConfigError(f"learner.pinned_held_out: {path} cannot be read: {exc}") from exc
+    if not 0 < len(records) <= MOST_RECORDS:
+        number = "no record" if not records else f"more than {MOST_RECORDS} records"
+        raise ConfigError(f"learner.pinned_held_out: {path} has {number}; export 1 to {MOST_RECORDS}")
+    if strange := next((each.alignment for each in records if each.alignment != alignment), None):
+        raise ConfigError(
+            f"learner.pinned_held_out: {path} has a record of the vocabulary pair {strange}, this learner's is "
+            f"{alignment}; export records of this target and drafter"
+        )
+    return PinnedRecords(sha256, records)
+
+
+MOST_TENANTS = 32
+MAX_NAME_CHARACTERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRecord:
+    """One held-out record of a group of tenants."""
+
+    group: str
+    request: str
+    before_P: np.ndarray
+    """Whether each position agrees with the parent, bool."""
+    after_P: np.ndarray
+
+
+def by_tenant(scored: Sequence[ScoredRecord]) -> tuple[TenantAgreement, ...]:
+    """Return the agreement of each group, those with most requests first and the small ones together at the end."""
+    records_of: defaultdict[str, list[ScoredRecord]] = defaultdict(list)
+    for record in scored:
+        if len(record.after_P):
+            records_of[record.group].append(record)
+    by_size = sorted(records_of, key=lambda group: (-_num_requests(records_of[group]), group))
+    named = [group for group in by_size if group != OTHERS][:MOST_TENANTS]
+    apart = [group for group in named if _num_requests(records_of[group]) >= LEAST_TENANT_REQUESTS]
+    rest = [record for group in by_size if group not in apart for record in records_of[group]]
+    groups = [(_bounded(group), records_of[group]) for group in apart]
+    return tuple(_agreement(name, records) for name, records in [*groups, (None, rest)] if records)
+
+
+def _agreement(name: str | None, records: Sequence[ScoredRecord]) -> TenantAgreement:
+    return TenantAgreement(
+        tenant=name,
+        num_requests=_num_requests(records),
+        before=share(record.before_P for record in records) or 0.0,
+        after=share(record.after_P for record in records) or 0.0,
+        change_error=paired_standard_error((each.request, each.before_P, each.after_P) for each in records),
+    )
+
+
+def _num_requests(records: Sequence[ScoredRecord]) -> int:
+    return len({record.request for record in records})
+
+
+def _bounded(name: str) -> str:
+    """Return the name, or the beginning and a hash of one that no request could have had."""
+    return name if len(name) <= MAX_NAME_CHARACTERS else f"{name[:64]}...{hash_64(name):016x}"
+
 
 Key = tuple[str, int]
 Hits = Mapping[Key, np.ndarray]

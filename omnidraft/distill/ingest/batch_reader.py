@@ -12,9 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from omnidraft.distill.ingest.batcher import Batch, Batcher
-from omnidraft.distill.ingest.log_position import LogPosition
+from omnidraft.distill.ingest.log_position import LogPosition, TruncationMark
 from omnidraft.distill.ingest.trace_consumer import SKIPPED, PolledRecords, TraceConsumer
-from omnidraft.distill.ingest.truncation_mark import TruncationMark
 from omnidraft.errors import BusError, LogReplaced, LogTruncated, OffsetOutOfRange
 from omnidraft.ports import PASSED_OVER, Announcement, Metrics, Offsets
 from omnidraft.snapshots.manifest import Manifest

@@ -15,7 +15,7 @@ from omnidraft.traces.record import TraceRecord
 POLL_MESSAGES = 256
 POLL_TIMEOUT_S = 1.0
 IDLE_S = 30.0
-"""Seconds without a message after which a read fails, where nothing else is said; see silence_s."""
+"""Seconds without a message after which a read fails, where nothing else is said; see idle_timeout_s."""
 DRIFT_RECORDS = 16
 """The newest records of a drifting tenant on which earlier snapshots are compared: few, so that they are all new."""
 LOOK_BACK = 400
@@ -24,7 +24,7 @@ MAX_REREAD = 4_000
 """Newest messages of each partition of which the n-gram cache is rebuilt."""
 
 
-class PollResult(Protocol):
+class HasNextOffsets(Protocol):
     """The result of a poll, of a log or of a trace consumer."""
 
     @property
@@ -37,7 +37,7 @@ class HasOffsets(Protocol):
     def first_offsets(self) -> Offsets: ...
 
 
-Poll = TypeVar("Poll", bound=PollResult)
+Poll = TypeVar("Poll", bound=HasNextOffsets)
 
 
 def polls_until(
@@ -59,7 +59,7 @@ def polls_until(
         waiting -= {partition for partition, offset in polled.next_offsets.items() if offset >= ends.get(partition, 0)}
 
 
-def silence_s(request_timeout_s: float) -> float:
+def idle_timeout_s(request_timeout_s: float) -> float:
     """Return after how many seconds without a message a log that answers within `request_timeout_s` has failed: a Kafka
     reader passes offsets that give nothing after two of them."""
     return 3 * request_timeout_s

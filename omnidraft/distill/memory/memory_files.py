@@ -14,8 +14,7 @@ from pathlib import Path
 from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.errors import ConfigError, RecordForgotten, SnapshotCorrupt, StorageError, UnknownKey
 from omnidraft.files import link_or_copy, written_aside
-from omnidraft.memory.memory_file import MemoryFile, encode
-from omnidraft.memory.owners import Owner
+from omnidraft.memory.memory_file import MemoryFile, Owner, encode
 from omnidraft.memory.recent_texts import MemoryText
 from omnidraft.ports import Metrics, RecordCipher, UnreadableReason
 from omnidraft.private_files import PRIVATE, USUAL

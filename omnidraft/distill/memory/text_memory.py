@@ -15,7 +15,7 @@ import numpy as np
 
 from omnidraft.config import MemorySettings
 from omnidraft.distill.ingest.record_disposition import hash_63
-from omnidraft.memory.owners import Owner, Owners
+from omnidraft.memory.memory_file import Owner, Owners
 from omnidraft.memory.recent_texts import MemoryText
 from omnidraft.ports import MemoryDropReason
 from omnidraft.traces.record import TraceRecord

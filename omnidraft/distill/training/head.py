@@ -20,9 +20,19 @@ from torch.nn.functional import softplus
 from omnidraft.distill.examples.collate import join, pack
 from omnidraft.distill.examples.targets import AcceptanceTargets, Array
 from omnidraft.distill.examples.training_example import TrainingExample
-from omnidraft.distill.resume_tensors import adam_state, check_shapes, copy_into, load_adam_state, master_weights
+from omnidraft.distill.resume_tensors import (
+    Parameters,
+    adam_state,
+    check_shapes,
+    copy_into,
+    load_adam_state,
+    master_weights,
+)
 from omnidraft.distill.training.gradients import GRAD_CLIP
 from omnidraft.ports import TrainableDrafter, TrainableHead
+
+logger = logging.getLogger(__name__)
+
 
 LOSS = "head"
 """The name of the head's loss in a step's report."""
@@ -30,8 +40,6 @@ REJECTED_WEIGHT = 6.0
 """The weight of a rejected token relative to an accepted one; SpecDec++'s."""
 LEARNING_RATE = 1e-3
 _PREFIX = "head."
-
-logger = logging.getLogger(__name__)
 
 
 class HeadTrainer:
@@ -108,3 +116,23 @@ def _weights(label_N: Array) -> Array:
 
 def _has_head(state: Mapping[str, Tensor]) -> bool:
     return any(name.startswith(_PREFIX) for name in state)
+
+
+def load_serving_tensors(drafter: Parameters, head: HeadTrainer | None, tensors: Mapping[str, Tensor]) -> None:
+    """Take serving tensors as master weights. Raises ConfigError when they do not fit; then nothing changed."""
+    if head:
+        head.check_serving(tensors)
+    copy_into(drafter, tensors)
+    if head:
+        head.start_from(tensors)
+
+
+def load_training_state(
+    drafter: Parameters, optimizer: torch.optim.Optimizer, head: HeadTrainer | None, tensors: Mapping[str, Tensor]
+) -> None:
+    """Take master weights and optimizers. Raises ConfigError when they do not fit; then nothing changed."""
+    if head:
+        head.check_state(tensors)
+    load_adam_state(drafter, optimizer, tensors)
+    if head:
+        head.load_state(tensors)

@@ -32,7 +32,7 @@ ReadExamples = Callable[[Sequence[TraceRecord]], Sequence[TrainingExample]]
 
 @dataclass(frozen=True)
 class FactorPlan:
-    """How factors are fitted."""
+    """The plan by which factors are fitted."""
 
     rank: int = 8
     """Higher learns more of a tenant, and takes memory and time of drafter steps in proportion."""

@@ -17,7 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from omnidraft.errors import ContractError, ModelError
-from omnidraft.models.hf.padded_attention import Attend, TextGroup, TextKeys, attend_in_groups
+from omnidraft.models.hf.padded_session import Attend, TextGroup, TextKeys, attend_in_groups
 
 Masks = torch.Tensor | Mapping[str, torch.Tensor]
 _SHARED_HEADS = "sdpa_with_shared_heads"

@@ -17,7 +17,7 @@ from omnidraft.models.acceptance_head import AcceptanceHead, split_tensors
 from omnidraft.models.hf import attention
 from omnidraft.models.hf.attention import share_key_heads
 from omnidraft.models.hf.kv_slots import KvSlots
-from omnidraft.models.hf.packed_pass import TextRows, forward_packed
+from omnidraft.models.hf.packed_session import TextRows, forward_packed
 from omnidraft.models.hf.serving_tensors import apply_serving_tensors
 from omnidraft.models.hf.target import load_model
 from omnidraft.models.hf.tree_layout import chain_visibility, tree_visibility

@@ -20,8 +20,7 @@ from omnidraft.models import precision as precisions
 from omnidraft.models.hf import attention
 from omnidraft.models.hf.attention import share_key_heads
 from omnidraft.models.hf.kv_slots import KvSlots
-from omnidraft.models.hf.packed_pass import forward_packed
-from omnidraft.models.hf.packed_session import PackedSession
+from omnidraft.models.hf.packed_session import PackedSession, forward_packed
 from omnidraft.models.hf.padded_session import PaddedSession, PassShape
 from omnidraft.models.hf.pretrained import causal_lm, require_unquantised
 from omnidraft.models.native import library as native

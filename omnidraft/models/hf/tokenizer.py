@@ -15,9 +15,10 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
 
 from omnidraft.errors import ModelError, RequestError
-from omnidraft.models.hf.tokenizer_cache import renderer, resolve
+from omnidraft.models.hf.tokenizer_cache import fast_tokenizer, renderer, resolve
 from omnidraft.models.hf.tokenizer_json import UNREACHABLE
 from omnidraft.tools.formats import ToolFormat, detect, knows_tools
 from omnidraft.tools.messages import Message, has_calls, map_strings, plain_messages, template_messages
@@ -210,3 +211,19 @@ def loaded_tokenizer(tokenizer: Any, vocab_size: int) -> HfTokenizer:
 def _ids(backend: Backend, text: str) -> list[int]:
     """Encode a text as a batch, during which other threads of Python run, unlike with `Backend.encode`."""
     return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+
+def write_byte_tokenizer(source: Path, folder: Path) -> None:
+    """Write the tokenizer beside that of another folder. Raises ModelError where there is none to begin with."""
+    from transformers import PreTrainedTokenizerFast  # slow to import, and of no use to a start with cached tokenizers
+
+    old = fast_tokenizer(source)
+    special = [token.content for _, token in sorted(old.added_tokens_decoder.items()) if token.special]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE(vocab={token: at for at, token in enumerate([*special, *alphabet])}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(special)
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend, chat_template=old.chat_template, **old.special_tokens_map
+    ).save_pretrained(folder)

@@ -7,8 +7,13 @@ vocabulary; of LoRA factors, R is the rank.
 Nothing is random after loading: dropout is off, so equal batches give equal gradients.
 A pass rests (throttle.py) after each linear layer, forward and backward, so that whoever learns beside requests can
 wait there.
+
+Processors with AMX or AVX-512 BF16 multiply bfloat16 two to four times as fast as float32; on others torch imitates it
+slowly. A trial of a step's products decides, whose times are kept: a measurement of the moment differs under load, and
+two learners of one machine would compute differently.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +26,6 @@ from transformers.pytorch_utils import Conv1D
 
 from omnidraft import throttle
 from omnidraft.errors import ConfigError, ContractError
-from omnidraft.models.hf import training_precision
 from omnidraft.models.hf.attention import context_limit
 from omnidraft.models.hf.serving_tensors import Train
 from omnidraft.models.hf.trained_weights import TrainedWeights
@@ -29,6 +33,26 @@ from omnidraft.models.hf.training_attention import PackedTextCache, mask_form, t
 from omnidraft.models.probe import choice
 from omnidraft.ports import PackedTexts, Precision
 from omnidraft.snapshots.low_rank import SCALE, A, B, factored_modules
+
+logger = logging.getLogger(__name__)
+
+
+_FASTER = 1.5
+"""Products must be so much faster: rounding the weights and converting their gradients take a tenth of a step."""
+
+
+def automatic_precision() -> Precision:
+    """Return the format for a new learner on this processor."""
+    seconds = choice.training_seconds()
+    return "bfloat16" if _FASTER * seconds.get("bfloat16", float("inf")) < seconds["float32"] else "float32"
+
+
+def usable_precision(wanted: Precision) -> Precision:
+    """Return `wanted`, or float32 with a warning where torch cannot multiply it."""
+    if wanted in choice.torch_products().outcome.seconds:
+        return wanted
+    logger.warning("torch cannot multiply matrices in %s here, so learning goes on in float32", wanted)
+    return "float32"
 
 
 class TransformersTrainable:
@@ -72,7 +96,7 @@ class TransformersTrainable:
         return self._weights.precision
 
     def compute_in(self, precision: Precision) -> None:
-        self._weights.compute_in(training_precision.usable(precision))
+        self._weights.compute_in(usable_precision(precision))
 
     def trained(self) -> Mapping[str, nn.Parameter]:
         return self._weights.masters
@@ -201,7 +225,7 @@ def load_trainable(
     model.eval()
     model.requires_grad_(train == "full")
     learned = _with_lora(model, rank, seed) if train == "lora" else model
-    return TransformersTrainable(learned, train, training_precision.automatic() if precision == "auto" else precision)
+    return TransformersTrainable(learned, train, automatic_precision() if precision == "auto" else precision)
 
 
 def trainable_with_embeddings(

@@ -11,7 +11,6 @@ import os
 import platform
 import resource
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,9 +19,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from omnidraft.child import CRASHES, describe_exit, exit_name, import_path
 from omnidraft.errors import ModelError
 from omnidraft.files import replace_file
-from omnidraft.system import CRASHES, describe_exit
 
 _TIMEOUT_S = 600.0
 
@@ -105,11 +104,10 @@ def processor() -> str:
 def _run(command: Sequence[str], name: str, environ: Mapping[str, str]) -> Outcome:
     logger.info("trying %s on this processor, once", name)
     started = time.perf_counter()
-    inherited = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)} | dict(environ)
     try:
         ran = subprocess.run(
             command,
-            env=inherited,
+            env=os.environ | import_path() | dict(environ),
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
@@ -136,7 +134,7 @@ def _read(ran: "subprocess.CompletedProcess[str]") -> Outcome:
     return Outcome(
         seconds={line["name"]: line["seconds"] for line in lines if "name" in line},
         wrong=[line["wrong"] for line in lines if "wrong" in line],
-        died_of=describe_exit(ran.returncode).partition(";")[0] if ran.returncode else None,
+        died_of=exit_name(ran.returncode) if ran.returncode else None,
     )
 
 

@@ -50,7 +50,7 @@ class TextBlock(StrictModel):
 
 
 class ToolUseBlock(StrictModel):
-    """What the assistant called."""
+    """A call of a tool by the assistant."""
 
     type: Literal["tool_use"]
     id: str

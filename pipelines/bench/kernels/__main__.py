@@ -13,14 +13,15 @@ from typing import Annotated
 
 import typer
 
+from omnidraft.files import save_json
 from omnidraft.hosts import process
 from omnidraft.models.catalog import store
 from omnidraft.models.native.build import VARIANTS
 from omnidraft.models.native.library import PACKED
-from pipelines.bench.kernels import machine_limits, page
+from pipelines.bench.kernels import page
 from pipelines.bench.kernels.engine import EngineSpec
-from pipelines.bench.kernels.measurement import KernelPlan, Row, measure
-from pipelines.lib import machine, report
+from pipelines.bench.kernels.measurement import KernelPlan, Row, machine_limits, measure
+from pipelines.lib import machine
 from pipelines.lib.choices import chosen, numbers
 
 SYSTEMS = ("omnidraft", "torch")
@@ -53,7 +54,7 @@ def main(
     specs = _specs(named, ours, chosen(variants), target)
     about = {
         "machine": machine.describe(),
-        "limits": machine_limits.measure() if limits else {},
+        "limits": machine_limits() if limits else {},
         "options": {"command": machine.command("pipelines.bench.kernels"), "target": target},
     }
 
@@ -61,7 +62,7 @@ def main(
     for row in measure(specs, plan):
         measured.append(row)
         if json_path is not None:
-            report.save({**about, "rows": measured}, json_path)
+            save_json({**about, "rows": measured}, json_path)
     page.show({**about, "rows": measured}, markdown_path)
 
 

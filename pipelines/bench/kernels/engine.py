@@ -52,7 +52,7 @@ class EngineSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class TimedEngine:
     """A loaded model, which reads ids as the whole of a text."""
 
     weight_bytes: int
@@ -72,12 +72,12 @@ class Engine:
         return {"seconds": time.perf_counter() - started}
 
 
-def load(spec: EngineSpec) -> Engine:
+def load(spec: EngineSpec) -> TimedEngine:
     """Load the model. Raises ModelError when the system does not compute it, or not in this format, or not here."""
     return {"omnidraft": _native, "torch": _torch}[spec.system](spec)
 
 
-def _native(spec: EngineSpec) -> Engine:
+def _native(spec: EngineSpec) -> TimedEngine:
     kernels = library.load(spec.variant)
     model = load_model(store.resolve(spec.model))
     if not is_supported(model):
@@ -86,7 +86,7 @@ def _native(spec: EngineSpec) -> Engine:
     backend = NativeKvBackend(native, _MAX_TOKENS)
     parts = LlamaParts(model, spec.format, kernels).parts
     weight_bytes = sum(part.num_bytes for part in parts if part.name.split(".")[-1] in _MATRICES)
-    return Engine(
+    return TimedEngine(
         weight_bytes,
         native.vocab_size,
         score=lambda ids: backend.compute(ForwardRequest(0, range(-1, len(ids) - 1), ids)),
@@ -94,14 +94,14 @@ def _native(spec: EngineSpec) -> Engine:
     )
 
 
-def _torch(spec: EngineSpec) -> Engine:
+def _torch(spec: EngineSpec) -> TimedEngine:
     model: Any = precision.apply(load_model(store.resolve(spec.model)), spec.format)
 
     @torch.inference_mode()
     def compute(ids: list[int], num_logits: int) -> object:
         return model(input_ids=torch.tensor([ids]), use_cache=True, logits_to_keep=num_logits)
 
-    return Engine(
+    return TimedEngine(
         sum(module.weight.nbytes for module in model.modules() if isinstance(module, torch.nn.Linear)),
         model.config.vocab_size,
         score=lambda ids: compute(ids, 0),

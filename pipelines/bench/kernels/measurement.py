@@ -1,18 +1,98 @@
 """Times of passes of several engines, which take turns as far as memory holds them all."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
 
-from omnidraft.errors import OmnidraftError
+from omnidraft import child
+from omnidraft.errors import ModelError, OmnidraftError
 from omnidraft.progress import bar
 from pipelines.bench.kernels.engine import MAX_ROWS, EngineSpec
-from pipelines.bench.kernels.engine_process import EngineProcess, running
-from pipelines.lib.report import ms
+from pipelines.lib.bytecode import bytecode_environment
+
+SOURCE = Path(__file__).with_name("machine_limits.cpp")
+LIMITS = {
+    "read": "read_gb_per_s",
+    "float32": "float32_gop_per_s",
+    "bfloat16": "bfloat16_gop_per_s",
+    "int8": "int8_gop_per_s",
+    "bfloat16-amx": "bfloat16_amx_gop_per_s",
+    "int8-amx": "int8_amx_gop_per_s",
+}
+"""What the program measures -> the name of the figure."""
+
+
+def machine_limits() -> dict[str, float | str | None]:
+    """Compile and run the program; a figure is None where it does not run, which instructions of AMX may not."""
+    with tempfile.TemporaryDirectory(prefix="omnidraft-limits-") as folder:
+        program = Path(folder) / SOURCE.stem
+        compiler = os.environ.get("CXX") or "g++"
+        try:
+            subprocess.run(
+                [compiler, "-std=c++17", "-O3", "-march=native", "-fopenmp", str(SOURCE), "-o", str(program)],
+                check=True,
+                capture_output=True,
+            )
+        except (OSError, subprocess.CalledProcessError) as exc:
+            return {"error": f"machine_limits.cpp cannot be compiled: {exc}"}
+        return {name: _run(program, what) for what, name in LIMITS.items()}
+
+
+def _run(program: Path, what: str) -> float | None:
+    done = subprocess.run([str(program), what], capture_output=True, text=True)
+    return float(done.stdout) or None if done.returncode == 0 else None
+
+
+_MODULE = "pipelines.bench.kernels.engine"
+
+
+@dataclass(slots=True)
+class EngineProcess:
+    """A running engine."""
+
+    spec: EngineSpec
+    process: subprocess.Popen[bytes]
+    log_path: Path
+    weight_bytes: int = 0
+
+    def ask(self, command: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the answer to a command, or the line before any. Raises ModelError when the process died."""
+        answer = child.ask(self.process, command)
+        if answer is None:
+            how = child.exit_name(self.process.wait())
+            raise ModelError(f"the process ended with {how}: {child.last_lines(self.log_path)}")
+        return answer
+
+
+@contextmanager
+def running(spec: EngineSpec) -> Iterator[EngineProcess]:
+    """Load an engine in a process that ends with the context; a build of our kernels is made the first time.
+
+    Raises:
+        ModelError: it cannot be loaded, or died of it.
+    """
+    with tempfile.NamedTemporaryFile() as log:
+        environ = bytecode_environment()
+        process = child.start_with_pipes(_MODULE, json.dumps(asdict(spec)), log=log.file, environ=environ)
+        engine = EngineProcess(spec, process, Path(log.name))
+        try:
+            facts = engine.ask()
+            if reason := facts.get("error"):
+                raise ModelError(reason)
+            engine.weight_bytes = facts["weight_bytes"]
+            yield engine
+        finally:
+            child.kill(process)
+
 
 Row = dict[str, Any]
 MAX_CELL_S = 30.0
@@ -24,7 +104,7 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
-    """What is measured."""
+    """The passes to measure."""
 
     rows: Sequence[int]
     """Rows of a pass; above MAX_ROWS: tokens of a prompt, which every system reads in passes of its own size."""
@@ -90,8 +170,8 @@ def _row(engine: EngineProcess, num_rows: int, seconds: Sequence[float]) -> Row:
     middle, weight_bytes = median(seconds), engine.weight_bytes
     return engine.spec.plain_data() | {
         "rows": num_rows,
-        "ms": ms(middle),
-        "fastest_ms": ms(min(seconds)),
+        "ms": round(1000 * middle, 3),
+        "fastest_ms": round(1000 * min(seconds), 3),
         "gb_per_s": round(weight_bytes / 1e9 / middle, 2) if num_rows <= MAX_ROWS else None,
         "tokens_per_s": round(num_rows / middle, 1),
         "weight_bytes": weight_bytes,

@@ -8,7 +8,7 @@ from typing import Any
 from pipelines.bench.kernels.engine import MAX_ROWS
 from pipelines.bench.kernels.measurement import Row
 from pipelines.lib import page, pictures
-from pipelines.lib.page import Section
+from pipelines.lib.page import PageSection
 
 _MOST_BITS = 16
 LEGEND = (
@@ -21,7 +21,7 @@ LEGEND = (
 def show(report: Mapping[str, Any], markdown_path: Path | None) -> None:
     """Print the table; write the page, with its picture beside it, when there is a path."""
     rows = report["rows"]
-    section = Section("ms of a pass", _headings(rows), _lines(rows), _failures(rows))
+    section = PageSection("ms of a pass", _headings(rows), _lines(rows), _failures(rows))
     page.show([section])
     if markdown_path is not None:
         picture_path = markdown_path.with_suffix(".png")

@@ -17,12 +17,13 @@ import typer
 
 from omnidraft import config, prompts, wiring
 from omnidraft.demo.recorded import QUESTIONS
+from omnidraft.files import save_json
 from omnidraft.hosts import process
 from pipelines.bench.throughput import page
+from pipelines.bench.throughput.clients import Workload
 from pipelines.bench.throughput.measurement import Measurement, ThroughputPlan
-from pipelines.bench.throughput.systems import NAMES, SERVERS, Setup
-from pipelines.bench.throughput.workload import Workload
-from pipelines.lib import machine, report
+from pipelines.bench.throughput.systems import NAMES, SERVERS, ServerSetup
+from pipelines.lib import machine
 from pipelines.lib.choices import chosen, numbers
 
 
@@ -86,10 +87,10 @@ def main(
 
     def publish(figures: dict[str, Any]) -> None:
         if json_path is not None:
-            report.save(about | figures, json_path)
+            save_json(about | figures, json_path)
 
     with tempfile.TemporaryDirectory(prefix="omnidraft-throughput-") as folder:
-        setup = Setup(settings, config_path, snapshot, plan.num_slots, plan.slot_tokens, vllm_venv, Path(folder))
+        setup = ServerSetup(settings, config_path, snapshot, plan.num_slots, plan.slot_tokens, vllm_venv, Path(folder))
         measurement = Measurement(plan, publish)
         for name in names:
             measurement.measure(name, setup)

@@ -13,6 +13,7 @@ from pipelines.bench.throughput.clients import (
     TIMEOUT_S,
     Message,
     TimedAnswer,
+    Workload,
     ask,
     cached_tokens,
     chat_body,
@@ -20,7 +21,6 @@ from pipelines.bench.throughput.clients import (
     user,
 )
 from pipelines.bench.throughput.systems import Endpoint
-from pipelines.bench.throughput.workload import Workload
 
 NUM_RUNNING = 4
 """Texts that run when the long prompt arrives."""

@@ -10,9 +10,8 @@ from omnidraft.demo.local_cluster import ServiceFailed
 from omnidraft.errors import ModelError
 from omnidraft.progress import bar
 from pipelines.bench.throughput import latency
-from pipelines.bench.throughput.clients import Row, Tally, chat_body, row, run_clients, user
-from pipelines.bench.throughput.systems import Endpoint, Setup, serving
-from pipelines.bench.throughput.workload import Workload
+from pipelines.bench.throughput.clients import Row, Tally, Workload, chat_body, row, run_clients, user
+from pipelines.bench.throughput.systems import Endpoint, ServerSetup, serving
 
 WARM_UP_TOKENS = 16
 MIN_REQUESTS = 2
@@ -72,7 +71,7 @@ class Measurement:
         """The fields of the report."""
         return {"rows": self.rows, "long_prompt": self._long_prompt, "second_turn": self._second_turn}
 
-    def measure(self, name: str, setup: Setup) -> None:
+    def measure(self, name: str, setup: ServerSetup) -> None:
         """Start the system's server, measure everything of the plan, and stop it; a failure is rows with its reason."""
         print(f"{name}: starting", file=sys.stderr)
         try:

@@ -5,7 +5,7 @@ from typing import Any
 
 from pipelines.bench.throughput.clients import Row
 from pipelines.lib import page
-from pipelines.lib.page import Section, number
+from pipelines.lib.page import PageSection, number
 
 COLUMNS = (
     *("system", "weights", "clients", "tokens/s", "scaling"),
@@ -22,11 +22,11 @@ def show(report: Mapping[str, Any]) -> None:
         for row in rows
         for reason in row["errors"]
     ]
-    sections = [Section("Many clients (median, 99 %)", COLUMNS, [_cells(row, rows) for row in rows], failures)]
+    sections = [PageSection("Many clients (median, 99 %)", COLUMNS, [_cells(row, rows) for row in rows], failures)]
     for part in ("long_prompt", "second_turn"):
         for system, figures in report[part].items():
             cells = [(name.replace("_", " "), _plain(value)) for name, value in figures.items()]
-            sections.append(Section(f"{part.replace('_', ' ')}: {system}", ("figure", "value"), cells))
+            sections.append(PageSection(f"{part.replace('_', ' ')}: {system}", ("figure", "value"), cells))
     page.show([section for section in sections if section.rows])
 
 

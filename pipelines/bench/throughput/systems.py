@@ -1,19 +1,24 @@
 """The servers that are compared, each a process of its own that ends with the measurement, however that ends."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from filelock import FileLock
 
 from omnidraft.config import Settings
 from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
+from omnidraft.errors import ModelError
+from omnidraft.files import replaced_file
 from omnidraft.models.catalog import store
-from pipelines.lib import llama_server, vllm_methods, vllm_server
-from pipelines.lib.llama_build import llama_programs
+from omnidraft.system import usable_processors
+from pipelines.lib import vllm_methods, vllm_server
+from pipelines.lib.llama_build import LlamaPrograms, llama_programs
 
 SERVERS = ("omnidraft", "llamacpp-server", "vllm")
 NAMES = (*SERVERS, *vllm_methods.NAMES[1:])
@@ -27,7 +32,7 @@ _NUM_TOKENS = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ServerSetup:
     """Options of all servers."""
 
     settings: Settings
@@ -53,27 +58,18 @@ class Endpoint:
     """The format of the target's weights."""
 
 
-@contextmanager
-def serving(name: str, setup: Setup) -> Iterator[Endpoint]:
-    """Start the server of this name and stop it when the context ends.
+def serving(name: str, setup: ServerSetup) -> AbstractContextManager[Endpoint]:
+    """Return a context in which the server of this name is ready.
 
     Raises:
         ServiceFailed, ModelError: the server cannot be built or does not start.
     """
-    match name:
-        case "omnidraft":
-            with _omnidraft(setup) as endpoint:
-                yield endpoint
-        case "llamacpp-server":
-            with _llamacpp(setup) as endpoint:
-                yield endpoint
-        case _:
-            with _vllm(name, setup) as endpoint:
-                yield endpoint
+    own = {"omnidraft": _omnidraft, "llamacpp-server": _llamacpp}
+    return own[name](setup) if name in own else _vllm(name, setup)
 
 
 @contextmanager
-def _omnidraft(setup: Setup) -> Iterator[Endpoint]:
+def _omnidraft(setup: ServerSetup) -> Iterator[Endpoint]:
     """Serve the pair without recording, since the others record nothing."""
     models, port = setup.settings.models, free_port()
     options = {
@@ -99,21 +95,52 @@ def _omnidraft(setup: Setup) -> Iterator[Endpoint]:
 
 
 @contextmanager
-def _llamacpp(setup: Setup) -> Iterator[Endpoint]:
+def _llamacpp(setup: ServerSetup) -> Iterator[Endpoint]:
     """Serve the catalog's GGUF file as it is, or with 8 bits a weight where our target has them."""
     home = store.default_home()
     programs, port = llama_programs(home), free_port()
     gguf = store.gguf_path(setup.settings.models.target)
     if setup.settings.models.precision == "int8":
-        gguf = llama_server.with_8_bits(programs, gguf, home)
-    command = llama_server.command(programs, gguf, port, num_slots=setup.num_slots, slot_tokens=setup.slot_tokens)
+        gguf = with_8_bits(programs, gguf, home)
+    command = llama_server_command(programs, gguf, port, num_slots=setup.num_slots, slot_tokens=setup.slot_tokens)
     with _http_server("llama-server", command, {}, setup.folder, port, "/health") as url:
         (served,) = httpx.get(f"{url}/v1/models").raise_for_status().json()["data"]
         yield Endpoint(url, served["id"], served["meta"]["ftype"])
 
 
+def llama_server_command(
+    programs: LlamaPrograms, gguf: Path, port: int, *, num_slots: int, slot_tokens: int
+) -> list[str]:
+    """Return the command that serves this file with all processors.
+
+    Args:
+        num_slots: texts that are decoded side by side.
+        slot_tokens: tokens of each, prompt and answer together.
+    """
+    sizes = ["--parallel", str(num_slots), "--ctx-size", str(num_slots * slot_tokens)]
+    address = ["--host", "127.0.0.1", "--port", str(port), "--no-ui"]
+    return [str(programs.server), "--model", str(gguf), *address, *sizes, "--threads", str(usable_processors())]
+
+
+def with_8_bits(programs: LlamaPrograms, gguf: Path, home: Path) -> Path:
+    """Return the file's Q8_0 below `home`: the same model with 8 bits a weight, as our int8 has it.
+
+    Raises ModelError.
+    """
+    made = home / "llama-server" / "models" / f"{gguf.stem}-{gguf.stat().st_size}-Q8_0.gguf"
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(made.with_name(f".{made.name}.lock")):
+        if not made.exists():
+            with replaced_file(made) as file:
+                quantize = [str(programs.quantize), "--allow-requantize", str(gguf), file.name, "Q8_0"]
+                done = subprocess.run(quantize, capture_output=True, text=True)
+                if done.returncode != 0:
+                    raise ModelError(f"llama-quantize of {gguf}: {done.stderr.strip()[-500:]}")
+    return made
+
+
 @contextmanager
-def _vllm(name: str, setup: Setup) -> Iterator[Endpoint]:
+def _vllm(name: str, setup: ServerSetup) -> Iterator[Endpoint]:
     arguments = ["--dtype", VLLM_DTYPE, "--max-model-len", str(setup.slot_tokens + _SPARE_TOKENS)]
     arguments += ["--max-num-seqs", str(setup.num_slots), "--seed", "0"]
     target = store.resolve(setup.settings.models.target)

@@ -7,7 +7,7 @@ from cryptography.fernet import Fernet, InvalidToken
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnidraft.bus.fernet_bytes import FernetBytes
+from omnidraft.bus.tenant_keys import FernetBytes
 
 KEY = Fernet.generate_key().decode()
 texts = st.binary(max_size=200)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.bus.sqlite_expiry import MAX_EXPIRED
-from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
+from omnidraft.bus.sqlite_log import MAX_EXPIRED, SqliteReader, SqliteWriter
 from omnidraft.bus.sqlite_topic import SqliteTopic
 from omnidraft.errors import BusError, OffsetOutOfRange
 from omnidraft.ports import Outgoing

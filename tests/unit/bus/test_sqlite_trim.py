@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
-from omnidraft.bus.sqlite_trim import delete_before
+from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter, delete_before
 from omnidraft.ports import Outgoing
 
 

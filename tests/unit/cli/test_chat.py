@@ -15,7 +15,8 @@ from starlette.responses import RedirectResponse
 from starlette.routing import Route
 
 from omnidraft.cli.chat import SOURCES, ChatScreen, style_of
-from omnidraft.cli.chat_partners import LocalPartner, Message, ServerError, ServerPartner, Span
+from omnidraft.cli.chat_partners import LocalPartner, Message, ServerPartner, Span
+from omnidraft.client import ApiError
 from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.snapshot.slot import SnapshotSlot
@@ -104,8 +105,8 @@ def test_ctrl_c_in_a_round_ends_the_answer_after_it_and_the_next_one_is_whole(en
 @pytest.mark.parametrize(
     ("url_of", "key", "error", "named"),
     [
-        (lambda url: url, "sk-nobodys", ServerError, "no such API key"),
-        (lambda _: "http://127.0.0.1:9", None, ServerError, "http://127.0.0.1:9"),
+        (lambda url: url, "sk-nobodys", ApiError, "no such API key"),
+        (lambda _: "http://127.0.0.1:9", None, ApiError, "http://127.0.0.1:9"),
         (lambda _: "127.0.0.1:8000", None, RequestError, "--url must be like"),
     ],
 )
@@ -128,7 +129,7 @@ def test_a_redirect_is_refused_with_the_address_it_points_to(
         asked = ["chat", "--url", url, *(("--target", model) if model else ())]
         done = run_cli(asked, monkeypatch, capsys)
     assert (done.returncode, done.stdout.strip()) == (2, "")
-    assert "answers 308 and points to https://new.example/base; give that as --url\n" in done.stderr
+    assert "status 308: points to https://new.example/base; take that URL instead\n" in done.stderr
 
 
 def test_every_source_has_a_colour_and_a_name_and_what_nobody_drafted_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +200,7 @@ def test_a_person_goes_on_after_an_answer_that_failed(
     from omnidraft.cli.chat import _talk
 
     monkeypatch.setattr(sys, "stdin", Keyboard("one\ntwo\n"))
-    partner = Scripted("half", ServerError("the server has gone"))
+    partner = Scripted("half", ApiError("the server has gone"))
     _talk(partner, None)
     assert len(partner.heard) == 2
     assert capsys.readouterr().err == "omnidraft: the server has gone\n" * 2

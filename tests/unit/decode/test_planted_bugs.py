@@ -37,7 +37,7 @@ from tests.unit.decode.toys import (
     with_unmeasured_acceptance,
 )
 from tests.unit.models.drafted_trees import BUSHY, assert_tree_scores_are_those_of_its_paths, drafted
-from tests.unit.models.tiny import SETTINGS, text, tiny_model
+from tests.unit.models.tiny import text, tiny_model
 
 GOOD = TableProposer(TABLE, width=2)
 
@@ -415,5 +415,5 @@ def test_bugs_9_and_11_wrong_positions_and_windows_under_a_tree(name, buggy):
     model, prompt = tiny_model(name), text(13)
     tree = drafted([prompt[-1], *text(10, seed=2)], BUSHY)
     for kind, is_healthy in ((TransformersTarget, True), (buggy, False)):
-        target = kind(model, SETTINGS, name=name, precision="float32")
+        target = kind(model, name=name, precision="float32")
         assert fails(assert_tree_scores_are_those_of_its_paths, target, model, prompt, tree) is not is_healthy

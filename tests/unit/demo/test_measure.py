@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 
 from omnidraft.client import CHAT
 from omnidraft.demo.measure import ChatClient, SpeedComparison, compare, median_interval, moved_speeds
-from omnidraft.demo.report import speedup_text, table
+from omnidraft.demo.report import table
 from tests.http_server import served
 
 RATIOS = {"a": 1.9, "b": 2.2, "c": 2.6, "d": 2.0, "e": 2.4, "f": 2.3}
@@ -87,8 +87,3 @@ def test_the_interval_has_the_median_of_nine_in_ten_draws_and_is_none_of_too_few
     assert median_interval([3.0, 1.0, 2.0, 4.0]) is None
     assert median_interval([3.0, 1.0, 2.0, 5.0, 4.0]) == (1.0, 5.0)
     assert median_interval([float(number) for number in range(8)]) == (1.0, 6.0)
-
-
-def test_a_speedup_is_shown_with_its_interval() -> None:
-    assert speedup_text({"speedup": 2.251, "speedup_interval": (1.9, 2.6)}) == "2.25x (1.90 to 2.60)"
-    assert speedup_text({"speedup": 2.251, "speedup_interval": None}) == "2.25x"

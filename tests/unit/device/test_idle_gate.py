@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Event, Thread
 
-from omnidraft.device.idle_gate import IdleGate
+from omnidraft.device.learning import IdleGate
 
 
 class Clock:

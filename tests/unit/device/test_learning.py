@@ -15,7 +15,7 @@ from omnidraft.config import LearnerSettings
 from omnidraft.device.home import DeviceHome
 from omnidraft.device.learning import IdleLearning, LearningParts
 from omnidraft.distill.control import Status
-from omnidraft.distill.ingest.crash_journal import CrashJournal
+from omnidraft.distill.ingest.poison_detector import PoisonDetector
 from omnidraft.errors import ConfigError, OmnidraftError, RegistryError
 
 Stop = Callable[[], bool]
@@ -27,12 +27,14 @@ class Distiller:
     def __init__(
         self,
         rounds: Callable[[Stop, Callable[[Status], None], Callable[[], None]], None],
-        journal: CrashJournal | None = None,
+        detector: PoisonDetector | None = None,
     ) -> None:
-        self._rounds, self._journal = rounds, journal or CrashJournal(Path(), tries=0)
+        self._rounds, self._detector = rounds, detector or PoisonDetector(Path(), tries=0)
 
     def __call__(self, *, progress: Callable[[Status], None], on_empty_poll: Callable[[], None]) -> Any:
-        return SimpleNamespace(run=lambda stop: self._rounds(stop, progress, on_empty_poll), journal=self._journal)
+        return SimpleNamespace(
+            run=lambda stop: self._rounds(stop, progress, on_empty_poll), poison_detector=self._detector
+        )
 
 
 @contextmanager
@@ -65,11 +67,11 @@ class EndlessStep:
     """A step of one record, noted in a journal, in pieces until it is closed."""
 
     def __init__(self, path: Path) -> None:
-        self._journal, self._path = CrashJournal(path, tries=1), path
+        self._detector, self._path = PoisonDetector(path, tries=1), path
         self._begun, self._is_over = Event(), Event()
 
     def distiller(self) -> Distiller:
-        return Distiller(self._run, self._journal)
+        return Distiller(self._run, self._detector)
 
     def wait_until_accused(self, is_accused: bool) -> None:
         """Return when the next process would, or would not, count a crash over the record."""
@@ -83,12 +85,12 @@ class EndlessStep:
         self._is_over.set()
 
     def _run(self, *_: object) -> None:
-        self._journal.start([(0, 3)])
+        self._detector.start([(0, 3)])
         self._begun.set()
         while not self._is_over.is_set():
             throttle.rest()
             time.sleep(0.001)
-        self._journal.finish()
+        self._detector.finish()
 
 
 def test_with_nothing_to_learn_nobody_waits(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.tenant_keys import TenantKeys
 from omnidraft.distill.control import TrainingControl
-from omnidraft.distill.forgetting import MAX_NOTED, Forgetting, Retention
+from omnidraft.distill.forgetting import MAX_NOTED, Forgetting, RecordRetention
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.topic_scan import RecentRecords
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
@@ -30,7 +30,7 @@ from omnidraft.registry.manifest_export import MAX_TAG_CHARACTERS
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.bundle import MEMORY
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
+from omnidraft.testing.memory_log import MemoryWriter
 from omnidraft.threads import attentive
 from tests.distiller_runs import Killed, Setting, learned, names, run_until_idle, until_idle
 from tests.silent_reader import SilentReader
@@ -57,28 +57,13 @@ def keys(store: KeyStore) -> TenantKeys:
     return TenantKeys(store, [MASTER])
 
 
-def resume_part(setting: Setting, name: str) -> dict:
-    newest = setting.registry.resolve("latest").version
-    return bundle.tensors(setting.registry.fetch(newest, setting.folder / "look", ("serving", "resume")), name)
-
-
 def kept(setting: Setting, cipher: TenantKeys | None = None) -> dict[str, list[str]]:
     """Tenants of the records in the newest snapshot, by the place where they are."""
     places = {}
     for place, name in (("held_out.", BATCHER), ("replay.", LEARNER)):
-        tensors, _ = decrypt_records(resume_part(setting, name), cipher)
+        tensors, _ = decrypt_records(bundle.tensors(setting.fetched(), name), cipher)
         places[place] = sorted({record.tenant for record in records_from_tensors(place, tensors)})
     return places
-
-
-def forget(setting: Setting, tenant: str, *, until_ms: int, forget_id: str = "order") -> None:
-    fields = {"tenant": tenant, "until_ms": until_ms, "forget_id": forget_id}
-    publish_announcement(MemoryWriter(setting.log, "control"), "forget", **fields)
-
-
-def control(setting: Setting) -> TrainingControl:
-    reader = MemoryReader(setting.log, "control")
-    return TrainingControl(LogControlFollower(reader, CountingMetrics(), kinds=("forget", "rewind", "pause", "resume")))
 
 
 def emit_both(setting: Setting, num: int = 12, start: int = 0) -> None:
@@ -98,7 +83,7 @@ def test_records_in_snapshots_open_with_their_tenants_key_alone(setting, store):
     emit_both(setting)
     run(setting, cipher=keys(store))
     for name in (BATCHER, LEARNER):
-        tensors = resume_part(setting, name)
+        tensors = bundle.tensors(setting.fetched(), name)
         assert not any(b"leaver" in tensor_to_bytes(each.flatten().contiguous().view(-1)) for each in tensors.values())
     assert kept(setting, keys(store))["replay."] == ["leaver", "stayer"]
     assert kept(setting, keys(store))["held_out."]
@@ -143,11 +128,11 @@ def test_a_learner_waits_for_the_key_store_when_it_starts(setting, store, tmp_pa
 def test_an_order_to_forget_reaches_held_out_replay_cache_and_what_is_read_later(setting):
     emit_both(setting)
     run(setting)
-    with_leaver = bundle.ngrams(_folder(setting))["num_uses"].sum()
-    forget(setting, "leaver", until_ms=NOW_MS)
+    with_leaver = bundle.ngrams(setting.fetched())["num_uses"].sum()
+    setting.forget("leaver", until_ms=NOW_MS)
     setting.emit(*names(4, 300), tenant="leaver", time_ms=NOW_MS)  # came late
     setting.emit(*names(6, 400), tenant="leaver", time_ms=NOW_MS + 1)  # came back
-    _, journal = run(setting, control=control(setting))
+    _, journal = run(setting, control=setting.control())
     manifest = setting.manifest()
     assert manifest.forgets == ("order",)
     assert manifest.counts["forgotten"] == 4
@@ -156,28 +141,24 @@ def test_an_order_to_forget_reaches_held_out_replay_cache_and_what_is_read_later
     records = [
         record
         for place, name in (("held_out.", BATCHER), ("replay.", LEARNER))
-        for record in records_from_tensors(place, resume_part(setting, name))
+        for record in records_from_tensors(place, bundle.tensors(setting.fetched(), name))
     ]
     assert all(record.time_ms > NOW_MS for record in records if record.tenant == "leaver")
     assert "stayer" in {record.tenant for record in records}
-    assert bundle.ngrams(_folder(setting))["num_uses"].sum() < with_leaver
+    assert bundle.ngrams(setting.fetched())["num_uses"].sum() < with_leaver
     assert sum(manifest.offsets.values()) == manifest.num_records + sum(
         manifest.counts.get(name, 0) for name in ("held_out", "duplicate", "forgotten")
     )
-
-
-def _folder(setting: Setting) -> Path:
-    return setting.registry.fetch(setting.registry.resolve("latest").version, setting.folder / "serving")
 
 
 def test_hundreds_of_orders_are_carried_out_together_and_never_again(setting):
     emit_both(setting, 6)
     orders = [f"{number:012x}" for number in range(300)]
     for order in orders:
-        forget(setting, f"tenant-{order}", until_ms=NOW_MS, forget_id=order)
+        setting.forget(f"tenant-{order}", until_ms=NOW_MS, forget_id=order)
     run(setting)
     for _ in range(3):
-        run(setting, control=control(setting))
+        run(setting, control=setting.control())
     *before, newest = setting.registry.versions()
     assert newest.manifest.forgets == tuple(orders)
     assert all(each.manifest.forgets == () for each in before)
@@ -187,7 +168,7 @@ def test_the_orders_that_a_manifest_notes_are_bounded(setting):
     """And fit into one tag of MLflow, with much else. The newest stay."""
     batcher = Batcher([0], records_per_step=2, held_out_every=0, held_out_records=0)
     learner, new_cache = setting.pair.learner(), setting.pair.cache
-    forgetting = Forgetting(Retention(), batcher, learner, CountingMetrics(), new_cache=new_cache)
+    forgetting = Forgetting(RecordRetention(), batcher, learner, CountingMetrics(), new_cache=new_cache)
     orders = [Announcement(0, "forget", forget_id=f"{number:012x}") for number in range(MAX_NOTED + 1)]
     forgetting.mark_done(orders)
     noted = manifest("s1", **forgetting.manifest_fields())
@@ -199,28 +180,28 @@ def test_a_learner_that_goes_back_to_a_champion_from_before_the_order_forgets_ag
     emit_both(setting)
     run(setting)
     setting.registry.promote(setting.registry.resolve("latest").version)
-    with_leaver = bundle.ngrams(_folder(setting))
+    with_leaver = bundle.ngrams(setting.fetched())
     emit_both(setting, start=500)
     run(setting)
     refused = setting.manifest().snapshot_id
-    forget(setting, "leaver", until_ms=NOW_MS)
-    run(setting, control=control(setting))
-    without_leaver, version = bundle.ngrams(_folder(setting)), setting.registry.resolve("champion").version
+    setting.forget("leaver", until_ms=NOW_MS)
+    run(setting, control=setting.control())
+    without_leaver, version = bundle.ngrams(setting.fetched()), setting.registry.resolve("champion").version
     publish_announcement(MemoryWriter(setting.log, "control"), "rewind", version=version, restart_id=refused)
-    run(setting, control=control(setting))
+    run(setting, control=setting.control())
     manifest = setting.manifest()
     assert (manifest.continues_id is not None, manifest.forgets) == (True, ("order",))
     assert manifest.parent_id == setting.manifest("champion").snapshot_id
     assert "leaver" not in kept(setting)["replay."] + kept(setting)["held_out."]
-    after = bundle.ngrams(_folder(setting))
+    after = bundle.ngrams(setting.fetched())
     assert all(np.array_equal(after[name], without_leaver[name]) for name in without_leaver | after)
     assert any(not np.array_equal(after[name], with_leaver[name]) for name in with_leaver)
 
 
 def test_a_new_learner_reads_nothing_of_a_tenant_forgotten_before(setting):
     emit_both(setting, 6)
-    forget(setting, "leaver", until_ms=NOW_MS)
-    _, journal = run(setting, control=control(setting))
+    setting.forget("leaver", until_ms=NOW_MS)
+    _, journal = run(setting, control=setting.control())
     assert all(int(name[-3:]) >= 100 for name in learned(journal))
     assert setting.registry.resolve("1").manifest.forgets == ("order",)
 
@@ -228,7 +209,7 @@ def test_a_new_learner_reads_nothing_of_a_tenant_forgotten_before(setting):
 def late_control(setting: Setting) -> TrainingControl:
     """A control log with orders whose first poll brings nothing, as Kafka's while a partition has no leader."""
     publish_announcement(MemoryWriter(setting.log, "control"), "restart", start="latest", restart_id="old")
-    forget(setting, "leaver", until_ms=NOW_MS)
+    setting.forget("leaver", until_ms=NOW_MS)
     kinds = ("forget", "rewind", "pause", "resume", "restart")
     reader = SilentReader(setting.log, "control", range(1))
     return TrainingControl(LogControlFollower(reader, CountingMetrics(), kinds=kinds))
@@ -263,7 +244,7 @@ def test_an_order_is_not_carried_out_while_the_trace_log_is_silent(setting):
 
     before, new_cache = RecentRecords(lambda: reader, source_over, 16, idle_s=0).before, setting.pair.cache
     forgetting = Forgetting(
-        Retention(), batcher, learner, CountingMetrics(), new_cache=new_cache, learned_records=before
+        RecordRetention(), batcher, learner, CountingMetrics(), new_cache=new_cache, learned_records=before
     )
     cache, orders = learner.cache, [Announcement(0, "forget", tenant="leaver", until_ms=NOW_MS, forget_id="order")]
     for _ in range(2):
@@ -280,7 +261,7 @@ def test_the_retention_reaches_held_out_records_and_the_replay_buffer(setting):
     run(setting)
     assert kept(setting)["replay."] == ["new", "old"]
     setting.emit(*names(4, 200), tenant="new", time_ms=NOW_MS)
-    run(setting, retention=Retention(3600.0))
+    run(setting, retention=RecordRetention(3600.0))
     assert kept(setting) == {"held_out.": ["new"], "replay.": ["new"]}
 
 
@@ -302,7 +283,7 @@ def test_what_a_tenant_said_before_it_was_forgotten_gets_no_new_key(store):
 
 def test_a_time_of_day_that_would_leave_nothing_is_doubted_for_a_while():
     now_s, clock = [1_000_000.0], [0.0]
-    retention = Retention(7200.0, now_s=lambda: now_s[0], clock=lambda: clock[0])
+    retention = RecordRetention(7200.0, now_s=lambda: now_s[0], clock=lambda: clock[0])
     records = [make_record(name, time_ms=int(now_s[0] * 1000)) for name in "ab"]
     assert retention.trusts_clock(records)
     now_s[0] += 2_592_000
@@ -321,7 +302,7 @@ def test_a_clock_that_jumps_ahead_empties_neither_replay_buffer_nor_memory_where
     run_until_idle(setting.distiller()[0])
     before = setting.registry.resolve("latest").version
     setting.emit(*names(4, 200), tenant="stayer", time_ms=NOW_MS)
-    ahead = Retention(3600.0, now_s=lambda: NOW_MS / 1000 + 2_592_000)
+    ahead = RecordRetention(3600.0, now_s=lambda: NOW_MS / 1000 + 2_592_000)
     run_until_idle(setting.distiller(retention=ahead)[0])
     assert setting.registry.resolve("latest").version > before
     assert kept(setting) == {"held_out.": [], "replay.": ["stayer"]}
@@ -356,7 +337,7 @@ def test_a_tenant_is_forgotten_while_the_registry_hangs_or_is_gone(setting, is_g
     """At once in what the learner keeps, and in a snapshot when the registry is back."""
     registry = AwayRegistry(setting.folder / "registry", is_gone=is_gone)
     service = attentive(registry, lambda: distiller.meanwhile())
-    distiller, learner = setting.distiller(registry=service, held_out_every=3, control=control(setting), wait=wait)
+    distiller, learner = setting.distiller(registry=service, held_out_every=3, control=setting.control(), wait=wait)
     emit_both(setting)
     stop = Event()
     thread = Thread(target=distiller.run, args=(stop.is_set,))
@@ -364,7 +345,7 @@ def test_a_tenant_is_forgotten_while_the_registry_hangs_or_is_gone(setting, is_g
     try:
         assert registry.is_reached.wait(20)
         assert is_soon(lambda: any(record.tenant == "leaver" for record in learner.replayed()))
-        forget(setting, "leaver", until_ms=NOW_MS + 1000)
+        setting.forget("leaver", until_ms=NOW_MS + 1000)
         assert is_soon(lambda: all(record.tenant == "stayer" for record in learner.replayed()))
         registry.is_back.set()
         assert is_soon(lambda: "order" in setting.manifest().forgets, 20)

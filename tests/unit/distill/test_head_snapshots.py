@@ -22,8 +22,7 @@ def emit(setting: Setting, num: int) -> None:
 
 
 def serving(setting: Setting) -> dict[str, torch.Tensor]:
-    newest = setting.registry.resolve("latest").version
-    found = bundle.serving_tensors(setting.registry.fetch(newest, setting.folder / "look", ("serving", "resume")))
+    found = bundle.serving_tensors(setting.fetched())
     assert found is not None
     return found
 

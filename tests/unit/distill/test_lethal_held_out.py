@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.distill.ingest.crash_journal import CrashJournal
+from omnidraft.distill.ingest.poison_detector import PoisonDetector
 from tests.distiller_runs import Killed, Setting, learned, names, run_until_idle
 
 TRIES = 2
@@ -15,8 +15,10 @@ class Fleet(Setting):
 
     def run(self, lethal: str | None = None) -> list[str]:
         """Run one; return what it learned, or raise Killed where it meets this record."""
-        journal = CrashJournal(self.folder / "trying.json", tries=TRIES)
-        distillation, learner = self.distiller(held_out_every=3, limits={"poison": journal.poison}, journal=journal)
+        detector = PoisonDetector(self.folder / "trying.json", tries=TRIES)
+        distillation, learner = self.distiller(
+            held_out_every=3, limits={"poison": detector.poison}, poison_detector=detector
+        )
         hits, dry_run = learner.learner.hits, learner.learner.dry_run
 
         def meet(records) -> None:

@@ -2,6 +2,7 @@
 a crash and not an order to forget."""
 
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,20 +12,15 @@ import torch
 from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.tenant_keys import TenantKeys
-from omnidraft.distill.control import TrainingControl
-from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
+from omnidraft.distill.exactly_once import Distiller
 from omnidraft.distill.ingest.tenant_shares import TenantGroups
 from omnidraft.distill.publisher import LEARNER
 from omnidraft.distill.resume_encryption import decrypt_records
 from omnidraft.distill.training.tenant_factors import FactorPlan
-from omnidraft.fleet.control_follower import LogControlFollower
-from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import TenantFactors
 from omnidraft.snapshots.tenant_factors import FACTORS, file_name, from_tensor, weights_digest
-from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
 from tests.distiller_runs import TEXTS, Killed, Setting, names, run_until_idle
 
 NOW_MS = time.time_ns() // 1_000_000
@@ -33,9 +29,9 @@ EAGER = FactorPlan(rank=4, steps=6, learning_rate=1e-2)
 TENANTS = ("leaver", "stayer")
 
 
-def setting_of(pair, folder: Path, most_tenants: int = 3, **learner) -> Setting:
+def setting_of(pair, folder: Path, most_tenants: int = 3, plan: FactorPlan = EAGER) -> Setting:
     """The shared drafter learns next to nothing, so that there is something left for factors."""
-    return Setting(pair, folder, learning_rate=1e-6, factor_tenants=most_tenants, factor_plan=EAGER, **learner)
+    return Setting(pair, folder, learning_rate=1e-6, factor_tenants=most_tenants, factor_plan=plan)
 
 
 @pytest.fixture
@@ -51,10 +47,10 @@ def emit(setting: Setting, num: int = 20, start: int = 0, tenants=TENANTS) -> No
             setting.emit(*names(1, 1000 * number + at), text=text, seed=0, tenant=tenant, time_ms=NOW_MS)
 
 
-def distiller(setting: Setting, *, groups: TenantGroups | None = None, **options) -> Distiller:
-    """Content with any gain."""
+def distiller(setting: Setting, *, groups: TenantGroups | None = None, confidence: float = 0.5, **options) -> Distiller:
+    """Content with any gain, unless it has to be sure."""
     most = setting.learner["factor_tenants"]
-    judge = partial(FactorJudge, most_tenants=most, groups=groups, confidence=0.5)
+    judge = partial(FactorJudge, most_tenants=most, groups=groups, confidence=confidence)
     made, _ = setting.distiller(held_out_every=2, limits={"held_out_records": 24}, factor_judge=judge, **options)
     return made
 
@@ -64,11 +60,6 @@ def run(setting: Setting, **options) -> dict[str, TenantFactors]:
     return {each.tenant: each for each in setting.manifest().tenant_factors}
 
 
-def folder_of(setting: Setting, version: str = "latest") -> Path:
-    newest = setting.registry.resolve(version).version
-    return setting.registry.fetch(newest, setting.folder / "look", ("serving", "resume"))
-
-
 def files(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.glob("serving/tenants/*")}
 
@@ -76,7 +67,7 @@ def files(folder: Path) -> set[str]:
 def test_a_tenants_factors_are_published_with_what_they_gain_over_the_weights_that_they_were_fitted_on(setting):
     emit(setting)
     factors = run(setting)
-    folder = folder_of(setting)
+    folder = setting.fetched()
     assert set(factors) == set(TENANTS)
     for tenant, each in factors.items():
         assert each.after > each.before
@@ -96,13 +87,12 @@ def test_a_tenants_factors_are_published_with_what_they_gain_over_the_weights_th
 
 
 def test_factors_that_are_not_better_beyond_the_error_are_not_published_and_go_on_learning(lively_pair, tmp_path):
-    idle = EAGER.model_copy(update={"learning_rate": 1e-12, "confidence": 0.99})
-    setting = setting_of(lively_pair, tmp_path, idle)
+    setting = setting_of(lively_pair, tmp_path, plan=replace(EAGER, learning_rate=1e-12))
     emit(setting)
-    factors = run(setting)
+    factors = run(setting, confidence=0.99)
     assert set(factors) == set(TENANTS)
     assert all(each.file is None and each.version > 1 for each in factors.values())
-    assert not files(folder_of(setting))
+    assert not files(setting.fetched())
 
 
 def test_only_tenants_with_enough_held_out_requests_and_only_as_many_as_asked_for_have_factors(lively_pair, tmp_path):
@@ -131,34 +121,24 @@ def test_a_killed_and_resumed_run_publishes_the_same_factors_as_an_uninterrupted
         run_until_idle(distiller(broken, die_after=5))
     assert run(broken) == expected
     for each in expected.values():
-        [one], [other] = (bundle.tensors(folder_of(setting), each.file).values() for setting in (whole, broken))
+        [one], [other] = (bundle.tensors(setting.fetched(), each.file).values() for setting in (whole, broken))
         assert torch.equal(one, other)
-
-
-def forget(setting: Setting, tenant: str) -> TrainingControl:
-    fields = {"tenant": tenant, "until_ms": NOW_MS, "forget_id": "order"}
-    publish_announcement(MemoryWriter(setting.log, "control"), "forget", **fields)
-    reader = MemoryReader(setting.log, "control")
-    return TrainingControl(LogControlFollower(reader, CountingMetrics(), kinds=("forget", "rewind", "pause", "resume")))
 
 
 def test_an_order_to_forget_takes_a_tenants_factors_alone_and_one_that_comes_back_begins_anew(setting):
     emit(setting)
     before = run(setting)
-    control = forget(setting, "leaver")
-    after = run(setting, control=control)
+    setting.forget("leaver", until_ms=NOW_MS)
+    after = run(setting, control=setting.control())
     assert set(after) == {"stayer"}
     assert after["stayer"].version == before["stayer"].version + 1
-    assert files(folder_of(setting)) == {file_name("stayer")}
+    assert files(setting.fetched()) == {file_name("stayer")}
     assert {from_tensor(each).tenant for name, each in setting.masters().items() if name.startswith(FACTORS)} == {
         "stayer"
     }
     for at in range(20):
         setting.emit(*names(1, 5000 + at), tenant="leaver", time_ms=NOW_MS + 1)
-    control = TrainingControl(
-        LogControlFollower(MemoryReader(setting.log, "control"), CountingMetrics(), kinds=("forget",))
-    )
-    assert run(setting, control=control)["leaver"].version < 4
+    assert run(setting, control=setting.control())["leaver"].version < 4
     written = {
         each.tenant: each
         for each in (from_tensor(each) for name, each in setting.masters().items() if name.startswith(FACTORS))
@@ -171,7 +151,7 @@ def test_encrypted_factors_open_with_their_tenants_key_alone(setting, tmp_path):
     keys = partial(TenantKeys, store, [new_key()])
     emit(setting)
     factors = run(setting, cipher=keys())
-    folder = folder_of(setting)
+    folder = setting.fetched()
     for part in (*(each.file for each in factors.values()), LEARNER):
         sealed = {name: each for name, each in bundle.tensors(folder, part).items() if name.startswith(FACTORS)}
         assert sealed

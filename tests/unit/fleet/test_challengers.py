@@ -8,10 +8,9 @@ import pytest
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import RegistryError, SnapshotNotFound
 from omnidraft.fleet import challengers, orders
-from omnidraft.fleet.challengers import Challengers
+from omnidraft.fleet.challengers import Challengers, is_undecided
 from omnidraft.fleet.control_log import LogAnnouncer
 from omnidraft.fleet.controller import Controller
-from omnidraft.fleet.judgements import is_undecided
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.telemetry.metrics import CountingMetrics

@@ -2,8 +2,7 @@
 
 import pytest
 
-from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
-from omnidraft.bus.sqlite_trim import delete_before
+from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter, delete_before
 from omnidraft.errors import BusError
 from omnidraft.fleet import control_log
 from omnidraft.fleet.control_follower import MAX_SILENCE_S, LogControlFollower

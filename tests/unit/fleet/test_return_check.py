@@ -3,7 +3,7 @@
 import pytest
 
 from omnidraft.config import ControllerSettings
-from omnidraft.fleet.return_check import objection
+from omnidraft.fleet.drift_recovery import objection
 from omnidraft.ports import SnapshotVersion
 from omnidraft.snapshots.manifest import Manifest
 from tests.snapshot_folders import manifest

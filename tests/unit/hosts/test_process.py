@@ -62,7 +62,7 @@ def test_a_signal_sets_the_stop_event(number):
 
 DRAINS = """
 import time
-from omnidraft.cli.supervised import run_supervised
+from omnidraft.child import run_supervised
 from omnidraft.hosts import process
 
 def drain():

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnidraft.errors import SnapshotCorrupt
-from omnidraft.memory.memory_file import MemoryFile, encode, map_file, read_columns, write_columns
-from omnidraft.memory.owners import Owner, Owners
+from omnidraft.memory.memory_file import MemoryFile, Owner, Owners, encode, map_file, read_columns, write_columns
 from omnidraft.memory.recent_texts import MemoryText, joined
 from omnidraft.memory.suffix_index import SuffixIndex
 from omnidraft.traces.record import TraceRecord

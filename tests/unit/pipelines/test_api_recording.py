@@ -12,8 +12,16 @@ from omnidraft import config, wiring
 from omnidraft.errors import RequestError
 from omnidraft.traces import codec
 from pipelines.lib import api_answers
-from pipelines.lib.api_recording import CALLS, MODEL_REFUSED, NO_ANSWER, NOT_SPELLED, PROMPT, ApiRecording
-from pipelines.lib.api_tokens import FOREIGN, NO_LOGPROBS
+from pipelines.lib.api_recording import (
+    CALLS,
+    FOREIGN,
+    MODEL_REFUSED,
+    NO_ANSWER,
+    NO_LOGPROBS,
+    NOT_SPELLED,
+    PROMPT,
+    ApiRecording,
+)
 from tests.tiny_engine import tiny_settings
 
 MESSAGES = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "?"}]}]

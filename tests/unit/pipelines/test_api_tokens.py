@@ -5,7 +5,7 @@ import pytest
 
 from omnidraft.vocab.tokenizer import Vocabulary
 from pipelines.lib.api_answers import ApiPosition, ApiToken
-from pipelines.lib.api_tokens import (
+from pipelines.lib.api_recording import (
     FOREIGN,
     NO_LOGPROBS,
     UNSPELLED,

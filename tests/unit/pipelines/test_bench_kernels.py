@@ -9,9 +9,9 @@ import pytest
 
 from omnidraft.errors import ModelError, RequestError
 from pipelines.bench.kernels import __main__ as command
-from pipelines.bench.kernels import machine_limits
+from pipelines.bench.kernels import measurement
 from pipelines.bench.kernels.engine import MAX_ROWS, EngineSpec, load
-from pipelines.bench.kernels.engine_process import running
+from pipelines.bench.kernels.measurement import running
 from tests.cli_runs import run_pipeline
 
 pytestmark = pytest.mark.long
@@ -84,7 +84,7 @@ def test_the_command_saves_a_row_for_every_engine_and_number_of_rows(
 
 def test_limits_are_none_where_nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "cannot be compiled" in str(machine_limits.measure()["error"])
+    assert "cannot be compiled" in str(measurement.machine_limits()["error"])
 
 
 def test_numbers_of_rows_are_checked() -> None:

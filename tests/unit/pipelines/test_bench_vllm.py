@@ -75,5 +75,5 @@ def test_a_server_that_ends_at_once_is_told_with_the_end_of_its_log(tmp_path):
     (tmp_path / "bin" / "python").write_text("#!/bin/sh\necho out of luck; exit 3\n")
     (tmp_path / "bin" / "python").chmod(0o755)
     options = {"speculation": custom_class(3)}
-    with pytest.raises(ModelError, match="out of luck"), serve(tmp_path, tmp_path, tmp_path / "log", **options):
+    with pytest.raises(ModelError, match="out of luck"), serve(tmp_path, tmp_path, tmp_path / "vllm.log", **options):
         pass

@@ -8,7 +8,8 @@ import pytest
 from omnidraft import config, system
 from omnidraft.demo import run
 from omnidraft.errors import ModelError
-from pipelines.lib import llama_build, llama_server, machine
+from pipelines.bench.throughput import systems
+from pipelines.lib import llama_build, machine
 from pipelines.lib.vllm_server import serve
 from tests.soak.part import SoakPlan
 
@@ -34,7 +35,7 @@ def script(path: Path, line: str) -> None:
 
 def test_llamacpp_is_built_and_served_with_as_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = llama_build.LlamaPrograms(tmp_path)
-    command = llama_server.command(programs, tmp_path / "model.gguf", 8000, num_slots=1, slot_tokens=64)
+    command = systems.llama_server_command(programs, tmp_path / "model.gguf", 8000, num_slots=1, slot_tokens=64)
     assert command[-2:] == ["--threads", str(QUOTA)]
     script(tmp_path / "bin" / "cmake", 'echo "$@"')
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
@@ -48,7 +49,7 @@ def test_vllm_is_bound_to_the_first_of_its_own_processors(
 ) -> None:
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
     script(tmp_path / "bin" / "python", 'echo "threads: $OMP_NUM_THREADS on $VLLM_CPU_OMP_THREADS_BIND"; exit 3')
-    log = tmp_path / "log"
+    log = tmp_path / "vllm.log"
     with pytest.raises(ModelError, match=f"threads: {told}$"), serve(tmp_path, tmp_path, log, threads=threads):
         pass
 

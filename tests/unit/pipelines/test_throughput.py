@@ -22,6 +22,7 @@ from pipelines.bench.throughput.clients import (
     Tally,
     TimedAnswer,
     TokenEvent,
+    Workload,
     chat_body,
     row,
     run_clients,
@@ -29,8 +30,7 @@ from pipelines.bench.throughput.clients import (
     user,
 )
 from pipelines.bench.throughput.measurement import Measurement, ThroughputPlan
-from pipelines.bench.throughput.systems import Endpoint, Setup
-from pipelines.bench.throughput.workload import Workload
+from pipelines.bench.throughput.systems import Endpoint, ServerSetup
 from tests.cli_runs import run_pipeline
 from tests.http_server import served
 
@@ -228,7 +228,7 @@ def test_a_server_that_does_not_start_has_rows_with_the_reason(
     (tmp_path / "bin" / "python").chmod(0o755)
     settings = config.load(None, {}, models={"target": str(tiny_models[0])})
     measurement = Measurement(plan_of(work), lambda _: None)
-    measurement.measure("vllm", Setup(settings, None, None, 3, 2048, tmp_path, tmp_path))
+    measurement.measure("vllm", ServerSetup(settings, None, None, 3, 2048, tmp_path, tmp_path))
     assert [(each["system"], each["clients"], each["tokens_per_s"]) for each in measurement.rows] == [
         ("vllm", 1, None),
         ("vllm", 3, None),
@@ -262,7 +262,7 @@ def test_our_server_decodes_all_clients_together_unless_settings_say_how_many(
 
     monkeypatch.setattr(systems, "_http_server", http_server)
     settings = command._with_slots(config.load(None, {}, scheduler=given), 24)
-    with systems.serving("omnidraft", Setup(settings, None, None, 24, 2048, tmp_path, tmp_path)):
+    with systems.serving("omnidraft", ServerSetup(settings, None, None, 24, 2048, tmp_path, tmp_path)):
         assert config.load(None, started[0]).scheduler.max_num_seqs == num_slots
     assert settings.scheduler.max_num_seqs == num_slots
 

@@ -38,15 +38,6 @@ def test_the_end_of_one_kinds_drift_ends_no_other() -> None:
     assert [traffic.includes("a", work) for work in WORKS] == [False, True, False]
 
 
-def test_a_drift_without_a_kind_is_one_of_every_kind_until_anything_else_is_said_of_the_tenant() -> None:
-    """So an earlier controller announced it; its successor, which knows kinds, goes on."""
-    assert all(after(drift("a")).includes("a", work) for work in WORKS)
-    for end in (None, "text"):
-        assert not after(drift("a"), drift("a", end, "drift_over"))
-    assert after(drift("a"), drift("a", "text")) == after(drift("a", "text"))
-    assert after(drift("a"), drift("b", "text")).includes("a", "constrained")
-
-
 @given(announcements)
 def test_a_tenants_traffic_drifts_by_its_own_announcements_alone(said: list[Announcement]) -> None:
     for tenant in ("a", "b"):

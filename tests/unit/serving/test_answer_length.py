@@ -43,9 +43,7 @@ def never_stopping(engine: Engine) -> dict[str, float]:
 def test_an_answer_goes_on_to_the_end_of_the_context_where_nobody_limits_it(
     unlimited: TestClient, engine: Engine, limit: dict[str, Any]
 ) -> None:
-    """For one kind of limit with all of the context before it; for the others with some 300 tokens."""
-    prompt = {"prompt": "clips " * 700} if limit else ENDPOINTS["/v1/completions"]
-    answer = post(unlimited, "/v1/completions", prompt | limit | {"seed": 5, "ignore_eos": True})
+    answer = post(unlimited, "/v1/completions", {"prompt": "clips " * 700, "seed": 5, "ignore_eos": True} | limit)
     assert answer["usage"]["total_tokens"] == engine.decoder.target.context_limit == 1024
     assert answer["usage"]["completion_tokens"] > 256
     assert answer["choices"][0]["finish_reason"] == "length"

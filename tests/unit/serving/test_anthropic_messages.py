@@ -29,7 +29,8 @@ SCHEMA = {
     "x-guidance": {"whitespace_flexible": False},
 }
 WEATHER: dict[str, Any] = {"name": "weather", "description": "Tells it.", "input_schema": SCHEMA, "strict": True}
-ASKED = [{"role": "user", "content": "How many clips"}]
+ASKED = [{"role": "user", "content": "How many clips were sold? " * 4}]
+"""Long enough that the keys of its beginning are reused."""
 BODY: dict[str, Any] = {"max_tokens": 8, "messages": ASKED, "seed": 5}
 
 

@@ -41,7 +41,8 @@ def refusal(response: httpx.Response, status: int) -> str:
 
 def test_the_openai_client_gets_the_same_text_whole_and_streamed(url: str, engine: Engine) -> None:
     name = engine.pair.target
-    asked = CHAT | {"extra_body": {"cache_salt": "of this test alone"}}
+    question = {"role": "user", "content": "How many clips were sold? " * 4}  # long enough that its keys are reused
+    asked = CHAT | {"messages": [question], "extra_body": {"cache_salt": "of this test alone"}}
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == [name]
         whole = client.completions.create(model=name, **BODY)

@@ -14,7 +14,7 @@ from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.sampling.grammar import Grammars
 from omnidraft.decode.sampling.grammar_trial import GrammarTrial
 from omnidraft.errors import ConfigError
-from omnidraft.memory.owners import Owner
+from omnidraft.memory.memory_file import Owner
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.auth import ApiClient, cache_scope
 from omnidraft.serving.queued_request import QueuedRequest

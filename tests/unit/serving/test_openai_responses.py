@@ -38,9 +38,10 @@ def events(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
 
 
 def test_the_client_gets_the_text_of_a_chat_whole_and_streamed(url: str, client: TestClient, engine: Engine) -> None:
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many clips"}]
+    question = "How many clips were sold? " * 4  # long enough that the keys of its beginning are reused
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}]
     chat = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 8, "seed": 5}).json()
-    asked: dict[str, Any] = {"input": "How many clips", "instructions": "Be brief.", "max_output_tokens": 8}
+    asked: dict[str, Any] = {"input": question, "instructions": "Be brief.", "max_output_tokens": 8}
     asked |= {"model": engine.pair.target, "extra_body": {"seed": 5}}
     with client_of(url) as made:
         whole = made.responses.create(**asked)

@@ -195,7 +195,7 @@ def test_a_coding_agents_request_is_answered(client: TestClient) -> None:
     """Every other tool of it is strict."""
     tools = [{**tool, "function": {**tool["function"], "strict": number % 2 == 0}} for number, tool in enumerate(TOOLS)]
     for choice in ("auto", "required"):
-        body = REQUEST | {"tools": tools, "tool_choice": choice, "seed": 3}
+        body = REQUEST | {"tools": tools, "tool_choice": choice, "seed": 3, "max_tokens": 60}
         chunks = events(client.post("/v1/chat/completions", json=body))
         assert chunks[-1]["choices"] == []
         assert chunks[-1]["usage"]["completion_tokens"] > 0

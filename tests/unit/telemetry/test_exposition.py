@@ -99,7 +99,3 @@ def test_every_sample_has_its_worker_and_its_value() -> None:
         ("two", 'odd "name"', 1),
     }
     assert text.count(f"# TYPE {HISTOGRAM} histogram") == 1
-
-
-def test_without_workers_there_is_nothing() -> None:
-    assert merge_scrapes("worker", []) == b""

@@ -47,12 +47,6 @@ def test_a_scrape_shows_counters_gauges_and_histograms():
     assert "# HELP omnidraft_traces_emitted_total Trace records handed to the recorder." in scraped
 
 
-def test_two_registries_do_not_share_anything():
-    one, two = PrometheusMetrics(), PrometheusMetrics()
-    one.add("omnidraft_traces_emitted_total")
-    assert "omnidraft_traces_emitted_total 0.0" in two.render().decode()
-
-
 def test_a_mistaken_name_label_or_kind_is_logged_and_never_raises(caplog):
     metrics = PrometheusMetrics()
     with caplog.at_level(logging.WARNING):
@@ -69,16 +63,6 @@ def test_counting_metrics_add_up_over_labels_that_are_left_out():
     metrics.add("n_total", 2, reason="a")
     metrics.add("n_total", 3, reason="b")
     assert (metrics.value("n_total"), metrics.value("n_total", reason="b"), metrics.value("other")) == (5, 3, 0)
-
-
-def test_counting_metrics_keep_gauges_and_distributions():
-    metrics = CountingMetrics()
-    metrics.set("lag", 4, partition="1")
-    metrics.set("lag", 2, partition="1")
-    metrics.observe("seconds", 0.5)
-    metrics.observe("seconds", 0.25)
-    assert metrics.value("lag", partition="1") == 2
-    assert metrics.observed("seconds") == (0.5, 0.25)
 
 
 def test_series_with_known_labels_begin_at_zero_so_that_the_first_event_is_an_increase():

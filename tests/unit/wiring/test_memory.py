@@ -8,7 +8,7 @@ import pytest
 from omnidraft import config
 from omnidraft.bus.encryption import new_key
 from omnidraft.bus.tenant_keys import TenantKeys
-from omnidraft.memory.owners import Owner
+from omnidraft.memory.memory_file import Owner
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces.redaction import hash_of_tenant
 from omnidraft.wiring import tenants

@@ -16,7 +16,7 @@ from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
 from omnidraft.decode.step_telemetry import StepCounter
 from omnidraft.distill.memory.memory_files import MemoryFiles
 from omnidraft.distill.memory.text_memory import TextMemory
-from omnidraft.memory.owners import Owner, Owners
+from omnidraft.memory.memory_file import Owner, Owners
 from omnidraft.memory.recent_texts import MemoryText, RecentTexts
 from omnidraft.ports import (
     DraftRequest,

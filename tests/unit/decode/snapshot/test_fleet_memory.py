@@ -12,8 +12,7 @@ from omnidraft.bus.tenant_keys import TenantKeys
 from omnidraft.decode.snapshot.fleet_memory import MemoryLoader, SnapshotMemory
 from omnidraft.decode.snapshot.loading import fetch_for_serving
 from omnidraft.errors import KeyStoreError, SnapshotCorrupt
-from omnidraft.memory.memory_file import encode
-from omnidraft.memory.owners import Owner, Owners
+from omnidraft.memory.memory_file import Owner, Owners, encode
 from omnidraft.memory.recent_texts import MemoryText
 from omnidraft.ports import Announcement, RecordCipher, SnapshotVersion
 from omnidraft.registry.directory_registry import DirectoryRegistry

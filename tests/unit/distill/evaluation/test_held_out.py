@@ -6,9 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omnidraft.distill.evaluation.held_out import HeldOut
-from omnidraft.distill.evaluation.pinned import MOST_RECORDS, read_pinned
-from omnidraft.distill.evaluation.tenant_agreement import MOST_TENANTS, ScoredRecord, by_tenant
+from omnidraft.distill.evaluation.held_out import (
+    MOST_RECORDS,
+    MOST_TENANTS,
+    HeldOut,
+    ScoredRecord,
+    by_tenant,
+    read_pinned,
+)
 from omnidraft.distill.ingest.tenant_shares import TenantGroups
 from omnidraft.errors import ConfigError
 from omnidraft.snapshots.manifest import Manifest

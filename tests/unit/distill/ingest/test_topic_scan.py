@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft.audit.run import DiscardingWriter
-from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
-from omnidraft.bus.sqlite_trim import delete_before
+from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter, delete_before
 from omnidraft.distill.ingest.topic_scan import RecentRecords, messages, polls_until
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.errors import BusError

@@ -14,18 +14,14 @@ from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.tenant_keys import TenantKeys
 from omnidraft.config import MemorySettings
-from omnidraft.distill.control import TrainingControl
-from omnidraft.distill.forgetting import Retention
+from omnidraft.distill.forgetting import RecordRetention
 from omnidraft.distill.memory.memory_files import MemoryFiles
 from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.errors import ConfigError
-from omnidraft.fleet.control_follower import LogControlFollower
-from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.fleet.forget_orders import affected_snapshots, purge
 from omnidraft.memory.memory_file import MemoryFile
 from omnidraft.snapshots.bundle import MEMORY, key_id_of
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
 from tests.distiller_runs import Killed, Setting, names, run_until_idle
 from tests.snapshot_folders import version_folder
 
@@ -79,16 +75,6 @@ def tenants(setting: Setting, cipher: TenantKeys | None = None) -> dict[str, int
         for name, content in contents(setting).items()
     ]
     return {file.owner.name: file.num_tokens for file in map(MemoryFile, plain)}
-
-
-def control(setting: Setting) -> TrainingControl:
-    reader = MemoryReader(setting.log, "control")
-    return TrainingControl(LogControlFollower(reader, CountingMetrics(), kinds=("forget",)))
-
-
-def forget(setting: Setting, tenant: str, forget_id: str = "order") -> None:
-    fields = {"tenant": tenant, "until_ms": NOW_MS, "forget_id": forget_id}
-    publish_announcement(MemoryWriter(setting.log, "control"), "forget", **fields)
 
 
 def test_a_snapshot_has_one_file_for_each_tenant_that_was_learned_from(setting):
@@ -175,8 +161,8 @@ def test_an_order_to_forget_takes_the_tenants_file_out_of_the_next_snapshot(sett
     run(setting)
     setting.registry.promote(setting.registry.resolve("latest").version)
     before = contents(setting)
-    forget(setting, "leaver")
-    metrics = run(setting, control=control(setting))
+    setting.forget("leaver", until_ms=NOW_MS)
+    metrics = run(setting, control=setting.control())
     assert tenants(setting).keys() == {"stayer"}
     assert contents(setting).items() < before.items()
     assert metrics.value("omnidraft_memory_tokens_dropped_total", reason="forgotten") > 0
@@ -193,7 +179,7 @@ def test_what_is_older_than_the_logs_retention_leaves_the_memory(setting):
     run(setting)
     assert tenants(setting).keys() == {"old", "new"}
     emit(setting, "new", start=200)
-    metrics = run(setting, retention=Retention(3600.0))
+    metrics = run(setting, retention=RecordRetention(3600.0))
     assert tenants(setting).keys() == {"new"}
     assert metrics.value("omnidraft_memory_tokens_dropped_total", reason="expired") > 0
 
@@ -251,10 +237,10 @@ def test_a_group_whose_key_was_destroyed_for_one_of_its_tenants_gets_a_new_file_
     options = {"memory": MemorySettings(groups={"a": "g", "b": "g"})}
     emit(setting, "a", "b")
     run(setting, cipher=keys(store), **options)
-    distillation, _ = setting.distiller(cipher=keys(store), control=control(setting), **options)
+    distillation, _ = setting.distiller(cipher=keys(store), control=setting.control(), **options)
     with_both = tenants(setting, keys(store))
     emit(setting, "b", start=100)
-    forget(setting, "a")
+    setting.forget("a", until_ms=NOW_MS)
     run_until_idle(distillation)
     assert tenants(setting, keys(store)).keys() == {"g"}
     (content,) = contents(setting).items()
@@ -269,8 +255,8 @@ def test_a_groups_new_file_opens_although_its_key_was_destroyed_a_moment_after_i
     emit(setting, "a", "b")
     run(setting, cipher=cipher, **options)
     assert store.destroy("memory group g") == 1
-    forget(setting, "a")
-    run(setting, cipher=cipher, control=control(setting), **options)
+    setting.forget("a", until_ms=NOW_MS)
+    run(setting, cipher=cipher, control=setting.control(), **options)
     assert tenants(setting, keys(store)).keys() == {"g"}
 
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnidraft.distill.memory.text_memory import PROMPT_TOKENS, TextMemory
-from omnidraft.memory.memory_file import MemoryFile, encode
-from omnidraft.memory.owners import Owner
+from omnidraft.memory.memory_file import MemoryFile, Owner, encode
 from tests.memory_texts import VOCABULARY_SIZE, memory, records, said
 
 LIMITS = {"tokens_per_tenant": 20, "total_tokens": 40, "max_tenants": 2}

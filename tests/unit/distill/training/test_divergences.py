@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from omnidraft.distill.examples.targets import BucketTargets
-from omnidraft.distill.training.divergences import log_q
-from omnidraft.distill.training.losses import LOSSES
+from omnidraft.distill.training.losses import LOSSES, log_q
 
 V = 9
 NAMES = [name for name, loss in LOSSES.items() if loss.positions != "chunk"]

@@ -17,7 +17,7 @@ from omnidraft.distill.examples.training_example import ExampleBuilder, Training
 from omnidraft.distill.training.losses import LOSSES
 from omnidraft.distill.training.step_report import StepReport, mean_losses
 from omnidraft.errors import ConfigError, ModelError, SnapshotCorrupt
-from omnidraft.models.hf import training_precision
+from omnidraft.models.hf import trainable_drafter
 from omnidraft.models.hf.serving_tensors import apply_serving_tensors
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.ports import PackedTexts
@@ -116,7 +116,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
 def test_a_resumed_run_keeps_its_precision_unless_one_is_set(pair, monkeypatch, began, chosen) -> None:
     """On a machine whose own choice may be another."""
     state = pair.learner(precision=began).state()
-    monkeypatch.setattr(training_precision, "automatic", lambda: chosen)
+    monkeypatch.setattr(trainable_drafter, "automatic_precision", lambda: chosen)
     for setting, expected in (("auto", began), ("float32", "float32"), ("bfloat16", "bfloat16")):
         resumed = pair.learner(precision=setting)
         resumed.load_state(state)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from omnidraft.config import LearnerSettings
-from omnidraft.distill.training.learning_rates import OF_FACTORS, RELATIVE, parameter_groups
+from omnidraft.distill.training.learner import OF_FACTORS, RELATIVE, parameter_groups
 from tests.tiny_pair import assert_same, records_of
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from omnidraft.distill.training.log_masses import picked_and_masses
+from omnidraft.distill.training.alm import picked_and_masses
 
 ROWS, IDS = torch.tensor([0, 0, 2, 2, 1]), torch.tensor([3, 5, 6, 6, 8])
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from omnidraft.distill.training.picked_logits import picked_and_rest
+from omnidraft.distill.training.losses import picked_and_rest
 
 IDS = torch.tensor([[3, 5, 3], [0, 1, 2], [6, 6, 6]])
 

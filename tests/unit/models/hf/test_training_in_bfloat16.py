@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
-from omnidraft.models.hf import training_attention, training_precision
+from omnidraft.models.hf import trainable_drafter, training_attention
 from omnidraft.models.hf.trainable_drafter import TransformersTrainable, load_trainable
 from omnidraft.models.hf.trained_weights import TrainedWeights
 from omnidraft.models.probe.choice import TorchProducts
@@ -102,7 +102,7 @@ def products(**seconds: float) -> TorchProducts:
 
 
 def test_a_processor_that_multiplies_bfloat16_wrong_learns_in_float32(monkeypatch, caplog, folder: Path) -> None:
-    monkeypatch.setattr(training_precision.choice, "torch_products", lambda: products(float32=1.0))
+    monkeypatch.setattr(trainable_drafter.choice, "torch_products", lambda: products(float32=1.0))
     model = load(folder, "auto")
     assert model.precision == "float32"
     model.compute_in("bfloat16")
@@ -113,13 +113,13 @@ def test_a_processor_that_multiplies_bfloat16_wrong_learns_in_float32(monkeypatc
 @pytest.mark.parametrize(("seconds", "chosen"), [(0.4, "bfloat16"), (0.9, "float32"), (4.0, "float32")])
 def test_the_automatic_choice_is_bfloat16_where_it_is_clearly_faster(monkeypatch, seconds: float, chosen: str) -> None:
     trial = {"float32": 1.0, "bfloat16": seconds}
-    monkeypatch.setattr(training_precision.choice, "training_seconds", lambda: trial)
-    assert training_precision.automatic() == chosen
+    monkeypatch.setattr(trainable_drafter.choice, "training_seconds", lambda: trial)
+    assert trainable_drafter.automatic_precision() == chosen
 
 
 def test_the_choice_comes_of_a_trial_of_whole_steps_in_every_format_that_is_multiplied_right() -> None:
-    seconds = training_precision.choice.training_seconds()
-    assert seconds.keys() == training_precision.choice.torch_products().outcome.seconds.keys()
+    seconds = trainable_drafter.choice.training_seconds()
+    assert seconds.keys() == trainable_drafter.choice.torch_products().outcome.seconds.keys()
     assert all(each > 0 for each in seconds.values())
 
 

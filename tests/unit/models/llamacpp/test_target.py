@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from omnidraft.errors import ContractError, ModelError, ModeRefused, VocabularyError
 from omnidraft.models.llamacpp.context import LlamaModel
-from omnidraft.models.llamacpp.padded_session import PREFILL_ROWS
 from omnidraft.models.llamacpp.shared_context import sequences
-from omnidraft.models.llamacpp.target import LlamaCppTarget, load_target, require_same_ids
+from omnidraft.models.llamacpp.target import PREFILL_ROWS, LlamaCppTarget, load_target, require_same_ids
 from omnidraft.ports import DraftTree
 from omnidraft.vocab.tokenizer import Vocabulary
 from tests.tiny_gguf import write_gguf

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from omnidraft.memory.growing_index import GrowingIndex
+from omnidraft.memory.incremental_index import IncrementalIndex
 from omnidraft.memory.match import SEPARATOR
 
 IDS = st.lists(st.integers(0, 3), max_size=60)
@@ -22,7 +22,7 @@ def longest(ids: list[int], context: list[int]) -> tuple[int, list[int]]:
 @given(IDS, IDS)
 @example([1] * 60, [1] * 60)
 def test_it_finds_the_longest_ending_of_any_context(ids: list[int], context: list[int]) -> None:
-    index = GrowingIndex()
+    index = IncrementalIndex()
     index.append(ids)
     match, (length, ends) = index.longest_match(context), longest(ids, context)
     if not length:
@@ -36,7 +36,7 @@ def test_it_finds_the_longest_ending_of_any_context(ids: list[int], context: lis
 
 @given(IDS)
 def test_a_text_that_grows_finds_where_its_own_end_stood_before(ids: list[int]) -> None:
-    index, text = GrowingIndex(), []
+    index, text = IncrementalIndex(), []
     for token in ids:
         index.append([token])
         text.append(token)
@@ -47,7 +47,7 @@ def test_a_text_that_grows_finds_where_its_own_end_stood_before(ids: list[int]) 
 
 def test_many_ids_are_found_again_however_often_the_tables_grew() -> None:
     ids = np.random.default_rng(0).integers(0, 500, 5000).tolist()
-    index = GrowingIndex()
+    index = IncrementalIndex()
     index.append(ids)
     for end in range(20, 4000, 97):
         match = index.longest_match(ids[:end])
@@ -57,7 +57,7 @@ def test_many_ids_are_found_again_however_often_the_tables_grew() -> None:
 
 
 def test_nothing_is_found_across_a_separator() -> None:
-    index = GrowingIndex()
+    index = IncrementalIndex()
     index.append([1, 2, 3, SEPARATOR, 4, 5, SEPARATOR])
     match = index.longest_match([1, 2, 3])
     assert match is not None

@@ -1,4 +1,4 @@
-"""The crash journal: a step's records are noted in a file before the step, so the next process knows which crashed it.
+"""Finds records that crash the process: a journal names those of a step before it, for the process after a crash.
 
 A process that finds records under way follows one that crashed on them, whatever the cause. After `tries` crashes a
 step's records are tried one by one; a record with as many crashes alone is poison. Where each of them survives alone,
@@ -30,8 +30,8 @@ dead-lettered: fewer would accuse records of what chance did."""
 logger = logging.getLogger(__name__)
 
 
-class CrashJournal:
-    """The journal of one distiller; the folder of `path` must outlive its process."""
+class PoisonDetector:
+    """The poison of one distiller's log, and its journal; the folder of `path` must outlive its process."""
 
     def __init__(self, path: Path, *, tries: int) -> None:
         """Count the crash of the process before, if it crashed in a step. `tries` = 0: no file, no poison."""

@@ -25,7 +25,7 @@ _WEIGHTS = {order: pow(_MULTIPLIER, order // 2, 2**64) for order in _ORDERS}
 """Length of an n-gram -> the weight of its first half."""
 
 
-class GrowingIndex:
+class IncrementalIndex:
     """Indexes one growing sequence of ids. It is not thread-safe. Its matches are valid until the next `append`."""
 
     def __init__(self) -> None:

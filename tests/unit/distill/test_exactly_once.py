@@ -388,7 +388,7 @@ class Telling:
 def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_same(
     setting, tmp_path, pair, monkeypatch
 ) -> None:
-    monkeypatch.setattr("omnidraft.distill.distiller.DRIFT_HASTE", 2)
+    monkeypatch.setattr("omnidraft.distill.exactly_once.DRIFT_HASTE", 2)
     setting.emit(*names(12))
     calm = Setting(pair, tmp_path / "calm")
     calm.log = setting.log

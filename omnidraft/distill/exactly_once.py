@@ -1,4 +1,5 @@
-"""The distiller: it reads records, learns from them step by step and publishes snapshots, until it is to stop.
+"""The distiller, which learns every record exactly once: it reads records, learns from them step by step and publishes
+snapshots, until it is to stop.
 
 A snapshot carries master weights, optimizer, n-gram cache, held-out records, the fleet's memory and the offsets it has
 learned up to, and is made between two steps. So a process that resumes from the newest snapshot after a crash learns
@@ -10,21 +11,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from omnidraft.distill.control import DRIFT_HASTE, Status, TrainingControl
+from omnidraft.distill.control import DRIFT_HASTE, Status, StatusReporter, TrainingControl
 from omnidraft.distill.evaluation.held_out import HeldOut
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
-from omnidraft.distill.forgetting import Forgetting, Retention
+from omnidraft.distill.forgetting import Forgetting, RecordRetention
 from omnidraft.distill.ingest.batch_reader import BatchReader
 from omnidraft.distill.ingest.batcher import Batch, Batcher
-from omnidraft.distill.ingest.crash_journal import CrashJournal
+from omnidraft.distill.ingest.log_position import TruncationMark
+from omnidraft.distill.ingest.poison_detector import PoisonDetector
 from omnidraft.distill.ingest.trace_consumer import SKIPPED, TraceConsumer
-from omnidraft.distill.ingest.truncation_mark import TruncationMark
-from omnidraft.distill.journaled_learning import JournaledLearning
 from omnidraft.distill.memory.text_memory import TextMemory
+from omnidraft.distill.poison_guard import PoisonGuard
 from omnidraft.distill.publisher import BATCHER, LEARNER, Publisher, Restored
 from omnidraft.distill.restoring import LoadBase, LoadCache, go_back, go_on
 from omnidraft.distill.retrying import Result, Stop, Wait, retry, wait
-from omnidraft.distill.status_reporter import StatusReporter
 from omnidraft.distill.training.learner import Learner
 from omnidraft.distill.training.step_report import LearningSpans, StepReport, count, mean_losses
 from omnidraft.errors import BusError, ConfigError, LogReplaced
@@ -56,7 +56,7 @@ class Distiller:
         factor_judge: FactorJudge | None = None,
         steps_per_snapshot: int,
         max_lag_records: int = 0,
-        journal: CrashJournal | None = None,
+        poison_detector: PoisonDetector | None = None,
         truncation: TruncationMark | None = None,
         forgetting: Forgetting | None = None,
         memory: TextMemory | None = None,
@@ -76,7 +76,7 @@ class Distiller:
             control: polled before every step; while learning is paused, nothing is read or learned.
             compare_earlier: called once for each tenant that begins to drift; see snapshot_comparison.py.
             max_lag_records: see batch_reader.py.
-            journal: gets every step before it runs; its poison is the batcher's. None: crashes are not noted.
+            poison_detector: gets every step before it runs; its poison is the batcher's. None: crashes are not noted.
             truncation: None: the next process does not know that the log lost messages.
             forgetting: over the same batcher, learner and memory. None: records stay until a tenant is forgotten.
             progress: called after every step and every snapshot, in the thread of `run`.
@@ -87,13 +87,13 @@ class Distiller:
         self._load_cache, self._load_base, self._steps_per_snapshot = load_cache, load_base, steps_per_snapshot
         self._control, self._compare_earlier = control or TrainingControl(), compare_earlier
         self._metrics = metrics
-        self.journal = journal or CrashJournal(Path(), tries=0)
+        self.poison_detector = poison_detector or PoisonDetector(Path(), tries=0)
         self._reader = BatchReader(consumer, batcher, metrics, truncation, max_lag_records=max_lag_records)
         self._held_out = held_out or HeldOut(learner)
         self._factor_judge = factor_judge or FactorJudge(learner)
-        self._learning = JournaledLearning(learner, batcher, self._held_out, self.journal, memory)
+        self._learning = PoisonGuard(learner, batcher, self._held_out, self.poison_detector, memory)
         new_cache = partial(load_cache, {})
-        self._forgetting = forgetting or Forgetting(Retention(), batcher, learner, metrics, new_cache=new_cache)
+        self._forgetting = forgetting or Forgetting(RecordRetention(), batcher, learner, metrics, new_cache=new_cache)
         self._on_empty_poll, self._wait, self._spans = on_empty_poll, wait, spans or LearningSpans(NoopTracing(), "")
         self._reports: list[StepReport] = []  # since the newest snapshot
         self._reporter = StatusReporter(learner, batcher, metrics, progress)
@@ -166,7 +166,7 @@ class Distiller:
         if self._reports:
             self._publish(stop)
         if self._retry(lambda: self._reader.restart(order), stop):
-            self.journal.clear()
+            self.poison_detector.clear()
             self._publish(stop)
 
     def _rewind(self, order: str, stop: Stop) -> None:
@@ -282,7 +282,7 @@ class Distiller:
         staged = self._retry(lambda: self._publisher.stage(parts, **fields), stop)
         published = self._retry(lambda: self._publisher.publish(staged), stop)
         span.end(version=published.version, records=counters.num_records)
-        self.journal.published(self._batcher.offsets())
+        self.poison_detector.published(self._batcher.offsets())
         self._held_out.set_parent(serving, measured)
         self._reports.clear()
         self._reporter.report_snapshot(published.version, measured, losses)

@@ -135,6 +135,14 @@ def require_writable(path: Path, *, makes_folder: bool = True) -> None:
         raise RequestError(f"cannot write {path}: {folder} is not writable; name another place")
 
 
+def require_empty(folder: Path) -> None:
+    """Raise RequestError unless there is nothing there, or an empty folder."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise RequestError(f"{folder} is not empty; give a folder that is not there yet")
+    if folder.exists() and not folder.is_dir():
+        raise RequestError(f"{folder} is a file; give a folder that is not there yet")
+
+
 def require_writable_file(path: Path | None, *, makes_folder: bool = True) -> None:
     """The same of a file, of none for None."""
     if path is None:

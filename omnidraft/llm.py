@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest
 from omnidraft.decode.step_stats import DecodeStats
@@ -121,11 +121,11 @@ class LLM:
         """What rounds had for each text and its reader has not taken: a round runs all texts, whoever asks for it."""
         self._engine: Engine
         if learn and home is not None and snapshot is None:
-            self._engine, self.learning = wiring.learning_engine(loaded, CountingMetrics(), Path(home))
+            self._engine, self.learning = assembly.learning_engine(loaded, CountingMetrics(), Path(home))
         elif learn or home is not None:
             raise ConfigError("learn=True and home=DIR belong together, without a snapshot: the home has its own")
         else:
-            self._engine = wiring.engine(loaded, CountingMetrics(), snapshot=snapshot).engine
+            self._engine = assembly.engine(loaded, CountingMetrics(), snapshot=snapshot).engine
 
     def __enter__(self) -> Self:
         return self

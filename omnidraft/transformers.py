@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.decode.decoder import Decoder, Drawing
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
 from omnidraft.decode.sequence import SequenceState
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from transformers.generation import GenerateDecoderOnlyOutput
     from transformers.generation.streamers import BaseStreamer
 
+    from omnidraft.assembly import LoadedModel
     from omnidraft.models.hf.generation.request import GenerateRequest
-    from omnidraft.wiring import LoadedModel
 
 _SCOPE = "generate"
 """The rows of a call may share the keys of what they have in common."""
@@ -85,7 +85,7 @@ class Drafter:
         models = {"target": name, "drafter": drafter, **sections.pop("models", {})}
         loaded = config.load(None if settings is None else Path(settings), models=models, **sections)
         with lent(self._model):
-            self._loaded = wiring.loaded_model(self._model, tokenizer, loaded, CountingMetrics(), snapshot=snapshot)
+            self._loaded = assembly.loaded_model(self._model, tokenizer, loaded, CountingMetrics(), snapshot=snapshot)
         self.stats = DecodeStats()
         """Of the last call, all rows together: passes, tokens per pass, agreement, seconds."""
 
@@ -149,8 +149,8 @@ class Drafter:
 
     def forget(self) -> None:
         """Drop the memory of earlier texts, and the drafter's keys of them."""
-        self._loaded.recent.clear()
-        self._loaded.drafter_memory.forget()
+        self._loaded.host.recent.clear()
+        self._loaded.host.drafter_memory.forget()
 
     def _decode(
         self,
@@ -220,13 +220,13 @@ class _Batch:
         stop = RowStop(row, request.criteria, scores)
         drawing = Drawing(self._noise.row(number, len(row.prompt)), distributions, stop)
         sequence = decoder.add_drawn(text, drawing, self._loaded.proposer, client=_SCOPE, cache_scope=_SCOPE)
-        return sequence, TextMemorizer(self._loaded.recent, text)
+        return sequence, TextMemorizer(self._loaded.host.recent, text)
 
     def _text(
         self, prompt: tuple[int, ...], max_new_tokens: int, sampling: Sampling, num_draft_tokens: int | None
     ) -> Request:
         """Return what drafts know of a row."""
-        settings = self._loaded.settings.decode
+        settings = self._loaded.host.settings.decode
         drafter_ids, tail_ids = self._loaded.drafter_prompt(prompt)
         return Request(
             prompt,

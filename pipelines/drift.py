@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.distill.evaluation.agreement import share
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import RequestError
@@ -152,7 +152,7 @@ class DriftArm:
                     if self._arm != FROZEN or not self.first_phase_agreements:
                         learner.step(batch)
                     if self._arm == WITHOUT_CACHE:
-                        learner.cache = wiring.ngram_cache(settings, wiring.vocabularies(settings), None)
+                        learner.cache = assembly.ngram_cache(settings, assembly.vocabularies(settings), None)
                     advance(len(batch))
                 is_readable = phase.target == first.target
                 self.first_phase_agreements.append(
@@ -162,7 +162,7 @@ class DriftArm:
     def _learner_of(self, phase: Phase, settings: config.Settings, *, is_new: bool) -> Learner:
         """Return the learner; for another target one with the same weights, and a new cache and alignment."""
         if is_new or self._learner is None:
-            learner = wiring.learner(settings, wiring.vocabularies(settings))
+            learner = assembly.learner(settings, assembly.vocabularies(settings))
             if self._learner is not None:
                 learner.start_from(self._learner.serving_tensors())
             self._learner = learner

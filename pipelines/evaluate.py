@@ -15,7 +15,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
+from omnidraft.assembly.registries import named_folder
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.distill.evaluation.agreement import share
 from omnidraft.distill.ingest.record_disposition import is_held_out, record_key
@@ -26,7 +27,6 @@ from omnidraft.hosts import process
 from omnidraft.progress import bar
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.traces.record import TraceRecord
-from omnidraft.wiring.named_snapshots import named_folder
 from pipelines.lib import log_slice
 from pipelines.lib.learning import measure
 
@@ -54,7 +54,7 @@ def main(
     require_writable_file(json_path)
     log_url = log if "://" in log else None
     settings = config.load(config_path, models={"target": target, "drafter": drafter}, log={"url": log_url})
-    tokenizers = wiring.vocabularies(settings)
+    tokenizers = assembly.vocabularies(settings)
     slice_filter = log_slice.parse_filter(from_time, to_time, filters or [])
     log_records = log_slice.of_pair(log, settings, tokenizers, slice_filter)
     records = log_records.require()
@@ -132,13 +132,13 @@ def _warn(name: str, num_learned: int | None, num_records: int) -> None:
         )
 
 
-def _loaded(name: str, settings: config.Settings, tokenizers: wiring.Vocabularies) -> tuple[Learner, Manifest | None]:
+def _loaded(name: str, settings: config.Settings, tokenizers: assembly.Vocabularies) -> tuple[Learner, Manifest | None]:
     """Return a learner with the snapshot's weights and cache, and its manifest. Raises SnapshotError when the name is
     unknown."""
     if name == BASE:
-        return wiring.learner(settings, tokenizers), None
+        return assembly.learner(settings, tokenizers), None
     with named_folder(settings, name) as (version, folder):
-        return wiring.learner_from_snapshot(settings, tokenizers, version.manifest, folder), version.manifest
+        return assembly.learner_from_snapshot(settings, tokenizers, version.manifest, folder), version.manifest
 
 
 def _row(learner: Learner, records: list[TraceRecord], costs: speedup_model.SpeedupModel | None) -> dict[str, Any]:

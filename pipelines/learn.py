@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from omnidraft.assembly.drafting import drafter_prompt
 from omnidraft.errors import RequestError
 from omnidraft.files import save_json
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.retokenise import retokenise
-from omnidraft.wiring.drafter_prompt import drafter_prompt
 
 if TYPE_CHECKING:
-    from omnidraft.wiring.vocabularies import Vocabularies
+    from omnidraft.assembly.models import Vocabularies
 import shutil
 import sys
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from omnidraft import config, prompts, wiring
+from omnidraft import assembly, config, prompts
 from omnidraft.distill.training.losses import parse
 from omnidraft.files import require_writable, require_writable_file
 from omnidraft.hosts import process
@@ -114,7 +114,7 @@ def main(
     require_new(out)
     require_writable(out)
     require_writable_file(json_path)
-    tokenizers = wiring.vocabularies(settings)
+    tokenizers = assembly.vocabularies(settings)
     parts = out.with_name(f"{out.name}.parts")
     if archive.is_archive(answers):
         texts_alone = {"--split": split, "--max-new-tokens": max_new_tokens, "--tenant": tenant}
@@ -135,7 +135,7 @@ def main(
 
 
 def _archived(
-    path: Path, settings: config.Settings, tokenizers: wiring.Vocabularies, num_answers: int | None
+    path: Path, settings: config.Settings, tokenizers: assembly.Vocabularies, num_answers: int | None
 ) -> list[TraceRecord]:
     """Return an archive's records, with the tenants that they name. Raises RequestError."""
     recorded = _of_first_answers(archive.read(path), num_answers)

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.distill.evaluation import speedup_model
 from omnidraft.distill.training.losses import parse
 from omnidraft.files import save_json
@@ -64,12 +64,12 @@ def main(
     Console().print(_table(content["configs"]))
 
 
-def _checked(path: Path) -> tuple[config.Settings, wiring.Vocabularies]:
+def _checked(path: Path) -> tuple[config.Settings, assembly.Vocabularies]:
     """Load a settings file and the tokenizers of its pair. Raises ConfigError, or ModelError when a model cannot be
     had."""
     settings = config.load(path)
     parse(settings.learner.loss)
-    return settings, wiring.vocabularies(settings)
+    return settings, assembly.vocabularies(settings)
 
 
 class _TrackedRun:
@@ -77,7 +77,7 @@ class _TrackedRun:
 
     def __init__(self, settings: config.Settings, path: Path, costs: speedup_model.SpeedupModel | None) -> None:
         self._costs = costs
-        self._experiment = wiring.experiment(settings, EXPERIMENT)
+        self._experiment = assembly.experiment(settings, EXPERIMENT)
         self.run_id: str | None = None
         if self._experiment is not None:
             params = {name: str(value) for name, value in settings.learner.model_dump().items()}

@@ -3,7 +3,10 @@
 import threading
 from pathlib import Path
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
+from omnidraft.assembly.fleet import control_follower
+from omnidraft.assembly.registries import snapshot_reader
+from omnidraft.assembly.signing import champion_check
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
@@ -16,9 +19,6 @@ from omnidraft.snapshots.keys import PrivateKey, Role, TrustedKeys, new_private_
 from omnidraft.snapshots.manifest import digest
 from omnidraft.snapshots.signing import SnapshotSigning
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.wiring.controller import control_follower
-from omnidraft.wiring.logs import snapshot_reader
-from omnidraft.wiring.signing import champion_statements
 
 TARGET, DRAFTER = "big", "org/small"
 
@@ -75,7 +75,7 @@ class Worker:
             self.metrics,
             target=TARGET,
             staging=staging,
-            statements=champion_statements(settings),
+            check_champion=champion_check(settings),
         )
 
     def _load(self, version, folder):
@@ -89,7 +89,7 @@ class Worker:
 
 def promote(settings: config.Settings, version: int) -> None:
     """What `omnidraft snapshots promote` does."""
-    registry = wiring.registry(settings)
+    registry = assembly.registry(settings)
     registry.promote(version)
     announce(settings, registry, "champion", version)
 
@@ -97,6 +97,6 @@ def promote(settings: config.Settings, version: int) -> None:
 def announce(settings: config.Settings, registry: Registry, kind, version: int, **fields: object) -> None:
     """Announce a version with its digest."""
     bound = {"target": TARGET, "drafter": DRAFTER, "digest": digest(registry.resolve(str(version)).manifest)}
-    writer = wiring.log_writer(settings, settings.log.control_topic)
+    writer = assembly.log_writer(settings, settings.log.control_topic)
     publish_announcement(writer, kind, version, **bound, **fields)
     writer.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.models.serial_passes import forward_serially
@@ -41,11 +41,11 @@ def tiny_settings(
 
 def tiny_worker(
     models: tuple[Path, Path], home: Path, metrics: CountingMetrics, *, max_num_seqs: int = 16
-) -> wiring.Worker:
+) -> assembly.Worker:
     """Engine alone, with the base drafter."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(home))
-        return wiring.engine(tiny_settings(models, scheduler={"max_num_seqs": max_num_seqs}), metrics)
+        return assembly.engine(tiny_settings(models, scheduler={"max_num_seqs": max_num_seqs}), metrics)
 
 
 def snapshot(version: int, proposer: Proposer) -> LoadedSnapshot:

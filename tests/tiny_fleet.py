@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSource
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.ports import Proposer, Registry
@@ -26,7 +26,7 @@ LEARNER = {"records_per_step": 2, "steps_per_snapshot": 2, "held_out_every": 3, 
 PROMPT = "How many clips did Natalia sell"
 
 
-def memory_of(worker: wiring.Worker) -> FleetMemory:
+def memory_of(worker: assembly.Worker) -> FleetMemory:
     """Return the fleet's memory in the snapshot that serves."""
     return memory_in(worker.engine.slot.current.proposer)
 
@@ -43,14 +43,14 @@ class Fleet:
     """What runs, and where it answers."""
 
     settings: config.Settings
-    worker: wiring.Worker
+    worker: assembly.Worker
     url: str
     ports: dict[str, int]
     """Job of Prometheus -> port on the loopback interface."""
 
     @property
     def registry(self) -> Registry:
-        return wiring.registry(self.settings)
+        return assembly.registry(self.settings)
 
     def ask(self, *, seed: int = 3, headers: dict[str, str] | None = None, **body: object) -> httpx.Response:
         asked = {"prompt": PROMPT, "max_tokens": 24, "seed": seed, "temperature": 0.0} | body
@@ -91,10 +91,10 @@ def running_fleet(settings: config.Settings, folder: Path) -> Iterator[Fleet]:
 
 
 @contextmanager
-def _worker(settings: config.Settings) -> Iterator[tuple[wiring.Worker, str]]:
+def _worker(settings: config.Settings) -> Iterator[tuple[assembly.Worker, str]]:
     metrics = PrometheusMetrics(WORKER, settings.models.targets)
-    tracing = wiring.tracing(settings, "worker", metrics)
-    worker = wiring.worker(settings, metrics, tracing=tracing)
+    tracing = assembly.tracing(settings, "worker", metrics)
+    worker = assembly.worker(settings, metrics, tracing=tracing)
     requests = RequestQueue(metrics, max_waiting=settings.worker.max_queue)
     models = [ServedModel(each.engine, each.target.fingerprint) for each in worker.served]
     app = TelemetryMiddleware(application(requests, models, settings.worker, metrics.render), metrics, tracing)
@@ -110,8 +110,8 @@ def _worker(settings: config.Settings) -> Iterator[tuple[wiring.Worker, str]]:
 @contextmanager
 def _learner(settings: config.Settings, folder: Path) -> Iterator[int]:
     metrics = PrometheusMetrics(DISTILLER, settings.models.targets)
-    tracing = wiring.tracing(settings, "distiller", metrics)
-    distillation = wiring.distillation(settings, metrics, folder=folder / "distiller", tracing=tracing)
+    tracing = assembly.tracing(settings, "distiller", metrics)
+    distillation = assembly.distillation(settings, metrics, folder=folder / "distiller", tracing=tracing)
     with (
         closing(Exposition(metrics.registry, settings.metrics, 0)) as exposition,
         _threads(lambda stop: distillation.run(stop.is_set)),
@@ -124,7 +124,7 @@ def _learner(settings: config.Settings, folder: Path) -> Iterator[int]:
 @contextmanager
 def _controller(settings: config.Settings) -> Iterator[int]:
     metrics = PrometheusMetrics(CONTROLLER, settings.models.targets)
-    controller = wiring.controller(settings, metrics)
+    controller = assembly.controller(settings, metrics)
     with closing(Exposition(metrics.registry, settings.metrics, 0)) as exposition, _threads(controller.run):
         assert exposition.port is not None
         yield exposition.port

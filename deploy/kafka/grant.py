@@ -29,7 +29,7 @@ from kafka.admin import (
 )
 from kafka.errors import KafkaError, NoError
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.bus.kafka_client import connection
 from omnidraft.errors import OmnidraftError
 
@@ -69,7 +69,7 @@ def grant(settings: config.Settings, passwords: Mapping[str, str]) -> None:
     """
     log = settings.log
     for topic in (log.traces_topic, log.dead_letters_topic, log.control_topic):
-        wiring.log_writer(settings, topic).close()
+        assembly.log_writer(settings, topic).close()
     servers = log.url.removeprefix("kafka://")
     with connection(servers, log.request_timeout_s, log.kafka) as shared:
         admin = KafkaAdminClient(**shared, request_timeout_ms=int(log.request_timeout_s * 1000))

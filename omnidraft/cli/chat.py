@@ -126,13 +126,13 @@ def _local(
     models: dict[str, Any], snapshot: str | None, config_path: Path | None, sampling: dict[str, Any]
 ) -> "Partner":
     tell_of_libraries()
-    from omnidraft import config, wiring
+    from omnidraft import assembly, config
     from omnidraft.cli.chat_partners import LocalPartner
     from omnidraft.telemetry.metrics import CountingMetrics
 
     settings = config.load(config_path, models=models)
     with download_bars() as progress:
-        worker = wiring.engine(settings, CountingMetrics(), snapshot=snapshot, progress=progress)
+        worker = assembly.engine(settings, CountingMetrics(), snapshot=snapshot, progress=progress)
     return LocalPartner(worker.engine, **sampling)
 
 

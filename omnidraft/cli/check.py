@@ -85,13 +85,13 @@ def _run_check(
     settings: "Settings", plan: "CheckPlan", temperatures: list[float], modes: "list[config.Mode]", snapshot: str | None
 ) -> dict[str, Any]:
     """Run the whole check under a progress bar; return the report."""
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.exactness.check import ExactnessCheck
     from omnidraft.progress import bar
     from omnidraft.telemetry.metrics import CountingMetrics
 
     with download_bars() as progress:
-        engine = wiring.engine(settings, CountingMetrics(), snapshot=snapshot, progress=progress).engine
+        engine = assembly.engine(settings, CountingMetrics(), snapshot=snapshot, progress=progress).engine
     with bar("checking", plan.num_progress_steps(temperatures, modes), transient=True) as advance:
         return ExactnessCheck(engine, plan, advance).report(temperatures, modes)
 

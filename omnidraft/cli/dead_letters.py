@@ -91,7 +91,7 @@ def redrive(
 
 
 def _redrive(settings: "config.Settings", choice: "Choice", again: bool) -> "Redriven":
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.distill.ingest import dead_letters
     from omnidraft.distill.ingest.dead_letters import Redrive, redriven_before
     from omnidraft.distill.ingest.topic_scan import idle_timeout_s
@@ -101,13 +101,13 @@ def _redrive(settings: "config.Settings", choice: "Choice", again: bool) -> "Red
     done: frozenset[str] = frozenset()
     if not again:
         with (
-            closing(wiring.existing_log_reader(settings, log.traces_topic)) as origin,
+            closing(assembly.existing_log_reader(settings, log.traces_topic)) as origin,
             bar(f"reading {log.traces_topic}", _num_messages(origin), transient=True) as saw,
         ):
             done = redriven_before(origin, on_message=lambda message: saw(), idle_s=idle_s)
     with (
         closing(_dead_letters(settings)) as reader,
-        closing(wiring.log_writer(settings, log.traces_topic)) as writer,
+        closing(assembly.log_writer(settings, log.traces_topic)) as writer,
         bar("redriving", _num_messages(reader), transient=True) as saw,
     ):
         job = Redrive(writer, topic=log.traces_topic, dead_letters_topic=log.dead_letters_topic)
@@ -140,9 +140,9 @@ def _parse_offset(text: str) -> tuple[int, int]:
 
 
 def _dead_letters(settings: "config.Settings") -> "LogReader":
-    from omnidraft import wiring
+    from omnidraft import assembly
 
-    return wiring.existing_log_reader(settings, settings.log.dead_letters_topic)
+    return assembly.existing_log_reader(settings, settings.log.dead_letters_topic)
 
 
 def _find(reader: "LogReader", partition: int, offset: int) -> "DeadLetter":

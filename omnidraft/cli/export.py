@@ -45,7 +45,7 @@ def export(
     Weights are bfloat16, or float32 where LoRA factors were merged. N-gram cache, memory, acceptance head and tenants'
     factors stay behind: other engines have no use for them.
     """
-    from omnidraft.wiring.export import export_snapshot
+    from omnidraft.assembly.export import export_snapshot
 
     settings = config.load(config_path, models={"target": target})
     with download_bars():

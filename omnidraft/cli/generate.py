@@ -64,7 +64,7 @@ def generate(
 ) -> None:
     """Answer a prompt with speculative decoding, and print what it gained."""
     tell_of_libraries()
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.decode.generation import GenerationRequest
     from omnidraft.decode.step_stats import DecodeStats
     from omnidraft.telemetry.metrics import CountingMetrics
@@ -80,7 +80,7 @@ def generate(
     text = _prompt(prompt, file, may_be_empty=bool(suffix))
     is_plain = raw or bool(suffix)
     with download_bars() as progress:
-        worker = wiring.engine(settings, CountingMetrics(), snapshot=snapshot, progress=progress)
+        worker = assembly.engine(settings, CountingMetrics(), snapshot=snapshot, progress=progress)
     request = GenerationRequest(
         prompt=text if is_plain else None,
         suffix=suffix or None,

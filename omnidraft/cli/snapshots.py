@@ -64,11 +64,11 @@ def publish(
     config_path: Config = None,
 ) -> None:
     """Add a snapshot folder as the newest version: the controller judges it, and a distiller continues from it."""
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.snapshots.bundle import read_manifest
 
     read_manifest(folder)  # before a registry is made for what is no snapshot
-    registry = wiring.registry(_settings(config_path, target))
+    registry = assembly.registry(_settings(config_path, target))
     versions = registry.versions()
     published = registry.publish(folder, versions[-1].version if versions else None)
     print(f"published as version {published.version}")
@@ -155,10 +155,10 @@ def _without_keys(settings: "config.Settings") -> "config.Settings":
 def _promote(name: str, settings: "config.Settings") -> None:
     from functools import partial
 
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.fleet import orders
 
-    models, registry, open_control = settings.models, _registry(settings), partial(wiring.control_writer, settings)
+    models, registry, open_control = settings.models, _registry(settings), partial(assembly.control_writer, settings)
     chosen = orders.promote(registry, open_control, name, target=models.target, drafter=models.followed_drafter)
     print(f"champion is version {chosen.version}")
 
@@ -168,9 +168,9 @@ def _settings(config_path: Path | None, target: str | None) -> "config.Settings"
 
 
 def _registry(settings: "config.Settings") -> "Registry":
-    from omnidraft import wiring
+    from omnidraft import assembly
 
-    return wiring.existing_registry(settings)
+    return assembly.existing_registry(settings)
 
 
 def _as_json(each: "SnapshotVersion") -> dict[str, Any]:
@@ -193,22 +193,22 @@ OfTarget = Annotated[str | None, typer.Option("--target", help="For this target 
 @learning_app.command("pause")
 def pause_learning(target: OfTarget = None, config_path: Config = None) -> None:
     """Stop learning after the present step; serving continues."""
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.fleet.control_log import publish_announcement
 
     settings = _learning_settings(config_path, target)
-    publish_announcement(wiring.existing_control_writer(settings), "pause", target=target)
+    publish_announcement(assembly.existing_control_writer(settings), "pause", target=target)
     _print_order("pauses", target)
 
 
 @learning_app.command("resume")
 def resume_learning(target: OfTarget = None, config_path: Config = None) -> None:
     """Resume learning."""
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.fleet.control_log import publish_announcement
 
     settings = _learning_settings(config_path, target)
-    publish_announcement(wiring.existing_control_writer(settings), "resume", target=target)
+    publish_announcement(assembly.existing_control_writer(settings), "resume", target=target)
     _print_order("resumes", target)
 
 
@@ -269,10 +269,10 @@ def _republish(version: str, target: str | None, settings: "config.Settings") ->
 def _order_restart(start: str, target: str | None, settings: "config.Settings") -> None:
     import uuid
 
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.fleet.control_log import publish_announcement
 
-    control, restart_id = wiring.existing_control_writer(settings), uuid.uuid4().hex
+    control, restart_id = assembly.existing_control_writer(settings), uuid.uuid4().hex
     offsets = " ".join(start.replace(",", " ").split())
     if offsets == "latest":
         offsets = _latest_offsets(settings)
@@ -287,9 +287,9 @@ def _latest_offsets(settings: "config.Settings") -> str:
     """Return the ends of the trace log now: what comes later is learned, whenever a distiller hears of the order."""
     from contextlib import closing
 
-    from omnidraft import wiring
+    from omnidraft import assembly
 
-    with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
+    with closing(assembly.log_reader(settings, settings.log.traces_topic)) as reader:
         return " ".join(f"{partition}:{offset}" for partition, offset in sorted(reader.end_offsets().items()))
 
 

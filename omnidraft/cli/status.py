@@ -77,13 +77,13 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Print versions, the learner's lag, dead letters and workers; exit code 1 when a service does not answer."""
-    from omnidraft import wiring
+    from omnidraft import assembly
 
     settings, urls = config.load(config_path), [url.rstrip("/") for url in worker or ()]
     console = Console(markup=False, highlight=False)
     try:
         while True:
-            fleet = wiring.overview(settings, urls)
+            fleet = assembly.overview(settings, urls)
             if watch and console.is_terminal and not as_json:
                 console.clear()
             _show(fleet, console, as_json=as_json)

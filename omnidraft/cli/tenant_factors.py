@@ -23,10 +23,10 @@ def list_factors(
     config_path: Config = None,
 ) -> None:
     """List the tenants that have factors in a snapshot, and what these gain on their held-out requests."""
-    from omnidraft import wiring
+    from omnidraft import assembly
 
     settings = config.load(config_path, models={"target": target})
-    manifest = wiring.existing_registry(settings).resolve(snapshot).manifest
+    manifest = assembly.existing_registry(settings).resolve(snapshot).manifest
     if as_json:
         typer.echo(json.dumps([each.model_dump(mode="json") for each in manifest.tenant_factors]))
         return
@@ -52,11 +52,11 @@ def turn_on(tenant: Tenant, config_path: Config = None) -> None:
 
 
 def _announce(kind: Literal["factors_off", "factors_on"], tenant: str, config_path: Config) -> None:
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.fleet.control_log import publish_announcement
 
     settings = config.load(config_path)
-    publish_announcement(wiring.existing_control_writer(settings), kind, tenant=tenant)
+    publish_announcement(assembly.existing_control_writer(settings), kind, tenant=tenant)
     _print(f"{printable(tenant)}: {kind.replace('_', ' ')}, every worker is told")
 
 

@@ -10,8 +10,8 @@ from omnidraft.cli import tenant_factors
 from omnidraft.cli.options import Config, Tenant, group, printable
 
 if TYPE_CHECKING:
+    from omnidraft.assembly.tenants import TenantData
     from omnidraft.fleet.forget_orders import AffectedSnapshots
-    from omnidraft.wiring.tenants import TenantData
 
 app = group("Forget a tenant; turn its own factors off and on; renew the wrapping of tenants' keys.")
 app.add_typer(tenant_factors.app, name="factors")
@@ -37,8 +37,8 @@ def forget(
     Deletes for good: there is no way back. Prints what is left. Exit code 1: snapshots were to be purged, and a
     distiller has not published one without the tenant yet.
     """
+    from omnidraft.assembly import tenants
     from omnidraft.progress import bar
-    from omnidraft.wiring import tenants
 
     settings = config.load(config_path)
     with bar(f"looking for {printable(tenant)}: messages", None, transient=True) as saw:
@@ -69,9 +69,9 @@ def rewrap(config_path: Config = None) -> None:
 
     After that, and once no message is left that is older than the key store, the other master keys may go.
     """
-    from omnidraft.wiring import tenants
+    from omnidraft.assembly import tenants
 
-    num_done, num_closed = tenants.rewrap(config.load(config_path))
+    num_done, num_closed = tenants.existing_keys(config.load(config_path)).rewrap()
     _print(f"{num_done} keys wrapped with the newest master key")
     if num_closed:
         _print(f"{num_closed} keys are wrapped with a key that is not among log.encryption_keys")
@@ -87,8 +87,8 @@ def _found(tenant: str, data: "TenantData") -> str:
 
 def _purge(settings: "config.Settings", data: "TenantData", forget_id: str, wait_s: float) -> bool:
     """Return whether the snapshots of all targets were purged."""
+    from omnidraft.assembly import tenants
     from omnidraft.progress import bar
-    from omnidraft.wiring import tenants
 
     num_targets = len(settings.models.targets)
     with bar("waiting for snapshots without the tenant: targets", num_targets, transient=True) as saw:

@@ -42,9 +42,9 @@ def verify(
     config_path: Config = None,
 ) -> None:
     """Compare the trace log with what snapshots learned and with the dead letters; exit code 1 when they disagree."""
+    from omnidraft.assembly.fleet import audit
     from omnidraft.files import require_writable_file
     from omnidraft.progress import bar
-    from omnidraft.wiring.audit import audit
 
     require_writable_file(json_path, makes_folder=False)
     settings = config.load(config_path, models={"target": target})
@@ -72,10 +72,10 @@ def tail(
     config_path: Config = None,
 ) -> None:
     """Print trace records as JSON, one a line; unreadable ones as their error."""
-    from omnidraft import wiring
+    from omnidraft import assembly
 
     settings = config.load(config_path)
-    with closing(wiring.existing_log_reader(settings, settings.log.traces_topic)) as reader:
+    with closing(assembly.existing_log_reader(settings, settings.log.traces_topic)) as reader:
         _print_messages(_newest(reader, num))
         while follow:
             _print_messages(reader.poll(num, timeout_s=1.0).messages)
@@ -97,14 +97,14 @@ def export(
     config_path: Config = None,
 ) -> None:
     """Write the newest records of a target into an archive, for pipelines or as learner.pinned_held_out."""
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.distill.ingest.record_disposition import is_held_out
     from omnidraft.files import require_writable_file
     from omnidraft.traces import archive
 
     require_writable_file(path, makes_folder=False)
     settings = config.load(config_path, models={"target": target})
-    with closing(wiring.existing_log_reader(settings, settings.log.traces_topic)) as reader:
+    with closing(assembly.existing_log_reader(settings, settings.log.traces_topic)) as reader:
         readable = list(_readable(_newest(reader, num)))
     pair = (settings.models.target, settings.models.drafter)
     ours = [each for each in readable if (each.target, each.drafter) == pair]

@@ -63,10 +63,10 @@ def transfer(
     last checkpoint (OUT.parts) when it is started again with the same options.
     """
     from omnidraft.models.catalog import store
+    from omnidraft.transfer.models import BYTES
     from omnidraft.transfer.settings import TrainingSettings
-    from omnidraft.wiring.transfer import TransferRequest
-    from omnidraft.wiring.transfer import transfer as run_transfer
-    from omnidraft.wiring.transfer_models import BYTES
+    from omnidraft.transfer.transfer import TransferRequest
+    from omnidraft.transfer.transfer import transfer as run_transfer
 
     settings = TrainingSettings(num_steps, learning_rate=learning_rate, train=train, max_tokens=max_tokens)
     request = TransferRequest(model, tokenizer, tuple(data), out, settings, _init(init), held_out_every, with_gguf=gguf)

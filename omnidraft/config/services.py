@@ -31,7 +31,7 @@ def _with_a_port(url: str) -> str:
 LogUrl = Annotated[
     str,
     like(
-        r"sqlite:///.+|kafka://[^/:,@]+:\d+(,[^/:,@]+:\d+)*|memory://",
+        r"sqlite:///.+|kafka://[^/:,@]+:\d+(,[^/:,@]+:\d+)*",
         "not a log: use sqlite:///path or kafka://host:port[,host:port]",
     ),
 ]
@@ -90,7 +90,25 @@ class KafkaSettings(Section):
         return self
 
 
-class LogSettings(Section):
+class StoreSettings(Section):
+    """A log or registry, by its address."""
+
+    url: str
+
+    @property
+    def path(self) -> Path | None:
+        """The path in sqlite:///relative/path, sqlite:////absolute/path (the syntax of SQLAlchemy and MLflow) or
+        directory:///path; None: a server has it."""
+        scheme, _, path = self.url.partition(":///")
+        return Path(path) if scheme in ("sqlite", "directory") else None
+
+    @property
+    def exists(self) -> bool:
+        """Whether it exists, as far as its address tells: a local one does once a service started."""
+        return self.path is None or self.path.exists()
+
+
+class LogSettings(StoreSettings):
     """The log of trace records, dead letters and announcements."""
 
     url: LogUrl = "sqlite:///runs/omnidraft/log.db"
@@ -128,8 +146,7 @@ class LogSettings(Section):
             return None
         if self.key_store is not None:
             return self.key_store.get_secret_value()
-        path = self.url.removeprefix("sqlite:///")
-        return None if path == self.url else f"sqlite:///{Path(path).parent / 'keys.db'}"
+        return None if self.path is None else f"sqlite:///{self.path.parent / 'keys.db'}"
 
     @property
     def topics(self) -> tuple[str, str, str]:
@@ -148,7 +165,7 @@ class LogSettings(Section):
         return f"{self.topic_prefix}.snapshots.v1"
 
 
-class RegistrySettings(Section):
+class RegistrySettings(StoreSettings):
     """The registry of snapshot versions."""
 
     url: RegistryUrl = "sqlite:///runs/omnidraft/mlflow.db"
@@ -178,6 +195,10 @@ class RegistrySettings(Section):
         if self.private_key is not None and not self.trusted_keys:
             raise ValueError("registry.private_key needs registry.trusted_keys, its own public key among them")
         return self
+
+    @property
+    def is_in_mlflow(self) -> bool:
+        return not self.url.startswith("directory:")
 
     @field_serializer("url", "artifacts", when_used="json")
     def _show(self, address: str | None) -> str | None:

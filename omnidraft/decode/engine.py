@@ -22,8 +22,7 @@ from omnidraft.decode.step_telemetry import StepCounter, StepObserver, TextSpan
 from omnidraft.errors import ModeRefused
 from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.params import check_sampling, require_integer, require_text
-from omnidraft.ports import Metrics, NoopTracing, Request, Span, Step, Tracing, recorded_work
-from omnidraft.ports.context_limit import ids_needed
+from omnidraft.ports import Metrics, NoopTracing, Request, Span, Step, Tracing, ids_needed, recorded_work
 from omnidraft.traces.request_ids import request_of
 
 

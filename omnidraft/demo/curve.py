@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.demo.answers import recorded
 from omnidraft.distill.evaluation.agreement import block_efficiency, share
 from omnidraft.ports import Registry, SnapshotVersion
@@ -46,14 +46,14 @@ class LearningCurve:
         """
         self.points: list[CurvePoint] = []
         self._settings, self._registry, self._folder = settings, registry, folder
-        self._tokenizers = wiring.vocabularies(settings)
+        self._tokenizers = assembly.vocabularies(settings)
         self._held_out, _ = recorded(0)
 
     def add(self, version: SnapshotVersion) -> None:
         """Measure a version as the next point. Raises RegistryError, SnapshotNotFound, SnapshotCorrupt."""
         folder = self._registry.fetch(version.version, self._folder)
         try:
-            learner = wiring.learner_from_snapshot(self._settings, self._tokenizers, version.manifest, folder)
+            learner = assembly.learner_from_snapshot(self._settings, self._tokenizers, version.manifest, folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         hits = learner.hits(self._held_out, with_cache=True)

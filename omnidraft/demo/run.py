@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omnidraft import config, extras, files, prompts, wiring
+from omnidraft import assembly, config, extras, files, prompts
 from omnidraft.demo import report
 from omnidraft.demo.answers import recorded, steps_per_snapshot
 from omnidraft.demo.curve import CurvePoint, LearningCurve
@@ -116,12 +116,12 @@ def _service_command(name: str, plan: DemoPlan) -> list[str]:
 
 def _start_services(plan: DemoPlan, settings: config.Settings, cluster: LocalCluster, url: str) -> Registry:
     """Start all services and return their registry. The worker is last and alone: it measures what its passes cost."""
-    publish_announcement(wiring.control_writer(settings), "pause")
+    publish_announcement(assembly.control_writer(settings), "pause")
     with _pulled(settings):
         for name in ("controller", "distiller"):  # they wait for the models
             cluster.start(name, _service_command(name, plan))
     _require_recorded_vocabularies(settings)
-    registry = wiring.registry(settings)
+    registry = assembly.registry(settings)
     with spinner("starting controller and distiller"):
         cluster.wait_for(lambda: bool(registry.versions()), "first version", START_TIMEOUT_S)
     with spinner("starting the worker, which loads both models and measures what its passes cost here"):
@@ -145,7 +145,7 @@ def _pulled(settings: config.Settings) -> Iterator[None]:
 
 def _require_recorded_vocabularies(settings: config.Settings) -> None:
     held_out, _ = recorded(0)
-    if wiring.vocabularies(settings).alignment.fingerprint != held_out[0].alignment:
+    if assembly.vocabularies(settings).alignment.fingerprint != held_out[0].alignment:
         raise RequestError(
             f"the demo teaches from recorded answers of {held_out[0].target} for {held_out[0].drafter}: choose models "
             "with their vocabularies, or none; others learn from live traffic (docs/use.md)"
@@ -156,7 +156,7 @@ def _traffic(plan: DemoPlan, settings: config.Settings, client: ChatClient) -> d
     """Replay recorded answers into the log, then serve live ones, while learning is paused."""
     held_out, learned = recorded(plan.num_recorded)
     records = [*held_out, *learned]
-    writer = wiring.log_writer(settings, settings.log.traces_topic)
+    writer = assembly.log_writer(settings, settings.log.traces_topic)
     with spinner(f"replaying {len(records)} recorded answers of this target into the log"):
         writer.append(
             [
@@ -190,7 +190,7 @@ def _learn(plan: DemoPlan, settings: config.Settings, cluster: LocalCluster, reg
     per_snapshot = settings.learner.steps_per_snapshot * settings.learner.records_per_step
     last = plan.num_snapshots + 1
     curve = LearningCurve(settings, registry, plan.out / "judged")
-    control = wiring.control_writer(settings)
+    control = assembly.control_writer(settings)
     with spinner("judging the drafter as it comes on recorded answers that nobody learns from"):
         curve.add(registry.versions()[0])
     for number in range(2, last + 1):

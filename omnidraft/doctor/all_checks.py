@@ -11,12 +11,13 @@ from omnidraft.doctor.finding import Finding, Verdict, ok, problem, run_check, w
 
 def key_store(settings: Settings) -> Finding:
     """Check the key store of a log with encryption, without creating or changing anything."""
-    from omnidraft.wiring import logs, tenants
+    from omnidraft.assembly.logs import tenant_keys
 
-    if logs.key_store(settings) is None:
+    keys = tenant_keys(settings)
+    if keys is None:
         message = "there is none: all is encrypted with the master key, and no tenant can be forgotten at once"
         return warning("key store", message, "set log.key_store to a database that all services reach")
-    num_open, num_closed, num_destroyed = tenants.count_keys(settings)
+    num_open, num_closed, num_destroyed = keys.count()
     message = f"{num_open} keys of tenants, {num_destroyed} destroyed"
     if num_closed:
         advice = "add the master key that they were wrapped with to log.encryption_keys, behind the others"
@@ -46,10 +47,10 @@ def examine(config_path: Path | None) -> Iterator[Finding]:
 
 
 def _checks(settings: Settings) -> Iterator[Check]:
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.doctor import machine
 
-    wiring.set_threads(settings)  # before the first trial: outcomes are cached by number of threads
+    assembly.set_threads(settings)  # before the first trial: outcomes are cached by number of threads
     yield "kernels", partial(machine.kernels, settings)
     yield "processor", machine.processor
     yield "precision", partial(machine.precision, settings)
@@ -110,10 +111,10 @@ def _pair_checks(settings: Settings) -> Iterator[Check]:
 
 def _memory(settings: Settings) -> Finding:
     """Check the free memory, unless a running worker has its models loaded already."""
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.doctor import machine
     from omnidraft.fleet.workers import worker_status
 
-    if worker_status(wiring.worker_url(settings), metrics_key=settings.worker.metrics_key).served:
+    if worker_status(assembly.worker_url(settings), metrics_key=settings.worker.metrics_key).served:
         return ok("memory", "a worker has its models loaded already")
     return machine.memory(settings)

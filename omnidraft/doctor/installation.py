@@ -9,7 +9,6 @@ from pathlib import Path
 
 from omnidraft.config import Settings
 from omnidraft.doctor.finding import Finding, ok, problem, warning
-from omnidraft.doctor.registry import is_absent
 from omnidraft.extras import MODULES, distiller_needs_ray, driver_of
 from omnidraft.files import existing_ancestor, may_write
 
@@ -87,10 +86,11 @@ def missing_libraries() -> list[str]:
 
 def extras_needed(settings: Settings) -> tuple[str, ...]:
     """Return the extras of the package that whatever runs with these settings needs."""
+    registry = settings.registry
     needs = {
-        "kafka": settings.log.url.startswith("kafka:"),
+        "kafka": settings.log.path is None,
         "llamacpp": settings.models.engine == "llamacpp",
-        "mlflow": _is_in_mlflow(settings) and not is_absent(settings),
+        "mlflow": registry.is_in_mlflow and registry.exists,
         "otel": settings.tracing.endpoint is not None,
         "postgres": _is_in_postgresql(settings),
     }
@@ -99,16 +99,13 @@ def extras_needed(settings: Settings) -> tuple[str, ...]:
 
 def extras_of_services(settings: Settings) -> dict[str, str]:
     """Return the extras that only some services need with these settings, each with the services."""
+    registry = settings.registry
     needs = {
         "serve": ("worker", True),
-        "mlflow": ("distiller, no controller", _is_in_mlflow(settings) and is_absent(settings)),
+        "mlflow": ("distiller, no controller", registry.is_in_mlflow and not registry.exists),
         "ray": ("distiller of these targets", distiller_needs_ray(settings)),
     }
     return {extra: services for extra, (services, is_needed) in needs.items() if is_needed}
-
-
-def _is_in_mlflow(settings: Settings) -> bool:
-    return not settings.registry.url.startswith("directory:")
 
 
 def _is_in_postgresql(settings: Settings) -> bool:

@@ -19,21 +19,21 @@ POLL_S = 3.0
 
 def connection(settings: Settings) -> Finding:
     """Check that the log answers, without creating anything."""
-    from omnidraft import wiring
+    from omnidraft import assembly
 
-    if _is_absent(settings):
+    if not settings.log.exists:
         advice = "start a worker or a distiller, or correct log.url (OMNIDRAFT_LOG) if there should be one"
         return warning("log", f"nothing at {settings.log.url} yet", advice)
-    topics = wiring.topic_names(settings)
+    topics = assembly.topic_names(settings)
     return ok("log", f"{settings.log.url} answers and has {len(topics)} of 3 topics")
 
 
 def topic(settings: Settings, name: str) -> Finding:
     """Check one topic: existence, partitions, message size, retention."""
-    from omnidraft import wiring
+    from omnidraft import assembly
 
     check, log = f"topic {name}", settings.log
-    facts = None if _is_absent(settings) else wiring.topics(settings).get(name)
+    facts = assembly.topics(settings).get(name) if settings.log.exists else None
     if facts is None:
         return warning(check, "not there yet", "start what uses it, which makes it")
     if facts.max_message_bytes is not None and facts.max_message_bytes < NEEDED_MESSAGE_BYTES:
@@ -69,16 +69,16 @@ def _retention(check: str, log: LogSettings, name: str, facts: TopicFacts) -> Fi
 
 def position(settings: Settings) -> Finding:
     """Check that the log still holds the next offsets of this pair's learner."""
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.distill.ingest.log_position import require_same_log
 
     check = f"position of {settings.models.target}"
-    versions = wiring.existing_registry(settings).versions()
+    versions = assembly.existing_registry(settings).versions()
     name = settings.log.traces_topic
-    if not versions or _is_absent(settings) or name not in wiring.topic_names(settings):
+    if not versions or not settings.log.exists or name not in assembly.topic_names(settings):
         return ok(check, "nothing is learned yet")
     newest, manifest = versions[-1].version, versions[-1].manifest
-    with closing(wiring.log_reader(settings, name)) as reader:
+    with closing(assembly.log_reader(settings, name)) as reader:
         log_id, firsts, ends = reader.identity(), reader.first_offsets(), reader.end_offsets()
     try:
         require_same_log(manifest.log_id, log_id, manifest.offsets, ends)
@@ -98,13 +98,13 @@ def clocks(settings: Settings, now_ms: int | None = None) -> Finding:
     Args:
         now_ms: the time by this machine's clock; None reads it.
     """
-    from omnidraft import wiring
+    from omnidraft import assembly
 
     check, name = "clock", settings.log.traces_topic
-    facts = None if _is_absent(settings) else wiring.topics(settings).get(name)
+    facts = assembly.topics(settings).get(name) if settings.log.exists else None
     if facts is None:
         return ok(check, "no record to compare with")
-    with closing(wiring.log_reader(settings, name)) as reader:
+    with closing(assembly.log_reader(settings, name)) as reader:
         newest = _newest(reader)
     if newest is None:
         return ok(check, "no record to compare with")
@@ -125,11 +125,3 @@ def _newest(reader: LogReader) -> Message | None:
     while len(last_messages) < expected and (messages := reader.poll(expected, POLL_S).messages):
         last_messages.extend(messages)
     return max(last_messages, key=lambda each: each.timestamp_ms, default=None)
-
-
-def _is_absent(settings: Settings) -> bool:
-    """Return whether the log is a local file that does not exist yet."""
-    from pathlib import Path
-
-    url = settings.log.url
-    return url.startswith("sqlite:") and not Path(url.split(":///", 1)[1]).exists()

@@ -123,13 +123,13 @@ def folders(settings: Settings) -> Iterator[tuple[str, Path, int]]:
     drafter = folder_of(settings.models.drafter)
     copies = SNAPSHOT_COPIES if settings.learner.train == "full" else 1
     snapshot_bytes = copies * weights_bytes(drafter) if drafter else 0
-    if settings.log.url.startswith("sqlite:"):
-        yield "disk of the log", Path(settings.log.url.split(":///", 1)[1]).parent, LOG_BYTES
-    if settings.registry.url.startswith(("sqlite:", "directory:")):
-        address = Path(settings.registry.url.split(":///", 1)[1])
-        is_database = settings.registry.url.startswith("sqlite:")
-        local = settings.registry.artifacts if "://" not in (settings.registry.artifacts or "") else None
-        yield "disk of the registry", Path(local or (address.parent if is_database else address)), snapshot_bytes
+    if settings.log.path is not None:
+        yield "disk of the log", settings.log.path.parent, LOG_BYTES
+    registry = settings.registry
+    if registry.path is not None:
+        local = registry.artifacts if "://" not in (registry.artifacts or "") else None
+        folder = registry.path.parent if registry.is_in_mlflow else registry.path
+        yield "disk of the registry", Path(local or folder), snapshot_bytes
     yield "disk of staging", Path(tempfile.gettempdir()), snapshot_bytes
 
 
@@ -166,10 +166,10 @@ def _size_in_memory(name: str, precision: str) -> int:
 
 def port(settings: Settings) -> Finding:
     """Check that the worker's port is free, or answered by a worker of ours."""
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.fleet.workers import worker_status
 
-    url, address = wiring.worker_url(settings), (settings.worker.host, settings.worker.port)
+    url, address = assembly.worker_url(settings), (settings.worker.host, settings.worker.port)
     if (refusal := _refusal(*address)) is None:
         return ok("worker port", f"{address[0]}:{address[1]} is free")
     advice = "set worker.host and worker.port to an address of this machine that nobody else uses"

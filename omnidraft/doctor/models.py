@@ -83,11 +83,11 @@ def gguf(name: str) -> Finding:
 
 def packed() -> Finding:
     """Compare the packed models, which every start maps unread, with their checksums."""
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.errors import ModelCorrupt
     from omnidraft.models.native.packed_file import PackedFile
 
-    check, cache = "packed models", wiring.packed_cache()
+    check, cache = "packed models", assembly.packed_cache()
     files = cache.files()
     for path in files:
         try:
@@ -100,12 +100,12 @@ def packed() -> Finding:
 
 def alignment(settings: Settings) -> Finding:
     """Check that the alignment of a pair can be built, and that drafting can use it."""
-    from omnidraft import wiring
+    from omnidraft import assembly
 
     check = f"alignment of {settings.models.target}"
     if absent := _absent(settings):
         return warning(check, f"not built: {absent} is not on this machine", f"omnidraft models pull {absent}")
-    built = wiring.vocabularies(settings).alignment
+    built = assembly.vocabularies(settings).alignment
     share = built.num_direct / max(built.num_draft, 1)
     message = f"{built.num_direct:,} of {built.num_draft:,} draft tokens are one target token"
     if share < 0.1:
@@ -115,17 +115,17 @@ def alignment(settings: Settings) -> Finding:
 
 def champion_fits(settings: Settings) -> Finding:
     """Check that the champion was trained with the installed models."""
-    from omnidraft import wiring
+    from omnidraft import assembly
     from omnidraft.errors import SnapshotNotFound
 
     check = f"champion's models of {settings.models.target}"
     if absent := _absent(settings):
         return warning(check, f"not compared: {absent} is not on this machine", f"omnidraft models pull {absent}")
     try:
-        champion = wiring.existing_registry(settings).resolve("champion")
+        champion = assembly.existing_registry(settings).resolve("champion")
     except SnapshotNotFound:
         return ok(check, "there is no champion yet")
-    ours, its = wiring.identity(settings, wiring.vocabularies(settings)), champion.manifest
+    ours, its = assembly.identity(settings, assembly.vocabularies(settings)), champion.manifest
     advice = "install the models it was learned with, or roll back to a version of these"
     compared = {
         "alignment": (its.alignment, ours.alignment),

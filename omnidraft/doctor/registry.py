@@ -13,22 +13,22 @@ SERVING = ("champion", "previous")
 
 def connection(settings: Settings) -> Finding:
     """Check that the versions can be listed, without creating anything."""
-    from omnidraft import wiring
+    from omnidraft import assembly
 
     check = f"registry of {settings.models.target}"
-    if is_absent(settings):
+    if not settings.registry.exists:
         advice = "start a controller or a distiller, or correct registry.url (MLFLOW_TRACKING_URI)"
         return warning(check, f"nothing at {masked(settings.registry.url)} yet", advice)
-    versions = wiring.existing_registry(settings).versions()
+    versions = assembly.existing_registry(settings).versions()
     return ok(check, f"it answers and has {len(versions)} versions")
 
 
 def aliases(settings: Settings) -> Finding:
     """Check the aliases champion, challenger and previous."""
-    from omnidraft import wiring
+    from omnidraft import assembly
 
     check = f"aliases of {settings.models.target}"
-    versions = () if is_absent(settings) else wiring.existing_registry(settings).versions()
+    versions = assembly.existing_registry(settings).versions() if settings.registry.exists else ()
     if not versions:
         return ok(check, "no version, no alias")
     named = {alias: version.version for version in versions for alias in version.aliases}
@@ -47,12 +47,12 @@ def aliases(settings: Settings) -> Finding:
 
 def files(settings: Settings) -> Finding:
     """Fetch the versions that workers load and compare their files with the manifests' checksums."""
-    from omnidraft import wiring
+    from omnidraft import assembly
 
     check = f"files of {settings.models.target}"
-    if is_absent(settings):
+    if not settings.registry.exists:
         return ok(check, "no version to look at")
-    registry = wiring.existing_registry(settings)
+    registry = assembly.existing_registry(settings)
     named = [each for each in registry.versions() if set(SERVING) & set(each.aliases)]
     with tempfile.TemporaryDirectory(prefix="omnidraft-doctor-") as staging:
         for each in named:
@@ -62,9 +62,3 @@ def files(settings: Settings) -> Finding:
                 advice = "`omnidraft snapshots promote` an intact version; restore this one's files from a backup"
                 return problem(check, f"version {each.version} ({', '.join(each.aliases)}): {exc}", advice)
     return ok(check, f"{len(named)} versions that serve are intact")
-
-
-def is_absent(settings: Settings) -> bool:
-    """Return whether the registry is a local store that does not exist yet."""
-    url = settings.registry.url
-    return url.startswith(("sqlite:", "directory:")) and not Path(url.split(":///", 1)[1]).exists()

@@ -36,8 +36,8 @@ ADVICE = "an operator who wants it to serve promotes it: `omnidraft snapshots pr
 _VOID = "void"
 
 
-class SignedChampionStatements:
-    """Implements ports.ChampionStatements for one pair.
+class ChampionStatements:
+    """The signed statements of one pair, kept in the registry beside each version, that the version is the champion.
 
     Args:
         snapshots: verifies a snapshot before it is stated to be the champion.
@@ -134,7 +134,7 @@ class SignedChampionStatements:
 class AttestedRegistry(Registry):
     """A registry in which every promotion leaves a signed statement beside the version, before the alias moves."""
 
-    def __init__(self, registry: Registry, statements: SignedChampionStatements) -> None:
+    def __init__(self, registry: Registry, statements: ChampionStatements) -> None:
         self._registry, self._statements = registry, statements
 
     def promote(self, version: int) -> None:

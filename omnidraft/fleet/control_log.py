@@ -6,8 +6,7 @@
 {"kind": "restart", "start": "latest", "restart_id": "..."}  learn from earliest, latest or offsets; each is done once
 {"kind": "rewind", "version": 7, "restart_id": "..."}  go back to this champion's weights: what came after was refused
 {"kind": "drift", "tenant": "t", "work": "text"}    agreement on this tenant's traffic of this kind fell: draft less for
-                                                    it, learn faster; without "work" it is that of every kind; "level"
-                                                    is the agreement before
+                                                    it, learn faster; "level" is the agreement before
 {"kind": "drift_over", "tenant": "t", "work": "text"}  it recovered, or is what is normal now
 {"kind": "best", "version": 5, "tenant": "t"}       from the distiller: this snapshot agrees best with that traffic
 {"kind": "forget", "tenant": "t", "forget_id": "...", "until_ms": 1764000000000}  keep nothing of the tenant from before
@@ -84,8 +83,9 @@ class _Wire(BaseModel):
             raise ValueError("a canary has a share, nothing else has")
         if (self.kind in _WITH_TENANT) != (self.tenant is not None):
             raise ValueError("what is about traffic or factors has a tenant, nothing else has")
-        if (self.work is not None or self.level is not None) and self.kind not in ("drift", "drift_over"):
-            raise ValueError("what is about traffic may name a kind of request and a level, nothing else may")
+        is_of_drift = self.kind in ("drift", "drift_over")
+        if is_of_drift != (self.work is not None) or (self.level is not None and not is_of_drift):
+            raise ValueError("a drift and its end have a kind of request and may have a level, nothing else has")
         if (self.kind == "restart") != (self.start is not None):
             raise ValueError("a restart has a start, nothing else has")
         if (self.kind in ("restart", "rewind")) != (self.restart_id is not None):

@@ -3,13 +3,12 @@ brought it there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 from omnidraft.fleet.authentication import Authenticator
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_history import EVENT_KINDS, ControlEvent, ControlHistory
 from omnidraft.fleet.control_log import PARTITION
-from omnidraft.ports import Announcement, DriftingTraffic, LogReader, Metrics, Work
+from omnidraft.ports import Announcement, LogReader, Metrics, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +68,10 @@ def _state(announcements: Sequence[Announcement], history: ControlHistory) -> Co
     """Return the state that announcements describe, none of which supersedes another, and what brought it there."""
     by_kind = {each.kind: each for each in announcements}
     canary = by_kind.get("canary")
-    traffic = reduce(DriftingTraffic.after, announcements, DriftingTraffic())
     drifting = [
         DriftingTenant(each.tenant or "", each.reason or "", each.work)
         for each in announcements
-        if each.kind == "drift" and (each.tenant, each.work) in traffic.streams
+        if each.kind == "drift"
     ]
     return ControlState(
         "pause" in by_kind,

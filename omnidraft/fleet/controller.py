@@ -11,6 +11,7 @@ from omnidraft.errors import BusError, SignatureRefused, SnapshotCorrupt, Snapsh
 from omnidraft.fleet import challengers as judgements
 from omnidraft.fleet.canary_trial import CanaryTrial
 from omnidraft.fleet.challengers import Challengers, find_version, is_undecided, was_only_canary
+from omnidraft.fleet.champion_statements import ChampionStatements
 from omnidraft.fleet.drift_recovery import DriftRecovery, Rewinds
 from omnidraft.fleet.promotion import Decision, decide, decide_first, lineage_between, lineage_to, signed_versions
 from omnidraft.fleet.request_stats import RequestStatsReader
@@ -20,7 +21,6 @@ from omnidraft.ports import (
     JUDGEMENT,
     VOID,
     Announcer,
-    ChampionStatements,
     ControlFollower,
     Metrics,
     Registry,

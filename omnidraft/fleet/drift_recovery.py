@@ -16,12 +16,13 @@ ancestor must not undo what other tenants gained since, by the gate's tests of t
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
-from typing import Literal, get_args
+from functools import partial
+from typing import Literal
 
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.fleet.challengers import find_version
+from omnidraft.fleet.champion_statements import ChampionStatements
 from omnidraft.fleet.drift import MOST_STREAMS, DriftChange, DriftDetector, traffic_name
 from omnidraft.fleet.promotion import Decision, decide, lineage_between, signed_versions
 from omnidraft.fleet.request_stats import RequestStats
@@ -31,8 +32,6 @@ from omnidraft.ports import (
     Announcement,
     AnnouncementKind,
     Announcer,
-    ChampionStatements,
-    DriftingTraffic,
     Metrics,
     Registry,
     SnapshotReader,
@@ -194,23 +193,17 @@ class DriftRecovery:
             announcements: all that are in force, in their order. A `best` among them that was handled before has a
                 fence that has passed.
         """
-        traffic = reduce(DriftingTraffic.after, announcements, DriftingTraffic())
         for each in announcements:
-            if each.kind == "drift" and each.tenant is not None and (each.tenant, each.work) in traffic.streams:
-                self._resume(each)
-            elif each.fence is not None:
+            if each.kind == "drift" or each.fence is not None:
                 self.on_announcement(each)
-
-    def _resume(self, drift: Announcement) -> None:
-        for work in get_args(Work) if drift.work is None else (drift.work,):
-            self._detector.resume_drift(drift.tenant or "", work, drift.level)
 
     def on_announcement(self, announcement: Announcement) -> None:
         """Let `react` promote the version announced as `best` by the distiller, unless the drift is over by then. A
         drift of a stream without requests was announced before this process began, and read late."""
-        if announcement.kind == "drift" and announcement.tenant is not None:
-            self._resume(announcement)
-        if announcement.kind == "best" and announcement.version is not None:
+        tenant, work = announcement.tenant, announcement.work
+        if announcement.kind == "drift" and tenant is not None and work is not None:
+            self._detector.resume_drift(tenant, work, announcement.level)
+        elif announcement.kind == "best" and announcement.version is not None:
             self._reactions.append(partial(self._promote_best, announcement.version, announcement))
 
     def _end_evicted(self) -> None:

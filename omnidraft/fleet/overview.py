@@ -176,7 +176,7 @@ def _log(sources: OverviewSources, settings: Settings, metrics: Metrics, problem
         return _LogStatus()
     log, idle = settings.log, dict.fromkeys(settings.models.targets, ControlState())
     no_offsets: Offsets = {}
-    no_letters = None if log.url.startswith("kafka:") else DeadLetters(0, {})
+    no_letters = None if log.path is None else DeadLetters(0, {})
     ends: Offsets | None = None
     newest_ms: int | None = None
     dead_letters: DeadLetters | None = None

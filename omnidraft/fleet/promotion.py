@@ -12,8 +12,9 @@ from statistics import NormalDist
 
 from omnidraft.config import ControllerSettings
 from omnidraft.fleet.challengers import PROMOTED
+from omnidraft.fleet.champion_statements import ChampionStatements
 from omnidraft.fleet.tenant_gate import Change, change_without_best, equal_weight_change, fallen_tenants
-from omnidraft.ports import ChampionStatements, Registry, SnapshotVersion
+from omnidraft.ports import Registry, SnapshotVersion
 from omnidraft.snapshots.manifest import Manifest
 
 _PAIR = {"target", "drafter", "drafter_hash", "alignment"}

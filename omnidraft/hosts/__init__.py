@@ -1,1 +1,1 @@
-"""Our code running as a process of its own or inside somebody else's; builds its objects through wiring."""
+"""Our code running as a process of its own or inside somebody else's; builds its objects through assembly."""

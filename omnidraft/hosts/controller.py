@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.config import Settings
 from omnidraft.hosts.process import stop_on_signals
 from omnidraft.telemetry.exposition import Exposition
@@ -20,7 +20,7 @@ def main(settings: Settings) -> int:
         OmnidraftError: the log or the registry cannot be used.
     """
     metrics = PrometheusMetrics(CONTROLLER, settings.models.targets)
-    controllers = [wiring.controller(settings.for_target(target), metrics) for target in settings.models.targets]
+    controllers = [assembly.controller(settings.for_target(target), metrics) for target in settings.models.targets]
     stop = stop_on_signals()
     port, hosts = settings.metrics.controller_port, settings.worker.allowed_hosts
     with closing(Exposition(metrics.registry, settings.metrics, port, hosts)):

@@ -82,13 +82,13 @@ class DistillerActor:
             logging.getLogger().removeHandler(self._warnings)
 
     def _learn(self) -> None:
-        from omnidraft import wiring
+        from omnidraft import assembly
 
         _limit_resources(self._settings.learner)
-        tracing = wiring.tracing(self._settings, "distiller", self._metrics)
+        tracing = assembly.tracing(self._settings, "distiller", self._metrics)
         folder = own_folder()
         try:
-            self._distiller = wiring.distillation(
+            self._distiller = assembly.distillation(
                 self._settings, self._metrics, folder=folder, journal_folder=self._journal_folder, tracing=tracing
             )
             self._distiller.run(self.stopping.is_set)

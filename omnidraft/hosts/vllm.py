@@ -20,7 +20,7 @@ import vllm
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.config import Settings
 from omnidraft.decode.external.request_options import NO_OPTIONS, RequestOptions
 from omnidraft.decode.external.round_scheduler import TRACE_ROWS
@@ -48,7 +48,7 @@ class VllmProposer:
         """Raises OmnidraftError; vLLM shows its message and stops."""
         require_version(vllm.__version__)
         choice.torch_products()  # before vLLM's own matrix products, which use the same oneDNN
-        self._batching: wiring.Batching | None = None
+        self._batching: assembly.Batching | None = None
         self._logits = LogitsTap(0)
         self._options_of: Callable[[int], RequestOptions] = lambda row: NO_OPTIONS
         if get_tp_group().rank_in_group != 0:
@@ -58,7 +58,7 @@ class VllmProposer:
         metrics = PrometheusMetrics({**WORKER, **PROPOSER}, settings.models.targets)
         num_tokens = min(vllm_config.speculative_config.num_speculative_tokens, settings.decode.num_draft_tokens)
         has_tenants = vllm_config.parallel_config.worker_cls == WORKER_CLASS
-        self._batching = wiring.batching(settings, metrics, num_tokens=num_tokens, has_tenants=has_tenants)
+        self._batching = assembly.batching(settings, metrics, num_tokens=num_tokens, has_tenants=has_tenants)
         self._lock = threading.Lock()
         self._stop = threading.Event()
         if self._batching.producer is not None:

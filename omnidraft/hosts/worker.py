@@ -8,7 +8,7 @@ import socket
 import threading
 from functools import partial
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.config import Settings, WorkerSettings
 from omnidraft.decode.recording.trace_producer import DRAIN_S
 from omnidraft.errors import ConfigError
@@ -34,8 +34,8 @@ class WorkerRuntime:
         """
         self._settings = settings
         self.metrics = PrometheusMetrics(WORKER, settings.models.targets)
-        self._tracing = wiring.tracing(settings, "worker", self.metrics)
-        self._worker = wiring.worker(settings, self.metrics, tracing=self._tracing)
+        self._tracing = assembly.tracing(settings, "worker", self.metrics)
+        self._worker = assembly.worker(settings, self.metrics, tracing=self._tracing)
         self.engine = self._worker.engine
         """The engine of `models.target`."""
         self._requests = RequestQueue(self.metrics, max_waiting=settings.worker.max_queue)

@@ -1,26 +1,21 @@
-"""Decoding: target, drafter, noise, and what crosses between them.
+"""Decoding: the request of a text, how its tokens are drawn, and the step that a pass of the target makes.
 
-Letters: p is the target's distribution over its vocabulary V_p, q the drafter's over V_q.
-Shapes: N nodes of a tree (node 0 is the last emitted token), V a vocabulary, K the top-k kept for traces.
+Shapes: V a vocabulary, M the ids that a token is drawn from.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
-import torch
 
 from omnidraft.config import Mode
 from omnidraft.params import Sampling
-from omnidraft.ports.draft_tree import DraftTree, TreeLimits
+from omnidraft.ports.target import DraftTree
 from omnidraft.traces.record import FinishReason, TargetLogprobs
 
 Work = Literal["text", "constrained", "tools"]
 """Kinds of requests, which are drafted for with different success: free text, text under a grammar, tool calls."""
-
-AcceptanceFn = Callable[[float], float]
-"""log q of a guess -> the probability that the target accepts it, given that it accepts all before it."""
 
 
 def recorded_work(*, has_grammar: bool) -> Work:
@@ -119,114 +114,6 @@ class Step:
     """None unless the request asked for them."""
     stop_string: str | None = None
     """The stop string that ended the text, if one did."""
-
-
-class TargetSession(Protocol):
-    """One text's KV cache inside the target. Not shared between threads."""
-
-    @property
-    def num_kept(self) -> int:
-        """The number of ids whose keys are stored."""
-
-    @property
-    def num_unread(self) -> int:
-        """The number of prompt ids, the last one not counted, whose keys are still to be computed before a tree."""
-
-    def score(self, tree: DraftTree) -> torch.Tensor:
-        """Compute what is unread, then return the raw logits float32 [N, V] after each node, in order, without NaN or
-        +inf. The kept ids and the tree fit the capacity."""
-
-    def keep(self, nodes: Sequence[int]) -> None:
-        """Make the ids of these nodes (root first, each the parent of the next) part of the text, after `score`; drop
-        the keys of all other nodes."""
-
-    def close(self) -> None:
-        """Free the memory. Nothing may be called afterwards; closing twice is allowed."""
-
-
-class Target(Protocol):
-    """The model whose distribution is preserved."""
-
-    vocab_size: int
-    context_limit: int
-    """The maximal number of ids of prompt and answer together."""
-    fingerprint: str
-    """Identifies everything a text depends on besides prompt, seed and settings: weights, precision, width, threads."""
-    max_rows: int
-    """The number of ids, of all texts together, that `forward` computes in one pass; more take several passes."""
-
-    def limits(self, mode: Mode) -> TreeLimits:
-        """Return the limits of the trees that `score` takes in this mode."""
-
-    def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TargetSession:
-        """Return a session whose prompt is unread; its last id is the root of the first tree.
-
-        Raises:
-            RequestError: the prompt is empty, or exceeds the context limit together with max_new_tokens.
-        """
-
-    def forward(
-        self,
-        trees: Sequence[tuple[TargetSession, DraftTree]],
-        prompts: Sequence[tuple[TargetSession, int]] = (),
-    ) -> list[torch.Tensor]:
-        """Compute one pass over the rows of several texts; return the logits float32 [N, V] of each tree, as `score`
-        does. The bits of a text in reproducible mode depend neither on the other texts nor on the sizes of chunks.
-
-        Args:
-            trees: sessions with nothing unread, each with the tree to score.
-            prompts: other sessions, each with the number of further prompt ids whose keys are computed.
-        """
-
-    def reuse(self, session: TargetSession, source: TargetSession, num_ids: int) -> int:
-        """Copy keys of ids that both texts begin with, `num_ids` of them, into a session that has none yet.
-
-        Returns:
-            The number of ids whose keys were copied; fewer where copied keys would differ from computed ones, or where
-            the source keeps fewer.
-        """
-
-    def kv_bytes(self, num_ids: int, mode: Mode) -> int:
-        """Return the memory of the keys and values of a text that has so many ids; it grows with the text."""
-
-
-class DraftSession(Protocol):
-    """One request's KV cache inside the drafter."""
-
-    def prefill_or_extend(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
-        """Truncate to the first `keep` ids, append `ids` (at least one), return the logits float32 [V] after the last.
-
-        Ids that follow a branch added since the last call reuse its keys; all other branches are dropped.
-        """
-
-    def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
-        """Append one id to each parent in one pass; return logits float32 [R, V], one row per id.
-
-        Parent -1 is the last id of the text; any other is the index among the ids branched since the last
-        `prefill_or_extend`, those before it in this call included.
-        """
-
-    def acceptance_probabilities(self) -> Sequence[AcceptanceFn] | None:
-        """Return one function for the guesses after each row of the last `prefill_or_extend` or `branch`; None
-        without an acceptance head."""
-
-
-class DraftModel(Protocol):
-    """The small model that drafts, at one set of weights."""
-
-    vocab_size: int
-    context_limit: int
-    has_head: bool
-    """Whether its sessions have `acceptance_probabilities`."""
-
-    def open(self) -> DraftSession:
-        """Return a new, empty session."""
-
-    def prefill_or_extend_all(self, requests: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
-        """Call `prefill_or_extend` on several distinct sessions, in one pass where the model can batch."""
-
-    def branch_all(self, requests: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
-        """Call `branch` on several distinct sessions, in one pass where the model can batch."""
 
 
 class Noise(Protocol):

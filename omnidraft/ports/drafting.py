@@ -1,11 +1,63 @@
-"""Drafting for the texts of a round: proposers, and the policies that decide how much they draft."""
+"""Drafting: the drafter, proposers that draft for the texts of a round, policies that decide how much, and the drafter
+inside the learner.
 
-from collections.abc import Sequence
+Shapes: V a vocabulary, R rows of a pass, C of them context, N selected rows, H hidden size of the drafter.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
+
+import torch
 
 from omnidraft.ports.decoding import Noise, Request, Work
-from omnidraft.ports.draft_tree import DraftTree, TreeLimits
+from omnidraft.ports.target import DraftTree, TreeLimits
+
+AcceptanceFn = Callable[[float], float]
+"""log q of a guess -> the probability that the target accepts it, given that it accepts all before it."""
+
+Precision = Literal["float32", "bfloat16"]
+"""The number format of training passes; weights are learned in float32 in either."""
+
+
+class DraftSession(Protocol):
+    """One request's KV cache inside the drafter."""
+
+    def prefill_or_extend(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
+        """Truncate to the first `keep` ids, append `ids` (at least one), return the logits float32 [V] after the last.
+
+        Ids that follow a branch added since the last call reuse its keys; all other branches are dropped.
+        """
+
+    def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
+        """Append one id to each parent in one pass; return logits float32 [R, V], one row per id.
+
+        Parent -1 is the last id of the text; any other is the index among the ids branched since the last
+        `prefill_or_extend`, those before it in this call included.
+        """
+
+    def acceptance_probabilities(self) -> Sequence[AcceptanceFn] | None:
+        """Return one function for the guesses after each row of the last `prefill_or_extend` or `branch`; None
+        without an acceptance head."""
+
+
+class DraftModel(Protocol):
+    """The small model that drafts, at one set of weights."""
+
+    vocab_size: int
+    context_limit: int
+    has_head: bool
+    """Whether its sessions have `acceptance_probabilities`."""
+
+    def open(self) -> DraftSession:
+        """Return a new, empty session."""
+
+    def prefill_or_extend_all(self, requests: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
+        """Call `prefill_or_extend` on several distinct sessions, in one pass where the model can batch."""
+
+    def branch_all(self, requests: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+        """Call `branch` on several distinct sessions, in one pass where the model can batch."""
 
 
 class ProposerSession(Protocol):
@@ -160,3 +212,64 @@ class Policy(Protocol):
 
     def finish(self, tenant: str, num_emitted: int, work: Work = "text") -> None:
         """Account for a text of this tenant and kind that ended after so many tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTexts:
+    """Several texts in one pass without padding: first the contexts of all, which get no gradient, then the rest."""
+
+    ids_R: torch.Tensor
+    """int64, the drafter's."""
+    text_R: torch.Tensor
+    """int64; the text of each row. A row attends to rows of its own text only."""
+    position_R: torch.Tensor
+    """int64; starts at 0 in each text."""
+    num_context: int
+    """The number of context rows."""
+
+
+class TrainableDrafter(Protocol):
+    """The drafter inside the learner. R rows of a pass, C of them context, N selected rows, H hidden size, V_q
+    vocabulary."""
+
+    vocab_size: int
+    context_limit: int
+
+    @property
+    def precision(self) -> Precision:
+        """The format that passes are computed in."""
+
+    def compute_in(self, precision: Precision) -> None:
+        """Compute in this format from now on, or, with a warning, in float32 where it does not work."""
+
+    def trained(self) -> Mapping[str, torch.nn.Parameter]:
+        """Return the trained parameters by name, float32, in a fixed order."""
+
+    def linear_shapes(self) -> Mapping[str, tuple[int, int]]:
+        """Return the shape [N, K] of each linear layer that may have low-rank factors, by its name in a snapshot."""
+
+    def factored(self, factors: Mapping[str, torch.Tensor]) -> AbstractContextManager[None]:
+        """Inside the `with` block, add these low-rank factors (see snapshots/low_rank.py) to the weights, and give
+        gradients to the factors alone."""
+
+    def hidden(self, texts: PackedTexts) -> torch.Tensor:
+        """Return the last hidden states [R - C, H] of the rows after the context, whose keys and values are
+        constants."""
+
+    def logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
+        """Return the logits [N, V_q] of selected rows of the last hidden states, in the precision of the pass."""
+
+    def serving_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that a worker adds to the base drafter: all weights in bfloat16, or LoRA factors in
+        float32."""
+
+
+class TrainableHead(Protocol):
+    """The acceptance head inside the learner. N guesses, H hidden size of the drafter."""
+
+    def trained(self) -> Mapping[str, torch.nn.Parameter]:
+        """Return the trained parameters by their names in a snapshot, which differ from all names of a drafter."""
+
+    def logits(self, hidden_NH: torch.Tensor, log_q_N: torch.Tensor) -> torch.Tensor:
+        """Return the logits float32 [N] of the probability that a guess, made from this hidden state with this log q,
+        is accepted."""

@@ -1,5 +1,5 @@
 """The log: a topic of messages in partitions, written and read by several processes, and the reasons why a trace record
-was not written to it or not learned from.
+was not written to it or not learned from, or dropped from the fleet's memory.
 
 The values of the reasons are stored: in the metric label `reason`, in manifests and in the header `reason` of dead
 letters.
@@ -32,10 +32,17 @@ EXPIRED = "expired"
 FORGOTTEN = "forgotten"
 """The record's tenant was forgotten: its key is destroyed, its content deleted, or it is older than that order."""
 
+MemoryDropReason = Literal["expired", "forgotten", "full", "unknown_ids"]
+"""Older than the log's retention; of a forgotten tenant; the oldest beyond a limit; with ids that the target lacks."""
+UnreadableReason = Literal["forgotten", "unknown_key", "damaged"]
+"""The key of a memory's file is destroyed, or is not known here; or the content is not that of a memory."""
+
 DROP_REASONS: tuple[str, ...] = get_args(DropReason)
 REJECT_REASONS: tuple[str, ...] = get_args(RejectReason)
 DEAD_LETTER_REASONS = (*REJECT_REASONS, *get_args(DamageReason), POISON)
 SKIP_REASONS = (*DEAD_LETTER_REASONS, OTHER_PAIR, PASSED_OVER, OVER_SHARE, EXPIRED, FORGOTTEN)
+MEMORY_DROP_REASONS: tuple[str, ...] = get_args(MemoryDropReason)
+UNREADABLE_REASONS: tuple[str, ...] = get_args(UnreadableReason)
 
 
 @dataclass(frozen=True, slots=True)

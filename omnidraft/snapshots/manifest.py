@@ -11,7 +11,7 @@ Folder layout (bundle.py reads and writes it):
 Signatures are over the manifest, which has the checksum of every file: the signed text is the manifest as JSON with
 sorted keys, without the signatures and without fields at their defaults, so that fields added later do not invalidate
 old signatures. They do not cover the version number, which the registry gives: signed announcements bind it (see
-ports.ChampionStatements).
+fleet/champion_statements.py).
 """
 
 import hashlib

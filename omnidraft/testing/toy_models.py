@@ -13,8 +13,7 @@ import torch
 
 from omnidraft.errors import ContractError, RequestError, VocabularyError
 from omnidraft.models.serial_passes import forward_serially, require_new
-from omnidraft.ports import AcceptanceFn, DraftSession, DraftTree, Mode, TreeLimits
-from omnidraft.ports.context_limit import ids_needed
+from omnidraft.ports import AcceptanceFn, DraftSession, DraftTree, Mode, TreeLimits, ids_needed
 from omnidraft.vocab.tokenizer import Vocabulary
 
 _FACTOR = 1_000_003

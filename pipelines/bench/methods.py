@@ -21,7 +21,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
+from omnidraft.assembly.snapshot_loading import named_or_base
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
@@ -32,7 +33,6 @@ from omnidraft.errors import OmnidraftError, RequestError
 from omnidraft.ports import Grammar, Mode, Sampling
 from omnidraft.prompts import Prompt
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.wiring.named_snapshots import named_or_base
 from pipelines.bench.runs import BenchRun, Method, run_of_generate, run_of_steps
 from pipelines.lib.recording import fields_of, ids_of
 
@@ -103,7 +103,7 @@ def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> LoadedMethods:
     Raises:
         OmnidraftError: our own engine cannot be loaded. Reasons of other methods are in `missing`.
     """
-    worker = wiring.engine(setup.settings, CountingMetrics(), snapshot=setup.snapshot)
+    worker = assembly.engine(setup.settings, CountingMetrics(), snapshot=setup.snapshot)
     methods = {name: _own(name, worker, setup, stack) for name in names if name in OURS}
     missing: dict[str, str] = {}
     others: tuple[Callable[[Sequence[str], Setup], dict[str, Method]], ...] = (huggingface, _llamacpp)
@@ -116,7 +116,7 @@ def load(names: Sequence[str], setup: Setup, stack: ExitStack) -> LoadedMethods:
     return LoadedMethods(methods, worker.target.fingerprint, missing)
 
 
-def _own(name: str, worker: wiring.Worker, setup: Setup, stack: ExitStack) -> Method:
+def _own(name: str, worker: assembly.Worker, setup: Setup, stack: ExitStack) -> Method:
     """Return a method over the worker's target, which drafts with a snapshot of its own."""
     method, settings = OURS[name], setup.settings
     engine = _recording_engine(worker, setup, stack) if name == TRACED else worker.engine
@@ -132,7 +132,7 @@ def _own(name: str, worker: wiring.Worker, setup: Setup, stack: ExitStack) -> Me
     return _run(name, engine, setup, method, own_snapshot(settings, worker, setup.snapshot))
 
 
-def own_snapshot(settings: config.Settings, worker: wiring.Worker, name: str | None) -> LoadedSnapshot:
+def own_snapshot(settings: config.Settings, worker: assembly.Worker, name: str | None) -> LoadedSnapshot:
     """Load a snapshot for the worker's engine. Its n-gram cache, which learns while it decodes, is no other one's, so
     no method drafts with what another one learned.
 
@@ -144,9 +144,11 @@ def own_snapshot(settings: config.Settings, worker: wiring.Worker, name: str | N
         SnapshotError, ModelError: it cannot be loaded.
     """
     costs = worker.engine.decoder.costs or MeasuredCosts(worker.target)
-    memories = wiring.memory_loader(settings, CountingMetrics())
-    tokenizers = wiring.served_vocabularies(settings)
-    load = wiring.snapshot_loader(settings, tokenizers, costs, recent=worker.engine.recent, memories=memories)
+    memories = assembly.memory_loader(settings, CountingMetrics())
+    tokenizers = assembly.served_vocabularies(settings)
+    has_drafter = settings.models.has_drafter
+    shared = assembly.shared_drafting(settings.decode, costs, worker.engine.recent, has_drafter=has_drafter)
+    load = assembly.snapshot_loader(settings, tokenizers, shared, memories=memories)
     return named_or_base(settings, load, name)
 
 
@@ -170,14 +172,14 @@ def _run(name: str, engine: Engine, setup: Setup, method: OwnMethod, snapshot: L
     return run
 
 
-def _recording_engine(worker: wiring.Worker, setup: Setup, stack: ExitStack) -> Engine:
+def _recording_engine(worker: assembly.Worker, setup: Setup, stack: ExitStack) -> Engine:
     """Return an engine with the same target and drafter that records into a temporary log."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omnidraft-bench-")))
     settings = setup.settings
     log = settings.log.model_copy(update={"url": f"sqlite:///{folder / 'log.db'}"})
     temporary, topic = settings.model_copy(update={"log": log}), log.traces_topic
     metrics, pair = CountingMetrics(), worker.engine.pair
-    producer = TraceProducer(lambda: wiring.log_writer(temporary, topic), settings.recorder, metrics)
+    producer = TraceProducer(lambda: assembly.log_writer(temporary, topic), settings.recorder, metrics)
     stack.callback(producer.close)
     vocabulary = pair.target_tokenizer.vocabulary
     decoder = Decoder(worker.target, vocabulary, trace_top_k=settings.recorder.top_k)
@@ -190,7 +192,7 @@ def huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:
     """Return transformers' methods of these names over one target. Raises ModelError when it cannot compute here."""
     from omnidraft.models.hf.generate import HfAssisted, HfGenerate
 
-    tokenizers = wiring.vocabularies(setup.settings)
+    tokenizers = assembly.vocabularies(setup.settings)
     stop_ids, folders = sorted(tokenizers.target.stop_ids), (tokenizers.target_folder, tokenizers.drafter_folder)
     target = HfGenerate(tokenizers.target_folder)
 
@@ -216,5 +218,5 @@ def huggingface(names: Sequence[str], setup: Setup) -> dict[str, Method]:
 def _llamacpp(names: Sequence[str], setup: Setup) -> dict[str, Method]:
     sections = setup.settings.model_dump()
     sections["models"] |= {"engine": "llamacpp", "precision": "auto"}
-    worker = wiring.engine(config.load(None, {}, **sections), CountingMetrics(), snapshot=setup.snapshot)
+    worker = assembly.engine(config.load(None, {}, **sections), CountingMetrics(), snapshot=setup.snapshot)
     return {name: _run(name, worker.engine, setup, LLAMACPP[name]) for name in names}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.decode.prompting import PromptTokenizer
 from omnidraft.decode.recording.record_builder import SEGMENT_TOKENS, RecordContext, TraceRecordBuilder
 from omnidraft.errors import OmnidraftError, RequestError
@@ -142,7 +142,7 @@ class ApiRecording:
 
     def __init__(self, settings: config.Settings, tenant: str) -> None:
         self._settings, self._tenant = settings, tenant
-        self._tokenizers = wiring.vocabularies(settings)
+        self._tokenizers = assembly.vocabularies(settings)
         target = self._tokenizers.target
         self._mapper = ApiTokenMapper(target.vocabulary, target.special_ids)
         self.refused: Counter[str] = Counter()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.distill.evaluation.agreement import block_efficiency, share
 from omnidraft.distill.evaluation.held_out import HeldOut
 from omnidraft.distill.ingest.record_disposition import is_held_out
@@ -84,12 +84,12 @@ def measure(learner: Learner, hits: Sequence[np.ndarray], losses: dict[str, floa
 class TrainingRun:
     """One learner, which begins at the base drafter, and its learning curve."""
 
-    def __init__(self, settings: config.Settings, tokenizers: wiring.Vocabularies) -> None:
+    def __init__(self, settings: config.Settings, tokenizers: assembly.Vocabularies) -> None:
         """Learn with all threads unless the settings have a number: nothing is served."""
         torch.set_num_threads(settings.learner.threads or usable_processors())
         keep_freed_memory()
         self._settings, self._tokenizers = settings, tokenizers
-        self.learner = wiring.learner(settings, tokenizers)
+        self.learner = assembly.learner(settings, tokenizers)
         self._judge = HeldOut(self.learner, groups=TenantGroups(settings.learner.tenants))
         self._judge.set_parent(self.learner.serving_tensors())
         self._held_out: Sequence[TraceRecord] = ()
@@ -139,7 +139,7 @@ class TrainingRun:
             remembered: their texts become the fleet's memory of their tenants, as far as section `memory` lets them.
         """
         settings, tokenizers, serving = self._settings, self._tokenizers, self.learner.serving_tensors()
-        manifest = wiring.identity(settings, tokenizers).manifest(
+        manifest = assembly.identity(settings, tokenizers).manifest(
             None,
             losses=self.curve[-1].losses,
             held_out_records=len(self._held_out),
@@ -152,6 +152,6 @@ class TrainingRun:
             bundle.NGRAMS: self.learner.cache.to_arrays(),
         }
         with tempfile.TemporaryDirectory(prefix="omnidraft-memory-") as staging:
-            files = wiring.memory_files(settings, tokenizers, CountingMetrics(), Path(staging) / "memory")
+            files = assembly.memory_files(settings, tokenizers, CountingMetrics(), Path(staging) / "memory")
             files.memory.add(remembered)
-            bundle.write(folder, manifest, parts | files.stage(), signing=wiring.snapshot_signing(settings))
+            bundle.write(folder, manifest, parts | files.stage(), signing=assembly.snapshot_signing(settings))

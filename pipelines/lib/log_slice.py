@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.errors import RequestError, WireError
 from omnidraft.ports import LogReader
@@ -81,7 +81,7 @@ def parse_filter(from_time: str | None, to_time: str | None, filters: Iterable[s
 
 
 def of_pair(
-    source: str, settings: config.Settings, tokenizers: wiring.Vocabularies, slice_filter: SliceFilter
+    source: str, settings: config.Settings, tokenizers: assembly.Vocabularies, slice_filter: SliceFilter
 ) -> Slice:
     """Read the selected records of the settings' target and drafter, unless the filter names others. Raises as
     `read`."""
@@ -124,7 +124,7 @@ def _records(source: str, settings: config.Settings, result: Slice) -> Iterable[
         return (((0, number), record) for number, record in enumerate(archive.read(Path(source))))
     sections = settings.model_dump() | {"log": settings.log.model_dump() | {"url": source}}
     other = config.load(None, {}, **sections)
-    return _log_records(wiring.log_reader(other, other.log.traces_topic), result)
+    return _log_records(assembly.log_reader(other, other.log.traces_topic), result)
 
 
 def _log_records(reader: LogReader, result: Slice) -> Iterator[tuple[Position, TraceRecord]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omnidraft import config, prompts, wiring
+from omnidraft import assembly, config, prompts
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.prompting import PromptTokenizer
@@ -23,7 +23,9 @@ from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
 
 
-def request_for(prompt: Prompt, tokenizers: wiring.Vocabularies, max_new_tokens: int, num_draft_tokens: int) -> Request:
+def request_for(
+    prompt: Prompt, tokenizers: assembly.Vocabularies, max_new_tokens: int, num_draft_tokens: int
+) -> Request:
     """Return a request in fast mode at temperature 0; `num_draft_tokens` 0 is plain decoding."""
     return Request(
         prompt_ids=tuple(ids_of(prompt, tokenizers.target)),
@@ -96,7 +98,7 @@ class Recording:
         """
         self._settings, self._limits, self._is_given = settings, limits, is_given
         self._parts = parts
-        self._tokenizers = wiring.vocabularies(settings)
+        self._tokenizers = assembly.vocabularies(settings)
         self._target: Target | None = None
         self._drafter: Proposer | None = None
 
@@ -147,14 +149,13 @@ class Recording:
         return records
 
     def _steps(self, request: Request, prompt: Prompt) -> Iterator[Step]:
-        target = self._target = self._target or wiring.target(self._settings, self._tokenizers)
+        target = self._target = self._target or assembly.target(self._settings, self._tokenizers)
         top_k = self._settings.recorder.top_k
         if self._is_given:
             return force(target, request, self._answer_ids(prompt), top_k)
         if self._drafter is None:
-            self._drafter = wiring.snapshot_loader(self._settings, self._tokenizers, MeasuredCosts(target))(
-                None, None
-            ).proposer
+            shared = assembly.shared_drafting(self._settings.decode, MeasuredCosts(target))
+            self._drafter = assembly.snapshot_loader(self._settings, self._tokenizers, shared)(None, None).proposer
         return Decoder(target, self._tokenizers.target.vocabulary, trace_top_k=top_k).decode(request, self._drafter)
 
     def _answer_ids(self, prompt: Prompt) -> Sequence[int]:

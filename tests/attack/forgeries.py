@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.files import sha256_of
 from omnidraft.fleet.authentication import HEADER, PAYLOAD_TYPE, AnnouncementSigner, SignedLog
 from omnidraft.fleet.control_log import KEY, PARTITION, announcement_json
@@ -30,9 +30,9 @@ def genuine_fleet(folder: Path) -> Keys:
         settings_of(keys, folder, role) for role in ("distiller", "operator", "controller")
     )
     for number in (1, 2, 3):
-        wiring.registry(distiller).publish(make_bundle(folder / "bundles", f"s{number}"), number - 1 or None)
+        assembly.registry(distiller).publish(make_bundle(folder / "bundles", f"s{number}"), number - 1 or None)
     promote(operator, OLD)
-    announce(controller, wiring.registry(controller), "canary", CHALLENGER, share=0.5)
+    announce(controller, assembly.registry(controller), "canary", CHALLENGER, share=0.5)
     promote(controller, CHAMPION)
     return keys
 
@@ -52,7 +52,7 @@ class Attacker:
 
     def messages(self) -> list[Message]:
         """The genuine announcements: the old champion, the canary, the champion."""
-        reader, found = wiring.log_reader(self.settings, self.settings.log.control_topic), []
+        reader, found = assembly.log_reader(self.settings, self.settings.log.control_topic), []
         while polled := reader.poll(100, 0.0).messages:
             found += polled
         reader.close()
@@ -60,7 +60,7 @@ class Attacker:
 
     def append(self, value: bytes, signatures: bytes | dict[str, str] | None) -> None:
         header = json.dumps(signatures).encode() if isinstance(signatures, dict) else signatures
-        writer = wiring.log_writer(self.settings, self.settings.log.control_topic)
+        writer = assembly.log_writer(self.settings, self.settings.log.control_topic)
         writer.append([Outgoing(KEY, value, {} if header is None else {HEADER: header}, partition=PARTITION)])
         writer.close()
 
@@ -80,7 +80,7 @@ class Attacker:
         wire = announcement_json(
             "champion", version, target=TARGET, drafter=DRAFTER, digest=digest(self.manifest(version))
         )
-        reader = wiring.log_reader(self.settings, self.settings.log.control_topic)
+        reader = assembly.log_reader(self.settings, self.settings.log.control_topic)
         signer = AnnouncementSigner(
             self.keys["controller"],
             self.keys.trusted,

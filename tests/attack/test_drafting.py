@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.config import Settings
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
@@ -72,7 +72,7 @@ def engine(
     monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
     if request.param == "torch":
         monkeypatch.setattr("omnidraft.models.hf.drafter.is_supported", lambda model: False)
-    return wiring.engine(without_lookup(models), METRICS).engine
+    return assembly.engine(without_lookup(models), METRICS).engine
 
 
 def without_lookup(models: tuple[Path, Path], **sections: Any) -> Settings:
@@ -122,7 +122,7 @@ def test_a_text_of_three_times_the_drafters_context_is_drafted_to_its_end(engine
 def test_acceptance_behind_the_drafters_limit_stays_what_it_was(engine: Engine, models: tuple[Path, Path]) -> None:
     """Also beside the same drafter with a context that holds all."""
     target, drafter = models
-    whole = wiring.engine(without_lookup((target, _with_context(drafter, 8 * CONTEXT))), METRICS).engine
+    whole = assembly.engine(without_lookup((target, _with_context(drafter, 8 * CONTEXT))), METRICS).engine
     texts = {"sampling": endless(engine, 1.0)}
     before, behind, control = [], [], []
     for seed in range(6):
@@ -196,7 +196,7 @@ def test_inside_another_engine_texts_outgrow_the_drafter_too(
     """Texts of three times its context, in rounds as vLLM has them; the engine's part is replayed from their ids."""
     local = {"log": {"url": f"sqlite:///{tmp_path}/log.db"}, "registry": {"url": f"directory:///{tmp_path}/registry"}}
     settings, metrics = without_lookup(models, recorder={"enabled": False}, **local), CountingMetrics()
-    rounds = wiring.batching(settings, metrics, num_tokens=NUM_TOKENS).rounds
+    rounds = assembly.batching(settings, metrics, num_tokens=NUM_TOKENS).rounds
     replayed = [_Replayed(engine, PROMPT[:length]) for length in range(9, 31, 5)]
     while any(each.is_running for each in replayed):
         emitted = [each.emit() for each in replayed]

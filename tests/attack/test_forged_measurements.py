@@ -3,12 +3,12 @@ going back."""
 
 import pytest
 
-from omnidraft import wiring
+from omnidraft import assembly
+from omnidraft.assembly import logs
 from omnidraft.errors import BusError
 from omnidraft.fleet.controller import Controller
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.wiring import logs
 from tests.signed_fleet import Keys, Worker, settings_of
 from tests.snapshot_folders import make_bundle, version_folder
 
@@ -20,9 +20,9 @@ class Fleet:
 
     def __init__(self, keys, folder):
         self.keys, self.folder = keys, folder
-        self.registry = wiring.registry(settings_of(keys, folder, "distiller"))
+        self.registry = assembly.registry(settings_of(keys, folder, "distiller"))
         self.metrics = CountingMetrics()
-        self.controller: Controller = wiring.controller(settings_of(keys, folder, "controller"), self.metrics)
+        self.controller: Controller = assembly.controller(settings_of(keys, folder, "controller"), self.metrics)
 
     def publish(self, snapshot_id, parent, before, after):
         parent_id = parent and self.registry.resolve(str(parent)).manifest.snapshot_id
@@ -69,5 +69,5 @@ def test_an_operator_goes_back_while_the_log_is_away(fleet, tmp_path, monkeypatc
         raise BusError("the broker is down")
 
     monkeypatch.setattr(logs, "_plain_reader", is_away)
-    wiring.registry(settings_of(fleet.keys, tmp_path, "operator")).promote(1)
+    assembly.registry(settings_of(fleet.keys, tmp_path, "operator")).promote(1)
     assert worker.step() == 1

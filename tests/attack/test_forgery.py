@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from omnidraft.assembly.registries import snapshot_reader
 from omnidraft.decode.snapshot import loading
 from omnidraft.errors import SnapshotCorrupt
 from omnidraft.files import sha256_of
@@ -15,7 +16,6 @@ from omnidraft.fleet import accepted_announcements, authentication, champion_sta
 from omnidraft.registry import staging
 from omnidraft.snapshots import bundle, keys, signing
 from omnidraft.snapshots.manifest import Manifest, signed_payload
-from omnidraft.wiring.logs import snapshot_reader
 from tests import signed_fleet
 from tests.attack import forgeries
 from tests.attack.forgeries import CHALLENGER, CHAMPION, FORGERIES, OLD, Attacker
@@ -248,8 +248,8 @@ BUGS = {
     "forgets over a restart": [(accepted_announcements.AcceptedAnnouncements, "_read", lambda self: {})],
     "ignores age": [(authentication, "require_fresh", _ignore), (champion_statements, "require_fresh", _ignore)],
     "ignores which snapshot was announced": [(loading, "_require_expected", _ignore)],
-    "ignores what a statement is about": [(champion_statements.SignedChampionStatements, "_require_about", _ignore)],
-    "trusts the alias": [(signed_fleet, "champion_statements", _ignore)],
+    "ignores what a statement is about": [(champion_statements.ChampionStatements, "_require_about", _ignore)],
+    "trusts the alias": [(signed_fleet, "champion_check", _ignore)],
     "verifies before it fetches only": [(staging.bundle, "verify", _presence_only)],
 }
 

@@ -10,7 +10,9 @@ from threading import Event, Thread
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
+from omnidraft.assembly.fleet import control_follower
+from omnidraft.assembly.registries import snapshot_reader
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
@@ -20,8 +22,6 @@ from omnidraft.fleet import control_log
 from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
-from omnidraft.wiring.controller import control_follower
-from omnidraft.wiring.logs import snapshot_reader
 from tests.tiny_engine import PATIENCE_S
 from tests.trace_records import make_record
 
@@ -113,7 +113,7 @@ class Worker:
     """A worker's updater as wired, whose snapshots 1 and 2 are in memory; 2 serves."""
 
     def __init__(self, settings: config.Settings, staging: Path) -> None:
-        self.writer = wiring.log_writer(settings, settings.log.control_topic)
+        self.writer = assembly.log_writer(settings, settings.log.control_topic)
         self.forgotten: list[str | None] = []
         self.slot = SnapshotSlot(self.snapshot(1))
         self.slot.swap(self.snapshot(2))
@@ -169,7 +169,7 @@ def test_a_worker_forgets_and_rolls_back_while_a_snapshot_is_loaded(worker: Work
 
 def serve(settings: config.Settings, name: str, *, number: int, is_good: bool) -> None:
     """Records whose first candidates are all right or all wrong."""
-    traces = wiring.log_writer(settings, settings.log.traces_topic)
+    traces = assembly.log_writer(settings, settings.log.traces_topic)
     for count in range(number):
         record = make_record(f"{name}-{count}", num_emitted=60, target="big", drafter="org/small")
         record.rounds.accepted_M[::2] = is_good
@@ -183,7 +183,7 @@ def test_a_controller_announces_a_drift_while_the_registry_hangs_or_is_gone(
     settings: config.Settings, mlflow: HungMlflow, is_gone: bool
 ) -> None:
     metrics = CountingMetrics()
-    controller = wiring.controller(settings, metrics)
+    controller = assembly.controller(settings, metrics)
     controller.step()
     serve(settings, "before", number=80, is_good=True)
     controller.step()
@@ -201,7 +201,7 @@ def test_a_controller_announces_a_drift_while_the_registry_hangs_or_is_gone(
 def test_a_read_of_a_server_that_hangs_fails_after_seconds_however_long_uploads_may_take(
     settings: config.Settings, mlflow: HungMlflow
 ) -> None:
-    registry = wiring.registry(settings)
+    registry = assembly.registry(settings)
     assert registry.versions() == ()
     mlflow.hangs.set()
     with pytest.raises(RegistryError, match="no answer within 5 s"):

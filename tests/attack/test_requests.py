@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.hosts.http_server import Deadlines
 from omnidraft.models.serial_passes import forward_serially
@@ -55,7 +55,7 @@ class Worker:
     address: Address
     app: ASGIApp
     metrics: CountingMetrics
-    worker: wiring.Worker
+    worker: assembly.Worker
 
     def ask(self, body: bytes) -> bytes:
         return self.address.ask(post(body, WITH_KEY))
@@ -72,7 +72,7 @@ def worker(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
         urls = {"log": {"url": f"sqlite:///{folder}/log.db"}, "registry": {"url": f"directory:///{folder}/registry"}}
-        made = wiring.worker(tiny_settings(tiny_models, **urls), metrics := CountingMetrics())
+        made = assembly.worker(tiny_settings(tiny_models, **urls), metrics := CountingMetrics())
     requests = RequestQueue(metrics, max_waiting=64)
     app = application(requests, [ServedModel(made.engine, "print")], LIMITS, lambda: b"# metrics\n")
     with served(app, LIMITS, DEADLINES) as url:

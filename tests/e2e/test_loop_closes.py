@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.record_disposition import is_held_out
@@ -85,7 +85,7 @@ def test_a_killed_distiller_learns_every_acknowledged_record_once_and_workers_ta
         for name in ("controller", "distiller", "decode_worker"):
             fleet.start(name, service_command(name, settings_path))
         fleet.wait_for(lambda: is_serving(url), "serving worker", TIMEOUT_S)
-        registry = wiring.registry(settings)
+        registry = assembly.registry(settings)
         before = [ask(url, number)["text"] for number in range(NUM_FIRST)]
         fleet.wait_for(lambda: len(registry.versions()) >= 2, "version 2", TIMEOUT_S)
         distiller = psutil.Process(fleet.pid("distiller"))
@@ -103,7 +103,7 @@ def test_a_killed_distiller_learns_every_acknowledged_record_once_and_workers_ta
         wait_for_learned_champion(fleet, registry, url)
         assert [ask(url, number)["text"] for number in range(NUM_FIRST)] == before
         assert fleet.stop("decode_worker") == 0
-        log = list(topic_scan.messages(wiring.log_reader(settings, settings.log.traces_topic)))
+        log = list(topic_scan.messages(assembly.log_reader(settings, settings.log.traces_topic)))
         num_between = settings.learner.records_per_step * settings.learner.steps_per_snapshot
         fleet.wait_for(lambda: num_unlearned(settings, registry, log) < num_between, "last snapshot", TIMEOUT_S)
         assert fleet.stop("distiller") == 0
@@ -159,7 +159,7 @@ def metrics_url(settings_path: Path) -> str:
 
 def control_messages(settings: config.Settings) -> set[str]:
     """Kinds of all that was announced."""
-    reader = wiring.log_reader(settings, settings.log.control_topic)
+    reader = assembly.log_reader(settings, settings.log.control_topic)
     return {control_log.parse_announcement(message).kind for message in topic_scan.messages(reader)}
 
 

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import psutil
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.models.hf.tokenizer import load_tokenizer
 from omnidraft.ports import Outgoing, Registry
 from omnidraft.snapshots.manifest import Manifest
@@ -51,7 +51,7 @@ class Fleet:
 
     @property
     def registry(self) -> Registry:
-        return wiring.registry(self.settings)
+        return assembly.registry(self.settings)
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start the service, or Python with other arguments."""
@@ -66,7 +66,7 @@ class Fleet:
         return self.process
 
     def emit(self, num: int, first: int = 0, target: str | None = None, **changes: Any) -> None:
-        writer = wiring.log_writer(self.settings, self.settings.log.traces_topic)
+        writer = assembly.log_writer(self.settings, self.settings.log.traces_topic)
         models = self.settings.models
         folders = Path(models.drafter), Path(target or models.target)
         draft, spoken = map(load_tokenizer, folders)

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.errors import SnapshotStale
 from omnidraft.hosts.ray_actor import DistillerActor
 from omnidraft.models.hf import trainable_drafter
@@ -39,7 +39,7 @@ def main(folder: str, offset: int) -> None:
     def stop_when_learned() -> None:
         while True:
             time.sleep(0.2)
-            versions = wiring.registry(settings).versions()
+            versions = assembly.registry(settings).versions()
             if versions and versions[-1].manifest.offsets.get(0, 0) >= offset:
                 actor.stop()
                 return

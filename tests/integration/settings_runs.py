@@ -4,7 +4,7 @@ import json
 from contextlib import closing
 from typing import Any
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.ingest import topic_scan
@@ -38,7 +38,7 @@ def record(settings: config.Settings, *names: str, **fields: Any) -> None:
 def emit(settings: config.Settings, *records: TraceRecord) -> None:
     """As a worker does."""
     topic = settings.log.traces_topic
-    producer = TraceProducer(lambda: wiring.log_writer(settings, topic), RecorderSettings(), CountingMetrics())
+    producer = TraceProducer(lambda: assembly.log_writer(settings, topic), RecorderSettings(), CountingMetrics())
     for each in records:
         producer.emit(each)
     assert producer.close(20.0) == 0
@@ -48,8 +48,8 @@ def learn(settings: config.Settings) -> tuple[list[str], list[str]]:
     """Names of the records that a learner gets, and reasons of what it does not."""
     log = settings.log
     with (
-        closing(wiring.log_reader(settings, log.traces_topic)) as reader,
-        closing(wiring.log_writer(settings, log.dead_letters_topic)) as letters,
+        closing(assembly.log_reader(settings, log.traces_topic)) as reader,
+        closing(assembly.log_writer(settings, log.dead_letters_topic)) as letters,
     ):
         consumer = TraceConsumer(reader, letters, None, CountingMetrics(), topic=log.traces_topic)
         consumer.seek({})

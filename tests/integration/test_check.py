@@ -84,7 +84,7 @@ def test_a_planted_bug_is_found_and_shown(
 
     with monkeypatch.context() as patch:
         patch.setattr(engines.Engine, "__init__", buggy)
-        patch.setattr("omnidraft.wiring.drafting.NOISE_WEIGHTS", (1.0,))
+        patch.setattr("omnidraft.assembly.drafting.NOISE_WEIGHTS", (1.0,))
         out = tmp_path / "check.json"
         done = check("--temperature", "1", "--mode", mode, *SHORT, "--json", out)
     assert done.returncode == 1, done.stdout

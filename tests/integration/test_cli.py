@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.errors import VocabularyError
 from omnidraft.ports import JUDGEMENT
 from tests.cli_runs import run_cli
@@ -149,14 +149,14 @@ def test_what_cannot_be_reached_or_found_is_refused_in_one_line(omnidraft: Run, 
 def test_snapshots_are_listed_shown_promoted_and_announced(
     omnidraft: Run, settings_file: Path, tmp_path: Path, tiny_models: tuple[Path, Path]
 ) -> None:
-    registry = wiring.registry(config.load(settings_file, {}))
+    registry = assembly.registry(config.load(settings_file, {}))
     target, drafter = map(str, tiny_models)
     registry.publish(make_bundle(tmp_path, "s1", target=target, drafter=drafter), None)
     assert "champion is version 1" in omnidraft("snapshots", "promote", "latest").stdout
     listed = json.loads(omnidraft("snapshots", "list", "--json").stdout)
     assert [(row["version"], row["aliases"]) for row in listed] == [(1, ["champion"])]
     loaded = config.load(settings_file, {})
-    assert wiring.log_reader(loaded, loaded.log.control_topic).end_offsets() == {0: 1}
+    assert assembly.log_reader(loaded, loaded.log.control_topic).end_offsets() == {0: 1}
     assert_refused(omnidraft("snapshots", "rollback"), "previous")
 
 
@@ -169,7 +169,7 @@ def test_a_folder_learned_offline_becomes_the_newest_version(
         done = omnidraft("snapshots", "publish", folder)
         assert f"published as version {number}" in done.stdout, done.stderr
     refused = "refused: tenant [/x] \x1b[2J fell by more than the tolerance, " + 9 * "and so on "
-    wiring.registry(config.load(settings_file, {})).annotate(1, {JUDGEMENT: refused})
+    assembly.registry(config.load(settings_file, {})).annotate(1, {JUDGEMENT: refused})
     listed = json.loads(omnidraft("snapshots", "list", "--json").stdout)
     assert [(row["aliases"], row["judgement"]) for row in listed] == [([], refused), (["challenger"], None)]
     lines = omnidraft("snapshots", "list").stdout.splitlines()
@@ -183,7 +183,7 @@ def test_a_cache_of_another_pair_is_refused(
     monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
     pair = tiny_settings(tiny_models)
     other = tiny_settings((tiny_models[1], tiny_models[0]))
-    words = wiring.vocabularies(pair)
-    arrays = warmed(wiring.ngram_cache(pair, words, None), words.alignment).to_arrays()
+    words = assembly.vocabularies(pair)
+    arrays = warmed(assembly.ngram_cache(pair, words, None), words.alignment).to_arrays()
     with pytest.raises(VocabularyError):
-        wiring.ngram_cache(other, wiring.vocabularies(other), arrays)
+        assembly.ngram_cache(other, assembly.vocabularies(other), arrays)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.doctor import log, registry
 from omnidraft.doctor.finding import Verdict
 from omnidraft.ports import Outgoing
@@ -79,11 +79,11 @@ def test_topics_of_a_broker_are_judged_by_their_size_retention_and_partitions(
         log={"url": f"kafka://{kafka_bootstrap}", "partitions": 2, "topic_prefix": f"doctor-{uuid.uuid4().hex}"},
     )
     name = settings.log.traces_topic
-    assert wiring.topics(settings) == {}
+    assert assembly.topics(settings) == {}
     assert log.topic(settings, name).verdict is Verdict.WARNING
-    with closing(wiring.log_writer(settings, name)) as writer:
+    with closing(assembly.log_writer(settings, name)) as writer:
         writer.append([Outgoing(str(number).encode(), b"value") for number in range(6)])
-    facts = wiring.topics(settings)
+    facts = assembly.topics(settings)
     assert list(facts) == [name]
     assert (facts[name].num_partitions, facts[name].max_message_bytes) == (2, 2 << 20)
     assert facts[name].retention_ms == 7 * 24 * 3_600_000
@@ -91,7 +91,7 @@ def test_topics_of_a_broker_are_judged_by_their_size_retention_and_partitions(
     assert log.topic(settings, name).verdict is Verdict.OK
     assert "old" in log.clocks(settings).told
     assert "in the future" in log.clocks(settings, now_ms=0).told
-    seen = wiring.overview(settings, ["http://127.0.0.1:9"])
+    seen = assembly.overview(settings, ["http://127.0.0.1:9"])
     assert seen.trace_ends is not None
     assert (sum(seen.trace_ends.values()), seen.targets[0].is_learning_paused) == (6, False)
     for number, (topic, made, words) in enumerate(planted(settings)):
@@ -126,7 +126,7 @@ def test_a_topic_that_takes_small_messages_only_is_a_problem(
     found = log.topic(settings, settings.log.traces_topic)
     assert found.verdict is Verdict.PROBLEM
     assert "takes messages of 10,000 bytes" in found.told
-    with closing(wiring.log_writer(settings, settings.log.traces_topic)) as writer:
+    with closing(assembly.log_writer(settings, settings.log.traces_topic)) as writer:
         writer.append([Outgoing(b"key", b"value")])
     assert "by the log's clock" in log.clocks(settings).told
 
@@ -136,7 +136,7 @@ def test_a_mlflow_store_is_looked_at_and_never_made(tiny_models: tuple[Path, Pat
     assert registry.connection(settings).verdict is Verdict.WARNING
     assert not (tmp_path / "mlflow.db").exists()
     pair = {"target": settings.models.target, "drafter": settings.models.drafter}
-    made = wiring.registry(settings)
+    made = assembly.registry(settings)
     made.publish(make_bundle(tmp_path, "s1", **pair), None)
     made.promote(1)
     assert registry.connection(settings).told == "it answers and has 1 versions"

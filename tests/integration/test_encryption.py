@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.distill.ingest import dead_letters, topic_scan
 from omnidraft.ports import LogReader, Outgoing
 from omnidraft.traces import codec
@@ -42,7 +42,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
 def stored(settings: config.Settings, topic: str) -> list[bytes]:
     """Keys, values and headers as they lie in the log, read without any key."""
     plain = settings.model_copy(update={"log": settings.log.model_copy(update={"encryption_keys": ()})})
-    with closing(wiring.log_reader(plain, topic)) as reader:
+    with closing(assembly.log_reader(plain, topic)) as reader:
         return [b"".join([each.value, *each.headers.values()]) for each in topic_scan.messages(reader)]
 
 
@@ -85,11 +85,11 @@ def test_letters_are_closed_too_and_their_messages_go_back_readable(
     asked, traces = settings(NEW), settings(NEW).log.traces_topic
     whole = make_record("a", prompt_ids=WORDS)
     broken = Outgoing(b"a", WORDS.tobytes(), codec.headers(whole) | {"quoted": WORDS.tobytes()})
-    with closing(wiring.log_writer(asked, traces)) as writer:
+    with closing(assembly.log_writer(asked, traces)) as writer:
         writer.append([broken])
     assert learn(asked) == ([], ["unreadable"])
     assert all(WORDS.tobytes() not in lying for lying in stored(asked, asked.log.dead_letters_topic))
-    with closing(wiring.log_reader(asked, asked.log.dead_letters_topic)) as reader:
+    with closing(assembly.log_reader(asked, asked.log.dead_letters_topic)) as reader:
         (letter,) = dead_letters.read(reader)
     assert letter.message.value == WORDS.tobytes()
     assert dict(letter.original_headers) == dict(broken.headers)
@@ -97,7 +97,7 @@ def test_letters_are_closed_too_and_their_messages_go_back_readable(
     locked = run(settings(OLD), monkeypatch, capsys, "dead-letters", "redrive", "--all")
     assert "refused 1: encrypted with a key that is not among log.encryption_keys" in locked
     assert run(asked, monkeypatch, capsys, "dead-letters", "redrive", "--all").startswith("1 redriven")
-    with closing(wiring.log_reader(asked, traces)) as reader:
+    with closing(assembly.log_reader(asked, traces)) as reader:
         assert [each.value for each in topic_scan.messages(reader)] == [WORDS.tobytes()] * 2
 
 
@@ -136,8 +136,8 @@ def test_a_new_key_is_one_that_the_settings_take(
 
 def test_announcements_stay_readable_without_a_key(settings: Settings) -> None:
     asked = settings(NEW)
-    with closing(wiring.log_writer(asked, asked.log.control_topic)) as writer:
+    with closing(assembly.log_writer(asked, asked.log.control_topic)) as writer:
         writer.append([Outgoing(b"k", b"champion")])
     assert stored(asked, asked.log.control_topic) == [b"champion"]
-    reader: LogReader = wiring.log_reader(asked, asked.log.control_topic)
+    reader: LogReader = assembly.log_reader(asked, asked.log.control_topic)
     reader.close()

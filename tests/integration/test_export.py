@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.models.hf.trainable_drafter import Train, load_trainable
 from omnidraft.ports import PackedTexts
 from omnidraft.snapshots import bundle
@@ -42,10 +42,10 @@ def omnidraft(
     return run
 
 
-def vocabularies(models: tuple[Path, Path], home: Path) -> wiring.Vocabularies:
+def vocabularies(models: tuple[Path, Path], home: Path) -> assembly.Vocabularies:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(home))
-        return wiring.vocabularies(tiny_settings(models))
+        return assembly.vocabularies(tiny_settings(models))
 
 
 def learned(
@@ -59,7 +59,7 @@ def learned(
             changed = parameter + 0.05 * torch.randn(parameter.shape, generator=draws)
             parameter.copy_(changed.to(torch.bfloat16) if train == "full" else changed)
     settings = tiny_settings(models, learner={"train": train})
-    manifest = wiring.identity(settings, vocabularies(models, home)).manifest(None)
+    manifest = assembly.identity(settings, vocabularies(models, home)).manifest(None)
     bundle.write(folder, manifest, {bundle.DRAFTER: trainable.serving_tensors()})
 
     def logits(ids: list[int]) -> torch.Tensor:
@@ -186,7 +186,7 @@ def test_what_cannot_be_exported_is_refused_in_one_line(
     omnidraft: Export, tiny_models: tuple[Path, Path], omnidraft_home: Path, tmp_path: Path
 ) -> None:
     out, tokenizers = tmp_path / "out", vocabularies(tiny_models, omnidraft_home)
-    known = wiring.identity(tiny_settings(tiny_models), tokenizers).manifest(None, train="base")
+    known = assembly.identity(tiny_settings(tiny_models), tokenizers).manifest(None, train="base")
     bundle.write(tmp_path / "empty", known, {})
     bundle.write(tmp_path / "others", known.model_copy(update={"drafter_hash": "another"}), {})
     asked = ("--as", "hf", "--output")

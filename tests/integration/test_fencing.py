@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft import config
-from omnidraft.wiring.audit import audit
+from omnidraft.assembly.fleet import audit
 from tests.integration.distiller_process import ROOT, Fleet, run_learner
 
 NEVER = 1_000_000

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.bus.encryption import new_key
 from omnidraft.config import NO_DRAFTER
 from omnidraft.snapshots.bundle import MEMORY
@@ -47,15 +47,15 @@ def test_a_worker_drafts_for_a_tenant_what_the_fleet_said_to_it_and_the_text_sta
         assert [said(fleet, user) for user in ("a", "b")] == [before, before]
     with_memory = [
         each.version
-        for each in wiring.registry(settings).versions()
+        for each in assembly.registry(settings).versions()
         if any(MEMORY in name for name in each.manifest.sha256)
     ]
-    newest = wiring.engine(settings, CountingMetrics(), snapshot=str(with_memory[-1]))
+    newest = assembly.engine(settings, CountingMetrics(), snapshot=str(with_memory[-1]))
     assert memory_of(newest)("a") is not None
-    first = wiring.engine(settings, CountingMetrics(), snapshot="1")
+    first = assembly.engine(settings, CountingMetrics(), snapshot="1")
     assert memory_of(first)("a") is None
     models = settings.models.model_copy(update={"drafter": NO_DRAFTER, "memory_of": settings.models.drafter})
     without_drafter = settings.model_copy(update={"models": models})
-    alone = wiring.engine(without_drafter, CountingMetrics(), snapshot=str(with_memory[-1]))
+    alone = assembly.engine(without_drafter, CountingMetrics(), snapshot=str(with_memory[-1]))
     assert memory_of(alone)("a") is not None
     assert memory_of(alone)("never served") is None

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import sqlalchemy
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
+from omnidraft.assembly import tenants as assembly_tenants
 from omnidraft.bus import sqlite_forget
 from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
@@ -28,7 +29,6 @@ from omnidraft.doctor.finding import Verdict
 from omnidraft.errors import BusError, RecordForgotten
 from omnidraft.fleet.forget_orders import last_order
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.wiring import tenants as wiring_tenants
 from tests.cli_runs import run_cli
 from tests.integration.settings_runs import environ, learn, record
 from tests.postgres_fixture import Postgres
@@ -54,7 +54,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
 
 def orders(settings: config.Settings) -> int:
-    with closing(wiring.log_reader(settings, settings.log.control_topic)) as reader:
+    with closing(assembly.log_reader(settings, settings.log.control_topic)) as reader:
         return len(list(topic_scan.messages(reader)))
 
 
@@ -78,15 +78,15 @@ def test_a_tenant_that_came_back_and_left_no_message_is_forgotten_again(
     unencrypted = sqlite.model_copy(update={"log": sqlite.log.model_copy(update={"encryption_keys": ()})})
     record(unencrypted, "a/1")
     assert run(unencrypted, "forget", "a", "--yes").returncode == 0
-    with closing(wiring.log_reader(unencrypted, unencrypted.log.traces_topic)) as reader:
+    with closing(assembly.log_reader(unencrypted, unencrypted.log.traces_topic)) as reader:
         ends = reader.end_offsets()
     delete_before(tmp_path / "log.db", unencrypted.log.traces_topic, ends)
-    data = wiring_tenants.tenant_data(unencrypted, "a")
+    data = assembly_tenants.tenant_data(unencrypted, "a")
     assert data.traces.newest_ms == 0
-    first = wiring_tenants.forget(unencrypted, "a", data)
+    first = assembly_tenants.forget(unencrypted, "a", data)
     assert orders(unencrypted) == 1
-    monkeypatch.setattr(wiring_tenants, "_REPEATED_S", -1.0)
-    assert wiring_tenants.forget(unencrypted, "a", data).forget_id != first.forget_id
+    monkeypatch.setattr(assembly_tenants, "_REPEATED_S", -1.0)
+    assert assembly_tenants.forget(unencrypted, "a", data).forget_id != first.forget_id
     assert orders(unencrypted) == 2
 
 
@@ -97,7 +97,7 @@ def test_an_order_reaches_up_to_the_newest_record_of_a_worker_whose_clock_is_ahe
     for number in (1, 2):
         record(sqlite, f"a/{number}", time_ms=ahead_ms + number)
         assert run(sqlite, "forget", "a", "--yes").returncode == 0
-        with closing(wiring.log_reader(sqlite, sqlite.log.control_topic)) as reader:
+        with closing(assembly.log_reader(sqlite, sqlite.log.control_topic)) as reader:
             last = last_order(reader, CountingMetrics(), "a")
         assert last is not None
         assert last.until_ms == ahead_ms + number
@@ -126,7 +126,7 @@ def test_a_command_killed_after_the_key_was_destroyed_is_finished_by_repeating_i
 ) -> None:
     record(sqlite, "a/1", "b/1", "a/2")
     code = (
-        "import os, signal, sys; from omnidraft.wiring import tenants; from omnidraft.cli import main\n"
+        "import os, signal, sys; from omnidraft.assembly import tenants; from omnidraft.cli import main\n"
         f"tenants.{step} = lambda *args, **options: os.kill(os.getpid(), signal.SIGKILL)\n"
         "sys.argv = ['omnidraft', 'tenants', 'forget', 'a', '--yes']; main()\n"
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.bus.encryption import new_key
 from omnidraft.distill.examples.training_example import ExampleBuilder
 from omnidraft.ports import Outgoing
@@ -37,7 +37,7 @@ class Home:
     settings: config.Settings
     folder: Path
     pair: Pair
-    tokenizers: wiring.Vocabularies
+    tokenizers: assembly.Vocabularies
 
     def search(self, text: str) -> TokenSearch:
         ngrams = self._ngrams(text) - self._ngrams(OTHER if text == PLANTED else PLANTED)
@@ -58,7 +58,7 @@ class Home:
         records = [self.record(f"{tenant}-{number}", text, tenant) for number in range(num)]
         emit(self.settings, *records, self.record(f"{tenant}-other", text, tenant, alignment="another"))
         broken = self.record(f"{tenant}-broken", text, tenant)
-        with closing(wiring.log_writer(self.settings, self.settings.log.traces_topic)) as writer:
+        with closing(assembly.log_writer(self.settings, self.settings.log.traces_topic)) as writer:
             message = Outgoing(codec.key(broken), codec.encode(broken) + b"?", codec.headers(broken), tenant=tenant)
             writer.append([message])
 
@@ -95,7 +95,7 @@ def home(
         log["encryption_keys"] = [new_key()]
     learner = LEARNER | {"replay_records": 1, "held_out_every": 3}
     settings = fleet_settings(tiny_models, tmp_path, log=log, learner=learner)
-    tokenizers = wiring.vocabularies(settings)
+    tokenizers = assembly.vocabularies(settings)
     pair = Pair(tokenizers.drafter_folder, tokenizers.drafter, tokenizers.target, tokenizers.alignment)
     return Home(settings, tmp_path, pair, tokenizers)
 

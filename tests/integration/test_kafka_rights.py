@@ -20,12 +20,12 @@ from kafka.admin import (
     ResourceType,
 )
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
+from omnidraft.assembly.fleet import announcer, control_follower
+from omnidraft.assembly.recording import trace_producer
 from omnidraft.errors import BusError
 from omnidraft.ports import LogReader, Message, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.wiring.controller import announcer, control_follower
-from omnidraft.wiring.recording import trace_producer
 from tests.kafka_fixture import load_local_broker, skip_without_kafka
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ def topic_of(settings: config.Settings, name: str) -> str:
 
 
 def write(settings: config.Settings, name: str, value: bytes = b"value") -> None:
-    writer = wiring.log_writer(settings, topic_of(settings, name))
+    writer = assembly.log_writer(settings, topic_of(settings, name))
     try:
         writer.append([Outgoing(b"key", value, {})])
     finally:
@@ -81,7 +81,7 @@ def write(settings: config.Settings, name: str, value: bytes = b"value") -> None
 
 
 def read(settings: config.Settings, name: str) -> list[Message]:
-    reader = wiring.log_reader(settings, topic_of(settings, name))
+    reader = assembly.log_reader(settings, topic_of(settings, name))
     try:
         return _first_messages(reader)
     finally:
@@ -107,12 +107,14 @@ def test_each_service_does_its_work_with_its_rights_alone(fleet: Mapping[str, co
     announcer(controller).publish("pause")
     for role in (worker, distiller, controller, operator):
         assert read(role, "control")
-    assert set(wiring.topics(operator)) == {topic_of(operator, name) for name in ("traces", "dead letters", "control")}
-    assert topic_of(worker, "dead letters") not in wiring.topic_names(worker)
+    assert set(assembly.topics(operator)) == {
+        topic_of(operator, name) for name in ("traces", "dead letters", "control")
+    }
+    assert topic_of(worker, "dead letters") not in assembly.topic_names(worker)
     for role in (worker, distiller, controller):
-        assert topic_of(role, "traces") in wiring.topic_names(role)
+        assert topic_of(role, "traces") in assembly.topic_names(role)
         with pytest.raises(BusError, match=r"may not read the settings of .*: use that of omnidraft-operator"):
-            wiring.topics(role)
+            assembly.topics(role)
     (paused,) = control_follower(worker, CountingMetrics(), ("pause",)).poll(10.0)
     assert paused.kind == "pause"
     producer = trace_producer(worker, CountingMetrics())
@@ -125,8 +127,8 @@ def test_dead_letters_that_a_login_may_not_see_are_unknown_and_not_zero(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # without a registry
     write(fleet["distiller"], "dead letters")
-    assert wiring.overview(fleet["worker"]).dead_letters is None
-    seen = wiring.overview(fleet["operator"]).dead_letters
+    assert assembly.overview(fleet["worker"]).dead_letters is None
+    seen = assembly.overview(fleet["operator"]).dead_letters
     assert seen is not None
     assert seen.number > 0
 

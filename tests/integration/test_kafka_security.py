@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.errors import BusError
 from omnidraft.ports import Outgoing
 from tests.kafka_fixture import load_local_broker, skip_without_kafka
@@ -96,9 +96,9 @@ def test_with_the_password_both_ends_work_and_no_log_line_shows_it(
     with caplog.at_level(logging.DEBUG):
         logging.getLogger("kafka").setLevel(logging.NOTSET)
         assert logging.getLogger("kafka").isEnabledFor(logging.DEBUG)
-        writer = wiring.log_writer(settings, "topic")
+        writer = assembly.log_writer(settings, "topic")
         writer.append([Outgoing(b"key", b"value", {})])
-        reader = wiring.log_reader(settings, "topic")
+        reader = assembly.log_reader(settings, "topic")
         reader.seek({})
         found, until = [], time.monotonic() + 20
         while not found and time.monotonic() < until:
@@ -114,5 +114,5 @@ def test_a_wrong_password_or_an_unknown_broker_is_an_error_that_shows_no_secret(
     secured: tuple[str, Path], password: str, knows_broker: bool
 ) -> None:
     with pytest.raises(BusError) as refused:
-        wiring.log_writer(settings_for(secured, password=password, knows_broker=knows_broker), "topic")
+        assembly.log_writer(settings_for(secured, password=password, knows_broker=knows_broker), "topic")
     assert password not in str(refused.value)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.config import ControllerSettings
 from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.errors import ConfigError, ModelError, RequestError
@@ -72,7 +72,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def test_given_texts_are_recorded_as_they_are(recorded: Path) -> None:
-    tokenizers = wiring.vocabularies(config.load())
+    tokenizers = assembly.vocabularies(config.load())
     records = list(archive.read(recorded))
     texts = [tokenizers.target.vocabulary.spell(each.emitted_ids.tolist()).decode() for each in records]
     assert texts == [ANSWERS[n % len(ANSWERS)] for n in range(24)]
@@ -155,7 +155,7 @@ def test_learning_writes_a_snapshot_that_check_takes_and_that_agrees_more(
 def test_a_worker_serves_the_folder_it_is_told_whatever_is_champion(recorded: Path, tmp_path: Path) -> None:
     run(learn.main, "--answers", recorded, "--out", tmp_path / "warm", "--held-out-every", 4)
     log = {"url": f"sqlite:///{tmp_path}/log.db"}
-    worker = wiring.worker(config.load(None, log=log, worker={"snapshot": str(tmp_path / "warm")}), CountingMetrics())
+    worker = assembly.worker(config.load(None, log=log, worker={"snapshot": str(tmp_path / "warm")}), CountingMetrics())
     try:
         (served,) = worker.served
         assert served.updater is None
@@ -163,7 +163,7 @@ def test_a_worker_serves_the_folder_it_is_told_whatever_is_champion(recorded: Pa
         memory = memory_of(worker)
         learned = memory("clips")
         assert learned is not None
-        said = wiring.vocabularies(config.load()).target.encode(ANSWERS[0])
+        said = assembly.vocabularies(config.load()).target.encode(ANSWERS[0])
         assert learned.longest_match(said[:4]).continuations(1)[0][0] == said[4]
         assert memory("somebody else") is None
     finally:
@@ -178,7 +178,7 @@ def test_a_model_that_is_loaded_with_transformers_is_drafted_from_a_snapshots_me
     warm = tmp_path / "warm"
     run(learn.main, "--answers", answers, "--out", warm, "--held-out-every", 4, "--tenant", "default")
     model, tokenizer = (kind.from_pretrained(tiny_models[0]) for kind in (AutoModelForCausalLM, AutoTokenizer))
-    loaded = wiring.loaded_model(model, tokenizer, config.load(), CountingMetrics(), snapshot=str(warm))
+    loaded = assembly.loaded_model(model, tokenizer, config.load(), CountingMetrics(), snapshot=str(warm))
     assert memory_in(loaded.proposer)("default") is not None
     assert memory_in(loaded.proposer)("somebody else") is None
 
@@ -219,7 +219,7 @@ def test_another_drafter_learns_from_an_archive_with_prompts_in_its_own_ids(
 ) -> None:
     """The target drafts for itself here: its prompts are its own again, to the last id."""
     name = str(tiny_models[0])
-    tokenizers = wiring.vocabularies(config.load(None, models={"drafter": name}))
+    tokenizers = assembly.vocabularies(config.load(None, models={"drafter": name}))
     records = list(archive.read(recorded))
     adopted = for_drafter(records, name, name, tokenizers)
     for before, after in zip(records, adopted, strict=True):
@@ -246,7 +246,7 @@ def log(recorded: Path, tmp_path: Path) -> str:
     """A trace topic with sound records, one of another tenant, one of another pair and one that nobody can read."""
     url = f"sqlite:///{tmp_path}/log.db"
     settings = config.load(None, log={"url": url})
-    writer = wiring.log_writer(settings, settings.log.traces_topic)
+    writer = assembly.log_writer(settings, settings.log.traces_topic)
     records = list(archive.read(recorded))
     others = [replace(records[0], request_id="t", tenant="other"), replace(records[1], request_id="p", target="x")]
     writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in [*records, *others]])
@@ -391,9 +391,9 @@ def test_evaluation_says_how_much_a_snapshot_learned_of_its_records_and_can_leav
 def _publish_as_if_learned_from(log: str, records: list[Any], folder: Path) -> None:
     """Write the records into a log, and its end into the snapshot's manifest, as a distiller does."""
     settings = config.load(None, log={"url": log})
-    writer = wiring.log_writer(settings, settings.log.traces_topic)
+    writer = assembly.log_writer(settings, settings.log.traces_topic)
     writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in records])
     writer.close()
-    with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
+    with closing(assembly.log_reader(settings, settings.log.traces_topic)) as reader:
         read = {"offsets": reader.end_offsets(), "log_id": reader.identity()}
     bundle.write_manifest(folder, bundle.read_manifest(folder).model_copy(update=read))

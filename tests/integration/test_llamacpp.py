@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.errors import OmnidraftError
 from omnidraft.testing.tiny_models import make_drafter, make_target
 from tests.cli_runs import run_cli
@@ -51,7 +51,7 @@ def test_a_target_that_is_no_gguf_file_is_refused(pair, omnidraft_home, monkeypa
     require_llamacpp()
     monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
     whole = config.load(None, {}, models={"target": str(pair[0]), "drafter": str(pair[1]), "engine": "llamacpp"})
-    words = wiring.vocabularies(whole)
+    words = assembly.vocabularies(whole)
     models = whole.models.model_copy(update={"target": "nobody/nothing"})
     with pytest.raises(OmnidraftError, match="GGUF file"):
-        wiring.target(whole.model_copy(update={"models": models}), words)
+        assembly.target(whole.model_copy(update={"models": models}), words)

@@ -11,7 +11,7 @@ import openai
 import pytest
 import torch
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.models.hf.trainable_drafter import load_trainable
@@ -59,7 +59,7 @@ def settings(
 class Running:
     """A worker behind its HTTP application, and a client of it."""
 
-    worker: wiring.Worker
+    worker: assembly.Worker
     requests: RequestQueue
     client: openai.OpenAI
     metrics: CountingMetrics
@@ -80,7 +80,7 @@ class Running:
 @pytest.fixture
 def running(settings: config.Settings) -> Iterator[Running]:
     metrics = CountingMetrics()
-    worker = wiring.worker(settings, metrics)
+    worker = assembly.worker(settings, metrics)
     requests = RequestQueue(metrics, max_waiting=2)
     models = [ServedModel(each.engine, each.target.fingerprint) for each in worker.served]
     with served(application(requests, models, settings.worker, lambda: b"")) as url:
@@ -107,7 +107,7 @@ def test_each_target_answers_as_if_it_were_alone_while_both_are_asked_at_once(
     for thread in threads:
         thread.join(PATIENCE_S)
     for name in running.names:
-        alone = wiring.engine(settings.for_target(name), CountingMetrics())
+        alone = assembly.engine(settings.for_target(name), CountingMetrics())
         for temperature in (0.0, 1.0):
             answer = answers[name, temperature]
             assert answer.choices[0].text == text_of(alone.engine, temperature) != ""
@@ -145,7 +145,7 @@ def test_each_target_takes_up_its_own_lora_and_its_swap_leaves_the_other_alone(
         held = [other.engine.slot.current for other in served]
         publish_lora(each, settings, folders[2], tmp_path / f"lora-{number}", seed=number)
         pair = settings.for_target(each.engine.pair.target)
-        wiring.controller(pair, CountingMetrics()).step()
+        assembly.controller(pair, CountingMetrics()).step()
         for other in served:
             assert other.updater is not None
             other.updater.step(stop)
@@ -162,7 +162,7 @@ def test_each_target_takes_up_its_own_lora_and_its_swap_leaves_the_other_alone(
 
 
 def publish_lora(
-    served: wiring.ServedTarget, settings: config.Settings, drafter: Path, folder: Path, *, seed: int
+    served: assembly.ServedTarget, settings: config.Settings, drafter: Path, folder: Path, *, seed: int
 ) -> None:
     """A version of this pair with large random factors."""
     tensors = load_trainable(drafter, train="lora", rank=RANK, seed=0).serving_tensors()
@@ -183,7 +183,7 @@ def publish_lora(
     )
     ngrams = served.engine.slot.current.cache.to_arrays()
     bundle.write(folder, manifest, {bundle.DRAFTER: tensors, bundle.NGRAMS: ngrams})
-    wiring.registry(settings.for_target(pair.target)).publish(folder, None)
+    assembly.registry(settings.for_target(pair.target)).publish(folder, None)
 
 
 def drafted(engine: Engine) -> list[tuple[int, ...]]:
@@ -260,20 +260,20 @@ def test_records_of_both_targets_in_one_log_teach_each_pair_its_own_only(
     versions = {}
     for number, (name, num) in enumerate(nums.items()):
         pair = settings.for_target(name)
-        wiring_metrics = CountingMetrics()
-        distillation = wiring.distillation(pair, wiring_metrics, folder=tmp_path / f"staging-{number}")
+        metrics = CountingMetrics()
+        distillation = assembly.distillation(pair, metrics, folder=tmp_path / f"staging-{number}")
         distillation.run(stop_when(lambda it=distillation, num=num: it.status().num_records == num))
-        manifest = wiring.registry(pair).resolve("latest").manifest
+        manifest = assembly.registry(pair).resolve("latest").manifest
         assert (manifest.target, manifest.num_records) == (name, num)
         section = settings.learner
         learned_with = {"loss": section.loss, "learning_rate": section.learning_rate, "lora_rank": section.lora_rank}
         assert {name: manifest.settings[name] for name in learned_with} == {k: str(v) for k, v in learned_with.items()}
-        assert wiring.registry(pair).versions()[0].manifest.settings == {}
+        assert assembly.registry(pair).versions()[0].manifest.settings == {}
         assert manifest.num_records + manifest.counts.get("other_pair", 0) == sum(manifest.offsets.values())
-        wiring.registry(pair).promote(wiring.registry(pair).resolve("latest").version)  # nothing was held out
-        wiring.controller(pair, CountingMetrics()).step()
-        versions[name] = wiring.registry(pair).resolve("champion").version
-    assert wiring.log_reader(settings, settings.log.dead_letters_topic).end_offsets() in ({}, {0: 0})
+        assembly.registry(pair).promote(assembly.registry(pair).resolve("latest").version)  # nothing was held out
+        assembly.controller(pair, CountingMetrics()).step()
+        versions[name] = assembly.registry(pair).resolve("champion").version
+    assert assembly.log_reader(settings, settings.log.dead_letters_topic).end_offsets() in ({}, {0: 0})
     assert versions[running.names[0]] != versions[running.names[1]]
     for each in running.worker.served:
         assert each.updater is not None

@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
+from omnidraft.assembly.registries import snapshot_reader
 from omnidraft.demo.local_cluster import free_port
 from omnidraft.errors import RegistryError, SnapshotNotFound
-from omnidraft.wiring.logs import snapshot_reader
 
 INI = Path(__file__).parents[2] / "deploy/mlflow/basic_auth.ini"
 USER, PASSWORD = "omnidraft", secrets.token_hex(32)
@@ -79,12 +79,12 @@ def test_without_the_login_nobody_reads_or_writes(server: str, monkeypatch: pyte
     for name in LOGIN:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(RegistryError):
-        wiring.registry(settings(server)).versions()
+        assembly.registry(settings(server)).versions()
 
 
 def test_the_services_client_works_with_it(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in LOGIN.items():
         monkeypatch.setenv(name, value)
-    assert list(wiring.registry(settings(server)).versions()) == []
+    assert list(assembly.registry(settings(server)).versions()) == []
     with pytest.raises(SnapshotNotFound):  # the registry answers
         snapshot_reader(settings(server)).resolve("champion")

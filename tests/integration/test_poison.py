@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
+from omnidraft.assembly.fleet import audit
 from omnidraft.distill.ingest import dead_letters
 from omnidraft.distill.ingest.poison_detector import TRIES
 from omnidraft.traces import codec
-from omnidraft.wiring.audit import audit
 from tests.integration.distiller_process import Fleet, run_learner
 from tests.integration.lethal_learner import LETHAL
 
@@ -46,7 +46,7 @@ def test_a_record_that_kills_the_process_is_found_and_given_up_and_nothing_else_
     assert manifest is not None
     assert (manifest.num_records, manifest.offsets, manifest.counts["poison"]) == (12, {0: end}, 1)
     assert manifest.held_out_records == (2 if held_out_every else 0)
-    with closing(wiring.log_reader(settings, settings.log.dead_letters_topic)) as reader:
+    with closing(assembly.log_reader(settings, settings.log.dead_letters_topic)) as reader:
         (letter,) = dead_letters.read(reader, idle_s=0)
     assert (letter.reason, letter.origin) == ("poison", (0, LETHAL_NUMBER))
     assert codec.decode(letter.message.value, letter.original_headers).request_id == f"request-{LETHAL_NUMBER}"

@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.ports import Outgoing
 from tests.dashboards import ALERTS, alerts, queries
 from tests.integration.prometheus_fixture import Prometheus
@@ -71,7 +71,7 @@ def scraping(
         with running_fleet(settings, folder) as fleet, _scraper(prometheus, folder, fleet) as url:
             made = Scraping(url, fleet)
             made.wait_for(lambda: made.values("count(up == 1)") == [3.0])
-            wiring.log_writer(settings, settings.log.traces_topic).append([Outgoing(b"key", b"no record")])
+            assembly.log_writer(settings, settings.log.traces_topic).append([Outgoing(b"key", b"no record")])
             fleet.ask_until(lambda: _served(fleet) >= 3, 90)
             fleet.ask_until(lambda: made.values("max(omnidraft_snapshot_version_info)") >= [3.0], 30)
             deadline = time.monotonic() + 3  # several scrapes of all that moved

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.demo.local_cluster import free_port
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.throttle import NICENESS
@@ -113,7 +113,7 @@ def test_two_targets_learn_side_by_side_each_its_own_adapter(fleet: Fleet, tmp_p
     pairs = [fleet.settings.for_target(target) for target in (fleet.settings.models.target, str(other))]
 
     def learned(pair: config.Settings) -> list[Manifest]:
-        return [each.manifest for each in wiring.registry(pair).versions() if each.manifest.num_records == 6]
+        return [each.manifest for each in assembly.registry(pair).versions() if each.manifest.num_records == 6]
 
     fleet.wait_for(lambda: all(map(learned, pairs)))
     steps = [f'omnidraft_training_steps_total{{target="{pair.models.target}"}} 3.0' for pair in pairs]

@@ -15,7 +15,9 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
+from omnidraft.assembly.models import vocabularies
+from omnidraft.assembly.snapshot_loading import ngram_cache
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.demo.local_cluster import free_port
 from omnidraft.fleet import control_log
@@ -25,8 +27,6 @@ from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.tiny_models import make_drafter, make_target
-from omnidraft.wiring.snapshot_loading import ngram_cache
-from omnidraft.wiring.vocabularies import vocabularies
 from tests.integration.ray_serve_fleet import Asked, Load, ServeFleet, description
 
 NUM_REPLICAS = 3
@@ -86,7 +86,7 @@ def expected(targets: tuple[str, str], sections: dict, omnidraft_home: Path) -> 
     """Seed -> what the library answers in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
-        engine = wiring.engine(settings_of(sections, targets[0]), CountingMetrics()).engine
+        engine = assembly.engine(settings_of(sections, targets[0]), CountingMetrics()).engine
         return {seed: text_of(engine, seed) for seed in range(NUM_SEEDS)}
 
 
@@ -205,7 +205,7 @@ def test_a_snapshot_reaches_all_replicas_within_two_seconds(
     fleet: ServeFleet, targets: tuple[str, str], sections: dict, tmp_path: Path
 ) -> None:
     settings = settings_of(sections, targets[0])
-    registry = wiring.registry(settings)
+    registry = assembly.registry(settings)
     versions = [publish(settings, tmp_path / f"lora-{number}", parent) for number, parent in enumerate((None, 1))]
     seconds = [announce(fleet, settings, registry, versions[turn % 2]) for turn in range(NUM_SWAPS)]
     print(f"announcement to all {NUM_REPLICAS} replicas: {', '.join(f'{each:.2f}' for each in seconds)} s")
@@ -230,12 +230,12 @@ def publish(settings: config.Settings, folder: Path, parent: int | None) -> int:
     )
     cache = ngram_cache(settings, words, None).to_arrays()
     bundle.write(folder, manifest, {bundle.DRAFTER: tensors, bundle.NGRAMS: cache})
-    return wiring.registry(settings).publish(folder, parent).version
+    return assembly.registry(settings).publish(folder, parent).version
 
 
 def announce(fleet: ServeFleet, settings: config.Settings, registry, version: int) -> float:
     """Seconds from the announcement until every replica serves it; the first time it has to be loaded."""
-    models, writer = settings.models, wiring.log_writer(settings, settings.log.control_topic)
+    models, writer = settings.models, assembly.log_writer(settings, settings.log.control_topic)
     registry.promote(version)
     control_log.publish_announcement(writer, "champion", version, target=models.target, drafter=models.drafter)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.doctor import log as checkup
 from omnidraft.doctor.finding import Verdict
 from omnidraft.errors import BusError, ConfigError
@@ -34,7 +34,7 @@ def topics_made(settings: config.Settings) -> tuple[str, ...]:
     log = settings.log
     names = (log.traces_topic, log.dead_letters_topic, log.control_topic)
     for number, name in enumerate(names):  # whoever comes first makes a topic, a reader too
-        (wiring.log_reader if number % 2 else wiring.log_writer)(settings, name).close()
+        (assembly.log_reader if number % 2 else assembly.log_writer)(settings, name).close()
     return names
 
 
@@ -56,7 +56,7 @@ def test_topics_that_we_make_keep_messages_as_long_as_the_settings_say(kafka_boo
     assert [made[name]["segment.ms"] for name in names[:2]] == [str(HOUR_MS // 16), str(90 * HOUR_MS)]
     assert made[names[2]]["retention.bytes"] == "-1"
     assert {made[name]["cleanup.policy"] for name in names} == {"delete"}
-    facts = wiring.topics(settings)
+    facts = assembly.topics(settings)
     assert [facts[name].retention_ms for name in names] == [HOUR_MS // 2, 720 * HOUR_MS, None]
     assert [checkup.topic(settings, name).verdict for name in names] == [Verdict.OK] * 3
 
@@ -69,8 +69,8 @@ def test_a_reader_of_a_broker_is_told_that_what_it_reads_next_is_gone(kafka_boot
     settings = config.load(None, {}, log=kafka)
     topic = settings.log.traces_topic
     with (
-        closing(wiring.log_writer(settings, topic)) as writer,
-        closing(wiring.log_reader(settings, topic)) as reader,
+        closing(assembly.log_writer(settings, topic)) as writer,
+        closing(assembly.log_reader(settings, topic)) as reader,
         closing(KafkaAdminClient(bootstrap_servers=kafka_bootstrap)) as admin,
     ):
         writer.append([Outgoing(b"k", b"v") for _ in range(3)])
@@ -104,7 +104,7 @@ def test_an_sqlite_log_expires_traces_and_letters_by_their_settings_and_never_an
     for aged_hours in (50, 0):
         for name in names:
             record = make_record(f"{aged_hours} hours old")
-            with closing(wiring.log_writer(settings, name)) as writer:
+            with closing(assembly.log_writer(settings, name)) as writer:
                 writer.append([Outgoing(codec.key(record), codec.encode(record), codec.headers(record))])
         with closing(sqlite3.connect(tmp_path / "log.db")) as connection, connection:
             connection.execute("UPDATE messages SET timestamp_ms = timestamp_ms - ?", (aged_hours * HOUR_MS,))

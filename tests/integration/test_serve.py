@@ -19,7 +19,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.models.hf.tokenizer import load_tokenizer
 from omnidraft.ports import Sampling
@@ -152,7 +152,7 @@ def test_64_clients_at_once_get_the_texts_that_they_get_alone(
             return await asyncio.gather(*[ask(client, seed) for seed in range(NUM_CLIENTS)])
 
     texts = asyncio.run(ask_all())
-    engine = wiring.engine(tiny_settings(started.models), CountingMetrics()).engine
+    engine = assembly.engine(tiny_settings(started.models), CountingMetrics()).engine
     plain = GenerationRequest(
         prompt="A robe takes", max_new_tokens=NUM_TOKENS, sampling=Sampling(1.0), num_draft_tokens=0
     )

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft import wiring
+from omnidraft import assembly
+from omnidraft.assembly.fleet import control_follower, controller
 from omnidraft.errors import ConfigError, SnapshotCorrupt
 from omnidraft.fleet.control_log import publish_announcement
 from omnidraft.registry.republish import republish
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.wiring.controller import control_follower, controller
 from tests.attack.forgeries import Attacker
 from tests.cli_runs import run_cli
 from tests.signed_fleet import DRAFTER, TARGET, Keys, Worker, settings_of
@@ -41,7 +41,7 @@ def test_a_worker_with_public_keys_follows_the_controller_and_an_operators_rollb
 ):
     url = store.format(tmp_path)
     distiller, operator = (settings_of(keys, tmp_path, role, url) for role in ("distiller", "operator"))
-    publisher = wiring.registry(distiller)
+    publisher = assembly.registry(distiller)
     publisher.publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
     judging = controller(settings_of(keys, tmp_path, "controller", url), CountingMetrics())
     judging.step()
@@ -67,10 +67,10 @@ def test_a_worker_with_public_keys_follows_the_controller_and_an_operators_rollb
 
 
 def test_public_keys_neither_publish_nor_promote_nor_announce(keys, tmp_path):
-    publisher = wiring.registry(settings_of(keys, tmp_path, "distiller"))
+    publisher = assembly.registry(settings_of(keys, tmp_path, "distiller"))
     publisher.publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
     worker = settings_of(keys, tmp_path)
-    registry, writer = wiring.registry(worker), wiring.log_writer(worker, worker.log.control_topic)
+    registry, writer = assembly.registry(worker), assembly.log_writer(worker, worker.log.control_topic)
     with pytest.raises(SnapshotCorrupt, match="has no signature"):
         registry.publish(make_bundle(tmp_path / "made", "s2", **TOLD), 1)
     with pytest.raises(ConfigError, match=r"registry\.private_key"):
@@ -84,7 +84,7 @@ def test_public_keys_neither_publish_nor_promote_nor_announce(keys, tmp_path):
     with pytest.raises(ConfigError, match="distiller's key"):
         publisher.promote(1)
     with pytest.raises(ConfigError, match="controller's key"):
-        wiring.registry(settings_of(keys, tmp_path, "controller")).publish(
+        assembly.registry(settings_of(keys, tmp_path, "controller")).publish(
             make_bundle(tmp_path / "made", "s3", **TOLD), 1
         )
 
@@ -93,7 +93,7 @@ def test_public_keys_neither_publish_nor_promote_nor_announce(keys, tmp_path):
 def test_orders_to_the_learner_are_the_operators(arguments, keys, tmp_path, monkeypatch, capsys):
     settings = settings_of(keys, tmp_path)
     path = toml(settings, tmp_path / "settings.toml")
-    wiring.log_writer(settings, settings.log.traces_topic)  # as the first service does
+    assembly.log_writer(settings, settings.log.traces_topic)  # as the first service does
     for role in (None, "distiller", "controller"):
         environ = {"OMNIDRAFT_REGISTRY__PRIVATE_KEY": keys.texts[role]} if role else {}
         refused = run_cli(("learning", *arguments, "--config", path), monkeypatch, capsys, environ)
@@ -108,8 +108,8 @@ def test_orders_to_the_learner_are_the_operators(arguments, keys, tmp_path, monk
 
 def test_snapshots_from_before_the_keys_are_signed_by_an_operator(keys, tmp_path, monkeypatch, capsys):
     without = settings_of(keys, tmp_path, "operator", private_key=None, trusted_keys=())
-    wiring.registry(without).publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
-    reader = wiring.registry(settings_of(keys, tmp_path))
+    assembly.registry(without).publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
+    reader = assembly.registry(settings_of(keys, tmp_path))
     with pytest.raises(SnapshotCorrupt, match="snapshots sign"):
         reader.fetch(1, tmp_path / "fetched")
     environ = {"OMNIDRAFT_REGISTRY__PRIVATE_KEY": keys.texts["operator"]}
@@ -123,37 +123,37 @@ def test_snapshots_from_before_the_keys_are_signed_by_an_operator(keys, tmp_path
 
 def test_without_a_key_nothing_is_signed(keys, tmp_path, monkeypatch, capsys):
     settings = settings_of(keys, tmp_path, "operator", private_key=None, trusted_keys=())
-    wiring.registry(settings).publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
+    assembly.registry(settings).publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
     path = toml(settings, tmp_path / "operator.toml")
     done = run_cli(("snapshots", "sign", "1", "--config", path), monkeypatch, capsys, {})
     assert (done.returncode, "registry.private_key is not set" in done.stderr) == (2, True)
-    assert len(wiring.registry(settings).versions()) == 1
+    assert len(assembly.registry(settings).versions()) == 1
 
 
 def test_an_operator_publishes_an_earlier_version_again(keys, tmp_path):
-    publisher = wiring.registry(settings_of(keys, tmp_path, "distiller"))
+    publisher = assembly.registry(settings_of(keys, tmp_path, "distiller"))
     for number, name in enumerate(("s1", "s2")):
         publisher.publish(make_bundle(tmp_path / "made", name, **TOLD), number or None)
-    again = republish(wiring.registry(settings_of(keys, tmp_path, "operator")), "1")
+    again = republish(assembly.registry(settings_of(keys, tmp_path, "operator")), "1")
     assert (again.version, again.manifest.parent_id) == (3, "s1")
-    wiring.registry(settings_of(keys, tmp_path)).fetch(3, tmp_path / "fetched")
+    assembly.registry(settings_of(keys, tmp_path)).fetch(3, tmp_path / "fetched")
 
 
 def test_a_key_is_replaced_after_an_operator_signed_too(keys, tmp_path, monkeypatch, capsys):
-    publisher = wiring.registry(settings_of(keys, tmp_path, "distiller"))
+    publisher = assembly.registry(settings_of(keys, tmp_path, "distiller"))
     publisher.publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
     path = toml(settings_of(keys, tmp_path, "operator"), tmp_path / "operator.toml")
     environ = {"OMNIDRAFT_REGISTRY__PRIVATE_KEY": keys.texts["operator"]}
     done = run_cli(("snapshots", "sign", "1", "--config", path), monkeypatch, capsys, environ)
     assert "published as version 2" in done.stdout, done.stderr
-    without = wiring.registry(settings_of(keys, tmp_path, trusted_keys=keys.public[1:]))
+    without = assembly.registry(settings_of(keys, tmp_path, trusted_keys=keys.public[1:]))
     without.fetch(2, tmp_path / "fetched")
     with pytest.raises(SnapshotCorrupt, match="not signed by a trusted distiller"):
         without.fetch(1, tmp_path / "fetched")
 
 
 def test_the_champion_is_announced_again_before_its_announcement_is_too_old(keys, tmp_path):
-    publisher = wiring.registry(settings_of(keys, tmp_path, "distiller"))
+    publisher = assembly.registry(settings_of(keys, tmp_path, "distiller"))
     publisher.publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
     settings = settings_of(keys, tmp_path, "controller")
     judging, now = controller(settings, CountingMetrics()), 0.0
@@ -186,7 +186,7 @@ def test_a_new_pair_of_keys_is_printed_or_kept_in_a_file(tmp_path, monkeypatch, 
 def test_a_controller_that_starts_again_announces_no_moved_alias(keys, tmp_path):
     """It knows the champion by the log, whatever the registry says."""
     distiller, settings = (settings_of(keys, tmp_path, role) for role in ("distiller", "controller"))
-    publisher = wiring.registry(distiller)
+    publisher = assembly.registry(distiller)
     publisher.publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
     judging = controller(settings, CountingMetrics())
     judging.step()

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from fastapi import FastAPI, HTTPException
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.config import WorkerSettings
 from omnidraft.doctor import machine
 from omnidraft.doctor.finding import Verdict
@@ -72,12 +72,12 @@ def settings_file(settings: config.Settings, folder: Path) -> Path:
 
 def fill_log(settings: config.Settings) -> None:
     """Seven trace messages in two partitions, three dead letters for two reasons, learning paused."""
-    traces = wiring.log_writer(settings, settings.log.traces_topic)
+    traces = assembly.log_writer(settings, settings.log.traces_topic)
     traces.append([Outgoing(str(number).encode(), b"record") for number in range(7)])
-    letters = wiring.log_writer(settings, settings.log.dead_letters_topic)
+    letters = assembly.log_writer(settings, settings.log.dead_letters_topic)
     reasons = (b"unreadable", b"unreadable", b"other_alignment")
     letters.append([Outgoing(b"k", b"bytes", {"reason": reason}) for reason in reasons])
-    control = wiring.log_writer(settings, settings.log.control_topic)
+    control = assembly.log_writer(settings, settings.log.control_topic)
     control_log.publish_announcement(control, "pause", target="somebody else's")
     control_log.publish_announcement(control, "resume")
     control_log.publish_announcement(control, "pause", target=settings.models.target)
@@ -86,7 +86,7 @@ def fill_log(settings: config.Settings) -> None:
 def publish_two(settings: config.Settings, tmp_path: Path) -> None:
     """Version 1 is champion and knows nothing of the log; version 2 is challenger and has learned four records."""
     pair = {"target": settings.models.target, "drafter": settings.models.drafter}
-    registry = wiring.registry(settings)
+    registry = assembly.registry(settings)
     registry.publish(make_bundle(tmp_path, "s1", **pair), None)
     registry.promote(1)
     told = {"offsets": {0: 1, 1: 1}, "agreement_before": 0.5, "agreement_after": 0.625, "num_records": 1234}
@@ -104,7 +104,7 @@ def test_status_tells_versions_lag_dead_letters_and_the_pause(
     assert names == [("champion", 1), ("challenger", 2), ("latest", 2)]
     newest = target["standings"][-1]
     assert (newest["agreement_before"], newest["agreement_after"], newest["num_records"]) == (0.5, 0.625, 1234)
-    ends = wiring.log_reader(settings, settings.log.traces_topic).end_offsets()
+    ends = assembly.log_reader(settings, settings.log.traces_topic).end_offsets()
     assert told["trace_ends"] == {str(partition): end for partition, end in ends.items()}
     assert target["lag"] == {str(partition): end - 1 for partition, end in ends.items()}
     assert target["total_lag"] == 5
@@ -120,7 +120,7 @@ def worker_url(settings: config.Settings, omnidraft_home: Path, monkeypatch: pyt
     """A worker that serves version 1 of its pair and has answered once."""
     monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
     metrics = PrometheusMetrics()
-    worker = wiring.worker(settings, metrics)
+    worker = assembly.worker(settings, metrics)
     publish_base(worker, settings)
     refresher = worker.served[0].updater
     assert refresher is not None
@@ -136,13 +136,13 @@ def worker_url(settings: config.Settings, omnidraft_home: Path, monkeypatch: pyt
     worker.producer.close(PATIENCE_S)
 
 
-def publish_base(worker: wiring.Worker, settings: config.Settings) -> None:
+def publish_base(worker: assembly.Worker, settings: config.Settings) -> None:
     """The base drafter as version 1, champion."""
     pair = worker.engine.pair
     told = manifest("base-1", target=pair.target, drafter=pair.drafter, alignment=pair.alignment)
     folder = Path(settings.registry.url.split(":///", 1)[1]).parent / "base-1"
     bundle.write(folder, told, {})
-    registry = wiring.registry(settings)
+    registry = assembly.registry(settings)
     registry.publish(folder, None)
     registry.promote(1)
 
@@ -170,7 +170,7 @@ def test_a_worker_whose_decoding_thread_ended_is_named(
     requests.close(PATIENCE_S)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
-        made = wiring.engine(tiny_settings(tiny_models), metrics)
+        made = assembly.engine(tiny_settings(tiny_models), metrics)
     models = [ServedModel(made.engine, made.target.fingerprint)]
     with served(application(requests, models, settings.worker, metrics.render)) as url:
         done = status("--json", "--worker", url)
@@ -193,7 +193,7 @@ def test_a_worker_that_asks_for_a_key_is_looked_at_without_one_but_for_that_of_i
         keys = {"api_keys": [{"key": "a-key-of-sixteen-letters"}], "metrics_key": metrics_key}
         pair = tiny_settings(tiny_models, worker=keys)
         metrics = PrometheusMetrics(targets=pair.models.targets)
-        made = wiring.engine(pair, metrics)
+        made = assembly.engine(pair, metrics)
     requests = RequestQueue(metrics, max_waiting=1)
     models = [ServedModel(made.engine, made.target.fingerprint)]
     with served(application(requests, models, pair.worker, metrics.render)) as url:

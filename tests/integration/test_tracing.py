@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.errors import ConfigError
 from omnidraft.ports import NoopTracing
@@ -173,7 +173,7 @@ def test_the_record_in_the_log_names_its_span(traced: tuple[Fleet, Collector]) -
     fleet, found = traced
     span, text = only(of_client(found.named("trace record"))), only(of_client(found.named("decode")))
     assert (span.parent_span_id, span.kind) == (text.span_id, Span.SPAN_KIND_PRODUCER)
-    reader = wiring.log_reader(fleet.settings, fleet.settings.log.traces_topic)
+    reader = assembly.log_reader(fleet.settings, fleet.settings.log.traces_topic)
     messages = reader.poll(1000, 1.0).messages
     reader.close()
     header = {each.headers["traceparent"].decode() for each in messages}
@@ -257,14 +257,14 @@ def test_where_nobody_listens_spans_are_lost_and_counted_and_one_line_says_so(ca
 
 def test_off_it_is_nothing_and_without_opentelemetry_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = CountingMetrics()
-    off = wiring.tracing(config.Settings(), "worker", metrics)
+    off = assembly.tracing(config.Settings(), "worker", metrics)
     assert isinstance(off, NoopTracing)
     assert not off.is_on
     assert off.begin("request", parent=CLIENT, method="POST").context == CLIENT
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter.otlp.proto.http", None)
     on = config.load(None, {}, tracing={"endpoint": "http://127.0.0.1:9"})
     with pytest.raises(ConfigError, match=r"omnidraft\[otel\]"):
-        wiring.tracing(on, "worker", metrics)
+        assembly.tracing(on, "worker", metrics)
 
 
 def test_the_standard_variable_sets_the_endpoint() -> None:

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from omnidraft.testing.tiny_models import TEXT, make_drafter
+from omnidraft.transfer.models import HYPERNETWORK_FILE, hypernetworks, load_pair
 from omnidraft.transfer.settings import TrainingSettings
-from omnidraft.wiring.transfer import TransferRequest
-from omnidraft.wiring.transfer import transfer as run_transfer
-from omnidraft.wiring.transfer_models import HYPERNETWORK_FILE, hypernetworks, load_pair
+from omnidraft.transfer.transfer import TransferRequest
+from omnidraft.transfer.transfer import transfer as run_transfer
 from tests.cli_runs import run_cli
 from tests.tiny_gguf import write_gguf_beside
 from tests.tiny_pair import Pair, assert_same, make_pair

@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
+from omnidraft.assembly import Vocabularies
+from omnidraft.assembly.logs import tenant_keys
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.dead_letters import ORIGINAL
 from omnidraft.distill.resume_encryption import decrypt_records
@@ -25,8 +27,6 @@ from omnidraft.snapshots.bundle import key_id_of
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.ngram_cache import NgramCache
-from omnidraft.wiring import Vocabularies
-from omnidraft.wiring.logs import tenant_keys
 
 Ngram = tuple[tuple[int, ...], int]
 
@@ -59,7 +59,7 @@ class TokenSearch:
         return (log.traces_topic, log.dead_letters_topic, log.control_topic)
 
     def _messages(self, topic: str) -> Iterator[Message]:
-        with closing(wiring.log_reader(self.settings, topic)) as reader:
+        with closing(assembly.log_reader(self.settings, topic)) as reader:
             yield from topic_scan.messages(reader)
 
     def _is_in_message(self, message: Message) -> bool:
@@ -106,7 +106,7 @@ class TokenSearch:
         return False
 
     def _is_in_cache(self, arrays: Mapping[str, np.ndarray]) -> bool:
-        cache: NgramCache = wiring.ngram_cache(self.settings, self.tokenizers, arrays)
+        cache: NgramCache = assembly.ngram_cache(self.settings, self.tokenizers, arrays)
         return any(cache.lookup(draft_ids) == target_id for draft_ids, target_id in self.ngrams)
 
     def _is_in_encrypted(self, key_id: str, content: bytes) -> bool:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.config import DecodeSettings
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.policy.cost_model import MeasuredCosts
@@ -32,7 +32,7 @@ def pair():
     draft_tokenizer = HfTokenizer(draft_folder, model.vocab_size)
     alignment = align(draft_tokenizer, target_tokenizer)
     cache = NgramCache(alignment.fingerprint, draft_tokenizer.vocabulary, target_tokenizer.vocabulary, 10_000)
-    words = wiring.Vocabularies(
+    words = assembly.Vocabularies(
         target_folder,
         target_tokenizer,
         drafter_folder=draft_folder,
@@ -40,7 +40,7 @@ def pair():
         alignment=alignment,
     )
     always = DecodeSettings(policy="fixed", num_draft_tokens=5)  # costs measured on a busy machine decide nothing here
-    proposer = wiring.proposer(always, words, wiring.shared_drafting(always, MeasuredCosts(target)), model, cache)
+    proposer = assembly.proposer(always, words, assembly.shared_drafting(always, MeasuredCosts(target)), model, cache)
     return Decoder(target, target_tokenizer.vocabulary), proposer, target_tokenizer, draft_tokenizer
 
 

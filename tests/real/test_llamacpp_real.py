@@ -2,7 +2,7 @@
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.ports import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -12,10 +12,10 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def worker() -> wiring.Worker:
+def worker() -> assembly.Worker:
     require_llamacpp()
     models = {"target": "qwen2.5-coder-0.5b", "drafter": "smollm2-135m", "engine": "llamacpp"}
-    return wiring.engine(config.load(None, {}, models=models, decode={"policy": "fixed"}), CountingMetrics())
+    return assembly.engine(config.load(None, {}, models=models, decode={"policy": "fixed"}), CountingMetrics())
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
@@ -27,7 +27,7 @@ def test_two_real_targets_share_a_drafter_and_give_the_texts_of_plain_decoding(t
         recorder={"enabled": False},
         decode={"mode": "reproducible", "policy": "fixed"},
     )
-    worker = wiring.worker(settings, CountingMetrics())
+    worker = assembly.worker(settings, CountingMetrics())
     engines = [each.engine for each in worker.served]
     one, other = (each.slot.current.proposer.sources[-1].model for each in engines)
     assert one is other

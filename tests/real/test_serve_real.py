@@ -8,7 +8,7 @@ import torch
 from fastapi.testclient import TestClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.prompting import infill_stop_ids
 from omnidraft.models.catalog import store
@@ -31,7 +31,7 @@ IN_ROME = {"city": "Rome"}
 def test_the_tool_call_of_a_small_model_is_one_in_every_protocol(tmp_path: Path) -> None:
     """It writes the JSON alone or in a fence, whatever its template says."""
     models = {"target": TARGET, "drafter": "none", "precision": "int8"}
-    worker = wiring.engine(
+    worker = assembly.engine(
         config.load(None, {}, models=models, log={"url": f"sqlite:///{tmp_path}/log.db"}), CountingMetrics()
     )
     requests = RequestQueue(CountingMetrics(), max_waiting=4)
@@ -74,7 +74,7 @@ def test_the_text_at_temperature_0_is_that_of_plain_transformers(
     decode = {"policy": "fixed", "num_draft_tokens": 4}
     settings = config.load(None, {}, models=models, decode=decode, log={"url": f"sqlite:///{tmp_path}/log.db"})
     metrics = CountingMetrics()
-    worker = wiring.engine(settings, metrics)
+    worker = assembly.engine(settings, metrics)
     requests = RequestQueue(metrics, max_waiting=1)
     app = application(requests, [ServedModel(worker.engine, worker.target.fingerprint)], WorkerSettings(), lambda: b"")
     asked = fields | {"max_tokens": NUM_TOKENS, "temperature": 0, "figures": True}

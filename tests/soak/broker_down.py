@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from omnidraft import prompts, wiring
+from omnidraft import assembly, prompts
 from omnidraft.config import Settings
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
@@ -45,7 +45,7 @@ def run(plan: SoakPlan) -> PartResult:
         cluster.bring_up(BROKER)
         settings, metrics = _settings(cluster.settings, plan), CountingMetrics()
         torch.set_num_threads(plan.threads)
-        worker = wiring.worker(settings, metrics)
+        worker = assembly.worker(settings, metrics)
         assert worker.producer is not None
         windows, recovered_s = _windows(cluster, worker.engine, metrics, plan.outage_s)
         num_given_up = worker.producer.close(RECOVERY_TIMEOUT_S)
@@ -166,5 +166,5 @@ def _figures(windows: Sequence[Window]) -> dict[str, Any]:
 
 
 def _num_in_log(settings: Settings) -> int:
-    with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
+    with closing(assembly.log_reader(settings, settings.log.traces_topic)) as reader:
         return sum(1 for _ in topic_scan.messages(reader))

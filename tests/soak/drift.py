@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from omnidraft import prompts, wiring
+from omnidraft import assembly, prompts
 from omnidraft.config import Settings
 from omnidraft.demo.measure import ChatClient
 from omnidraft.distill.ingest import topic_scan
@@ -95,14 +95,14 @@ def figures_of(requests: Sequence[RequestStats], events: Sequence[Event], change
 
 
 def _requests(settings: Settings) -> list[RequestStats]:
-    messages = topic_scan.messages(wiring.log_reader(settings, settings.log.traces_topic))
+    messages = topic_scan.messages(assembly.log_reader(settings, settings.log.traces_topic))
     records = [request_stats(codec.decode(message.value, message.headers)) for message in messages]
     return sorted(records, key=lambda each: each.time_ms)
 
 
 def _events(settings: Settings) -> list[Event]:
     events = []
-    for message in topic_scan.messages(wiring.log_reader(settings, settings.log.control_topic)):
+    for message in topic_scan.messages(assembly.log_reader(settings, settings.log.control_topic)):
         announcement = control_log.parse_announcement(message)
         events.append(Event(message.timestamp_ms, announcement.kind, announcement.reason))
     return events

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.config import Settings
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.distill.retrying import retry
@@ -91,7 +91,7 @@ def run_kills(cluster: Cluster, plan: SoakPlan) -> tuple[verdict.Evidence, dict[
 
 def plain_texts(settings: Settings) -> list[str]:
     """Return the answer to each prompt by plain decoding, computed before anything is killed."""
-    worker = wiring.engine(settings, CountingMetrics())
+    worker = assembly.engine(settings, CountingMetrics())
     texts = []
     for number, text in enumerate(PROMPTS):
         request = GenerationRequest(
@@ -202,9 +202,9 @@ def _drain(cluster: Cluster) -> int:
         return time.monotonic() > deadline
 
     topic = cluster.settings.log.traces_topic
-    with closing(retry(lambda: wiring.log_reader(cluster.settings, topic), is_late)) as reader:
+    with closing(retry(lambda: assembly.log_reader(cluster.settings, topic), is_late)) as reader:
         ends = reader.end_offsets()
-    registry = wiring.registry(cluster.settings)
+    registry = assembly.registry(cluster.settings)
 
     def num_uncovered() -> int:
         offsets = registry.resolve("latest").manifest.offsets
@@ -217,7 +217,7 @@ def _drain(cluster: Cluster) -> int:
 
 def _serves_champion(cluster: Cluster, tally: Tally) -> bool:
     """Return whether the last answer came from the champion."""
-    champion = wiring.registry(cluster.settings).resolve("champion")
+    champion = assembly.registry(cluster.settings).resolve("champion")
     return bool(tally.replies) and tally.replies[-1][1].snapshot_id == champion.manifest.snapshot_id
 
 

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.progress import bar
 from tests.soak import kills
 from tests.soak.acknowledged import AckMonitor
@@ -79,7 +79,7 @@ def _outage(cluster: Cluster, tally: Tally, outage_s: float) -> dict[str, Any]:
         "registry_ready_s": round(ready_s, 1),
         "taken_up": is_taken_up(),
         "taken_up_s": round(time.monotonic() - started, 1),
-        "champion_after": wiring.registry(cluster.settings).resolve("champion").version,
+        "champion_after": assembly.registry(cluster.settings).resolve("champion").version,
     }
 
 

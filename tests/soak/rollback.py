@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.client import COMPLETIONS, OpenAIClient
 from omnidraft.config import Settings
 from omnidraft.demo.local_cluster import ServiceFailed, free_port, is_serving
@@ -32,7 +32,7 @@ def run(plan: SoakPlan) -> PartResult:
     with Cluster(empty_folder(plan.out / "rollback"), tiny_settings(plan.out / "models")) as cluster:
         cluster.start_all()
         urls = [cluster.url, *(_start_worker(cluster, number) for number in range(1, NUM_WORKERS))]
-        registry = wiring.registry(cluster.settings)
+        registry = assembly.registry(cluster.settings)
         clients = load(cluster.url, AckMonitor(cluster.url), num_clients=2, pause_s=0.1, max_tokens=16)
         with clients:
             cluster.wait_for(
@@ -71,7 +71,7 @@ def _has_previous(registry: Registry) -> bool:
 
 def _back_and_forth(settings: Settings, registry: Registry, urls: Sequence[str]) -> list[float]:
     """Return the seconds of each rollback, from the command to the last worker; all have both snapshots in memory."""
-    models, writer = settings.models, wiring.control_writer(settings)
+    models, writer = settings.models, assembly.control_writer(settings)
     _wait(urls, registry.resolve("champion").version)
     seconds = []
     with bar("rollbacks", NUM_ROLLBACKS) as advance:

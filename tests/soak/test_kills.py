@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.bus.sqlite_log import SqliteWriter
 from omnidraft.config import Settings
 from omnidraft.distill.ingest import topic_scan
@@ -96,7 +96,7 @@ def copy_of_log(settings: Settings, path: Path) -> Settings:
     """Settings with all topics in SQLite, which pass for those that were copied."""
     for topic in (settings.log.traces_topic, settings.log.dead_letters_topic):
         writer = SqliteWriter(path, topic)
-        with closing(wiring.log_reader(settings, topic)) as reader:
+        with closing(assembly.log_reader(settings, topic)) as reader:
             for message in topic_scan.messages(reader):
                 writer.append([Outgoing(message.key, message.value, message.headers)])
             identity = reader.identity()
@@ -127,7 +127,7 @@ def test_a_run_that_learns_otherwise_has_other_weights(again: Cluster, tmp_path:
 def test_a_snapshot_whose_file_was_changed_is_corrupt(again: Cluster, evidence: verdict.Evidence) -> None:
     """The last test of this fleet: its registry is not whole afterwards."""
     served = [reply.snapshot_id for _, reply in evidence.replies]
-    version = next(each for each in wiring.registry(again.settings).versions() if each.manifest.snapshot_id in served)
+    version = next(each for each in assembly.registry(again.settings).versions() if each.manifest.snapshot_id in served)
     checksums = {checksum for name, checksum in version.manifest.sha256.items() if name.startswith("serving/")}
     for path in stored(again.folder):
         if sha256_of(path) in checksums:

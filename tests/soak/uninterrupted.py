@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.config import Settings
 from omnidraft.distill.publisher import BATCHER
 from omnidraft.ports import Registry, SnapshotVersion
@@ -27,12 +27,12 @@ def compare(settings: Settings, folder: Path) -> dict[str, Any]:
     Args:
         folder: where the uninterrupted run has a registry of its own.
     """
-    theirs = wiring.registry(settings)
+    theirs = assembly.registry(settings)
     final = theirs.resolve("latest")
     registry = settings.registry.model_copy(update={"url": f"directory:///{folder.absolute()}"})
     alone = settings.model_copy(update={"registry": registry})
     _learn(alone, final.manifest.num_steps, folder / "staging")
-    ours = wiring.registry(alone)
+    ours = assembly.registry(alone)
     newest = ours.resolve("latest")
     differing = _differing(theirs, final, ours, newest)
     positions = [(each.manifest.offsets, each.manifest.counts, each.manifest.num_records) for each in (final, newest)]
@@ -49,7 +49,7 @@ def _learn(settings: Settings, num_steps: int, staging: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(settings.learner.threads or 1)
     try:
-        distillation = wiring.distillation(settings, CountingMetrics(), folder=staging)
+        distillation = assembly.distillation(settings, CountingMetrics(), folder=staging)
         distillation.run(lambda: distillation.status().num_steps >= num_steps)
     finally:
         torch.set_num_threads(before)

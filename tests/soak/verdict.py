@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from omnidraft import wiring
+from omnidraft import assembly
+from omnidraft.assembly.fleet import audit
 from omnidraft.audit.findings import FaultKind, PartitionReport
 from omnidraft.config import Settings
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound, WireError
 from omnidraft.files import save_json as save
 from omnidraft.traces import codec
-from omnidraft.wiring.audit import audit
 from tests.soak.load_clients import PROMPTS, ServedAnswer
 
 BASE = "base"
@@ -77,7 +77,7 @@ def judge(settings: Settings, evidence: Evidence) -> dict[str, Any]:
 def _in_log(settings: Settings) -> Mapping[str, int]:
     """Return request id -> number of records; a record that was sent again after an outage counts twice."""
     counts: Counter[str] = Counter()
-    with closing(wiring.log_reader(settings, settings.log.traces_topic)) as reader:
+    with closing(assembly.log_reader(settings, settings.log.traces_topic)) as reader:
         for message in topic_scan.messages(reader):
             try:
                 counts[codec.decode(message.value, message.headers).request_id] += 1
@@ -101,7 +101,7 @@ def _corrupt(settings: Settings, evidence: Evidence) -> list[str]:
 
 def _whole_snapshots(settings: Settings, served: Set[str]) -> dict[str, bool]:
     """Return for each served snapshot in the registry whether its files have its manifest's checksums."""
-    registry, whole = wiring.registry(settings), {}
+    registry, whole = assembly.registry(settings), {}
     for version in registry.versions():
         if version.manifest.snapshot_id not in served:
             continue

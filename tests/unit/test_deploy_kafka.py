@@ -12,7 +12,7 @@ from types import ModuleType
 import psutil
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from tests.kafka_fixture import load_local_broker
 
 pytest.importorskip("kafka", reason="the kafka extra is not installed")
@@ -116,7 +116,7 @@ def grant(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(wiring, "log_writer", lambda settings, topic: Admin())
+    monkeypatch.setattr(assembly, "log_writer", lambda settings, topic: Admin())
     monkeypatch.setattr(module, "connection", lambda *args: nullcontext({}))
     return module
 

@@ -11,8 +11,8 @@ import kubernetes_validate
 import pytest
 
 from omnidraft import config
+from omnidraft.assembly.logs import _retention_s
 from omnidraft.bus.kafka_client import _configs
-from omnidraft.wiring.logs import _retention_s
 from tests.deployment_secrets import value_of
 from tests.kubernetes_manifests import (
     OVERLAYS,
@@ -194,7 +194,7 @@ def test_the_settings_load_and_name_services_that_are_there(overlay: str, tmp_pa
         assert topics[log.traces_topic]["partitions"] == log.partitions
         assert topics[log.dead_letters_topic]["partitions"] == topics[log.control_topic]["partitions"] == 1
         for topic, spec in topics.items():
-            ours = _configs(_retention_s(settings, topic))  # what we would create it with
+            ours = _configs(_retention_s(settings.log, topic))  # what we would create it with
             assert {name: str(value) for name, value in spec["config"].items()} == ours, topic
         (kafka,) = of_kind(overlay, "Kafka")
         assert log.url == f"kafka://{kafka['metadata']['name']}-kafka-bootstrap:9093"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft import config, extras, wiring
+from omnidraft import assembly, config, extras
+from omnidraft.assembly.recording import tracing
+from omnidraft.assembly.registries import snapshot_reader
 from omnidraft.errors import ExtraMissing, SnapshotNotFound
 from omnidraft.models.llamacpp import context
-from omnidraft.wiring.logs import snapshot_reader
-from omnidraft.wiring.recording import tracing
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
@@ -55,8 +55,8 @@ def test_a_laptop_gets_neither_ray_nor_mlflow():
 @pytest.mark.parametrize(
     ("extra", "use"),
     [
-        ("kafka", lambda: wiring.log_reader(config.load(None, {}, log={"url": "kafka://nowhere:9092"}), "topic")),
-        ("mlflow", lambda: wiring.registry(config.load(None, {}))),
+        ("kafka", lambda: assembly.log_reader(config.load(None, {}, log={"url": "kafka://nowhere:9092"}), "topic")),
+        ("mlflow", lambda: assembly.registry(config.load(None, {}))),
         ("mlflow", lambda: snapshot_reader(config.load(None, {}, registry={"url": "http://nowhere:5000"}))),
         ("otel", lambda: tracing(config.load(None, {}, tracing={"endpoint": "http://nowhere:4318"}), "worker", None)),
         ("llamacpp", context.library),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.errors import SnapshotCorrupt
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -121,7 +121,7 @@ def test_a_worker_refuses_a_pickle_that_is_named_safetensors(
     told = manifest("bomb", target=settings.models.target, drafter=settings.models.drafter, train="full")
     bundle.write(tmp_path / "bomb", told, {name: planted})
     with pytest.raises(SnapshotCorrupt, match=r"\.safetensors cannot be read"):
-        wiring.engine(settings, CountingMetrics(), snapshot=str(tmp_path / "bomb"))
+        assembly.engine(settings, CountingMetrics(), snapshot=str(tmp_path / "bomb"))
     assert not harm.exists()
     pickle.loads(planted.read_bytes())  # the bomb is a live one
     assert harm.exists()
@@ -141,11 +141,11 @@ def test_an_alignment_in_the_cache_that_holds_a_pickle_is_built_again(
 ):
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
     settings, harm = tiny_settings(tiny_models), tmp_path / "harm"
-    wiring.vocabularies(settings)
+    assembly.vocabularies(settings)
     (cached,) = (tmp_path / "home" / "alignments").iterdir()
     with cached.open("wb") as file:
         np.savez(file, format=np.array([Bomb(harm)], dtype=object))
-    wiring.vocabularies(settings)
+    assembly.vocabularies(settings)
     assert "allow_pickle" in caplog.text
     assert not harm.exists()
     Alignment.load(cached)

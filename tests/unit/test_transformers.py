@@ -133,9 +133,9 @@ def test_what_was_generated_before_drafts_what_comes_next(drafter: Drafter, toke
     assert torch.equal(generated(drafter, inputs), first)
     assert drafter.stats.num_passes < passes
     assert drafter.stats.num_tokens == first.shape[1] - inputs["input_ids"].shape[1]
-    assert drafter._loaded.drafter_memory.num_ids > 0
+    assert drafter._loaded.host.drafter_memory.num_ids > 0
     drafter.forget()
-    assert drafter._loaded.drafter_memory.num_ids == 0
+    assert drafter._loaded.host.drafter_memory.num_ids == 0
 
 
 def test_a_policy_that_chooses_gives_the_same_text(tokenizer: Any, tiny_models: tuple[Path, Path], home: None) -> None:

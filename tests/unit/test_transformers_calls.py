@@ -71,7 +71,7 @@ def test_all_rows_have_the_same_time_also_more_than_are_decoded_together_otherwi
     drafter = drafter_of(model)
     monkeypatch.setattr(stopping_criteria, "time", SimpleNamespace(time=lambda: clock.now_s))
     model.register_forward_pre_hook(begin_pass)
-    num_rows = 2 + drafter._loaded.settings.scheduler.max_num_seqs
+    num_rows = 2 + drafter._loaded.host.settings.scheduler.max_num_seqs
     prompts = PROMPT.repeat(num_rows, 1)
     ids = model.generate(prompts, custom_generate=drafter, num_draft_tokens=0, max_time=5.5, **OPTIONS)
     assert ids.shape[1] == PROMPT.shape[1] + 5

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from omnidraft import config
+from omnidraft.assembly.export import ExportFormat, export_snapshot
 from omnidraft.testing import tiny_models
-from omnidraft.wiring.export import ExportFormat, export_snapshot
 from pipelines.lib.vllm_server import VllmServer, serve
 from tests.vllm.conftest import HIDDEN_SIZE, VENV
 

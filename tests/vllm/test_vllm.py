@@ -11,7 +11,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.snapshots import bundle
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
@@ -99,7 +99,7 @@ policy = "fixed"
 
 
 def records(settings: config.Settings) -> list[TraceRecord]:
-    reader = wiring.log_reader(settings, settings.log.traces_topic)
+    reader = assembly.log_reader(settings, settings.log.traces_topic)
     try:
         return [codec.decode(message.value, message.headers) for message in reader.poll(100_000, 1.0).messages]
     finally:
@@ -193,11 +193,11 @@ def test_nothing_is_left_of_requests_that_ended_or_went_away(drafting: VllmServe
 
 def test_a_promoted_snapshot_is_taken_up_while_serving(drafting: VllmServer, settings: config.Settings, folder: Path):
     drafting.ask(QUESTIONS[0], 10)
-    words = wiring.vocabularies(settings)
-    cache = wiring.ngram_cache(settings, words, None)
-    made = wiring.identity(settings, words).manifest(None, train="base")
+    words = assembly.vocabularies(settings)
+    cache = assembly.ngram_cache(settings, words, None)
+    made = assembly.identity(settings, words).manifest(None, train="base")
     bundle.write(folder / "snapshot", made, {"serving/ngrams.safetensors": cache.to_arrays()})
-    registry = wiring.registry(settings)
+    registry = assembly.registry(settings)
     version = registry.publish(folder / "snapshot", None).version
     registry.promote(version)
     wait_for(lambda: metric(drafting, "omnidraft_snapshot_version_info") == version, "the swap")

@@ -4,8 +4,8 @@ An announcement names the version to serve at once; the registry's alias `champi
 came for `poll_s`, and is authoritative. A champion read from the registry takes the sequence of the newest announcement
 received, so every later announcement still wins over it.
 Orders wait neither for the registry nor for a load: these run beside the thread that follows announcements.
-With `statements`, a champion is taken from the registry only with a signed statement about that very snapshot, and what
-an announcement names is loaded only if it is the snapshot that was announced.
+With `check_champion`, a champion is taken from the registry only with a signed statement about that very snapshot, and
+what an announcement names is loaded only if it is the snapshot that was announced.
 """
 
 import logging
@@ -32,10 +32,10 @@ from omnidraft.errors import (
 )
 from omnidraft.ports import (
     Announcement,
-    ChampionStatements,
     ControlFollower,
     Metrics,
     SnapshotReader,
+    SnapshotVersion,
     Tracing,
 )
 from omnidraft.snapshots.manifest import digest
@@ -64,7 +64,8 @@ class SnapshotUpdater:
         target: name of the slot's target, for log lines and metrics.
         forget: called with an order to forget a tenant; drops what this process keeps of earlier texts.
         staging: a folder of this process alone; the files of snapshots that are no longer loaded are removed.
-        statements: None takes the registry's word for the champion.
+        check_champion: returns the sequence of the signed statement about a champion, or raises SignatureRefused;
+            None takes the registry's word for it.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class SnapshotUpdater:
         clock: Callable[[], float] = time.monotonic,
         tracing: Tracing | None = None,
         forget: Callable[[Announcement], None] = lambda order: None,
-        statements: ChampionStatements | None = None,
+        check_champion: Callable[[SnapshotVersion], int] | None = None,
     ) -> None:
         self._registry = registry
         self._slot = slot
@@ -96,7 +97,7 @@ class SnapshotUpdater:
         self._target = target
         self._clock = clock
         self._forget = forget
-        self._statements = statements
+        self._check_champion = check_champion
         self._sequence = slot.current.sequence
         self._canary: Announcement | None = None
         self._waiting: Announcement | None = None
@@ -159,8 +160,8 @@ class SnapshotUpdater:
         sequence = self._sequence  # what is announced meanwhile is later than what the registry answers
         try:
             champion = beside(self._follow, partial(self._registry.resolve, "champion"))
-            if self._statements is not None:
-                sequence = max(sequence, self._statements.check(champion))
+            if self._check_champion is not None:
+                sequence = max(sequence, self._check_champion(champion))
                 self._sequence = max(self._sequence, sequence)
         except SignatureRefused as exc:
             self._metrics.add("omnidraft_champions_refused_total", target=self._target)
@@ -174,7 +175,7 @@ class SnapshotUpdater:
             self._report_disconnected(exc)
         else:
             self._is_connected = True
-            self._serve(champion.version, None if self._statements is None else digest(champion.manifest), sequence)
+            self._serve(champion.version, None if self._check_champion is None else digest(champion.manifest), sequence)
 
     def _serve(self, version: int, expected: str | None, sequence: int) -> None:
         """Serve this version. `expected`: the digest of its manifest; None: whatever the registry has."""
@@ -183,9 +184,9 @@ class SnapshotUpdater:
             self._serve_previous(sequence)
 
     def _serve_previous(self, sequence: int) -> None:
-        """Serve the previous champion rather than the base drafter while the champion cannot be loaded. With statements
-        the base drafter serves: nobody vouches for what the registry calls previous."""
-        if self._slot.current.version is not None or self._statements is not None:
+        """Serve the previous champion rather than the base drafter while the champion cannot be loaded. Where champions
+        are checked the base drafter serves: nobody vouches for what the registry calls previous."""
+        if self._slot.current.version is not None or self._check_champion is not None:
             return
         try:
             previous = beside(self._follow, partial(self._registry.resolve, "previous")).version

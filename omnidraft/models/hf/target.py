@@ -30,8 +30,7 @@ from omnidraft.models.native.weights import is_supported
 from omnidraft.models.probe import choice
 from omnidraft.models.serial_passes import forward_serially, require_new, require_valid_pass
 from omnidraft.models.target_checks import SelfTests, is_deterministic
-from omnidraft.ports import DraftTree, Mode, Target, TargetSession, TreeLimits
-from omnidraft.ports.context_limit import ids_needed
+from omnidraft.ports import DraftTree, Mode, Target, TargetSession, TreeLimits, ids_needed
 
 _MAX_NODES = 64
 _MAX_ROWS, _MAX_ROWS_ON_ACCELERATOR = 64, 512

@@ -20,8 +20,7 @@ from omnidraft.models.llamacpp.crash_probe import build
 from omnidraft.models.llamacpp.shared_context import SharedContext, SharedSession
 from omnidraft.models.serial_passes import forward_serially, require_new, require_valid_pass
 from omnidraft.models.target_checks import SelfTests
-from omnidraft.ports import DraftTree, Mode, TargetSession, TreeLimits
-from omnidraft.ports.context_limit import ids_needed
+from omnidraft.ports import DraftTree, Mode, TargetSession, TreeLimits, ids_needed
 from omnidraft.vocab.tokenizer import Vocabulary
 
 PREFILL_ROWS = 128

@@ -20,8 +20,7 @@ from omnidraft.models.native.packed_cache import PackedCache
 from omnidraft.models.native.packed_llama import PackedLlama
 from omnidraft.models.serial_passes import require_new, require_valid_pass
 from omnidraft.models.target_checks import SelfTests, is_deterministic
-from omnidraft.ports import DraftTree, Mode, TreeLimits
-from omnidraft.ports.context_limit import ids_needed
+from omnidraft.ports import DraftTree, Mode, TreeLimits, ids_needed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

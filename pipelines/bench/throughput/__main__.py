@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from omnidraft import config, prompts, wiring
+from omnidraft import assembly, config, prompts
 from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.files import save_json
 from omnidraft.hosts import process
@@ -64,7 +64,7 @@ def main(
     settings = config.load(config_path, models=models)
     texts = [each.text for each in prompts.read(prompts_path, split="test")]
     plan = ThroughputPlan(
-        work=Workload(texts, wiring.vocabularies(settings).target),
+        work=Workload(texts, assembly.vocabularies(settings).target),
         clients=nums_clients,
         num_prompts=num_prompts,
         max_new_tokens=max_new_tokens,

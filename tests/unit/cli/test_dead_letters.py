@@ -7,7 +7,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.distill.ingest.trace_consumer import MAX_VALUE_BYTES, TraceConsumer
 from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -24,7 +24,7 @@ def settings(tmp_path: Path) -> config.Settings:
     settings = config.load(None, {}, log={"url": f"sqlite:///{tmp_path}/log.db"})
     log, whole = settings.log, make_record("sound")
     payload, headers = codec.encode(whole), codec.headers(whole)
-    writer = wiring.log_writer(settings, log.traces_topic)
+    writer = assembly.log_writer(settings, log.traces_topic)
     writer.append(
         [
             Outgoing(b"sound", payload, headers),
@@ -34,7 +34,10 @@ def settings(tmp_path: Path) -> config.Settings:
             Outgoing(b"huge", bytes(MAX_VALUE_BYTES + 1), headers),
         ]
     )
-    reader, letters = wiring.log_reader(settings, log.traces_topic), wiring.log_writer(settings, log.dead_letters_topic)
+    reader, letters = (
+        assembly.log_reader(settings, log.traces_topic),
+        assembly.log_writer(settings, log.dead_letters_topic),
+    )
     TraceConsumer(reader, letters, None, CountingMetrics(), topic=log.traces_topic).poll(9, timeout_s=0)
     return settings
 
@@ -93,7 +96,7 @@ def test_redrive_says_how_many_went_were_refused_and_were_done_already(command: 
     assert "2 redriven, 1 redriven before, 1 refused" in said
     assert "the value has 950000 of 950001 bytes" in said
     assert "1 redriven, 0 redriven before" in command("redrive", "--offset", "0:2", "--again").stdout
-    reader = wiring.log_reader(settings, settings.log.traces_topic)
+    reader = assembly.log_reader(settings, settings.log.traces_topic)
     assert reader.end_offsets() == {0: 9}
     reader.seek({0: 5})
     redriven = reader.poll(1, timeout_s=0).messages[0]

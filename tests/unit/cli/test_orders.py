@@ -6,11 +6,11 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
+from omnidraft.assembly.fleet import control_follower
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.wiring.controller import control_follower
 from tests.cli_runs import run_cli
 from tests.snapshot_folders import make_bundle
 
@@ -38,13 +38,13 @@ def command(
 
 def num_orders(environ: dict[str, str]) -> int:
     settings = config.load(None, environ)
-    return sum(wiring.log_reader(settings, settings.log.control_topic).end_offsets().values())
+    return sum(assembly.log_reader(settings, settings.log.control_topic).end_offsets().values())
 
 
 def begin_log(environ: dict[str, str]) -> None:
     """Do what the first service does."""
     settings = config.load(None, environ)
-    wiring.log_writer(settings, settings.log.traces_topic)
+    assembly.log_writer(settings, settings.log.traces_topic)
 
 
 @pytest.mark.parametrize("order", ["pause", "restart --from latest", "factors off acme"])
@@ -94,7 +94,7 @@ def test_what_is_ordered_is_printed(command: Run, environ: dict[str, str], kind:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"ordered: learning {kind}s for {target or 'all targets'}, ")
     settings = config.load(None, environ)
-    reader = wiring.log_reader(settings, settings.log.control_topic)
+    reader = assembly.log_reader(settings, settings.log.control_topic)
     (order,) = LogControlFollower(reader, CountingMetrics(), kinds=("pause", "resume"), target=target).poll(0)
     assert (order.kind, order.target) == (kind, target)
 
@@ -109,7 +109,7 @@ def test_a_tenant_without_a_name_is_refused(command: Run, environ: dict[str, str
 
 def test_a_champion_is_named_while_the_log_is_away(command: Run, environ: dict[str, str], tmp_path: Path) -> None:
     """Workers look at the alias too."""
-    registry = wiring.registry(config.load(None, environ))
+    registry = assembly.registry(config.load(None, environ))
     drafter = config.load(None, environ).models.drafter
     for number, name in enumerate(("s1", "s2")):
         registry.publish(make_bundle(tmp_path, name, target="big", drafter=drafter), number or None)
@@ -126,7 +126,7 @@ def test_a_champion_is_named_to_the_pair_that_is_followed_without_its_drafter(
 ) -> None:
     environ |= {"OMNIDRAFT_MODELS__DRAFTER": "none", "OMNIDRAFT_MODELS__MEMORY_OF": "org/small"}
     settings = config.load(None, environ)
-    wiring.registry(settings).publish(make_bundle(tmp_path, target="big", drafter="org/small"), None)
+    assembly.registry(settings).publish(make_bundle(tmp_path, target="big", drafter="org/small"), None)
     assert command("snapshots", "promote", "1").returncode == 0
     (champion,) = control_follower(settings, CountingMetrics(), ("champion",)).poll(0)
     assert (champion.version, champion.drafter) == (1, "org/small")
@@ -137,7 +137,7 @@ def test_learning_restarts_from_a_version_of_the_target_that_is_named(
 ) -> None:
     """Without one of several it could be meant for any."""
     settings = config.load(None, environ)
-    registries = [wiring.registry(settings.for_target(target)) for target in settings.models.targets]
+    registries = [assembly.registry(settings.for_target(target)) for target in settings.models.targets]
     for target, registry in zip(settings.models.targets, registries, strict=True):
         registry.publish(make_bundle(tmp_path, f"s-{target}", target=target, drafter=settings.models.drafter), None)
     done = command("learning", "restart", "--version", "1")
@@ -151,10 +151,10 @@ def test_learning_restarts_from_a_version_of_the_target_that_is_named(
 
 def test_latest_is_the_end_of_the_log_when_it_was_ordered(command: Run, environ: dict[str, str]) -> None:
     settings = config.load(None, environ)
-    traces = wiring.log_writer(settings, settings.log.traces_topic)
+    traces = assembly.log_writer(settings, settings.log.traces_topic)
     traces.append([Outgoing(b"", b"", partition=0) for _ in range(3)])
     assert command("learning", "restart", "--from", "latest").returncode == 0
-    reader = wiring.log_reader(settings, settings.log.control_topic)
+    reader = assembly.log_reader(settings, settings.log.control_topic)
     (order,) = LogControlFollower(reader, CountingMetrics(), kinds=("restart",), target="big").poll(0)
     assert order.start is not None
     assert order.start.split()[0] == "0:3"

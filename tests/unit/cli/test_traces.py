@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.ports import Outgoing
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.traces import archive, codec
@@ -25,7 +25,7 @@ def learned(tmp_path: Path, num_learned: int) -> dict[str, str]:
     }
     settings = config.load(None, environ, models={"target": "target"})
     records = [make_record(f"r{number}", alignment="a") for number in range(5)]
-    writer = wiring.log_writer(settings, settings.log.traces_topic)
+    writer = assembly.log_writer(settings, settings.log.traces_topic)
     writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in records])
     registry = DirectoryRegistry(tmp_path / "registry", "drafter", "target", keep_resume=2)
     pair = {"target": "target", "drafter": "drafter"}
@@ -105,11 +105,11 @@ def test_a_log_without_the_topic_is_refused_and_gets_none(
 ) -> None:
     environ = {"OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db"}
     settings = config.load(None, environ)
-    wiring.control_writer(settings)
+    assembly.control_writer(settings)
     done = run_cli(("traces", *command), monkeypatch, capsys, environ)
     assert done.returncode == 2
     assert f"at {settings.log.url} yet: " in done.stderr
-    assert wiring.topic_names(settings) == {settings.log.control_topic}
+    assert assembly.topic_names(settings) == {settings.log.control_topic}
 
 
 def test_the_newest_records_of_a_target_become_an_archive(
@@ -120,7 +120,7 @@ def test_the_newest_records_of_a_target_become_an_archive(
     settings = config.load(None, environ, models={"target": "target"})
     records = [make_record(f"r{number}", tenant=("acme", "bolt")[number % 2]) for number in range(9)]
     records[4] = make_record("r4", target="other")
-    writer = wiring.log_writer(settings, settings.log.traces_topic)
+    writer = assembly.log_writer(settings, settings.log.traces_topic)
     writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in records])
     writer.append([Outgoing(b"", b"no record")])
     for options, expected in (((), "r3 r5 r6 r7 r8"), (("--tenant", "acme"), "r6 r8")):

@@ -66,7 +66,7 @@ def test_settings_for_one_target_differ_in_nothing_else(toml):
     assert settings.models.targets == ("a", "b")
 
 
-@pytest.mark.parametrize("text", ["", "[log]\nurl = 'memory://'\n[registry]\nurl = 'http://elsewhere:1'\n"])
+@pytest.mark.parametrize("text", ["", "[log]\nurl = 'sqlite:///other.db'\n[registry]\nurl = 'http://elsewhere:1'\n"])
 def test_the_two_addresses_have_short_names_that_win_over_the_file(toml, text):
     environ = {"OMNIDRAFT_LOG": "kafka://broker:9092,other:9093", "MLFLOW_TRACKING_URI": "http://mlflow:5000"}
     settings = config.load(toml(text), environ=environ)
@@ -75,8 +75,8 @@ def test_the_two_addresses_have_short_names_that_win_over_the_file(toml, text):
 
 
 def test_the_process_environment_is_read_when_none_is_given(monkeypatch):
-    monkeypatch.setenv("OMNIDRAFT_LOG", "memory://")
-    assert config.load().log.url == "memory://"
+    monkeypatch.setenv("OMNIDRAFT_LOG", "sqlite:///other.db")
+    assert config.load().log.url == "sqlite:///other.db"
 
 
 def test_variables_that_are_no_settings_are_left_alone():
@@ -87,7 +87,7 @@ def test_variables_that_are_no_settings_are_left_alone():
 def test_without_its_settings_an_environment_changes_nothing():
     others = {"OMNIDRAFT_HOME": "/models", "OMNIDRAFT_LOG_FORMAT": "json", "__CF": "x", "PATH": "/bin"}
     settings = {
-        "OMNIDRAFT_LOG": "memory://",
+        "OMNIDRAFT_LOG": "sqlite:///other.db",
         "MLFLOW_TRACKING_URI": "http://mlflow:5000",
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318",
         "RAY_ADDRESS": "ray-head:6379",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest, GenerationStream
 from omnidraft.decode.snapshot.slot import Canary
@@ -33,10 +33,10 @@ def engine(tiny_models: tuple[Path, Path], omnidraft_home: Path, metrics: Counti
 @pytest.fixture
 def worker(
     tiny_models: tuple[Path, Path], omnidraft_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[wiring.Worker]:
+) -> Iterator[assembly.Worker]:
     """One that records into a log of its own, with short segments."""
     monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
-    made = wiring.worker(_recording(tiny_models, tmp_path), CountingMetrics())
+    made = assembly.worker(_recording(tiny_models, tmp_path), CountingMetrics())
     made.engine.segment_tokens = 8
     yield made
     assert made.producer is not None
@@ -185,7 +185,7 @@ def test_drafted_and_accepted_tokens_are_counted_by_source(engine: Engine, metri
 
 
 def test_records_cover_the_answer_and_one_that_is_not_stored_or_whose_tenant_opted_out_leaves_none(
-    worker: wiring.Worker, tiny_models: tuple[Path, Path], tmp_path: Path
+    worker: assembly.Worker, tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
     hidden = ids(worker.engine.stream(make_request(is_stored=False, request_id="hidden", max_new_tokens=20)))
     shown = ids(worker.engine.stream(make_request(request_id="shown", tenant="me", max_new_tokens=20)))
@@ -204,7 +204,7 @@ def test_records_cover_the_answer_and_one_that_is_not_stored_or_whose_tenant_opt
 
 
 def test_a_long_text_moves_to_a_new_snapshot_between_two_records(
-    worker: wiring.Worker, tiny_models: tuple[Path, Path], tmp_path: Path
+    worker: assembly.Worker, tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
     engine = worker.engine
     request = make_request(request_id="long", max_new_tokens=30)
@@ -227,7 +227,7 @@ def test_a_long_text_moves_to_a_new_snapshot_between_two_records(
 
 
 def test_a_long_text_stays_where_it_is_while_the_same_snapshot_is_announced_again(
-    worker: wiring.Worker, monkeypatch: pytest.MonkeyPatch
+    worker: assembly.Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that polls sets the sequence of what it serves every two seconds."""
     engine, sequence, moved = worker.engine, 0, list[object]()
@@ -243,7 +243,7 @@ def test_a_long_text_stays_where_it_is_while_the_same_snapshot_is_announced_agai
 
 def _records(models: tuple[Path, Path], root: Path) -> list[TraceRecord]:
     settings = _recording(models, root)
-    reader = wiring.log_reader(settings, settings.log.traces_topic)
+    reader = assembly.log_reader(settings, settings.log.traces_topic)
     reader.seek({})
     messages = reader.poll(100, timeout_s=2.0).messages
     reader.close()
@@ -285,7 +285,7 @@ def test_all_texts_of_one_request_id_have_the_same_snapshot(engine: Engine) -> N
     assert len(set.union(*versions_of.values())) == 2
 
 
-def test_choices_of_one_request_stay_with_their_snapshot_as_long_as_it_serves(worker: wiring.Worker) -> None:
+def test_choices_of_one_request_stay_with_their_snapshot_as_long_as_it_serves(worker: assembly.Worker) -> None:
     """Also on trial, where their own ids are not all of one side; then they move to the one that serves."""
     slot = worker.engine.slot
     canary, first, last = snapshot(2, Foretold([])), slot.current, snapshot(3, Foretold([]))
@@ -308,7 +308,7 @@ def test_choices_of_one_request_stay_with_their_snapshot_as_long_as_it_serves(wo
     assert [each.snapshot.version for each in choices] == [3] * 8
 
 
-def test_choices_of_one_request_move_together_while_a_canary_serves(worker: wiring.Worker) -> None:
+def test_choices_of_one_request_move_together_while_a_canary_serves(worker: assembly.Worker) -> None:
     """Their own ids are not all of one side of the trial."""
     slot = worker.engine.slot
     choices = [
@@ -351,13 +351,13 @@ def test_while_a_tenants_traffic_drifts_less_is_drafted_for_it_and_the_text_is_t
         return engine.decode_request(make_request(**fields)).num_draft_tokens
 
     before = ids(engine.stream(make_request(tenant="drifting")))
-    engine.drift_throttle.on_announcement(Announcement(0, "drift", tenant="drifting"))
+    engine.drift_throttle.on_announcement(Announcement(0, "drift", tenant="drifting", work="text"))
     try:
         assert (drafted(tenant="other"), drafted(tenant="drifting")) == (5, 3)
         assert drafted(tenant="drifting", num_draft_tokens=4) == 4  # the request decides
         assert ids(engine.stream(make_request(tenant="drifting"))) == before
     finally:
-        engine.drift_throttle.on_announcement(Announcement(1, "drift_over", tenant="drifting"))
+        engine.drift_throttle.on_announcement(Announcement(1, "drift_over", tenant="drifting", work="text"))
     assert drafted(tenant="drifting") == 5
 
 

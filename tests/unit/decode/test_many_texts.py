@@ -57,6 +57,12 @@ def requests(num: int, **fields: object) -> list[Request]:
     ]
 
 
+def ask(together: Decoder, times: int = 1, *, client: str = "", scope: str | None = None, **fields) -> SequenceState:
+    """Add a text without drafts, whose prompt is the usual one so many times."""
+    request = replace(make_request(**fields), prompt_ids=PROMPT * times)
+    return together.add(request, None, client=client, cache_scope=scope)
+
+
 @pytest.mark.parametrize("name", PROPOSERS)
 def test_eight_texts_together_are_the_texts_that_they_are_alone(name):
     together = decoder()
@@ -103,9 +109,9 @@ def finish_with(together: Decoder, texts: dict[SequenceState, list[int]]) -> dic
 
 def test_a_prompt_is_read_in_chunks_beside_running_texts():
     together = decoder()
-    running = together.add(make_request(max_new_tokens=40, num_draft_tokens=0), None)
+    running = ask(together, max_new_tokens=40, num_draft_tokens=0)
     together.step()
-    long = together.add(replace(make_request(), prompt_ids=PROMPT * 20), None)
+    long = ask(together, 20)
     sizes, emitted_meanwhile = [], 0
     while long.session is None or long.num_unread:
         before = 0 if long.session is None else long.session.num_kept
@@ -154,7 +160,7 @@ def test_a_prompt_is_scored_in_passes_that_running_texts_may_wait_for(seconds_by
 
 def test_the_keys_of_a_prompt_that_is_scored_count_as_memory():
     together = decoder(kv_cache_gib=440 / 2**30)
-    together.add(replace(make_request(), prompt_ids=PROMPT * 2), None, cache_scope="me")
+    ask(together, 2, scope="me")
     finish(together)
     texts = [together.add(each, None) for each in requests(3, max_new_tokens=60)]
     together.step()
@@ -184,7 +190,7 @@ def test_one_text_goes_on_beside_a_prompt_that_fills_the_memory():
 
 def test_keys_are_reused_within_a_scope_only():
     together = decoder()
-    first = together.add(make_request(), None, cache_scope="tenant a")
+    first = ask(together, scope="tenant a")
     finish(together)
     again = replace(make_request(seed=9), prompt_ids=(*first.ids, *PROMPT))
     mine = together.add(again, None, cache_scope="tenant a")
@@ -197,12 +203,9 @@ def test_keys_are_reused_within_a_scope_only():
 
 def test_choices_wait_for_the_prompt_that_one_of_them_reads():
     together = decoder()
-    prompt = PROMPT * 20
-    choices = [
-        together.add(replace(make_request(seed=seed), prompt_ids=prompt), None, cache_scope="me") for seed in range(4)
-    ]
+    choices = [ask(together, 20, scope="me", seed=seed) for seed in range(4)]
     texts = finish(together)
-    assert [each.num_reused for each in choices] == [0] + 3 * [len(prompt) - 1]
+    assert [each.num_reused for each in choices] == [0] + 3 * [20 * len(PROMPT) - 1]
     assert all(texts[each] == slow_decode(TABLE, each.request) for each in choices)
 
 
@@ -229,9 +232,8 @@ class CountingClient(str):
 def test_a_round_looks_at_each_of_2000_texts_that_wait_for_a_prefix_a_few_times_only():
     together, client = decoder(), CountingClient("client")
     together.scheduler.prefixes = prefixes = CountingPrefixes()
-    request = replace(make_request(), prompt_ids=PROMPT * 40)
     for _ in range(2000):
-        together.add(request, None, client=client, cache_scope="me")
+        ask(together, 40, client=client, scope="me")
     for _ in range(2):
         prefixes.num_compared = CountingClient.num_hashed = 0
         together.scheduler.schedule(lambda mode: None)
@@ -252,7 +254,7 @@ def test_a_client_with_many_texts_makes_way_for_another():
     many = [together.add(each, None, client="many") for each in requests(6, max_new_tokens=20)]
     together.step()
     assert together.scheduler.has_room("other")
-    other = together.add(make_request(max_new_tokens=5), None, client="other")
+    other = ask(together, client="other", max_new_tokens=5)
     together.step()
     assert other.session is not None
     texts = finish(together)
@@ -268,7 +270,7 @@ def test_there_is_no_room_for_a_text_where_a_waiting_or_a_promised_one_takes_the
     together.step()
     assert scheduler.has_room("a")
     assert not scheduler.has_room("b", reserved=["a"])
-    together.add(make_request(max_new_tokens=20), None, client="a")
+    ask(together, client="a", max_new_tokens=20)
     assert not any(map(scheduler.has_room, ("a", "b", "many")))
     together.step()
     assert scheduler.num_preemptions == 1
@@ -299,7 +301,7 @@ def test_a_text_that_makes_way_where_memory_is_free_reads_its_prompt_once(mode):
     }
     for round_number in range(200):
         if round_number == 6:
-            together.add(make_request(max_new_tokens=3), None, client="other")
+            ask(together, client="other", max_new_tokens=3)
         for output in together.step():
             texts.setdefault(output.sequence, []).extend(output.step.emitted)
     assert together.scheduler.num_preemptions == 1
@@ -310,8 +312,7 @@ def test_a_text_that_makes_way_where_memory_is_free_reads_its_prompt_once(mode):
 
 def test_a_text_that_the_target_refuses_ends_alone():
     together = decoder()
-    good = together.add(make_request(), None)
-    bad = together.add(make_request(max_new_tokens=9999), None)
+    good, bad = ask(together), ask(together, max_new_tokens=9999)
     outputs = together.step() + together.step()
     assert [type(each.error) for each in outputs if each.sequence is bad] == [ContextExceeded]
     assert emitted([each.step for each in outputs if each.sequence is good]) == slow_decode(TABLE, good.request)[:1]
@@ -331,7 +332,7 @@ def costs_around(target: ToyTarget, modes: Sequence[Mode]) -> tuple[list[float],
     together = Decoder(target, TARGET_TOKENIZER.vocabulary, costs=costs)
     before = [curve(1) for curve in curves]
     for mode in modes:
-        together.add(make_request(mode=mode, num_draft_tokens=0), None)
+        ask(together, mode=mode, num_draft_tokens=0)
     finish(together)
     return before, [curve(1) for curve in curves]
 
@@ -352,7 +353,7 @@ def test_where_some_prompt_is_always_read_one_round_in_33_reads_none_and_is_meas
     costs.update_pass = lambda mode, rows, seconds: measured.append(rows)  # type: ignore[method-assign]
     together, texts = Decoder(target, TARGET_TOKENIZER.vocabulary, costs=costs), []
     for seed in range(100):
-        texts.append(together.add(make_request(num_draft_tokens=0, max_new_tokens=3, seed=seed), None))
+        texts.append(ask(together, num_draft_tokens=0, max_new_tokens=3, seed=seed))
         together.step()
     assert len(measured) == 3
     finish(together)
@@ -410,11 +411,11 @@ def test_what_a_failed_pass_held_is_free_before_its_texts_are_computed_alone_and
 
 def test_a_text_that_waits_for_memory_leaves_the_keys_of_ended_ones_alone_that_would_not_be_enough():
     together = decoder(kv_cache_gib=300 / 2**30)
-    together.add(replace(make_request(), prompt_ids=PROMPT * 2), None, cache_scope="me")
+    ask(together, 2, scope="me")
     finish(together)
-    together.add(replace(make_request(max_new_tokens=40), prompt_ids=PROMPT * 14), None)
+    ask(together, 14, max_new_tokens=40)
     together.step()
-    waiting = together.add(replace(make_request(), prompt_ids=PROMPT * 30), None)
+    waiting = ask(together, 30)
     for _ in range(5):
         together.step()
     assert waiting.session is None
@@ -425,29 +426,21 @@ def test_a_text_that_waits_for_memory_leaves_the_keys_of_ended_ones_alone_that_w
 
 def test_nobody_makes_way_for_a_text_that_waits_for_a_prompt_which_is_being_read():
     together = decoder(max_num_seqs=3)
-    long_prompt = PROMPT * 60
-    running = [
-        together.add(
-            replace(make_request(max_new_tokens=60), prompt_ids=long_prompt), None, client="many", cache_scope="us"
-        )
-    ]
-    running += [together.add(make_request(max_new_tokens=60, seed=seed), None, client="many") for seed in range(2)]
+    running = [ask(together, 60, client="many", scope="us", max_new_tokens=60)]
+    running += [ask(together, client="many", max_new_tokens=60, seed=seed) for seed in range(2)]
     together.step()
-    other = together.add(replace(make_request(), prompt_ids=long_prompt), None, client="other", cache_scope="us")
+    other = ask(together, 60, client="other", scope="us")
     while running[0].num_unread:
         together.step()
         assert together.scheduler.num_preemptions == 0
     finish(together)
-    assert other.num_reused == len(long_prompt) - 1
+    assert other.num_reused == 60 * len(PROMPT) - 1
 
 
 def test_a_short_prompt_is_not_read_behind_the_long_ones_of_another_client():
     together = decoder(max_num_seqs=8)
-    many = [
-        together.add(replace(make_request(seed=seed), prompt_ids=PROMPT * 100), None, client="many")
-        for seed in range(4)
-    ]
-    other = together.add(make_request(max_new_tokens=3), None, client="other")
+    many = [ask(together, 100, client="many", seed=seed) for seed in range(4)]
+    other = ask(together, client="other", max_new_tokens=3)
     for _ in range(4):
         together.step()
     assert other.is_finished
@@ -461,7 +454,7 @@ def test_a_client_with_many_texts_makes_way_for_another_that_waits_for_memory():
     for _ in range(8):
         together.step()
     assert sum(each.session is not None for each in many) >= 3
-    other = together.add(replace(make_request(max_new_tokens=3), prompt_ids=PROMPT * 8), None, client="other")
+    other = ask(together, 8, client="other", max_new_tokens=3)
     for _ in range(8):
         together.step()
     assert other.is_finished
@@ -474,7 +467,7 @@ def test_nobody_makes_way_where_that_is_not_enough():
     together = decoder(max_num_seqs=8, kv_cache_gib=300 / 2**30)
     many = [together.add(each, None, client="many") for each in requests(4, max_new_tokens=30)]
     together.step()
-    together.add(replace(make_request(), prompt_ids=PROMPT * 45), None, client="other")  # fits alone
+    ask(together, 45, client="other")  # fits alone
     for _ in range(5):
         together.step()
     assert together.scheduler.num_preemptions == 0

@@ -32,6 +32,15 @@ def test_agreement_by_depth_counts_passes_that_came_so_far() -> None:
     assert (stats + stats).agreement_by_depth == stats.agreement_by_depth
 
 
+def test_any_accepted_sibling_agrees_at_its_depth() -> None:
+    sources = (None, Source.DIRECT, Source.DIRECT, Source.DIRECT)
+    tree = DraftTree((0, 5, 6, 7), (0, 0, 0, 2), sources, (0.0, -1.0, -2.0, -1.0))
+    second = Step(tree, (6, 9), (2,), "", None, Timings(), None)
+    first = Step(tree, (5, 9), (1,), "", None, Timings(), None)
+    assert figures_of(second, first).scored_by_depth == {1: 2, 2: 1}
+    assert figures_of(second, first).agreed_by_depth == {1: 2}
+
+
 def test_speed_leaves_out_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_stats, "time", SimpleNamespace(perf_counter=iter([3.0, 3.5]).__next__))
     stats = DecodeStats(_started=1.0)

@@ -1,5 +1,7 @@
 """Verification by itself: which tokens are drawn, from which nodes, and where the path ends."""
 
+import pytest
+
 from omnidraft.decode.verification import draw_path
 from tests.unit.decode.toys import tree
 
@@ -9,47 +11,23 @@ from tests.unit.decode.toys import tree
 #    / \     \
 #   3   4     5    tokens 7, 8, 7
 TREE = tree([9, 5, 6, 7, 8, 7], [0, 0, 0, 1, 1, 2])
+CASES = {
+    "nothing drafted was drawn": (TREE, (4,), (), [0]),
+    "a whole branch and one more": (TREE, (6, 7, 3), (2, 5), [0, 2, 5]),
+    "a token of another branch": (TREE, (6, 8), (2,), [0, 2]),
+    "an empty tree": (tree([9], [0]), (4,), (), [0]),
+}
 
 
-def draw_tokens(wanted, ends=lambda token: False):
-    """The path when the target wants these tokens in this order, and which draws it made."""
-    calls = []
-
-    def draw(node, index):
-        calls.append((node, index))
-        return wanted[index]
-
-    return draw_path(TREE, draw, ends), calls
-
-
-def test_nothing_drafted_was_drawn_so_one_token_is_emitted():
-    path, calls = draw_tokens([4])
-    assert (path.emitted, path.nodes, calls) == ((4,), (), [(0, 0)])
-
-
-def test_a_whole_branch_was_drawn_and_one_more():
-    path, calls = draw_tokens([6, 7, 3])
-    assert (path.emitted, path.nodes) == ((6, 7, 3), (2, 5))
-    assert calls == [(0, 0), (2, 1), (5, 2)]
-
-
-def test_a_token_of_another_branch_is_no_child():
-    path, _ = draw_tokens([6, 8])
-    assert (path.emitted, path.nodes) == ((6, 8), (2,))
+@pytest.mark.parametrize(("drafted", "drawn", "nodes", "drawn_from"), CASES.values(), ids=CASES)
+def test_the_targets_draws_are_emitted_up_to_the_first_that_was_not_drafted(drafted, drawn, nodes, drawn_from):
+    calls, ended = [], []
+    path = draw_path(drafted, lambda node, index: calls.append((node, index)) or drawn[index], ended.append)
+    assert (path.emitted, path.nodes) == (drawn, nodes)
+    assert calls == [(node, index) for index, node in enumerate(drawn_from)]
+    assert tuple(ended) == drawn  # each is looked at once
 
 
 def test_the_path_ends_on_a_drafted_token_that_ends_the_text():
-    path, calls = draw_tokens([5, 8, 3], ends=lambda token: token == 8)
+    path = draw_path(TREE, lambda node, index: (5, 8, 3)[index], lambda token: token == 8)
     assert (path.emitted, path.nodes) == ((5, 8), (1, 4))
-    assert calls == [(0, 0), (1, 1)]
-
-
-def test_every_emitted_token_is_checked_once_whether_it_ends_the_text():
-    seen = []
-    draw_tokens([5, 7, 2], ends=lambda token: bool(seen.append(token)))
-    assert seen == [5, 7, 2]
-
-
-def test_an_empty_tree_is_plain_decoding():
-    path = draw_path(tree([9], [0]), lambda node, index: 4, lambda token: False)
-    assert (path.emitted, path.nodes) == ((4,), ())

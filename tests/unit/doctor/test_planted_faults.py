@@ -14,7 +14,7 @@ import torch
 from cryptography.fernet import Fernet
 from fastapi import FastAPI
 
-from omnidraft import config, system, wiring
+from omnidraft import assembly, config, system
 from omnidraft.doctor import all_checks, installation, log, machine, models, registry
 from omnidraft.doctor.finding import Finding, Verdict, run_check
 from omnidraft.errors import KernelsUnavailable
@@ -45,13 +45,13 @@ def of(pair: tuple[Path, Path], tmp_path: Path, **sections: Any) -> config.Setti
 
 def publish(settings: config.Settings, tmp_path: Path, name: str = "s1", **fields: Any) -> None:
     pair = {"target": settings.models.target, "drafter": settings.models.drafter}
-    versions = wiring.registry(settings).versions()
+    versions = assembly.registry(settings).versions()
     parent = versions[-1].version if versions else None
-    wiring.registry(settings).publish(make_bundle(tmp_path, name, **pair, **fields), parent)
+    assembly.registry(settings).publish(make_bundle(tmp_path, name, **pair, **fields), parent)
 
 
 def write(settings: config.Settings, number: int = 3) -> None:
-    writer = wiring.log_writer(settings, settings.log.traces_topic)
+    writer = assembly.log_writer(settings, settings.log.traces_topic)
     writer.append([Outgoing(b"key", b"value")] * number)
     writer.close()
 
@@ -287,7 +287,7 @@ def test_packed_weights_with_a_flipped_byte(
     monkeypatch.setenv("OMNIDRAFT_HOME", str(make_home(home)))
     packing = settings.model_copy(update={"models": settings.models.model_copy(update={"precision": "int8"})})
     assert_found(models.packed(), Verdict.OK, "0 files")
-    wiring.target(packing, wiring.vocabularies(packing))
+    assembly.target(packing, assembly.vocabularies(packing))
     assert_found(models.packed(), Verdict.OK, "1 files")
     (path,) = (home / "packed").glob("*.safetensors")
     status = path.stat()
@@ -302,8 +302,8 @@ def test_an_alignment_that_is_spoilt_is_built_again_and_a_champion_of_other_mode
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
     assert_found(models.alignment(settings), Verdict.OK, "draft tokens are one target token")
     (built,) = (tmp_path / "home" / "alignments").glob("*.npz")
-    words = wiring.vocabularies(settings)
-    ours = wiring.identity(settings, words)
+    words = assembly.vocabularies(settings)
+    ours = assembly.identity(settings, words)
     for number, (fields, verdict, told) in enumerate(
         (
             ({"alignment": "of others"}, Verdict.PROBLEM, "alignment of others"),
@@ -313,7 +313,7 @@ def test_an_alignment_that_is_spoilt_is_built_again_and_a_champion_of_other_mode
         start=1,
     ):
         publish(settings, tmp_path, f"s{number}", **fields)
-        wiring.registry(settings).promote(number)
+        assembly.registry(settings).promote(number)
         assert_found(models.champion_fits(settings), verdict, told)
     whole = built.read_bytes()
     built.write_bytes(b"spoilt")
@@ -376,7 +376,7 @@ def test_aliases_that_make_no_sense(settings: config.Settings, tmp_path: Path) -
     assert_found(registry.aliases(settings), Verdict.WARNING, "no champion", "controller")
     publish(settings, tmp_path, "s2")
     for version in (1, 2):
-        wiring.registry(settings).promote(version)
+        assembly.registry(settings).promote(version)
     assert_found(registry.aliases(settings), Verdict.OK, "champion is 2, previous is 1")
     (path,) = (tmp_path / "registry").glob("*/aliases.json")
     path.write_text('{"champion": 9, "previous": 1}')
@@ -385,7 +385,7 @@ def test_aliases_that_make_no_sense(settings: config.Settings, tmp_path: Path) -
 
 def test_a_champion_whose_file_changed(settings: config.Settings, tmp_path: Path) -> None:
     publish(settings, tmp_path, "s1")
-    wiring.registry(settings).promote(1)
+    assembly.registry(settings).promote(1)
     assert_found(registry.files(settings), Verdict.OK, "1 versions")
     (weights,) = (tmp_path / "registry").glob("**/serving/drafter.safetensors")
     content = bytearray(weights.read_bytes())

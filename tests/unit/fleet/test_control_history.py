@@ -49,9 +49,9 @@ def test_the_history_of_a_pair(log: MemoryLog, writer: MemoryWriter) -> None:
     announce(writer, "champion", 2, **PAIR)
     announce(writer, "canary", 3, share=0.1, **PAIR)
     announce(writer, "champion", 2, **PAIR)
-    announce(writer, "drift", tenant="t", reason="agreement fell", **PAIR)
+    announce(writer, "drift", tenant="t", work="text", reason="agreement fell", **PAIR)
     announce(writer, "champion", 1, **PAIR)
-    announce(writer, "drift_over", tenant="t", **PAIR)
+    announce(writer, "drift_over", tenant="t", work="text", **PAIR)
     announce(writer, "rewind", 1, restart_id="r", **PAIR)
     announce(writer, "forget", tenant="t", forget_id="f", until_ms=1)
     assert told(log) == [

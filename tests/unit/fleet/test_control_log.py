@@ -89,6 +89,7 @@ def test_learning_is_paused_for_one_target_or_for_all(log, writer, metrics):
     [
         *(b"", b"\xff", b"[]", b'{"kind": "champion"}', b'{"kind": "dance"}', b'{"kind": "pause", "version": 1}'),
         *(b'{"kind": "canary", "version": 1}', b'{"kind": "canary", "version": 1, "share": 2}', b'{"kind": "drift"}'),
+        b'{"kind": "drift", "tenant": "a"}',
     ],
 )
 def test_a_malformed_message_is_skipped_and_counted(log, writer, metrics, value):
@@ -190,15 +191,15 @@ def test_one_look_at_a_log_that_goes_away_says_so(log, writer, metrics):
 def test_a_champion_after_a_canary_supersedes_it_and_drifts_of_tenants_hold_side_by_side(log, writer, metrics):
     control_log.publish_announcement(writer, "champion", 1)
     control_log.publish_announcement(writer, "canary", 2, share=0.1)
-    control_log.publish_announcement(writer, "drift", tenant="a", reason="fell")
-    control_log.publish_announcement(writer, "drift", tenant="b")
-    control_log.publish_announcement(writer, "drift_over", tenant="b")
+    control_log.publish_announcement(writer, "drift", tenant="a", work="text", reason="fell")
+    control_log.publish_announcement(writer, "drift", tenant="b", work="text")
+    control_log.publish_announcement(writer, "drift_over", tenant="b", work="text")
     kinds = ("champion", "canary", "drift", "drift_over")
     follower = follow(log, metrics, kinds)
     assert follower.poll(0) == (
         Announcement(1, "canary", 2, share=0.1),
-        Announcement(2, "drift", tenant="a", reason="fell"),
-        Announcement(4, "drift_over", tenant="b"),
+        Announcement(2, "drift", tenant="a", work="text", reason="fell"),
+        Announcement(4, "drift_over", tenant="b", work="text"),
     )
     control_log.publish_announcement(writer, "champion", 1)
     assert [told.kind for told in follow(log, metrics, kinds).poll(0)] == ["drift", "drift_over", "champion"]
@@ -215,8 +216,8 @@ def test_drifts_of_one_tenants_kinds_of_requests_hold_side_by_side(log, writer, 
 
 
 @pytest.mark.parametrize("fields", [{"work": "text"}, {"level": 0.7}], ids=["kind of request", "level"])
-def test_only_what_is_about_traffic_names_a_kind_of_request_or_a_level(writer, fields):
-    with pytest.raises(ValueError, match="may name a kind of request and a level"):
+def test_only_drifts_have_a_kind_of_request_and_a_level(writer, fields):
+    with pytest.raises(ValueError, match="have a kind of request and may have a level"):
         control_log.publish_announcement(writer, "factors_off", tenant="a", **fields)
 
 

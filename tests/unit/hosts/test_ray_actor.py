@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.errors import ConfigError
 from omnidraft.hosts.ray_actor import DistillerActor, WarningBuffer, _limit_resources
 
@@ -29,7 +29,7 @@ def test_what_a_learner_warned_of_before_it_failed_to_start_is_in_its_status(
         logging.getLogger("omnidraft").warning("the process before crashed")
         raise ConfigError("no such loss")
 
-    monkeypatch.setattr(wiring, "distillation", distillation)
+    monkeypatch.setattr(assembly, "distillation", distillation)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     actor = DistillerActor(config.load(None, {}), str(tmp_path))
     with ThreadPoolExecutor(1) as pool, pytest.raises(ConfigError, match="no such loss"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
 from omnidraft.hosts.ray_worker import DecodeReplica, ReplicaUnhealthy
 from omnidraft.traces import codec
@@ -59,7 +59,7 @@ def test_a_replica_answers_records_and_drains(settings: config.Settings) -> None
         assert "".join(each["choices"][0]["text"] for each in told) == text
     assert (facts.target, facts.snapshot_version, facts.snapshot_id) == (settings.models.target, None, "base")
     assert f'omnidraft_requests_total{{status="ok",target="{facts.target}"}} {1 + NUM_STREAMS}.0' in scrape.decode()
-    reader = wiring.log_reader(settings, settings.log.traces_topic)
+    reader = assembly.log_reader(settings, settings.log.traces_topic)
     records = [codec.decode(each.value, each.headers) for each in reader.poll(10, 1.0).messages]
     assert {record.worker for record in records} == {facts.worker}
     assert len(records) == 1 + NUM_STREAMS

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.errors import RequestError
 from omnidraft.traces import codec
 from pipelines.lib import api_answers
@@ -37,12 +37,12 @@ def settings(tiny_models: tuple[Path, Path], omnidraft_home: Path, monkeypatch: 
 
 
 @pytest.fixture
-def tokenizers(settings: config.Settings) -> wiring.Vocabularies:
-    return wiring.vocabularies(settings)
+def tokenizers(settings: config.Settings) -> assembly.Vocabularies:
+    return assembly.vocabularies(settings)
 
 
 @pytest.fixture
-def row(tokenizers: wiring.Vocabularies) -> Row:
+def row(tokenizers: assembly.Vocabularies) -> Row:
     """A response of OpenAI's shape, with fields that nobody here reads."""
     spelled = [tokenizers.target.vocabulary.token_bytes[token] for token in tokenizers.target.encode(TEXT)]
     entries = [entry(data) for data in spelled]
@@ -76,7 +76,7 @@ def choice_of(row: Row) -> Row:
 
 
 def test_an_answer_becomes_the_records_of_a_request(
-    settings: config.Settings, tokenizers: wiring.Vocabularies, row: Row, exchanges: Any
+    settings: config.Settings, tokenizers: assembly.Vocabularies, row: Row, exchanges: Any
 ) -> None:
     recording = ApiRecording(settings, "team")
     records = recording.records_of(exchanges(row)[0])
@@ -135,7 +135,7 @@ def test_what_teaches_nothing_is_refused_and_counted(
 
 
 def test_without_bytes_the_text_of_a_token_says_them(
-    settings: config.Settings, tokenizers: wiring.Vocabularies, row: Row, exchanges: Any
+    settings: config.Settings, tokenizers: assembly.Vocabularies, row: Row, exchanges: Any
 ) -> None:
     for each in choice_of(row)["logprobs"]["content"]:
         each["bytes"] = None
@@ -148,7 +148,7 @@ def test_without_bytes_the_text_of_a_token_says_them(
 
 @pytest.mark.parametrize("end", ["", "\ufffd"])
 def test_a_text_that_ends_inside_a_character_keeps_its_tokens(
-    settings: config.Settings, tokenizers: wiring.Vocabularies, row: Row, exchanges: Any, end: str
+    settings: config.Settings, tokenizers: assembly.Vocabularies, row: Row, exchanges: Any, end: str
 ) -> None:
     choice = choice_of(row)
     entries = choice["logprobs"]["content"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.demo import recorded
@@ -123,7 +123,7 @@ def test_every_method_answers_every_prompt_and_the_rows_follow_from_the_steps(
     assert not any(num_failed.values())
     assert len(report["runs"]) == len(methods) * len(QUESTIONS)
 
-    worker = wiring.engine(tiny_settings(tiny_models), CountingMetrics())
+    worker = assembly.engine(tiny_settings(tiny_models), CountingMetrics())
     requests = [
         GenerationRequest(
             messages=[{"role": "user", "content": text}],
@@ -178,7 +178,7 @@ def test_only_in_a_stream_an_answer_is_drafted_from_an_earlier_one_of_the_same_m
 
 def test_the_drafting_of_one_method_leaves_the_cache_of_another_as_it_was(tiny_models: tuple[Path, Path]) -> None:
     settings = tiny_settings(tiny_models)
-    worker = wiring.engine(settings, CountingMetrics())
+    worker = assembly.engine(settings, CountingMetrics())
     drafted, other = (own_snapshot(settings, worker, None) for _ in range(2))
     request = GenerationRequest(messages=[{"role": "user", "content": QUESTIONS[0]}], max_new_tokens=60)
     list(worker.engine.stream(request, drafted).steps)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
 from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.distill.training.step_report import Counters
 from omnidraft.ports import Outgoing
@@ -31,7 +31,7 @@ LEARNABLE = [record for record in RECORDS[:NUM_READ] if not is_held_out(record, 
 def log(tmp_path: Path) -> Slice:
     """A log of one partition that has the records in order, the first of them twice, and junk."""
     settings = config.load(None, {}, log={"url": f"sqlite:///{tmp_path}/log.db"}, learner={"held_out_every": EVERY})
-    writer = wiring.log_writer(settings, settings.log.traces_topic)
+    writer = assembly.log_writer(settings, settings.log.traces_topic)
     writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in RECORDS])
     writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in RECORDS[:1]])
     writer.append([Outgoing(b"k", b"junk", codec.headers(RECORDS[0]))])

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft import config, wiring
+from omnidraft import assembly, config
+from omnidraft.assembly.registries import snapshot_reader
 from omnidraft.errors import RegistryError, SnapshotNotFound
 from omnidraft.registry.readers import DeferredRegistry
-from omnidraft.wiring.logs import snapshot_reader
 
 STARTS = """
 import sys
-from omnidraft import config, wiring
+from omnidraft import config, assembly
 from omnidraft.telemetry.metrics import CountingMetrics
-worker = wiring.worker(config.load(None), CountingMetrics())
+worker = assembly.worker(config.load(None), CountingMetrics())
 print("mlflow" in sys.modules)
 worker.producer.close(5.0)
 """
@@ -30,7 +30,7 @@ def test_the_first_read_opens_it_and_a_failed_opening_is_tried_again(tmp_path: P
         opened.append("tried")
         if len(opened) == 1:
             raise RegistryError("away")
-        return wiring.registry(settings)
+        return assembly.registry(settings)
 
     reader = DeferredRegistry(open_registry)
     assert opened == []

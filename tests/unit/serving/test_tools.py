@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from omnidraft import wiring
+from omnidraft import assembly
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
@@ -270,6 +270,6 @@ def test_settings_name_the_format_of_a_target(special_models: tuple[Path, Path],
     named = settings.models.model_copy(update={"tool_formats": {str(special_models[0]): "llama3"}})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
-        engine = wiring.engine(settings.model_copy(update={"models": named}), CountingMetrics()).engine
+        engine = assembly.engine(settings.model_copy(update={"models": named}), CountingMetrics()).engine
     assert engine.pair.tool_format.name == "llama3"
     assert engine.pair.marker_ids == {}

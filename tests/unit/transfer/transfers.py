@@ -11,12 +11,12 @@ from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.models.hf.trainable_drafter import TransformersTrainable, trainable_with_embeddings
 from omnidraft.transfer.bits_per_byte import bits_per_byte
 from omnidraft.transfer.hypernetwork import LinearHypernetwork
+from omnidraft.transfer.models import matrices
 from omnidraft.transfer.original_model import OriginalModel
 from omnidraft.transfer.settings import TrainingSettings
 from omnidraft.transfer.texts import AlignedText, TextTokenizer, align_text
 from omnidraft.transfer.trainer import Trainer
 from omnidraft.vocab.alignment import align
-from omnidraft.wiring.transfer_models import matrices
 from tests.tiny_pair import TEXTS
 
 ALM = ("alm", 1.0)

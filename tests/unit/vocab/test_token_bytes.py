@@ -4,13 +4,6 @@ from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.vocab.token_bytes import Spelling, token_bytes
 
 
-def test_byte_level_tokens_spell_spaces_newlines_and_half_characters() -> None:
-    tokens = {"\u0120the": 0, "\u010a\u010a": 1, "\u00c3": 2, "!": 3}
-    assert token_bytes(tokens, Spelling.BYTE_LEVEL, size=4, literal={}, special_ids=()) == (
-        b" the", b"\n\n", b"\xc3", b"!",
-    )  # fmt: skip
-
-
 def test_sentencepiece_tokens_spell_the_space_marker_and_single_bytes() -> None:
     tokens = {"\u2581the": 0, "<0x0A>": 1, "<0xC3>": 2, "\u00e9": 3, "<0x0A>x": 4}
     assert token_bytes(tokens, Spelling.SENTENCEPIECE, size=5, literal={}, special_ids=()) == (

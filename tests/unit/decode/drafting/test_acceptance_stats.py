@@ -17,29 +17,6 @@ def seen(
         table.update(kind, q, depth, is_right=bool(is_right))
 
 
-@pytest.mark.parametrize("q", [0.03, 0.5, 0.9])
-def test_an_unknown_guess_is_as_good_as_its_proposer_says(q):
-    assert AcceptanceCalibrator().estimate(KIND, q, 1) == pytest.approx(q)
-
-
-def test_a_proposer_that_is_too_sure_of_itself_is_found_out():
-    table = AcceptanceCalibrator()
-    seen(table, 0.4, 300)
-    assert table.estimate(KIND, 0.9, 1) == pytest.approx(0.4, abs=0.08)
-    assert table.estimate(KIND, 0.3, 1) == pytest.approx(0.3)
-
-
-def test_kinds_are_counted_apart():
-    table = AcceptanceCalibrator()
-    seen(table, 0.1, 200)
-    for other in (
-        CandidateKind(Source.MERGE, 0),
-        CandidateKind(Source.DIRECT, 1),
-        CandidateKind(Source.DIRECT, 0, (1.0, 0.0)),
-    ):
-        assert table.estimate(other, 0.9, 1) == pytest.approx(0.9)
-
-
 def test_depths_share_what_they_know_until_each_knows_better():
     table = AcceptanceCalibrator()
     seen(table, 0.3, 200, depth=1)

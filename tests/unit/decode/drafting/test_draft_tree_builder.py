@@ -30,30 +30,6 @@ def test_two_proposers_that_say_the_same_share_a_node_and_the_surer_one_counts()
     assert tree.value(node) == 0.6
 
 
-def test_a_value_is_the_product_of_the_chances_on_the_way():
-    tree = DraftTreeBuilder(7, 4)
-    first = tree.add(0, 3, Source.DIRECT, 0.5)
-    second = tree.add(first, 4, Source.DIRECT, 0.5)
-    tree.add(second, 5, Source.DIRECT, 0.75)
-    assert tree.value(second) == 0.25
-    assert tree.values() == [1.0, 0.5, 0.25, 0.1875]
-    assert tree.best_values(2) == [0.5, 0.25]
-
-
-def test_the_further_a_text_is_drafted_the_less_is_left_to_draft():
-    """Where one token is drafted and nothing behind it, a drafter can still go on from there."""
-    tree = DraftTreeBuilder(7, 9)
-    node, left = 0, [tree.open_value(0)]
-    for token in range(4):
-        node = tree.add(node, token, Source.SUFFIX, 0.9)
-        left.append(tree.open_value(0))
-    assert left[0] == 1
-    assert left[1] > 0.5
-    assert left == sorted(left, reverse=True)
-    assert left[-1] < 0.25
-    assert tree.open_value(node) == pytest.approx(0.9**4)
-
-
 def test_where_the_drafter_is_sure_a_memory_that_says_otherwise_is_worth_little_and_the_other_way_round():
     for sure, doubtful in ((Source.DIRECT, Source.SUFFIX), (Source.SUFFIX, Source.DIRECT)):
         tree = DraftTreeBuilder(7, 4)
@@ -78,15 +54,6 @@ def test_a_guess_below_the_last_depth_is_not_added():
     node = tree.add(0, 3, Source.DIRECT, 0.5)
     assert tree.add(node, 4, Source.DIRECT, 0.5) is None
     assert tree.num_drafted == 1
-
-
-def test_walking_ends_with_the_first_token_that_nobody_guessed():
-    tree = DraftTreeBuilder(7, 4)
-    first = tree.add(0, 3, Source.DIRECT, 0.5)
-    tree.add(first, 4, Source.DIRECT, 0.5)
-    assert tree.follow([3, 9]) == [(0, 3), (first, 9)]
-    assert tree.follow([8]) == [(0, 8)]
-    assert tree.follow([3, 4]) == [(0, 3), (first, 4)]
 
 
 @settings(max_examples=150)

@@ -151,6 +151,18 @@ def test_long_matches_are_trusted_more_before_anything_was_measured() -> None:
     assert acceptance_of(AcceptanceCalibrator(), 2) < 0.7 < acceptance_of(AcceptanceCalibrator(), 12)
 
 
+def test_what_the_text_itself_said_is_trusted_more_than_other_texts_and_often_said_more_than_once_said() -> None:
+    once, often = RecentTexts(1000), RecentTexts(1000)
+    once.add(SCOPE, [5, 6, 9])
+    for number in range(10):
+        often.add(SCOPE, [10 + number, 5, 6, 9])
+    texts = ((None, [5, 6, 9, 3, 5, 6]), (once, [3, 5, 6]), (often, [3, 5, 6]))
+    own, others, of_many = (
+        propose(make_proposer(recent=recent).open(request_for(ids))).acceptance[1] for recent, ids in texts
+    )
+    assert others < 0.45 < own < 0.7 < of_many
+
+
 def test_what_one_length_of_match_achieved_says_nothing_of_another() -> None:
     proposer = make_proposer()
     before = acceptance_of(proposer.calibrators.of("default", "text"), 12)

@@ -28,6 +28,36 @@ def follow(**options) -> SequenceTracker[Kept]:
     return SequenceTracker(**({"keep_s": 10.0, "max_inactive": 5, "clock": Clock()} | options))
 
 
+def test_a_text_is_found_by_all_of_its_ids():
+    tracker, long = follow(), list(range(100))
+    first, second = kept("first", long), kept("second", [7, *long[1:]])
+    tracker.add(first)
+    tracker.add(second)
+    assert tracker.find(ids(long), []) is first
+    assert tracker.find(ids([7, *long[1:]]), []) is second
+    assert tracker.find(ids([8, *long[1:]]), []) is None
+    assert tracker.find(ids(long[:-1]), []) is None
+
+
+def test_a_text_that_went_on_is_found_where_it_is_now():
+    tracker, text = follow(), kept("text", [1, 2])
+    tracker.add(text)
+    for number in range(600):  # beyond the memory it began with
+        tracker.append(text, [number, number])
+    assert len(text.tokens) == 1202
+    assert tracker.find(text.tokens.ids, []) is text
+    assert tracker.find(ids([1, 2]), []) is None
+
+
+def test_two_texts_of_the_same_ids_are_given_once_each():
+    tracker, first, second = follow(), kept("first", [1, 2]), kept("second", [1, 2])
+    tracker.add(first)
+    tracker.add(second)
+    found = tracker.find(ids([1, 2]), [])
+    assert {found, tracker.find(ids([1, 2]), [found])} == {first, second}
+    assert tracker.find(ids([1, 2]), [first, second]) is None
+
+
 def test_what_was_left_comes_back_until_it_is_forgotten():
     clock = Clock()
     tracker, text = follow(clock=clock), kept("text", [1, 2])

@@ -175,6 +175,14 @@ def test_load_in_intervals_of_as_many_passes_as_there_are_sizes_hides_no_size(di
     assert probed == pytest.approx(slow)
 
 
+def test_a_plain_pass_and_one_with_drafts_tell_that_further_rows_are_cheaper_than_measured():
+    curve = CostCurve({1: 1.0, 2: 1.8, 4: 3.4, 8: 6.6})
+    for rows in (1, 4) * 5:
+        curve.update(rows, 1.0 + 0.02 * rows)
+    assert curve(2) < 1.3
+    assert curve(8) < 3
+
+
 def test_smaller_sizes_that_nobody_saw_make_none_dearer_that_was_seen():
     curve = CostCurve({1: 1.0, 2: 1.01, 4: 1.02, 8: 1.04})
     for _ in range(300):

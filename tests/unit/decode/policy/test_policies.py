@@ -198,6 +198,18 @@ def test_beside_steady_prompts_passes_with_drafts_are_measured_too():
     assert measured == [1, 0, 1, 0, 1, 0]
 
 
+def test_a_plain_pass_is_measured_only_where_no_prompt_is_read_beside_it():
+    policy, others = CostPolicy(flat(1.0, 1.2), flat(0.05, 0.05)), OtherTexts(num_prompt_rows=8)
+    policy.update([TextOutcome(TENANT, 2, 1, [])])
+    for _ in range(40):
+        assert policy.start_round([RoundText(TENANT, 500)], others).prune([0.9]) == 1
+        policy.update([TextOutcome(TENANT, 2, 1, [])], others)
+        policy.update([TextOutcome(TENANT, 1, 0, [])], others)
+    assert alone(policy).prune([0.9]) == 0
+    policy.update([TextOutcome(TENANT, 1, 0, [])])
+    assert alone(policy).prune([0.9]) == 1
+
+
 def test_several_places_share_a_step_when_rows_are_cheap():
     cheap = CostPolicy(flat(0.18, 0.19), CostCurve({1: 0.010, 4: 0.011}))
     dear = CostPolicy(flat(0.18, 0.19), CostCurve({1: 0.010, 4: 0.2}))

@@ -19,7 +19,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from omnidraft.errors import ConfigError, ContractError, ModelError, ModeRefused, RequestError
+from omnidraft.errors import ConfigError, ModelError, ModeRefused, RequestError
 from omnidraft.models.hf.target import TransformersTarget, load_model
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.models.native import library as native
@@ -133,25 +133,6 @@ def test_reproducible_mode_gives_the_same_bits_where_the_slots_double(precision,
         assert torch.equal(scores[0], plain[index])
 
 
-@pytest.mark.parametrize("precision", ["float32", "packed16"])
-def test_rejected_drafts_leave_no_bit_behind(precision):
-    target, prompt, following = tiny_target("qwen2", precision), text(19), text(9, seed=3)
-    plain = scores_by_partition(target, prompt, following, [1] * 10)
-    session = target.open(prompt, 40, "reproducible")
-    for index, token in enumerate([prompt[-1], *following]):
-        scores = session.score(chain([token, *text(3, seed=index + 50)]))
-        session.keep((0,))
-        assert torch.equal(scores[0], plain[index])
-
-
-def test_reproducible_mode_takes_only_chains_of_its_width():
-    session = tiny_target("llama").open(text(4), 10, "reproducible")
-    with pytest.raises(ContractError, match="num_nodes=3"):
-        session.score(chain([1, 2, 3, 4, 5]))
-    with pytest.raises(ContractError, match="num_chains=1"):
-        session.score(drafted([1, 2, 3], [0, 0, 0]))
-
-
 def test_a_prompt_whose_pass_failed_is_still_unread(monkeypatch):
     target, prompt = tiny_target("llama"), text(19)
     expected = target.open(prompt, 5, "reproducible").score(DraftTree.empty(prompt[-1]))
@@ -214,15 +195,6 @@ def test_a_refusal_is_remembered_for_its_capacity():
         counts.append(len(passes))
     assert refusals[0] == refusals[1] != refusals[2]
     assert 0 < counts[0] == counts[1] < counts[2]
-
-
-@pytest.mark.parametrize("length", [1, 8, 9, 17])
-def test_prefill_in_chunks_gives_what_one_pass_gives(length):
-    prompt = text(length, seed=length)
-    expected = whole_pass(tiny_model("gemma3"), prompt)[-1]
-    for mode in ("fast", "reproducible"):
-        scores = tiny_target("gemma3").open(prompt, 5, mode).score(DraftTree.empty(prompt[-1]))
-        torch.testing.assert_close(scores[0], expected, **CLOSE)
 
 
 @pytest.mark.parametrize("mode", ["fast", "reproducible"])

@@ -361,6 +361,13 @@ def test_a_file_that_another_process_deletes_meanwhile_makes_space_too(source, c
     assert find(source, full, "int4") is not None
 
 
+def test_a_file_that_another_process_deletes_while_files_are_listed_is_none(cache, monkeypatch):
+    cache.folder.mkdir()
+    (cache.folder / "gone.safetensors").symlink_to("nowhere")
+    monkeypatch.setattr(Path, "is_file", lambda path: True)
+    assert cache.files() == []
+
+
 def test_a_file_that_may_not_be_opened_is_left_alone(source, cache, monkeypatch):
     """Planted, since root may open everything; root's own files are such."""
     full, opened = bounded(source, cache, ["int8", "packed16"]), Path.open

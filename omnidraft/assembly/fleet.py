@@ -1,0 +1,233 @@
+"""The controller of a fleet, its announcements and what follows them, the fleet's status, and the audit of its log."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from omnidraft.assembly.logs import (
+    control_reader,
+    control_writer,
+    existing_log_reader,
+    log_reader,
+    topic_names,
+    trace_source,
+)
+from omnidraft.assembly.models import Vocabularies
+from omnidraft.assembly.registries import existing_registry, registry
+from omnidraft.assembly.signing import authenticator, champion_statements, require_signer, restate_s
+from omnidraft.audit.findings import Report
+from omnidraft.audit.log_replay import DeadLetterReasons
+from omnidraft.audit.run import DiscardingWriter, dead_letter_reasons
+from omnidraft.audit.run import audit as run
+from omnidraft.config import Settings
+from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
+from omnidraft.distill.ingest import dead_letters
+from omnidraft.distill.ingest.batcher import seen_keys
+from omnidraft.distill.ingest.log_position import require_same_log
+from omnidraft.distill.ingest.topic_scan import DRIFT_RECORDS, RecentRecords, idle_timeout_s
+from omnidraft.distill.ingest.trace_consumer import TraceConsumer
+from omnidraft.distill.publisher import BATCHER
+from omnidraft.distill.training.learner import Learner
+from omnidraft.errors import SnapshotNotFound
+from omnidraft.fleet.control_follower import LogControlFollower
+from omnidraft.fleet.control_log import LogAnnouncer
+from omnidraft.fleet.controller import Controller
+from omnidraft.fleet.drift import DriftDetector
+from omnidraft.fleet.drift_recovery import FOLLOWED_KINDS, DriftRecovery
+from omnidraft.fleet.request_stats import RequestStatsReader
+from omnidraft.ports import AnnouncementKind, Announcer, ControlFollower, LogReader, Metrics, Registry, SnapshotVersion
+from omnidraft.snapshots import bundle
+from omnidraft.telemetry.metrics import CountingMetrics, LabelledMetrics
+from omnidraft.threads import attentive
+
+if TYPE_CHECKING:
+    from omnidraft.fleet.overview import Overview
+
+
+def announcer(settings: Settings) -> Announcer:
+    """Return the announcer of `models.target` and its drafter. Raises BusError."""
+    return LogAnnouncer(control_writer(settings), settings.models.target, settings.models.followed_drafter)
+
+
+def control_follower(
+    settings: Settings, metrics: Metrics, kinds: Iterable[AnnouncementKind], *, must_be_named: bool = False
+) -> ControlFollower:
+    """Return a follower of the announcements about `models.target` and its drafter, verified if keys are set.
+
+    Raises:
+        BusError: the log cannot be reached.
+        StorageError: `registry.accepted_file` cannot be used.
+    """
+    reader, models = log_reader(settings, settings.log.control_topic), settings.models
+    metrics = LabelledMetrics(metrics, target=models.target)
+    return LogControlFollower(
+        reader,
+        metrics,
+        kinds=kinds,
+        target=models.target,
+        drafter=models.followed_drafter,
+        must_be_named=must_be_named,
+        authenticator=authenticator(settings),
+    )
+
+
+def controller(settings: Settings, metrics: Metrics) -> Controller:
+    """Return the controller of `models.target` and its drafter. Raises BusError, RegistryError; ConfigError when
+    announcements have to be signed and it has no key for that."""
+    require_signer(settings, ("controller", "operator"))
+    metrics = LabelledMetrics(metrics, target=settings.models.target)
+    snapshots = attentive(registry(settings), lambda: made.meanwhile())
+    announce, models = announcer(settings), settings.models
+    statements = champion_statements(settings, partial(control_reader, settings))
+    recovery = DriftRecovery(
+        snapshots,
+        announce,
+        DriftDetector(),
+        metrics,
+        target=models.target,
+        gate=settings.controller,
+        statements=statements,
+    )
+    made = Controller(
+        snapshots,
+        announce,
+        settings.controller,
+        metrics,
+        target=models.target,
+        traffic=RequestStatsReader(
+            log_reader(settings, settings.log.traces_topic), target=models.target, drafter=models.followed_drafter
+        ),
+        recovery=recovery,
+        follower=control_follower(settings, metrics, FOLLOWED_KINDS),
+        statements=statements,
+        restate_s=restate_s(settings),
+    )
+    return made
+
+
+def snapshot_comparison(
+    settings: Settings, snapshots: Registry, tokenizers: Vocabularies, learner: Learner, folder: Path
+) -> SnapshotComparison:
+    """Return the comparison of the snapshots of `models.target` on a tenant's newest records.
+
+    Raises:
+        BusError: the log cannot be reached.
+    """
+    recent = recent_records(settings, tokenizers.alignment.fingerprint)
+    base = partial(base_serving_tensors, settings, tokenizers)
+    return SnapshotComparison(snapshots, learner, recent, announcer(settings), base, folder / "earlier")
+
+
+def base_serving_tensors(settings: Settings, tokenizers: Vocabularies) -> dict[str, Tensor]:
+    """Return the serving tensors of the base drafter, as the settings train it."""
+    from omnidraft.distill.training.learner import SEED
+    from omnidraft.models.hf.trainable_drafter import load_trainable
+
+    section = settings.learner
+    made = load_trainable(tokenizers.drafter_folder, train=section.train, rank=section.lora_rank, seed=SEED)
+    return made.serving_tensors()
+
+
+def recent_records(settings: Settings, alignment: str) -> RecentRecords:
+    """Return what reads this pair's newest records from the log, wherever the learner stands."""
+
+    def source_over(reader: LogReader) -> TraceConsumer:
+        return trace_source(settings, alignment, reader, DiscardingWriter(), CountingMetrics())
+
+    reader_of_traces = partial(log_reader, settings, settings.log.traces_topic)
+    idle_s = idle_timeout_s(settings.log.request_timeout_s)
+    return RecentRecords(reader_of_traces, source_over, DRIFT_RECORDS, idle_s=idle_s)
+
+
+def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":
+    """Return the status of all targets and workers; services that do not answer are among its problems.
+
+    Args:
+        workers: their URLs; empty means the worker that the settings describe.
+    """
+    from omnidraft.fleet.overview import OverviewSources
+    from omnidraft.fleet.overview import overview as gather
+    from omnidraft.fleet.workers import worker_status
+
+    sources = OverviewSources(
+        registry=lambda target: existing_registry(settings.for_target(target)),
+        topics=lambda: topic_names(settings),
+        reader=lambda topic: log_reader(settings, topic),
+        worker=partial(worker_status, metrics_key=settings.worker.metrics_key),
+        authenticator=lambda target: authenticator(settings.for_target(target), is_remembering=False),
+    )
+    urls = tuple(workers) or (worker_url(settings),)
+    now_ms = time.time_ns() // 1_000_000
+    return gather(sources, settings, CountingMetrics(), urls, now_ms, are_guessed=not workers)
+
+
+def worker_url(settings: Settings) -> str:
+    """Return the URL of the worker of these settings, seen from this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.worker.host, settings.worker.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.worker.port}"
+
+
+def audit(
+    settings: Settings, *, counts_only: bool = False, on_poll: Callable[[int], None] = lambda num_messages: None
+) -> Report:
+    """Compare the log with the offsets and counts of the snapshots of `models.target`. Learning may continue meanwhile.
+
+    Args:
+        counts_only: skip the record names that the newest snapshot stores, which come with its optimizer.
+        on_poll: called with the number of messages of each poll.
+
+    Raises:
+        BusError, SnapshotError: log or registry cannot be read.
+        RequestError: there is no trace topic.
+        LogReplaced: it is not the log that the newest snapshot learned from.
+    """
+    log = settings.log
+    with closing(existing_log_reader(settings, log.traces_topic)) as reader:  # no snapshot was published without it
+        snapshots = registry(settings)
+        versions = snapshots.versions()  # first: all that they refer to is in the log or dead-lettered by now
+        seen = None if counts_only else _seen_names(snapshots, versions)
+        dead_letter_index = _dead_letter_reasons(settings)
+        if versions:
+            manifest = versions[-1].manifest
+            require_same_log(manifest.log_id, reader.identity(), manifest.offsets, manifest.offsets)  # ends: as faults
+        alignment = versions[-1].manifest.alignment if versions else None
+        source = trace_source(settings, alignment, reader, DiscardingWriter(), CountingMetrics())
+        held_out_every = settings.learner.held_out_every
+        return run(
+            source,
+            reader.end_offsets(),
+            versions,
+            dead_letter_index,
+            seen_keys=seen,
+            held_out_every=held_out_every,
+            on_poll=on_poll,
+            idle_s=idle_timeout_s(log.request_timeout_s),
+        )
+
+
+def _dead_letter_reasons(settings: Settings) -> DeadLetterReasons:
+    """Return the reasons of all dead letters of traces; none where there is no topic of dead letters."""
+    log = settings.log
+    if log.dead_letters_topic not in topic_names(settings):
+        return {}
+    with closing(log_reader(settings, log.dead_letters_topic)) as reader:
+        found = dead_letters.read(reader, idle_s=idle_timeout_s(log.request_timeout_s))
+        return dead_letter_reasons(log.traces_topic, found)
+
+
+def _seen_names(snapshots: Registry, versions: Sequence[SnapshotVersion]) -> frozenset[int] | None:
+    """Return the record names in the newest snapshot, or None when it has none."""
+    if not versions or BATCHER not in versions[-1].manifest.sha256:
+        return None
+    with tempfile.TemporaryDirectory(prefix="omnidraft-verify-") as staging:
+        try:
+            folder = snapshots.fetch(versions[-1].version, Path(staging), ("resume",))
+        except SnapshotNotFound:  # newer ones were published meanwhile, and only the newest keep their resume part
+            return None
+        return seen_keys(bundle.tensors(folder, BATCHER))

@@ -1,0 +1,172 @@
+"""The proposer for another engine: round scheduler, trace producer and snapshot updater."""
+
+import os
+import socket
+import sys
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from omnidraft.assembly.drafting import SharedDrafting, drafter_memory, drafter_of, drafter_prompt, policy
+from omnidraft.assembly.host import snapshot_updater
+from omnidraft.assembly.models import Vocabularies, vocabularies
+from omnidraft.assembly.recording import trace_producer
+from omnidraft.assembly.registries import require_named, snapshot_reader
+from omnidraft.assembly.snapshot_loading import named_or_base, snapshot_loader
+from omnidraft.config import Settings
+from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting
+from omnidraft.decode.drafting.session_pool import DrafterMemory
+from omnidraft.decode.external.probing_policy import ProbingPolicy
+from omnidraft.decode.external.request_options import RequestOptions
+from omnidraft.decode.external.round_scheduler import IDLE_S, TRACE_ROWS, RoundLimits, RoundScheduler
+from omnidraft.decode.external.sequence_tracker import (
+    KEEP_S,
+    MOST_INACTIVE,
+    ExternalSequence,
+    SequenceTracker,
+    TokenBuffer,
+)
+from omnidraft.decode.external.step_time_model import StepTimeModel
+from omnidraft.decode.policy.cost_model import StepCosts
+from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
+from omnidraft.decode.recording.trace_producer import TraceProducer
+from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
+from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
+from omnidraft.decode.snapshot.updater import SnapshotUpdater
+from omnidraft.ports import Metrics, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """The parts of the proposer. Without a producer no traces are recorded; without an updater the snapshot stays."""
+
+    rounds: RoundScheduler
+    producer: TraceProducer | None
+    updater: SnapshotUpdater | None
+    slot: SnapshotSlot
+
+
+def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenants: bool = False) -> Batching:
+    """Return a proposer of at most `num_tokens` tokens for `models.target`, which another engine runs.
+
+    Args:
+        has_tenants: whether requests may name their tenant; else all are of `worker.tenant`.
+
+    Raises:
+        BusError, RegistryError: log or registry cannot be reached at the start; later they may come and go.
+        ConfigError: there is no such redactor.
+        ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
+    """
+    pinned = settings.worker.snapshot
+    require_named(settings, pinned)
+    is_recorded = has_tenants or settings.worker.tenant not in settings.recorder.opted_out
+    producer = trace_producer(settings, metrics) if is_recorded else None
+    tokenizers, throttle = vocabularies(settings), DriftThrottle()
+    step_s, passes, memory = StepCosts(), StepTimeModel(), drafter_memory()
+
+    def num_draft_tokens(tenant: str | None) -> int:
+        return throttle.limit(tenant or settings.worker.tenant, "text", num_tokens)
+
+    inner = policy(settings.decode, lambda: passes, step_s, num_candidates=1)
+    probing = ProbingPolicy(inner, passes, lambda: num_draft_tokens(None))
+    shared = SharedDrafting(lambda mode: probing, step_s, memory)
+    load = snapshot_loader(settings, tokenizers, shared, is_external=True)
+    slot = SnapshotSlot(named_or_base(settings, load, pinned))
+    limits = RoundLimits(num_draft_tokens, TRACE_ROWS, IDLE_S)
+    rounds = _rounds(SequenceOpener(settings, tokenizers, slot, producer, metrics), limits, passes, memory)
+    updater = None
+    if pinned is None:
+        reader = snapshot_reader(settings)
+        updater = snapshot_updater(settings, metrics, reader, slot, throttle, load, lambda _: rounds.forget_texts())
+    return Batching(rounds, producer, updater, slot)
+
+
+class SequenceOpener:
+    """Implements round_scheduler.SequenceFactory. It makes up request ids, since the engine passes none."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        tokenizers: Vocabularies,
+        slot: SnapshotSlot,
+        producer: TraceProducer | None,
+        metrics: Metrics,
+    ) -> None:
+        self.settings, self.metrics = settings, metrics
+        self.tokenizers = tokenizers
+        self._slot = slot
+        self._producer = producer
+        self.failures = DraftingFailures(metrics, settings.models.target)
+        self.drafting = SafeDrafting(len(tokenizers.target.vocabulary), self.failures)
+        self._worker = f"{socket.gethostname()}-{os.getpid()}"
+
+    def open(self, prompt_ids: np.ndarray, options: RequestOptions) -> ExternalSequence:
+        """See round_scheduler.SequenceFactory. The request id decides whether the canary serves it."""
+        request_id = uuid.uuid4().hex
+        snapshot = self._slot.snapshot_for(request_id)
+        drafter = drafter_of(snapshot.proposer)
+        tenant = options.tenant or self.settings.worker.tenant
+        is_stored = options.is_stored and tenant not in self.settings.recorder.opted_out
+        request = self._request(prompt_ids.tolist(), drafter.model.context_limit, tenant, is_stored=is_stored)
+        builder = None
+        if self._producer is not None and is_stored:
+            drafter_ids = tuple(drafter.context(request).ids or request.drafter_prompt_ids)
+            builder = self._builder(request_id, replace(request, drafter_prompt_ids=drafter_ids), snapshot)
+        return ExternalSequence(
+            TokenBuffer(prompt_ids),
+            snapshot,
+            self.drafting.open(snapshot.proposer, request),
+            builder,
+            options=options,
+        )
+
+    def _request(self, prompt_ids: Sequence[int], context_limit: int, tenant: str, *, is_stored: bool) -> Request:
+        """Return the sequence as a request of unknown length, in whose prompt text between special tokens is read by
+        the drafter like the answer."""
+        drafter_ids, rest_ids = drafter_prompt(prompt_ids, self.tokenizers, context_limit)
+        return Request(
+            tuple(prompt_ids),
+            drafter_ids,
+            max_new_tokens=sys.maxsize,
+            stop_ids=self.tokenizers.target.stop_ids,
+            mode="fast",
+            tenant=tenant,
+            is_stored=is_stored,
+            drafter_prompt_tail=rest_ids,
+        )
+
+    def _builder(self, request_id: str, request: Request, snapshot: LoadedSnapshot) -> TraceRecordBuilder:
+        assert self._producer is not None
+        models = self.settings.models
+        context = RecordContext(
+            request_id,
+            request.tenant,
+            self._worker,
+            models.target,
+            models.drafter,
+            snapshot.version,
+            self.tokenizers.alignment.fingerprint,
+            has_settings=False,
+        )
+        return TraceRecordBuilder(request, context, self._producer.emit)
+
+
+def _rounds(
+    opener: SequenceOpener, limits: RoundLimits, passes: StepTimeModel, memory: DrafterMemory
+) -> RoundScheduler:
+    settings = opener.settings
+    return RoundScheduler(
+        opener,
+        SequenceTracker["ExternalSequence"](keep_s=KEEP_S, max_inactive=MOST_INACTIVE),
+        opener.drafting,
+        passes,
+        memory,
+        opener.metrics,
+        target=settings.models.target,
+        stop_ids=opener.tokenizers.target.stop_ids,
+        top_k=settings.recorder.top_k,
+        limits=limits,
+        failures=opener.failures,
+    )

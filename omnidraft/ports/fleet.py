@@ -1,0 +1,298 @@
+"""What the processes of a fleet share: the registry of snapshots, the announcements of the control log, and telemetry,
+whose metrics add up over all of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, TypedDict, Unpack
+
+from omnidraft.ports.decoding import Work
+from omnidraft.snapshots.manifest import Manifest
+
+CHAMPION_STATEMENT = "omnidraft.champion"
+"""The name of the note with a version's signed statement; see fleet/champion_statements.py."""
+JUDGEMENT = "judgement"
+"""The name of the note with what the controller decided about a version, and why."""
+VOID = "void"
+"""How the judgement of a challenger begins that is not judged again: another promotion, as an operator's, overtook it,
+or its notes are damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotVersion:
+    """A snapshot in the registry."""
+
+    version: int
+    manifest: Manifest
+    aliases: tuple[str, ...]
+    created_ms: int
+    statement: str | None = None
+    """The signed statement that it is the champion, unverified; None: it never was, or nobody signs."""
+    judgement: str | None = None
+    """What the controller decided about it, and why, for operators; None: nothing yet."""
+    removed_parts: tuple[str, ...] = ()
+    """Parts whose files were deleted since; the manifest stays."""
+
+    @property
+    def is_servable(self) -> bool:
+        """Return whether its weights are still there."""
+        return "serving" not in self.removed_parts
+
+
+class SnapshotReader(Protocol):
+    """Finds and fetches snapshots."""
+
+    def resolve(self, name: str) -> SnapshotVersion:
+        """Find a version by alias (champion, challenger, previous), `latest` or number. Raises SnapshotNotFound."""
+
+    def fetch(self, version: int, into: Path, parts: Sequence[str] = ("serving",)) -> Path:
+        """Return a local snapshot folder with these parts, checksums verified. Raises SnapshotNotFound,
+        SnapshotCorrupt."""
+
+
+class Registry(SnapshotReader, Protocol):
+    """Versions and aliases of the snapshots of one (drafter, target) pair. Safe for several processes."""
+
+    def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
+        """Add a snapshot folder as the next version, point `challenger` at it, and delete the parts of old versions
+        that are kept no longer (`registry.keep_resume`, `registry.keep_serving`); those that cannot be deleted are
+        logged, and tried again by the next publication. `parent` is the newest version that the publisher knows. One
+        that is the newest version already is not added again, and not `challenger` if anything was decided about it.
+
+        Raises:
+            SnapshotStale: another process has published since.
+            SnapshotCorrupt: a file of the bundle does not match its manifest.
+            RegistryError: refused or cannot be reached.
+        """
+
+    def versions(self, newest: int | None = None) -> tuple[SnapshotVersion, ...]:
+        """Return all versions, oldest first; or this many newest ones and those with an alias, which costs the same
+        after years of learning."""
+
+    def promote(self, version: int) -> None:
+        """Move `champion` to this version, and `previous` to the last champion. Neither of them is `challenger`
+        any longer, so that a rollback is not undone. Promoting the champion again moves nothing. This is the operator's
+        method: it invalidates every fence taken before.
+
+        Raises:
+            SnapshotNotFound: there is no such version, or its serving part was deleted.
+        """
+
+    def fence(self) -> str:
+        """Return a token that changes whenever an operator promotes and whenever the champion changes. Take it before
+        reading the data of a decision."""
+
+    def promote_unless_changed(self, version: int, fence: str) -> None:
+        """Promote by a decision made since this fence was taken. After an error, call it again with the same fence: it
+        completes what was begun, or gives way to an operator who promoted meanwhile.
+
+        Raises:
+            SnapshotStale: an operator promoted since, the champion is another, or the version's serving part was
+                deleted; the decision is void.
+        """
+
+    def annotate(self, version: int, notes: Mapping[str, str]) -> None:
+        """Store short texts shown with this version, for example why it was promoted; a new one of a name replaces the
+        old one."""
+
+    def remove_files(self, version: int, parts: Sequence[str]) -> None:
+        """Delete these parts of a version; the version stays in the list, and `fetch` of a deleted part raises
+        SnapshotNotFound. Without its serving part it is no longer `challenger` or `previous`. Deleting again does no
+        harm.
+
+        Raises:
+            SnapshotError: it is the champion, whose serving part stays.
+            RegistryError: files of these parts could not be deleted; deleting again goes on.
+        """
+
+    def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
+        """Add a point to each metric of this version."""
+
+    def log_file(self, version: int, path: Path) -> None:
+        """Store a picture or report with this version."""
+
+
+AnnouncementKind = Literal[
+    "champion",
+    "canary",
+    "pause",
+    "resume",
+    "restart",
+    "rewind",
+    "drift",
+    "drift_over",
+    "best",
+    "forget",
+    "factors_off",
+    "factors_on",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A message on the control log. Of several about the same subject the one with the highest sequence holds."""
+
+    sequence: int
+    """The offset of this message in the control log; of a signed one, the sequence that was signed."""
+    kind: AnnouncementKind
+    version: int | None = None
+    target: str | None = None
+    """The target of the pair it is about; a message that names neither target nor drafter is about every pair."""
+    drafter: str | None = None
+    share: float | None = None
+    """The share of the requests that a canary serves."""
+    tenant: str | None = None
+    """The tenant whose traffic changed, who is to be forgotten, or whose factors are turned off or on."""
+    reason: str | None = None
+    """A sentence for operators."""
+    start: str | None = None
+    """The position at which learning continues: `earliest`, `latest`, or offsets such as `0:120 1:96`."""
+    restart_id: str | None = None
+    """Names one restart or rewind, so that no process carries it out twice; a rewind has the refused snapshot's id."""
+    forget_id: str | None = None
+    """Names one order to forget a tenant, so that manifests can say that it was carried out."""
+    until_ms: int | None = None
+    """Unix milliseconds: the order concerns the tenant's records up to then, the newest that there was when it was
+    given."""
+    fence: str | None = None
+    """The registry's fence from before the version was chosen; see Registry.fence."""
+    digest: str | None = None
+    """The digest of the snapshot's manifest: whatever the registry has under this version, it must be that one."""
+    issued_ms: int | None = None
+    """When it was signed; None: it is not signed."""
+    work: Work | None = None
+    """The kind of request whose agreement changed, for a drift and its end."""
+    level: float | None = None
+    """The mean agreement before it fell, for a drift and its end; None: not known."""
+
+
+class AnnouncementFields(TypedDict, total=False):
+    """Optional fields of an announcement about one pair; see Announcement."""
+
+    share: float
+    tenant: str
+    reason: str
+    fence: str
+    restart_id: str
+    digest: str
+    work: Work
+    level: float | None
+
+
+class Announcer(Protocol):
+    """Publishes announcements about one pair."""
+
+    def publish(self, kind: AnnouncementKind, version: int | None = None, **fields: Unpack[AnnouncementFields]) -> None:
+        """Publish to every process. Repeating an announcement does no harm.
+
+        Raises:
+            BusError: the log cannot be written.
+            ValueError: this kind needs another field, or has none of these.
+        """
+
+
+class ControlFollower(Protocol):
+    """Consumes the announcements that concern one process."""
+
+    def poll(self, timeout_s: float) -> Sequence[Announcement]:
+        """Return the announcements in force that were not returned before, waiting up to `timeout_s` for one.
+
+        Raises:
+            BusError: the log cannot be read; polling again may succeed, and nothing is lost.
+        """
+
+    def poll_all(self, timeout_s: float) -> Sequence[Announcement]:
+        """Do what `poll` does, for a start: nothing that the log holds by now is missing.
+
+        Raises:
+            BusError: the log cannot be read, or gave nothing for `timeout_s` before its end; then it may be repeated,
+                and nothing is lost.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class DriftingTraffic:
+    """The drifts that have begun and are not over, each of a tenant's requests of one kind."""
+
+    streams: frozenset[tuple[str | None, Work | None]] = frozenset()
+
+    def after(self, announcement: Announcement) -> "DriftingTraffic":
+        """Return the traffic that drifts after a `drift` or `drift_over`; any other announcement changes nothing."""
+        stream = {(announcement.tenant, announcement.work)}
+        match announcement.kind:
+            case "drift":
+                return DriftingTraffic(self.streams | stream)
+            case "drift_over":
+                return DriftingTraffic(self.streams - stream)
+        return self
+
+    def includes(self, tenant: str, work: Work | None = None) -> bool:
+        """Return whether this traffic drifts; without a kind, whether any of the tenant's does."""
+        return any(each[0] == tenant and work in (None, each[1]) for each in self.streams)
+
+    def __bool__(self) -> bool:
+        return bool(self.streams)
+
+
+class Metrics(Protocol):
+    """Counters and distributions; names end in their unit. Never raises."""
+
+    def add(self, name: str, amount: float = 1.0, **labels: str) -> None: ...
+
+    def observe(self, name: str, value: float, **labels: str) -> None: ...
+
+    def set(self, name: str, value: float, **labels: str) -> None: ...
+
+
+class Span(Protocol):
+    """One unit of work in progress. Any thread may end it, once; a span that is not ended is not exported. Never
+    raises."""
+
+    @property
+    def context(self) -> str | None:
+        """The W3C traceparent for its children; None: there is no trace to continue."""
+
+    def end(self, **facts: str | float | bool) -> None:
+        """End the span; the attribute `error` describes the error, if there was one."""
+
+
+class Tracing(Protocol):
+    """Exports spans. It never blocks: spans that it cannot export are dropped. Never raises."""
+
+    is_on: bool
+    """Whether spans are exported; frequent spans are begun only then."""
+
+    def begin(
+        self,
+        name: str,
+        *,
+        parent: str | None = None,
+        links: Sequence[str] = (),
+        ago_s: float = 0.0,
+        **facts: str | float | bool,
+    ) -> Span:
+        """Begin a span that started `ago_s` seconds ago. `parent` and `links` are contexts; without a parent a new
+        trace begins."""
+
+    def close(self) -> None:
+        """Export the queued spans, waiting for a few seconds at most. No span may be begun afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoopSpan:
+    """A Span that is not exported: its children continue the trace of its parent."""
+
+    context: str | None
+
+    def end(self, **facts: str | float | bool) -> None: ...
+
+
+class NoopTracing:
+    """The Tracing of a process that is not traced."""
+
+    is_on = False
+
+    def begin(self, name: str, *, parent: str | None = None, **_: object) -> NoopSpan:
+        return NoopSpan(parent)
+
+    def close(self) -> None: ...

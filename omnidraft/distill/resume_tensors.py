@@ -58,7 +58,7 @@ def master_weights(parameters: Parameters, tensors: Mapping[str, Tensor], prefix
         if name.startswith(prefix + _MASTER)
     }
     if masters.keys() != parameters.keys():
-        raise ConfigError("the snapshot's master weights are of another learner.train or decode.policy")
+        raise ConfigError("the snapshot's master weights are of another learner.train or head (decode.policy)")
     check_shapes(parameters, masters)
     return masters
 

@@ -21,31 +21,12 @@ MAX_ROWS = 512
 NUM_TREES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class _ScoredTree:
-    """A scored tree and the nodes that were kept."""
-
-    tree: DraftTree
-    nodes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _PassKey:
-    """Everything that a pass of a session can depend on."""
-
-    prompt_ids: tuple[int, ...]
-    max_new_tokens: int
-    mode: Mode
-    history: tuple[_ScoredTree, ...]
-    tree: DraftTree
-
-    def texts(self) -> list[tuple[int, ...]]:
-        """Return the ids up to each node, without the prompt except for its last id."""
-        before = tuple(each.tree.tokens[node] for each in self.history for node in each.nodes)
-        texts = [(*before, self.tree.tokens[0])]
-        for node in range(1, len(self.tree)):
-            texts.append((*texts[self.tree.parents[node]], self.tree.tokens[node]))
-        return texts
+Opened = tuple[tuple[int, ...], int, Mode]
+"""What a session was opened with."""
+History = tuple[tuple[DraftTree, tuple[int, ...]], ...]
+"""The trees that a session scored, each with the nodes that were kept."""
+Pass = tuple[Opened, History, DraftTree]
+"""All that a pass of a session can depend on."""
 
 
 class CachingTarget(WrappedTarget):
@@ -53,7 +34,7 @@ class CachingTarget(WrappedTarget):
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        self._scored: dict[_PassKey, torch.Tensor] = {}
+        self._scored: dict[Pass, torch.Tensor] = {}
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_CachingSession":
         """See ports.Target."""
@@ -70,31 +51,36 @@ class CachingTarget(WrappedTarget):
         require_new(session)
         return 0
 
-    def logits(self, key: _PassKey) -> torch.Tensor:
+    def logits(self, key: Pass) -> torch.Tensor:
         """Return the logits [N, V] of this pass, computed by a real session that replays its history."""
-        if key in self._scored:
-            return self._scored[key]
-        while self._scored and sum(map(len, self._scored.values())) + len(key.tree) > MAX_ROWS:
-            del self._scored[next(iter(self._scored))]
-        self._scored[key] = self._forward(key)
+        opened, history, tree = key
+        if key not in self._scored:
+            while self._scored and sum(map(len, self._scored.values())) + len(tree) > MAX_ROWS:
+                del self._scored[next(iter(self._scored))]
+            session = self._target.open(*opened)
+            for scored, nodes in history:
+                session.score(scored)
+                session.keep(nodes)
+            self._scored[key] = session.score(tree)
+            session.close()
         return self._scored[key]
-
-    def _forward(self, key: _PassKey) -> torch.Tensor:
-        session = self._target.open(key.prompt_ids, key.max_new_tokens, key.mode)
-        for each in key.history:
-            session.score(each.tree)
-            session.keep(each.nodes)
-        logits_NV = session.score(key.tree)
-        session.close()
-        return logits_NV
 
     def cached_logits_after(self, request: Request, ids: Sequence[int]) -> Iterator[torch.Tensor]:
         """Yield the logits [V] after this request's prompt and these ids, from every cached pass."""
         text = (request.prompt_ids[-1], *ids)
         opened_with = (request.prompt_ids, request.max_new_tokens, request.mode)
-        for each, logits_NV in self._scored.items():
-            if (each.prompt_ids, each.max_new_tokens, each.mode) == opened_with:
-                yield from (logits_NV[node] for node, before in enumerate(each.texts()) if before == text)
+        for (opened, history, tree), logits_NV in self._scored.items():
+            if opened == opened_with:
+                yield from (logits_NV[node] for node, before in enumerate(_texts(history, tree)) if before == text)
+
+
+def _texts(history: History, tree: DraftTree) -> list[tuple[int, ...]]:
+    """Return the ids up to each node, without the prompt except for its last id."""
+    before = tuple(scored.tokens[node] for scored, nodes in history for node in nodes)
+    texts = [(*before, tree.tokens[0])]
+    for node in range(1, len(tree)):
+        texts.append((*texts[tree.parents[node]], tree.tokens[node]))
+    return texts
 
 
 class _CachingSession:
@@ -103,7 +89,7 @@ class _CachingSession:
     def __init__(self, target: CachingTarget, prompt_ids: tuple[int, ...], max_new_tokens: int, mode: Mode) -> None:
         self._target = target
         self._opened_with = (prompt_ids, max_new_tokens, mode)
-        self._history: tuple[_ScoredTree, ...] = ()
+        self._history: History = ()
         self._tree = DraftTree.empty(prompt_ids[-1])
         self.num_unread = len(prompt_ids) - 1
         self.num_kept = 0
@@ -115,10 +101,10 @@ class _CachingSession:
     def score(self, tree: DraftTree) -> torch.Tensor:
         self.read(self.num_unread)
         self._tree = tree
-        return self._target.logits(_PassKey(*self._opened_with, self._history, tree))
+        return self._target.logits((self._opened_with, self._history, tree))
 
     def keep(self, nodes: Sequence[int]) -> None:
-        self._history += (_ScoredTree(self._tree, tuple(nodes)),)
+        self._history += ((self._tree, tuple(nodes)),)
         self.num_kept += len(nodes)
 
     def close(self) -> None:

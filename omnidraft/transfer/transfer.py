@@ -185,4 +185,5 @@ def _identity(
         "init": request.init if isinstance(request.init, str) else sha256_of(request.init / HYPERNETWORK_FILE),
         "precision": precision,
         **asdict(request.settings),
+        "losses": dict(request.settings.losses),
     }

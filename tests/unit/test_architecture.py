@@ -16,7 +16,7 @@ PRODUCT = ("omnidraft", "services", "pipelines")
 
 LEVELS = (  # lowest first
     {"errors", "config", "throttle", "private_files", "progress", "threads", "system", "stats"},
-    {"allowed_hosts", "extras", "files", "client", "params"},
+    {"allowed_hosts", "child", "client", "extras", "files", "params"},
     {"vocab", "traces", "snapshots", "prompts", "memory", "tools"},
     {"ports"},
     {"bus", "registry", "models", "telemetry", "decode", "distill", "fleet"},

@@ -83,13 +83,14 @@ def test_a_chat_may_call_tools(llm: LLM) -> None:
 
 
 def test_a_chat_is_streamed_piece_by_piece(llm: LLM) -> None:
-    question = [{"role": "user", "content": "How many?"}]
+    text = "How many clips were sold? " * 4  # long enough that its keys are reused
+    question = [{"role": "user", "content": text}]
     (whole,) = llm.chat(question, GREEDY, use_tqdm=False)
-    assert "".join(llm.stream("How many?", GREEDY)) == whole.outputs[0].text
+    assert "".join(llm.stream(text, GREEDY)) == whole.outputs[0].text
     first_and_then_closed = llm.stream(question, GREEDY)
     next(first_and_then_closed)
     first_and_then_closed.close()
-    two = llm.chat(["How many?", question], GREEDY, use_tqdm=False)
+    two = llm.chat([text, question], GREEDY, use_tqdm=False)
     assert [each.outputs[0].text for each in two] == 2 * [whole.outputs[0].text]
     assert two[1].num_cached_tokens > 0
 

@@ -131,7 +131,7 @@ def test_seeds_change_the_text_and_negative_ones_are_seeds_too(engine: Engine) -
         ({"sampling": Sampling(logit_bias={10**7: 1.0})}, "logit_bias must be of ids from 0 to .*, got 10000000"),
         ({"sampling": Sampling(logit_bias={7: 101.0})}, "logit_bias of 7 must be between -100 and 100, got 101.0"),
         ({"sampling": Sampling("hot")}, "temperature must be between 0 and 100, got hot"),  # type: ignore[arg-type]
-        ({"sampling": Sampling(top_p="x")}, "top_p must be between 0 and 1, got x"),  # type: ignore[arg-type]
+        ({"sampling": Sampling(top_p="x")}, "top_p must be above 0 and at most 1, got x"),  # type: ignore[arg-type]
         ({"sampling": Sampling(logit_bias={7: None})}, "logit_bias of 7 .* got None"),  # type: ignore[dict-item]
         ({"sampling": Sampling(logit_bias=[7])}, "logit_bias must be a bias for each"),  # type: ignore[arg-type]
         ({"stop_strings": (7,)}, "stop must be text, got 7"),
@@ -373,7 +373,7 @@ def test_a_drift_of_constrained_text_throttles_calls_of_tools_and_no_free_text(e
 
 def test_a_text_after_an_order_to_forget_reuses_no_keys(engine: Engine) -> None:
     def num_cached() -> int:
-        generation = engine.add_request(make_request(prompt=PROMPT * 3), cache_scope="tenant/")
+        generation = engine.add_request(make_request(prompt=PROMPT * 12), cache_scope="tenant/")
         while engine.has_work:
             engine.step()
         return generation.num_cached_tokens

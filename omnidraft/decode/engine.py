@@ -6,20 +6,13 @@ from functools import partial
 from threading import Event
 
 from omnidraft.config import DecodeSettings
+from omnidraft.decode import prompting
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest, GenerationStream
 from omnidraft.decode.mode_refusal import text_error
 from omnidraft.decode.prompt_logprobs import PromptToken, score_prompt
-from omnidraft.decode.prompting import (
-    Pair,
-    bad_ids,
-    client_texts,
-    drafter_prompt_ids,
-    read_prompt,
-    stop_ids,
-    with_tool_grammar,
-)
+from omnidraft.decode.prompting import Pair
 from omnidraft.decode.recording.record_builder import SEGMENT_TOKENS, RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
 from omnidraft.decode.recording.trace_producer import TraceProducer
@@ -230,14 +223,14 @@ class Engine:
         Raises:
             RequestError: the grammar cannot be compiled.
         """
-        request = with_tool_grammar(request, self.pair)
+        request = prompting.with_tool_grammar(request, self.pair)
         sampling = self.decoder.grammars.prepared(request.sampling, client=client, cache_scope=cache_scope)
         return replace(request, sampling=sampling)
 
     def decode_request(self, request: GenerationRequest) -> Request:
         """Return the request in token ids, completed with the deployment's settings. Raises RequestError."""
-        require_text(client_texts(request))
-        request = with_tool_grammar(request, self.pair)
+        require_text(prompting.client_texts(request))
+        request = prompting.with_tool_grammar(request, self.pair)
         check_sampling(request.sampling, len(self.pair.target_tokenizer.vocabulary))
         work = recorded_work(has_grammar=request.sampling.grammar is not None)
         default = self.drift_throttle.limit(request.tenant, work, self._decode.num_draft_tokens)
@@ -245,16 +238,16 @@ class Engine:
         num_draft = default if request.num_draft_tokens is None else request.num_draft_tokens
         require_integer("num_draft_tokens", num_draft, at_least=0)
         context_limit = self.decoder.target.context_limit
-        target_ids = read_prompt(request, self.pair, context_limit)
+        target_ids = prompting.read_prompt(request, self.pair, context_limit)
         max_new_tokens = request.max_new_tokens_after(len(target_ids), context_limit)
         ids_needed(target_ids, max_new_tokens, context_limit)
         return Request(
             prompt_ids=tuple(target_ids),
-            drafter_prompt_ids=tuple(self._drafter_prompt_ids(request)),
+            drafter_prompt_ids=self._drafter_prompt_ids(request),
             max_new_tokens=max_new_tokens,
             sampling=request.sampling,
             seed=request.noise_seed(),
-            stop_ids=stop_ids(request, self.pair.target_tokenizer),
+            stop_ids=prompting.stop_ids(request, self.pair.target_tokenizer),
             stop_strings=tuple(stop.encode() for stop in request.stop_strings if stop),
             mode=request.mode or self._decode.mode,
             num_draft_tokens=num_draft,
@@ -263,26 +256,26 @@ class Engine:
             is_stored=request.is_stored and request.tenant not in self._opted_out,
             num_log_probs=request.num_log_probs,
             has_tools=request.tools is not None and bool(request.tools.callable_tools),
-            prediction_ids=tuple(self.pair.target_tokenizer.encode(request.prediction)) if request.prediction else (),
+            prediction_ids=tuple(self.pair.target_tokenizer.encode(request.prediction)),
             shown_ids=self.shown_ids(request),
             min_new_tokens=request.min_new_tokens,
-            bad_ids=bad_ids(request, self.pair.target_tokenizer),
+            bad_ids=prompting.bad_ids(request, self.pair.target_tokenizer),
             keeps_stop=request.keeps_stop,
         )
 
     def shown_ids(self, request: GenerationRequest) -> Mapping[int, bytes]:
-        """Return the ids that spell nothing and whose text the answer shows nevertheless: markers of tool calls."""
-        if request.shows_special:
-            return {token: text.encode() for text, token in self.pair.target_tokenizer.special_ids.items()}
-        return self._shown_ids if request.tools is not None else {}
+        """Return the ids that spell nothing and whose text the answer shows nevertheless."""
+        return (
+            self._shown_ids if request.tools is not None else self.pair.special_texts if request.shows_special else {}
+        )
 
-    def _drafter_prompt_ids(self, request: GenerationRequest) -> list[int]:
+    def _drafter_prompt_ids(self, request: GenerationRequest) -> tuple[int, ...]:
         """Return the drafter's prompt ids; none without a drafter, or where its template is missing or refuses them."""
         try:
-            return drafter_prompt_ids(request, self.pair)
+            return tuple(prompting.drafter_prompt_ids(request, self.pair))
         except Exception as exc:  # the boundary: see safe_drafting.py
             self.decoder.failures.report(exc)
-            return []
+            return ()
 
     def _begin_span(self, request: GenerationRequest, decode_request: Request, snapshot: LoadedSnapshot) -> Span:
         return self._tracing.begin(

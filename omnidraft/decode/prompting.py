@@ -84,6 +84,11 @@ class Pair:
     """How the target writes calls of tools."""
 
     @property
+    def special_texts(self) -> dict[int, bytes]:
+        """The texts of the target's special tokens, which spell nothing."""
+        return {token: text.encode() for text, token in self.target_tokenizer.special_ids.items()}
+
+    @property
     def marker_ids(self) -> dict[str, int]:
         """The target's special tokens that frame calls, by their text; markers that it spells are not among them."""
         known = self.target_tokenizer.special_ids

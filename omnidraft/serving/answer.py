@@ -259,13 +259,12 @@ class Answer:
         )
 
     def _predicted(self) -> CompletionTokensDetails:
-        """Return what became of the tokens that the client predicted, which are counted for each choice."""
-        texts = [text for text in self.queued.texts if text.decoded is not None]
+        """Return what became of the tokens that the client predicted, which count for each choice."""
+        texts = self.queued.texts
         num_accepted = sum(text.stats.accepted_by_source[Source.PREDICTION] for text in texts)
         num_predicted = sum(len(text.decoded.prediction_ids) for text in texts if text.decoded is not None)
-        return CompletionTokensDetails(
-            accepted_prediction_tokens=num_accepted, rejected_prediction_tokens=max(num_predicted - num_accepted, 0)
-        )
+        num_rejected = max(num_predicted - num_accepted, 0)
+        return CompletionTokensDetails(accepted_prediction_tokens=num_accepted, rejected_prediction_tokens=num_rejected)
 
     def figures(self) -> dict[str, object]:
         """Return what speculation did, the snapshot's version and the seeds, under the name that responses have for

@@ -6,63 +6,30 @@ special tokens spell nothing, so rules name them by id.
 """
 
 import json
-import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from omnidraft.errors import RequestError
-from omnidraft.tools.arguments import types_of
-from omnidraft.tools.formats import FORMATS, NAME, NUMBER, Keyed, ToolFormat
+from omnidraft.tools.argument_grammar import (
+    ANY_TEXT,
+    SPACE,
+    CallableTool,
+    GrammarSpec,
+    argument_rules,
+    escaped,
+    literals,
+    marker,
+    text_rules,
+)
+from omnidraft.tools.formats import FORMATS, NAME, ToolFormat
 from omnidraft.tools.tool_use import MAX_CALLS, Choice, ToolUse
 
-_SPACE = r"[ \t\r\n]"
-_ANY_TEXT = "(?s:.*)"
 _ANNOTATIONS = ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
 """Keys of a schema that allow and forbid nothing, and may be most of its bytes."""
 _NAMED_SCHEMAS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 _RAW_VALUES = ("enum", "const")
-_LENGTHS = ("minLength", "maxLength")
 _MAX_MULTIPLE = 10**18
-_JSON_OPTIONS = {"whitespace_pattern": f"{_SPACE}{{0,32}}"}
-"""White space that a model may put between two tokens of JSON; without a bound a weak one fills its answer with it."""
-_LENIENT_OPTIONS = {**_JSON_OPTIONS, "lenient": True, "coerce_one_of": True}
-
-
-@dataclass(frozen=True, slots=True)
-class CallableTool:
-    """A tool as the grammar knows it."""
-
-    name: str
-    parameters: Mapping[str, Any] | None
-    """The schema that arguments match; None: they are any object."""
-    is_strict: bool
-
-    def schema(self) -> dict[str, Any]:
-        """Return the schema of the arguments, an object's, in the compiler's dialect."""
-        options = _JSON_OPTIONS if self.is_strict else _LENIENT_OPTIONS
-        return with_options({**(self.parameters or {}), "type": "object"}, options)
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarSpec:
-    """All that decides a grammar of answers with calls."""
-
-    format: str
-    choice: Choice
-    max_calls: int
-    special_ids: Mapping[str, int]
-    """The ids of those markers that spell nothing."""
-    tools: tuple[CallableTool, ...]
-    content: tuple[str, str] | None
-    """The kind and text of a grammar that answers without calls match; None: any text."""
-
-    @staticmethod
-    def of(fields: Mapping[str, Any]) -> "GrammarSpec":
-        """Return the specification that `grammar_text` wrote as JSON."""
-        tools = tuple(CallableTool(**tool) for tool in fields["tools"])
-        content = fields["content"] and tuple(fields["content"])
-        return GrammarSpec(**{**fields, "tools": tools, "content": content})
 
 
 def grammar_text(
@@ -94,12 +61,6 @@ def grammar_text(
     choice: Choice = "required" if use.must_call else use.choice
     spec = GrammarSpec(form.name, choice, max_calls, special_ids, tools, None if use.must_call else content)
     return json.dumps(asdict(spec))
-
-
-def with_options(schema: Mapping[str, Any], options: Mapping[str, Any] = _JSON_OPTIONS) -> dict[str, Any]:
-    """Return the schema with the compiler's options, of which its own go first."""
-    own = schema.get("x-guidance")
-    return {**schema, "x-guidance": {**options, **(own if isinstance(own, Mapping) else {})}}
 
 
 def compilable(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,118 +126,29 @@ def _rules(spec: GrammarSpec, schemas: Sequence[Mapping[str, Any]], content: str
     yield f"content: {content or 'free_text?'}"
     if content is None:
         yield "free_text: FREE_TEXT"
-        yield f"FREE_TEXT: /{_ANY_TEXT}/ & ~/{_call_beginning(form)}/{_but_unmarked(form, spec.tools)}"
+        yield f"FREE_TEXT: /{ANY_TEXT}/ & ~/{_call_beginning(form)}/{_but_unmarked(form, spec.tools)}"
     if spec.choice == "none":
         return
     if content is None and not form.is_bare and spec.choice == "auto":
         yield f"text_and_opening[suffix={json.dumps(form.opening)}]: ANY_TEXT"
-        yield f"ANY_TEXT: /{_ANY_TEXT}/{_but_unmarked(form, spec.tools)}"
-    yield f"opening: {_marker(form.opening, spec)}"
-    yield f"space: SPACE?\nSPACE: /{_SPACE}{{1,8}}/"
+        yield f"ANY_TEXT: /{ANY_TEXT}/{_but_unmarked(form, spec.tools)}"
+    yield f"opening: {marker(form.opening, spec)}"
+    yield f"space: SPACE?\nSPACE: /{SPACE}{{1,8}}/"
     yield from _call_rules(spec, form)
     for index, (tool, schema) in enumerate(zip(spec.tools, schemas, strict=True)):
         yield f"tool_{index}: {_after_name(form, spec, tool.name)} space arguments_{index}"
-        yield from _argument_rules(spec, form, index, schema)
+        yield from argument_rules(spec, form, index, schema)
     if form.keyed is not None:
         yield "KEY: /[a-zA-Z0-9_.-]{1,64}/"
-        yield from _text_rules(spec, form.keyed, "text", {})
+        yield from text_rules(spec, form.keyed, "text", {})
     if content is None and _may_be_unmarked(form) and spec.choice == "auto":
         yield from _unmarked_rules(spec, form)
-
-
-def _argument_rules(spec: GrammarSpec, form: ToolFormat, index: int, schema: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the rules of a tool's arguments. Where they are no JSON object, its properties come in their order."""
-    if form.keyed is None:
-        yield f"arguments_{index}: %json {json.dumps(schema)}"
-        return
-    keyed, opening, closing = form.keyed, form.keyed.brackets[:1], form.keyed.brackets[1:]
-    properties = schema.get("properties") or {}
-    required = schema.get("required") or ()
-    names = [f"value_{index}_{number}" for number in range(len(properties))]
-    for number, (name, (key, value)) in enumerate(zip(names, properties.items(), strict=True)):
-        text = f"text_{index}_{number}"
-        if isinstance(value, Mapping) and not value.keys().isdisjoint(_LENGTHS):
-            yield from _text_rules(spec, keyed, text, value)
-        else:
-            text = "text"
-        yield f"{name}: {_key(keyed, json.dumps(key), spec)} {_value_of(keyed, text, value, schema, spec)}"
-    separator = '"," space' if keyed.brackets else "space"
-    if properties:
-        are_required = [key in required for key in properties]
-        values = yield from _in_order(f"rest_{index}", names, are_required, separator)
-    else:
-        yield f"any_{index}: {_key(keyed, 'KEY', spec)} {_value_of(keyed, 'text', {}, {}, spec)}"
-        values = f"(any_{index} ({separator} any_{index})*)?"
-    yield (
-        f"arguments_{index}: {json.dumps(opening)} {values} {json.dumps(closing)}"
-        if keyed.brackets
-        else (f"arguments_{index}: {values}")
-    )
-
-
-def _in_order(
-    rest: str, names: Sequence[str], are_required: Sequence[bool], separator: str
-) -> Generator[str, None, str]:
-    """Yield the rules of what may follow each value, and return the whole: all required ones, in order."""
-    for number in range(len(names) - 1, -1, -1):
-        following = names[number + 1 :]
-        if following:
-            more = f"{separator} {following[0]} {rest}_{number + 1}"
-            yield f"{rest}_{number}: {more}" + ("" if are_required[number + 1] else f" | {rest}_{number + 1}")
-        else:
-            yield f'{rest}_{number}: ""'
-    firsts = list(range(len(names)))
-    if any(are_required):
-        firsts = firsts[: list(are_required).index(True) + 1]
-    begun = [f"{names[number]} {rest}_{number}" for number in firsts]
-    return f"({' | '.join(begun)})" + "?" * (not any(are_required))
 
 
 def _after_name(form: ToolFormat, spec: GrammarSpec, name: str) -> str:
     """Return the right side of a call from its name up to its arguments."""
     suffix, *others = _split_head(form)[2]
-    return " space ".join(filter(None, (f"{json.dumps(name)} {_literals(suffix, spec)}", _sequence(others, spec))))
-
-
-def _key(keyed: Keyed, key: str, spec: GrammarSpec) -> str:
-    """Return the right side of a value's name and of what frames it."""
-    before = [_marker(part, spec) for part in keyed.before_key]
-    return " ".join((*before, key, " space ".join(_marker(part, spec) for part in keyed.after_key)))
-
-
-def _value_of(keyed: Keyed, text: str, schema: Any, whole: Mapping[str, Any], spec: GrammarSpec) -> str:
-    """Return the right side of a value, and of what stands behind it. Strings are free texts, or one of a few."""
-    behind = f" {_marker(keyed.after_value, spec)}" if keyed.after_value else ""
-    kinds = types_of(schema)
-    is_text = "string" in kinds or not kinds
-    if is_text and isinstance(schema, Mapping) and isinstance(schema.get("enum"), list):
-        quote = _marker(keyed.quote, spec) if keyed.quote else ""
-        texts = [f"{quote} {json.dumps(each)} {quote}" for each in schema["enum"] if isinstance(each, str)]
-        if texts and (keyed.quote or keyed.after_value):
-            return f"({' | '.join(texts)}){behind}"
-    if not kinds and keyed.quote:
-        return f"({_marker(keyed.quote, spec)} {text} | %json {json.dumps({'x-guidance': _JSON_OPTIONS})})"
-    if is_text and keyed.quote:
-        return f"{_marker(keyed.quote, spec)} {text}"
-    if is_text and keyed.after_value:
-        return text
-    inner = {**(schema if isinstance(schema, Mapping) else {}), "x-guidance": whole.get("x-guidance", _JSON_OPTIONS)}
-    inner |= {key: whole[key] for key in ("$defs", "definitions") if key in whole}
-    return f"%json {json.dumps(inner)}{' space' if behind else ''}{behind}"
-
-
-def _text_rules(spec: GrammarSpec, keyed: Keyed, name: str, schema: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the rules of a free text, of the lengths that a schema allows, up to what ends it."""
-    end = keyed.quote or keyed.after_value
-    shortest, longest = (schema.get(key, "") for key in _LENGTHS)
-    text = f"(?s:.{{{shortest or 0},{longest}}})"
-    yield f"{name.upper()}: /{text}{_escaped(end)}/ & ~/{_ANY_TEXT}{_escaped(end)}(?s:.+)/"
-    special = spec.special_ids.get(end)
-    if special is None:
-        yield f"{name}: {name.upper()}"
-    else:
-        yield f"{name.upper()}_VALUE: /{text}/ & ~/{_ANY_TEXT}{_escaped(end)}{_ANY_TEXT}/"
-        yield f"{name}: {name.upper()} | {name.upper()}_VALUE? <[{special}]>"
+    return " space ".join(filter(None, (f"{json.dumps(name)} {literals(suffix, spec)}", _sequence(others, spec))))
 
 
 def _unmarked_rules(spec: GrammarSpec, form: ToolFormat) -> Iterator[str]:
@@ -284,14 +156,14 @@ def _unmarked_rules(spec: GrammarSpec, form: ToolFormat) -> Iterator[str]:
     one terminal with the space before it, since nothing tells that from the space before another call."""
     calls = [f'UNMARKED_{index} space arguments_{index} space "}}" FENCE?' for index in range(len(spec.tools))]
     yield f"unmarked: {' | '.join(calls)}"
-    yield f"FENCE: /{_SPACE}{{0,8}}```/"
+    yield f"FENCE: /{SPACE}{{0,8}}```/"
     for index, tool in enumerate(spec.tools):
         yield f"UNMARKED_{index}: /{_unmarked_head([tool])}/"
 
 
 def _unmarked_head(tools: Sequence[CallableTool]) -> str:
     """Return a pattern of a call of one of these tools without a marker, up to its arguments."""
-    space, names = f"{_SPACE}{{0,8}}", "|".join(_escaped(tool.name) for tool in tools)
+    space, names = f"{SPACE}{{0,8}}", "|".join(escaped(tool.name) for tool in tools)
     return rf'{space}(```json{space})?\{{{space}"name"{space}:{space}"({names})"{space},{space}"arguments"{space}:'
 
 
@@ -299,7 +171,7 @@ def _call_rules(spec: GrammarSpec, form: ToolFormat) -> Iterator[str]:
     """Yield the rules of calls behind their opening marker. HEAD is one terminal, so that free text can be told from it
     without looking ahead."""
     parts, prefix, _ = _split_head(form)
-    yield rf'HEAD: /{_SPACE}{{0,8}}\{{{_SPACE}{{0,8}}"name"/'
+    yield rf'HEAD: /{SPACE}{{0,8}}\{{{SPACE}{{0,8}}"name"/'
     yield "NUMBER: /[a-zA-Z0-9_-]{1,32}/"
     names = " | ".join(f"tool_{index}" for index in range(len(spec.tools)))
     yield f"named: ({names}) space {_sequence(form.tail, spec)}" if form.tail else f"named: {names}"
@@ -309,7 +181,7 @@ def _call_rules(spec: GrammarSpec, form: ToolFormat) -> Iterator[str]:
     else:
         behind = (*parts[1:], prefix) if parts else ()
         yield f"first: space {_sequence(behind, spec, is_open=True)} named"
-    closing = f"space {_marker(form.section[1], spec)}" if form.section[1] else ""
+    closing = f"space {marker(form.section[1], spec)}" if form.section[1] else ""
     if form.is_list:
         more = _more('space "," space call', spec)
         yield f'calls: space "[" first {more} space "]" {closing}'
@@ -334,21 +206,10 @@ def _sequence(parts: Sequence[str], spec: GrammarSpec, *, is_open: bool = False)
         if part == '"name"' and index and parts[index - 1] == "{":
             written[-1] = f"HEAD{space}"
         elif part.startswith("?"):
-            written.append(f"({_literals(part[1:].strip(), spec)} space)?")
+            written.append(f"({literals(part[1:].strip(), spec)} space)?")
         elif part:
-            written.append(_literals(part if is_open and is_last else part.strip(), spec) + space)
+            written.append(literals(part if is_open and is_last else part.strip(), spec) + space)
     return " ".join(written)
-
-
-def _literals(part: str, spec: GrammarSpec) -> str:
-    """Return the right side of one part."""
-    texts = [_marker(text, spec) for text in part.split(NUMBER)]
-    return " NUMBER ".join(text for text in texts if text != '""') + (" NUMBER" if part.endswith(NUMBER) else "")
-
-
-def _escaped(text: str) -> str:
-    """Return a pattern of the text for a regular expression between slashes."""
-    return re.escape(text).replace("/", r"\/")
 
 
 def _more(call: str, spec: GrammarSpec) -> str:
@@ -358,18 +219,12 @@ def _more(call: str, spec: GrammarSpec) -> str:
 
 def _but_unmarked(form: ToolFormat, tools: Sequence[CallableTool]) -> str:
     """Return what takes texts that a call without a marker begins out of a terminal."""
-    return f" & ~/{_unmarked_head(tools)}{_ANY_TEXT}/" if _may_be_unmarked(form) and tools else ""
+    return f" & ~/{_unmarked_head(tools)}{ANY_TEXT}/" if _may_be_unmarked(form) and tools else ""
 
 
 def _call_beginning(form: ToolFormat) -> str:
     """Return a pattern of all texts in which a call begins."""
-    anywhere = f"{_ANY_TEXT}{_escaped(form.opening)}{_ANY_TEXT}"
+    anywhere = f"{ANY_TEXT}{escaped(form.opening)}{ANY_TEXT}"
     if not form.is_bare:
         return anywhere
-    return rf'({anywhere}|{_SPACE}*\{{{_SPACE}*"name"{_ANY_TEXT})'
-
-
-def _marker(text: str, spec: GrammarSpec) -> str:
-    """Return the marker as its bytes, or its special token."""
-    special = spec.special_ids.get(text)
-    return json.dumps(text) if special is None else f"({json.dumps(text)} | <[{special}]>)"
+    return rf'({anywhere}|{SPACE}*\{{{SPACE}*"name"{ANY_TEXT})'

@@ -19,7 +19,8 @@ import numpy as np
 from omnidraft.decode.sampling.input_limits import checked_schema, checked_text
 from omnidraft.decode.sampling.number_spelling import NumberSpelling
 from omnidraft.errors import RequestError
-from omnidraft.tools.grammar import CallableTool, GrammarSpec, compilable, lark, with_options
+from omnidraft.tools.argument_grammar import CallableTool, GrammarSpec, with_options
+from omnidraft.tools.grammar import compilable, lark
 from omnidraft.vocab.tokenizer import Vocabulary
 
 if TYPE_CHECKING:

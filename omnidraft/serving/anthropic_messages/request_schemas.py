@@ -17,16 +17,9 @@ from omnidraft.serving.body_model import (
     refuse_kinds,
     with_sampling,
 )
+from omnidraft.serving.generation_fields import MAX_STOPS, MAX_USER_CHARACTERS, NO_ZERO_BYTE, Prediction
 from omnidraft.serving.request_parts import only_tools
-from omnidraft.serving.request_schemas import (
-    MAX_STOPS,
-    MAX_USER_CHARACTERS,
-    NO_ZERO_BYTE,
-    ChatRequest,
-    Prediction,
-    chat_request,
-    same_fields,
-)
+from omnidraft.serving.request_schemas import ChatRequest, chat_request, same_fields
 from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN
 
 

@@ -19,14 +19,9 @@ from omnidraft.serving.body_model import (
     refuse_kinds,
     with_sampling,
 )
+from omnidraft.serving.generation_fields import MaxTokens, OpenAIFields
 from omnidraft.serving.request_parts import FunctionDefinition, FunctionName, only_tools
-from omnidraft.serving.request_schemas import (
-    ChatRequest,
-    MaxTokens,
-    OpenAIFields,
-    chat_request,
-    same_fields,
-)
+from omnidraft.serving.request_schemas import ChatRequest, chat_request, same_fields
 from omnidraft.tools.messages import strings_of
 from omnidraft.tools.tool_use import MAX_TOOLS, Choice
 

@@ -112,7 +112,7 @@ def test_seeds_change_the_text_and_negative_ones_are_seeds_too(engine: Engine) -
         ({"sampling": Sampling(-0.1)}, "temperature must be between 0 and 100, got -0.1"),
         ({"sampling": Sampling(float("nan"))}, "temperature .* got nan"),
         ({"sampling": Sampling(float("inf"))}, "temperature .* got inf"),
-        ({"sampling": Sampling(1.0, top_p=0.0)}, "top_p must be above 0 and at most 1, got 0.0"),
+        ({"sampling": Sampling(1.0, top_p=-0.1)}, "top_p must be between 0 and 1, got -0.1"),
         ({"sampling": Sampling(1.0, top_p=float("nan"))}, "top_p .* got nan"),
         ({"sampling": Sampling(1.0, top_k=0)}, "top_k must be an integer between 1 and 2147483647, got 0"),
         ({"sampling": Sampling(1.0, top_k=2**31)}, "top_k .* got 2147483648"),
@@ -120,18 +120,18 @@ def test_seeds_change_the_text_and_negative_ones_are_seeds_too(engine: Engine) -
         ({"seed": -(2**63) - 1}, "seed must be an integer between"),
         ({"seed": 1.5}, "seed must be an integer .* got 1.5"),
         ({"sampling": Sampling(1.0, top_k=2.5)}, "top_k must be an integer .* got 2.5"),
-        ({"sampling": Sampling(logit_bias={2.5: 1.0})}, "logit_bias must be of ids .* got 2.5"),
+        ({"sampling": Sampling(logit_bias={2.5: 1.0})}, "logit_bias must be ids .* got 2.5"),
         ({"sampling": Sampling(repetition_penalty=5e-324)}, "repetition_penalty .* got 5e-324"),
         ({"sampling": Sampling(min_p=1.5)}, "min_p must be between 0 and 1, got 1.5"),
         ({"sampling": Sampling(presence_penalty=-2.1)}, "presence_penalty must be between -2 and 2, got -2.1"),
         ({"sampling": Sampling(frequency_penalty=float("nan"))}, "frequency_penalty .* got nan"),
         ({"sampling": Sampling(repetition_penalty=0.0)}, "repetition_penalty must be between 0.01 and 100, got 0.0"),
         ({"sampling": Sampling(repetition_penalty=float("inf"))}, "repetition_penalty .* got inf"),
-        ({"sampling": Sampling(logit_bias={-1: 1.0})}, "logit_bias must be of ids from 0 to .*, got -1"),
-        ({"sampling": Sampling(logit_bias={10**7: 1.0})}, "logit_bias must be of ids from 0 to .*, got 10000000"),
+        ({"sampling": Sampling(logit_bias={-1: 1.0})}, "logit_bias must be ids from 0 to .*, got -1"),
+        ({"sampling": Sampling(logit_bias={10**7: 1.0})}, "logit_bias must be ids from 0 to .*, got 10000000"),
         ({"sampling": Sampling(logit_bias={7: 101.0})}, "logit_bias of 7 must be between -100 and 100, got 101.0"),
         ({"sampling": Sampling("hot")}, "temperature must be between 0 and 100, got hot"),  # type: ignore[arg-type]
-        ({"sampling": Sampling(top_p="x")}, "top_p must be above 0 and at most 1, got x"),  # type: ignore[arg-type]
+        ({"sampling": Sampling(top_p="x")}, "top_p must be between 0 and 1, got x"),  # type: ignore[arg-type]
         ({"sampling": Sampling(logit_bias={7: None})}, "logit_bias of 7 .* got None"),  # type: ignore[dict-item]
         ({"sampling": Sampling(logit_bias=[7])}, "logit_bias must be a bias for each"),  # type: ignore[arg-type]
         ({"stop_strings": (7,)}, "stop must be text, got 7"),

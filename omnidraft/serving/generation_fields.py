@@ -1,0 +1,218 @@
+"""The fields that OpenAI's chats and completions share, vLLM's extensions among them, and their conversion into
+generation requests.
+
+A field that is not here is ignored and told of; see body_model.py. What would change the text and cannot be done is
+refused.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    Strict,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from omnidraft.decode.generation import GenerationRequest, choices
+from omnidraft.errors import RequestError
+from omnidraft.params import MAX_COUNT, sampling_of
+from omnidraft.ports import Grammar, Mode
+from omnidraft.serving.body_model import (
+    MAPPING_LIMITS,
+    TEXT_OR_LIST,
+    BodyModel,
+    RequestFields,
+    Text,
+    TextMapping,
+    refuse,
+    with_sampling,
+)
+from omnidraft.serving.request_parts import (
+    GUIDED,
+    ResponseFormat,
+    StructuredOutputs,
+    Texts,
+)
+
+MAX_STOPS = 64
+Stop = Annotated[Text | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), Tag("list")], TEXT_OR_LIST]
+MAX_USER_CHARACTERS = 512
+NO_ZERO_BYTE = r"^[^\x00]*$"
+"""Databases of tenants' keys cannot hold one."""
+MAX_PROMPT_LOGPROBS = MAX_LOGPROBS = 20
+MAX_BAD_WORDS = 1_000
+OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens"}
+"""llama.cpp's names, and ours for the same."""
+MaxTokens = Annotated[
+    Annotated[int, Field(ge=1, le=MAX_COUNT)] | None, BeforeValidator(lambda value: None if value == -1 else value)
+]
+Ids = Annotated[list[Annotated[int, Field(ge=0, le=MAX_COUNT)]], Field(fail_fast=True)]
+
+
+class StreamOptions(BodyModel):
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool = False
+    """Every chunk has the usage so far, as in vLLM."""
+
+
+class Prediction(BodyModel):
+    """OpenAI's Predicted Outputs."""
+
+    type: Literal["content"] = "content"
+    content: Texts
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class OpenAIFields(RequestFields):
+    """Fields of all APIs of OpenAI's."""
+
+    user: str | None = Field(None, max_length=MAX_USER_CHARACTERS, pattern=NO_ZERO_BYTE)
+    """Whose the request is, unless the API key says it."""
+    metadata: TextMapping | None = None
+    prediction: Prediction | None = None
+    """What the answer will probably be, such as a file before an edit: it is drafted, and changes no text."""
+
+
+@with_sampling("openai")
+class GenerationFields(OpenAIFields):
+    """Fields of both endpoints."""
+
+    logit_bias: Annotated[dict[Annotated[int, Strict(False)], float], *MAPPING_LIMITS] | None = None
+    """What is added to the logits of the target's ids, between -100 and 100."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    stop: Stop | None = None
+    stop_token_ids: Ids | None = None
+    include_stop_str_in_output: bool = False
+    min_tokens: int = Field(0, ge=0, le=MAX_COUNT)
+    allowed_token_ids: Ids | None = None
+    bad_words: Annotated[list[str], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_COUNT)
+    """Read only the last so many tokens of the prompt; -1: as many as the context holds."""
+    return_token_ids: bool = False
+    """Tell the ids of the prompt and of the answer."""
+    use_beam_search: Annotated[bool, refuse(bool, "there is no beam search; draw `n` answers")] = False
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MAX_COUNT)
+    """Choice 0 is the text that n = 1 gives."""
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_PROMPT_LOGPROBS)
+    """Tell the log-probability of each token of the prompt and of so many likeliest ones, as vLLM; not in a stream."""
+    ignore_eos: bool | None = None
+    """True goes on behind the tokens that end a text, up to `max_tokens`, as in vLLM; for benchmarks."""
+    mode: Mode | None = None
+    figures: bool = False
+    """Answer with what speculation did, as `omnidraft`."""
+    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_USER_CHARACTERS)
+    """Requests reuse the keys of common prefixes only of requests with the same salt, as in vLLM."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reads_other_names(cls, value: Any) -> Any:
+        """Take the names that vLLM had before, and those of SGLang and llama.cpp."""
+        if not isinstance(value, dict):
+            return value
+        renamed = {new: value[old] for old, new in OTHER_NAMES.items() if old in value and new not in value}
+        guided = {new: value[old] for old, new in GUIDED.items() if value.get(old) is not None}
+        if guided and value.get("structured_outputs") is None:
+            renamed["structured_outputs"] = guided
+        others = {name: each for name, each in value.items() if name not in OTHER_NAMES and name not in GUIDED}
+        return {**others, **renamed}
+
+    @model_validator(mode="after")
+    def _is_whole_with_prompt_logprobs(self) -> "GenerationFields":
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs: not in a stream")
+        return self
+
+    @field_validator("stream_options")
+    @classmethod
+    def _are_for_a_stream(cls, options: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if options is not None and not info.data.get("stream"):
+            raise ValueError("they need stream: true")
+        return options
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the stream ends with a chunk of usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_continuous_usage(self) -> bool:
+        """Whether every chunk of the stream has the usage so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def num_log_probs(self) -> int | None:
+        raise NotImplementedError
+
+    @property
+    def num_tokens(self) -> int | None:
+        """The requested maximum; None: no limit."""
+        raise NotImplementedError
+
+    def prompts(self) -> Sequence[dict[str, Any]]:
+        """Return the fields of a GenerationRequest that differ between prompts."""
+        raise NotImplementedError
+
+    @property
+    def num_prompt_log_probs(self) -> int | None:
+        """How many of the likeliest tokens are told with each of the prompt; None scores no prompt."""
+        return self.prompt_logprobs
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts()) * (self.n or 1)
+
+    def generation_requests(self, tenant: str, max_new_tokens: int | None) -> list[GenerationRequest]:
+        """Return a request for each choice; see decode.generation.choices. Raises RequestError.
+
+        Args:
+            max_new_tokens: the deployment's ceiling, from the settings.
+        """
+        truncated = self.truncate_prompt_tokens
+        return choices(
+            self.prompts(),
+            self.n or 1,
+            seed=self.seed,
+            num_prompt_log_probs=self.num_prompt_log_probs,
+            max_new_tokens=min(filter(None, (self.num_tokens, max_new_tokens)), default=None),
+            sampling=sampling_of(
+                self, logit_bias=self.logit_bias, allowed_ids=self.allowed_token_ids, grammar=self._grammar()
+            ),
+            stop_strings=tuple([self.stop] if isinstance(self.stop, str) else self.stop or ()),
+            stop_ids=tuple(self.stop_token_ids or ()),
+            keeps_stop=self.include_stop_str_in_output,
+            min_new_tokens=self.min_tokens,
+            bad_words=tuple(self.bad_words or ()),
+            shows_special=not self.skip_special_tokens,
+            max_prompt_tokens=MAX_COUNT if truncated == -1 else truncated or None,
+            prediction=self.prediction.text if self.prediction else "",
+            mode=self.mode,
+            num_draft_tokens=self._num_draft_tokens(),
+            num_log_probs=self.num_log_probs,
+            ignores_eos=bool(self.ignore_eos),
+            is_stored=self.store is not False,
+            tenant=tenant,
+        )
+
+    def _num_draft_tokens(self) -> int | None:
+        if self.speculation == "auto":
+            return None
+        return 0 if self.speculation == "off" else self.speculation
+
+    def _grammar(self) -> Grammar | None:
+        fields = (self.response_format, self.structured_outputs)
+        grammars = [grammar for field in fields if field is not None and (grammar := field.grammar()) is not None]
+        if len(grammars) > 1:
+            raise RequestError("give either response_format or structured_outputs")
+        return grammars[0] if grammars else None

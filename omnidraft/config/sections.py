@@ -207,7 +207,7 @@ class WorkerSettings(Section):
     the port may read how much all tenants send together. `omnidraft status` and Prometheus need it too."""
     page: bool = True
     """Whether `/` is a page on which to ask and watch. With `api_keys` it asks for a key."""
-    max_queue: int = Field(64, ge=1)
+    max_queue: int = Field(1024, ge=1)
     """Requests that may wait for the target, and half of those of one client whose prompts may wait to be tokenized;
     more get 429. Higher makes clients wait longer instead."""
     max_connections: int = Field(512, ge=1)

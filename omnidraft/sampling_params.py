@@ -34,6 +34,8 @@ class SamplingParams(SamplingNumbers):
     """The text is JSON that this schema allows."""
     regex: str | None = None
     """The whole text matches this pattern."""
+    prediction: str = ""
+    """What the text will probably be, such as a file before an edit: it is drafted first, and changes no text."""
     num_draft_tokens: int | None = None
     """The maximal number of tokens drafted per pass: 0 decodes plainly; None takes the deployment's setting."""
     mode: Mode | None = None
@@ -53,6 +55,7 @@ class SamplingParams(SamplingNumbers):
             sampling=sampling_of(self, logit_bias=self.logit_bias, grammar=grammar),
             stop_strings=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             mode=self.mode,
+            prediction=self.prediction,
             num_draft_tokens=self.num_draft_tokens,
             num_log_probs=MAX_COUNT if self.logprobs == -1 else self.logprobs,
             is_stored=self.store,

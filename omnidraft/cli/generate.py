@@ -55,6 +55,9 @@ def generate(
     seed: Annotated[int, typer.Option(help="The same seed gives the same text, whatever drafts.")] = 0,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Stop after so many tokens.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given again.")] = None,
+    prediction: Annotated[
+        Path | None, typer.Option(help="A file with what the answer will probably be; it is drafted first.")
+    ] = None,
     num_draft_tokens: Annotated[int | None, typer.Option(min=0, help="0 decodes plainly.")] = None,
     mode: Annotated[Mode | None, typer.Option(help="How the text is decoded.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Go on with the text as it is, without a chat template.")] = False,
@@ -89,6 +92,7 @@ def generate(
         sampling=sampling,
         seed=seed,
         stop_strings=tuple(stop or ()),
+        prediction="" if prediction is None else _read(prediction),
         num_draft_tokens=num_draft_tokens,
     )
     stats = DecodeStats()

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.errors import ContextExceeded, RequestError
-from omnidraft.params import require_ids
+from omnidraft.params import SamplingNumbers, require_ids
 from omnidraft.ports import Grammar
 from omnidraft.tools.formats import HERMES, ToolFormat
 from omnidraft.tools.grammar import grammar_text
@@ -44,6 +44,9 @@ class PromptTokenizer(Tokenizer, Protocol):
 
     @property
     def stop_ids(self) -> frozenset[int]: ...
+
+    @property
+    def sampling_defaults(self) -> SamplingNumbers: ...
 
     @property
     def has_chat_template(self) -> bool: ...

@@ -20,7 +20,7 @@ from pydantic import (
 
 from omnidraft.decode.generation import GenerationRequest, choices
 from omnidraft.errors import RequestError
-from omnidraft.params import MAX_COUNT, sampling_of
+from omnidraft.params import MAX_COUNT, UNSAID, SamplingNumbers, sampling_of
 from omnidraft.ports import Grammar, Mode
 from omnidraft.serving.body_model import (
     MAPPING_LIMITS,
@@ -173,11 +173,14 @@ class GenerationFields(OpenAIFields):
     def num_choices(self) -> int:
         return len(self.prompts()) * (self.n or 1)
 
-    def generation_requests(self, tenant: str, max_new_tokens: int | None) -> list[GenerationRequest]:
+    def generation_requests(
+        self, tenant: str, max_new_tokens: int | None, defaults: SamplingNumbers = UNSAID
+    ) -> list[GenerationRequest]:
         """Return a request for each choice; see decode.generation.choices. Raises RequestError.
 
         Args:
             max_new_tokens: the deployment's ceiling, from the settings.
+            defaults: the model's own sampling settings, for what the request does not say.
         """
         truncated = self.truncate_prompt_tokens
         return choices(
@@ -187,7 +190,11 @@ class GenerationFields(OpenAIFields):
             num_prompt_log_probs=self.num_prompt_log_probs,
             max_new_tokens=min(filter(None, (self.num_tokens, max_new_tokens)), default=None),
             sampling=sampling_of(
-                self, logit_bias=self.logit_bias, allowed_ids=self.allowed_token_ids, grammar=self._grammar()
+                self,
+                logit_bias=self.logit_bias,
+                allowed_ids=self.allowed_token_ids,
+                grammar=self._grammar(),
+                defaults=defaults,
             ),
             stop_strings=tuple([self.stop] if isinstance(self.stop, str) else self.stop or ()),
             stop_ids=tuple(self.stop_token_ids or ()),

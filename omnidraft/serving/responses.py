@@ -126,7 +126,8 @@ class Responder:
         client = self.client_of(request)
         scope = auth.cache_scope(auth.authenticated_client(request), _address(request), body.cache_salt)
         tenant = self.tenant_of(request, body)
-        first, *others = body.generation_requests(tenant, self._settings.max_new_tokens)
+        defaults = model.engine.pair.target_tokenizer.sampling_defaults
+        first, *others = body.generation_requests(tenant, self._settings.max_new_tokens, defaults)
         setattr(request.state, REQUEST_ID, first.request_id)  # also of an error's answer
         sampling = await self._prepared_sampling(first, model.engine, client, scope)
         traceparent = valid_traceparent(request.headers.get("traceparent"))

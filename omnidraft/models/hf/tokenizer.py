@@ -9,6 +9,7 @@ import json
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from omnidraft.errors import ModelError, RequestError
 from omnidraft.models.hf.tokenizer_cache import fast_tokenizer, renderer, resolve
 from omnidraft.models.hf.tokenizer_json import UNREACHABLE
+from omnidraft.params import ROWS, UNSAID, SamplingNumbers
 from omnidraft.tools.formats import ToolFormat, detect, knows_tools
 from omnidraft.tools.messages import Message, has_calls, map_strings, plain_messages, template_messages
 
@@ -62,6 +64,14 @@ class HfTokenizer:
         """Ids that end a text: end of text, end of turn, and those that the folder's configuration names."""
         ends = {self.vocabulary.roles[role] for role in ENDS if role in self.vocabulary.roles}
         return frozenset(each for each in ends | _configured_ends(self._folder) if each < len(self.vocabulary))
+
+    @cached_property
+    def sampling_defaults(self) -> SamplingNumbers:
+        """The sampling settings that the model's own generation_config.json names, for requests that say none, as in
+        vLLM; those of params.UNSAID where it names none or wrong ones."""
+        named = _read_json(self._folder / "generation_config.json")
+        allowed = {name: named[name] for name, row in ROWS.items() if name in named and row.bounds.allow(named[name])}
+        return replace(UNSAID, **allowed)
 
     def encode(self, text: str) -> list[int]:
         """Encode a text that continues another; nothing is added and no special token is recognised."""
@@ -197,12 +207,17 @@ def _cut_behind(text: str, content: str) -> str:
 
 def _configured_ends(folder: Path) -> set[int]:
     """Return the ids that generation_config.json names, or config.json in a folder without it."""
-    paths = [folder / name for name in ("generation_config.json", "config.json")]
-    config: dict[str, Any] = next((json.loads(path.read_text()) for path in paths if path.exists()), {})
+    config = _read_json(folder / "generation_config.json") or _read_json(folder / "config.json")
     for part in (config, config.get("text_config", {})):
         if (eos := part.get("eos_token_id")) is not None:
             return set(eos) if isinstance(eos, list) else {eos}
     return set()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return what a file holds, nothing where there is none."""
+    read: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return read
 
 
 def load_tokenizer(folder: Path, cache: Path | None = None) -> HfTokenizer:

@@ -12,6 +12,7 @@ from omnidraft.ports import Grammar
 from omnidraft.tools.formats import HERMES, ToolFormat
 from omnidraft.tools.grammar import grammar_text
 from omnidraft.tools.messages import strings_of
+from omnidraft.tools.reasoning import ReasoningFormat
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 _PREFIX: Final = "fim_prefix"
@@ -44,6 +45,9 @@ class PromptTokenizer(Tokenizer, Protocol):
 
     @property
     def stop_ids(self) -> frozenset[int]: ...
+
+    @property
+    def reasoning_format(self) -> ReasoningFormat | None: ...
 
     @property
     def sampling_defaults(self) -> SamplingNumbers: ...
@@ -87,6 +91,16 @@ class Pair:
     """How the target writes calls of tools."""
 
     @property
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """How the target writes thoughts; None where its chat template shows none."""
+        return self.target_tokenizer.reasoning_format
+
+    def spelled(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens as they are written."""
+        texts, vocabulary = self.special_texts, self.target_tokenizer.vocabulary
+        return b"".join(texts.get(each) or vocabulary.spell((each,)) for each in ids).decode("utf-8", "replace")
+
+    @property
     def special_texts(self) -> dict[int, bytes]:
         """The texts of the target's special tokens, which spell nothing."""
         return {token: text.encode() for text, token in self.target_tokenizer.special_ids.items()}
@@ -94,8 +108,21 @@ class Pair:
     @property
     def marker_ids(self) -> dict[str, int]:
         """The target's special tokens that frame calls, by their text; markers that it spells are not among them."""
+        return self._known_ids(self.tool_format.markers)
+
+    @property
+    def thought_ids(self) -> dict[str, int]:
+        """The same of those that frame thoughts."""
+        return self._known_ids(self.reasoning_format.markers if self.reasoning_format else ())
+
+    def shown_ids(self, *, is_chat: bool, has_tools: bool) -> dict[int, bytes]:
+        """Return the ids that spell nothing and whose text the answer shows: markers of thoughts and of calls."""
+        shown = (self.thought_ids if is_chat else {}) | (self.marker_ids if has_tools else {})
+        return {token: text.encode() for text, token in shown.items()}
+
+    def _known_ids(self, markers: Sequence[str]) -> dict[str, int]:
         known = self.target_tokenizer.special_ids
-        return {text: known[text] for text in self.tool_format.markers if text in known}
+        return {text: known[text] for text in markers if text in known}
 
 
 def with_tool_grammar(request: GenerationRequest, pair: Pair) -> GenerationRequest:

@@ -1,21 +1,17 @@
-"""One answer while it is decoded: its choices part by part, its usage, and what speculation did for it.
-
-Newer protocols have blocks where chat completions have one text and a list of calls.
-"""
+"""One answer while it is decoded: its choices part by part, its usage, and what speculation did for it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from omnidraft.decode.drafted_spans import DraftedSpans
 from omnidraft.decode.engine import Engine
-from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.ports import Source, Step
+from omnidraft.serving.answer_reader import AnswerReader
 from omnidraft.serving.queued_request import QueuedRequest, QueuedText
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
-from omnidraft.serving.response_formats import ChoicePart, LogprobCollector, NamedCall
+from omnidraft.serving.response_formats import ChoicePart, LogprobCollector
 from omnidraft.serving.response_schemas import (
     CompletionTokensDetails,
     PromptTokensDetails,
@@ -23,97 +19,7 @@ from omnidraft.serving.response_schemas import (
     SpeculativeDecodingMetrics,
     Usage,
 )
-from omnidraft.tools.formats import ToolFormat
-from omnidraft.tools.messages import call_id
-from omnidraft.tools.parser import CallDelta, ToolCallParser
 from omnidraft.vocab.tokenizer import Vocabulary
-
-
-@dataclass(slots=True)
-class Block:
-    """A text, or a call and its arguments."""
-
-    index: int
-    call_id: str | None = None
-    """None for a text."""
-    name: str = ""
-    """The tool that is called."""
-    content: str = ""
-    """What was written of the text or of the arguments."""
-
-
-class BlockChange(Enum):
-    """A change of a block: it begins, gets longer, and ends."""
-
-    BEGIN = auto()
-    DELTA = auto()
-    END = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class BlockEvent:
-    """One change of one block."""
-
-    change: BlockChange
-    block: Block
-    delta: str = ""
-
-
-class BlockBuilder:
-    """Cuts the parts of one choice into blocks. A block ends before the next one begins."""
-
-    def __init__(self) -> None:
-        self.blocks: list[Block] = []
-        self._is_open = False
-
-    @property
-    def open_block(self) -> Block | None:
-        """The block that is being written."""
-        return self.blocks[-1] if self._is_open else None
-
-    def take(self, part: ChoicePart) -> Iterator[BlockEvent]:
-        """Yield the changes that the next part makes."""
-        for piece in part.pieces:
-            if isinstance(piece, str):
-                yield from self._begin_text()
-                yield self._add(piece)
-            else:
-                yield from self._take_call(piece)
-
-    def finish(self) -> Iterator[BlockEvent]:
-        """Yield the end of the block that is open, if one is."""
-        if self._is_open:
-            self._is_open = False
-            yield BlockEvent(BlockChange.END, self.blocks[-1])
-
-    def _begin_text(self) -> Iterator[BlockEvent]:
-        if self.open_block is None or self.open_block.call_id is not None:
-            yield from self._begin(Block(len(self.blocks)))
-
-    def _take_call(self, call: NamedCall) -> Iterator[BlockEvent]:
-        if call.id is not None:
-            yield from self._begin(Block(len(self.blocks), call.id, call.name or ""))
-        if call.arguments:
-            yield self._add(call.arguments)
-
-    def _begin(self, block: Block) -> Iterator[BlockEvent]:
-        yield from self.finish()
-        self.blocks.append(block)
-        self._is_open = True
-        yield BlockEvent(BlockChange.BEGIN, block)
-
-    def _add(self, delta: str) -> BlockEvent:
-        self.blocks[-1].content += delta
-        return BlockEvent(BlockChange.DELTA, self.blocks[-1], delta)
-
-
-def blocks_of(parts: Iterable[ChoicePart]) -> list[Block]:
-    """Return the blocks of a whole choice, given all its parts."""
-    builder = BlockBuilder()
-    for part in parts:
-        for _ in builder.take(part):
-            pass
-    return builder.blocks
 
 
 def response_metrics(stats: DecodeStats) -> ResponseMetrics:
@@ -149,39 +55,6 @@ def _acceptance(stats: DecodeStats) -> SpeculativeDecodingMetrics:
     )
 
 
-class ToolCallReader:
-    """Reads one choice, part by part."""
-
-    def __init__(self, request: GenerationRequest, form: ToolFormat) -> None:
-        assert request.tools is not None
-        self._parser = ToolCallParser(form, {tool.name: tool.parameters for tool in request.tools.callable_tools})
-        self._request_id = request.request_id
-        self._form = form
-
-    def read(self, part: ChoicePart) -> None:
-        """Replace the part's text by the content and the calls in it. The part with a finish reason is the last one."""
-        parsed = [self._parser.feed(part.text)]
-        if part.finish_reason is not None:
-            parsed.append(self._parser.finish())
-            if part.finish_reason == "stop" and self._parser.num_calls and not self._parser.has_open_call:
-                part.finish_reason = "tool_calls"
-        part.pieces = [self._named(piece) for each in parsed for piece in each.pieces]
-
-    def _named(self, piece: str | CallDelta) -> str | NamedCall:
-        """Return a piece of the answer with the id of the call that begins in it."""
-        if isinstance(piece, str):
-            return piece
-        identifier = None if piece.name is None else call_id(self._request_id, piece.index, self._form)
-        return NamedCall(piece.index, identifier, piece.name, piece.arguments)
-
-
-def reader_of(request: GenerationRequest, form: ToolFormat) -> ToolCallReader | None:
-    """Return the reader of a request's choice; None where it can call nothing."""
-    if request.tools is None or not request.tools.callable_tools:
-        return None
-    return ToolCallReader(request, form)
-
-
 Body = CompletionRequest | ChatRequest
 
 
@@ -215,13 +88,11 @@ class Answer:
     async def parts(self, ready: asyncio.Event) -> AsyncIterator[ChoicePart]:
         """Yield every step that has something to show. Raises what decoding raised."""
         collectors = [self._collector(text) for text in self.queued.texts]
-        form = self.model.engine.pair.tool_format
-        readers = [reader_of(text.request, form) for text in self.queued.texts]
+        readers = [AnswerReader(text, self.model.engine.pair) for text in self.queued.texts]
         spans = [self._spans() for _ in self.queued.texts]
         begun: set[int] = set()
         async for index, step in steps_of(self.queued, ready):
-            pieces: list[str | NamedCall] = [step.text] if step.text else []
-            part = ChoicePart(index, index not in begun, pieces, stop_string=step.stop_string)
+            part = ChoicePart(index, index not in begun, stop_string=step.stop_string)
             part.token_ids = list(step.emitted)
             if step.finish_reason is not None:
                 part.finish_reason = step.finish_reason.value
@@ -229,8 +100,7 @@ class Answer:
             part.entries = None if collector is None else collector.take(step)
             if (follower := spans[index]) is not None:
                 part.spans = follower.take(step)
-            if (reader := readers[index]) is not None:
-                reader.read(part)
+            readers[index].read(step.text, part)
             if part.pieces or part.finish_reason or part.entries or self.body.return_token_ids:
                 begun.add(index)
                 yield part

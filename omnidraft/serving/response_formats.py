@@ -141,14 +141,21 @@ class NamedCall:
     arguments: str
 
 
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """A part of what the model thinks before it answers."""
+
+    text: str
+
+
 @dataclass(slots=True)
 class ChoicePart:
     """A part of one choice, or all of it."""
 
     index: int
     is_first: bool
-    pieces: list[str | NamedCall] = field(default_factory=list)
-    """Its text and its calls, in the order in which they are written."""
+    pieces: list[str | NamedCall | Thought] = field(default_factory=list)
+    """Its text, thoughts and calls, in the order in which they are written."""
     finish_reason: ChatFinishReason | None = None
     entries: list[LogprobEntry] | None = None
     """Log-probabilities of its tokens; None unless the request asks for them."""
@@ -164,6 +171,10 @@ class ChoicePart:
     @property
     def text(self) -> str:
         return "".join(piece for piece in self.pieces if isinstance(piece, str))
+
+    @property
+    def thoughts(self) -> str:
+        return "".join(piece.text for piece in self.pieces if isinstance(piece, Thought))
 
     @property
     def calls(self) -> list[NamedCall]:
@@ -205,6 +216,7 @@ def _completion(part: ChoicePart, vocabulary: Vocabulary) -> Json:
 def _message(part: ChoicePart, vocabulary: Vocabulary) -> Json:
     """Return the choice; its message has no field of calls where there are none, as at OpenAI."""
     message: Json = {"role": "assistant", "content": _content(part)}
+    message |= _thoughts(part)
     if part.calls:
         message["tool_calls"] = [_call(call) for call in part.calls]
     return {"index": part.index, "message": message, **_end_of(part, vocabulary)}
@@ -213,14 +225,21 @@ def _message(part: ChoicePart, vocabulary: Vocabulary) -> Json:
 def _delta(part: ChoicePart, vocabulary: Vocabulary) -> Json:
     delta: Json = {"role": "assistant"} if part.is_first else {}
     delta["content"] = _content(part)
+    delta |= _thoughts(part)
     if part.calls:
         delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in part.calls]
     drafted_by = {"drafted_by": [(span.text, span.source) for span in part.spans]} if part.spans else {}
     return {"index": part.index, "delta": delta, **_end_of(part, vocabulary), **drafted_by}
 
 
+def _thoughts(part: ChoicePart) -> Json:
+    """Return the thoughts under both names that clients read: DeepSeek's and vLLM's."""
+    thoughts = part.thoughts
+    return {"reasoning_content": thoughts, "reasoning": thoughts} if thoughts else {}
+
+
 def _content(part: ChoicePart) -> str | None:
-    return part.text if part.text or not part.calls else None
+    return part.text if part.text or not (part.calls or part.thoughts) else None
 
 
 def _call(call: NamedCall) -> Json:

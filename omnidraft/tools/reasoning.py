@@ -21,11 +21,18 @@ class ReasoningFormat:
     is_in_template: str = ""
     """A chat template that holds this text teaches this notation."""
 
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The texts that may be tokens of their own in what frames thoughts."""
+        parts = (self.opening, self.closing, *self.dropped)
+        return tuple(dict.fromkeys(marker for part in parts for marker in _MARKER.findall(part)))
+
     def is_opened_by(self, prompt: str) -> bool:
         """Return whether the end of a rendered prompt has begun the thoughts already."""
         return prompt.rstrip().endswith(self.opening)
 
 
+_MARKER = regex.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 _START, _CHANNEL, _MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
 _ROWS = (
     ReasoningFormat(  # gpt-oss

@@ -24,6 +24,7 @@ from omnidraft.models.hf.tokenizer_json import UNREACHABLE
 from omnidraft.params import ROWS, UNSAID, SamplingNumbers
 from omnidraft.tools.formats import ToolFormat, detect, knows_tools
 from omnidraft.tools.messages import Message, has_calls, map_strings, plain_messages, template_messages
+from omnidraft.tools.reasoning import ReasoningFormat, detect_reasoning
 
 Tool = Mapping[str, Any]
 _TEMPLATE_BUGS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
@@ -96,6 +97,11 @@ class HfTokenizer:
     def tool_format(self) -> ToolFormat:
         """The format in which the chat template writes calls of tools."""
         return detect(self._resolved.template(has_tools=True))
+
+    @cached_property
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """The format in which the chat template has thoughts; None where it shows none."""
+        return detect_reasoning(self._resolved.template(has_tools=False))
 
     @property
     def special_ids(self) -> Mapping[str, int]:

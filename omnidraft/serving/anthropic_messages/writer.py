@@ -13,8 +13,9 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from omnidraft.errors import RequestError
-from omnidraft.serving.answer import Answer, Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
+from omnidraft.serving.answer import Answer
 from omnidraft.serving.anthropic_messages.request_schemas import CountTokensRequest, MessagesRequest
+from omnidraft.serving.blocks import Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
 from omnidraft.serving.error_handlers import (
     MESSAGES_PATH,
     THREAD_REFUSED,
@@ -94,6 +95,8 @@ def _stop_reason(part: ChoicePart) -> str:
 
 
 def _content(block: Block) -> Json:
+    if block.is_thought:
+        return {"type": "thinking", "thinking": block.content, "signature": ""}
     if block.call_id is None:
         return {"type": "text", "text": block.content}
     return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _arguments(block.content)}
@@ -113,10 +116,12 @@ def _block_event(event: BlockEvent) -> Event:
     place, is_call = {"index": event.block.index}, event.block.call_id is not None
     match event.change:
         case BlockChange.BEGIN:
-            begun = Block(0, event.block.call_id, event.block.name)
+            begun = Block(0, event.block.call_id, event.block.is_thought, event.block.name)
             return "content_block_start", {**place, "content_block": _content(begun)}
         case BlockChange.DELTA:
             kind, field = ("input_json_delta", "partial_json") if is_call else ("text_delta", "text")
+            if event.block.is_thought:
+                kind, field = "thinking_delta", "thinking"
             return "content_block_delta", {**place, "delta": {"type": kind, field: event.delta}}
         case BlockChange.END:
             return "content_block_stop", place

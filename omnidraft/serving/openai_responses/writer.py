@@ -14,7 +14,8 @@ from pydantic_core import to_json
 
 from omnidraft.errors import RequestError
 from omnidraft.params import sampling_of
-from omnidraft.serving.answer import Answer, Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
+from omnidraft.serving.answer import Answer
+from omnidraft.serving.blocks import Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
 from omnidraft.serving.error_handlers import stream_error
 from omnidraft.serving.event_stream import RESPONSES_PATH, failed_response_event, response_event
 from omnidraft.serving.openai_responses.request_schemas import ResponsesRequest
@@ -107,6 +108,9 @@ class ResponsesWriter:
 
     def _item(self, block: Block, status: Status) -> Json:
         item_id = self._item_id(block)
+        if block.is_thought:
+            thought = [] if status == "in_progress" else [{"type": "reasoning_text", "text": block.content}]
+            return {"id": item_id, "type": "reasoning", "status": status, "summary": [], "content": thought}
         if block.call_id is None:
             content = [] if status == "in_progress" else [_text(block.content)]
             return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
@@ -114,7 +118,7 @@ class ResponsesWriter:
         return {"id": item_id, "type": "function_call", "status": status, **call}
 
     def _item_id(self, block: Block) -> str:
-        prefix = "msg" if block.call_id is None else "fc"
+        prefix = "rs" if block.is_thought else "msg" if block.call_id is None else "fc"
         return f"{prefix}_{self._answer.queued.request_id}_{block.index}"
 
     def _block_events(self, event: BlockEvent, status: Status) -> list[Event]:
@@ -122,6 +126,8 @@ class ResponsesWriter:
         block = event.block
         output, item = {"output_index": block.index}, {"item_id": self._item_id(block), "output_index": block.index}
         text = {**item, "content_index": 0}
+        if block.is_thought:
+            return self._thought_events(event, status)
         match event.change, block.call_id is not None:
             case BlockChange.BEGIN, True:
                 return [("response.output_item.added", {**output, "item": self._item(block, "in_progress")})]
@@ -141,6 +147,18 @@ class ResponsesWriter:
             ("response.content_part.done", {**text, "part": _text(block.content)}),
             ("response.output_item.done", {**output, "item": self._item(block, status)}),
         ]
+
+    def _thought_events(self, event: BlockEvent, status: Status) -> list[Event]:
+        """Return the events of a change of a thought."""
+        block, output = event.block, {"output_index": event.block.index}
+        text = {"item_id": self._item_id(block), **output, "content_index": 0}
+        match event.change:
+            case BlockChange.BEGIN:
+                return [("response.output_item.added", {**output, "item": self._item(block, "in_progress")})]
+            case BlockChange.DELTA:
+                return [("response.reasoning_text.delta", {**text, "delta": event.delta})]
+        done = ("response.reasoning_text.done", {**text, "text": block.content})
+        return [done, ("response.output_item.done", {**output, "item": self._item(block, status)})]
 
     def _written(self, events: Iterable[Event]) -> bytes:
         return b"".join(map(self._numbered, events))

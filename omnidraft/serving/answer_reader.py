@@ -1,0 +1,70 @@
+"""Reads the text of one choice while it is decoded: thoughts, content, and calls of tools."""
+
+import logging
+from functools import lru_cache
+
+from omnidraft.decode.prompting import Pair
+from omnidraft.serving.queued_request import QueuedText
+from omnidraft.serving.response_formats import ChoicePart, NamedCall, Thought
+from omnidraft.tools.messages import call_id
+from omnidraft.tools.parser import CallDelta, ToolCallParser
+from omnidraft.tools.reasoning import AnswerPart, ReasoningSplitter
+
+logger = logging.getLogger(__name__)
+
+_TAIL_IDS = 16
+"""Ids at the end of a prompt that say whether thoughts have begun in it."""
+
+
+class AnswerReader:
+    """Reads one choice, part by part."""
+
+    def __init__(self, text: QueuedText, pair: Pair) -> None:
+        request, thoughts = text.request, pair.reasoning_format
+        self._request_id, self._form = request.request_id, pair.tool_format
+        self._parser: ToolCallParser | None = None
+        if request.tools is not None and request.tools.callable_tools:
+            schemas = {tool.name: tool.parameters for tool in request.tools.callable_tools}
+            self._parser = ToolCallParser(self._form, schemas)
+        self._splitter: ReasoningSplitter | None = None
+        if thoughts is not None and request.messages is not None and text.decoded is not None:
+            ending = pair.spelled(text.decoded.prompt_ids[-_TAIL_IDS:])
+            self._splitter = ReasoningSplitter(thoughts, is_open=thoughts.is_opened_by(ending))
+
+    def read(self, text: str, part: ChoicePart) -> None:
+        """Add what the text of a step says to its part. The part with a finish reason is the last one."""
+        is_last = part.finish_reason is not None
+        for each in self._split(text, is_last=is_last):
+            if each.is_reasoning:
+                part.pieces.append(Thought(each.text))
+            elif self._parser is None:
+                part.pieces.append(each.text)
+            else:
+                part.pieces += map(self._named, self._parser.feed(each.text).pieces)
+        if self._parser is not None and is_last:
+            self._end(self._parser, part)
+
+    def _split(self, text: str, *, is_last: bool) -> list[AnswerPart]:
+        if self._splitter is None:
+            return [AnswerPart(text, False)] if text else []
+        return [*self._splitter.feed(text), *(self._splitter.finish() if is_last else ())]
+
+    def _end(self, parser: ToolCallParser, part: ChoicePart) -> None:
+        part.pieces += map(self._named, parser.finish().pieces)
+        if part.finish_reason == "stop" and parser.num_calls and not parser.has_open_call:
+            part.finish_reason = "tool_calls"
+        if parser.unusual is not None:
+            _tell_of_notation(parser.unusual.name, self._form.name)
+
+    def _named(self, piece: str | CallDelta) -> str | NamedCall:
+        """Return a piece of the answer with the id of the call that begins in it."""
+        if isinstance(piece, str):
+            return piece
+        identifier = None if piece.name is None else call_id(self._request_id, piece.index, self._form)
+        return NamedCall(piece.index, identifier, piece.name, piece.arguments)
+
+
+@lru_cache(None)
+def _tell_of_notation(written: str, shown: str) -> None:
+    """Log, once, that a model writes calls in another notation than its chat template shows."""
+    logger.info("the model writes calls as %s and its chat template shows %s; they are understood", written, shown)

@@ -62,11 +62,6 @@ class Engine:
         self._num_preemptions = 0
         self._must_forget = Event()
         self._generations: dict[SequenceState, Generation] = {}
-        self._shown_ids = {
-            (is_chat, has_tools): pair.shown_ids(is_chat=is_chat, has_tools=has_tools)
-            for is_chat in (False, True)
-            for has_tools in (False, True)
-        }
 
     def add_request(
         self,
@@ -271,7 +266,7 @@ class Engine:
         """Return the ids that spell nothing and whose text the answer shows nevertheless."""
         if request.shows_special:
             return self.pair.special_texts
-        return self._shown_ids[request.messages is not None, request.tools is not None]
+        return self.pair.shown_ids(is_chat=request.messages is not None, has_tools=request.tools is not None)
 
     def _drafter_prompt_ids(self, request: GenerationRequest) -> tuple[int, ...]:
         """Return the drafter's prompt ids; none without a drafter, or where its template is missing or refuses them."""

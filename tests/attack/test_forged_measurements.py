@@ -4,7 +4,7 @@ going back."""
 import pytest
 
 from omnidraft import assembly
-from omnidraft.assembly import logs
+from omnidraft.bus.sqlite_log import SqliteReader
 from omnidraft.errors import BusError
 from omnidraft.fleet.controller import Controller
 from omnidraft.snapshots import bundle
@@ -65,9 +65,9 @@ def test_an_operator_goes_back_while_the_log_is_away(fleet, tmp_path, monkeypatc
     worker = Worker(settings_of(fleet.keys, tmp_path), tmp_path / "staging")
     assert worker.step() == 2
 
-    def is_away(settings, topic):
-        raise BusError("the broker is down")
+    def is_away(self, *args, **options):
+        raise BusError("the log is away")
 
-    monkeypatch.setattr(logs, "_plain_reader", is_away)
+    monkeypatch.setattr(SqliteReader, "__init__", is_away)
     assembly.registry(settings_of(fleet.keys, tmp_path, "operator")).promote(1)
     assert worker.step() == 1

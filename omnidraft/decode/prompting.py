@@ -148,7 +148,7 @@ def read_prompt(request: GenerationRequest, pair: Pair, context_limit: int) -> l
     else:
         ids = list(request.prompt_ids)
         require_ids("prompt", ids, len(tokenizer.vocabulary))
-    return ids if request.max_prompt_tokens is None else ids[-request.max_prompt_tokens :]
+    return ids if request.max_prompt_tokens is None else ids[-min(request.max_prompt_tokens, context_limit - 1) :]
 
 
 def prompt_ids(request: GenerationRequest, tokenizer: PromptTokenizer, tool_format: ToolFormat) -> list[int]:

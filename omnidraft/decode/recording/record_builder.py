@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from omnidraft.decode.sampling.logits_pipeline import Limits
 from omnidraft.params import numbers_of
 from omnidraft.ports import FinishReason, Request, Step
 from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord, fields_of
@@ -100,7 +101,7 @@ class TraceRecordBuilder:
                 mode=request.mode,
                 seed=request.seed,
                 **numbers_of(sampling),
-                has_logit_bias=bool(sampling.logit_bias),
+                has_logit_bias=bool(sampling.logit_bias) or Limits.are_needed(request),
                 has_grammar=sampling.grammar is not None,
                 noise_weight=_noise_weight(self._steps),
             )

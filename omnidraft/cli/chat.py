@@ -30,7 +30,7 @@ SOURCES: Mapping[str, tuple[str, str]] = {
     "forced": ("forced by the grammar", "bright_red"),
 }
 """Source -> its name and colour. What nobody drafted, the target's own, has the terminal's colour."""
-_MEMORY = ("lookup", "suffix")
+_MEMORY = ("lookup", "suffix", "prediction")
 _PROMPT = "> "
 
 

@@ -88,7 +88,7 @@ class Answer:
     async def parts(self, ready: asyncio.Event) -> AsyncIterator[ChoicePart]:
         """Yield every step that has something to show. Raises what decoding raised."""
         collectors = [self._collector(text) for text in self.queued.texts]
-        readers = [AnswerReader(text, self.model.engine.pair) for text in self.queued.texts]
+        readers = [AnswerReader.of(text, self.model.engine.pair) for text in self.queued.texts]
         spans = [self._spans() for _ in self.queued.texts]
         begun: set[int] = set()
         async for index, step in steps_of(self.queued, ready):

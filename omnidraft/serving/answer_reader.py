@@ -3,9 +3,11 @@
 import logging
 from functools import lru_cache
 
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.prompting import Pair
 from omnidraft.serving.queued_request import QueuedText
 from omnidraft.serving.response_formats import ChoicePart, NamedCall, Thought
+from omnidraft.tools.formats import ToolFormat
 from omnidraft.tools.messages import call_id
 from omnidraft.tools.parser import CallDelta, ToolCallParser
 from omnidraft.tools.reasoning import AnswerPart, ReasoningSplitter
@@ -19,17 +21,23 @@ _TAIL_IDS = 16
 class AnswerReader:
     """Reads one choice, part by part."""
 
-    def __init__(self, text: QueuedText, pair: Pair) -> None:
-        request, thoughts = text.request, pair.reasoning_format
-        self._request_id, self._form = request.request_id, pair.tool_format
+    def __init__(self, request: GenerationRequest, form: ToolFormat, splitter: ReasoningSplitter | None = None) -> None:
+        """Read the choice of a request to a target that writes calls in this format, and thoughts as `splitter` reads
+        them; None where it has none."""
+        self._request_id, self._form, self._splitter = request.request_id, form, splitter
         self._parser: ToolCallParser | None = None
         if request.tools is not None and request.tools.callable_tools:
             schemas = {tool.name: tool.parameters for tool in request.tools.callable_tools}
             self._parser = ToolCallParser(self._form, schemas)
-        self._splitter: ReasoningSplitter | None = None
-        if thoughts is not None and request.messages is not None and text.decoded is not None:
+
+    @staticmethod
+    def of(text: QueuedText, pair: Pair) -> "AnswerReader":
+        """Return the reader of a text that this pair decodes."""
+        thoughts, splitter = pair.reasoning_format, None
+        if thoughts is not None and text.request.messages is not None and text.decoded is not None:
             ending = pair.spelled(text.decoded.prompt_ids[-_TAIL_IDS:])
-            self._splitter = ReasoningSplitter(thoughts, is_open=thoughts.is_opened_by(ending))
+            splitter = ReasoningSplitter(thoughts, is_open=thoughts.is_opened_by(ending))
+        return AnswerReader(text.request, pair.tool_format, splitter)
 
     def read(self, text: str, part: ChoicePart) -> None:
         """Add what the text of a step says to its part. The part with a finish reason is the last one."""

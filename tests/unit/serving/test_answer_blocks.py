@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnidraft.decode.generation import GenerationRequest
-from omnidraft.serving.answer import BlockBuilder, BlockChange, blocks_of, reader_of
+from omnidraft.serving.answer_reader import AnswerReader
+from omnidraft.serving.blocks import BlockBuilder, BlockChange, blocks_of
 from omnidraft.serving.response_formats import ChoicePart
 from omnidraft.tools.formats import FORMATS, HERMES, ToolFormat
 from omnidraft.tools.tool_use import Tool, ToolUse
@@ -25,14 +26,13 @@ Blocks = list[tuple[str | None, str, str]]
 
 def parts_of(text: str, form: ToolFormat, finish_reason: str, cuts: Sequence[int]) -> list[ChoicePart]:
     """The parts of a choice whose text comes in pieces."""
-    reader = reader_of(REQUEST, form)
-    assert reader is not None
+    reader = AnswerReader(REQUEST, form)
     ends = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     parts = []
     for start, end in pairwise(ends):
         is_last = len(parts) == len(ends) - 2
-        part = ChoicePart(0, not parts, [text[start:end]], finish_reason if is_last else None)
-        reader.read(part)
+        part = ChoicePart(0, not parts, finish_reason=finish_reason if is_last else None)
+        reader.read(text[start:end], part)
         parts.append(part)
     return parts
 

@@ -10,7 +10,7 @@ export const SOURCES = {
   target: ["large model itself", "nobody drafted it: the pass drew it after the last draft that held"],
 };
 
-const NAMED = { lookup: "memory", suffix: "memory" };
+const NAMED = { lookup: "memory", suffix: "memory", prediction: "memory" };
 
 export function sourceOf(nodeSource) {
   return NAMED[nodeSource] ?? nodeSource;

@@ -70,7 +70,7 @@ class HfTokenizer:
     def sampling_defaults(self) -> SamplingNumbers:
         """The sampling settings that the model's own generation_config.json names, for requests that say none, as in
         vLLM; those of params.UNSAID where it names none or wrong ones."""
-        named = _read_json(self._folder / "generation_config.json")
+        named = _read_json(self._folder / "generation_config.json") or {}
         allowed = {name: named[name] for name, row in ROWS.items() if name in named and row.bounds.allow(named[name])}
         return replace(UNSAID, **allowed)
 
@@ -213,17 +213,17 @@ def _cut_behind(text: str, content: str) -> str:
 
 def _configured_ends(folder: Path) -> set[int]:
     """Return the ids that generation_config.json names, or config.json in a folder without it."""
-    config = _read_json(folder / "generation_config.json") or _read_json(folder / "config.json")
+    generation = _read_json(folder / "generation_config.json")
+    config = (_read_json(folder / "config.json") or {}) if generation is None else generation
     for part in (config, config.get("text_config", {})):
         if (eos := part.get("eos_token_id")) is not None:
             return set(eos) if isinstance(eos, list) else {eos}
     return set()
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """Return what a file holds, nothing where there is none."""
-    read: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return read
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """Return what a file holds, None where there is none."""
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def load_tokenizer(folder: Path, cache: Path | None = None) -> HfTokenizer:

@@ -138,22 +138,20 @@ def _add_missing(app: FastAPI, path: str, reason: str) -> None:
 
 def _add_models(app: FastAPI, served: Sequence[ServedModel], respond: Responder) -> None:
     now = int(time.time())
-    known = {
-        each.name: response_schemas.Model(
-            id=each.name, created=now, max_model_len=each.engine.decoder.target.context_limit
-        )
-        for each in served
-    }
+
+    def shown(each: ServedModel) -> response_schemas.Model:
+        limit = each.engine.decoder.target.context_limit
+        return response_schemas.Model(id=each.name, created=now, max_model_len=limit)
 
     @app.get("/v1/models")
     async def models() -> response_schemas.ModelList:
         """List the models that are served here."""
-        return response_schemas.ModelList(data=list(known.values()))
+        return response_schemas.ModelList(data=list(map(shown, served)))
 
     @app.get("/v1/models/{name:path}", responses=error_responses(404))
     async def model(name: str) -> response_schemas.Model:
         """Return one of the models that are served here."""
-        return known[respond.model(name).name]
+        return shown(respond.model(name))
 
 
 def _add_health(

@@ -46,6 +46,8 @@ NO_ZERO_BYTE = r"^[^\x00]*$"
 """Databases of tenants' keys cannot hold one."""
 MAX_PROMPT_LOGPROBS = MAX_LOGPROBS = 20
 MAX_BAD_WORDS = 1_000
+MAX_N = 128
+"""As at OpenAI."""
 OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens"}
 """llama.cpp's names, and ours for the same."""
 MaxTokens = Annotated[
@@ -103,7 +105,7 @@ class GenerationFields(OpenAIFields):
     """Tell the ids of the prompt and of the answer."""
     use_beam_search: Annotated[bool, refuse(bool, "there is no beam search; draw `n` answers")] = False
     stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1, le=MAX_COUNT)
+    n: int | None = Field(None, ge=1, le=MAX_N)
     """Choice 0 is the text that n = 1 gives."""
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_PROMPT_LOGPROBS)
     """Tell the log-probability of each token of the prompt and of so many likeliest ones, as vLLM; not in a stream."""

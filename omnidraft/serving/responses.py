@@ -28,7 +28,7 @@ from omnidraft.traces.trace_context import valid_traceparent
 
 __all__ = ["Responder", "ResponseWriter", "ServedModel", "waker"]
 
-MAX_CHOICES = 1_024
+MAX_CHOICES = 128
 """Texts of one request: `n` times its prompts. They are decoded side by side, all in one scheduler."""
 
 

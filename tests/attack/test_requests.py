@@ -147,7 +147,7 @@ BROKEN_BODIES = {
     "half a pair in a schema": b'{"prompt": "a", "structured_outputs": {"json": {"const": "\\ud800"}}}',
     "half a pair in a regex": b'{"prompt": "a", "structured_outputs": {"regex": "\\udfff"}}',
     "zero bytes": b"\x00" * 1000,
-    "a long user": b'{"prompt": "a", "user": "' + b"u" * 257 + b'"}',
+    "a long user": b'{"prompt": "a", "user": "' + b"u" * 513 + b'"}',
     "a seed beyond 64 bits": b'{"prompt": "a", "seed": 18446744073709551616}',
     "a large top_k": b'{"prompt": "a", "top_k": 2147483648}',
     "nothing": b"",

@@ -3,7 +3,7 @@
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,3 +43,18 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
     lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
+
+
+@contextmanager
+def threads_until_over(*runs: Callable[[threading.Event], None], patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """Each in a thread of its own, until the event is set, which happens at the end."""
+    stop = threading.Event()
+    threads = [threading.Thread(target=run, args=(stop,)) for run in runs]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(patience_s)

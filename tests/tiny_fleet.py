@@ -1,6 +1,5 @@
 """Worker, learner and controller over the tiny models, in threads of the test process, with metrics and spans."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -19,7 +18,7 @@ from omnidraft.serving.telemetry_middleware import TelemetryMiddleware
 from omnidraft.telemetry.exposition import Exposition
 from omnidraft.telemetry.metric_definitions import CONTROLLER, DISTILLER, WORKER
 from omnidraft.telemetry.metrics import PrometheusMetrics
-from tests.http_server import served
+from tests.http_server import served, threads_until_over
 from tests.tiny_engine import PATIENCE_S, tiny_settings
 
 LEARNER = {"records_per_step": 2, "steps_per_snapshot": 2, "held_out_every": 3, "learning_rate": 1e-3}
@@ -99,7 +98,7 @@ def _worker(settings: config.Settings) -> Iterator[tuple[assembly.Worker, str]]:
     models = [ServedModel(each.engine, each.target.fingerprint) for each in worker.served]
     app = TelemetryMiddleware(application(requests, models, settings.worker, metrics.render), metrics, tracing)
     refreshers = [each.updater for each in worker.served if each.updater is not None]
-    with served(app) as url, _threads(*(refresher.run for refresher in refreshers)):
+    with served(app) as url, threads_until_over(*(refresher.run for refresher in refreshers)):
         yield worker, url
         requests.close(PATIENCE_S)
     assert worker.producer is not None
@@ -114,7 +113,7 @@ def _learner(settings: config.Settings, folder: Path) -> Iterator[int]:
     distillation = assembly.distillation(settings, metrics, folder=folder / "distiller", tracing=tracing)
     with (
         closing(Exposition(metrics.registry, settings.metrics, 0)) as exposition,
-        _threads(lambda stop: distillation.run(stop.is_set)),
+        threads_until_over(lambda stop: distillation.run(stop.is_set)),
     ):
         assert exposition.port is not None
         yield exposition.port
@@ -125,20 +124,6 @@ def _learner(settings: config.Settings, folder: Path) -> Iterator[int]:
 def _controller(settings: config.Settings) -> Iterator[int]:
     metrics = PrometheusMetrics(CONTROLLER, settings.models.targets)
     controller = assembly.controller(settings, metrics)
-    with closing(Exposition(metrics.registry, settings.metrics, 0)) as exposition, _threads(controller.run):
+    with closing(Exposition(metrics.registry, settings.metrics, 0)) as exposition, threads_until_over(controller.run):
         assert exposition.port is not None
         yield exposition.port
-
-
-@contextmanager
-def _threads(*runs: Callable[[threading.Event], None]) -> Iterator[None]:
-    stop = threading.Event()
-    threads = [threading.Thread(target=run, args=(stop,)) for run in runs]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(PATIENCE_S)

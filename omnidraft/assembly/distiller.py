@@ -76,7 +76,7 @@ def distillation(
 
 
 class _Parts:
-    """What a distiller of one pair is made of."""
+    """The parts of a distiller of one pair."""
 
     def __init__(
         self, settings: Settings, metrics: Metrics, tokenizers: Vocabularies, folder: Path, notes: Path

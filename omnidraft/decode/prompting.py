@@ -92,7 +92,7 @@ class Pair:
 
     @property
     def reasoning_format(self) -> ReasoningFormat | None:
-        """How the target writes thoughts; None where its chat template shows none."""
+        """The notation of the target's thoughts; None where its chat template shows none."""
         return self.target_tokenizer.reasoning_format
 
     def spelled(self, ids: Sequence[int]) -> str:

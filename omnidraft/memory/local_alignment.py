@@ -92,7 +92,7 @@ class LocalAlignment:
 
 
 class PredictionAlignment:
-    """Where a text stands in a prediction of it, through insertions, deletions and changes. Not thread-safe."""
+    """Follows where a text stands in a prediction of it, through insertions, deletions and changes. Not thread-safe."""
 
     def __init__(self, prediction: Sequence[int]) -> None:
         """Stand before the prediction's first id; its first MAX_PREDICTION_IDS count."""

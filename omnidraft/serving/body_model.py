@@ -6,14 +6,16 @@ Pydantic reports every error, and a client could cause a hundred thousand of the
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
-from typing import Annotated, Any, Literal, TypeVar
+from functools import cache
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -54,7 +56,18 @@ def ignore(name: str) -> None:
         names[name] = None
 
 
-class BodyModel(BaseModel):
+class _SmallModel(BaseModel):
+    """A JSON object with few fields, so that there are few errors."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise ValueError(f"{len(value)} fields, there are not as many")
+        return value
+
+
+class BodyModel(_SmallModel):
     """A JSON object in a body."""
 
     model_config = ConfigDict(extra="ignore")
@@ -64,9 +77,7 @@ class BodyModel(BaseModel):
     def _leaves_out_what_is_unknown(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        if len(value) > MAX_FIELDS:
-            raise ValueError(f"{len(value)} fields, there are not as many")
-        known = {each.alias or name: each for name, each in cls.model_fields.items()}
+        known = _fields_by_name(cls)
         for name in value.keys() - known.keys():
             if value[name] is not None:
                 ignore(name)
@@ -78,15 +89,21 @@ def _is_required(known: FieldInfo | None) -> bool:
     return known is not None and known.is_required()
 
 
-class ExactModel(BodyModel):
-    """One whose fields all shape the text, so that each has to be known."""
+@cache
+def _fields_by_name(model: type[BaseModel]) -> Mapping[str, FieldInfo]:
+    """Return the fields of a model under all names that a body may have for them."""
+    known: dict[str, FieldInfo] = {}
+    for name, each in model.model_fields.items():
+        alias = each.validation_alias
+        names = alias.choices if isinstance(alias, AliasChoices) else [each.alias or name]
+        known |= {str(other): each for other in names}
+    return known
+
+
+class ExactModel(_SmallModel):
+    """A JSON object whose fields all shape the text, so that each has to be known."""
 
     model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leaves_out_what_is_unknown(cls, value: Any) -> Any:
-        return value
 
 
 def _check_num_entries(value: Any) -> Any:
@@ -169,6 +186,19 @@ TEXT_OR_NUMBER = Discriminator(
 )
 """The same of a text and a whole number (tag `number`)."""
 Text = Annotated[str, Tag("text")]
+
+
+class HasText(Protocol):
+    """A part of a text."""
+
+    text: str
+
+
+def plain_text(content: str | Sequence[HasText] | None) -> str:
+    """Return the text of a text, of its parts, or of nothing."""
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())
+
+
 Speculation = Annotated[
     Annotated[Literal["auto", "off"], Tag("text")] | Annotated[int, Field(ge=0, le=MAX_COUNT), Tag("number")],
     TEXT_OR_NUMBER,
@@ -213,5 +243,5 @@ def _field(name: str, row: Row, api: Api) -> Any:
     limit: Any = {"gt" if row.bounds.excludes_lowest else "ge": min((row.bounds.lowest, *off))}
     notes = [f"{' and '.join(map(str, off))} turn it off."] if off else []
     if (unsaid := getattr(UNSAID, name)) != getattr(DEFAULTS, name):
-        notes.append(f"{unsaid:g} when it is not given.")
+        notes.append(f"The model's own when it is not given, else {unsaid:g}.")
     return Field(None, le=row.bounds.highest, description=" ".join((row.doc, *notes)), **limit)

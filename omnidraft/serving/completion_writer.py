@@ -90,10 +90,11 @@ class CompletionWriter:
         return {"prompt_logprobs": for_prompt(choice.prompt, self._answer.model.vocabulary)}
 
     def _choice(self, part: ChoicePart) -> str:
-        if isinstance(self._body, CompletionRequest) and self._body.max_tokens == 0:
-            part.pieces, part.entries = [], part.entries and []
-        if isinstance(self._body, CompletionRequest) and self._body.echo and part.is_first:
-            self._echo(part)
+        if isinstance(self._body, CompletionRequest):
+            if self._body.max_tokens == 0:
+                part.pieces, part.entries = [], part.entries and []
+            if self._body.echo and part.is_first:
+                self._echo(part)
         shown = self._kind.choice(part, self._answer.model.vocabulary)
         if self._body.return_token_ids:
             shown["token_ids"] = part.token_ids

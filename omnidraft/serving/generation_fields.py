@@ -29,6 +29,7 @@ from omnidraft.serving.body_model import (
     RequestFields,
     Text,
     TextMapping,
+    plain_text,
     refuse,
     with_sampling,
 )
@@ -44,15 +45,14 @@ Stop = Annotated[Text | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fa
 MAX_USER_CHARACTERS = 512
 NO_ZERO_BYTE = r"^[^\x00]*$"
 """Databases of tenants' keys cannot hold one."""
-MAX_PROMPT_LOGPROBS = MAX_LOGPROBS = 20
+MAX_LOGPROBS = 20
 MAX_BAD_WORDS = 1_000
 MAX_N = 128
 """As at OpenAI."""
 OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens"}
 """llama.cpp's names, and ours for the same."""
-MaxTokens = Annotated[
-    Annotated[int, Field(ge=1, le=MAX_COUNT)] | None, BeforeValidator(lambda value: None if value == -1 else value)
-]
+NO_LIMIT = BeforeValidator(lambda value: None if value == -1 else value)
+MaxTokens = Annotated[Annotated[int, Field(ge=1, le=MAX_COUNT)] | None, NO_LIMIT]
 Ids = Annotated[list[Annotated[int, Field(ge=0, le=MAX_COUNT)]], Field(fail_fast=True)]
 
 
@@ -71,7 +71,7 @@ class Prediction(BodyModel):
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return plain_text(self.content)
 
 
 class OpenAIFields(RequestFields):
@@ -107,7 +107,7 @@ class GenerationFields(OpenAIFields):
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_N)
     """Choice 0 is the text that n = 1 gives."""
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_PROMPT_LOGPROBS)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     """Tell the log-probability of each token of the prompt and of so many likeliest ones, as vLLM; not in a stream."""
     ignore_eos: bool | None = None
     """True goes on behind the tokens that end a text, up to `max_tokens`, as in vLLM; for benchmarks."""
@@ -168,7 +168,7 @@ class GenerationFields(OpenAIFields):
 
     @property
     def num_prompt_log_probs(self) -> int | None:
-        """How many of the likeliest tokens are told with each of the prompt; None scores no prompt."""
+        """The number of likeliest tokens that are told with each of the prompt; None scores no prompt."""
         return self.prompt_logprobs
 
     @property

@@ -18,6 +18,7 @@ from omnidraft.serving.body_model import (
     ignore,
     kind_of,
     one_of,
+    plain_text,
     refuse,
     refuse_kinds,
 )
@@ -178,8 +179,7 @@ class RequestMessage(BaseModel):
     def plain(self) -> dict[str, Any]:
         """Return the message for a chat template; the role `developer` becomes `system`, as at OpenAI."""
         role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
-        text = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content
-        message: dict[str, Any] = {"role": role, "content": text or ""}
+        message: dict[str, Any] = {"role": role, "content": plain_text(self.content)}
         if self.reasoning_content:
             message["reasoning_content"] = self.reasoning_content
         if self.tool_calls:

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, Tag, ValidationError, model_validat
 from omnidraft.errors import RequestError
 from omnidraft.params import MAX_COUNT, ROWS
 from omnidraft.serving.body_model import TEXT_OR_LIST, JsonObject, RequestFields, Text, refuse
-from omnidraft.serving.generation_fields import MAX_LOGPROBS, GenerationFields, Ids, MaxTokens
+from omnidraft.serving.generation_fields import MAX_LOGPROBS, NO_LIMIT, GenerationFields, Ids, MaxTokens
 from omnidraft.serving.request_parts import Deprecated, RequestMessage, ToolChoice, Tools, tools_offered
 
 
@@ -24,9 +24,7 @@ class CompletionRequest(GenerationFields):
         BeforeValidator(_as_one_prompt),
     ]
     """A text or the target's ids; of several, each has `n` choices."""
-    max_tokens: Annotated[
-        Annotated[int, Field(ge=0, le=MAX_COUNT)] | None, BeforeValidator(lambda value: None if value == -1 else value)
-    ] = None
+    max_tokens: Annotated[Annotated[int, Field(ge=0, le=MAX_COUNT)] | None, NO_LIMIT] = None
     """A ceiling; without it, and with -1, the answer goes on to its end or that of the context."""
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     """Tell each token's log-probability and those of so many likeliest ones: the target's own, before sampling
@@ -96,6 +94,11 @@ class ChatRequest(GenerationFields):
     def num_log_probs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def continues_last(self) -> bool:
+        """Whether the answer goes on with the last message."""
+        return self.continue_final_message or not self.add_generation_prompt
+
     def _template_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
         if self.reasoning_effort is not None:
@@ -110,19 +113,17 @@ class ChatRequest(GenerationFields):
     def _has_what_it_refers_to(self) -> "ChatRequest":
         if not self.tools and self.tool_choice not in (None, "none", "auto"):
             raise ValueError("tool_choice: there are no tools to choose from")
-        continues = self.continue_final_message or not self.add_generation_prompt
-        if continues and (not self.messages or self.messages[-1].role != "assistant"):
+        if self.continues_last and (not self.messages or self.messages[-1].role != "assistant"):
             raise ValueError("continue_final_message: the last message is not the assistant's")
         return self
 
     def prompts(self) -> Sequence[dict[str, Any]]:
         tools = tools_offered(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
-        continues = self.continue_final_message or not self.add_generation_prompt
         return [
             {
                 "messages": [message.plain() for message in self.messages],
                 "tools": tools,
-                "continues_last": continues,
+                "continues_last": self.continues_last,
                 "template_options": self._template_options(),
             }
         ]

@@ -71,7 +71,7 @@ def argument_rules(spec: GrammarSpec, form: ToolFormat, index: int, schema: Mapp
     names = [f"value_{index}_{number}" for number in range(len(properties))]
     for number, (name, (key, value)) in enumerate(zip(names, properties.items(), strict=True)):
         text = f"text_{index}_{number}"
-        if isinstance(value, Mapping) and not value.keys().isdisjoint(_LENGTHS):
+        if keyed.text_end and isinstance(value, Mapping) and not value.keys().isdisjoint(_LENGTHS):
             yield from text_rules(spec, keyed, text, value)
         else:
             text = "text"
@@ -83,11 +83,8 @@ def argument_rules(spec: GrammarSpec, form: ToolFormat, index: int, schema: Mapp
     else:
         yield f"any_{index}: {_key(keyed, 'KEY', spec)} {_value_of(keyed, 'text', {}, {}, spec)}"
         values = f"(any_{index} ({separator} any_{index})*)?"
-    yield (
-        f"arguments_{index}: {json.dumps(opening)} {values} {json.dumps(closing)}"
-        if keyed.brackets
-        else (f"arguments_{index}: {values}")
-    )
+    framed = f"{json.dumps(opening)} {values} {json.dumps(closing)}" if keyed.brackets else values
+    yield f"arguments_{index}: {framed}"
 
 
 def _in_order(
@@ -122,7 +119,7 @@ def _value_of(keyed: Keyed, text: str, schema: Any, whole: Mapping[str, Any], sp
     if is_text and isinstance(schema, Mapping) and isinstance(schema.get("enum"), list):
         quote = marker(keyed.quote, spec) if keyed.quote else ""
         texts = [f"{quote} {json.dumps(each)} {quote}" for each in schema["enum"] if isinstance(each, str)]
-        if texts and (keyed.quote or keyed.after_value):
+        if texts and keyed.text_end:
             return f"({' | '.join(texts)}){behind}"
     if not kinds and keyed.quote:
         return f"({marker(keyed.quote, spec)} {text} | %json {json.dumps({'x-guidance': JSON_OPTIONS})})"
@@ -137,8 +134,8 @@ def _value_of(keyed: Keyed, text: str, schema: Any, whole: Mapping[str, Any], sp
 
 def text_rules(spec: GrammarSpec, keyed: Keyed, name: str, schema: Mapping[str, Any]) -> Iterator[str]:
     """Yield the rules of a free text, of the lengths that a schema allows, up to what ends it."""
-    end = keyed.quote or keyed.after_value
-    shortest, longest = (schema.get(key, "") for key in _LENGTHS)
+    end = keyed.text_end
+    shortest, longest = (each if isinstance(each := schema.get(key), int) else "" for key in _LENGTHS)
     text = f"(?s:.{{{shortest or 0},{longest}}})"
     yield f"{name.upper()}: /{text}{escaped(end)}/ & ~/{ANY_TEXT}{escaped(end)}(?s:.+)/"
     special = spec.special_ids.get(end)

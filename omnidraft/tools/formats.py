@@ -29,6 +29,11 @@ class Keyed:
     brackets: str = ""
     """What stands around all arguments, which commas separate then."""
 
+    @property
+    def text_end(self) -> str:
+        """What ends a string that stands as it is; empty where strings are JSON."""
+        return self.quote or self.after_value
+
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
@@ -59,7 +64,7 @@ class ToolFormat:
     @property
     def is_json(self) -> bool:
         """Whether a call is a JSON object with its name and arguments."""
-        return self.head[-len(_JSON_HEAD) + 2 :] in (_JSON_HEAD[2:], _LLAMA_HEAD[2:])
+        return '"name"' in self.head
 
     @property
     def has_short_ids(self) -> bool:
@@ -104,7 +109,7 @@ def _rendered_values(keyed: Keyed, arguments: Any) -> str:
     if not isinstance(arguments, Mapping):  # a model was cut off in them
         return str(arguments)
     for key, value in arguments.items():
-        is_text = isinstance(value, str) and (keyed.quote or not keyed.brackets)
+        is_text = isinstance(value, str) and keyed.text_end
         text = f"{keyed.quote}{value}{keyed.quote}" if is_text else _json(value)
         rendered.append("".join((*keyed.before_key, key, *keyed.after_key, text, keyed.after_value)))
     if keyed.brackets:

@@ -140,7 +140,8 @@ def _rules(spec: GrammarSpec, schemas: Sequence[Mapping[str, Any]], content: str
         yield from argument_rules(spec, form, index, schema)
     if form.keyed is not None:
         yield "KEY: /[a-zA-Z0-9_.-]{1,64}/"
-        yield from text_rules(spec, form.keyed, "text", {})
+        if form.keyed.text_end:
+            yield from text_rules(spec, form.keyed, "text", {})
     if content is None and _may_be_unmarked(form) and spec.choice == "auto":
         yield from _unmarked_rules(spec, form)
 

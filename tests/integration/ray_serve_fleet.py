@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import yaml
 
 from omnidraft.hosts.ray_serve import deployment_name
 from pipelines.lib.bytecode import bytecode_environment
+from tests.http_server import threads_until_over
 
 ROOT = Path(__file__).parents[2]
 SERVE_YAML = ROOT / "deploy/ray/serve.yaml"
@@ -153,16 +155,8 @@ class Load:
     @contextmanager
     def running(self, num_clients: int) -> Iterator[None]:
         """All requests that were begun have ended when it is over."""
-        stop = threading.Event()
-        threads = [threading.Thread(target=self._ask_on, args=(stop, number)) for number in range(num_clients)]
-        for thread in threads:
-            thread.start()
-        try:
+        with threads_until_over(*(partial(self._ask_on, number) for number in range(num_clients)), patience_s=120):
             yield
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join(120)
 
     def bad(self) -> Sequence[Asked]:
         """Those that did not end with a whole text."""
@@ -173,7 +167,7 @@ class Load:
         ends = sorted(each.ended_s for each in self.asked if each.ended_s > since_s)
         return max(after - before for before, after in zip([since_s, *ends], ends, strict=False))
 
-    def _ask_on(self, stop: threading.Event, number: int) -> None:
+    def _ask_on(self, number: int, stop: threading.Event) -> None:
         with httpx.Client(timeout=60) as client:
             for turn in range(10_000):
                 if stop.is_set():

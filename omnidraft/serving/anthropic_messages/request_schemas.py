@@ -14,6 +14,7 @@ from omnidraft.serving.body_model import (
     RequestFields,
     Text,
     one_of,
+    plain_text,
     refuse_kinds,
     with_sampling,
 )
@@ -42,7 +43,7 @@ class ToolUseBlock(BodyModel):
 
 
 class ThinkingBlock(BodyModel):
-    """What the assistant thought."""
+    """A thought of the assistant."""
 
     type: Literal["thinking", "redacted_thinking"]
     thinking: str = ""
@@ -104,11 +105,6 @@ class InputMessage(BodyModel):
         if thoughts:
             said["reasoning_content"] = thoughts
         return [*answered, said | ({"tool_calls": calls} if calls else {})]
-
-
-def plain_text(content: str | list[TextBlock]) -> str:
-    """Return the text of a text or of blocks of it."""
-    return content if isinstance(content, str) else "".join(block.text for block in content)
 
 
 class ToolParam(BodyModel):
@@ -185,7 +181,7 @@ class CountTokensRequest(BodyModel):
 
     def _chat_fields(self) -> Mapping[str, Any]:
         messages = [each for message in self.messages for each in message.chat_messages()]
-        if system := plain_text(self.system or ""):
+        if system := plain_text(self.system):
             messages.insert(0, {"role": "system", "content": system})
         choice = self.tool_choice
         return {

@@ -15,6 +15,7 @@ from omnidraft.serving.body_model import (
     ignore,
     kind_of,
     one_of,
+    plain_text,
     refuse,
     refuse_kinds,
     with_sampling,
@@ -58,7 +59,7 @@ class FunctionResultItem(BodyModel):
 
 
 class ReasoningItem(BodyModel):
-    """What the assistant thought."""
+    """A thought of the assistant."""
 
     type: Literal["reasoning"]
     content: list[InputText] | None = None
@@ -112,10 +113,10 @@ def chat_messages(items: Sequence[Item]) -> list[dict[str, Any]]:
                 thoughts = {"reasoning_content": item.text} if item.text else {}
             case MessageItem():
                 said = thoughts if item.role == "assistant" else {}
-                messages.append({"role": item.role, "content": _plain(item.content), **said})
+                messages.append({"role": item.role, "content": plain_text(item.content), **said})
                 thoughts = {}
             case FunctionResultItem():
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _plain(item.output)})
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": plain_text(item.output)})
             case FunctionCallItem():
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": None, **thoughts})
@@ -125,10 +126,6 @@ def chat_messages(items: Sequence[Item]) -> list[dict[str, Any]]:
                 call = {"id": item.call_id, "type": "function", "function": function}
                 messages[-1].setdefault("tool_calls", []).append(call)
     return messages
-
-
-def _plain(content: str | Sequence[InputText]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class FunctionTool(FunctionDefinition):

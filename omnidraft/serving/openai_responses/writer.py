@@ -13,7 +13,6 @@ from fastapi.responses import Response
 from pydantic_core import to_json
 
 from omnidraft.errors import RequestError
-from omnidraft.params import sampling_of
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.blocks import Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
 from omnidraft.serving.error_handlers import stream_error
@@ -77,7 +76,7 @@ class ResponsesWriter:
 
     def _response(self, status: Status, output: Sequence[Json]) -> Json:
         """Return the response, with the fields of the request told back."""
-        asked, sampling = self._request, sampling_of(self._request)
+        asked, sampling = self._request, self._answer.queued.texts[0].request.sampling
         return {
             "id": f"resp_{self._answer.queued.request_id}",
             "object": "response",

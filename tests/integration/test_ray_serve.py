@@ -139,7 +139,8 @@ def test_the_ingress_chooses_the_target_and_speaks_for_all(fleet: ServeFleet, ta
 
 def test_a_conversation_goes_to_the_replica_that_holds_its_keys(fleet: ServeFleet, targets: tuple[str, str]) -> None:
     """Each is asked three times; its replica is killed before the last time."""
-    questions = [f"{number}. How many clips did {number} friends sell?" for number in range(9)]
+    asked = "How many clips did they sell? " * 6  # long enough that the keys of its beginning are reused
+    questions = [f"{number}. There were {number} friends. {asked}" for number in range(9)]
     histories = [[{"role": "user", "content": question}] for question in questions]
     replicas = [ask_next(fleet, targets[0], history)[0] for history in histories]
     assert len(set(replicas)) > 1

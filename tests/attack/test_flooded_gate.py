@@ -15,6 +15,7 @@ import pytest
 from omnidraft.config import ControllerSettings, LearnerSettings
 from omnidraft.distill.control import Status, TrainingControl
 from omnidraft.distill.evaluation.held_out import HeldOut, read_pinned
+from omnidraft.distill.ingest.batcher import HELD_OUT_RECORDS
 from omnidraft.distill.ingest.tenant_shares import TENANT_SHARE, TenantGroups
 from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import LogAnnouncer
@@ -127,6 +128,7 @@ class FloodedFleet:
             held_out_every=HELD_OUT_EVERY,
             limits={
                 "records_per_step": limits.records_per_step,
+                "held_out_records": HELD_OUT_RECORDS,
                 "tenant_share": TENANT_SHARE,
                 "groups": groups,
             },

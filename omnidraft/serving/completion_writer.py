@@ -7,7 +7,7 @@ from dataclasses import replace
 from pydantic_core import to_json
 
 from omnidraft.serving.answer import Answer
-from omnidraft.serving.error_handlers import stream_error
+from omnidraft.serving.error_handlers import told
 from omnidraft.serving.event_stream import DONE, last_error_events, unnamed_event
 from omnidraft.serving.request_schemas import CompletionRequest
 from omnidraft.serving.response_formats import (
@@ -75,7 +75,7 @@ class CompletionWriter:
         return unnamed_event(f"{self._frame()}[],{json.dumps(tail)[1:]}") + DONE
 
     def error_events(self, exc: Exception) -> bytes:
-        return last_error_events(stream_error(exc))
+        return last_error_events(told(exc)[1])
 
     def _add_prompts(self, choices: Sequence[ChoicePart]) -> None:
         """Give each choice the scores of its prompt, which the first choice of the prompt has."""

@@ -25,7 +25,7 @@ from omnidraft.models.hf.padded_session import PaddedSession, PassShape
 from omnidraft.models.hf.pretrained import causal_lm, require_unquantised
 from omnidraft.models.native import library as native
 from omnidraft.models.native.packed_cache import PackedCache
-from omnidraft.models.native.target import LlamaTarget
+from omnidraft.models.native.target import NativeTarget
 from omnidraft.models.native.weights import is_supported
 from omnidraft.models.probe import choice
 from omnidraft.models.serial_passes import forward_serially, require_new, require_valid_pass
@@ -216,7 +216,7 @@ def load_target(
     model = load_model(folder)
     if chosen in native.PACKED and is_supported(model):
         packed = cache.packed(folder, state, model, chosen, native.load(kernels)) if cache else model
-        return LlamaTarget(packed, name=name, precision=chosen, kernels=kernels)
+        return NativeTarget(packed, name=name, precision=chosen, kernels=kernels)
     with model_errors(f"the model in {folder} cannot be computed in {chosen}"):
         changed = precisions.apply(model, chosen, kernels)
         return TransformersTarget(changed, name=name, precision=chosen, kernels=kernels)  # type: ignore[arg-type]

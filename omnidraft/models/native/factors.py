@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from omnidraft.models.native import library as native
-from omnidraft.models.native.packed_llama import LlamaSizes
+from omnidraft.models.native.packed_model import ModelSizes
 from omnidraft.snapshots.low_rank import SCALE, A, B, factored_modules
 
 _ATTENTION, _MLP = "self_attn", "mlp"
@@ -30,7 +30,7 @@ _TURNS = 2
 class PackedFactors:
     """Factors in bfloat16, their scale inside B; those of modules that are not named are zero."""
 
-    def __init__(self, sizes: LlamaSizes, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, sizes: ModelSizes, tensors: Mapping[str, Tensor]) -> None:
         """Raises SnapshotCorrupt when the tensors do not fit a model of these sizes."""
         shapes = _shapes(sizes)
         modules = factored_modules(shapes, tensors)
@@ -75,7 +75,7 @@ class PackedFactors:
         return padded_NR.unflatten(0, (-1, native.BLOCK)).transpose(1, 2)
 
 
-def _shapes(sizes: LlamaSizes) -> dict[str, tuple[int, int]]:
+def _shapes(sizes: ModelSizes) -> dict[str, tuple[int, int]]:
     """Return the shapes [N, K] of all modules that may have factors."""
     queries, keys = sizes.num_query_heads * sizes.head_size, sizes.num_key_heads * sizes.head_size
     shape_of = {

@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 from omnidraft.models.hf.attention import has_length_dependent_rope
 from omnidraft.models.native import library as native
 from omnidraft.models.native.matrix import address_of, memory, pack
-from omnidraft.models.native.packed_llama import LlamaSizes, PackedLlama, Part, layer_part
+from omnidraft.models.native.packed_model import ModelSizes, PackedModel, Part, layer_part
 
 
 def is_supported(model: PreTrainedModel) -> bool:
@@ -38,21 +38,21 @@ def is_supported(model: PreTrainedModel) -> bool:
     )
 
 
-def packed_in_memory(model: PreTrainedModel, precision: str, library: ctypes.CDLL) -> PackedLlama:
+def packed_in_memory(model: PreTrainedModel, precision: str, library: ctypes.CDLL) -> PackedModel:
     """Pack a model that is_supported into one block of memory."""
-    parts = LlamaParts(model, precision, library).parts
+    parts = ModelParts(model, precision, library).parts
     *starts, size = accumulate((part.padded_bytes for part in parts), initial=0)
     block = memory(size)
     addresses = {part.name: address_of(block) + start for part, start in zip(parts, starts, strict=True)}
     for part in parts:
         part.write(addresses[part.name])
-    return PackedLlama(llama_sizes(model), precision, addresses, block)
+    return PackedModel(model_sizes(model), precision, addresses, block)
 
 
-def llama_sizes(model: Any) -> LlamaSizes:
+def model_sizes(model: Any) -> ModelSizes:
     """Return the numbers of a model that is_supported."""
     config, attention = model.config, model.model.layers[0].self_attn
-    return LlamaSizes(
+    return ModelSizes(
         num_layers=len(model.model.layers),
         hidden=config.hidden_size,
         num_query_heads=config.num_attention_heads,
@@ -67,7 +67,7 @@ def llama_sizes(model: Any) -> LlamaSizes:
     )
 
 
-class LlamaParts:
+class ModelParts:
     """The parts of a model that is_supported; nothing is packed before a part is written."""
 
     def __init__(self, model: Any, precision: str, library: ctypes.CDLL) -> None:

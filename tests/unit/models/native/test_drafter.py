@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from omnidraft.errors import ContractError
 from omnidraft.models.native import model as native_model
-from omnidraft.models.native.drafter import LlamaDrafter
+from omnidraft.models.native.drafter import NativeDrafter
 from omnidraft.models.native.weights import is_supported
 from tests.unit.models.session_driver import drive
 from tests.unit.models.tiny import CONFIGS, SHAPE, VOCAB_SIZE, text, tiny_model, whole_pass
@@ -43,8 +43,8 @@ def model(shape: str = "grouped queries") -> PreTrainedModel:
 
 
 @lru_cache(maxsize=8)
-def drafter(shape: str = "grouped queries", precision: str = "float32") -> LlamaDrafter:
-    return LlamaDrafter(model(shape), precision)
+def drafter(shape: str = "grouped queries", precision: str = "float32") -> NativeDrafter:
+    return NativeDrafter(model(shape), precision)
 
 
 def expected(ids: list[int], shape: str = "grouped queries") -> torch.Tensor:

@@ -33,7 +33,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaSizes:
+class ModelSizes:
     """The numbers of a model that its passes need."""
 
     num_layers: int
@@ -55,10 +55,10 @@ def layer_part(layer: int, name: str) -> str:
     return f"layers.{layer}.{name}"
 
 
-class PackedLlama:
+class PackedModel:
     """The packed weights of a model, in memory that lives as long as this does."""
 
-    def __init__(self, sizes: LlamaSizes, precision: str, addresses: Mapping[str, int], memory: object) -> None:
+    def __init__(self, sizes: ModelSizes, precision: str, addresses: Mapping[str, int], memory: object) -> None:
         """
         Args:
             addresses: the address of each part, by its name.

@@ -27,7 +27,7 @@ from omnidraft.models.native.build import VARIANTS
 from omnidraft.models.native.drafter import AUTOMATIC, NativeDrafter
 from omnidraft.models.native.packed_cache import PackedCache
 from omnidraft.models.native.packed_model import PackedModel
-from omnidraft.models.native.weights import is_supported
+from omnidraft.models.native.weights import unsupported_reason
 from omnidraft.ports import DraftModel
 from omnidraft.snapshots.low_rank import SCALE, A, B, factored_modules
 
@@ -193,7 +193,7 @@ def load_drafter(
     packed_as = AUTOMATIC if precision == "auto" else precision
     state = cache.state(folder, packed_as) if cache else None
     model, head = load_learned(folder, tensors, train)
-    if is_supported(model):
+    if unsupported_reason(model) is None:
         try:
             packed: PreTrainedModel | PackedModel = model
             if cache is not None and tensors is None:

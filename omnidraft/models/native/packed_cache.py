@@ -91,9 +91,9 @@ class PackedCache:
                     return found
                 if state is None:
                     raise OSError("the folder cannot be read")
-                parts = weights.ModelParts(model, precision, library).parts
-                self._make_space(sum(part.padded_bytes for part in parts))
-                return _mapped(_write(path, state, source.name, weights.model_sizes(model), parts))
+                new = weights.ModelParts(model, precision, library)
+                self._make_space(sum(part.padded_bytes for part in new.parts))
+                return _mapped(_write(path, state, source.name, new.sizes, new.parts))
         except (OSError, ModelCorrupt) as exc:
             logger.warning("the next start has to pack %s again: %s", source.name, exc)
         return weights.packed_in_memory(model, precision, library)
@@ -136,7 +136,7 @@ def _state(source: Path, precision: str) -> FolderState:
 
 
 def _mapped(file: PackedFile) -> PackedModel:
-    sizes = ModelSizes(**file.description["sizes"])
+    sizes = ModelSizes.read(file.description["sizes"])
     return PackedModel(sizes, file.description["key"]["precision"], file.addresses, file)
 
 

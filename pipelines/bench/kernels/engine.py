@@ -22,7 +22,7 @@ from omnidraft.models.hf.target import load_model
 from omnidraft.models.kv_session import ForwardRequest
 from omnidraft.models.native import library
 from omnidraft.models.native.model import NativeKvBackend, NativeModel
-from omnidraft.models.native.weights import ModelParts, is_supported
+from omnidraft.models.native.weights import ModelParts, unsupported_reason
 from omnidraft.system import usable_processors
 
 MAX_ROWS = 64
@@ -80,8 +80,8 @@ def load(spec: EngineSpec) -> TimedEngine:
 def _native(spec: EngineSpec) -> TimedEngine:
     kernels = library.load(spec.variant)
     model = load_model(store.resolve(spec.model))
-    if not is_supported(model):
-        raise ModelError(f"our kernels do not compute {spec.model}")
+    if reason := unsupported_reason(model):
+        raise ModelError(f"our kernels do not compute {spec.model}: {reason}")
     native = NativeModel(model, spec.format, kernels)
     backend = NativeKvBackend(native, _MAX_TOKENS)
     parts = ModelParts(model, spec.format, kernels).parts

@@ -20,7 +20,10 @@ _LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
-_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+_YARN = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}  # fmt: skip
 _GRANITE = {
     "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0, "attention_multiplier": 0.0625,
 }  # fmt: skip
@@ -50,7 +53,7 @@ FAMILIES: Mapping[str, Tiny] = {
     "Ministral": _tiny("ministral", **_WINDOWS),
     "Ministral 3": _tiny(
         "ministral3", sliding_window=None, head_dim=16,
-        rope_parameters={**_YARN, "llama_4_scaling_beta": 0.1, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+        rope_parameters={**_YARN, "llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0},
     ),
     "Gemma": _tiny("gemma", head_dim=16, num_key_value_heads=1, tie_word_embeddings=True),
     "Gemma 2": _tiny(
@@ -84,6 +87,7 @@ FAMILIES: Mapping[str, Tiny] = {
         "falcon", num_kv_heads=1, multi_query=True, parallel_attn=True, alibi=False, new_decoder_architecture=False,
     ),
     "Falcon 40B": _tiny("falcon", num_kv_heads=2, new_decoder_architecture=True, alibi=False),
+    "CWM": _tiny("cwm", rope_parameters=_LLAMA3_ROPE, **_WINDOWS),
     "Arcee": _tiny("arcee"),
     "Helium": _tiny("helium", head_dim=16),
     "Nemotron": _tiny("nemotron", partial_rotary_factor=0.5, head_dim=32),

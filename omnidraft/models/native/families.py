@@ -1,4 +1,4 @@
-"""What a decoder of transformers computes, described: which of its modules are packed, and what the pass does with them.
+"""What a decoder of transformers computes: which of its modules are packed, and what the pass does with them.
 
 A family is a row of FAMILIES; what its modules and configuration say themselves is read from there. A model with a
 weight that its description does not read is not described.
@@ -48,12 +48,13 @@ class Family:
 
 
 def _sees_all(config: Any, layer: int) -> bool:
-    """Whether a layer sees all positions, in a model where others have a window."""
+    """Whether a layer sees all positions in a model of windows."""
     return bool(config.sliding_window and config.layer_types[layer] == "full_attention")
 
 
 _NORMS_BEHIND: Mapping[str, Any] = {
-    "norm": None, "post_norm": "post_attention_layernorm", "mlp_norm": None, "post_mlp_norm": "post_feedforward_layernorm",
+    "norm": None, "post_norm": "post_attention_layernorm",
+    "mlp_norm": None, "post_mlp_norm": "post_feedforward_layernorm",
 }  # fmt: skip
 _FOUR_NORMS: Mapping[str, Any] = {
     "post_norm": "post_attention_layernorm", "mlp_norm": "pre_feedforward_layernorm",
@@ -61,8 +62,8 @@ _FOUR_NORMS: Mapping[str, Any] = {
 }  # fmt: skip
 _LLAMA = Family()
 FAMILIES: Mapping[str, Family] = {
-    **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral", "ministral", "ministral3", "seed_oss", "cwm", "arcee"), _LLAMA),
-    **dict.fromkeys(("phi3", "granite", "starcoder2"), _LLAMA),
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral", "ministral", "ministral3", "phi3", "granite"), _LLAMA),
+    **dict.fromkeys(("starcoder2", "seed_oss", "cwm", "arcee"), _LLAMA),
     "granitemoehybrid": Family(mlp="shared_mlp"),
     "smollm3": Family(is_unrotated=lambda config, layer: not config.no_rope_layers[layer]),
     "gemma": Family(adds_one=True, scales_embeddings=True),
@@ -93,12 +94,13 @@ class Described:
         family = FAMILIES.get(config.model_type)
         if family is None:
             raise Undescribed(f"{config.model_type} is no family that our kernels know")
-        if has_length_dependent_rope(config):
-            raise Undescribed("the rotation of its keys depends on the length of the text")
+        if has_length_dependent_rope(config) or getattr(config, "alibi", False):
+            raise Undescribed("its positions are not rotated alike in texts of all lengths")
         base: Any = _first(model, "model", "transformer")
         self._config, self._family, self._base = config, family, _first(base, "language_model") or base
         self.layers: Sequence[Any] = _first(self._base, "layers", "h")
-        self.head, self.embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        self.head: Any = model.get_output_embeddings()
+        self.embedding: Any = model.get_input_embeddings()
         self.final_norm: Any = _first(self._base, "norm", "final_layernorm", "ln_f")
         self.sizes = self._sizes()
         self._require_all()
@@ -191,8 +193,8 @@ class Described:
             f"{sizes.rotated} values of a head are rotated": sizes.rotated % (2 * _LANES),
             "its query heads share keys unevenly": heads % key_heads,
             "its norms have a mean of an odd size": sizes.norms_have_mean and config.hidden_size % _LANES,
+            "its rows see what follows": getattr(config, "use_bidirectional_attention", False),
             "its heads are normed with a mean": sizes.norms_have_mean and query_norm is not None,
-            "its hidden size is odd": sizes.embedding_scale != 1 and config.hidden_size % _LANES,
         }
         if problem := next((text for text, is_one in problems.items() if is_one), None):
             raise Undescribed(problem)
@@ -293,7 +295,5 @@ def _qkv(family: Family, config: Any, attention: Any, heads: int, key_heads: int
         counts, groups = (heads // key_heads, 1, 1), key_heads  # the query heads of a group, then its key and value
     ends = [size * sum(counts[:number]) for number in range(4)]
     starts = [group * ends[3] for group in range(groups)]
-    return [
-        Source(f"{path}.{name}", [[start + ends[each], start + ends[each + 1]] for start in starts], paired and each < 2)
-        for each in range(3)
-    ]
+    spans = [[[start + ends[each], start + ends[each + 1]] for start in starts] for each in range(3)]
+    return [Source(f"{path}.{name}", spans[each], paired and each < 2) for each in range(3)]

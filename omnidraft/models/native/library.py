@@ -32,8 +32,8 @@ LAYER_PARTS = (
 MODEL_PARTS = ("norm", "head", "embedding", "query_scale")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "squared_relu")
 _INTEGERS = (
-    "num_layers", "hidden", "num_query_heads", "num_key_heads", "head_size", "mlp", "vocabulary", "activation", "is_gated",
-    "norms_have_mean", "norms_whole", "norms_rotated", "is_parallel", "rotated",
+    "num_layers", "hidden", "num_query_heads", "num_key_heads", "head_size", "mlp", "vocabulary", "activation",
+    "is_gated", "norms_have_mean", "norms_whole", "norms_rotated", "is_parallel", "rotated",
 )  # fmt: skip
 _FLOATS = ("eps", "scaling", "embedding_scale", "residual_scale", "logit_scale", "score_cap", "logit_cap")
 MODEL_NUMBERS = (*_INTEGERS, *_FLOATS)

@@ -72,7 +72,8 @@ FAMILIES: Mapping[str, Tiny] = {
         layer_types=["attention"] * 4, position_embedding_type="rope", **_GRANITE,
     ),
     "SmolLM3": _tiny(
-        "smollm3", no_rope_layers=[1, 1, 1, 0], no_rope_layer_interval=4, tie_word_embeddings=True, use_sliding_window=False,
+        "smollm3", no_rope_layers=[1, 1, 1, 0], no_rope_layer_interval=4, tie_word_embeddings=True,
+        use_sliding_window=False,
     ),
     "Cohere 2": _tiny("cohere2", logit_scale=0.25, **_WINDOWS),
     "GLM-4": _tiny("glm", head_dim=32, partial_rotary_factor=0.5, attention_bias=True),

@@ -12,7 +12,7 @@ from omnidraft.errors import ContractError
 from omnidraft.models.native import model as native_model
 from omnidraft.models.native.drafter import NativeDrafter
 from tests.unit.models.session_driver import drive
-from tests.unit.models.tiny import SHAPE, VOCAB_SIZE, text, tiny_model, whole_pass
+from tests.unit.models.tiny import SHAPE, VOCAB_SIZE, text, whole_pass
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

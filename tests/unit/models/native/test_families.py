@@ -8,7 +8,6 @@ from omnidraft.models.native.drafter import NativeDrafter
 from omnidraft.models.native.families import FAMILIES as KNOWN
 from omnidraft.models.native.target import NativeTarget
 from omnidraft.models.native.weights import unsupported_reason
-from omnidraft.ports import DraftTree
 from tests.unit.models.native.families import FAMILIES, family_model
 from tests.unit.models.tiny import SHAPE, text
 
@@ -25,7 +24,10 @@ def test_logits_are_those_of_transformers_past_every_window(name):
     model, ids = family_model(name), text(LENGTH)
     assert unsupported_reason(model) is None
     session = NativeDrafter(model, "float32").open()
-    rows = [session.prefill_or_extend(0, ids[:30]), *(session.prefill_or_extend(n, [ids[n]]) for n in range(30, LENGTH))]
+    rows = [
+        session.prefill_or_extend(0, ids[:30]),
+        *(session.prefill_or_extend(n, [ids[n]]) for n in range(30, LENGTH)),
+    ]
     reference = expected(model, ids)[29:]
     torch.testing.assert_close(torch.stack(rows), reference, atol=2e-3, rtol=2e-3)
 
@@ -56,7 +58,7 @@ def test_every_known_family_has_a_tiny_model():
     [
         ({"hidden_act": "tanh"}, "its activation is tanh"),
         ({"head_dim": 24}, "a head has 24 values"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}, "depends on the length"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}, "texts of all lengths"),
     ],
 )
 def test_what_the_pass_does_not_compute_is_said(change, reason):

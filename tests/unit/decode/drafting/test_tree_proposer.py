@@ -116,7 +116,7 @@ class Keeping(Wide):
 
     num_kept = 0
 
-    def prune(self, values):
+    def prune(self, values, acceptances=None):
         return self.num_kept
 
 

@@ -8,15 +8,7 @@ refused.
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    Strict,
-    Tag,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, Strict, Tag, model_validator
 
 from omnidraft.decode.generation import GenerationRequest, choices
 from omnidraft.errors import RequestError
@@ -33,12 +25,7 @@ from omnidraft.serving.body_model import (
     refuse,
     with_sampling,
 )
-from omnidraft.serving.request_parts import (
-    GUIDED,
-    ResponseFormat,
-    StructuredOutputs,
-    Texts,
-)
+from omnidraft.serving.request_parts import GUIDED, ResponseFormat, StructuredOutputs, Texts
 
 MAX_STOPS = 64
 Stop = Annotated[Text | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), Tag("list")], TEXT_OR_LIST]
@@ -136,13 +123,6 @@ class GenerationFields(OpenAIFields):
             raise ValueError("prompt_logprobs: not in a stream")
         return self
 
-    @field_validator("stream_options")
-    @classmethod
-    def _are_for_a_stream(cls, options: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
-        if options is not None and not info.data.get("stream"):
-            raise ValueError("they need stream: true")
-        return options
-
     @property
     def wants_usage(self) -> bool:
         """Whether the stream ends with a chunk of usage."""
@@ -189,20 +169,16 @@ class GenerationFields(OpenAIFields):
             max_new_tokens: the deployment's ceiling, from the settings.
             defaults: the model's own sampling settings, for what the request does not say.
         """
-        truncated = self.truncate_prompt_tokens
+        truncated, bias = self.truncate_prompt_tokens, self.logit_bias
+        allowed, grammar = self.allowed_token_ids, self._grammar()
+        sampling = sampling_of(self, logit_bias=bias, allowed_ids=allowed, grammar=grammar, defaults=defaults)
         return choices(
             self.prompts(),
             self.n or 1,
             seed=self.seed,
             num_prompt_log_probs=self.num_prompt_log_probs,
             max_new_tokens=min(filter(None, (self.num_tokens, max_new_tokens)), default=None),
-            sampling=sampling_of(
-                self,
-                logit_bias=self.logit_bias,
-                allowed_ids=self.allowed_token_ids,
-                grammar=self._grammar(),
-                defaults=defaults,
-            ),
+            sampling=sampling,
             stop_strings=tuple([self.stop] if isinstance(self.stop, str) else self.stop or ()),
             stop_ids=tuple(self.stop_token_ids or ()),
             keeps_stop=self.include_stop_str_in_output,

@@ -7,12 +7,12 @@ cut by a stop string spells the whole token.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from omnidraft.decode.drafted_spans import DraftedSpan, TokenOffsets
 from omnidraft.decode.prompt_logprobs import PromptToken
-from omnidraft.ports import LogProbs, Step
+from omnidraft.ports import Step
 from omnidraft.serving.response_schemas import FinishReason, Json
 from omnidraft.vocab.tokenizer import Vocabulary
 
@@ -44,18 +44,15 @@ class LogprobCollector:
 
     def take(self, step: Step) -> list[LogprobEntry]:
         """Return the entries of tokens that the text sent up to this step contains, each of them once."""
-        assert step.log_probs is not None
-        for token, logprobs in zip(step.emitted, _rows(step.log_probs), strict=True):
-            self._pending.append(LogprobEntry(token, *logprobs, offset=self._offsets.offset(token)))
+        told = step.log_probs
+        assert told is not None
+        for token, log_p, likeliest in zip(step.emitted, told.emitted, told.likeliest, strict=True):
+            self._pending.append(LogprobEntry(token, log_p, likeliest, self._offsets.offset(token)))
         self._num_sent += len(step.text)
         entries = []
         while self._pending and (self._tells_all or self._pending[0].offset < self._num_sent):
             entries.append(self._pending.popleft())
         return entries
-
-
-def _rows(log_probs: LogProbs) -> Iterable[tuple[float, tuple[tuple[int, float], ...]]]:
-    return zip(log_probs.emitted, log_probs.likeliest, strict=True)
 
 
 def for_completion(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> Json:

@@ -15,6 +15,7 @@ import httpx
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TARGET = os.environ.get("OMNIDRAFT_CLIENTS_TARGET", "qwen2.5-coder-1.5b")
+SDKS = ("openai==3.57.0", "anthropic==2.14.0", "pydantic")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Server:
             "ANTHROPIC_BASE_URL": self.url,
         }
         quiet = {"DO_NOT_TRACK": "1", "DISABLE_TELEMETRY": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
-        offline = {"HF_HUB_OFFLINE": "1"}
+        offline = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
         return {"PATH": os.environ["PATH"], "NODE_PATH": "", **keys, **urls, **quiet, **offline}
 
 

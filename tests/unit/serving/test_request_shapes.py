@@ -174,6 +174,7 @@ SHAPES: Mapping[str, Shape] = {
     "completions.lists-of-ids": completion(prompt=[[5, 6], [7]], check=num_prompt_tokens(3)),
     "completions.logprobs-10": completion(logprobs=10),
     "completions.20-prompts": completion(prompt=["abc"] * 20, max_tokens=1),
+    "openai.stream_options-without-stream": completion(stream_options={"include_usage": True}, check=None),
     "rl.return_token_ids": completion(return_token_ids=True, check=has_ids),
     "tools.long-name": chat(tools=[{"type": "function", "function": {"name": "mcp__" + "a" * 100}}]),
     "tools.dotted-name": chat(tools=[{"type": "function", "function": {"name": "files.read", "parameters": {}}}]),

@@ -8,7 +8,7 @@ from pydantic_core import to_json
 
 from omnidraft.decode.prompt_logprobs import PromptToken
 from omnidraft.serving.answer import Answer
-from omnidraft.serving.error_handlers import stream_error
+from omnidraft.serving.error_handlers import told
 from omnidraft.serving.event_stream import DONE, last_error_events, unnamed_event
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
 from omnidraft.serving.response_formats import ChoicePart, NamedCall, echoed, for_chat, for_completion, for_prompt
@@ -48,7 +48,7 @@ class CompletionWriter:
         return self._event(self._with_choices() | usage | self._answer.figures()) + DONE
 
     def error_events(self, exc: Exception) -> bytes:
-        return last_error_events(stream_error(exc))
+        return last_error_events(told(exc)[1])
 
     def _event(self, chunk: Json) -> bytes:
         return unnamed_event(to_json(chunk).decode())

@@ -20,6 +20,8 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int = 0
+    """Tokens of thoughts, and of what closed them."""
     accepted_prediction_tokens: int = 0
     """Tokens of the client's prediction that the answer took over."""
     rejected_prediction_tokens: int = 0

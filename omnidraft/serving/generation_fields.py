@@ -98,12 +98,14 @@ class GenerationFields(OpenAIFields):
     """Whether the answer of a model that thinks has its thoughts, as in vLLM."""
     return_token_ids: bool = False
     """Tell the ids of the prompt and of the answer."""
+    return_tokens_as_token_ids: bool = False
+    """Write tokens in log-probabilities as `token_id:` and their id, as in vLLM."""
     use_beam_search: Annotated[bool, refuse(bool, "there is no beam search; draw `n` answers")] = False
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_N)
     """Choice 0 is the text that n = 1 gives."""
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    """Tell the log-probability of each token of the prompt and of so many likeliest ones, as vLLM; not in a stream."""
+    """Tell the log-probability of each token of the prompt and of so many likeliest ones, as vLLM."""
     ignore_eos: bool | None = None
     """True goes on behind the tokens that end a text, up to `max_tokens`, as in vLLM; for benchmarks."""
     mode: Mode | None = None
@@ -125,12 +127,6 @@ class GenerationFields(OpenAIFields):
         others = {name: each for name, each in value.items() if name not in OTHER_NAMES and name not in GUIDED}
         return {**others, **renamed}
 
-    @model_validator(mode="after")
-    def _is_whole_with_prompt_logprobs(self) -> "GenerationFields":
-        if self.prompt_logprobs is not None and self.stream:
-            raise ValueError("prompt_logprobs: not in a stream")
-        return self
-
     @property
     def wants_usage(self) -> bool:
         """Whether the stream ends with a chunk of usage."""
@@ -144,7 +140,7 @@ class GenerationFields(OpenAIFields):
     @property
     def tells_all_tokens(self) -> bool:
         """Whether each token that was drawn is told, those that put nothing into the text too."""
-        return self.return_token_ids
+        return self.return_token_ids or self.return_tokens_as_token_ids
 
     @property
     def num_log_probs(self) -> int | None:

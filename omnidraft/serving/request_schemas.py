@@ -41,7 +41,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def tells_all_tokens(self) -> bool:
-        return self.return_token_ids or self.echo
+        return self.echo or super().tells_all_tokens
 
     @property
     def num_log_probs(self) -> int | None:

@@ -80,7 +80,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"speculation": 1.5}, "speculation: "),
         ({"logprobs": 21}, "logprobs: "),
         ({"logprobs": -1}, "logprobs: "),
-        (STREAM | {"prompt_logprobs": 1}, "not in a stream"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"best_of": 2}, "best_of: "),
         ({"suffix": 5}, "suffix: "),

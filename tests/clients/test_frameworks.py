@@ -1,17 +1,15 @@
 """Frameworks, proxies and load tests, unmodified, against a real server."""
 
 import json
-import socket
-import subprocess
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
 import pytest
 
+from omnidraft.models.catalog import store
 from tests.clients import environments
-from tests.clients.worker import SCRIPTS, SDKS, Server, run
+from tests.clients.worker import SCRIPTS, SDKS, Server, run, running
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(3600)]
 
@@ -40,55 +38,55 @@ def test_a_framework(server: Server, tmp_path: Path, name: str) -> None:
 
 def test_aiperf_reads_the_answers_and_how_drafts_were_accepted(server: Server, tmp_path: Path) -> None:
     aiperf = environments.python(("aiperf==0.13.0",)).with_name("aiperf")
+    cached = tmp_path / ".cache" / "huggingface" / "hub" / "models--local--target"
+    for folder in (cached / "refs", cached / "snapshots"):
+        folder.mkdir(parents=True)
+    (cached / "refs" / "main").write_text("0" * 40)
+    (cached / "snapshots" / ("0" * 40)).symlink_to(store.resolve(server.model))
     run(
         [
             aiperf, "profile", "--model", server.model, "--url", server.url, "--endpoint-type", "chat", "--streaming",
-            "--request-count", "4", "--tokenizer", "builtin", "--isl", "30", "--osl", "16",
+            "--request-count", "4", "--tokenizer", "local/target", "--isl", "30", "--osl", "16",
             "--use-server-token-count", "--artifact-dir", tmp_path / "out", "--ui", "none",
         ],
         server, tmp_path,
     )  # fmt: skip
     (report,) = (tmp_path / "out").rglob("profile_export_aiperf.json")
     figures = json.loads(report.read_text())
-    Path("/tmp/evdev/aiperf.json").write_text(json.dumps(figures, indent=1))
+    accepted = {int(count): times for count, times in figures["pooled_spec_decode_acceptance_histogram"].items()}
     assert figures["request_count"]["avg"] == 4
+    assert figures["total_output_tokens"]["avg"] > 4
+    assert figures["total_spec_decode_steps"]["avg"] == sum(accepted.values()) > 0
+    assert figures["total_accepted_draft_tokens"]["avg"] == sum(each * times for each, times in accepted.items())
 
 
-@pytest.fixture
-def litellm_proxy(server: Server, tmp_path: Path) -> Iterator[Server]:
-    """LiteLLM's proxy in front of the worker."""
+def test_the_proxy_of_litellm(server: Server, tmp_path: Path) -> None:
     upstream = {"model": f"hosted_vllm/{server.model}", "api_base": f"{server.url}/v1", "api_key": "none"}
     models = [{"model_name": server.model, "litellm_params": upstream}]
     (tmp_path / "config.yaml").write_text(json.dumps({"model_list": models}))
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
     litellm = environments.python(("litellm[proxy]==1.108.7",)).with_name("litellm")
-    with open(tmp_path / "proxy.log", "w") as log:
-        process = subprocess.Popen(
-            [litellm, "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)],
-            stdout=log, stderr=log, cwd=tmp_path,
-            env=server.environment(tmp_path) | {"LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"},
-        )  # fmt: skip
-        proxy = Server(f"http://127.0.0.1:{port}", server.model, tmp_path / "proxy.log")
-        deadline = time.monotonic() + 300
-        try:
-            while not _is_alive(proxy):
-                assert process.poll() is None, proxy.log.read_text()[-2000:]
-                assert time.monotonic() < deadline
-                time.sleep(0.5)
-            yield proxy
-        finally:
-            process.terminate()
-            process.wait(60)
+    environment = server.environment(tmp_path) | {"LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"}
+    command = [litellm, "--config", "config.yaml", "--host", "127.0.0.1"]
+    with running(command, tmp_path, environment, "/health/liveliness") as (url, log):
+        run([environments.python(SDKS), SCRIPTS / "proxied.py"], Server(url, server.model, log), tmp_path)
 
 
-def _is_alive(proxy: Server) -> bool:
-    try:
-        return httpx.get(f"{proxy.url}/health/liveliness").status_code == 200
-    except httpx.HTTPError:
-        return False
+def test_open_webui(server: Server, tmp_path: Path) -> None:
+    webui = environments.python(("open-webui==0.12.4",)).with_name("open-webui")
+    quiet = {"ENABLE_OLLAMA_API": "False", "OFFLINE_MODE": "True", "RAG_EMBEDDING_ENGINE": "openai"}
+    own = {"DATA_DIR": str(tmp_path), "WEBUI_SECRET_KEY": "none", "WEBUI_AUTH": "False"}
+    environment = server.environment(tmp_path) | {"OPENAI_API_BASE_URL": f"{server.url}/v1"} | quiet | own
+    ask = {"model": server.model, "messages": [{"role": "user", "content": "Write the word hello and nothing else."}]}
+    with running([webui, "serve", "--host", "127.0.0.1"], tmp_path, environment, "/health") as (url, _):
+        page = httpx.Client(base_url=url, timeout=600)
+        page.headers["authorization"] = f"Bearer {page.post('/api/v1/auths/signin', json=NOBODY).json()['token']}"
+        assert server.model in [model["id"] for model in page.get("/api/models").json()["data"]]
+        streamed = page.post("/api/chat/completions", json=ask | {"stream": True, "params": {"temperature": 0}})
+        titled = page.post("/api/v1/tasks/title/completions", json=ask | {"chat_id": "local"})
+    chunks = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert "hello" in "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks).lower()
+    assert titled.json()["choices"][0]["message"]["content"]
 
 
-def test_the_proxy_of_litellm(litellm_proxy: Server, tmp_path: Path) -> None:
-    run([environments.python(SDKS), SCRIPTS / "proxied.py"], litellm_proxy, tmp_path)
+NOBODY = {"email": "", "password": ""}
+"""Who signs in where no one has to."""

@@ -24,11 +24,12 @@ ITEMS: Sequence[tuple[str, Sequence[str], int]] = (
     ("Water freezes at zero degrees", ("Kelvin", "Celsius", "Rankine", "of latitude"), 1),
     ("In Python, a list is made longer by one element with the method", ("push", "add", "append", "insert_last"), 2),
     ("Two plus two is", ("three", "five", "nine", "four"), 3),
-    ("The opposite of cold is", ("hot", "ice", "winter", "blue"), 0),
+    ("I hope this helps! Let me know if you have any other", ("questions.", "oranges.", "cats.", "ice."), 0),
     ("A triangle has", ("four sides", "three sides", "no sides", "ten sides"), 1),
     ("The chemical symbol of gold, größer als Silber, is", ("Ag", "Fe", "Au", "Gd"), 2),
     ("The planet closest to the sun is", ("Earth", "Mars", "Neptune", "Mercury"), 3),
 )
+"""Behind one of the choices the text ends, so that the token that lm-eval draws behind each is a stop token there."""
 TASK = """
 task: facts
 dataset_path: json

@@ -101,13 +101,13 @@ class CompletionWriter:
         text, entries = part.text, part.entries
         if body.max_tokens == 0:
             text, entries, part.token_ids = "", entries and [], []
-        if body.echo and part.is_first:
-            ids = self._prompt_ids(part)
-            prompt = self._vocabulary.spell(ids).decode("utf-8", "replace")
-            text = prompt + text
-            if entries is not None:
-                behind = (replace(each, offset=each.offset + len(prompt)) for each in entries)
-                entries = [*echoed(ids, self._scored_prompt(part), self._vocabulary), *behind]
+        if body.echo:
+            prompt = self._prompt_texts[part.index]
+            entries = entries and [replace(each, offset=each.offset + len(prompt)) for each in entries]
+            if part.is_first:
+                text = prompt + text
+                scored = echoed(self._prompt_ids(part), self._scored_prompt(part), self._vocabulary)
+                entries = None if entries is None else [*scored, *entries]
         return {"text": text, "logprobs": None if entries is None else for_completion(entries, self._name_of)}
 
     def _message(self, part: ChoicePart) -> Json:
@@ -135,6 +135,12 @@ class CompletionWriter:
         decoded = self._texts[part.index].decoded
         assert decoded is not None
         return decoded.prompt_ids
+
+    @cached_property
+    def _prompt_texts(self) -> Sequence[str]:
+        """The text of each choice's prompt."""
+        ids = (text.decoded.prompt_ids for text in self._texts if text.decoded is not None)
+        return [self._vocabulary.spell(each).decode("utf-8", "replace") for each in ids]
 
     def _scored_prompt(self, part: ChoicePart) -> Sequence[PromptToken]:
         """Return the prompt's tokens with their log-probabilities, which the first choice of the prompt has."""

@@ -111,9 +111,9 @@ def test_a_tool_is_used_and_its_result_is_read(tool_url: str, tool_engine: Engin
     ids=["cut off", "half a pair", "half a pair as a name", "deep", "too deep to read"],
 )
 def test_arguments_that_cannot_be_sent_are_left_out(arguments: str) -> None:
-    call = _content(Block(0, "call_1", name="weather", content=arguments))
+    call = _content(Block(0, "call", "call_1", "weather", arguments))
     assert call["input"] == {}
-    deep = _content(Block(0, "call_1", name="weather", content='{"a":' * 251 + "1" + "}" * 251))
+    deep = _content(Block(0, "call", "call_1", "weather", '{"a":' * 251 + "1" + "}" * 251))
     assert json.loads(to_json({"content": [call, deep]}))["content"][1]["input"] == deep["input"] != {}
 
 

@@ -269,6 +269,14 @@ SHAPES: Mapping[str, Shape] = {
             {"type": "custom_tool_call_output", "call_id": "c", "output": "done"},
         ]
     ),
+    "responses.store": responses(store=True),
+    "responses.allowed_tools": responses(
+        tools=[{"type": "function", "name": "run"}, {"type": "function", "name": "walk"}],
+        tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "run"}]},
+    ),
+    "responses.hosted-item": responses(
+        ignored=("input.0 (web_search_call)",), input=[{"type": "web_search_call", "id": "w"}, *HI]
+    ),
     "responses.previous": responses(400, previous_response_id="resp_1", says="stateless"),
     "anthropic.thinking": messages(thinking={"type": "adaptive"}, context_management={"edits": []}),
     "anthropic.thinking-enabled": messages(thinking={"type": "enabled", "budget_tokens": 1024}),
@@ -291,6 +299,24 @@ SHAPES: Mapping[str, Shape] = {
     ),
     "anthropic.deferred-tool": messages(
         tools=[ANTHROPIC_TOOL | {"defer_loading": True, "eager_input_streaming": True}]
+    ),
+    "anthropic.hosted-block": messages(
+        ignored=("content.0 (server_tool_use)",),
+        messages=[*HI, {"role": "assistant", "content": [{"type": "server_tool_use", "id": "s", "name": "w"}]}, *HI],
+    ),
+    "anthropic.tool_reference": messages(
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "x",
+                        "content": [{"type": "tool_reference", "tool_name": "run"}],
+                    }
+                ],
+            }
+        ]
     ),
     "anthropic.prefill": messages(messages=[*HI, {"role": "assistant", "content": "Well"}]),
     "anthropic.top_k-0": messages(top_k=0),

@@ -68,12 +68,8 @@ class BodyModel(BaseModel):
         for name in value.keys() - known.keys():
             if value[name] is not None:
                 ignore(name)
-        return {name: each for name, each in value.items() if each is not None or _is_required(known.get(name))}
-
-
-def _is_required(known: FieldInfo | None) -> bool:
-    """Return whether a null is told of; else it means what leaving the field out does."""
-    return known is not None and known.is_required()
+        required = {name for name, each in known.items() if each.is_required()}  # of another, null is nothing
+        return {name: each for name, each in value.items() if each is not None or name in required}
 
 
 @cache
@@ -135,7 +131,7 @@ def refuse(is_refused: Callable[[Any], bool], reason: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def kind_of(value: Any) -> str | None:
+def _kind_of(value: Any) -> str | None:
     """Return the `type` of an object; None where it has none."""
     kind = value.get("type") if isinstance(value, dict) else None
     return kind if isinstance(kind, str) else None
@@ -148,10 +144,10 @@ def only(field: str, *kinds: str | None) -> BeforeValidator:
         if not isinstance(items, list):
             return items
         for index, item in enumerate(items):
-            if isinstance(item, dict) and kind_of(item) not in kinds:
+            if isinstance(item, dict) and _kind_of(item) not in kinds:
                 require_text_kind(item)
-                ignore(f"{field}.{index} ({kind_of(item)})")
-        return [item for item in items if not isinstance(item, dict) or kind_of(item) in kinds]
+                ignore(f"{field}.{index} ({_kind_of(item)})")
+        return [item for item in items if not isinstance(item, dict) or _kind_of(item) in kinds]
 
     return BeforeValidator(kept)
 
@@ -173,7 +169,7 @@ _PART_FIELDS = {"type", *_TEXT_FIELDS}
 
 def require_text_kind(part: Any) -> None:
     """Raise ValueError for a part of a message that is no text."""
-    if (kind := kind_of(part)) in _NO_TEXT:
+    if (kind := _kind_of(part)) in _NO_TEXT:
         raise ValueError(f"the models here read text only, no {kind!r}")
 
 

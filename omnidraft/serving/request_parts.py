@@ -104,10 +104,7 @@ def tools_offered(tools: list[ToolDefinition] | None, choice: Chosen, *, is_para
     return tool_use(offered, named if choice.name else choice.mode, is_parallel=is_parallel and choice.is_parallel)
 
 
-Arguments = Annotated[
-    str,
-    BeforeValidator(lambda given: given if isinstance(given, str) else json.dumps({} if given is None else given)),
-]
+Arguments = Annotated[str, BeforeValidator(lambda given: given if isinstance(given, str) else json.dumps(given or {}))]
 """A JSON object; a model that is not held to it may write something else, and clients send objects as they are."""
 
 
@@ -122,28 +119,8 @@ class ToolCall(BaseModel):
     function: FunctionCall
 
 
-class FunctionCallDelta(BaseModel):
-    name: str | None = None
-    """It is set in the first delta of a call."""
-    arguments: str
-
-
-class ToolCallDelta(BaseModel):
-    """The part of a call that a chunk adds; id, type and name are set in the first delta of the call."""
-
-    index: int
-    id: str | None = None
-    type: Literal["function"] | None = None
-    function: FunctionCallDelta
-
-
-Deprecated = Annotated[
-    None,
-    refuse(
-        lambda value: value is not None,
-        "`functions` and `function_call` are deprecated; send `tools` and `tool_choice`",
-    ),
-]
+DEPRECATED = "`functions` and `function_call` are deprecated; send `tools` and `tool_choice`"
+Deprecated = Annotated[None, refuse(lambda value: value is not None, DEPRECATED)]
 
 
 class RequestMessage(BaseModel):
@@ -192,16 +169,13 @@ class ResponseFormat(JsonSchema):
     json_schema: JsonSchema | None = None
     schema_: JsonObject | None = Field(None, alias="schema")  # type: ignore[assignment]
 
-    @model_validator(mode="after")
-    def _has_its_schema(self) -> "ResponseFormat":
-        if (self.type == "json_schema") != (self.json_schema is not None) and self.schema_ is None:
-            raise ValueError("json_schema is given with type json_schema, and only then")
-        return self
-
     def grammar(self) -> Grammar | None:
+        """Return what the answer keeps to. Raises RequestError."""
         if self.type == "text":
             return None
-        schema = self.json_schema.schema_ if self.json_schema else self.schema_
+        schema = (self.json_schema or self).schema_
+        if self.type == "json_schema" and schema is None:
+            raise RequestError("a format of type json_schema has a schema")
         return Grammar("json_schema", json.dumps({"type": "object"} if schema is None else schema))
 
 
@@ -225,12 +199,6 @@ class StructuredOutputs(ExactModel):
         return given_grammar(schema, self.regex if choices is None else choices)
 
 
-GUIDED = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-    "regex": "regex",
-    "json_schema": "json",
-}
+GUIDED = {f"guided_{name}": name for name in ("json", "regex", "choice", "grammar")}
+GUIDED |= {"regex": "regex", "json_schema": "json"}
 """vLLM's earlier names and those of SGLang and llama.cpp, and those of StructuredOutputs."""

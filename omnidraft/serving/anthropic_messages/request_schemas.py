@@ -24,10 +24,13 @@ BILLING = "x-anthropic-billing-header:"
 """How coding agents begin a block that differs from call to call, before thousands of tokens that do not."""
 
 
+KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
 class ContentBlock(BodyModel):
     """A text, a thought, a call of a tool by the assistant, or the result of one."""
 
-    type: Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result"]
+    type: str = "text"
     text: str = ""
     thinking: str = ""
     id: str = ""
@@ -45,7 +48,7 @@ class InputMessage(BodyModel):
     content: Annotated[
         list[ContentBlock],
         Field(fail_fast=True),
-        only("content", "text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+        only("content", None, *KINDS),
         as_list(str | list[ContentBlock], lambda text: {"type": "text", "text": text}),
     ]
 
@@ -81,6 +84,8 @@ class Metadata(BodyModel):
 
 class Thinking(BodyModel):
     type: Literal["disabled", "enabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=0, le=MAX_COUNT)
+    """The tokens of thoughts after which the model has to answer."""
 
 
 def _without_billing(system: Any) -> Any:
@@ -119,6 +124,7 @@ class CountTokensRequest(BodyModel):
             "response_format": self.output_config.format,
             "continue_final_message": self.messages[-1].role == "assistant",
             "reasoning_effort": self.output_config.effort,
+            "thinking_token_budget": self.thinking.budget_tokens if self.thinking else None,
             "chat_template_kwargs": {"enable_thinking": self.thinking.type != "disabled"} if self.thinking else None,
         }
 

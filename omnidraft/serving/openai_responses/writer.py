@@ -6,16 +6,16 @@ Source: https://platform.openai.com/docs/api-reference/responses-streaming
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Literal
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic_core import to_json
 
-from omnidraft.errors import RequestError
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.blocks import Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
-from omnidraft.serving.error_handlers import stream_error
+from omnidraft.serving.error_handlers import told
 from omnidraft.serving.event_stream import RESPONSES_PATH, failed_response_event, response_event
 from omnidraft.serving.openai_responses.request_schemas import ResponsesRequest
 from omnidraft.serving.response_formats import ChoicePart
@@ -39,10 +39,7 @@ class ResponsesWriter:
         return to_json(self._ended(parts[-1], blocks_of(parts)))
 
     def events(self, part: ChoicePart) -> bytes:
-        events: list[Event] = []
-        if self._last is None:
-            begun = {"response": self._response("in_progress", [])}
-            events += [("response.created", begun), ("response.in_progress", begun)]
+        events = self._begun()
         self._last = part
         for change in self._blocks.take(part):
             events += self._block_events(change, "completed")  # a block that ends here is followed by another one
@@ -56,9 +53,17 @@ class ResponsesWriter:
         return self._written([*ended, (f"response.{status}", {"response": response})])
 
     def error_events(self, exc: Exception) -> bytes:
-        code = "invalid_prompt" if isinstance(exc, RequestError) else "server_error"
+        status, content = told(exc)
+        code = {400: "invalid_prompt", 429: "rate_limit_exceeded"}.get(status, "server_error")
         response = self._response("failed", self._items("incomplete", self._blocks.blocks))
-        return failed_response_event(response, code, stream_error(exc), self._num_events)
+        return self._written(self._begun()) + failed_response_event(response, code, content, self._num_events)
+
+    def _begun(self) -> list[Event]:
+        """Return the events before the first part; none behind it."""
+        if self._last is not None:
+            return []
+        begun = {"response": self._response("in_progress", [])}
+        return [("response.created", begun), ("response.in_progress", begun)]
 
     def _ended(self, last: ChoicePart, blocks: Sequence[Block]) -> Json:
         status, usage = _status(last), self._answer.usage()
@@ -69,7 +74,7 @@ class ResponsesWriter:
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": 0},
                 "output_tokens": usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
                 "total_tokens": usage.total_tokens,
             },
         }
@@ -140,12 +145,10 @@ class ResponsesWriter:
         return [done, ended, last] if block.kind == "text" else [done, last]
 
     def _written(self, events: Iterable[Event]) -> bytes:
-        return b"".join(map(self._numbered, events))
-
-    def _numbered(self, made: Event) -> bytes:
-        name, content = made
-        number, self._num_events = self._num_events, self._num_events + 1
-        return response_event(name, number, content)
+        numbered = enumerate(events, self._num_events)
+        written = [response_event(name, number, content) for number, (name, content) in numbered]
+        self._num_events += len(written)
+        return b"".join(written)
 
 
 _PREFIXES = {"text": "msg", "thought": "rs", "call": "fc"}
@@ -173,8 +176,4 @@ def add_responses(app: FastAPI, respond: Responder) -> None:
     @app.post(RESPONSES_PATH, responses=generation_responses("response.created to response.completed"))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer `input` in the shape of OpenAI's Responses; see /v1/chat/completions for what stands behind it."""
-
-        def writer_of(answer: Answer) -> ResponsesWriter:
-            return ResponsesWriter(answer, body)
-
-        return await respond(request, body.chat_request(), writer_of)
+        return await respond(request, body.chat_request(), partial(ResponsesWriter, request=body))

@@ -158,6 +158,18 @@ def test_tokens_are_counted_as_they_will_be_read(url: str, engine: Engine, clien
     assert counted > client.post("/v1/messages/count_tokens", json={"messages": ASKED}).json()["input_tokens"]
 
 
+def test_a_first_block_that_differs_from_call_to_call_hides_no_common_prefix(client: TestClient) -> None:
+    def read(number: int) -> dict[str, int]:
+        billed = {"type": "text", "text": f"x-anthropic-billing-header: cch={number:05};"}
+        return post(client, system=[billed, {"type": "text", "text": "Be brief. " * 8}])["usage"]
+
+    first, second = read(1), read(2)
+    assert second["cache_read_input_tokens"] > 40 > second["input_tokens"]
+    assert first["input_tokens"] + first["cache_read_input_tokens"] == sum(
+        post(client, system="Be brief. " * 8)["usage"][name] for name in ("input_tokens", "cache_read_input_tokens")
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "kind"), [(ContractError("broken"), "api_error"), (RequestError("broken"), "invalid_request_error")]
 )

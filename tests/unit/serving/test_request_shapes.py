@@ -384,6 +384,10 @@ def test_strict_fields_refuse_what_is_ignored_else(tool_engine: Engine) -> None:
     requests.close(PATIENCE_S)
 
 
+def test_a_client_that_looks_whether_anybody_is_there_is_answered(client: TestClient) -> None:
+    assert client.head("/").status_code == 200
+
+
 def test_bare_curl_and_pages_of_this_machine_may_ask(client: TestClient) -> None:
     body, form = json.dumps(chat().body), {"content-type": "application/x-www-form-urlencoded"}
     assert client.post("/v1/chat/completions", content=body, headers=form).status_code == 200

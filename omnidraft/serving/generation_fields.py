@@ -8,7 +8,7 @@ refused.
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, Strict, Tag, model_validator
+from pydantic import BeforeValidator, Field, Strict, model_validator
 
 from omnidraft.decode.generation import GenerationRequest, choices
 from omnidraft.errors import RequestError
@@ -16,19 +16,18 @@ from omnidraft.params import MAX_COUNT, UNSAID, SamplingNumbers, sampling_of
 from omnidraft.ports import Grammar, Mode
 from omnidraft.serving.body_model import (
     MAPPING_LIMITS,
-    TEXT_OR_LIST,
     BodyModel,
     RequestFields,
-    Text,
     TextMapping,
-    plain_text,
+    Texts,
+    as_list,
     refuse,
     with_sampling,
 )
-from omnidraft.serving.request_parts import GUIDED, ResponseFormat, StructuredOutputs, Texts
+from omnidraft.serving.request_parts import GUIDED, ResponseFormat, StructuredOutputs
 
 MAX_STOPS = 64
-Stop = Annotated[Text | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), Tag("list")], TEXT_OR_LIST]
+Stop = Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), as_list(str | list[str])]
 MAX_USER_CHARACTERS = 512
 NO_ZERO_BYTE = r"^[^\x00]*$"
 """Databases of tenants' keys cannot hold one."""
@@ -61,10 +60,6 @@ class Prediction(BodyModel):
 
     type: Literal["content"] = "content"
     content: Texts
-
-    @property
-    def text(self) -> str:
-        return plain_text(self.content)
 
 
 class OpenAIFields(RequestFields):
@@ -183,14 +178,14 @@ class GenerationFields(OpenAIFields):
             num_prompt_log_probs=self.num_prompt_log_probs,
             max_new_tokens=min(filter(None, (self.num_tokens, max_new_tokens)), default=None),
             sampling=sampling,
-            stop_strings=tuple([self.stop] if isinstance(self.stop, str) else self.stop or ()),
+            stop_strings=tuple(self.stop or ()),
             stop_ids=tuple(self.stop_token_ids or ()),
             keeps_stop=self.include_stop_str_in_output,
             min_new_tokens=self.min_tokens,
             bad_words=tuple(self.bad_words or ()),
             shows_special=not self.skip_special_tokens,
             max_prompt_tokens=MAX_COUNT if truncated == -1 else truncated or None,
-            prediction=self.prediction.text if self.prediction else "",
+            prediction=self.prediction.content if self.prediction else "",
             mode=self.mode,
             num_draft_tokens=self._num_draft_tokens(),
             num_log_probs=self.num_log_probs,

@@ -51,8 +51,8 @@ class PredictionSession:
         if self._alignment is not None and num_nodes:
             for place in self._alignment.best(_MAX_PLACES):
                 match = SuffixMatch(self._ids, [place.position], place.run, 1)
-                memory, known = ("predicted", None) if place.run else ("changed", place.probability)
-                self._drafting.extend(tree, memory, match, num_nodes, known)
+                known = None if place.run else place.probability
+                self._drafting.extend(tree, "predicted" if place.run else "changed", match, num_nodes, known)
 
     def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:
         """See tree_proposer.DraftSourceSession."""

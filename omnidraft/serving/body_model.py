@@ -209,6 +209,8 @@ class RequestFields(BodyModel):
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     """The same seed gives the same text, whatever drafts."""
     speculation: Speculation = "auto"
+    priority: int = Field(0, ge=-MAX_COUNT, le=MAX_COUNT)
+    """Of the requests of one client, those with a lower one are served first, as in vLLM."""
     store: bool | None = None
     """False keeps the request out of the traces the drafter learns from."""
 

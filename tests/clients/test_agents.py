@@ -54,7 +54,8 @@ def test_codex(server: Server, tmp_path: Path) -> None:
 
 
 def test_claude_code(server: Server, tmp_path: Path) -> None:
-    command = [agent("claude"), "-p", "--model", TARGET, "--permission-mode", "acceptEdits", TASK]
+    tools = ("--permission-mode", "acceptEdits", "--tools", "Write,Edit,Read")
+    command = [agent("claude"), "-p", TASK, "--model", TARGET, *tools]
     patient = {"CLAUDE_STREAM_IDLE_TIMEOUT_MS": PATIENCE_MS, "API_TIMEOUT_MS": PATIENCE_MS}
     written(tmp_path, lambda: run(command, server, tmp_path, ANTHROPIC_MODEL=TARGET, **patient))
 

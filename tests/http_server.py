@@ -37,10 +37,15 @@ def post(client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any
     return answer
 
 
+def stream_parts(text: str) -> list[list[str]]:
+    """The lines of each event of a stream, without its comments."""
+    return [part.split("\n") for part in text.split("\n\n") if part and not part.startswith(":")]
+
+
 def events(response: httpx.Response) -> list[dict[str, Any]]:
     """Of a stream that came to its end."""
     assert response.headers["content-type"].startswith("text/event-stream"), response.text
-    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    lines = [line.removeprefix("data: ") for (line,) in stream_parts(response.text)]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
 

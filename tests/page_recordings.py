@@ -6,6 +6,8 @@ from typing import Any
 
 import httpx
 
+from tests.http_server import stream_parts
+
 PASSES = "/page/passes"
 LANES = {"plain": "off", "drafted": "auto"}
 
@@ -26,8 +28,8 @@ def told(response: httpx.Response) -> list[tuple[str, dict[str, Any]]]:
     """Name and data of each event."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
-    lines = [part.split("\n") for part in response.text.split("\n\n") if part]
-    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in lines]
+    parts = stream_parts(response.text)
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in parts]
 
 
 def passes(events: Sequence[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:

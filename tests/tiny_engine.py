@@ -192,3 +192,31 @@ class _BrokenSession:
             raise self.error
         self.num_left -= 1
         return self.whole.score(tree)
+
+
+@contextmanager
+def slow_prompts(engine: Engine, pass_s: float) -> Iterator[list[int]]:
+    """Inside, every pass over prompts takes so long; yields the ids that each has read."""
+    whole = engine.decoder
+    slow = _SlowPrompts(whole.target, pass_s)
+    engine.decoder = whole.with_target(slow, max_num_seqs=16)  # type: ignore[arg-type]
+    try:
+        yield slow.num_read
+    finally:
+        engine.decoder = whole
+
+
+@dataclass
+class _SlowPrompts:
+    whole: Any
+    pass_s: float
+    num_read: list[int] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole, name)
+
+    def forward(self, trees: Any, prompts: Any = ()) -> Any:
+        if prompts:
+            self.num_read.append(sum(num_ids for _, num_ids in prompts))
+            time.sleep(self.pass_s)
+        return self.whole.forward(trees, prompts)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from omnidraft.decode.generation import GenerationRequest
+from omnidraft.decode.sampling.grammar import require_end
 from omnidraft.errors import ContextExceeded, RequestError
 from omnidraft.params import SamplingNumbers, require_ids
 from omnidraft.ports import Grammar
@@ -234,10 +235,13 @@ def stop_ids(request: GenerationRequest, tokenizer: PromptTokenizer) -> frozense
     """Return the ids that end the answer. Raises RequestError."""
     require_ids("stop_token_ids", request.stop_ids, len(tokenizer.vocabulary))
     ends = frozenset(request.stop_ids)
-    if request.ignores_eos:
-        return ends
-    ends |= tokenizer.stop_ids
-    return ends if request.suffix is None else ends | infill_stop_ids(tokenizer.vocabulary)
+    if not request.ignores_eos:
+        ends |= tokenizer.stop_ids
+        if request.suffix is not None:
+            ends |= infill_stop_ids(tokenizer.vocabulary)
+    if request.sampling.grammar is not None:
+        require_end(ends)
+    return ends
 
 
 def bad_ids(request: GenerationRequest, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

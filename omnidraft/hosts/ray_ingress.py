@@ -2,87 +2,43 @@
 
 Serve's proxy routes by URL prefix only, and once a replica has accepted a request Serve never retries it: when the
 replica dies, its own ingress answers 500 or cuts the stream off (Ray 2.60). Here a request that a replica had accepted
-is retried on another one as long as its client has received nothing; a stream in progress ends with the error
-event of its API. Requests wait here for a free replica, so a waiting one cannot be lost with a replica.
+is retried on another one as long as its client has read nothing, or pings alone; a stream in progress ends with the
+error event of its API. Requests wait here for a free replica, so a waiting one cannot be lost with a replica.
 """
 
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
-from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
-from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse, Response
 
 from omnidraft.allowed_hosts import MISDIRECTED, is_allowed
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import RequestError
-from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
-from omnidraft.hosts.ray_router import conversation_of
+from omnidraft.hosts.asgi_bridge import HttpCall
+from omnidraft.hosts.ray_forwarding import ForwardedCall, ReplicasDied
 from omnidraft.serving.auth import METRICS_REFUSAL, OwnKey, unauthorized
-from omnidraft.serving.error_handlers import anthropic_error_event, error_response, is_anthropic
-from omnidraft.serving.event_stream import RESPONSES_PATH, event, failed_response_event, last_error_events
-from omnidraft.serving.response_schemas import Json, error
+from omnidraft.serving.error_handlers import error_response
+from omnidraft.serving.response_schemas import error
 from omnidraft.telemetry.exposition import merge_scrapes
 
 logger = logging.getLogger(__name__)
 
 
-PAGE_PATHS = "/page/"
-"""The prefix of the paths of the page's streams."""
-
-
-class StreamFollower:
-    """Follows the pieces of one response, each of whole events."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._first = b""
-        self._num_events = 0
-
-    def take(self, piece: bytes) -> bytes:
-        """Note a piece and return it."""
-        self._first = self._first or piece
-        self._num_events += piece.count(b"\n\n")
-        return piece
-
-    def error_events(self, content: Mapping[str, Any]) -> bytes:
-        """Return the events that end the stream after the pieces so far, given an error of OpenAI's shape."""
-        if is_anthropic(self._path):
-            return anthropic_error_event(500, content)
-        if self._path == RESPONSES_PATH:
-            return failed_response_event(self._created_response(), "server_error", content, self._num_events)
-        return event("error", content) if self._path.startswith(PAGE_PATHS) else last_error_events(content)
-
-    def _created_response(self) -> Json:
-        """Return the response of response.created, the first event of its stream."""
-        data = self._first.split(b"\n")[1].removeprefix(b"data: ")
-        response: Json = json.loads(data)["response"]
-        return response
-
-
-MAX_ATTEMPTS = 4
-"""The number of replicas that are tried for one request."""
 BROADCAST_TIMEOUT_S = 2.0
 """The time for all replicas to answer a broadcast."""
 RETRY_AFTER_S = "5"
-EVENT_STREAM = "text/event-stream"
 MODELS_PATH = "/v1/models"
 OPERATOR_PATHS = ("/metrics", "/replicas")
 NOT_FORWARDED = (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host")
 """Hop-by-hop headers and `host`, which are not forwarded."""
-
-
-class ReplicasDied(Exception):
-    """MAX_ATTEMPTS replicas died while they had this request."""
 
 
 class Ingress:
@@ -146,7 +102,7 @@ class Ingress:
 
     async def _forward(self, replicas: DeploymentHandle, call: HttpCall) -> Response:
         try:
-            return await _ForwardedCall(replicas, call).response()
+            return await ForwardedCall(replicas, call).response()
         except BackPressureError as exc:
             headers = {"Retry-After": RETRY_AFTER_S}
             return error_response(call.path, 429, error(str(exc), "rate_limit_error"), headers)
@@ -201,85 +157,3 @@ async def _broadcast_to(replicas: DeploymentHandle, method: str) -> list[Any]:
     """Return the results of the replicas that have not died. Raises DeploymentUnavailableError, TimeoutError."""
     answers = await replicas.broadcast(method).results_async(timeout_s=BROADCAST_TIMEOUT_S, return_exceptions=True)
     return [answer for answer in answers if not isinstance(answer, BaseException)]
-
-
-class _ForwardedCall:
-    """One request, forwarded to a replica and, if that dies, to another."""
-
-    def __init__(self, replicas: DeploymentHandle, call: HttpCall) -> None:
-        self._replicas = replicas.options(stream=True, method_name="respond", session_id=conversation_of(call))
-        self._call = call
-
-    async def response(self) -> Response:
-        """Return the response. Raises ReplicasDied, BackPressureError and DeploymentUnavailableError."""
-        for _ in range(MAX_ATTEMPTS):
-            frames: AsyncGenerator[ResponseStart | bytes, None] = _frames(self._replicas, self._call)
-            try:
-                return await self._start(frames)
-            except RayActorError as exc:
-                logger.warning("a replica died under %s, asking another one: %s", self._call.path, type(exc).__name__)
-        raise ReplicasDied(f"{MAX_ATTEMPTS} replicas died under this request; it is not asked again")
-
-    async def _start(self, frames: AsyncGenerator[ResponseStart | bytes, None]) -> Response:
-        """Return the response once all of its body, or the first piece of a stream, has arrived."""
-        async with AsyncExitStack() as cleanup:
-            await cleanup.enter_async_context(aclosing(frames))
-            head = await anext(frames)
-            assert isinstance(head, ResponseStart)
-            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
-            if headers.get("content-type", "").startswith(EVENT_STREAM):
-                first = await anext(frames, None)
-                cleanup.pop_all()
-                return _ReplicaStream(self._call.path, first, frames, head.status, headers)
-            body = b"".join([piece async for piece in frames if isinstance(piece, bytes)])
-            return Response(body, head.status, headers)
-
-
-async def _frames(replicas: DeploymentHandle, call: HttpCall) -> AsyncGenerator[ResponseStart | bytes, None]:
-    """Yield the frames of one replica. Closing the generator early cancels the request there."""
-    answer = cast(DeploymentResponseGenerator[Any], replicas.remote(call))  # the handle has stream=True
-    has_ended = False
-    try:
-        async for frame in answer:
-            yield frame
-        has_ended = True
-    finally:
-        if not has_ended:
-            answer.cancel()
-
-
-class _ReplicaStream(StreamingResponse):
-    """Cancels its request at the replica when the response ends, however it ends. The iterator of the body cannot do
-    that: see EventStream of serving/event_stream.py."""
-
-    def __init__(
-        self,
-        path: str,
-        first: ResponseStart | bytes | None,
-        frames: AsyncGenerator[ResponseStart | bytes, None],
-        status: int,
-        headers: Mapping[str, str],
-    ) -> None:
-        super().__init__(_stream(path, first, frames), status, headers)
-        self._frames = frames
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the body. See StreamingResponse."""
-        async with aclosing(self._frames):
-            await super().__call__(scope, receive, send)
-
-
-async def _stream(
-    path: str, first: ResponseStart | bytes | None, frames: AsyncGenerator[ResponseStart | bytes, None]
-) -> AsyncIterator[bytes]:
-    """Yield the body; when the replica dies in between, end the stream with the error event of its API."""
-    follower = StreamFollower(path)
-    try:
-        if isinstance(first, bytes):
-            yield follower.take(first)
-        async for piece in frames:
-            if isinstance(piece, bytes):
-                yield follower.take(piece)
-    except RayActorError:
-        logger.warning("a replica died under a stream")
-        yield follower.error_events(error("the replica that wrote this text died; ask again", "server_error"))

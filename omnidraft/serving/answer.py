@@ -164,7 +164,8 @@ class Answer:
     def _collector(self, text: QueuedText) -> LogprobCollector | None:
         if self.body.num_log_probs is None:
             return None
-        return LogprobCollector(self.model.vocabulary, self.model.engine.shown_ids(text.request))
+        shown_ids = self.model.engine.shown_ids(text.request)
+        return LogprobCollector(self.model.vocabulary, shown_ids, tells_all=self.body.tells_all_tokens)
 
 
 async def steps_of(queued: QueuedRequest, ready: asyncio.Event) -> AsyncIterator[tuple[int, Step]]:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request
@@ -16,7 +16,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from omnidraft.decode.sampling.input_limits import BODY_LIMITS
 from omnidraft.errors import ContextExceeded, OmnidraftError, RequestError
 from omnidraft.serving.body_model import collecting_ignored
-from omnidraft.serving.event_stream import event
 from omnidraft.serving.queued_request import Abandoned, QueueFull, Stopping
 from omnidraft.serving.response_schemas import error
 
@@ -81,11 +80,6 @@ def anthropic_error(status: int, content: Mapping[str, Any]) -> dict[str, object
     return AnthropicError(error=detail).model_dump(exclude_none=True)
 
 
-def anthropic_error_event(status: int, content: Mapping[str, Any]) -> bytes:
-    """Return the event that ends a stream with an error of OpenAI's shape."""
-    return event("error", anthropic_error(status, content))
-
-
 class FieldRefused(RequestError):
     """A request is refused for one field, with a status and a code of its own."""
 
@@ -113,12 +107,9 @@ class BodyLimit:
             body = await self._read(receive)
             if body is None:
                 return None  # the client has gone
-            check_body(body)
-        except HTTPException as exc:
-            refused = error_response(scope["path"], exc.status_code, error(exc.detail, "invalid_request_error"))
-            await refused(scope, receive, send)
-        except RequestError as exc:
-            await error_response(scope["path"], 400, error(str(exc), "invalid_request_error"))(scope, receive, send)
+            _check(body)
+        except (HTTPException, RequestError) as exc:
+            await refusal(exc, scope["path"])(scope, receive, send)
         else:
             scope = _as_json(scope, body)
             with collecting_ignored(is_strict=self._is_strict) as names:
@@ -180,7 +171,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replayed
 
 
-def check_body(body: bytes) -> None:
+def _check(body: bytes) -> None:
     """Raises RequestError for a body that is not UTF-8, as JSON has to be, or too costly to parse."""
     try:
         body.decode()
@@ -191,47 +182,56 @@ def check_body(body: bytes) -> None:
 
 def add_error_handlers(app: FastAPI) -> None:
     """Answer every exception of the application with an error in the shape of its path's protocol."""
+
+    async def refuse(request: Request, exc: Exception) -> Response:
+        return refusal(exc, request.url.path, getattr(request.state, REQUEST_ID, None))
+
     for exception in (RequestValidationError, HTTPException, OmnidraftError, Exception):
-        app.add_exception_handler(exception, _on_error)
+        app.add_exception_handler(exception, refuse)
 
 
-async def _on_error(request: Request, exc: Exception) -> Response:
-    refuse = partial(error_response, request.url.path, request_id=getattr(request.state, REQUEST_ID, None))
+def refusal(exc: Exception, path: str, request_id: str | None = None) -> Response:
+    """Return the response to a request for this path that raised."""
+    headers: Mapping[str, str] | None = None
     match exc:
-        case RequestValidationError():
-            return refuse(400, _invalid(exc))
-        case HTTPException():
-            return refuse(exc.status_code, error(exc.detail, "invalid_request_error"), exc.headers)
-        case FieldRefused():
-            return refuse(exc.status, error(str(exc), "invalid_request_error", exc.field, exc.code))
-        case ContextExceeded() if is_anthropic(request.url.path):
-            numbers = f"{exc.num_prompt_tokens} tokens > {exc.most_prompt_tokens} maximum"
-            return refuse(400, error(f"prompt is too long: {numbers}", "invalid_request_error"))
-        case ContextExceeded():
-            return refuse(400, error(str(exc), "invalid_request_error", code="context_length_exceeded"))
-        case RequestError():
-            return refuse(400, error(str(exc), "invalid_request_error"))
-        case QueueFull():
-            retry = {"Retry-After": str(exc.retry_after_s)}
-            return refuse(429, error(str(exc), "rate_limit_error", code="queue_full"), retry)
-        case Stopping():
-            return refuse(503, error(str(exc), "server_error", code="stopping"), {"Retry-After": STOPPING_RETRY_S})
         case Abandoned():
             return Response(status_code=CLIENT_CLOSED_REQUEST)
+        case HTTPException():
+            headers = exc.headers
+        case QueueFull():
+            headers = {"Retry-After": str(exc.retry_after_s)}
+        case Stopping():
+            headers = {"Retry-After": STOPPING_RETRY_S}
+    return error_response(path, *told(exc, path), headers, request_id)
+
+
+def told(exc: Exception, path: str = "") -> tuple[int, dict[str, object]]:
+    """Return the status and the content, in OpenAI's shape, of the error of a request for this path, also of one that
+    ends a stream. Of errors that are not the request's only our own are shown: the text of any other may be about what
+    was decoded beside it, and the server's log has it."""
+    refused = "invalid_request_error"
+    match exc:
+        case RequestValidationError():
+            return 400, _invalid(exc)
+        case HTTPException():
+            return exc.status_code, error(exc.detail, refused)
+        case FieldRefused():
+            return exc.status, error(str(exc), refused, exc.field, exc.code)
+        case ContextExceeded() if is_anthropic(path):
+            numbers = f"{exc.num_prompt_tokens} tokens > {exc.most_prompt_tokens} maximum"
+            return 400, error(f"prompt is too long: {numbers}", refused)
+        case ContextExceeded():
+            return 400, error(str(exc), refused, code="context_length_exceeded")
+        case RequestError():
+            return 400, error(str(exc), refused)
+        case QueueFull():
+            return 429, error(str(exc), "rate_limit_error", code="queue_full")
+        case Stopping():
+            return 503, error(str(exc), "server_error", code="stopping")
+        case OmnidraftError():
+            return 500, error(str(exc), "server_error")
         case _:
-            return refuse(500, server_error(exc))
-
-
-def server_error(exc: Exception) -> dict[str, object]:
-    """Return the content of an error that is not the request's. Only our own errors are shown: the text of any other
-    may be about what was decoded beside this request, and the server's log has it."""
-    shown = str(exc) if isinstance(exc, OmnidraftError) else f"decoding failed: {type(exc).__name__}"
-    return error(shown, "server_error")
-
-
-def stream_error(exc: Exception) -> dict[str, object]:
-    """Return the content of an error that ends a stream: the request's, or any other."""
-    return error(str(exc), "invalid_request_error") if isinstance(exc, RequestError) else server_error(exc)
+            return 500, error(f"decoding failed: {type(exc).__name__}", "server_error")
 
 
 def _invalid(exc: RequestValidationError) -> dict[str, object]:

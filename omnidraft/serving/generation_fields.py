@@ -162,6 +162,11 @@ class GenerationFields(OpenAIFields):
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
+    def tells_all_tokens(self) -> bool:
+        """Whether each token that was drawn is told, those that put nothing into the text too."""
+        return self.return_token_ids
+
+    @property
     def num_log_probs(self) -> int | None:
         raise NotImplementedError
 

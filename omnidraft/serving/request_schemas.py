@@ -40,6 +40,10 @@ class CompletionRequest(GenerationFields):
     """The text behind the answer: a target that knows fill-in-the-middle fills the gap. "" is none."""
 
     @property
+    def tells_all_tokens(self) -> bool:
+        return self.return_token_ids or self.echo
+
+    @property
     def num_log_probs(self) -> int | None:
         return self.logprobs
 

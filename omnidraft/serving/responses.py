@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -18,8 +19,8 @@ from omnidraft.errors import RequestError
 from omnidraft.params import Sampling
 from omnidraft.serving import auth
 from omnidraft.serving.answer import Answer, Body, ServedModel
-from omnidraft.serving.error_handlers import REQUEST_ID, REQUEST_ID_HEADERS, FieldRefused
-from omnidraft.serving.event_stream import EventStream
+from omnidraft.serving.error_handlers import REQUEST_ID, REQUEST_ID_HEADERS, FieldRefused, is_anthropic
+from omnidraft.serving.event_stream import ANTHROPIC_PING, PING, QUEUED, EventStream
 from omnidraft.serving.fair_queue import FairTurns
 from omnidraft.serving.queued_request import Abandoned, QueuedRequest, QueueFull
 from omnidraft.serving.request_queue import RequestQueue
@@ -66,31 +67,20 @@ class Responder:
         Raises:
             RequestError, QueueFull, Stopping, and what decoding raises: error_handlers.py makes them a 4xx or 5xx.
         """
-        model = self.model(body.model)
-        ready = asyncio.Event()
+        model, ready = self.model(body.model), asyncio.Event()
         queued = await self.queued_request(request, body, model, wake=waker(ready))
-        disconnect = asyncio.create_task(self._abandon_on_disconnect(request, queued))
-        try:
-            await self.submit(queued)
-        except BaseException:
-            disconnect.cancel()
-            raise
         answer = Answer(queued, model, body, int(time.time()))
         writer, parts = writer_of(answer), answer.parts(ready)
         headers = dict.fromkeys(REQUEST_ID_HEADERS, queued.request_id)
-        try:
-            if not body.stream:
-                whole = partial(writer.whole, [part async for part in parts])
-                is_long = (
-                    body.prompt_logprobs is not None or body.num_log_probs is not None
-                )  # seconds, not milliseconds
-                content = await asyncio.to_thread(whole) if is_long else whole()
-                return Response(content, media_type="application/json", headers=headers)
-            first = await anext(parts)  # so that a bad request is still a 4xx
-        finally:
-            disconnect.cancel()
-        headers["Cache-Control"] = "no-store"
-        return EventStream(_events(writer, first, parts), headers, self._requests, queued)
+        async with self.watched(request, queued):
+            await self.submit(queued)
+            if body.stream:
+                ping = ANTHROPIC_PING if is_anthropic(request.url.path) else PING
+                return EventStream(_events(writer, parts), headers, self._requests, queued, ping)
+            whole = partial(writer.whole, [part async for part in parts])
+            is_long = body.prompt_logprobs is not None or body.num_log_probs is not None  # seconds, not milliseconds
+            content = await asyncio.to_thread(whole) if is_long else whole()
+        return Response(content, media_type="application/json", headers=headers)
 
     def model(self, name: str | None) -> ServedModel:
         """Return the served model of this name, the first for None. Raises FieldRefused."""
@@ -175,17 +165,27 @@ class Responder:
             numbers = f"{MAX_CHOICES} choices at most (prompts times n), got {body.num_choices}"
             raise RequestError(f"{field}: {numbers}")
 
-    async def _abandon_on_disconnect(self, request: Request, queued: QueuedRequest) -> None:
-        """Abandon the request when its client goes away. The body has been read, so nothing else can come."""
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        self._requests.abandon(queued)
+    @asynccontextmanager
+    async def watched(self, request: Request, queued: QueuedRequest) -> AsyncIterator[None]:
+        """Inside, the request is abandoned when its client goes away. Its body has been read, so nothing else can
+        come."""
+
+        async def abandon_on_disconnect() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            self._requests.abandon(queued)
+
+        watch = asyncio.create_task(abandon_on_disconnect())
+        try:
+            yield
+        finally:
+            watch.cancel()
 
 
-async def _events(writer: ResponseWriter, first: ChoicePart, parts: AsyncIterator[ChoicePart]) -> AsyncIterator[bytes]:
+async def _events(writer: ResponseWriter, parts: AsyncIterator[ChoicePart]) -> AsyncIterator[bytes]:
     """Yield the events of a stream."""
     try:
-        yield writer.events(first)
+        yield QUEUED
         async for part in parts:
             yield writer.events(part)
         last = writer.last_events()

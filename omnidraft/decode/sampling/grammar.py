@@ -70,10 +70,7 @@ class Grammars:
         Raises:
             RequestError: the grammar cannot be compiled, or the target has no stop id that could end its texts.
         """
-        if not stop_ids:
-            raise RequestError(
-                "a grammar needs an end-of-text token: this target has none, or the request ignores it (ignore_eos)"
-            )
+        require_end(stop_ids)
         constraint = constraint_of(self.compile(grammar), thoughts)
         assert constraint is not None
         return Matcher(constraint, stop_ids)
@@ -92,6 +89,14 @@ class Grammars:
     @cached_property
     def _compiler(self) -> GrammarCompiler:
         return GrammarCompiler(self._vocabulary)
+
+
+def require_end(stop_ids: frozenset[int]) -> None:
+    """Raises RequestError where no id could end a text that is kept to a grammar."""
+    if not stop_ids:
+        raise RequestError(
+            "a grammar needs an end-of-text token: this target has none, or the request ignores it (ignore_eos)"
+        )
 
 
 class Matcher:

@@ -12,7 +12,6 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from omnidraft.errors import RequestError
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.anthropic_messages.request_schemas import CountTokensRequest, MessagesRequest
 from omnidraft.serving.blocks import Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
@@ -21,8 +20,8 @@ from omnidraft.serving.error_handlers import (
     THREAD_REFUSED,
     AnthropicError,
     FieldRefused,
-    anthropic_error_event,
-    stream_error,
+    anthropic_error,
+    told,
 )
 from omnidraft.serving.event_stream import event
 from omnidraft.serving.response_formats import ChoicePart
@@ -59,8 +58,7 @@ class MessageWriter:
         return _written([*ended, ("message_delta", {"delta": stop, "usage": self._usage()}), ("message_stop", {})])
 
     def error_events(self, exc: Exception) -> bytes:
-        status = 400 if isinstance(exc, RequestError) else 500
-        return anthropic_error_event(status, stream_error(exc))
+        return event("error", anthropic_error(*told(exc, MESSAGES_PATH)))
 
     def _message(self, content: list[Json], stop_reason: str | None, stop_sequence: str | None) -> Json:
         """Return the message; only the first event of a stream has no reason for which it stopped."""

@@ -12,10 +12,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic_core import to_json
 
-from omnidraft.errors import RequestError
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.blocks import Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
-from omnidraft.serving.error_handlers import stream_error
+from omnidraft.serving.error_handlers import told
 from omnidraft.serving.event_stream import RESPONSES_PATH, failed_response_event, response_event
 from omnidraft.serving.openai_responses.request_schemas import ResponsesRequest
 from omnidraft.serving.response_formats import ChoicePart
@@ -39,10 +38,7 @@ class ResponsesWriter:
         return to_json(self._ended(parts[-1], blocks_of(parts)))
 
     def events(self, part: ChoicePart) -> bytes:
-        events: list[Event] = []
-        if self._last is None:
-            begun = {"response": self._response("in_progress", [])}
-            events += [("response.created", begun), ("response.in_progress", begun)]
+        events = self._begun()
         self._last = part
         for change in self._blocks.take(part):
             events += self._block_events(change, "completed")  # a block that ends here is followed by another one
@@ -56,9 +52,17 @@ class ResponsesWriter:
         return self._written([*ended, (f"response.{status}", {"response": response})])
 
     def error_events(self, exc: Exception) -> bytes:
-        code = "invalid_prompt" if isinstance(exc, RequestError) else "server_error"
+        status, content = told(exc)
+        code = {400: "invalid_prompt", 429: "rate_limit_exceeded"}.get(status, "server_error")
         response = self._response("failed", self._items("incomplete", self._blocks.blocks))
-        return failed_response_event(response, code, stream_error(exc), self._num_events)
+        return self._written(self._begun()) + failed_response_event(response, code, content, self._num_events)
+
+    def _begun(self) -> list[Event]:
+        """Return the events before the first part; none behind it."""
+        if self._last is not None:
+            return []
+        begun = {"response": self._response("in_progress", [])}
+        return [("response.created", begun), ("response.in_progress", begun)]
 
     def _ended(self, last: ChoicePart, blocks: Sequence[Block]) -> Json:
         status, usage = _status(last), self._answer.usage()

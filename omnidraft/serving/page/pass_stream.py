@@ -17,8 +17,8 @@ from fastapi.responses import Response
 from omnidraft.errors import RequestError
 from omnidraft.serving.answer import steps_of
 from omnidraft.serving.auth import FILES_PATH, PAGE_PATH
-from omnidraft.serving.error_handlers import stream_error
-from omnidraft.serving.event_stream import EVENT_HEADERS, EventStream, event
+from omnidraft.serving.error_handlers import told
+from omnidraft.serving.event_stream import EventStream, event
 from omnidraft.serving.page.pass_events import Event, PassEvents
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
@@ -120,8 +120,9 @@ class PassWatcher:
         model, ready = self._responder.model(body.model), asyncio.Event()
         clock, wake = StepClock(self._requests), waker(ready)
         queued = await self._responder.queued_request(request, body, model, note=clock.note, wake=wake)
-        await self._responder.submit(queued)
-        return EventStream(_events(queued, model, ready, clock), EVENT_HEADERS, self._requests, queued)
+        async with self._responder.watched(request, queued):
+            await self._responder.submit(queued)
+        return EventStream(_events(queued, model, ready, clock), {}, self._requests, queued)
 
 
 async def _events(
@@ -135,7 +136,7 @@ async def _events(
             yield event("pass", events.of_pass(step) | clock.next())
         yield event("end", events.of_end() | _summary(queued))
     except Exception as exc:  # the status line is out: all that is left is to say it in the stream
-        yield event("error", stream_error(exc))
+        yield event("error", told(exc)[1])
 
 
 def _summary(queued: QueuedRequest) -> Event:

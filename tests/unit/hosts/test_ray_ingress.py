@@ -14,9 +14,11 @@ from starlette.requests import Request
 
 from omnidraft.config import WorkerSettings
 from omnidraft.hosts.asgi_bridge import HttpCall, ResponseStart
-from omnidraft.hosts.ray_ingress import MAX_ATTEMPTS, Ingress
+from omnidraft.hosts.ray_forwarding import MAX_ATTEMPTS
+from omnidraft.hosts.ray_ingress import Ingress
 from omnidraft.hosts.ray_worker import ReplicaStatus
-from omnidraft.serving.event_stream import event, response_event
+from omnidraft.serving.event_stream import ANTHROPIC_PING, DONE, PING, QUEUED, event, response_event
+from tests.http_server import stream_parts
 
 SETTINGS = WorkerSettings(max_body_bytes=1000)
 JSON = ResponseStart(200, ((b"content-type", b"application/json"), (b"x-told", b"yes")))
@@ -112,6 +114,26 @@ def test_a_stream_that_was_seen_ends_with_an_error_and_is_not_asked_again() -> N
     assert answer.headers["content-type"].startswith("text/event-stream")
 
 
+def test_a_stream_of_which_only_pings_were_seen_goes_on_with_another_replica() -> None:
+    """And with the first one's head, since its client has that."""
+    died = Answer([EVENTS, QUEUED, PING, ANTHROPIC_PING, DIED])
+    replicas = Replicas([died, Answer([EVENTS, QUEUED, b"data: 1\n\n", DONE])])
+    answer = ask({"t": replicas}, body={"stream": True})
+    assert answer.content == QUEUED + PING + ANTHROPIC_PING + QUEUED + b"data: 1\n\n" + DONE
+    assert len(replicas.calls) == 2
+
+
+@pytest.mark.parametrize("after", [[DIED], [ResponseStart(503, ()), b'{"error": {}}'], [BackPressureError(1, 1)]])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/messages"])
+def test_a_stream_of_which_only_pings_were_seen_ends_with_an_error_where_no_replica_is_left(
+    path: str, after: list[Frame]
+) -> None:
+    replicas = Replicas([Answer([EVENTS, QUEUED, DIED]), *[Answer(after)] * MAX_ATTEMPTS])
+    answer = ask({"t": replicas}, path, {"stream": True})
+    told = json.loads(stream_parts(answer.text)[0][-1].removeprefix("data: "))
+    assert (told.get("response") or told)["error"]["message"]
+
+
 def test_a_message_whose_replica_dies_ends_with_the_error_that_anthropics_client_raises() -> None:
     piece = event("content_block_delta", {"type": "content_block_delta", "index": 0, "delta": TEXT_DELTA})
     answer = ask({"t": Replicas([Answer([EVENTS, piece, DIED])])}, "/v1/messages", {"messages": [], "stream": True})
@@ -126,6 +148,7 @@ def test_a_response_whose_replica_dies_has_failed() -> None:
     pieces = [
         response_event("response.created", 0, {"response": CREATED}) + response_event("response.in_progress", 1, {}),
         response_event("response.output_text.delta", 2, {"delta": "one\n\ntwo"}),
+        PING,
     ]
     answer = ask({"t": Replicas([Answer([EVENTS, *pieces, DIED])])}, "/v1/responses", {"input": "x", "stream": True})
     name, data = answer.text.removeprefix(b"".join(pieces).decode()).strip().split("\n")

@@ -17,7 +17,7 @@ from omnidraft.serving.anthropic_messages.writer import _content
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.blocks import Block
 from omnidraft.serving.request_queue import RequestQueue
-from tests.http_server import served
+from tests.http_server import served, stream_parts
 from tests.tiny_engine import broken_target
 
 KEY, FREE_KEY = "sk-of-acme-0123456789", "sk-of-anybody-0123456789"
@@ -46,8 +46,8 @@ def post(client: TestClient, **fields: Any) -> dict[str, Any]:
 
 def events(text: str) -> list[dict[str, Any]]:
     """The events of a stream, each of which names its type twice."""
-    lines = [event.split("\n") for event in text.split("\n\n") if event]
-    made = [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in lines]
+    parts = stream_parts(text)
+    made = [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in parts]
     assert all(name == content["type"] for name, content in made)
     return [content for _, content in made]
 

@@ -1,23 +1,41 @@
-"""A client that leaves its stream before the first event ends its request, whatever the request waited for."""
+"""A stream begins at once and is never silent; a client that leaves it ends its request, whatever that waited for."""
 
 import asyncio
 import json
+import re
 import threading
-from collections.abc import MutableMapping
+import time
+from collections.abc import Iterator, MutableMapping
+from contextlib import closing
+from http.client import HTTPConnection, HTTPResponse
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 
+from omnidraft.config import WorkerSettings
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.sampling.grammar import Grammars
 from omnidraft.hosts.asgi_bridge import HttpCall, respond
 from omnidraft.ports import Sampling
+from omnidraft.serving import event_stream
+from omnidraft.serving.app import ServedModel, application
+from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
+from tests.http_server import served, stream_parts
 from tests.page_recordings import PASSES, body
-from tests.tiny_engine import PATIENCE_S, Slow, snapshot, wait_until
+from tests.tiny_engine import PATIENCE_S, Slow, slow_prompts, snapshot, wait_until
 
 QUESTION = "How many clips did Natalia sell?"
+LONG = "clips " * 3_000
+STREAMS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": LONG},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}]},
+    "/v1/responses": {"input": LONG},
+    "/v1/messages": {"messages": [{"role": "user", "content": LONG}]},
+    PASSES: body(LONG),
+}
+LIMITS = {"/v1/responses": "max_output_tokens"}
 JSON = ((b"content-type", b"application/json"),)
 
 
@@ -96,3 +114,53 @@ def test_a_watcher_of_the_page_that_leaves_while_its_grammar_is_compiled(
 
     asyncio.run(leave())
     require_abandoned(metrics)
+
+
+@pytest.fixture
+def long_url(tool_engine: Engine, requests: RequestQueue) -> Iterator[str]:
+    """The application over an engine with room for a long prompt, behind the worker's own server."""
+    with served(application(requests, [ServedModel(tool_engine, "print")], WorkerSettings(), lambda: b"")) as made:
+        yield made
+
+
+def ask_for_stream(url: str, path: str, connection: HTTPConnection) -> HTTPResponse:
+    """Its head."""
+    fields = STREAMS[path] | {"stream": True, LIMITS.get(path, "max_tokens"): 4}
+    connection.request("POST", path, json.dumps(fields), {"content-type": "application/json"})
+    return connection.getresponse()
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_begins_at_once_and_is_never_silent(
+    tool_engine: Engine, long_url: str, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(event_stream, "PING_S", 0.1)
+    connection = HTTPConnection(long_url.removeprefix("http://"), timeout=PATIENCE_S)
+    with slow_prompts(tool_engine, 0.05) as num_read, closing(connection):
+        asked_s = time.monotonic()
+        response = ask_for_stream(long_url, path, connection)
+        first = response.readline()
+        assert time.monotonic() - asked_s < 1
+        assert sum(num_read) < 1_500, "the prompt has been read before the first byte"
+        assert (response.status, first) == (200, b"event: queued\n" if path == PASSES else b": queued\n")
+        assert response.headers["cache-control"] == "no-store"
+        rest = response.read().decode()
+    ping = "event: ping\ndata: {" if path == "/v1/messages" else ": ping\n\n"
+    assert rest.count(ping) > 2
+    *_, last = stream_parts(rest)
+    assert not re.search(r'"error": \{', rest)
+    assert re.search(r"DONE|message_stop|response.incomplete|event: end", last[0])
+
+
+def test_a_client_that_goes_away_while_its_prompt_is_read_frees_the_target_at_the_next_pass(
+    tool_engine: Engine, long_url: str, metrics: CountingMetrics
+) -> None:
+    connection = HTTPConnection(long_url.removeprefix("http://"), timeout=PATIENCE_S)
+    with slow_prompts(tool_engine, 0.3) as num_read:
+        with closing(connection):
+            assert ask_for_stream(long_url, "/v1/completions", connection).readline() == b": queued\n"
+            wait_until(lambda: num_read)
+        num_begun = len(num_read)
+        require_abandoned(metrics)
+    assert len(num_read) <= num_begun + 1
+    assert sum(num_read) < 1_500

@@ -11,6 +11,7 @@ from openai.types.responses.response_input_item import FunctionCallOutput
 
 from omnidraft.decode.engine import Engine
 from omnidraft.errors import ContractError, RequestError
+from tests.http_server import stream_parts
 from tests.tiny_engine import broken_target
 
 SCHEMA = {
@@ -32,7 +33,7 @@ def client_of(url: str) -> openai.OpenAI:
 def events(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
     """The events of a stream, numbered without a gap."""
     text = client.post("/v1/responses", json=BODY | {"stream": True} | fields).text
-    made = [json.loads(event.split("\n")[1].removeprefix("data: ")) for event in text.split("\n\n") if event]
+    made = [json.loads(data.removeprefix("data: ")) for _, data in stream_parts(text)]
     assert [each["sequence_number"] for each in made] == list(range(len(made)))
     return made
 
@@ -156,8 +157,10 @@ def test_a_call_in_a_stream_ends_with_all_of_its_arguments(tool_url: str, tool_e
 def test_a_failure_within_a_stream_is_a_failed_response(
     engine: Engine, client: TestClient, error: Exception, code: str
 ) -> None:
-    with broken_target(engine, error, num_good=1):
-        last = events(client, speculation="off")[-1]
+    for num_good in (0, 1):
+        with broken_target(engine, error, num_good):
+            first, _, *_, last = events(client, speculation="off")
+        assert first["type"] == "response.created"  # the client raises for a stream that begins otherwise
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"]["code"] == code
     assert "broken" in last["response"]["error"]["message"]

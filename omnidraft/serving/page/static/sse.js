@@ -19,7 +19,7 @@ export async function* events(path, body, key, signal) {
     if (done) return;
     const parts = (text + value).split("\n\n");
     text = parts.pop();
-    for (const part of parts) yield parsed(part);
+    for (const part of parts) if (!part.startsWith(":")) yield parsed(part); // else a comment
   }
 }
 

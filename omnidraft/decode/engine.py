@@ -25,7 +25,7 @@ from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.params import check_sampling, require_integer, require_text
 from omnidraft.ports import Metrics, NoopTracing, Request, Span, Step, Tracing, ids_needed, recorded_work
 from omnidraft.traces.request_ids import request_of
-from omnidraft.vocab.thoughts import Phase, Thoughts
+from omnidraft.vocab.thoughts import Thoughts
 
 
 class Engine:
@@ -273,9 +273,8 @@ class Engine:
 
     def _drafter_prompt_ids(self, request: GenerationRequest, thoughts: Thoughts | None) -> tuple[int, ...]:
         """Return the drafter's prompt ids; none without a drafter, or where its template is missing or refuses them."""
-        thinks = thoughts is not None and thoughts.phase is not Phase.CONTENT
         try:
-            return tuple(prompting.drafter_prompt_ids(request, self.pair, thinks=thinks))
+            return tuple(prompting.drafter_prompt_ids(request, self.pair, thoughts))
         except Exception as exc:  # the boundary: see safe_drafting.py
             self.decoder.failures.report(exc)
             return ()

@@ -202,9 +202,9 @@ def prompt_ids(request: GenerationRequest, tokenizer: PromptTokenizer, tool_form
     return tokenizer.prompt_ids(request.prompt) if request.adds_special else tokenizer.encode(request.prompt)
 
 
-def drafter_prompt_ids(request: GenerationRequest, pair: Pair, *, thinks: bool) -> list[int]:
+def drafter_prompt_ids(request: GenerationRequest, pair: Pair, thoughts: Thoughts | None) -> list[int]:
     """Return the drafter's ids of the prompt, none without a drafter: of what is before the gap, where it cannot fill
-    in a middle. Its own chat template is told whether the target `thinks`. Raises as `prompt_ids` does."""
+    in a middle. Its own chat template is told whether the target thinks. Raises as `prompt_ids` does."""
     tokenizer, target_vocabulary = pair.drafter_tokenizer, pair.target_tokenizer.vocabulary
     if tokenizer is None:
         return []
@@ -213,6 +213,7 @@ def drafter_prompt_ids(request: GenerationRequest, pair: Pair, *, thinks: bool) 
     if request.prompt_ids is not None:
         spelled = target_vocabulary.spell(request.prompt_ids).decode("utf-8", "replace")
         return tokenizer.prompt_ids(spelled)
+    thinks = thoughts is not None and thoughts.phase is not Phase.CONTENT
     options = {**request.template_options, "enable_thinking": thinks, "thinking": thinks}
     return prompt_ids(replace(request, template_options=options), tokenizer, pair.tool_format)
 

@@ -83,7 +83,7 @@ def test_a_choice_decides_what_can_be_said(form: ToolFormat, has_id: bool) -> No
     assert possible("auto", "")
     assert not possible("auto", bad)
     assert possible("auto", bad, tools=tools(is_strict=False))
-    assert possible("auto", two) is (not form.is_bare)
+    assert possible("auto", two) is (not form.is_single)
     assert not possible("auto", two, is_parallel=False)
     assert not possible("auto", good + " And a text behind it.")
     assert possible("required", good)

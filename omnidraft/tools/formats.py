@@ -134,13 +134,20 @@ def _markers_in(part: str) -> list[str]:
 _HERMES_CALL = '{ "name" : "{name}" , "arguments" : {arguments} }'
 
 
-def _row(name: str, notation: str, *is_in_template: str, keyed: Keyed | None = None, **more: bool) -> ToolFormat:
+def _row(
+    name: str,
+    notation: str,
+    *is_in_template: str,
+    keyed: Keyed | None = None,
+    is_list: bool = False,
+    is_bare: bool = False,
+    is_single: bool = False,
+) -> ToolFormat:
     """Return the format of a notation. Its spaces are those between parts, and "~" is a space that has to be there;
     slashes part a section's markers from its calls."""
     before, call, behind = notation.split(" / ") if " / " in notation else ("", notation, "")
-    head, _, tail = call.partition("{arguments}")
-    parts = [tuple(part.replace("~", " ") for part in text.split()) for text in (head, tail)]
-    return ToolFormat(name, *parts, (before, behind), keyed, is_in_template=is_in_template, **more)
+    head, tail = (tuple(part.replace("~", " ") for part in text.split()) for text in call.split("{arguments}"))
+    return ToolFormat(name, head, tail, (before, behind), keyed, is_list, is_bare, is_single, is_in_template)
 
 
 _PARAMETERS = Keyed(("<parameter=",), (">",), "</parameter>")

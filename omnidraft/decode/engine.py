@@ -25,6 +25,7 @@ from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.params import check_sampling, require_integer, require_text
 from omnidraft.ports import Metrics, NoopTracing, Request, Span, Step, Tracing, ids_needed, recorded_work
 from omnidraft.traces.request_ids import request_of
+from omnidraft.vocab.thoughts import Thoughts
 
 
 class Engine:
@@ -222,14 +223,14 @@ class Engine:
         Raises:
             RequestError: the grammar cannot be compiled.
         """
-        request = prompting.with_tool_grammar(request, self.pair)
+        request = prompting.with_grammar(request, self.pair)
         sampling = self.decoder.grammars.prepared(request.sampling, client=client, cache_scope=cache_scope)
         return replace(request, sampling=sampling)
 
     def decode_request(self, request: GenerationRequest) -> Request:
         """Return the request in token ids, completed with the deployment's settings. Raises RequestError."""
         require_text(prompting.client_texts(request))
-        request = prompting.with_tool_grammar(request, self.pair)
+        request = prompting.with_grammar(request, self.pair)
         check_sampling(request.sampling, len(self.pair.target_tokenizer.vocabulary))
         work = recorded_work(has_grammar=request.sampling.grammar is not None)
         default = self.drift_throttle.limit(request.tenant, work, self._decode.num_draft_tokens)
@@ -243,7 +244,7 @@ class Engine:
         ids_needed(target_ids, max_new_tokens, context_limit)
         return Request(
             prompt_ids=tuple(target_ids),
-            drafter_prompt_ids=self._drafter_prompt_ids(request),
+            drafter_prompt_ids=self._drafter_prompt_ids(request, thoughts),
             max_new_tokens=max_new_tokens,
             sampling=request.sampling,
             seed=request.noise_seed(),
@@ -270,10 +271,10 @@ class Engine:
             return self.pair.special_texts
         return self.pair.shown_ids(is_chat=request.messages is not None, has_tools=request.tools is not None)
 
-    def _drafter_prompt_ids(self, request: GenerationRequest) -> tuple[int, ...]:
+    def _drafter_prompt_ids(self, request: GenerationRequest, thoughts: Thoughts | None) -> tuple[int, ...]:
         """Return the drafter's prompt ids; none without a drafter, or where its template is missing or refuses them."""
         try:
-            return tuple(prompting.drafter_prompt_ids(request, self.pair))
+            return tuple(prompting.drafter_prompt_ids(request, self.pair, thoughts))
         except Exception as exc:  # the boundary: see safe_drafting.py
             self.decoder.failures.report(exc)
             return ()

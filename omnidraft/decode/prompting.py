@@ -132,14 +132,19 @@ class Pair:
         return {text: known[text] for text in markers if text in known}
 
 
-def with_tool_grammar(request: GenerationRequest, pair: Pair) -> GenerationRequest:
+def with_grammar(request: GenerationRequest, pair: Pair) -> GenerationRequest:
     """Return the request with the grammar of answers that may call its tools; a grammar of its own is then that of
-    answers without calls. Raises RequestError."""
-    use, own = request.tools, request.sampling.grammar
-    if use is None or (own is not None and (own.kind == "tools" or use.choice == "none")):
+    answers without calls. It also has what the model writes before these. Raises RequestError."""
+    use, own, form = request.tools, request.sampling.grammar, pair.reasoning_format
+    has_header = form is not None and request.messages is not None and not request.continues_last
+    header = form.header if form is not None and has_header else ""
+    if own is None and use is None:
+        return request
+    if own is not None and (own.kind == "tools" or ((use is None or use.choice == "none") and not header)):
         return request
     content = None if own is None else (own.kind, own.text)
-    grammar = Grammar("tools", grammar_text(use, pair.tool_format, pair.marker_ids, content))
+    special_ids = pair.marker_ids | (pair.thought_ids if header else {})
+    grammar = Grammar("tools", grammar_text(use, pair.tool_format, special_ids, content, header))
     return replace(request, sampling=replace(request.sampling, grammar=grammar))
 
 
@@ -197,9 +202,9 @@ def prompt_ids(request: GenerationRequest, tokenizer: PromptTokenizer, tool_form
     return tokenizer.prompt_ids(request.prompt) if request.adds_special else tokenizer.encode(request.prompt)
 
 
-def drafter_prompt_ids(request: GenerationRequest, pair: Pair) -> list[int]:
+def drafter_prompt_ids(request: GenerationRequest, pair: Pair, thoughts: Thoughts | None) -> list[int]:
     """Return the drafter's ids of the prompt, none without a drafter: of what is before the gap, where it cannot fill
-    in a middle. Raises as `prompt_ids` does."""
+    in a middle. Its own chat template is told whether the target thinks. Raises as `prompt_ids` does."""
     tokenizer, target_vocabulary = pair.drafter_tokenizer, pair.target_tokenizer.vocabulary
     if tokenizer is None:
         return []
@@ -208,7 +213,9 @@ def drafter_prompt_ids(request: GenerationRequest, pair: Pair) -> list[int]:
     if request.prompt_ids is not None:
         spelled = target_vocabulary.spell(request.prompt_ids).decode("utf-8", "replace")
         return tokenizer.prompt_ids(spelled)
-    return prompt_ids(request, tokenizer, pair.tool_format)
+    thinks = thoughts is not None and thoughts.phase is not Phase.CONTENT
+    options = {**request.template_options, "enable_thinking": thinks, "thinking": thinks}
+    return prompt_ids(replace(request, template_options=options), tokenizer, pair.tool_format)
 
 
 def thoughts_of(request: GenerationRequest, pair: Pair, ids: Sequence[int]) -> Thoughts | None:
@@ -260,6 +267,6 @@ def client_texts(request: GenerationRequest) -> Mapping[str, Iterable[str]]:
     if request.tools is not None:
         texts["tools"] = strings_of(request.tools.definitions())
     grammar = request.sampling.grammar
-    if grammar is not None and grammar.kind != "tools":  # which with_tool_grammar wrote
+    if grammar is not None and grammar.kind != "tools":  # which with_grammar wrote
         texts[grammar.kind] = [grammar.text]
     return texts

@@ -45,6 +45,8 @@ class GrammarSpec:
     tools: tuple[CallableTool, ...]
     content: tuple[str, str] | None
     """The kind and text of a grammar that answers without calls match; None: any text."""
+    header: str = ""
+    """What stands before an answer without calls; free text cannot come before a call then."""
 
     @staticmethod
     def of(fields: Mapping[str, Any]) -> "GrammarSpec":
@@ -158,6 +160,11 @@ def escaped(text: str) -> str:
 
 
 def marker(text: str, spec: GrammarSpec) -> str:
-    """Return the marker as its bytes, or its special token."""
-    special = spec.special_ids.get(text)
-    return json.dumps(text) if special is None else f"({json.dumps(text)} | <[{special}]>)"
+    """Return the marker as its bytes, what is a special token in it also as that."""
+    parts = re.split(f"({'|'.join(map(re.escape, spec.special_ids))})", text) if spec.special_ids else [text]
+    ids = [spec.special_ids.get(part) for part in parts]
+    written = [
+        json.dumps(part) if each is None else f"({json.dumps(part)} | <[{each}]>)"
+        for part, each in zip(parts, ids, strict=True)
+    ]
+    return " ".join(text for text in written if text != '""') or '""'

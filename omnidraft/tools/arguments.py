@@ -38,7 +38,7 @@ class JsonArguments:
 
     def read(self, text: str, *, is_last: bool) -> tuple[str, str]:
         """See ArgumentReader."""
-        end = self._brackets.end_in(text)
+        end = self._brackets.end_in(text, is_last=is_last)
         self.is_over = self._brackets.is_closed
         return text[:end], text[end:]
 
@@ -82,7 +82,7 @@ class BracketedArguments:
 
     def read(self, text: str, *, is_last: bool) -> tuple[str, str]:
         """See ArgumentReader. Nothing is given on before the end is read."""
-        end = self._brackets.end_in(text)
+        end = self._brackets.end_in(text, is_last=is_last)
         self._text += text[:end]
         self.is_over = self._brackets.is_closed
         if not self.is_over:
@@ -96,24 +96,17 @@ def _python_values(text: str) -> dict[str, Any] | None:
     try:
         call = ast.parse(f"f{text}", mode="eval").body
         assert isinstance(call, ast.Call)
-        return {keyword.arg or "": _literal(keyword.value) for keyword in call.keywords}
+        return {each.arg or "": ast.literal_eval(_JsonNames().visit(each.value)) for each in call.keywords}
     except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
         return None
 
 
-def _literal(node: ast.expr) -> Any:
-    for child in ast.walk(node):
-        if isinstance(child, ast.List | ast.Dict | ast.Tuple | ast.Set):
-            for name, values in ast.iter_fields(child):
-                if isinstance(values, list):
-                    setattr(child, name, [_constant(each) for each in values])
-    return ast.literal_eval(_constant(node))
+class _JsonNames(ast.NodeTransformer):
+    """Makes JSON's names Python's constants."""
 
-
-def _constant(node: Any) -> Any:
-    """Return JSON's name as Python's constant; other nodes as they are."""
-    names = {"true": True, "false": False, "null": None}
-    return ast.Constant(names[node.id]) if isinstance(node, ast.Name) and node.id in names else node
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        names = {"true": True, "false": False, "null": None}
+        return ast.Constant(names[node.id]) if node.id in names else node
 
 
 def _gemma_values(text: str, quote: str) -> Any:
@@ -172,41 +165,24 @@ class _Brackets:
 
     def __init__(self, *quotes: str) -> None:
         """Count no brackets between two of the same quotes; a backslash escapes within quotes of one letter."""
-        self._quotes = quotes
+        inside = {quote: regex.escape(quote) + (r"|\\(?s:.)" if len(quote) == 1 else "") for quote in quotes}
+        outside = "|".join(map(regex.escape, (*quotes, *"{[()]}")))
+        self._sought = {quote: regex.compile(pattern) for quote, pattern in {**inside, "": outside}.items()}
         self._quote = ""
         self._depth = 0
-        self._is_escaped = False
         self.is_closed = False
 
-    def end_in(self, piece: str) -> int:
+    def end_in(self, piece: str, *, is_last: bool) -> int:
         """Return where the text ends in its next piece, or how much of the piece is read: all, but for the beginning of
-        a quote."""
+        a quote or of what is escaped."""
         place = 0
-        while place < len(piece):
-            quote = self._quote_at(piece, place)
-            if quote is None:
-                return place
-            place += len(quote) or 1
-            if self._is_escaped:
-                self._is_escaped = False
-            elif quote:
-                self._quote = "" if self._quote else quote
-            elif self._quote:
-                self._is_escaped = piece[place - 1] == "\\" and len(self._quote) == 1
-            elif piece[place - 1] in "{[(":
-                self._depth += 1
-            elif piece[place - 1] in "}])":
-                self._depth -= 1
-                if self._depth == 0:
-                    self.is_closed = True
-                    return place
-        return place
-
-    def _quote_at(self, piece: str, place: int) -> str | None:
-        """Return the quote that stands here, "" for none, None while it may become one."""
-        for quote in (self._quote,) if self._quote else self._quotes:
-            if piece.startswith(quote, place):
-                return "" if self._is_escaped else quote
-            if len(piece) - place < len(quote) and quote.startswith(piece[place:]):
-                return None
-        return ""
+        while not self.is_closed and (match := self._sought[self._quote].search(piece, place, partial=not is_last)):
+            if match.partial:
+                return match.start()
+            found, place = match[0], match.end()
+            if found in self._sought:
+                self._quote = "" if self._quote else found
+            elif not self._quote:
+                self._depth += 1 if found in "{[(" else -1
+                self.is_closed = self._depth == 0
+        return place if self.is_closed else len(piece)

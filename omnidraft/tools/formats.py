@@ -51,7 +51,9 @@ class ToolFormat:
     is_list: bool = False
     """Whether all calls of an answer are one array."""
     is_bare: bool = False
-    """Whether a call may begin the answer without its marker, is all of the answer, and is the only one."""
+    """Whether a call may begin the answer without its marker, and is all of the answer."""
+    is_single: bool = False
+    """Whether an answer ends with its first call."""
     is_in_template: tuple[str, ...] = ()
     """A chat template that holds all of these texts teaches this notation."""
 
@@ -91,12 +93,16 @@ class ToolFormat:
         if self.is_json:
             key = self.head[-2].strip('"')
             text = json.dumps({"name": call["name"], key: call["arguments"]}, ensure_ascii=False)
-            before = self.head[: -len(_JSON_HEAD)]
+            before = self.head[: self.head.index("{")]
             return "\n".join((*before, text, *self.tail[1:]))
         head = [part.replace(NAME, call["name"]).replace(NUMBER, str(number)) for part in self.head]
         arguments, between = call["arguments"], "" if self.keyed is None or self.keyed.brackets else "\n"
         text = _json(arguments) if self.keyed is None else _rendered_values(self.keyed, arguments)
-        parts = [*(part for part in head if not part.startswith("?")), text, *self.tail]
+        parts = [
+            *(part for part in head if not part.startswith("?")),
+            text,
+            *(part.removeprefix("?") for part in self.tail),
+        ]
         return between.join(part for part in parts if part)
 
 
@@ -125,111 +131,62 @@ def _markers_in(part: str) -> list[str]:
     return [] if NAME in part and not part.startswith(("[", "<|")) else _MARKER.findall(part.replace(NAME, ""))
 
 
-_JSON_HEAD = ("{", '"name"', ":", f'"{NAME}"', ",", '"arguments"', ":")
-_LLAMA_HEAD = (*_JSON_HEAD[:-2], '"parameters"', ":")
+_HERMES_CALL = '{ "name" : "{name}" , "arguments" : {arguments} }'
+
+
+def _row(
+    name: str,
+    notation: str,
+    *is_in_template: str,
+    keyed: Keyed | None = None,
+    is_list: bool = False,
+    is_bare: bool = False,
+    is_single: bool = False,
+) -> ToolFormat:
+    """Return the format of a notation. Its spaces are those between parts, and "~" is a space that has to be there;
+    slashes part a section's markers from its calls."""
+    before, call, behind = notation.split(" / ") if " / " in notation else ("", notation, "")
+    head, tail = (tuple(part.replace("~", " ") for part in text.split()) for text in call.split("{arguments}"))
+    return ToolFormat(name, head, tail, (before, behind), keyed, is_list, is_bare, is_single, is_in_template)
+
+
 _PARAMETERS = Keyed(("<parameter=",), (">",), "</parameter>")
 _NAMED_PARAMETERS = Keyed(('<parameter name="',), ('">',), "</parameter>")
-HERMES = ToolFormat("hermes", ("<tool_call>", *_JSON_HEAD), ("}", "</tool_call>"))
-_DEEPSEEK = ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>")
-_DEEPSEEK_CALL, _DEEPSEEK_END = "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"
-_DEEPSEEK_NAME = "<\uff5ctool\u2581sep\uff5c>"
+_GLM_VALUES = Keyed(("<arg_key>",), ("</arg_key>", "<arg_value>"), "</arg_value>")
+_OLD_GEMMA, _GEMMA = (Keyed((), (":",), quote=quote, brackets="{}") for quote in ("<escape>", '<|"|>'))
+_PYTHON = Keyed((), ("=",), brackets="()")
+_CALLS, _CALLS_END, _CALL, _CALL_END, _NAME = (
+    f"<\uff5ctool\u2581{what}\uff5c>"
+    for what in ("calls\u2581begin", "calls\u2581end", "call\u2581begin", "call\u2581end", "sep")
+)
+"""DeepSeek's markers."""
+_KIMI, _KIMI_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_KIMI_CALL = "<|tool_call_begin|> functions.{name}:{number} <|tool_call_argument_begin|> {arguments} <|tool_call_end|>"
+_DEEPSEEK_V3 = f"{_CALL} function {_NAME} {{name}} ```json {{arguments}} ``` {_CALL_END}"
+_DEEPSEEK_V31 = f"{_CALL} {{name}} {_NAME} {{arguments}} {_CALL_END}"
+_MINIMAX = '<minimax:tool_call> / <invoke~name="{name}"> {arguments} </invoke> / </minimax:tool_call>'
+_QWEN3_CODER = "<tool_call> <function={name}> {arguments} </function> </tool_call>"
+_FUNCTION_GEMMA = "<start_function_call> call:{name} {arguments} <end_function_call>"
+_LLAMA4 = "<|python_start|> / {name} {arguments} / <|python_end|>"
+_GPT_OSS = "<|channel|>commentary ~to=functions.{name} ?<|constrain|> ?json <|message|> {arguments} ?<|call|>"
+_LLAMA3 = '<|python_tag|> / { "name" : "{name}" , "parameters" : {arguments} } / '
+HERMES = _row("hermes", f"<tool_call> {_HERMES_CALL} </tool_call>")  # Qwen 2 to 3, SmolLM3, and models that know none
 _ROWS = (  # those that a template is asked for first come first
-    ToolFormat(  # Kimi K2
-        "kimi",
-        ("<|tool_call_begin|>", f"functions.{NAME}:{NUMBER}", "<|tool_call_argument_begin|>"),
-        ("<|tool_call_end|>",),
-        ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-        is_in_template=("<|tool_call_argument_begin|>",),
-    ),
-    ToolFormat(  # DeepSeek V3, R1
-        "deepseek_v3",
-        (_DEEPSEEK_CALL, "function", _DEEPSEEK_NAME, NAME, "```json"),
-        ("```", _DEEPSEEK_END),
-        _DEEPSEEK,
-        is_in_template=(_DEEPSEEK[0], "```json"),
-    ),
-    ToolFormat(  # DeepSeek V3.1
-        "deepseek_v31",
-        (_DEEPSEEK_CALL, NAME, _DEEPSEEK_NAME),
-        (_DEEPSEEK_END,),
-        _DEEPSEEK,
-        is_in_template=(_DEEPSEEK[0],),
-    ),
-    ToolFormat(  # MiniMax M2
-        "minimax",
-        (f'<invoke name="{NAME}">',),
-        ("</invoke>",),
-        ("<minimax:tool_call>", "</minimax:tool_call>"),
-        _NAMED_PARAMETERS,
-        is_in_template=("<minimax:tool_call>",),
-    ),
-    ToolFormat(  # GLM 4.5 and later
-        "glm",
-        ("<tool_call>", NAME),
-        ("</tool_call>",),
-        keyed=Keyed(("<arg_key>",), ("</arg_key>", "<arg_value>"), "</arg_value>"),
-        is_in_template=("<arg_key>",),
-    ),
-    ToolFormat(  # Qwen3-Coder, Qwen3.5, Step 3.5
-        "qwen3_coder",
-        ("<tool_call>", f"<function={NAME}>"),
-        ("</function>", "</tool_call>"),
-        keyed=_PARAMETERS,
-        is_in_template=("<function=",),
-    ),
-    ToolFormat(  # FunctionGemma
-        "function_gemma",
-        ("<start_function_call>", f"call:{NAME}"),
-        ("<end_function_call>",),
-        keyed=Keyed((), (":",), quote="<escape>", brackets="{}"),
-        is_in_template=("<start_function_call>",),
-    ),
-    ToolFormat(  # Gemma 4
-        "gemma4",
-        ("<|tool_call>", f"call:{NAME}"),
-        ("<tool_call|>",),
-        keyed=Keyed((), (":",), quote='<|"|>', brackets="{}"),
-        is_in_template=("<|tool_call>",),
-    ),
-    ToolFormat(  # gpt-oss: the Harmony format
-        "harmony",
-        ("<|channel|>commentary", f" to=functions.{NAME}", "?<|constrain|>", "?json", "<|message|>"),
-        ("<|call|>",),
-        is_in_template=("<|channel|>", "to=functions"),
-    ),
-    ToolFormat(  # Phi 4 mini
-        "phi4_mini",
-        _JSON_HEAD,
-        ("}",),
-        ("<|tool_call|>", "<|/tool_call|>"),
-        is_list=True,
-        is_in_template=("<|tool_call|>",),
-    ),
-    ToolFormat(  # Mistral since Small 3.2, Magistral, Devstral
-        "mistral_args",
-        (f"[TOOL_CALLS]{NAME}", f"?[CALL_ID]{NUMBER}", "[ARGS]"),
-        (),
-        is_in_template=("[TOOL_CALLS]", "[ARGS]"),
-    ),
-    ToolFormat("mistral", _JSON_HEAD, ("}",), ("[TOOL_CALLS]", ""), is_list=True, is_in_template=("[TOOL_CALLS]",)),
-    ToolFormat(  # Llama 4
-        "llama4",
-        (NAME,),
-        (),
-        ("<|python_start|>", "<|python_end|>"),
-        Keyed((), ("=",), brackets="()"),
-        is_list=True,
-        is_in_template=("<|python_start|>",),
-    ),
-    ToolFormat(
-        "llama3",
-        _LLAMA_HEAD,
-        ("}",),
-        ("<|python_tag|>", ""),
-        is_bare=True,
-        is_in_template=('{"name": function name, "parameters":',),
-    ),
-    HERMES,  # Qwen 2 to 3, Hermes, SmolLM3, and models that know none
+    _row("kimi", f"{_KIMI} / {_KIMI_CALL} / {_KIMI_END}", "<|tool_call_argument_begin|>"),  # K2
+    _row("deepseek_v3", f"{_CALLS} / {_DEEPSEEK_V3} / {_CALLS_END}", _CALLS, "```json"),  # and R1
+    _row("deepseek_v31", f"{_CALLS} / {_DEEPSEEK_V31} / {_CALLS_END}", _CALLS),
+    _row("minimax", _MINIMAX, "<minimax:tool_call>", keyed=_NAMED_PARAMETERS),  # M2
+    _row("glm", "<tool_call> {name} {arguments} </tool_call>", "<arg_key>", keyed=_GLM_VALUES),  # 4.5 and later
+    _row("qwen3_coder", _QWEN3_CODER, "<function=", keyed=_PARAMETERS),  # and Qwen3.5, Step 3.5
+    _row("function_gemma", _FUNCTION_GEMMA, "<start_function_call>", keyed=_OLD_GEMMA),
+    _row("gemma4", "<|tool_call> call:{name} {arguments} <tool_call|>", "<|tool_call>", keyed=_GEMMA),
+    _row("harmony", _GPT_OSS, "<|channel|>", "to=functions", is_single=True),  # its last marker may end the text
+    _row("phi4_mini", f"<|tool_call|> / {_HERMES_CALL} / <|/tool_call|>", "<|tool_call|>", is_list=True),
+    _row("mistral_args", "[TOOL_CALLS]{name} ?[CALL_ID]{number} [ARGS] {arguments}", "[TOOL_CALLS]", "[ARGS]"),
+    _row("mistral", f"[TOOL_CALLS] / {_HERMES_CALL} / ", "[TOOL_CALLS]", is_list=True),  # before Small 3.2
+    _row("llama4", _LLAMA4, "<|python_start|>", keyed=_PYTHON, is_list=True),
+    _row("llama3", _LLAMA3, '{"name": function name, "parameters":', is_bare=True, is_single=True),
+    HERMES,
 )
 FORMATS: Mapping[str, ToolFormat] = {row.name: row for row in _ROWS}
 

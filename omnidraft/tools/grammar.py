@@ -33,7 +33,11 @@ _MAX_MULTIPLE = 10**18
 
 
 def grammar_text(
-    use: ToolUse, form: ToolFormat, special_ids: Mapping[str, int], content: tuple[str, str] | None = None
+    use: ToolUse | None,
+    form: ToolFormat,
+    special_ids: Mapping[str, int],
+    content: tuple[str, str] | None = None,
+    header: str = "",
 ) -> str:
     """Return the specification of the grammar of a request's answers, as JSON.
 
@@ -43,7 +47,10 @@ def grammar_text(
         RequestError: the format cannot tell a call from content in a grammar of its own.
     """
     if content is not None and content[0] == "lark":
-        raise RequestError("structured_outputs.grammar: it cannot stand beside tools; send a regex or a schema")
+        beside = "beside tools, nor behind the channels of gpt-oss"
+        raise RequestError(f"structured_outputs.grammar: it cannot stand {beside}; send a regex or a schema")
+    if use is None:
+        return json.dumps(asdict(GrammarSpec(form.name, "none", 0, special_ids, (), content, header)))
     if content is not None and form.is_bare and not use.must_call:
         raise RequestError(
             f"response_format: this model writes calls as JSON ({form.name}), so an answer in JSON looks like one; "
@@ -57,9 +64,9 @@ def grammar_text(
         )
         for tool in use.callable_tools
     )
-    max_calls = MAX_CALLS if use.is_parallel and use.named is None and not form.is_bare else 1
+    max_calls = MAX_CALLS if use.is_parallel and use.named is None and not form.is_single else 1
     choice: Choice = "required" if use.must_call else use.choice
-    spec = GrammarSpec(form.name, choice, max_calls, special_ids, tools, None if use.must_call else content)
+    spec = GrammarSpec(form.name, choice, max_calls, special_ids, tools, None if use.must_call else content, header)
     return json.dumps(asdict(spec))
 
 
@@ -101,7 +108,7 @@ def _start(spec: GrammarSpec, *, has_content: bool) -> str:
         return f"opening? {calls}" if form.is_bare and form.opening in spec.special_ids else calls
     if spec.choice == "none":
         return "content"
-    if has_content:
+    if has_content or spec.header:
         return f"{calls} | content"
     return " | ".join((*_beginnings(spec, form), "content"))
 
@@ -123,13 +130,13 @@ def _may_be_unmarked(form: ToolFormat) -> bool:
 
 def _rules(spec: GrammarSpec, schemas: Sequence[Mapping[str, Any]], content: str | None) -> Iterator[str]:
     form = FORMATS[spec.format]
-    yield f"content: {content or 'free_text?'}"
+    yield f"content: {marker(spec.header, spec)} {content or 'free_text?'}"
     if content is None:
         yield "free_text: FREE_TEXT"
         yield f"FREE_TEXT: /{ANY_TEXT}/ & ~/{_call_beginning(form)}/{_but_unmarked(form, spec.tools)}"
     if spec.choice == "none":
         return
-    if content is None and not form.is_bare and spec.choice == "auto":
+    if content is None and not (form.is_bare or spec.header) and spec.choice == "auto":
         yield f"text_and_opening[suffix={json.dumps(form.opening)}]: ANY_TEXT"
         yield f"ANY_TEXT: /{ANY_TEXT}/{_but_unmarked(form, spec.tools)}"
     yield f"opening: {marker(form.opening, spec)}"
@@ -187,7 +194,7 @@ def _call_rules(spec: GrammarSpec, form: ToolFormat) -> Iterator[str]:
         more = _more('space "," space call', spec)
         yield f'calls: space "[" first {more} space "]" {closing}'
     else:
-        yield f"calls: first {'' if form.is_bare else _more('space call', spec)} {closing}"
+        yield f"calls: first {'' if form.is_single else _more('space call', spec)} {closing}"
 
 
 def _split_head(form: ToolFormat) -> tuple[tuple[str, ...], str, tuple[str, ...]]:

@@ -6,9 +6,8 @@ beginning of a call and is none is content. How a text is cut into pieces decide
 White space around calls is no content.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Any
 
 import regex
@@ -55,13 +54,6 @@ class ParsedToolCall:
     """A JSON object, unless the text was cut off in it."""
 
 
-class _State(Enum):
-    TEXT = auto()
-    HEAD = auto()
-    ARGUMENTS = auto()
-    TAIL = auto()
-
-
 class ToolCallParser:
     """Parses one answer."""
 
@@ -74,7 +66,7 @@ class ToolCallParser:
         """
         self._forms = (form, *(each for each in FORMATS.values() if each is not form))
         self._schemas = tools if isinstance(tools, Mapping) else dict.fromkeys(tools)
-        self._state = _State.HEAD
+        self._read: Callable[[bool], bool] = self._read_head
         self._buffer = ""
         self._num_lead = 0  # characters of the buffer before a head: a marker or a separator
         self._space = ""  # white space that is content if more content follows
@@ -90,7 +82,7 @@ class ToolCallParser:
     @property
     def has_open_call(self) -> bool:
         """Whether the last call's arguments have not ended."""
-        return self._state is _State.ARGUMENTS
+        return self._read == self._read_arguments
 
     def feed(self, text: str) -> Parsed:
         """Return what the next piece of the answer says."""
@@ -105,13 +97,7 @@ class ToolCallParser:
         return parsed
 
     def _advance(self, *, is_last: bool) -> Parsed:
-        step = {
-            _State.TEXT: self._read_text,
-            _State.HEAD: self._read_head,
-            _State.ARGUMENTS: self._read_arguments,
-            _State.TAIL: self._read_tail,
-        }
-        while step[self._state](is_last):
+        while self._read(is_last):
             pass
         parsed, self._parsed = self._parsed, Parsed()
         return parsed
@@ -123,7 +109,7 @@ class ToolCallParser:
         self._buffer = self._buffer[cut:]
         if match is None or match.partial:
             return False
-        self._state, self._num_lead = _State.HEAD, len(match[0])
+        self._read, self._num_lead = self._read_head, len(match[0])
         return True
 
     def _read_head(self, is_last: bool) -> bool:
@@ -138,7 +124,7 @@ class ToolCallParser:
         if may_become_one:
             return False
         self._say(self._buffer[: self._num_lead])
-        self._buffer, self._state = self._buffer[self._num_lead :], _State.TEXT
+        self._buffer, self._read = self._buffer[self._num_lead :], self._read_text
         self._is_in_list = self._is_unmarked = False
         return True
 
@@ -163,12 +149,13 @@ class ToolCallParser:
         self._form = form
         self._buffer = self._buffer[head.end() - len(groups.get("brace") or "") :]
         self._arguments = reader_of(form.keyed, self._schemas[head["name"]])
-        closings = (*form.tail[1:], form.section[1]) if form.is_json else (*form.tail, form.section[1])
+        tail = [part.removeprefix("?") for part in form.tail[form.is_json :]]
+        closings = (*tail, form.section[1])
         if self._is_unmarked:
             closings = (_FENCE, *closings)
         before = ("}",) * (form.is_json + bool(groups.get("wrapped")))
         self._expected = (*before, *_LIST * self._is_in_list, *(";",) * form.is_bare, *filter(None, closings))
-        self._state = _State.ARGUMENTS
+        self._read = self._read_arguments
 
     def _read_arguments(self, is_last: bool) -> bool:
         text, self._buffer = self._arguments.read(self._buffer, is_last=is_last)
@@ -178,7 +165,7 @@ class ToolCallParser:
             else:
                 self._parsed.pieces.append(CallDelta(self.num_calls - 1, None, text))
         if self._arguments.is_over:
-            self._state = _State.TAIL
+            self._read = self._read_tail
         return self._arguments.is_over
 
     def _read_tail(self, is_last: bool) -> bool:
@@ -194,7 +181,7 @@ class ToolCallParser:
         self._buffer = tail[len(taken) :]
         if taken in {",", ";"}:
             self._buffer = taken + self._buffer
-            self._state, self._num_lead = _State.HEAD, 1
+            self._read, self._num_lead = self._read_head, 1
             return True
         self._expected = self._expected[self._expected.index(taken) + 1 :]
         self._is_in_list &= taken != "]"
@@ -204,7 +191,7 @@ class ToolCallParser:
 
     def _end_call(self) -> None:
         """Read text, or another call where this one had no marker: the next one has none either."""
-        self._state, self._num_lead = (_State.HEAD if self._is_unmarked else _State.TEXT), 0
+        self._read, self._num_lead = (self._read_head if self._is_unmarked else self._read_text), 0
 
     def _say(self, text: str) -> None:
         text = self._space + text

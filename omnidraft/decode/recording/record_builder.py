@@ -86,6 +86,7 @@ class TraceRecordBuilder:
         emitted = [token for step in self._steps for token in step.emitted]
         request, sampling = self._request, self._request.sampling
         window = self._window_tokens
+        has_budget = request.thoughts is not None and request.thoughts.budget is not None
         self._emit(
             TraceRecord(
                 **asdict(self._context),
@@ -101,7 +102,7 @@ class TraceRecordBuilder:
                 mode=request.mode,
                 seed=request.seed,
                 **numbers_of(sampling),
-                has_logit_bias=bool(sampling.logit_bias) or Limits.are_needed(request),
+                has_logit_bias=bool(sampling.logit_bias) or Limits.are_needed(request) or has_budget,
                 has_grammar=sampling.grammar is not None,
                 noise_weight=_noise_weight(self._steps),
             )

@@ -104,7 +104,7 @@ class Matcher:
 
     def __init__(self, grammar: Constraint, stop_ids: frozenset[int]) -> None:
         self._grammar = grammar
-        self._stop_ids = np.array(sorted(stop_ids))
+        self._stop_ids = np.array(sorted(stop_ids), np.int64)
 
     def allowed(self, vocab_size: int) -> np.ndarray:
         """Return which tokens may come next, bool [V].

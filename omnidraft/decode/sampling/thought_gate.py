@@ -4,6 +4,8 @@ While thoughts are said every token may come next; when the budget is used up, t
 content white space may stand, or thoughts may begin.
 """
 
+from collections.abc import Collection
+
 import numpy as np
 
 from omnidraft.decode.sampling.grammar_compiler import CompiledGrammar
@@ -55,7 +57,7 @@ class ThoughtGate:
         if num_kept < self._num_taken:
             self._grammar.take_back(self._num_taken - num_kept)
         self._num_taken = num_kept
-        for token in self._tokens[len(self._tokens) - num_wanted + num_kept :] if num_wanted else ():
+        for token in self._tokens[len(self._tokens) - num_wanted + num_kept :]:
             if self._states[-1].phase is Phase.LEAD and not self._grammar.allows(token):
                 break
             self._grammar.take(token)
@@ -89,53 +91,42 @@ class ThoughtGate:
 
     def allows(self, *tokens: int) -> bool:
         """Return whether these tokens may come next, one after the other."""
-        if self._is_content:
-            return self._grammar is None or self._grammar.allows(*tokens)
+        if self._is_content and self._grammar is not None:
+            return self._grammar.allows(*tokens)
         num_taken = 0
         for token in tokens:
-            if not self._allows(token):
+            free, closed, grammar = self._allowed()
+            is_free = token not in closed if free is None else token in free
+            if not (is_free or (grammar is not None and grammar.allows(token))):
                 break
             self.take(token)
             num_taken += 1
         self.take_back(num_taken)
         return num_taken == len(tokens)
 
-    def _allows(self, token: int) -> bool:
-        if (forced := self._forced) is not None:
-            return token == forced
-        if self._grammar is None:
-            return True
-        if self._states[-1].phase is Phase.THOUGHTS:
-            return token not in self._closing_too_far()
-        return token in self._leading() or (self._content is not None and self._content.allows(token))
-
-    def _closing_too_far(self) -> frozenset[int]:
-        """Return the tokens that close the thoughts and begin the content, which its grammar could not follow."""
-        return self._thoughts.markers.closing.beyond[self._states[-1].progress]
-
-    def _leading(self) -> set[int]:
-        """Return the tokens that may come before the content."""
-        state, markers = self._states[-1], self._thoughts.markers
-        leading: set[int] = set()
-        if state.may_open:
-            leading |= markers.opening.going_on[state.progress]
-        if not state.progress:
-            leading |= {token for token, length in markers.blank.items() if state.num_blank + length <= MAX_BLANK}
-        return leading
-
     def mask(self, vocab_size: int) -> np.ndarray:
         """Return which tokens may come next, bool [V]. Raises RequestError."""
+        free, closed, grammar = self._allowed()
+        is_allowed_V = np.full(vocab_size, free is None)
+        is_allowed_V[list(free or ())] = True
+        is_allowed_V[list(closed)] = False
+        return is_allowed_V if grammar is None else is_allowed_V | grammar.mask(vocab_size)
+
+    def _allowed(self) -> tuple[Collection[int] | None, Collection[int], CompiledGrammar | None]:
+        """Return the tokens that may come next, None for all but those that follow, and the grammar of further ones."""
+        state, markers = self._states[-1], self._thoughts.markers
         if (forced := self._forced) is not None:
-            return _only([forced], vocab_size)
+            return (forced,), (), None
         if self._grammar is None:
-            return np.ones(vocab_size, bool)
-        if self._states[-1].phase is Phase.THOUGHTS:
-            return ~_only(self._closing_too_far(), vocab_size)
-        content = self._content
-        if self._is_content and content is not None:
-            return content.mask(vocab_size)
-        leading = _only(self._leading(), vocab_size)
-        return leading if content is None else leading | content.mask(vocab_size)
+            return None, (), None
+        if state.phase is Phase.THOUGHTS:  # what closes them and goes on is no way around the grammar
+            return None, markers.closing.beyond[state.progress], None
+        if state.phase is Phase.CONTENT:
+            return (), (), self._content
+        leading = set(markers.opening.going_on[state.progress]) if state.may_open else set()
+        if not state.progress:
+            leading |= {token for token, length in markers.blank.items() if state.num_blank + length <= MAX_BLANK}
+        return leading, (), self._content
 
     def forces_bytes(self) -> bool:
         """Return whether only one byte may come next."""
@@ -156,12 +147,6 @@ class ThoughtGate:
 
 Constraint = CompiledGrammar | ThoughtGate
 """What a text follows, token by token."""
-
-
-def _only(tokens: "list[int] | set[int] | frozenset[int]", vocab_size: int) -> np.ndarray:
-    is_one_V = np.zeros(vocab_size, bool)
-    is_one_V[list(tokens)] = True
-    return is_one_V
 
 
 def constraint_of(grammar: Grammar | None, thoughts: Thoughts | None) -> Constraint | None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from fastapi.testclient import TestClient
 
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.engine import Engine
+from omnidraft.decode.generation import GenerationRequest
+from omnidraft.decode.prompting import Pair
+from omnidraft.models.hf.tokenizer import HfTokenizer, load_tokenizer
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -27,17 +31,46 @@ SAYS = {"thinking_token_budget": 5, "structured_outputs": {"regex": r"Three\."},
 
 
 @pytest.fixture(scope="module")
-def client(
-    tiny_models: tuple[Path, Path], omnidraft_home: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TestClient]:
+def engine(tiny_models: tuple[Path, Path], omnidraft_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     target = tmp_path_factory.mktemp("thinking") / "target"
     shutil.copytree(tiny_models[0], target)
     (target / "chat_template.jinja").write_text(TEMPLATE)
-    engine: Engine = tiny_worker((target, tiny_models[1]), omnidraft_home, CountingMetrics()).engine
+    return tiny_worker((target, tiny_models[1]), omnidraft_home, CountingMetrics()).engine
+
+
+@pytest.fixture(scope="module")
+def client(engine: Engine) -> Iterator[TestClient]:
     requests = RequestQueue(CountingMetrics(), max_waiting=4)
     with TestClient(application(requests, [ServedModel(engine, "print")], WorkerSettings(), lambda: b"")) as made:
         yield made
     requests.close(PATIENCE_S)
+
+
+def test_a_drafter_is_told_whether_the_target_thinks(
+    engine: Engine, tiny_models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the target's own template, whatever the drafter's does by itself."""
+
+    def drafter_of(asks: str) -> HfTokenizer:
+        shutil.copytree(tiny_models[1], tmp_path / asks)
+        (tmp_path / asks / "chat_template.jinja").write_text(f"{{% if {asks} %}}on{{% else %}}off{{% endif %}}")
+        return load_tokenizer(tmp_path / asks)
+
+    def told(pair: Pair, **options: bool) -> str:
+        monkeypatch.setattr(engine, "pair", pair)
+        request = GenerationRequest(messages=ASKED, template_options=options)
+        ids = engine.decode_request(request).drafter_prompt_ids
+        assert pair.drafter_tokenizer is not None
+        return pair.drafter_tokenizer.vocabulary.spell(ids).decode()
+
+    thinking = replace(engine.pair, drafter_tokenizer=drafter_of("enable_thinking"))
+    assert "on" in told(thinking)
+    assert "off" in told(thinking, enable_thinking=False)
+    silent = replace(
+        thinking, target_tokenizer=load_tokenizer(tiny_models[0]), drafter_tokenizer=drafter_of("thinking")
+    )
+    assert "off" in told(silent)
+    assert "off" in told(silent, enable_thinking=True)
 
 
 def test_a_chat_has_its_thoughts_beside_its_content(client: TestClient) -> None:

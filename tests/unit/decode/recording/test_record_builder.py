@@ -8,7 +8,16 @@ import pytest
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.ports import Grammar, Sampling
 from omnidraft.traces.record import SOURCES
-from tests.unit.decode.toys import PROPOSERS, TARGET_EOS, emitted, make_drafter, make_request, toy_decoder
+from omnidraft.vocab.thoughts import Phase, ThoughtMarkers, Thoughts
+from tests.unit.decode.toys import (
+    PROPOSERS,
+    TARGET_EOS,
+    TARGET_TOKENIZER,
+    emitted,
+    make_drafter,
+    make_request,
+    toy_decoder,
+)
 
 ENDS = frozenset({TARGET_EOS})
 ORIGIN = RecordContext("request-1", "tenant", "worker", "target", "drafter", 7, "aligned")
@@ -50,6 +59,11 @@ def test_a_record_says_how_its_draws_were_shaped():
     assert (record.presence_penalty, record.frequency_penalty) == (-0.5, 0.25)
     assert (record.has_logit_bias, record.has_grammar, record.noise_weight) == (True, False, 0.5)
     assert not record.is_drawn_from_logprobs
+    markers = ThoughtMarkers(TARGET_TOKENIZER.vocabulary, {}, "ab", "cd")
+    for budget in (None, 4):
+        thoughts = Thoughts(markers, Phase.THOUGHTS, budget=budget)
+        _, [record] = traced(make_request(Sampling(0.0), thoughts=thoughts), None)
+        assert record.is_drawn_from_logprobs is (budget is None)
     _, [record] = traced(make_request(Sampling(0.0, grammar=Grammar("regex", "[a-h ]*")), stop_ids=ENDS), None)
     assert (record.has_grammar, record.noise_weight) == (True, None)
 

@@ -1,6 +1,7 @@
 """Answers that may call tools: free text until a call begins, then well-formed calls whose arguments match."""
 
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -14,7 +15,9 @@ from omnidraft.ports import Grammar
 from omnidraft.tools.formats import FORMATS, ToolFormat
 from omnidraft.tools.grammar import compilable, grammar_text
 from omnidraft.tools.parser import parse
+from omnidraft.tools.reasoning import REASONING_FORMATS
 from omnidraft.tools.tool_use import tool_use
+from omnidraft.vocab.thoughts import Phase, ThoughtMarkers, Thoughts
 from omnidraft.vocab.tokenizer import Vocabulary
 
 EOS, MARKER = 0, 1
@@ -80,7 +83,7 @@ def test_a_choice_decides_what_can_be_said(form: ToolFormat, has_id: bool) -> No
     assert possible("auto", "")
     assert not possible("auto", bad)
     assert possible("auto", bad, tools=tools(is_strict=False))
-    assert possible("auto", two) is (not form.is_bare)
+    assert possible("auto", two) is (not form.is_single)
     assert not possible("auto", two, is_parallel=False)
     assert not possible("auto", good + " And a text behind it.")
     assert possible("required", good)
@@ -94,6 +97,53 @@ def test_a_choice_decides_what_can_be_said(form: ToolFormat, has_id: bool) -> No
     assert not possible({"type": "function", "function": {"name": "run"}}, good)
     if not form.is_bare:
         assert possible("auto", "I look.\n" + good)
+
+
+MARKS = ("<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|start|>", "<|end|>", "<|return|>")
+HARMONY_TOKENS = (*TOKENS[:258], *(b"" for _ in MARKS))
+HARMONY_IDS = {text: 258 + place for place, text in enumerate(MARKS)}
+HARMONY_GRAMMARS = Grammars(Vocabulary(HARMONY_TOKENS, {"eos": EOS}, frozenset({EOS, *HARMONY_IDS.values()})))
+HARMONY_STOPS = frozenset({EOS, HARMONY_IDS["<|call|>"], HARMONY_IDS["<|return|>"]})
+HEADER = REASONING_FORMATS["harmony"].header
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "weather"}}])
+def test_gpt_oss_thinks_and_then_calls_in_its_channel(choice: Any) -> None:
+    """Its markers are special tokens, of which one ends the text."""
+    form, thoughts = FORMATS["harmony"], REASONING_FORMATS["harmony"]
+    special = {token: text.encode() for text, token in HARMONY_IDS.items()}
+    vocabulary = Vocabulary(HARMONY_TOKENS, {}, frozenset())
+    closing = thoughts.closing + thoughts.turn
+    markers = ThoughtMarkers(vocabulary, special, thoughts.opening, closing, header=HEADER, may_return=True)
+
+    def is_possible(text: str, content: tuple[str, str] | None = None, *, has_tools: bool = True) -> bool:
+        use = tool_use(tools(), choice) if has_tools else None
+        constraint = Grammar("tools", grammar_text(use, form, HARMONY_IDS, content, HEADER))
+        matcher = HARMONY_GRAMMARS.matcher(constraint, HARMONY_STOPS, Thoughts(markers, Phase.LEAD, has_grammar=True))
+        for part in re.split(r"(<\|[a-z]+\|>)", text):
+            for token in [HARMONY_IDS[part]] if part in HARMONY_IDS else [byte + 2 for byte in part.encode()]:
+                logits_V = np.zeros(len(HARMONY_TOKENS))
+                matcher.apply(logits_V)
+                if logits_V[token] == -np.inf:
+                    return False
+                matcher.take(token)
+        return True
+
+    thought = "<|channel|>analysis<|message|>We {need} it.<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome", "days": []}<|call|>'
+    final = "<|channel|>final<|message|>Rome it is.<|return|>"
+    assert is_possible(call)
+    assert is_possible(thought + call)
+    assert is_possible(thought + thought + call)
+    assert not is_possible(thought + call.replace("Rome", "Oslo"))
+    assert not is_possible(thought.replace("<|end|>", "<|call|>"))
+    assert is_possible(thought + final) is (choice == "auto")
+    assert not is_possible(thought + "Rome")
+    number = ("json_schema", '{"const": 7}')
+    assert is_possible(f"{thought}<|channel|>final<|message|>7<|return|>", number, has_tools=False)
+    assert is_possible("<|channel|>final<|message|>7<|return|>", number, has_tools=False)
+    assert not is_possible(thought + final, number, has_tools=False)
+    assert not is_possible("7<|return|>", number, has_tools=False)
 
 
 GOOD = '{"name": "weather", "arguments": {"city": "Rome", "days": [1, 2]}}'

@@ -3,13 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, Tag, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, Tag, ValidationError, field_validator, model_validator
 
 from omnidraft.errors import RequestError
 from omnidraft.params import MAX_COUNT, ROWS
-from omnidraft.serving.body_model import TEXT_OR_LIST, JsonObject, RequestFields, Text, refuse
+from omnidraft.serving.body_model import TEXT_OR_LIST, JsonObject, RequestFields, Text, ignore, refuse
 from omnidraft.serving.generation_fields import MAX_LOGPROBS, NO_LIMIT, GenerationFields, Ids, MaxTokens
 from omnidraft.serving.request_parts import Deprecated, RequestMessage, ToolChoice, Tools, tools_offered
+
+BILLING = "x-anthropic-billing-header:"
+"""Claude Code's first line, whose hash differs from request to request."""
 
 
 def _as_one_prompt(given: Any) -> Any:
@@ -89,6 +92,18 @@ class ChatRequest(GenerationFields):
     """Further variables of the chat template, such as `enable_thinking`."""
     reasoning_effort: str | None = None
     """It reaches the chat template; `none` also turns thinking off."""
+
+    @field_validator("messages")
+    @classmethod
+    def _keep_no_billing(cls, messages: list[RequestMessage]) -> list[RequestMessage]:
+        """Leave out the line of BILLING, or the keys of what stands behind it could never be reused."""
+        content = messages[0].content if messages and messages[0].role in ("system", "developer") else None
+        first, *behind = [content] if isinstance(content, str) else [part.text for part in content or ()] or [""]
+        if not first.startswith(BILLING):
+            return messages
+        ignore(BILLING.removesuffix(":"))
+        messages[0].content = "".join((first.partition("\n")[2], *behind))
+        return messages if messages[0].content else messages[1:]
 
     @property
     def num_log_probs(self) -> int | None:

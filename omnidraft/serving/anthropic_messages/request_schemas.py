@@ -181,8 +181,8 @@ class CountTokensRequest(BodyModel):
 
     def _chat_fields(self) -> Mapping[str, Any]:
         messages = [each for message in self.messages for each in message.chat_messages()]
-        if system := plain_text(self.system):
-            messages.insert(0, {"role": "system", "content": system})
+        if plain_text(self.system):
+            messages.insert(0, {"role": "system", "content": self.model_dump(include={"system"})["system"]})
         choice = self.tool_choice
         return {
             "model": self.model,

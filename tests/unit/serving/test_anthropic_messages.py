@@ -17,6 +17,7 @@ from omnidraft.serving.anthropic_messages.writer import _content
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.blocks import Block
 from omnidraft.serving.request_queue import RequestQueue
+from omnidraft.serving.request_schemas import BILLING
 from tests.http_server import served, stream_parts
 from tests.tiny_engine import broken_target
 
@@ -187,3 +188,29 @@ def test_a_tenants_key_in_the_clients_header_says_whose_a_request_is(requests: R
             client.messages.create(**asked)
         with anthropic.Anthropic(base_url=url, auth_token=KEY, max_retries=0) as client:
             assert client.messages.count_tokens(model=engine.pair.target, messages=ASKED).input_tokens > 0
+
+
+def with_salt(path: str, salt: str) -> dict[str, Any]:
+    """A coding agent's request, as it sends it or as a proxy translates it."""
+    line, system = f"{BILLING} cc_version=2.1; cch={salt};", "You write files, and test them. " * 8
+    limits = {"max_tokens": 4, "max_output_tokens": 4, "temperature": 0}
+    if path == "/v1/messages":
+        blocks = [{"type": "text", "text": line}, {"type": "text", "text": system}]
+        return {"system": blocks, "messages": ASKED, **limits}
+    merged = f"{line}\n{system}"
+    if path == "/v1/responses":
+        return {"instructions": merged, "input": "How many clips", **limits}
+    return {"messages": [{"role": "system", "content": merged}, *ASKED], **limits}
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
+def test_what_stands_behind_the_changing_line_of_a_coding_agent_is_reused(client: TestClient, path: str) -> None:
+    for salt in ("a1b2c", "d3e4f"):
+        response = client.post(path, json=with_salt(path, salt))
+        assert response.status_code == 200, response.text
+        assert "x-anthropic-billing-header" in response.headers["x-omnidraft-ignored"]
+    counts = re.findall(r'"(?:cached_tokens|cache_read_input_tokens)": ?(\d+)', response.text)
+    assert int(counts[0]) > 50, response.text
+    assert client.post("/v1/messages/count_tokens", json=with_salt("/v1/messages", "x")).json() == (
+        client.post("/v1/messages/count_tokens", json=with_salt("/v1/messages", "much longer")).json()
+    )

@@ -16,6 +16,7 @@ from omnidraft.decode.round import PassResult, run_pass
 from omnidraft.decode.sampling.grammar import Grammars, Matcher
 from omnidraft.decode.sampling.logits_pipeline import LogitsPipeline
 from omnidraft.decode.sampling.noise import SeededNoise
+from omnidraft.decode.sampling.thought_gate import constraint_of
 from omnidraft.decode.scheduler import ScheduledRound, Scheduler
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.stop_checker import StopChecker
@@ -155,9 +156,12 @@ class Decoder:
         return self.add_drawn(request, drawing, proposer, client=client, cache_scope=cache_scope)
 
     def matcher(self, request: Request) -> Matcher | None:
-        """Return what keeps the request's text to its grammar; None where it has none. Raises RequestError."""
+        """Return what keeps the text to its grammar and its thoughts to their budget. Raises RequestError."""
         grammar = request.sampling.grammar
-        return None if grammar is None else self.grammars.matcher(grammar, request.stop_ids)
+        if grammar is not None:
+            return self.grammars.matcher(grammar, request.stop_ids, request.thoughts)
+        constraint = constraint_of(None, request.thoughts)
+        return None if constraint is None else Matcher(constraint, request.stop_ids)
 
     def add_drawn(
         self,

@@ -238,6 +238,7 @@ class Engine:
         require_integer("num_draft_tokens", num_draft, at_least=0)
         context_limit = self.decoder.target.context_limit
         target_ids = prompting.read_prompt(request, self.pair, context_limit)
+        thoughts = prompting.thoughts_of(request, self.pair, target_ids)
         max_new_tokens = request.max_new_tokens_after(len(target_ids), context_limit)
         ids_needed(target_ids, max_new_tokens, context_limit)
         return Request(
@@ -260,6 +261,7 @@ class Engine:
             min_new_tokens=request.min_new_tokens,
             bad_ids=prompting.bad_ids(request, self.pair.target_tokenizer),
             keeps_stop=request.keeps_stop,
+            thoughts=thoughts,
         )
 
     def shown_ids(self, request: GenerationRequest) -> Mapping[int, bytes]:

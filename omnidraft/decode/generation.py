@@ -42,6 +42,8 @@ class GenerationRequest:
     """Further variables of the chat template, such as `enable_thinking`."""
     max_new_tokens: int | None = None
     """A ceiling, which the context lowers to what it holds after the prompt; None: as much as it holds."""
+    max_thought_tokens: int | None = None
+    """The tokens of thoughts after which a model that thinks has to answer; None: no limit."""
     sampling: Sampling = field(default_factory=Sampling)
     seed: int | None = None
     """None takes 64 random bits."""

@@ -14,11 +14,14 @@ from omnidraft.tools.formats import HERMES, ToolFormat
 from omnidraft.tools.grammar import grammar_text
 from omnidraft.tools.messages import strings_of
 from omnidraft.tools.reasoning import ReasoningFormat
+from omnidraft.vocab.thoughts import Phase, ThoughtMarkers, Thoughts
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 _PREFIX: Final = "fim_prefix"
 _SUFFIX: Final = "fim_suffix"
 _MIDDLE: Final = "fim_middle"
+_TAIL_IDS: Final = 16
+"""Ids at the end of a prompt that say whether thoughts have begun in it."""
 _ENDS: Final = (_PREFIX, _SUFFIX, _MIDDLE, "file_separator", "repository_name")
 """Roles of the special tokens that begin something else, so that a middle ends before them."""
 
@@ -49,6 +52,9 @@ class PromptTokenizer(Tokenizer, Protocol):
 
     @property
     def reasoning_format(self) -> ReasoningFormat | None: ...
+
+    @property
+    def thought_markers(self) -> ThoughtMarkers | None: ...
 
     @property
     def sampling_defaults(self) -> SamplingNumbers: ...
@@ -203,6 +209,20 @@ def drafter_prompt_ids(request: GenerationRequest, pair: Pair) -> list[int]:
         spelled = target_vocabulary.spell(request.prompt_ids).decode("utf-8", "replace")
         return tokenizer.prompt_ids(spelled)
     return prompt_ids(request, tokenizer, pair.tool_format)
+
+
+def thoughts_of(request: GenerationRequest, pair: Pair, ids: Sequence[int]) -> Thoughts | None:
+    """Return what the end of a rendered prompt says about the answer's thoughts; None where the answer has none."""
+    form, markers = pair.reasoning_format, pair.target_tokenizer.thought_markers
+    if form is None or markers is None or request.messages is None:
+        return None
+    ending = pair.spelled(ids[-_TAIL_IDS:]).rstrip()
+    phase = Phase.LEAD
+    if ending.endswith(form.opening):
+        phase = Phase.THOUGHTS
+    elif ending.endswith(form.closing) or request.continues_last:
+        phase = Phase.CONTENT
+    return Thoughts(markers, phase, request.sampling.grammar is not None, request.max_thought_tokens)
 
 
 def stop_ids(request: GenerationRequest, tokenizer: PromptTokenizer) -> frozenset[int]:

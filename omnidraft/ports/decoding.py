@@ -13,6 +13,7 @@ from omnidraft.config import Mode
 from omnidraft.params import Sampling
 from omnidraft.ports.target import DraftTree
 from omnidraft.traces.record import FinishReason, TargetLogprobs
+from omnidraft.vocab.thoughts import Thoughts
 
 PREDICTION_DRAFT_TOKENS = 63
 """The limit of a step where a client predicts the answer: with the last emitted token a pass of 64 rows."""
@@ -71,6 +72,9 @@ class Request:
     """The client's own prediction of the answer, in the target's ids, which is drafted first."""
     shown_ids: Mapping[int, bytes] = field(default_factory=dict)
     """Ids that spell nothing and whose text is shown nevertheless: markers of tool calls."""
+
+    thoughts: Thoughts | None = None
+    """What is known of its thoughts, behind which grammar and stop strings count; None: it has none."""
 
     @property
     def work(self) -> Work:

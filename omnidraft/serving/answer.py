@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omnidraft.decode.drafted_spans import DraftedSpans
 from omnidraft.decode.engine import Engine
@@ -11,7 +11,7 @@ from omnidraft.ports import Source, Step
 from omnidraft.serving.answer_reader import AnswerReader
 from omnidraft.serving.queued_request import QueuedRequest, QueuedText
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
-from omnidraft.serving.response_formats import ChoicePart, LogprobCollector
+from omnidraft.serving.response_formats import ChoicePart, LogprobCollector, Thought
 from omnidraft.serving.response_schemas import (
     CompletionTokensDetails,
     PromptTokensDetails,
@@ -84,11 +84,13 @@ class Answer:
     body: Body
     created: int
     """Seconds since 1970."""
+    readers: list[AnswerReader] = field(default_factory=list)
+    """Those of the choices, once they are read."""
 
     async def parts(self, ready: asyncio.Event) -> AsyncIterator[ChoicePart]:
         """Yield every step that has something to show. Raises what decoding raised."""
         collectors = [self._collector(text) for text in self.queued.texts]
-        readers = [AnswerReader.of(text, self.model.engine.pair) for text in self.queued.texts]
+        self.readers.extend(AnswerReader.of(text, self.model.engine.pair) for text in self.queued.texts)
         spans = [self._spans() for _ in self.queued.texts]
         begun: set[int] = set()
         async for index, step in steps_of(self.queued, ready):
@@ -100,7 +102,9 @@ class Answer:
             part.entries = None if collector is None else collector.take(step)
             if (follower := spans[index]) is not None:
                 part.spans = follower.take(step)
-            readers[index].read(step.text, part)
+            self.readers[index].read(step.text, part)
+            if not self.body.include_reasoning:
+                part.pieces = [piece for piece in part.pieces if not isinstance(piece, Thought)]
             if part.pieces or part.finish_reason or part.entries or self.body.return_token_ids:
                 begun.add(index)
                 yield part
@@ -119,22 +123,26 @@ class Answer:
         num_prompt = sum(each.num_prompt_tokens for each in prompts)
         num_completion = sum(text.stats.num_tokens for text in texts)
         num_cached = sum(each.num_cached_tokens for each in prompts)
-        predicted = self._predicted()
         return Usage(
             prompt_tokens=num_prompt,
             completion_tokens=num_completion,
             total_tokens=num_prompt + num_completion,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
-            completion_tokens_details=predicted,
+            completion_tokens_details=self._details(),
         )
 
-    def _predicted(self) -> CompletionTokensDetails:
-        """Return what became of the tokens that the client predicted, which count for each choice."""
+    def _details(self) -> CompletionTokensDetails:
+        """Return the tokens of thoughts, and what became of those that the client predicted, which count for each
+        choice."""
         texts = self.queued.texts
         num_accepted = sum(text.stats.accepted_by_source[Source.PREDICTION] for text in texts)
         num_predicted = sum(len(text.decoded.prediction_ids) for text in texts if text.decoded is not None)
         num_rejected = max(num_predicted - num_accepted, 0)
-        return CompletionTokensDetails(accepted_prediction_tokens=num_accepted, rejected_prediction_tokens=num_rejected)
+        return CompletionTokensDetails(
+            reasoning_tokens=sum(reader.num_thoughts for reader in self.readers),
+            accepted_prediction_tokens=num_accepted,
+            rejected_prediction_tokens=num_rejected,
+        )
 
     def figures(self) -> dict[str, object]:
         """Return what speculation did, the snapshot's version and the seeds, under the name that responses have for
@@ -156,7 +164,8 @@ class Answer:
     def _collector(self, text: QueuedText) -> LogprobCollector | None:
         if self.body.num_log_probs is None:
             return None
-        return LogprobCollector(self.model.vocabulary, self.model.engine.shown_ids(text.request))
+        shown_ids = self.model.engine.shown_ids(text.request)
+        return LogprobCollector(self.model.vocabulary, shown_ids, tells_all=self.body.tells_all_tokens)
 
 
 async def steps_of(queued: QueuedRequest, ready: asyncio.Event) -> AsyncIterator[tuple[int, Step]]:

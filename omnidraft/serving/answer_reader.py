@@ -10,21 +10,29 @@ from omnidraft.serving.response_formats import ChoicePart, NamedCall, Thought
 from omnidraft.tools.formats import ToolFormat
 from omnidraft.tools.messages import call_id
 from omnidraft.tools.parser import CallDelta, ToolCallParser
-from omnidraft.tools.reasoning import AnswerPart, ReasoningSplitter
+from omnidraft.tools.reasoning import AnswerPart, ReasoningFormat, ReasoningSplitter
+from omnidraft.vocab.thoughts import Thoughts
 
 logger = logging.getLogger(__name__)
-
-_TAIL_IDS = 16
-"""Ids at the end of a prompt that say whether thoughts have begun in it."""
 
 
 class AnswerReader:
     """Reads one choice, part by part."""
 
-    def __init__(self, request: GenerationRequest, form: ToolFormat, splitter: ReasoningSplitter | None = None) -> None:
-        """Read the choice of a request to a target that writes calls in this format, and thoughts as `splitter` reads
-        them; None where it has none."""
-        self._request_id, self._form, self._splitter = request.request_id, form, splitter
+    def __init__(
+        self,
+        request: GenerationRequest,
+        form: ToolFormat,
+        reasoning: ReasoningFormat | None = None,
+        thoughts: Thoughts | None = None,
+    ) -> None:
+        """Read the choice of a request to a target that writes calls and thoughts in these formats; None where it has
+        no thoughts."""
+        self._request_id, self._form, self._thoughts = request.request_id, form, thoughts
+        self._state = None if thoughts is None else thoughts.start
+        self._splitter: ReasoningSplitter | None = None
+        if reasoning is not None and thoughts is not None:
+            self._splitter = ReasoningSplitter(reasoning, is_open=thoughts.is_open)
         self._parser: ToolCallParser | None = None
         if request.tools is not None and request.tools.callable_tools:
             schemas = {tool.name: tool.parameters for tool in request.tools.callable_tools}
@@ -33,15 +41,20 @@ class AnswerReader:
     @staticmethod
     def of(text: QueuedText, pair: Pair) -> "AnswerReader":
         """Return the reader of a text that this pair decodes."""
-        thoughts, splitter = pair.reasoning_format, None
-        if thoughts is not None and text.request.messages is not None and text.decoded is not None:
-            ending = pair.spelled(text.decoded.prompt_ids[-_TAIL_IDS:])
-            splitter = ReasoningSplitter(thoughts, is_open=thoughts.is_opened_by(ending))
-        return AnswerReader(text.request, pair.tool_format, splitter)
+        thoughts = None if text.decoded is None else text.decoded.thoughts
+        return AnswerReader(text.request, pair.tool_format, pair.reasoning_format, thoughts)
+
+    @property
+    def num_thoughts(self) -> int:
+        """The tokens of thoughts so far."""
+        return 0 if self._state is None else self._state.num_thoughts
 
     def read(self, text: str, part: ChoicePart) -> None:
         """Add what the text of a step says to its part. The part with a finish reason is the last one."""
         is_last = part.finish_reason is not None
+        if self._thoughts is not None and self._state is not None:
+            for token in part.token_ids:
+                self._state = self._thoughts.after(self._state, token)
         for each in self._split(text, is_last=is_last):
             if each.is_reasoning:
                 part.pieces.append(Thought(each.text))

@@ -117,7 +117,7 @@ def _add_completions(app: FastAPI, respond: Responder) -> None:
     )
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Go on with a text, as it is."""
-        return await respond(request, body, CompletionWriter.of_completion)
+        return await respond(request, body, CompletionWriter)
 
     @app.post(
         "/v1/chat/completions",
@@ -125,7 +125,7 @@ def _add_completions(app: FastAPI, respond: Responder) -> None:
     )
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer messages, in the target's own chat template."""
-        return await respond(request, body, CompletionWriter.of_chat)
+        return await respond(request, body, CompletionWriter)
 
 
 def _add_missing(app: FastAPI, path: str, reason: str) -> None:

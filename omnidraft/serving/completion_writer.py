@@ -1,137 +1,147 @@
 """Writes answers as OpenAI's completions and chat completions, whole or as server-sent events."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from pydantic_core import to_json
 
+from omnidraft.decode.prompt_logprobs import PromptToken
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.error_handlers import told
 from omnidraft.serving.event_stream import DONE, last_error_events, unnamed_event
-from omnidraft.serving.request_schemas import CompletionRequest
-from omnidraft.serving.response_formats import (
-    CHAT,
-    CHAT_CHUNK,
-    COMPLETION,
-    ChoicePart,
-    ResponseKind,
-    echoed,
-    for_prompt,
-)
+from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
+from omnidraft.serving.response_formats import ChoicePart, NamedCall, echoed, for_chat, for_completion, for_prompt
+from omnidraft.serving.response_schemas import Json
 
 
 class CompletionWriter:
     """Writes one answer; see responses.ResponseWriter."""
 
-    def __init__(self, answer: Answer, whole: ResponseKind, chunk: ResponseKind) -> None:
-        self._answer, self._body = answer, answer.body
-        self._kind = chunk if answer.body.stream else whole
-        self._head: str | None = None
-
-    @staticmethod
-    def of_completion(answer: Answer) -> "CompletionWriter":
-        """Return the writer of an answer to a completion request."""
-        return CompletionWriter(answer, COMPLETION, COMPLETION)
-
-    @staticmethod
-    def of_chat(answer: Answer) -> "CompletionWriter":
-        """Return the writer of an answer to a chat request."""
-        return CompletionWriter(answer, CHAT, CHAT_CHUNK)
+    def __init__(self, answer: Answer) -> None:
+        self._answer, self._body, self._texts = answer, answer.body, answer.queued.texts
+        self._vocabulary = answer.model.vocabulary
+        self._has_begun = False
 
     def whole(self, parts: Sequence[ChoicePart]) -> bytes:
-        choices = [ChoicePart(index, True) for index in range(len(self._answer.queued.texts))]
+        choices = [ChoicePart(index, True) for index in range(len(self._texts))]
         for part in parts:
             choices[part.index].add(part)
-        if self._body.prompt_logprobs is not None:
-            self._add_prompts(choices)
-        dumped = ",".join(self._choice(choice) for choice in choices)
-        tail = self._usage() | self._answer.figures() | self._chat_prompt(choices[0])
-        return f"{self._frame()}[{dumped}],{json.dumps(tail)[1:]}".encode()
+        return to_json(self._with_choices(*choices) | self._usage() | self._answer.figures())
 
     def events(self, part: ChoicePart) -> bytes:
-        return b"".join(self._event(each) for each in self._opened(part))
+        return b"".join(self._event(self._with_choices(each) | self._usage_so_far()) for each in self._opened(part))
 
     def _opened(self, part: ChoicePart) -> Sequence[ChoicePart]:
         """Return the part, the first one of several chats behind an empty part of each: OpenAI's client fails where a
         choice begins before the one of the index before it."""
-        num_choices = len(self._answer.queued.texts)
-        if self._kind is not CHAT_CHUNK or num_choices == 1:
+        had_begun, self._has_begun = self._has_begun, True
+        if isinstance(self._body, CompletionRequest) or len(self._texts) == 1:
             return [part]
         part.is_first = False
-        openings = [ChoicePart(index, True) for index in range(num_choices)] if self._head is None else []
-        return [*openings, part]
-
-    def _event(self, part: ChoicePart) -> bytes:
-        usage = ',"usage":null' if self._body.wants_usage else ""
-        if self._body.wants_continuous_usage:
-            usage = f',"usage":{self._answer.usage().model_dump_json()}'
-        return unnamed_event(f"{self._frame()}[{self._choice(part)}]{usage}}}")
+        return [part] if had_begun else [*(ChoicePart(index, True) for index in range(len(self._texts))), part]
 
     def last_events(self) -> bytes:
         if not (self._body.wants_usage or self._body.figures):
             return DONE
-        tail = (self._usage() if self._body.wants_usage else {}) | self._answer.figures()
-        return unnamed_event(f"{self._frame()}[],{json.dumps(tail)[1:]}") + DONE
+        usage = self._usage() if self._body.wants_usage else {}
+        return self._event(self._with_choices() | usage | self._answer.figures()) + DONE
 
     def error_events(self, exc: Exception) -> bytes:
         return last_error_events(told(exc)[1])
 
-    def _add_prompts(self, choices: Sequence[ChoicePart]) -> None:
-        """Give each choice the scores of its prompt, which the first choice of the prompt has."""
-        num_per_prompt, texts = self._body.n or 1, self._answer.queued.texts
-        for index, choice in enumerate(choices):
-            choice.prompt = texts[index - index % num_per_prompt].prompt_tokens
+    def _event(self, chunk: Json) -> bytes:
+        return unnamed_event(to_json(chunk).decode())
 
-    def _chat_prompt(self, choice: ChoicePart) -> dict[str, object]:
-        """Return the scores of a chat's prompt, which stand beside the choices, as in vLLM."""
-        if self._kind is not CHAT or choice.prompt is None:
-            return {}
-        return {"prompt_logprobs": for_prompt(choice.prompt, self._answer.model.vocabulary)}
+    @cached_property
+    def _frame(self) -> Json:
+        """What stands before the choices, the same in every chunk."""
+        is_chat, request_id = isinstance(self._body, ChatRequest), self._answer.queued.request_id
+        kind = "chat.completion.chunk" if self._body.stream else "chat.completion"
+        return {
+            "id": f"chatcmpl-{request_id}" if is_chat else f"cmpl-{request_id}",
+            "object": kind if is_chat else "text_completion",
+            "created": self._answer.created,
+            "model": self._answer.model.name,
+            "system_fingerprint": self._answer.system_fingerprint,
+        }
 
-    def _choice(self, part: ChoicePart) -> str:
+    def _with_choices(self, *parts: ChoicePart) -> Json:
+        """Return a response; a chat has beside its choices what a completion has of the prompt in each, as in vLLM."""
+        choices = [self._choice(part) for part in parts]
+        beside = self._of_prompt(parts[0]) if parts and isinstance(self._body, ChatRequest) else {}
+        return {**self._frame, "choices": choices, **beside}
+
+    def _choice(self, part: ChoicePart) -> Json:
         if isinstance(self._body, CompletionRequest):
-            if self._body.max_tokens == 0:
-                part.pieces, part.entries = [], part.entries and []
-            if self._body.echo and part.is_first:
-                self._echo(part)
-        shown = self._kind.choice(part, self._answer.model.vocabulary)
+            shown = self._completion(part, self._body) | self._of_prompt(part)
+        else:
+            logprobs = None if part.entries is None else for_chat(part.entries, self._vocabulary)
+            shown = {"delta" if self._body.stream else "message": self._message(part), "logprobs": logprobs}
+        if part.spans:
+            shown["drafted_by"] = [(span.text, span.source) for span in part.spans]
         if self._body.return_token_ids:
             shown["token_ids"] = part.token_ids
-            if part.is_first:
-                shown["prompt_token_ids"] = self._prompt_ids(part)
-        return to_json(shown).decode()
+        return {"index": part.index, **shown, "finish_reason": part.finish_reason}
+
+    def _completion(self, part: ChoicePart, body: CompletionRequest) -> Json:
+        """Return the text, behind the prompt where that is echoed."""
+        text, entries = part.text, part.entries
+        if body.max_tokens == 0:
+            text, entries, part.token_ids = "", entries and [], []
+        if body.echo and part.is_first:
+            ids = self._prompt_ids(part)
+            prompt = self._vocabulary.spell(ids).decode("utf-8", "replace")
+            text = prompt + text
+            if entries is not None:
+                behind = (replace(each, offset=each.offset + len(prompt)) for each in entries)
+                entries = [*echoed(ids, self._scored_prompt(part), self._vocabulary), *behind]
+        return {"text": text, "logprobs": None if entries is None else for_completion(entries, self._vocabulary)}
+
+    def _message(self, part: ChoicePart) -> Json:
+        """Return a message, or what a chunk adds to it: thoughts under both names that clients read, DeepSeek's and
+        vLLM's, and no field of calls where there are none, as at OpenAI."""
+        message: Json = {"role": "assistant"} if part.is_first else {}
+        thoughts, calls = part.thoughts, part.calls
+        message["content"] = part.text if part.text or not (calls or thoughts) else None
+        if thoughts:
+            message |= {"reasoning_content": thoughts, "reasoning": thoughts}
+        if calls:
+            message["tool_calls"] = [_call(each, is_chunk=bool(self._body.stream)) for each in calls]
+        return message
+
+    def _of_prompt(self, part: ChoicePart) -> Json:
+        """Return what the request asks to know of the prompt; once in a stream."""
+        told: Json = {}
+        if self._body.return_token_ids and part.is_first:
+            told["prompt_token_ids"] = self._prompt_ids(part)
+        if self._body.prompt_logprobs is not None:
+            told["prompt_logprobs"] = for_prompt(self._scored_prompt(part), self._vocabulary)
+        return told
 
     def _prompt_ids(self, part: ChoicePart) -> Sequence[int]:
-        decoded = self._answer.queued.texts[part.index].decoded
+        decoded = self._texts[part.index].decoded
         assert decoded is not None
         return decoded.prompt_ids
 
-    def _echo(self, part: ChoicePart) -> None:
-        """Put the prompt before the first part of a choice, and its log-probabilities before those of the answer."""
-        vocabulary, ids = self._answer.model.vocabulary, self._prompt_ids(part)
-        text = vocabulary.spell(ids).decode("utf-8", "replace")
-        part.pieces.insert(0, text)
-        if part.entries is not None:
-            texts, num_per_prompt = self._answer.queued.texts, self._body.n or 1
-            scored = texts[part.index - part.index % num_per_prompt].prompt_tokens
-            behind = [replace(each, offset=each.offset + len(text)) for each in part.entries]
-            part.entries = [*echoed(ids, scored, vocabulary), *behind]
+    def _scored_prompt(self, part: ChoicePart) -> Sequence[PromptToken]:
+        """Return the prompt's tokens with their log-probabilities, which the first choice of the prompt has."""
+        return self._texts[part.index - part.index % (self._body.n or 1)].prompt_tokens
 
-    def _frame(self) -> str:
-        """Return the JSON before the choices, which is the same in every chunk."""
-        if self._head is None:
-            frame = {
-                "id": self._kind.prefix + self._answer.queued.request_id,
-                "object": self._kind.name,
-                "created": self._answer.created,
-                "model": self._answer.model.name,
-                "system_fingerprint": self._answer.system_fingerprint,
-            }
-            self._head = json.dumps(frame)[:-1] + ',"choices":'
-        return self._head
+    def _usage_so_far(self) -> Json:
+        if self._body.wants_continuous_usage:
+            return {"usage": self._answer.usage()}
+        return {"usage": None} if self._body.wants_usage else {}
 
-    def _usage(self) -> dict[str, object]:
+    def _usage(self) -> Json:
         metrics = self._answer.metrics()
-        shown: dict[str, object] = {} if metrics is None else {"metrics": metrics.model_dump()}
-        return {"usage": self._answer.usage().model_dump(), **shown}
+        return {"usage": self._answer.usage()} | ({} if metrics is None else {"metrics": metrics})
+
+
+def _call(call: NamedCall, *, is_chunk: bool) -> Json:
+    """Return a call, or what a chunk adds to it."""
+    shown: Json = {"index": call.index} if is_chunk else {}
+    if call.id is None:
+        return shown | {"function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return shown | {"id": call.id, "type": "function", "function": function}

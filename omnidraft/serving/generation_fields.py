@@ -49,8 +49,14 @@ MAX_LOGPROBS = 20
 MAX_BAD_WORDS = 1_000
 MAX_N = 128
 """As at OpenAI."""
-OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens"}
-"""llama.cpp's names, and ours for the same."""
+OTHER_NAMES = {
+    "repeat_penalty": "repetition_penalty",
+    "n_predict": "max_tokens",
+    "reasoning_budget_tokens": "thinking_token_budget",
+    "thinking_budget_tokens": "thinking_token_budget",
+    "thinking_budget": "thinking_token_budget",
+}
+"""Names of llama.cpp's, the last one of Qwen's own service, and ours for the same."""
 NO_LIMIT = BeforeValidator(lambda value: None if value == -1 else value)
 MaxTokens = Annotated[Annotated[int, Field(ge=1, le=MAX_COUNT)] | None, NO_LIMIT]
 Ids = Annotated[list[Annotated[int, Field(ge=0, le=MAX_COUNT)]], Field(fail_fast=True)]
@@ -101,6 +107,8 @@ class GenerationFields(OpenAIFields):
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_COUNT)
     """Read only the last so many tokens of the prompt; -1: as many as the context holds."""
+    include_reasoning: bool = True
+    """Whether the answer of a model that thinks has its thoughts, as in vLLM."""
     return_token_ids: bool = False
     """Tell the ids of the prompt and of the answer."""
     use_beam_search: Annotated[bool, refuse(bool, "there is no beam search; draw `n` answers")] = False
@@ -152,6 +160,11 @@ class GenerationFields(OpenAIFields):
     def wants_continuous_usage(self) -> bool:
         """Whether every chunk of the stream has the usage so far."""
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def tells_all_tokens(self) -> bool:
+        """Whether each token that was drawn is told, those that put nothing into the text too."""
+        return self.return_token_ids
 
     @property
     def num_log_probs(self) -> int | None:

@@ -122,21 +122,6 @@ class ToolCall(BaseModel):
     function: FunctionCall
 
 
-class FunctionCallDelta(BaseModel):
-    name: str | None = None
-    """It is set in the first delta of a call."""
-    arguments: str
-
-
-class ToolCallDelta(BaseModel):
-    """The part of a call that a chunk adds; id, type and name are set in the first delta of the call."""
-
-    index: int
-    id: str | None = None
-    type: Literal["function"] | None = None
-    function: FunctionCallDelta
-
-
 Deprecated = Annotated[
     None,
     refuse(

@@ -43,6 +43,10 @@ class CompletionRequest(GenerationFields):
     """The text behind the answer: a target that knows fill-in-the-middle fills the gap. "" is none."""
 
     @property
+    def tells_all_tokens(self) -> bool:
+        return self.return_token_ids or self.echo
+
+    @property
     def num_log_probs(self) -> int | None:
         return self.logprobs
 
@@ -93,6 +97,9 @@ class ChatRequest(GenerationFields):
     reasoning_effort: str | None = None
     """It reaches the chat template; `none` also turns thinking off."""
 
+    thinking_token_budget: Annotated[Annotated[int, Field(ge=0, le=MAX_COUNT)] | None, NO_LIMIT] = None
+    """The tokens of thoughts after which a model that thinks has to answer, as in vLLM; none, and -1: no limit."""
+
     @field_validator("messages")
     @classmethod
     def _keep_no_billing(cls, messages: list[RequestMessage]) -> list[RequestMessage]:
@@ -118,6 +125,8 @@ class ChatRequest(GenerationFields):
         options: dict[str, Any] = {}
         if self.reasoning_effort is not None:
             options = {"reasoning_effort": self.reasoning_effort, "enable_thinking": self.reasoning_effort != "none"}
+        if self.thinking_token_budget is not None:
+            options["thinking_budget"] = self.thinking_token_budget
         return options | (self.chat_template_kwargs or {})
 
     @property
@@ -140,6 +149,7 @@ class ChatRequest(GenerationFields):
                 "tools": tools,
                 "continues_last": self.continues_last,
                 "template_options": self._template_options(),
+                "max_thought_tokens": self.thinking_token_budget,
             }
         ]
 

@@ -1,18 +1,19 @@
-"""Formats of the choices in each kind of response, whole or as chunks, and of log-probabilities in OpenAI's two shapes.
+"""The parts of a choice, and log-probabilities in OpenAI's two shapes.
 
 Log-probabilities are the target's own: before penalties, biases, grammar, temperature and cuts, as OpenAI's and
 vLLM's. The entry of a token is sent with the text that the token contributes to. A stop token has none, nor has a token
-wholly behind the beginning of a stop string. An entry whose token is cut by a stop string spells the whole token.
+wholly behind the beginning of a stop string, unless the request asks for the ids or an echo. An entry whose token is
+cut by a stop string spells the whole token.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from omnidraft.decode.drafted_spans import DraftedSpan, TokenOffsets
 from omnidraft.decode.prompt_logprobs import PromptToken
 from omnidraft.ports import LogProbs, Step
-from omnidraft.serving.response_schemas import ChatFinishReason, Json
+from omnidraft.serving.response_schemas import FinishReason, Json
 from omnidraft.vocab.tokenizer import Vocabulary
 
 MIN_LOGPROB = -9999.0
@@ -34,9 +35,10 @@ class LogprobEntry:
 class LogprobCollector:
     """Collects the entries of one text while it is decoded."""
 
-    def __init__(self, vocabulary: Vocabulary, shown_ids: Mapping[int, bytes]) -> None:
-        """`shown_ids` are those of the text's request; see ports.Request."""
-        self._offsets = TokenOffsets(vocabulary, shown_ids)
+    def __init__(self, vocabulary: Vocabulary, shown_ids: Mapping[int, bytes], *, tells_all: bool = False) -> None:
+        """`shown_ids` are those of the text's request; see ports.Request. With `tells_all` every token has its entry,
+        in the step that emits it: clients that ask for ids, or for the prompt's, count them."""
+        self._offsets, self._tells_all = TokenOffsets(vocabulary, shown_ids), tells_all
         self._num_sent = 0
         self._pending: deque[LogprobEntry] = deque()
 
@@ -47,7 +49,7 @@ class LogprobCollector:
             self._pending.append(LogprobEntry(token, *logprobs, offset=self._offsets.offset(token)))
         self._num_sent += len(step.text)
         entries = []
-        while self._pending and self._pending[0].offset < self._num_sent:
+        while self._pending and (self._tells_all or self._pending[0].offset < self._num_sent):
             entries.append(self._pending.popleft())
         return entries
 
@@ -156,15 +158,13 @@ class ChoicePart:
     is_first: bool
     pieces: list[str | NamedCall | Thought] = field(default_factory=list)
     """Its text, thoughts and calls, in the order in which they are written."""
-    finish_reason: ChatFinishReason | None = None
+    finish_reason: FinishReason | None = None
     entries: list[LogprobEntry] | None = None
     """Log-probabilities of its tokens; None unless the request asks for them."""
     spans: list[DraftedSpan] = field(default_factory=list)
     """Who drafted the text, piece by piece, where the request asks for figures of a stream."""
     stop_string: str | None = None
     """The stop string that ended it, if one did."""
-    prompt: Sequence[PromptToken] | None = None
-    """The scored tokens of its prompt, where the request asks for them."""
     token_ids: list[int] = field(default_factory=list)
     """The ids that the target drew."""
 
@@ -193,67 +193,3 @@ class ChoicePart:
                 last.arguments += piece.arguments
             else:
                 self.pieces.append(piece)
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseKind:
-    """The format of one endpoint's responses, whole or as chunks."""
-
-    prefix: str
-    name: str
-    choice: Callable[[ChoicePart, Vocabulary], Json]
-
-
-def _completion(part: ChoicePart, vocabulary: Vocabulary) -> Json:
-    assert part.finish_reason != "tool_calls"  # a completion is offered no tools
-    logprobs = None if part.entries is None else for_completion(part.entries, vocabulary)
-    choice = {"index": part.index, "text": part.text, "logprobs": logprobs, "finish_reason": part.finish_reason}
-    if part.prompt is not None:
-        choice["prompt_logprobs"] = for_prompt(part.prompt, vocabulary)
-    return choice
-
-
-def _message(part: ChoicePart, vocabulary: Vocabulary) -> Json:
-    """Return the choice; its message has no field of calls where there are none, as at OpenAI."""
-    message: Json = {"role": "assistant", "content": _content(part)}
-    message |= _thoughts(part)
-    if part.calls:
-        message["tool_calls"] = [_call(call) for call in part.calls]
-    return {"index": part.index, "message": message, **_end_of(part, vocabulary)}
-
-
-def _delta(part: ChoicePart, vocabulary: Vocabulary) -> Json:
-    delta: Json = {"role": "assistant"} if part.is_first else {}
-    delta["content"] = _content(part)
-    delta |= _thoughts(part)
-    if part.calls:
-        delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in part.calls]
-    drafted_by = {"drafted_by": [(span.text, span.source) for span in part.spans]} if part.spans else {}
-    return {"index": part.index, "delta": delta, **_end_of(part, vocabulary), **drafted_by}
-
-
-def _thoughts(part: ChoicePart) -> Json:
-    """Return the thoughts under both names that clients read: DeepSeek's and vLLM's."""
-    thoughts = part.thoughts
-    return {"reasoning_content": thoughts, "reasoning": thoughts} if thoughts else {}
-
-
-def _content(part: ChoicePart) -> str | None:
-    return part.text if part.text or not (part.calls or part.thoughts) else None
-
-
-def _call(call: NamedCall) -> Json:
-    """Return a call, or what a chunk adds to it."""
-    if call.id is None:
-        return {"function": {"arguments": call.arguments}}
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def _end_of(part: ChoicePart, vocabulary: Vocabulary) -> Json:
-    logprobs = None if part.entries is None else for_chat(part.entries, vocabulary)
-    return {"logprobs": logprobs, "finish_reason": part.finish_reason}
-
-
-COMPLETION = ResponseKind("cmpl-", "text_completion", _completion)
-CHAT = ResponseKind("chatcmpl-", "chat.completion", _message)
-CHAT_CHUNK = ResponseKind("chatcmpl-", "chat.completion.chunk", _delta)

@@ -7,12 +7,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from omnidraft.serving.request_parts import ToolCall, ToolCallDelta
+from omnidraft.serving.request_parts import ToolCall
 
 Json = dict[str, Any]
 """An object of a response."""
-FinishReason = Literal["stop", "length"]
-ChatFinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(BaseModel):
@@ -21,6 +20,8 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int = 0
+    """Tokens of thoughts, and of what closed them."""
     accepted_prediction_tokens: int = 0
     """Tokens of the client's prediction that the answer took over."""
     rejected_prediction_tokens: int = 0
@@ -37,11 +38,11 @@ class Usage(BaseModel):
 
 
 class CompletionLogProbs(BaseModel):
-    """One entry a token that put something into the text."""
+    """One entry a token that put something into the text; of an echoed prompt's first token they are null."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
     """Offset of each token in the text of this choice, in characters."""
 
@@ -70,50 +71,39 @@ class PromptLogProb(BaseModel):
     decoded_token: str
 
 
-PromptLogProbs = list[dict[int, PromptLogProb] | None]
-"""One entry a token of the prompt, by ids; none for the first, which nothing stands before."""
+class PromptTokens(BaseModel):
+    """What is told of a prompt, with `return_token_ids` and with `prompt_logprobs`."""
+
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[int, PromptLogProb] | None] | None = None
+    """One entry a token, by ids; none for the first, which nothing stands before."""
 
 
-class CompletionChoice(BaseModel):
+class _Choice(BaseModel):
     index: int
+    finish_reason: FinishReason | None
+    token_ids: list[int] | None = None
+    """All that were drawn, if `return_token_ids` is set."""
+
+
+class CompletionChoice(_Choice, PromptTokens):
     text: str
     logprobs: CompletionLogProbs | None
-    finish_reason: FinishReason | None
-    prompt_logprobs: PromptLogProbs | None = None
-    """It is there if `prompt_logprobs` is set."""
 
 
 class ChatMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None
-    """None: the answer is nothing but calls."""
+    """None: the answer is nothing but thoughts and calls."""
+    reasoning_content: str | None = None
+    """What the model thought, also under the name `reasoning`."""
     tool_calls: list[ToolCall] | None = None
     """It is there when the answer calls tools."""
 
 
-class ChatChoice(BaseModel):
-    index: int
+class ChatChoice(_Choice):
     message: ChatMessage
     logprobs: ChatLogProbs | None
-    finish_reason: ChatFinishReason | None
-
-
-class ChatDelta(BaseModel):
-    role: Literal["assistant"] | None = None
-    """It is set in the first chunk of a choice."""
-    content: str | None
-    """None: the chunk has nothing but calls."""
-    tool_calls: list[ToolCallDelta] | None = None
-
-
-class ChatChunkChoice(BaseModel):
-    index: int
-    delta: ChatDelta
-    logprobs: ChatLogProbs | None
-    finish_reason: ChatFinishReason | None
-    drafted_by: list[tuple[str, str | None]] | None = None
-    """The pieces of `delta.content`, each with the source that drafted it, or null for what nobody drafted. It is there
-    if `figures` is set and no tools are offered."""
 
 
 class SpeculativeDecodingMetrics(BaseModel):
@@ -167,11 +157,9 @@ class Completion(_Response):
     choices: list[CompletionChoice]
 
 
-class ChatCompletion(_Response):
+class ChatCompletion(_Response, PromptTokens):
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
-    prompt_logprobs: PromptLogProbs | None = None
-    """It is there if `prompt_logprobs` is set."""
 
 
 class Model(BaseModel):

@@ -14,8 +14,12 @@ class ReasoningFormat:
     name: str
     opening: str
     closing: str
-    dropped: tuple[str, ...] = ()
-    """Texts between messages of an answer, which are neither thoughts nor content."""
+    turn: str = ""
+    """What stands between thoughts and the next message of an answer."""
+    header: str = ""
+    """What stands before content."""
+    other_ends: tuple[str, ...] = ()
+    """Further texts between messages of an answer, which are neither thoughts nor content."""
     is_anywhere: bool = False
     """Whether thoughts may come behind content."""
     is_in_template: str = ""
@@ -27,19 +31,22 @@ class ReasoningFormat:
         parts = (self.opening, self.closing, *self.dropped)
         return tuple(dict.fromkeys(marker for part in parts for marker in _MARKER.findall(part)))
 
-    def is_opened_by(self, prompt: str) -> bool:
-        """Return whether the end of a rendered prompt has begun the thoughts already."""
-        return prompt.rstrip().endswith(self.opening)
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """What stands between messages of an answer, and is neither thoughts nor content."""
+        return tuple(filter(None, (self.turn, self.header, *self.other_ends)))
 
 
 _MARKER = regex.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
-_START, _CHANNEL, _MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
+_CHANNEL, _MESSAGE = "<|channel|>", "<|message|>"
 _ROWS = (
     ReasoningFormat(  # gpt-oss
         "harmony",
         f"{_CHANNEL}analysis{_MESSAGE}",
         "<|end|>",
-        (_START, f"{_CHANNEL}final{_MESSAGE}", f"{_CHANNEL}commentary{_MESSAGE}", "<|return|>"),
+        "<|start|>assistant",
+        f"{_CHANNEL}final{_MESSAGE}",
+        (f"{_CHANNEL}commentary{_MESSAGE}", "<|return|>"),
         is_anywhere=True,
         is_in_template=f"{_CHANNEL}analysis",
     ),

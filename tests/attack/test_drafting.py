@@ -71,7 +71,7 @@ def engine(
     """An engine for each way in which a drafter computes."""
     monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
     if request.param == "torch":
-        monkeypatch.setattr("omnidraft.models.hf.drafter.is_supported", lambda model: False)
+        monkeypatch.setattr("omnidraft.models.hf.drafter.unsupported_reason", lambda model: "planted")
     return assembly.engine(without_lookup(models), METRICS).engine
 
 

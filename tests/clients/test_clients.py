@@ -1,24 +1,18 @@
 """Real clients, unmodified, do a small real task against a real server; `make test-clients`."""
 
 import json
-import os
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.clients import environments
+from tests.clients.worker import SCRIPTS, TARGET, Server, run
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(3600)]
 
-SCRIPTS = Path(__file__).parent / "scripts"
-TARGET = os.environ.get("OMNIDRAFT_CLIENTS_TARGET", "qwen2.5-coder-1.5b")
 TASK = "Create a file named hello.py that prints the number 42. Use your tool to write the file, then stop."
 SDKS = ("openai==3.57.0", "anthropic==2.14.0", "pydantic")
 FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
@@ -37,70 +31,6 @@ NODE = (
     "@ai-sdk/openai-compatible", "zod",
 )  # fmt: skip
 AGENTS = ("@openai/codex@0.171.0", "@anthropic-ai/claude-code@2.1.197", "opencode-ai@1.18.33")
-
-
-@dataclass(frozen=True)
-class Server:
-    """A worker that a user started."""
-
-    url: str
-    log: Path
-
-    def environment(self, home: Path) -> dict[str, str]:
-        """What a client needs to find it, with a home of its own and no telemetry."""
-        keys = {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "MODEL": TARGET, "HOME": str(home)}
-        urls = {
-            "OPENAI_BASE_URL": f"{self.url}/v1",
-            "OPENAI_API_BASE": f"{self.url}/v1",
-            "ANTHROPIC_BASE_URL": self.url,
-        }
-        quiet = {"DO_NOT_TRACK": "1", "DISABLE_TELEMETRY": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
-        return {"PATH": os.environ["PATH"], "NODE_PATH": "", **keys, **urls, **quiet}
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    command = [
-        sys.executable, "-m", "omnidraft.cli", "serve", "--target", TARGET, "--drafter", "smollm2-135m",
-        "--quantize", "int8", "--port", str(port),
-    ]  # fmt: skip
-    aliases = json.dumps({"*": TARGET})
-    environment = os.environ | {
-        "OMNIDRAFT_LOG__URL": f"sqlite:///{folder}/log.db",
-        "OMNIDRAFT_WORKER__MODEL_ALIASES": aliases,
-    }
-    with open(folder / "log", "w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder)
-        url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 600
-        while not _is_ready(url):
-            assert process.poll() is None, (folder / "log").read_text()[-2000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
-        yield Server(url, folder / "log")
-        process.terminate()
-        process.wait(60)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz").status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
-def run(command: Sequence[str | Path], server: Server, folder: Path, **variables: str) -> str:
-    """The output of a client that ended well."""
-    done = subprocess.run(
-        list(map(str, command)), env=server.environment(folder) | variables, cwd=folder, capture_output=True, text=True,
-        timeout=3000, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{server.log.read_text()[-1000:]}"
-    return done.stdout
 
 
 @pytest.mark.parametrize("script", ["openai_sdk", "anthropic_sdk"])

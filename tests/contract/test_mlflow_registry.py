@@ -138,8 +138,9 @@ def test_a_rollback_that_fails_half_way_and_is_tried_again_ends_at_the_version_b
 def test_a_version_that_is_not_ready_is_invisible_and_an_abandoned_one_gives_way(mlflow):
     registry, client, name = mlflow.open(), mlflow.client, mlflow.name
     registry.publish(mlflow.bundle("s1"), None)
-    run_id = client.get_model_version(name, "1").run_id  # what a publisher that died leaves behind:
-    client.create_model_version(name, "file:///nowhere", run_id + "x", await_creation_for=0)
+    experiment = client.get_run(client.get_model_version(name, "1").run_id).info.experiment_id
+    run = client.create_run(experiment).info  # what a publisher that died leaves behind:
+    client.create_model_version(name, f"{run.artifact_uri}/snapshot", run.run_id, await_creation_for=0)
     assert [version.version for version in registry.versions()] == [1]
     with pytest.raises(SnapshotNotFound, match="still being published"):
         registry.resolve("2")

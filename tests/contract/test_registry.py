@@ -260,7 +260,7 @@ def test_only_the_parts_asked_for_are_fetched_and_later_the_others_without_a_cop
     assert not (folder / "resume").exists()
     assert registry.fetch(1, tmp_path / "cache", ("serving", "resume")) == folder
     bundle.verify(folder, ["serving", "resume"])
-    if "postgres" not in getattr(store, "url", ""):
+    if not getattr(store, "url", "").startswith("http"):
         source = tmp_path / "bundles/s1"
         assert (folder / bundle.DRAFTER).stat().st_ino == (source / bundle.DRAFTER).stat().st_ino
 

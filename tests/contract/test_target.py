@@ -6,7 +6,7 @@ import torch
 from omnidraft.decode.decoder import Decoder
 from omnidraft.errors import ContractError, RequestError
 from omnidraft.models.ensemble import EnsembleTarget
-from omnidraft.models.native.target import LlamaTarget
+from omnidraft.models.native.target import NativeTarget
 from omnidraft.ports import DraftTree, Request, Sampling, Target
 from omnidraft.testing.toy_models import ToyTable, ToyTarget
 from omnidraft.vocab.tokenizer import Vocabulary
@@ -17,7 +17,7 @@ from tests.unit.models.tiny_llamacpp import tiny_llamacpp_target
 TARGETS = {
     "toy": lambda: ToyTarget(ToyTable.random(VOCAB_SIZE, seed=1), context_limit=256),
     "llama": lambda: tiny_target("llama"),
-    "native qwen2": lambda: LlamaTarget(tiny_model("qwen2"), name="qwen2", precision="packed16"),
+    "native qwen2": lambda: NativeTarget(tiny_model("qwen2"), name="qwen2", precision="packed16"),
     "gemma3 packed16": lambda: tiny_target("gemma3", "packed16"),
     "llama.cpp": tiny_llamacpp_target,
     "ensemble": lambda: EnsembleTarget([tiny_target("llama"), tiny_target("gemma3", "packed16")]),

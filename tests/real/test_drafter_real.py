@@ -8,7 +8,7 @@ from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.models.catalog.store import resolve
 from omnidraft.models.hf.target import load_model
 from omnidraft.models.hf.tokenizer import HfTokenizer
-from omnidraft.models.native.drafter import LlamaDrafter
+from omnidraft.models.native.drafter import NativeDrafter
 from tests.unit.models.tiny import whole_pass
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
@@ -21,7 +21,7 @@ def test_the_likeliest_token_stays_that_of_exact_weights(precision, at_least):
     folder = resolve("smollm2-135m")
     model = load_model(folder).float()
     tokenizer = HfTokenizer(folder, model.config.vocab_size)
-    drafter = LlamaDrafter(model, precision)
+    drafter = NativeDrafter(model, precision)
     same = total = 0
     ids_of_questions = tokenizer.encode("\n".join(_questions()))
     for first in range(0, 3 * LENGTH, LENGTH):

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from omnidraft.decode.sampling.grammar_compiler import CompiledGrammar
 from omnidraft.decode.sampling.grammar_cursor import GrammarCursor
 from omnidraft.decode.sampling.logits_pipeline import Bias, Penalties, repetition_penalised
+from omnidraft.decode.sampling.thought_gate import constraint_of
 from omnidraft.ports import Request
 from omnidraft.vocab.alignment import Alignment
 
@@ -33,15 +33,15 @@ class DraftConstraints:
 
     @staticmethod
     def are_needed(request: Request) -> bool:
-        """Return whether the request has a grammar, penalties or a bias."""
+        """Return whether the request has a grammar, a budget for thoughts, penalties or a bias."""
         sampling = request.sampling
-        return sampling.grammar is not None or bool(sampling.logit_bias) or Penalties.are_needed(sampling)
+        has_penalties = bool(sampling.logit_bias) or Penalties.are_needed(sampling)
+        return has_penalties or constraint_of(sampling.grammar, request.thoughts) is not None
 
     def reset(self) -> None:
         """Follow the text again from its beginning, because an exception left the state unknown."""
-        grammar, stop_ids = self._request.sampling.grammar, self._request.stop_ids
-        compiled = None if grammar is None else grammar.compiled
-        self._cursor = GrammarCursor(compiled, stop_ids) if isinstance(compiled, CompiledGrammar) else None
+        constraint = constraint_of(self._request.sampling.grammar, self._request.thoughts)
+        self._cursor = None if constraint is None else GrammarCursor(constraint, self._request.stop_ids)
         self._shift = LogitShift(self._request)
         output, self._output = self._output, []
         self.observe(output)

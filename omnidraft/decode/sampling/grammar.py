@@ -13,8 +13,10 @@ import numpy as np
 
 from omnidraft.decode.sampling.grammar_compiler import CompiledGrammar, GrammarCompiler
 from omnidraft.decode.sampling.grammar_trial import GrammarTrial, TrialUnfinished
+from omnidraft.decode.sampling.thought_gate import Constraint, constraint_of
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar, Sampling
+from omnidraft.vocab.thoughts import Thoughts
 from omnidraft.vocab.tokenizer import Vocabulary
 
 MAX_CLIENTS, GRAMMARS_PER_CLIENT = 32, 8
@@ -62,16 +64,16 @@ class Grammars:
             return sampling
         return replace(sampling, grammar=self.compile(sampling.grammar, client=client, cache_scope=cache_scope))
 
-    def matcher(self, grammar: Grammar, stop_ids: frozenset[int]) -> "Matcher":
+    def matcher(self, grammar: Grammar, stop_ids: frozenset[int], thoughts: Thoughts | None = None) -> "Matcher":
         """Return a matcher at the beginning of a text; compiles the grammar where that was not done.
 
         Raises:
             RequestError: the grammar cannot be compiled, or the target has no stop id that could end its texts.
         """
         require_end(stop_ids)
-        compiled = self.compile(grammar).compiled
-        assert isinstance(compiled, CompiledGrammar)
-        return Matcher(compiled.copy(), stop_ids)
+        constraint = constraint_of(self.compile(grammar), thoughts)
+        assert constraint is not None
+        return Matcher(constraint, stop_ids)
 
     def _compile(self, grammar: Grammar, _cache_scope: str | None) -> CompiledGrammar | str:
         """Return the grammar, or the reason for its refusal. Raises TrialUnfinished, which is not cached."""
@@ -100,7 +102,7 @@ def require_end(stop_ids: frozenset[int]) -> None:
 class Matcher:
     """Implements logits_pipeline.Processor: -inf for every token that the grammar does not allow next."""
 
-    def __init__(self, grammar: CompiledGrammar, stop_ids: frozenset[int]) -> None:
+    def __init__(self, grammar: Constraint, stop_ids: frozenset[int]) -> None:
         self._grammar = grammar
         self._stop_ids = np.array(sorted(stop_ids))
 

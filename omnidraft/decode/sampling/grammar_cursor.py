@@ -12,13 +12,13 @@ import numpy as np
 
 from omnidraft.decode.common_prefix import common_prefix
 from omnidraft.decode.sampling.grammar import Matcher
-from omnidraft.decode.sampling.grammar_compiler import CompiledGrammar
+from omnidraft.decode.sampling.thought_gate import Constraint
 
 
 class GrammarCursor:
     """Follows one text and the paths that are drafted after it."""
 
-    def __init__(self, grammar: CompiledGrammar, stop_ids: frozenset[int]) -> None:
+    def __init__(self, grammar: Constraint, stop_ids: frozenset[int]) -> None:
         """Begin with a copy of the grammar, at the beginning of its text."""
         self._grammar = grammar.copy()
         self._matcher = Matcher(self._grammar, stop_ids)

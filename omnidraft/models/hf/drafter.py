@@ -24,10 +24,10 @@ from omnidraft.models.hf.tree_layout import chain_visibility, tree_visibility
 from omnidraft.models.kv_session import BatchingDrafter, BranchingSession, ForwardRequest
 from omnidraft.models.native import library as native
 from omnidraft.models.native.build import VARIANTS
-from omnidraft.models.native.drafter import AUTOMATIC, LlamaDrafter
+from omnidraft.models.native.drafter import AUTOMATIC, NativeDrafter
 from omnidraft.models.native.packed_cache import PackedCache
-from omnidraft.models.native.packed_llama import PackedLlama
-from omnidraft.models.native.weights import is_supported
+from omnidraft.models.native.packed_model import PackedModel
+from omnidraft.models.native.weights import unsupported_reason
 from omnidraft.ports import DraftModel
 from omnidraft.snapshots.low_rank import SCALE, A, B, factored_modules
 
@@ -193,12 +193,12 @@ def load_drafter(
     packed_as = AUTOMATIC if precision == "auto" else precision
     state = cache.state(folder, packed_as) if cache else None
     model, head = load_learned(folder, tensors, train)
-    if is_supported(model):
+    if unsupported_reason(model) is None:
         try:
-            packed: PreTrainedModel | PackedLlama = model
+            packed: PreTrainedModel | PackedModel = model
             if cache is not None and tensors is None:
                 packed = cache.packed(folder, state, model, packed_as, native.load(kernels))
-            return LlamaDrafter(packed, packed_as, kernels, head=head)
+            return NativeDrafter(packed, packed_as, kernels, head=head)
         except KernelsUnavailable as exc:
             if kernels in VARIANTS:
                 raise

@@ -25,8 +25,8 @@ from omnidraft.models.hf.padded_session import PaddedSession, PassShape
 from omnidraft.models.hf.pretrained import causal_lm, require_unquantised
 from omnidraft.models.native import library as native
 from omnidraft.models.native.packed_cache import PackedCache
-from omnidraft.models.native.target import LlamaTarget
-from omnidraft.models.native.weights import is_supported
+from omnidraft.models.native.target import NativeTarget
+from omnidraft.models.native.weights import unsupported_reason
 from omnidraft.models.probe import choice
 from omnidraft.models.serial_passes import forward_serially, require_new, require_valid_pass
 from omnidraft.models.target_checks import SelfTests, is_deterministic
@@ -214,9 +214,9 @@ def load_target(
     chosen = precisions.automatic(kernels) if precision == "auto" else precision
     state = cache.state(folder, chosen) if cache else None
     model = load_model(folder)
-    if chosen in native.PACKED and is_supported(model):
+    if chosen in native.PACKED and unsupported_reason(model) is None:
         packed = cache.packed(folder, state, model, chosen, native.load(kernels)) if cache else model
-        return LlamaTarget(packed, name=name, precision=chosen, kernels=kernels)
+        return NativeTarget(packed, name=name, precision=chosen, kernels=kernels)
     with model_errors(f"the model in {folder} cannot be computed in {chosen}"):
         changed = precisions.apply(model, chosen, kernels)
         return TransformersTarget(changed, name=name, precision=chosen, kernels=kernels)  # type: ignore[arg-type]

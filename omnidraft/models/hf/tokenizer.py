@@ -25,6 +25,7 @@ from omnidraft.params import ROWS, UNSAID, SamplingNumbers
 from omnidraft.tools.formats import ToolFormat, detect, knows_tools
 from omnidraft.tools.messages import Message, has_calls, map_strings, plain_messages, template_messages
 from omnidraft.tools.reasoning import ReasoningFormat, detect_reasoning
+from omnidraft.vocab.thoughts import ThoughtMarkers
 
 Tool = Mapping[str, Any]
 _TEMPLATE_BUGS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
@@ -102,6 +103,15 @@ class HfTokenizer:
     def reasoning_format(self) -> ReasoningFormat | None:
         """The format in which the chat template has thoughts; None where it shows none."""
         return detect_reasoning(self._resolved.template(has_tools=False))
+
+    @cached_property
+    def thought_markers(self) -> ThoughtMarkers | None:
+        """What frames thoughts, in this vocabulary."""
+        if (form := self.reasoning_format) is None:
+            return None
+        texts = {self._special_of[text]: text.encode() for text in form.markers if text in self._special_of}
+        closing, may_return = form.closing + form.turn, form.is_anywhere
+        return ThoughtMarkers(self.vocabulary, texts, form.opening, closing, header=form.header, may_return=may_return)
 
     @property
     def special_ids(self) -> Mapping[str, int]:

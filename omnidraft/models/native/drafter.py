@@ -15,9 +15,9 @@ from omnidraft.models.acceptance_head import AcceptanceHead
 from omnidraft.models.kv_session import BatchingDrafter, BranchingSession, ForwardRequest
 from omnidraft.models.native import library as native
 from omnidraft.models.native.factors import PackedFactors
-from omnidraft.models.native.model import NativeKvBackend, NativeLlama, compute_segments
+from omnidraft.models.native.model import NativeKvBackend, NativeModel, compute_segments
 from omnidraft.models.native.packed_cache import PackedCache
-from omnidraft.models.native.packed_llama import PackedLlama
+from omnidraft.models.native.packed_model import PackedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,51 +26,51 @@ AUTOMATIC = "int8"
 """The precision that `auto` chooses for a drafter on our kernels."""
 
 
-class LlamaDrafter(BatchingDrafter):
+class NativeDrafter(BatchingDrafter):
     """Implements ports.DraftModel at one set of weights."""
 
     def __init__(
         self,
-        model: "PreTrainedModel | PackedLlama",
+        model: "PreTrainedModel | PackedModel",
         precision: str,
         kernels: str = "auto",
         *,
         head: AcceptanceHead | None = None,
     ) -> None:
-        """See NativeLlama for precisions, library.load for kernels and errors."""
-        self._model = NativeLlama(model, precision, native.load(kernels))
+        """See NativeModel for precisions, library.load for kernels and errors."""
+        self._model = NativeModel(model, precision, native.load(kernels))
         self._head = head
         self.vocab_size = self._model.vocab_size
         self.context_limit = self._model.context_limit
         self.has_head = head is not None
 
-    def open(self) -> "LlamaSession":
+    def open(self) -> "NativeSession":
         """See ports.DraftModel."""
-        return LlamaSession(self._model, self._head)
+        return NativeSession(self._model, self._head)
 
-    def with_factors(self, tensors: Mapping[str, torch.Tensor]) -> Callable[[], "LlamaSession"]:
+    def with_factors(self, tensors: Mapping[str, torch.Tensor]) -> Callable[[], "NativeSession"]:
         """See kv_session.BatchingDrafter."""
-        return partial(LlamaSession, self._model, self._head, self._model.pack_factors(tensors))
+        return partial(NativeSession, self._model, self._head, self._model.pack_factors(tensors))
 
     def forward(self, batch: Sequence[tuple[NativeKvBackend, ForwardRequest]]) -> list[torch.Tensor]:
         """See kv_session.BatchingDrafter."""
         return compute_segments(self._model, [backend.requested(each) for backend, each in batch])
 
 
-class LlamaSession(BranchingSession):
+class NativeSession(BranchingSession):
     """Implements ports.DraftSession."""
 
     backend: NativeKvBackend
 
-    def __init__(self, model: NativeLlama, head: AcceptanceHead | None, factors: PackedFactors | None = None) -> None:
+    def __init__(self, model: NativeModel, head: AcceptanceHead | None, factors: PackedFactors | None = None) -> None:
         super().__init__(NativeKvBackend(model, keeps_hidden=head is not None, factors=factors), head)
 
 
-def cached_drafter(folder: Path, precision: str, kernels: str, cache: PackedCache) -> LlamaDrafter | None:
+def cached_drafter(folder: Path, precision: str, kernels: str, cache: PackedCache) -> NativeDrafter | None:
     """Return the base drafter of a model folder that is packed; None if it is not, or our kernels do not work here."""
     chosen = AUTOMATIC if precision == "auto" else precision
     weights = None if torch.cuda.is_available() else cache.find(folder, chosen)
     try:
-        return None if weights is None else LlamaDrafter(weights, chosen, kernels)
+        return None if weights is None else NativeDrafter(weights, chosen, kernels)
     except KernelsUnavailable:
         return None

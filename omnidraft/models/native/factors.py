@@ -12,26 +12,21 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from omnidraft.models.native import library as native
-from omnidraft.models.native.packed_llama import LlamaSizes
+from omnidraft.models.native.packed_model import ModelSizes, Source
 from omnidraft.snapshots.low_rank import SCALE, A, B, factored_modules
 
-_ATTENTION, _MLP = "self_attn", "mlp"
-_MATRICES = (
-    (f"{_ATTENTION}.q_proj", f"{_ATTENTION}.k_proj", f"{_ATTENTION}.v_proj"),
-    (f"{_ATTENTION}.o_proj",),
-    (f"{_MLP}.gate_proj", f"{_MLP}.up_proj"),
-    (f"{_MLP}.down_proj",),
-)
-"""The modules that are packed in each matrix of a layer, in the order of the kernels' LayerMatrix."""
-_TURNS = 2
-"""The matrix whose modules have their blocks in turns."""
+_MATRICES = ("qkv", "out", "gate_up", "down")
+"""In the order of the kernels' LayerMatrix."""
+_TURNS = "gate_up"
+"""The matrix whose sources have their blocks in turns."""
 
 
 class PackedFactors:
     """Factors in bfloat16, their scale inside B; those of modules that are not named are zero."""
 
-    def __init__(self, sizes: LlamaSizes, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, sizes: ModelSizes, tensors: Mapping[str, Tensor]) -> None:
         """Raises SnapshotCorrupt when the tensors do not fit a model of these sizes."""
+        self._sizes = sizes
         shapes = _shapes(sizes)
         modules = factored_modules(shapes, tensors)
         rank = max(len(tensors[module + A]) for module in modules)
@@ -53,11 +48,13 @@ class PackedFactors:
     ) -> list[tuple[Tensor, Tensor]]:
         """Return A and B of each matrix of a layer."""
         packed = []
-        for number, modules in enumerate(_MATRICES):
-            names = [f"model.layers.{layer}.{module}" for module in modules]
-            a = [self._a(tensors.get(name + A), shapes[name][1]) for name in names]
-            b = [self._b(tensors.get(name + B), shapes[name][0]) for name in names]
-            blocks = torch.stack(b, dim=1).flatten(0, 1) if number == _TURNS else torch.cat(b)
+        for matrix in _MATRICES:
+            a, b = [], []
+            for source in self._sizes.sources[matrix]:
+                name = _module(layer, source)
+                a.append(self._a(tensors.get(name + A), shapes[name][1]))
+                b.append(self._b(tensors.get(name + B), self._sizes.rows(source)))
+            blocks = torch.stack(b, dim=1).flatten(0, 1) if matrix == _TURNS else torch.cat(b)
             packed.append((torch.cat(a), blocks))
         return packed
 
@@ -66,33 +63,32 @@ class PackedFactors:
             a_RK = torch.zeros(0, inputs, dtype=torch.bfloat16)
         return pad(a_RK.to(torch.bfloat16), (0, -inputs % native.GROUP, 0, self.rank - len(a_RK)))
 
-    def _b(self, b_NR: Tensor | None, channels: int) -> Tensor:
-        """Return blocks [N / 16, R, 16]."""
+    def _b(self, b_NR: Tensor | None, rows: Tensor) -> Tensor:
+        """Return blocks [N / 16, R, 16] of these rows."""
         if b_NR is None:
-            b_NR = torch.zeros(channels, 0, dtype=torch.bfloat16)
-        scaled_NR = (b_NR.float() * SCALE).to(torch.bfloat16)
-        padded_NR = pad(scaled_NR, (0, self.rank - scaled_NR.shape[1], 0, -channels % native.BLOCK))
+            scaled_NR = torch.zeros(len(rows), 0, dtype=torch.bfloat16)
+        else:
+            scaled_NR = (b_NR[rows].float() * SCALE).to(torch.bfloat16)
+        padded_NR = pad(scaled_NR, (0, self.rank - scaled_NR.shape[1], 0, -len(rows) % native.BLOCK))
         return padded_NR.unflatten(0, (-1, native.BLOCK)).transpose(1, 2)
 
 
-def _shapes(sizes: LlamaSizes) -> dict[str, tuple[int, int]]:
+def _module(layer: int, source: Source) -> str:
+    return f"model.layers.{layer}.{source.module}"
+
+
+def _shapes(sizes: ModelSizes) -> dict[str, tuple[int, int]]:
     """Return the shapes [N, K] of all modules that may have factors."""
-    queries, keys = sizes.num_query_heads * sizes.head_size, sizes.num_key_heads * sizes.head_size
-    shape_of = {
-        "q_proj": (queries, sizes.hidden),
-        "k_proj": (keys, sizes.hidden),
-        "v_proj": (keys, sizes.hidden),
-        "o_proj": (sizes.hidden, queries),
-        "gate_proj": (sizes.mlp, sizes.hidden),
-        "up_proj": (sizes.mlp, sizes.hidden),
-        "down_proj": (sizes.hidden, sizes.mlp),
-    }
-    modules = [module for matrix in _MATRICES for module in matrix]
-    return {
-        f"model.layers.{layer}.{module}": shape_of[module.split(".")[1]]
-        for layer in range(sizes.num_layers)
-        for module in modules
-    }
+    attended = sizes.num_query_heads * sizes.head_size
+    inputs = {"qkv": sizes.hidden, "out": attended, "gate_up": sizes.hidden, "down": sizes.mlp}
+    shapes: dict[str, tuple[int, int]] = {}
+    for matrix, sources in sizes.sources.items():
+        for source in sources:
+            rows = sum(last - first for first, last in source.spans)
+            for layer in range(sizes.num_layers):
+                name = _module(layer, source)
+                shapes[name] = (shapes.get(name, (0,))[0] + rows, inputs[matrix])
+    return shapes
 
 
 def _struct(addresses: Iterator[int]) -> native.LayerFactorsStruct:

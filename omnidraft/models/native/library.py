@@ -14,7 +14,7 @@ GROUP, BLOCK, SLOTS_TOGETHER = 32, 16, 8
 interleaved."""
 RANKS_TOGETHER, NUM_LAYER_MATRICES = 4, 4
 """Ranks of low-rank factors are padded to multiples of this; matrices of a layer that have factors."""
-LAYOUT = "4"
+LAYOUT = "5"
 """The layout of packed weights, the same for every variant of the kernels. Change it whenever `omnidraft_pack` or the
 parts in weights.py change: files packed in another layout are packed anew."""
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
@@ -24,22 +24,36 @@ HEADS = {"int4": "int8"}
 """Weight formats of the head that differ from those of the other matrices: it keeps 8 bits where they have 4."""
 
 
+LAYER_PARTS = (
+    "norm", "post_norm", "mlp_norm", "post_mlp_norm", "query_norm", "key_norm", "bias", "out_bias", "gate_up_bias",
+    "down_bias", "cos", "sin", "sinks", "qkv", "out", "gate_up", "down",
+)  # fmt: skip
+"""Addresses of a layer, null for what it has not."""
+MODEL_PARTS = ("norm", "head", "embedding", "query_scale")
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "squared_relu")
+_INTEGERS = (
+    "num_layers", "hidden", "num_query_heads", "num_key_heads", "head_size", "mlp", "vocabulary", "activation",
+    "is_gated", "norms_have_mean", "norms_whole", "norms_rotated", "is_parallel", "rotated",
+)  # fmt: skip
+_FLOATS = ("eps", "scaling", "embedding_scale", "residual_scale", "logit_scale", "score_cap", "logit_cap")
+MODEL_NUMBERS = (*_INTEGERS, *_FLOATS)
+
+
 class LayerStruct(Structure):
     """Addresses of one layer's weights."""
 
-    _fields_ = [(name, c_void_p) for name in ("norm", "mlp_norm", "bias", "qkv", "out", "gate_up", "down")]
+    _fields_ = [*((name, c_void_p) for name in LAYER_PARTS), ("window", c_int)]
 
 
 class ModelStruct(Structure):
     """Sizes and addresses of all weights."""
 
     _fields_ = [
-        *((name, c_int) for name in ("kind", "num_layers", "hidden", "num_query_heads", "num_key_heads")),
-        *((name, c_int) for name in ("head_size", "mlp", "vocabulary")),
-        ("eps", c_float),
-        ("scaling", c_float),
+        ("kind", c_int),
+        *((name, c_int) for name in _INTEGERS),
+        *((name, c_float) for name in _FLOATS),
         ("layer", POINTER(LayerStruct)),
-        *((name, c_void_p) for name in ("norm", "head", "embedding", "cos", "sin")),
+        *((name, c_void_p) for name in MODEL_PARTS),
     ]
 
 

@@ -14,7 +14,7 @@ from omnidraft.errors import ContractError
 from omnidraft.models.kv_session import ForwardRequest
 from omnidraft.models.native import library as native
 from omnidraft.models.native.factors import PackedFactors
-from omnidraft.models.native.packed_llama import PackedLlama
+from omnidraft.models.native.packed_model import PackedModel
 from omnidraft.models.native.scratch_pool import ScratchPool
 from omnidraft.models.native.thread_count import ThreadCount
 
@@ -27,12 +27,12 @@ MAX_ROWS = 64
 """Maximum number of rows of a pass, enough to make reading the weights cheap beside computing with them."""
 
 
-class NativeLlama:
+class NativeModel:
     """A model at one set of weights, for many texts."""
 
     def __init__(
         self,
-        model: "PreTrainedModel | PackedLlama",
+        model: "PreTrainedModel | PackedModel",
         precision: str,
         library: native.Library,
         *,
@@ -40,7 +40,7 @@ class NativeLlama:
     ) -> None:
         """
         Args:
-            model: one that weights.is_supported, which is packed in memory here, or one that is packed already.
+            model: one that families.Described reads, which is packed in memory here, or one that is packed already.
             precision: `int8` and `int4` round weights to levels per group, and activations to 8 bits with a step for
                 every 64 or 32 of them; the others keep activations exact.
             library: a build of our kernels that works here; see library.load.
@@ -49,7 +49,7 @@ class NativeLlama:
         """
         self._library = library
         self._takes_all_threads = takes_all_threads
-        self._weights = model if isinstance(model, PackedLlama) else _packed(model, precision, library)
+        self._weights = model if isinstance(model, PackedModel) else _packed(model, precision, library)
         self.bits = native.bits(library, precision)
         """Names the arithmetic, on which bits depend besides the weights."""
         sizes = self._weights.sizes
@@ -122,7 +122,7 @@ class NativeLlama:
         self._library.omnidraft_move(self._weights.struct, kv.data_ptr(), capacity, _ints(sources), len(sources), start)
 
 
-def _packed(model: "PreTrainedModel", precision: str, library: native.Library) -> PackedLlama:
+def _packed(model: "PreTrainedModel", precision: str, library: native.Library) -> PackedModel:
     from omnidraft.models.native.weights import packed_in_memory  # transformers, which packed weights do not need
 
     return packed_in_memory(model, precision, library)
@@ -171,7 +171,7 @@ class PassSegment:
         )
 
 
-def compute_segments(model: NativeLlama, segments: Sequence[PassSegment]) -> list[torch.Tensor]:
+def compute_segments(model: NativeModel, segments: Sequence[PassSegment]) -> list[torch.Tensor]:
     """Compute the rows of different texts in as few passes as possible; return the logits of each."""
     sizes = [segment.num_logits for segment in segments]
     keeps_hidden = any(segment.backend.keeps_hidden for segment in segments)
@@ -209,7 +209,7 @@ class NativeKvBackend:
 
     def __init__(
         self,
-        model: NativeLlama,
+        model: NativeModel,
         capacity: int = 0,
         *,
         keeps_hidden: bool = False,

@@ -20,7 +20,7 @@ from omnidraft.errors import ModelCorrupt
 from omnidraft.files import file_states
 from omnidraft.models.native import library as native
 from omnidraft.models.native.packed_file import PackedFile, is_in_use, write
-from omnidraft.models.native.packed_llama import LlamaSizes, PackedLlama, Part
+from omnidraft.models.native.packed_model import ModelSizes, PackedModel, Part
 from omnidraft.private_files import make_folder, require_unshared_folder
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class PackedCache:
         self.folder = folder
         self._max_bytes = max_bytes
 
-    def find(self, source: Path, precision: str) -> PackedLlama | None:
+    def find(self, source: Path, precision: str) -> PackedModel | None:
         """Return the weights of this model folder, mapped; None if it is not packed, or not as it should be."""
         path = self._path(source, precision)
         try:
@@ -69,7 +69,7 @@ class PackedCache:
 
     def packed(
         self, source: Path, state: FolderState | None, model: "PreTrainedModel", precision: str, library: ctypes.CDLL
-    ) -> PackedLlama:
+    ) -> PackedModel:
         """Return the weights of a model that is not packed yet, or that another process is packing.
 
         They are mapped from their new file; where no file can be written they are in memory.
@@ -91,9 +91,9 @@ class PackedCache:
                     return found
                 if state is None:
                     raise OSError("the folder cannot be read")
-                parts = weights.LlamaParts(model, precision, library).parts
-                self._make_space(sum(part.padded_bytes for part in parts))
-                return _mapped(_write(path, state, source.name, weights.llama_sizes(model), parts))
+                new = weights.ModelParts(model, precision, library)
+                self._make_space(sum(part.padded_bytes for part in new.parts))
+                return _mapped(_write(path, state, source.name, new.sizes, new.parts))
         except (OSError, ModelCorrupt) as exc:
             logger.warning("the next start has to pack %s again: %s", source.name, exc)
         return weights.packed_in_memory(model, precision, library)
@@ -135,12 +135,12 @@ def _state(source: Path, precision: str) -> FolderState:
     return {"folder": str(source.resolve()), "files": files, "precision": precision, "layout": native.LAYOUT}
 
 
-def _mapped(file: PackedFile) -> PackedLlama:
-    sizes = LlamaSizes(**file.description["sizes"])
-    return PackedLlama(sizes, file.description["key"]["precision"], file.addresses, file)
+def _mapped(file: PackedFile) -> PackedModel:
+    sizes = ModelSizes.read(file.description["sizes"])
+    return PackedModel(sizes, file.description["key"]["precision"], file.addresses, file)
 
 
-def _write(path: Path, state: FolderState, name: str, sizes: LlamaSizes, parts: Sequence[Part]) -> PackedFile:
+def _write(path: Path, state: FolderState, name: str, sizes: ModelSizes, parts: Sequence[Part]) -> PackedFile:
     logger.info("packing %s as %s, once", name, state["precision"])
     started = time.perf_counter()
     file = write(path, {"key": state, "sizes": asdict(sizes)}, parts, _reporter(name))

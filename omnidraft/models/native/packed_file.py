@@ -25,7 +25,7 @@ from omnidraft import throttle
 from omnidraft.errors import ModelCorrupt
 from omnidraft.files import written_aside
 from omnidraft.models.native.matrix import address_of, memory
-from omnidraft.models.native.packed_llama import Part
+from omnidraft.models.native.packed_model import Part
 from omnidraft.private_files import PRIVATE, require_unshared_file
 
 _PAGE = 4096

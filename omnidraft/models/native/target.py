@@ -15,9 +15,9 @@ from omnidraft.errors import ModeRefused
 from omnidraft.models import precision as precisions
 from omnidraft.models.kv_session import ROOT
 from omnidraft.models.native import library as native
-from omnidraft.models.native.model import MAX_ROWS, NativeKvBackend, NativeLlama, PassSegment, compute_segments
+from omnidraft.models.native.model import MAX_ROWS, NativeKvBackend, NativeModel, PassSegment, compute_segments
 from omnidraft.models.native.packed_cache import PackedCache
-from omnidraft.models.native.packed_llama import PackedLlama
+from omnidraft.models.native.packed_model import PackedModel
 from omnidraft.models.serial_passes import require_new, require_valid_pass
 from omnidraft.models.target_checks import SelfTests, is_deterministic
 from omnidraft.ports import DraftTree, Mode, TreeLimits, ids_needed
@@ -29,14 +29,14 @@ _MAX_NODES = 63
 _TESTED_CHAINS, _TESTED_WIDTH = 2, 4
 
 
-class LlamaTarget:
+class NativeTarget:
     """Implements ports.Target. One pass at a time."""
 
     def __init__(
-        self, model: "PreTrainedModel | PackedLlama", *, name: str, precision: str, kernels: str = "auto"
+        self, model: "PreTrainedModel | PackedModel", *, name: str, precision: str, kernels: str = "auto"
     ) -> None:
-        """See NativeLlama for precisions, library.load for kernels and errors."""
-        self._model = NativeLlama(model, precision, native.load(kernels))
+        """See NativeModel for precisions, library.load for kernels and errors."""
+        self._model = NativeModel(model, precision, native.load(kernels))
         self.vocab_size = self._model.vocab_size
         self.context_limit = self._model.context_limit
         self.fingerprint = f"{name}-{precision}-{self._model.bits}"
@@ -90,7 +90,7 @@ class LlamaTarget:
 class _Session:
     """Implements ports.TargetSession."""
 
-    def __init__(self, model: NativeLlama, capacity: int, prompt_ids: Sequence[int] = ()) -> None:
+    def __init__(self, model: NativeModel, capacity: int, prompt_ids: Sequence[int] = ()) -> None:
         """Begin with `capacity` slots; more come with the text, since memory is counted by ids that are there."""
         self._model = model
         self._backend = NativeKvBackend(model, capacity)
@@ -129,7 +129,7 @@ class _Session:
         self._backend = NativeKvBackend(self._model)
 
 
-def cached_target(folder: Path, *, name: str, precision: str, kernels: str, cache: PackedCache) -> LlamaTarget | None:
+def cached_target(folder: Path, *, name: str, precision: str, kernels: str, cache: PackedCache) -> NativeTarget | None:
     """Return the target of a model folder that is packed, None if it is not.
 
     Raises:
@@ -139,4 +139,4 @@ def cached_target(folder: Path, *, name: str, precision: str, kernels: str, cach
     if chosen not in native.PACKED or torch.cuda.is_available():
         return None
     weights = cache.find(folder, chosen)
-    return None if weights is None else LlamaTarget(weights, name=name, precision=chosen, kernels=kernels)
+    return None if weights is None else NativeTarget(weights, name=name, precision=chosen, kernels=kernels)

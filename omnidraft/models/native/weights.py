@@ -1,6 +1,6 @@
-"""The weights of a transformers model of the Llama family as parts, each packed where the caller wants it.
+"""The weights of a described model as parts, each packed where the caller wants it.
 
-Shapes: N output channels, K input channels, H hidden size, C positions, D head size.
+Shapes: N output channels, K input channels.
 """
 
 import ctypes
@@ -10,125 +10,109 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
-from omnidraft.models.hf.attention import has_length_dependent_rope
 from omnidraft.models.native import library as native
+from omnidraft.models.native.families import Described, Undescribed
 from omnidraft.models.native.matrix import address_of, memory, pack
-from omnidraft.models.native.packed_llama import LlamaSizes, PackedLlama, Part, layer_part
+from omnidraft.models.native.packed_model import PackedModel, Part, Source, layer_part
+
+_BIASES = {"qkv": "bias", "out": "out_bias", "gate_up": "gate_up_bias", "down": "down_bias"}
+_TURNS = "gate_up"
+"""The matrix whose sources have their blocks in turns."""
 
 
-def is_supported(model: PreTrainedModel) -> bool:
-    """Return whether the native pass computes the same as the model's own, and there is no accelerator."""
-    if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM) or torch.cuda.is_available():
-        return False
-    config: Any = model.config
-    attention: Any = model.model.layers[0].self_attn
-    return (
-        config.hidden_act == "silu"
-        and not getattr(config, "use_sliding_window", False)
-        and attention.o_proj.bias is None
-        and not getattr(config, "mlp_bias", False)
-        and model.lm_head.bias is None
-        and not has_length_dependent_rope(config)
-        and attention.head_dim % 16 == 0
-        and model.model.rotary_emb.inv_freq.shape[0] * 2 == attention.head_dim
-        and attention.num_key_value_groups * config.num_key_value_heads == config.num_attention_heads
-    )
+def unsupported_reason(model: PreTrainedModel) -> str | None:
+    """Return why the native pass does not compute what the model does; None if it does."""
+    if torch.cuda.is_available():
+        return "there is an accelerator"
+    try:
+        Described(model)
+    except Undescribed as exc:
+        return str(exc)
+    return None
 
 
-def packed_in_memory(model: PreTrainedModel, precision: str, library: ctypes.CDLL) -> PackedLlama:
-    """Pack a model that is_supported into one block of memory."""
-    parts = LlamaParts(model, precision, library).parts
-    *starts, size = accumulate((part.padded_bytes for part in parts), initial=0)
+def packed_in_memory(model: PreTrainedModel, precision: str, library: ctypes.CDLL) -> PackedModel:
+    """Pack a model that is supported into one block of memory."""
+    weights = ModelParts(model, precision, library)
+    *starts, size = accumulate((part.padded_bytes for part in weights.parts), initial=0)
     block = memory(size)
-    addresses = {part.name: address_of(block) + start for part, start in zip(parts, starts, strict=True)}
-    for part in parts:
+    addresses = {part.name: address_of(block) + start for part, start in zip(weights.parts, starts, strict=True)}
+    for part in weights.parts:
         part.write(addresses[part.name])
-    return PackedLlama(llama_sizes(model), precision, addresses, block)
+    return PackedModel(weights.sizes, precision, addresses, block)
 
 
-def llama_sizes(model: Any) -> LlamaSizes:
-    """Return the numbers of a model that is_supported."""
-    config, attention = model.config, model.model.layers[0].self_attn
-    return LlamaSizes(
-        num_layers=len(model.model.layers),
-        hidden=config.hidden_size,
-        num_query_heads=config.num_attention_heads,
-        num_key_heads=config.num_key_value_heads,
-        head_size=attention.head_dim,
-        mlp=config.intermediate_size,
-        vocabulary=config.vocab_size,
-        context_limit=config.max_position_embeddings,
-        eps=config.rms_norm_eps,
-        scaling=attention.scaling,
-        has_bias=attention.q_proj.bias is not None,
-    )
+class ModelParts:
+    """The parts of a model that is supported; nothing is packed before a part is written."""
 
-
-class LlamaParts:
-    """The parts of a model that is_supported; nothing is packed before a part is written."""
-
-    def __init__(self, model: Any, precision: str, library: ctypes.CDLL) -> None:
+    def __init__(self, model: PreTrainedModel, precision: str, library: ctypes.CDLL) -> None:
         self._library = library
         kind = native.PACKED.get(precision, precision)
         self._kind, self._head_kind = native.KINDS[kind], native.KINDS[native.HEADS.get(kind, kind)]
-        self._head = model.lm_head
         self._embedding_dtype = torch.float32 if precision == "float32" else torch.bfloat16
+        self._model = Described(model)
+        self.sizes = self._model.sizes
+        layers = enumerate(self._model.layers)
         self.parts: Sequence[Part] = [
-            *(part for number, layer in enumerate(model.model.layers) for part in self._layer(number, layer)),
-            *self._model(model),
+            *(part for number, layer in layers for part in self._layer(number, layer)),
+            *self._whole_model(),
         ]
 
     def _layer(self, number: int, layer: Any) -> Iterator[Part]:
-        name, attention, mlp = partial(layer_part, number), layer.self_attn, layer.mlp
-        yield _tensor(name("norm"), _norm(layer.input_layernorm))
-        yield _tensor(name("mlp_norm"), _norm(layer.post_attention_layernorm))
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        if attention.q_proj.bias is not None:
-            yield _tensor(name("bias"), torch.cat([each.bias for each in projections]).detach().float())
-        yield self._in_sequence(name("qkv"), *projections)
-        yield self._in_sequence(name("out"), attention.o_proj)
-        yield self._in_turns(name("gate_up"), mlp.gate_proj, mlp.up_proj)
-        yield self._in_sequence(name("down"), mlp.down_proj)
+        name = partial(layer_part, number)
+        for norm, weights in self._model.norms(number):
+            yield _tensor(name(norm), weights)
+        for matrix, sources in self.sizes.sources.items():
+            if (bias := self._bias(matrix, layer, sources)) is not None:
+                yield _tensor(name(_BIASES[matrix]), bias)
+            yield self._matrix(name(matrix), layer, sources, in_turns=matrix == _TURNS)
 
-    def _model(self, model: Any) -> Iterator[Part]:
-        cos_CD, sin_CD = _rope(model)
-        yield _tensor("norm", _norm(model.model.norm))
-        yield self._in_sequence("head", model.lm_head)
-        yield _tensor("embedding", model.model.embed_tokens.weight.detach().to(self._embedding_dtype))
-        yield _tensor("cos", cos_CD)
-        yield _tensor("sin", sin_CD)
+    def _whole_model(self) -> Iterator[Part]:
+        model = self._model
+        yield _tensor("norm", model.norm_weights(model.final_norm))
+        head = model.head.weight
+        size = self._packed_bytes(self._head_kind, head.shape)
+        yield Part("head", size, lambda address: pack(self._library, self._head_kind, head, address, 1, 0))
+        yield _tensor("embedding", model.embedding.weight.detach().to(self._embedding_dtype))
+        for rotation in sorted({each for each in self.sizes.rotations if each is not None}):
+            for name, table in zip(("cos", "sin"), model.rotation(rotation), strict=True):
+                yield _tensor(f"{name}.{rotation}", table)
+        if (scale := model.query_scale()) is not None:
+            yield _tensor("query_scale", scale)
 
-    def _in_sequence(self, name: str, *matrices: nn.Linear) -> Part:
-        """Return a part with these matrices one after the other."""
-        sizes = [self._packed_bytes(matrix) for matrix in matrices]
+    def _matrix(self, name: str, layer: Any, sources: Sequence[Source], *, in_turns: bool) -> Part:
+        """Return a part with the rows of these sources one after the other, or with their blocks in turns."""
+        inputs = layer.get_submodule(sources[0].module).weight.shape[1]
+        sizes = [self._packed_bytes(self._kind, (len(self.sizes.rows(source)), inputs)) for source in sources]
 
         def write(address: int) -> None:
-            for matrix, start in zip(matrices, accumulate(sizes, initial=0), strict=False):
-                self._pack(matrix, address + start, 1, 0)
+            for number, (source, start) in enumerate(zip(sources, accumulate(sizes, initial=0), strict=False)):
+                weight_NK = self._rows(layer.get_submodule(source.module).weight, source)
+                if in_turns:
+                    pack(self._library, self._kind, weight_NK, address, len(sources), number)
+                else:
+                    pack(self._library, self._kind, weight_NK, address + start, 1, 0)
 
         return Part(name, sum(sizes), write)
 
-    def _in_turns(self, name: str, *matrices: nn.Linear) -> Part:
-        """Return a part with these matrices, their blocks interleaved."""
+    def _bias(self, matrix: str, layer: Any, sources: Sequence[Source]) -> torch.Tensor | None:
+        """Return the biases of a matrix in the order of its blocks; None if it has none."""
+        biases = [layer.get_submodule(source.module).bias for source in sources]
+        if all(bias is None for bias in biases):
+            return None
+        rows = [self._rows(bias.detach().float(), source) for bias, source in zip(biases, sources, strict=True)]
+        padded = [torch.nn.functional.pad(row, (0, -len(row) % native.BLOCK)).view(-1, native.BLOCK) for row in rows]
+        return torch.stack(padded, dim=1).flatten() if matrix == _TURNS else torch.cat(padded).flatten()
 
-        def write(address: int) -> None:
-            for number, matrix in enumerate(matrices):
-                self._pack(matrix, address, len(matrices), number)
+    def _rows(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
+        rows = self.sizes.rows(source)
+        return tensor if torch.equal(rows, torch.arange(len(tensor))) else tensor[rows]
 
-        return Part(name, sum(map(self._packed_bytes, matrices)), write)
-
-    def _pack(self, matrix: nn.Linear, address: int, stride: int, offset: int) -> None:
-        pack(self._library, self._kind_of(matrix), matrix.weight, address, stride, offset)
-
-    def _packed_bytes(self, matrix: nn.Linear) -> int:
-        size: int = self._library.omnidraft_packed_bytes(self._kind_of(matrix), *matrix.weight.shape)
+    def _packed_bytes(self, kind: int, shape: Sequence[int]) -> int:
+        size: int = self._library.omnidraft_packed_bytes(kind, *shape)
         return size
-
-    def _kind_of(self, matrix: nn.Linear) -> int:
-        return self._head_kind if matrix is self._head else self._kind
 
 
 def _tensor(name: str, tensor: torch.Tensor) -> Part:
@@ -139,17 +123,3 @@ def _tensor(name: str, tensor: torch.Tensor) -> Part:
         ctypes.memmove(address, kept.data_ptr(), kept.nbytes)
 
     return Part(name, kept.nbytes, write)
-
-
-def _norm(norm: Any) -> torch.Tensor:
-    weight_H = norm.weight.detach().float()
-    return nn.functional.pad(weight_H, (0, -len(weight_H) % native.GROUP))
-
-
-def _rope(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cos and sin of every position [C, D/2], without the second half, which repeats the first."""
-    rotary: Any = model.model.rotary_emb
-    positions = torch.arange(model.config.max_position_embeddings)
-    cos_1CD, sin_1CD = rotary(torch.zeros(1, dtype=torch.float32), positions[None])
-    half = cos_1CD.shape[-1] // 2
-    return cos_1CD[0, :, :half].float(), sin_1CD[0, :, :half].float()

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from omnidraft.models.kv_session import ForwardRequest
 from omnidraft.models.native import library as native
-from omnidraft.models.native.model import NativeKvBackend, NativeLlama
+from omnidraft.models.native.model import NativeKvBackend, NativeModel
 from omnidraft.models.probe.subprocess_trial import report_part, report_wrong
 from omnidraft.models.probe.torch_products import FORMATS, seconds_per_token
 
@@ -62,7 +62,7 @@ def _model(sizes: dict[str, Any]) -> LlamaForCausalLM:
 
 
 def _last_logits(model: LlamaForCausalLM, precision: str, kernels: native.Library, ids: list[int]) -> torch.Tensor:
-    backend, done = NativeKvBackend(NativeLlama(model, precision, kernels), _CAPACITY), 0
+    backend, done = NativeKvBackend(NativeModel(model, precision, kernels), _CAPACITY), 0
     for size in _CHUNKS[:-1]:
         backend.compute(ForwardRequest(done, None, ids[done : done + size]))
         done += size
@@ -72,7 +72,7 @@ def _last_logits(model: LlamaForCausalLM, precision: str, kernels: native.Librar
 def _passes(kernels: native.Library, formats: Sequence[str]) -> dict[str, Callable[[int], object]]:
     """Return functions that compute a given number of rows, by format."""
     model = _model(_MEASURED)
-    packed = NativeKvBackend(NativeLlama(model, "packed16", kernels, takes_all_threads=True), _CAPACITY)
+    packed = NativeKvBackend(NativeModel(model, "packed16", kernels, takes_all_threads=True), _CAPACITY)
     passes: dict[str, Callable[[int], object]] = {
         "packed16": lambda rows: packed.compute(ForwardRequest(0, _chain(rows), range(rows)))
     }

@@ -157,6 +157,8 @@ class Metadata(BodyModel):
 
 class Thinking(BodyModel):
     type: Literal["disabled", "enabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=0, le=MAX_COUNT)
+    """The tokens of thoughts after which the model has to answer."""
 
 
 Tools = Annotated[list[ToolParam], Field(max_length=MAX_TOOLS, fail_fast=True), only_tools(None, "custom")]
@@ -193,6 +195,7 @@ class CountTokensRequest(BodyModel):
             "response_format": self._response_format(),
             "continue_final_message": self.messages[-1].role == "assistant",
             "reasoning_effort": self.output_config.effort if self.output_config else None,
+            "thinking_token_budget": self.thinking.budget_tokens if self.thinking else None,
             "chat_template_kwargs": {"enable_thinking": self.thinking.type != "disabled"} if self.thinking else None,
         }
 

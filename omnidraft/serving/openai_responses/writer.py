@@ -73,7 +73,7 @@ class ResponsesWriter:
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": 0},
                 "output_tokens": usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
                 "total_tokens": usage.total_tokens,
             },
         }

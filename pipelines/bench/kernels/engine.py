@@ -21,8 +21,8 @@ from omnidraft.models.catalog import store
 from omnidraft.models.hf.target import load_model
 from omnidraft.models.kv_session import ForwardRequest
 from omnidraft.models.native import library
-from omnidraft.models.native.model import NativeKvBackend, NativeLlama
-from omnidraft.models.native.weights import LlamaParts, is_supported
+from omnidraft.models.native.model import NativeKvBackend, NativeModel
+from omnidraft.models.native.weights import ModelParts, unsupported_reason
 from omnidraft.system import usable_processors
 
 MAX_ROWS = 64
@@ -80,11 +80,11 @@ def load(spec: EngineSpec) -> TimedEngine:
 def _native(spec: EngineSpec) -> TimedEngine:
     kernels = library.load(spec.variant)
     model = load_model(store.resolve(spec.model))
-    if not is_supported(model):
-        raise ModelError(f"our kernels do not compute {spec.model}")
-    native = NativeLlama(model, spec.format, kernels)
+    if reason := unsupported_reason(model):
+        raise ModelError(f"our kernels do not compute {spec.model}: {reason}")
+    native = NativeModel(model, spec.format, kernels)
     backend = NativeKvBackend(native, _MAX_TOKENS)
-    parts = LlamaParts(model, spec.format, kernels).parts
+    parts = ModelParts(model, spec.format, kernels).parts
     weight_bytes = sum(part.num_bytes for part in parts if part.name.split(".")[-1] in _MATRICES)
     return TimedEngine(
         weight_bytes,

@@ -8,7 +8,7 @@ import torch
 from omnidraft.errors import SnapshotCorrupt
 from omnidraft.models.acceptance_head import PREFIX, AcceptanceHead
 from omnidraft.models.hf.drafter import TorchDrafter, load_drafter
-from omnidraft.models.native.drafter import LlamaDrafter
+from omnidraft.models.native.drafter import NativeDrafter
 from tests.unit.models.tiny import CONFIGS, SHAPE, text, tiny_model
 
 HIDDEN_SIZE = SHAPE["hidden_size"]
@@ -66,7 +66,7 @@ def test_it_learns_what_only_the_hidden_state_tells() -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_the_native_drafter_reads_transformers_hidden_states(name, precision) -> None:
     """Rows of prefill, of branches (few and many), and of a text that runs along a branch."""
-    drafter = LlamaDrafter(tiny_model(name), precision, head=trained_head())
+    drafter = NativeDrafter(tiny_model(name), precision, head=trained_head())
     session, ids = drafter.open(), text(70)
     backend = session.backend
     session.prefill_or_extend(0, ids)
@@ -90,7 +90,7 @@ def test_acceptance_belongs_to_the_rows_of_the_last_call(name, kind) -> None:
     """Also when a text ran along branches, so that nothing was computed."""
     head = trained_head()
     model = tiny_model(name)
-    drafter = LlamaDrafter(model, "float32", head=head) if kind == "native" else TorchDrafter(model, head)
+    drafter = NativeDrafter(model, "float32", head=head) if kind == "native" else TorchDrafter(model, head)
     session, ids = drafter.open(), text(9)
 
     def assert_acceptance_of(texts: list[list[int]]) -> None:
@@ -112,7 +112,7 @@ def test_acceptance_belongs_to_the_rows_of_the_last_call(name, kind) -> None:
 
 
 def test_without_a_head_there_is_no_acceptance_and_no_hidden_state() -> None:
-    for drafter in (LlamaDrafter(tiny_model("llama"), "float32"), TorchDrafter(tiny_model("llama"))):
+    for drafter in (NativeDrafter(tiny_model("llama"), "float32"), TorchDrafter(tiny_model("llama"))):
         session = drafter.open()
         session.prefill_or_extend(0, text(5))
         assert not drafter.has_head

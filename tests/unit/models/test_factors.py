@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omnidraft.errors import SnapshotCorrupt
 from omnidraft.models.hf.drafter import TorchDrafter
 from omnidraft.models.kv_session import BatchingDrafter
-from omnidraft.models.native.drafter import LlamaDrafter
+from omnidraft.models.native.drafter import NativeDrafter
 from omnidraft.snapshots.low_rank import B
 from tests.unit.models.factor_cases import merged, random_factors
 from tests.unit.models.native.test_drafter import SHAPES, model
@@ -20,8 +20,8 @@ from tests.unit.models.session_driver import drive
 from tests.unit.models.tiny import text, whole_pass
 
 DRAFTERS: dict[str, Callable[..., BatchingDrafter]] = {
-    "kernels": lambda shape: LlamaDrafter(model(shape), "float32"),
-    "int8 kernels": lambda shape: LlamaDrafter(model(shape), "int8"),
+    "kernels": lambda shape: NativeDrafter(model(shape), "float32"),
+    "int8 kernels": lambda shape: NativeDrafter(model(shape), "int8"),
     "transformers": lambda shape: TorchDrafter(copy.deepcopy(model(shape))),
 }
 NUM_TENANTS = 3

@@ -153,3 +153,31 @@ def test_they_are_logarithms_of_a_distribution(engine: Engine, client: TestClien
     logprobs = choice["logprobs"]["top_logprobs"][0]
     for token in best:
         assert logprobs[token_text(token, vocabulary)] == pytest.approx(log_p_V[token], abs=1e-5)
+
+
+def test_who_asks_for_ids_or_an_echo_counts_tokens_so_that_each_has_its_entry(
+    engine: Engine, client: TestClient
+) -> None:
+    """Those that end a text too, which show nothing; else lm-eval takes the last of a choice for the one behind it."""
+    (end, *_) = sorted(engine.pair.target_tokenizer.stop_ids)
+    ends = BODY | {"max_tokens": 4, "logprobs": 0, "logit_bias": {str(end): 100}, "temperature": 0}
+    ids = engine.pair.target_tokenizer.prompt_ids(BODY["prompt"])
+    (plain,) = post(client, "/v1/completions", ends)["choices"]
+    (echo,) = post(client, "/v1/completions", ends | {"echo": True})["choices"]
+    (told,) = post(client, "/v1/completions", ends | {"return_token_ids": True})["choices"]
+    assert plain["logprobs"]["tokens"] == []
+    assert len(echo["logprobs"]["tokens"]) == len(ids) + 1
+    assert (told["token_ids"], told["prompt_token_ids"], len(told["logprobs"]["tokens"])) == ([end], ids, 1)
+
+
+def test_a_chat_tells_its_prompts_ids_beside_the_choices_once(client: TestClient) -> None:
+    body = CHAT | {"logprobs": True, "return_token_ids": True, "n": 2, "max_tokens": 6}
+    whole = post(client, "/v1/chat/completions", body)
+    streamed = list(events(client.post("/v1/chat/completions", json=body | {"stream": True})))
+    assert whole["prompt_token_ids"] == streamed[0]["prompt_token_ids"]
+    assert all("prompt_token_ids" not in each for each in streamed if each["choices"][0]["delta"].get("role") is None)
+    for choice in whole["choices"]:
+        chunks = [each["choices"][0] for each in streamed if each["choices"][0]["index"] == choice["index"]]
+        assert [token for each in chunks for token in each["token_ids"]] == choice["token_ids"]
+        for each in chunks:
+            assert len(each["token_ids"]) == len((each["logprobs"] or {"content": ()})["content"])

@@ -21,20 +21,22 @@ struct MatrixPlace {
 };
 
 // The number of matrices that are packed in one, each with an A of its own.
-inline int num_parts(LayerMatrix matrix) { return matrix == QKV ? 3 : matrix == GATE_UP ? 2 : 1; }
+inline int num_parts(const Model& m, LayerMatrix matrix) {
+    return matrix == QKV ? 3 : matrix == GATE_UP && m.is_gated ? 2 : 1;
+}
 
 // The one of them that a block of channels belongs to.
 inline int part_of_block(const Model& m, LayerMatrix matrix, int block) {
-    if (matrix == GATE_UP) return block % 2;
+    if (matrix == GATE_UP) return m.is_gated ? block % 2 : 0;
     if (matrix != QKV) return 0;
     int first_key = m.num_query_heads * m.head_size / BLOCK, first_value = first_key + m.num_key_heads * m.head_size / BLOCK;
     return (block >= first_key) + (block >= first_value);
 }
 
 // Writes A x of one input x.
-inline void reduce(const Factors& factors, MatrixPlace at, const float* x, int k, float* reduced) {
+inline void reduce(const Model& m, const Factors& factors, MatrixPlace at, const float* x, int k, float* reduced) {
     const BFloat16* a = (const BFloat16*)factors.layer[at.layer].a[at.matrix];
-    int inputs = padded(k), count = num_parts(at.matrix) * factors.rank;
+    int inputs = padded(k), count = num_parts(m, at.matrix) * factors.rank;
     for (int i = 0; i < count; i += RANKS_TOGETHER, a += RANKS_TOGETHER * inputs) {
         Floats sums[RANKS_TOGETHER] = {};
         for (int j = 0; j < inputs; j += LANES)

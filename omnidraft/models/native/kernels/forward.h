@@ -48,7 +48,7 @@ template <class W, class Head, class T, class E> struct Forward {
             const E* from = (const E*)m.embedding + (size_t)p.ids[row] * m.hidden;
             float* to = s.x + row * size.hidden;
             std::fill(to + m.hidden, to + size.hidden, 0.f);
-            for (int i = 0; i < m.hidden; i++) to[i] = widen_scalar(from + i);
+            for (int i = 0; i < m.hidden; i++) to[i] = widen_scalar(from + i) * m.embedding_scale;
         }
     }
 
@@ -67,24 +67,37 @@ template <class W, class Head, class T, class E> struct Forward {
             const float* x = make(first + row);
             To::prepare(x, k, to + row * To::row_bytes(k));
             const Factors* factors = text(first + row).factors;
-            if (factors && at.matrix != NONE) reduce(*factors, at, x, k, reduced(first + row));
+            if (factors && at.matrix != NONE) reduce(m, *factors, at, x, k, reduced(first + row));
         }
         if (is_shared()) barrier();
         return to;
+    }
+    // Norms `size` values of x; the factor is that of `width` values at `from`, of which x may be a part.
+    void norm_row(const float* x, const float* weight, int size, const float* from, int width, float* to) const {
+        Floats sum{}, squares{};
+        if (m.norms_have_mean)
+            for (int i = 0; i < width; i += LANES) sum += widen(from + i);
+        float mean = horizontal_sum(sum) / width;
+        for (int i = 0; i < width; i += LANES)
+            squares = fma(widen(from + i) - mean, widen(from + i) - mean, squares);
+        float factor = 1 / std::sqrt(horizontal_sum(squares) / width + m.eps);
+        for (int i = 0; i < size; i += LANES) {
+            Floats normed = (widen(x + i) - mean) * factor * widen(weight + i);
+            store(to + i, m.norms_have_mean ? normed + widen(weight + size + i) : normed);
+        }
+    }
+    void norm_hidden(const float* x, const float* weight, float* to) const {
+        norm_row(x, weight, size.hidden, x, m.hidden, to);
     }
     // `copies` gets the normed rows too, unless it is null.
     template <class To = W>
     const char* normed(MatrixPlace at, const float* weight, int first = 0, float* copies = nullptr) {
         bool copy = copies && (is_shared() || thread == 0);
-        return prepare<To>(at, m.hidden, first, [&](int row) {
+        return prepare<To>(at, m.hidden, first, [&](int row) -> const float* {
             const float* x = s.x + row * size.hidden;
-            Floats squares{};
-            for (int i = 0; i < size.hidden; i += LANES) squares = fma(widen(x + i), widen(x + i), squares);
-            float factor = 1 / std::sqrt(horizontal_sum(squares) / m.hidden + m.eps);
-            for (int i = 0; i < size.hidden; i += LANES)
-                store(s.thread_row + i, widen(x + i) * factor * widen(weight + i));
-            if (copy) std::memcpy(copies + (size_t)(row - first) * m.hidden, s.thread_row, sizeof(float) * m.hidden);
-            return s.thread_row;
+            if (weight) norm_hidden(x, weight, s.thread_row), x = s.thread_row;
+            if (copy) std::memcpy(copies + (size_t)(row - first) * m.hidden, x, sizeof(float) * m.hidden);
+            return x;
         });
     }
     const char* prepared(MatrixPlace at, const float* from, int k) {
@@ -97,12 +110,13 @@ template <class W, class Head, class T, class E> struct Forward {
             From::multiply_all(weights, first * unit, last * unit, rows, count, k, write);
         });
     }
-    // Multiplies by a matrix of a layer, and adds what the factors of each row's text give.
+    // Multiplies by a matrix of a layer, and adds what the factors of each row's text give, and the bias.
     template <class Write>
-    void layer_matrix(MatrixPlace at, const char* weights, int num_blocks, const char* rows, int k, Write write,
-                      int unit = 1) {
+    void layer_matrix(MatrixPlace at, const char* weights, const float* bias, int num_blocks, const char* rows, int k,
+                      Write write, int unit = 1) {
         auto write_sum = [=](int block, int row, Floats low, Floats high) {
             if (const Factors* factors = text(row).factors) expand(m, *factors, at, block, reduced(row), low, high);
+            if (bias) low += widen(bias + block * BLOCK), high += widen(bias + block * BLOCK + LANES);
             write(block, row, low, high);
         };
         matrix(weights, num_blocks, rows, p.rows, k, write_sum, unit);
@@ -113,37 +127,82 @@ template <class W, class Head, class T, class E> struct Forward {
             store(at, low), store(at + LANES, high);
         };
     }
-    auto add_to_x() {
-        return [this](int block, int row, Floats low, Floats high) {
+    // Adds to x, with what a parallel branch gave.
+    auto add_to_x(const float* parallel = nullptr) {
+        return [=, this](int block, int row, Floats low, Floats high) {
             float* at = s.x + row * size.hidden + block * BLOCK;
-            store(at, widen(at) + low), store(at + LANES, widen(at + LANES) + high);
+            if (parallel) {
+                const float* other = parallel + row * size.hidden + block * BLOCK;
+                low += widen(other), high += widen(other + LANES);
+            }
+            store(at, widen(at) + m.residual_scale * low);
+            store(at + LANES, widen(at + LANES) + m.residual_scale * high);
         };
     }
+    // Multiplies by the last matrix of a branch, whose product is normed, or waits for the other branch, or is added.
+    void end_branch(MatrixPlace at, const char* weights, const float* bias, const char* rows, int k, const float* norm) {
+        bool waits = m.is_parallel && at.matrix == OUT;
+        auto multiply = [&](auto write) { layer_matrix(at, weights, bias, blocks(m.hidden), rows, k, write); };
+        if (norm || waits)
+            multiply(write_to(s.product, size.hidden));
+        else
+            multiply(add_to_x(m.is_parallel ? s.product : nullptr));
+        barrier();
+        if (!norm) return;
+        for (int row = share(p.rows, thread, threads); row < share(p.rows, thread + 1, threads); row++) {
+            float *x = s.x + row * size.hidden, *product = s.product + row * size.hidden;
+            norm_hidden(product, norm, product);
+            for (int i = 0; i < size.hidden; i += LANES)
+                store(x + i, widen(x + i) + m.residual_scale * widen(product + i));
+        }
+        barrier();
+    }
 
-    void rotate(float* x, int at) const {
-        int half = m.head_size / 2;
-        const float *cos = m.cos + (size_t)at * half, *sin = m.sin + (size_t)at * half;
+    void rotate(float* x, const Layer& layer, int at) const {
+        int half = m.rotated / 2;
+        const float *cos = layer.cos + (size_t)at * half, *sin = layer.sin + (size_t)at * half;
         for (int i = 0; i < half; i += LANES) {
             Floats a = widen(x + i), b = widen(x + half + i), c = widen(cos + i), d = widen(sin + i);
             store(x + i, a * c - b * d), store(x + half + i, b * c + a * d);
         }
     }
+    // Norms and rotates one of the `count` heads that begin at `first`.
+    void norm_and_rotate(const float* first, int head, int count, const Layer& layer, const float* norm, int row,
+                         float* to) const {
+        int d = m.head_size;
+        auto norm_head = [&](const float* x) {
+            if (m.norms_whole)
+                norm_row(x, norm + head * d, d, first, count * d, to);
+            else
+                norm_row(x, norm, d, x, d, to);
+        };
+        if (norm && !m.norms_rotated)
+            norm_head(first + head * d);
+        else
+            std::memcpy(to, first + head * d, sizeof(float) * d);
+        if (layer.cos) rotate(to, layer, position(row));
+        if (norm && m.norms_rotated) norm_head(to);
+    }
 
-    // Rotates queries in place; writes rotated keys and values to their slots.
-    void rotate_and_store(int layer) {
-        int heads = m.num_query_heads + 2 * m.num_key_heads, d = m.head_size;
+    // Writes queries where attention reads them, and then writes what it gives; and keys and values to their slots.
+    void rotate_and_store(int number) {
+        const Layer& layer = m.layer[number];
+        int queries = m.num_query_heads, keys = m.num_key_heads, heads = queries + 2 * keys, d = m.head_size;
         for (int task = share(p.rows * heads, thread, threads); task < share(p.rows * heads, thread + 1, threads); task++) {
             int row = task / heads, head = task % heads;
-            float* x = s.qkv + (size_t)row * size.qkv + head * d;
-            if (const float* bias = m.layer[layer].bias)
-                for (int i = 0; i < d; i++) x[i] += bias[head * d + i];
-            if (head < m.num_query_heads + m.num_key_heads) rotate(x, position(row));
-            if (head < m.num_query_heads)
-                for (int i = 0; i < d; i++) x[i] *= m.scaling;
-            else if (head < m.num_query_heads + m.num_key_heads)
-                store_key(x, keys(row, layer, head - m.num_query_heads), slot(row));
-            else
-                store_value(x, values(row, layer, head - m.num_query_heads - m.num_key_heads) + (size_t)slot(row) * d);
+            const float* x = s.qkv + (size_t)row * size.qkv;
+            if (head < queries) {
+                float* to = s.attended + (size_t)row * size.attended + head * d;
+                norm_and_rotate(x, head, queries, layer, layer.query_norm, row, to);
+                float scaling = m.scaling * (m.query_scale ? m.query_scale[position(row)] : 1.f);
+                for (int i = 0; i < d; i++) to[i] *= scaling;
+            } else if ((head -= queries) < keys) {
+                norm_and_rotate(x + queries * d, head, keys, layer, layer.key_norm, row, s.thread_row);
+                store_key(s.thread_row, this->keys(row, number, head), slot(row));
+            } else {
+                head -= keys;
+                store_value(x + (queries + keys + head) * d, values(row, number, head) + (size_t)slot(row) * d);
+            }
         }
     }
     void store_key(const float* x, T* keys, int slot) const {
@@ -154,25 +213,28 @@ template <class W, class Head, class T, class E> struct Forward {
         for (int i = 0; i < m.head_size; i++) narrow(x[i], to + i);
     }
 
-    void attend_all(int layer) {
+    void attend_all(int number) {
         int tasks = p.rows * m.num_key_heads, group = m.num_query_heads / m.num_key_heads;
         for (int task = share(tasks, thread, threads); task < share(tasks, thread + 1, threads); task++) {
             int row = task % p.rows, key = task / p.rows;
-            mask_all_but_ancestors(row);
+            Visible sees = visible(row, m.layer[number].window);
             for (int head = key * group; head < (key + 1) * group; head += MAX_GROUP)
-                attend_heads(layer, row, key, head, std::min(MAX_GROUP, (key + 1) * group - head));
+                attend_heads(number, row, sees, key, head, std::min(MAX_GROUP, (key + 1) * group - head));
         }
     }
-    void mask_all_but_ancestors(int row) {
+    // Masks all nodes but the row's ancestors within its window; returns what it sees.
+    Visible visible(int row, int window) const {
+        int at = position(row), first = window ? std::max(at + 1 - window, 0) : 0;
         std::fill(s.masked, s.masked + node(row) + 1, true);
-        for (int at = node(row); at >= 0; at = text(row).parents[at]) s.masked[at] = false;
+        for (int each = node(row); each >= 0 && at >= first; each = text(row).parents[each], at--) s.masked[each] = false;
+        return {first, text(row).length, slot(row) + 1, s.masked};
     }
-    void attend_heads(int layer, int row, int key, int head, int count) {
-        const float* from = s.qkv + (size_t)row * size.qkv + head * m.head_size;
-        float* to = s.attended + (size_t)row * size.attended + head * m.head_size;
+    void attend_heads(int number, int row, const Visible& sees, int key, int head, int count) {
+        float* heads = s.attended + (size_t)row * size.attended + head * m.head_size;
+        const float* sinks = m.layer[number].sinks;
         auto run = [&](auto attend) {
-            attend(from, keys(row, layer, key), values(row, layer, key), text(row).length, slot(row) + 1, s.masked,
-                   m.head_size, s.scores, p.capacity, to);
+            attend(heads, keys(row, number, key), values(row, number, key), sees, sinks ? sinks + head : nullptr,
+                   m.score_cap, m.head_size, s.scores, p.capacity, heads);
         };
         switch (count) {
             case 1: run(attend<T, 1>); break;
@@ -187,6 +249,8 @@ template <class W, class Head, class T, class E> struct Forward {
             std::fill(attended + m.num_query_heads * m.head_size, attended + size.attended, 0.f);
             float* mlp = s.mlp + (size_t)row * size.mlp;
             std::fill(mlp + m.mlp, mlp + size.mlp, 0.f);
+            float* product = s.product + (size_t)row * size.hidden;
+            std::fill(product + m.hidden, product + size.hidden, 0.f);
         }
     }
 
@@ -194,37 +258,47 @@ template <class W, class Head, class T, class E> struct Forward {
         const Layer& layer = m.layer[number];
         int d = m.head_size;
         const char* rows = normed({number, QKV}, layer.norm);
-        layer_matrix({number, QKV}, layer.qkv, blocks((m.num_query_heads + 2 * m.num_key_heads) * d), rows, m.hidden,
-                     write_to(s.qkv, size.qkv));
+        layer_matrix({number, QKV}, layer.qkv, layer.bias, blocks((m.num_query_heads + 2 * m.num_key_heads) * d), rows,
+                     m.hidden, write_to(s.qkv, size.qkv));
         barrier();
         rotate_and_store(number);
         barrier();
         attend_all(number);
         barrier();
         rows = prepared({number, OUT}, s.attended, m.num_query_heads * d);
-        layer_matrix({number, OUT}, layer.out, blocks(m.hidden), rows, m.num_query_heads * d, add_to_x());
-        barrier();
+        end_branch({number, OUT}, layer.out, layer.out_bias, rows, m.num_query_heads * d, layer.post_norm);
+    }
+    Floats activated(Floats x) const {
+        switch (m.activation) {
+            case SILU: return x / (1.f + fast_exp(-x));
+            case GELU_TANH: return x / (1.f + fast_exp(-1.59576912f * x * (1.f + .044715f * x * x)));
+            case GELU: return x * normal_cdf(x);
+            default: x = vmax(x, Floats{}); return x * x;
+        }
     }
     void feed_forward(int number) {
         const Layer& layer = m.layer[number];
         const char* rows = normed({number, GATE_UP}, layer.mlp_norm);
-        auto gate_then_up = [this](int block, int row, Floats low, Floats high) {
-            float* at = s.mlp + (size_t)row * size.mlp + block / 2 * BLOCK;
-            if (block % 2)
+        int parts = m.is_gated ? 2 : 1;
+        auto gate_then_up = [this, parts](int block, int row, Floats low, Floats high) {
+            float* at = s.mlp + (size_t)row * size.mlp + block / parts * BLOCK;
+            if (block % parts)
                 store(at, widen(at) * low), store(at + LANES, widen(at + LANES) * high);
             else
-                store(at, low / (1.f + fast_exp(-low))), store(at + LANES, high / (1.f + fast_exp(-high)));
+                store(at, activated(low)), store(at + LANES, activated(high));
         };
-        layer_matrix({number, GATE_UP}, layer.gate_up, 2 * blocks(m.mlp), rows, m.hidden, gate_then_up, 2);
+        layer_matrix({number, GATE_UP}, layer.gate_up, layer.gate_up_bias, parts * blocks(m.mlp), rows, m.hidden,
+                     gate_then_up, parts);
         barrier();
         rows = prepared({number, DOWN}, s.mlp, m.mlp);
-        layer_matrix({number, DOWN}, layer.down, blocks(m.hidden), rows, m.mlp, add_to_x());
-        barrier();
+        end_branch({number, DOWN}, layer.down, layer.down_bias, rows, m.mlp, layer.post_mlp_norm);
     }
     void logits() {
         const char* rows = normed<Head>({0, NONE}, m.norm, p.rows - p.logit_rows, p.hidden);
         auto write = [this](int block, int row, Floats low, Floats high) {
             float both[BLOCK];
+            low *= m.logit_scale, high *= m.logit_scale;
+            if (m.logit_cap) low = soft_cap(low, m.logit_cap), high = soft_cap(high, m.logit_cap);
             store(both, low), store(both + LANES, high);
             int first = block * BLOCK;
             std::memcpy(p.logits + (size_t)row * m.vocabulary + first, both,

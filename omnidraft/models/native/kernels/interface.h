@@ -4,18 +4,34 @@
 
 extern "C" {
 
+// What is null is not there. A norm's weights [padded width] are followed by its bias where `norms_have_mean`.
 struct Layer {
-    const float *norm, *mlp_norm, *bias;  // bias of qkv, or null
+    const float *norm, *post_norm, *mlp_norm, *post_mlp_norm;  // of what attention and MLP read, and of what they give
+    const float *query_norm, *key_norm;                         // [D], or of all heads together
+    const float *bias, *out_bias, *gate_up_bias, *down_bias;    // in the order of the matrices' blocks
+    const float *cos, *sin;                                     // [positions, rotated / 2]
+    const float* sinks;                                         // [Q], a score for each head that no value has
     const char *qkv, *out, *gate_up, *down;
+    int window;  // positions that a row sees, its own included; 0: all
 };
+
+// Model::activation, of the gate.
+enum Activation { SILU, GELU_TANH, GELU, SQUARED_RELU };
 
 struct Model {
     int kind, num_layers, hidden, num_query_heads, num_key_heads, head_size, mlp, vocabulary;
-    float eps, scaling;
+    int activation, is_gated;                       // without a gate the MLP is down(activation(up(x)))
+    int norms_have_mean;                            // LayerNorm instead of RMSNorm
+    int norms_whole, norms_rotated;                 // query_norm and key_norm: of all heads together; behind the rotation
+    int is_parallel;                                // the MLP reads what attention reads
+    int rotated;                                    // leading values of a head that are rotated
+    float eps, scaling;                             // of scores
+    float embedding_scale, residual_scale, logit_scale;
+    float score_cap, logit_cap;                     // x becomes cap tanh(x / cap); 0: no cap
     const Layer* layer;
     const float* norm;
     const char *head, *embedding;
-    const float *cos, *sin;  // [positions, D/2]
+    const float* query_scale;  // [positions], or null
 };
 
 // Low-rank factors of one layer: each matrix W is W + B A. In the order of LayerMatrix, A is [parts * rank, padded K] of the

@@ -1,4 +1,4 @@
-// One forward pass of a Llama-family model over a few rows, for one instruction set; weights are read from memory once for
+// One forward pass of a decoder over a few rows, for one instruction set; weights are read from memory once for
 // all rows of a pass.
 //
 // Shapes: R rows, H hidden size, Q query heads, K key heads, D head size, M mlp size, V vocabulary, C slots, L layers;

@@ -23,6 +23,7 @@ struct Sizes {
 // The buffers of one pass inside the caller's scratch memory.
 struct Scratch {
     float *x, *qkv, *attended, *mlp;
+    float* product;  // of a branch, before it is added
     char* shared_rows;
     float* shared_reduced;                         // the rows' inputs times the A of their factors
     float *thread_row, *thread_reduced, *scores;  // of this thread
@@ -44,6 +45,7 @@ struct Scratch {
         qkv = floats((size_t)rows * size.qkv);
         attended = floats((size_t)rows * size.attended);
         mlp = floats((size_t)rows * size.mlp);
+        product = floats((size_t)rows * size.hidden);
         queues = (WorkQueue*)take((size_t)num_matrices(m) * sizeof(WorkQueue));
         shared_rows = take(prepared_bytes(rows, size.widest));
         shared_reduced = floats((size_t)rows * MAX_PARTS * rank);

@@ -129,6 +129,16 @@ inline Floats fast_exp(Floats x) {
     return (fma(p * r, r, r) + 1.f) * (Floats)((n + 127) << 23);
 }
 
+// The cumulative normal distribution: 1/2 (1 + erf(x / sqrt 2)), within 1e-7 (Abramowitz and Stegun, 7.1.26).
+inline Floats normal_cdf(Floats x) {
+    Floats size = vmax(x, -x) * .707106781f, t = 1 / (1.f + .3275911f * size), p = splat(1.061405429f);
+    for (float c : {-1.453152027f, 1.421413741f, -.284496736f, .254829592f}) p = fma(p, t, splat(c));
+    Floats half_tail = .5f * p * t * fast_exp(-size * size);
+    return x < 0.f ? half_tail : 1.f - half_tail;
+}
+// x within `cap` of zero: cap tanh(x / cap).
+inline Floats soft_cap(Floats x, float cap) { return cap - 2 * cap / (fast_exp(x * (2 / cap)) + 1.f); }
+
 inline int padded(int size) { return (size + GROUP - 1) / GROUP * GROUP; }
 inline int blocks(int channels) { return (channels + BLOCK - 1) / BLOCK; }
 inline int share(int work, int thread, int threads) { return (int)((int64_t)work * thread / threads); }

@@ -11,7 +11,7 @@ from omnidraft.models.catalog import store
 from omnidraft.models.hf import drafter
 from omnidraft.models.hf.drafter import TorchDrafter, load_drafter
 from omnidraft.models.native import library
-from omnidraft.models.native.drafter import LlamaDrafter
+from omnidraft.models.native.drafter import NativeDrafter
 from omnidraft.models.precision import automatic
 from tests.unit.models.session_driver import drive
 from tests.unit.models.tiny import CONFIGS, VOCAB_SIZE, text, tiny_model, whole_pass
@@ -79,4 +79,4 @@ def test_without_a_compiler_transformers_drafts_and_the_log_says_what_to_install
 
 def test_where_the_kernels_work_the_automatic_choice_is_native(folder):
     library.load()
-    assert isinstance(load_drafter(folder, "auto", None, "full"), LlamaDrafter)
+    assert isinstance(load_drafter(folder, "auto", None, "full"), NativeDrafter)

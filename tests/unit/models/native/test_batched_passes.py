@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.models.native import model as native_model
-from omnidraft.models.native.target import LlamaTarget
+from omnidraft.models.native.target import NativeTarget
 from omnidraft.ports import DraftTree
 from tests.unit.models.drafted_trees import drafted
 from tests.unit.models.tiny import text, tiny_model
@@ -19,8 +19,8 @@ PROMPT, ANSWER = text(80, seed=1), text(30, seed=2)
 
 
 @lru_cache
-def target(precision: str) -> LlamaTarget:
-    return LlamaTarget(copy.deepcopy(tiny_model("qwen2")).float(), name="qwen2", precision=precision)
+def target(precision: str) -> NativeTarget:
+    return NativeTarget(copy.deepcopy(tiny_model("qwen2")).float(), name="qwen2", precision=precision)
 
 
 @lru_cache

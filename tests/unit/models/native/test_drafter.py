@@ -10,10 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from omnidraft.errors import ContractError
 from omnidraft.models.native import model as native_model
-from omnidraft.models.native.drafter import LlamaDrafter
-from omnidraft.models.native.weights import is_supported
+from omnidraft.models.native.drafter import NativeDrafter
 from tests.unit.models.session_driver import drive
-from tests.unit.models.tiny import CONFIGS, SHAPE, VOCAB_SIZE, text, tiny_model, whole_pass
+from tests.unit.models.tiny import SHAPE, VOCAB_SIZE, text, whole_pass
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -43,8 +42,8 @@ def model(shape: str = "grouped queries") -> PreTrainedModel:
 
 
 @lru_cache(maxsize=8)
-def drafter(shape: str = "grouped queries", precision: str = "float32") -> LlamaDrafter:
-    return LlamaDrafter(model(shape), precision)
+def drafter(shape: str = "grouped queries", precision: str = "float32") -> NativeDrafter:
+    return NativeDrafter(model(shape), precision)
 
 
 def expected(ids: list[int], shape: str = "grouped queries") -> torch.Tensor:
@@ -118,19 +117,6 @@ def test_more_threads_than_before_find_room():
 def test_what_the_tables_do_not_hold_is_refused(ids):
     with pytest.raises(ContractError, match="tables"):
         drafter().open().prefill_or_extend(0, ids)
-
-
-def test_only_llama_models_that_the_pass_computes_are_supported():
-    assert [name for name in CONFIGS if is_supported(tiny_model(name))] == ["llama", "qwen2"]
-    for change in (
-        {"hidden_act": "gelu"},
-        {"attention_bias": True},
-        {"mlp_bias": True},
-        {"head_dim": 24},
-        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
-    ):
-        assert not is_supported(LlamaForCausalLM(LlamaConfig(**SHAPE | change)))
-    assert all(is_supported(model(shape)) for shape in SHAPES)
 
 
 def test_a_model_loading_in_another_thread_changes_nothing():

@@ -21,10 +21,10 @@ from omnidraft.models.hf.drafter import load_drafter
 from omnidraft.models.hf.target import load_model, load_target
 from omnidraft.models.native import library as native
 from omnidraft.models.native import packed_cache, packed_file
-from omnidraft.models.native.drafter import LlamaDrafter, cached_drafter
+from omnidraft.models.native.drafter import NativeDrafter, cached_drafter
 from omnidraft.models.native.packed_cache import PackedCache
 from omnidraft.models.native.packed_file import PackedFile, is_in_use
-from omnidraft.models.native.target import LlamaTarget, cached_target
+from omnidraft.models.native.target import NativeTarget, cached_target
 from omnidraft.ports import DraftTree
 from tests.unit.models.tiny import text, tiny_model
 
@@ -49,17 +49,17 @@ def cache(tmp_path: Path) -> PackedCache:
     return PackedCache(tmp_path / "packed", GIB)
 
 
-def load(source: Path, cache: PackedCache | None, precision: str = "int8") -> LlamaTarget:
+def load(source: Path, cache: PackedCache | None, precision: str = "int8") -> NativeTarget:
     loaded = load_target(source, name="tiny", precision=precision, cache=cache)
-    assert isinstance(loaded, LlamaTarget)
+    assert isinstance(loaded, NativeTarget)
     return loaded
 
 
-def find(source: Path, cache: PackedCache, precision: str = "int8") -> LlamaTarget | None:
+def find(source: Path, cache: PackedCache, precision: str = "int8") -> NativeTarget | None:
     return cached_target(source, name="tiny", precision=precision, kernels="auto", cache=cache)
 
 
-def logits(target: LlamaTarget) -> torch.Tensor:
+def logits(target: NativeTarget) -> torch.Tensor:
     ids = text(40)
     session = target.open(ids, 5, "fast")
     return torch.cat([session.score(DraftTree.empty(ids[-1]))])
@@ -103,7 +103,7 @@ def test_a_base_drafter_from_its_file_has_the_bits_of_one_packed_in_memory(sourc
     assert cached_drafter(source, precision, "auto", cache) is None
     load_drafter(source, precision, None, "full", cache=cache)
     second = cached_drafter(source, precision, "auto", cache)
-    assert isinstance(second, LlamaDrafter)
+    assert isinstance(second, NativeDrafter)
     expected = in_memory.open().prefill_or_extend(0, text(30))
     assert torch.equal(second.open().prefill_or_extend(0, text(30)), expected)
 
@@ -117,7 +117,7 @@ def test_learned_weights_are_not_cached(source, cache):
 def test_the_file_is_safetensors_and_holds_the_parts_where_the_cache_line_begins(source, cache):
     path = packed_path(source, cache)
     with safe_open(path, framework="numpy") as file:
-        assert {"layers.0.qkv", "layers.2.down", "head", "embedding", "cos"} <= set(file.keys())
+        assert {"layers.0.qkv", "layers.2.down", "head", "embedding", "cos.all"} <= set(file.keys())
     assert all(address % 64 == 0 for address in PackedFile(path).addresses.values())
 
 

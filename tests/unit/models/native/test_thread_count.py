@@ -12,12 +12,12 @@ TWO_THREADS_ON_ONE_CORE = """
 import os, time, torch
 from omnidraft.models.kv_session import ForwardRequest
 from omnidraft.models.native import library
-from omnidraft.models.native.model import NativeKvBackend, NativeLlama
+from omnidraft.models.native.model import NativeKvBackend, NativeModel
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 shape = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2}
 model = Qwen2ForCausalLM(Qwen2Config(**shape, num_key_value_heads=2, num_hidden_layers=30))
-backend = NativeKvBackend(NativeLlama(model.eval(), "int8", library.load()))
+backend = NativeKvBackend(NativeModel(model.eval(), "int8", library.load()))
 torch.set_num_threads(2)
 backend.compute(ForwardRequest(0, None, [1]))  # which starts the second thread
 for thread in os.listdir("/proc/self/task"):

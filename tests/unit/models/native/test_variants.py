@@ -8,7 +8,7 @@ from torch import nn
 
 from omnidraft.models.native import library as native
 from omnidraft.models.native.build import VARIANTS, is_announced
-from omnidraft.models.native.drafter import LlamaDrafter
+from omnidraft.models.native.drafter import NativeDrafter
 from omnidraft.models.native.thread_count import ThreadCount
 from omnidraft.models.precision import PackedLinear
 from omnidraft.models.probe.choice import NOT_PORTABLE
@@ -104,7 +104,7 @@ def test_rounded_inputs_are_summed_in_pairs_the_second_first(size):
 def test_a_fleet_with_portable_kernels_computes_the_same_logits(precision):
     logits = []
     for variant in ("portable", *(name for name in ANNOUNCED if precision != "packed16" or name not in NOT_PORTABLE)):
-        session = LlamaDrafter(tiny_model("qwen2").float(), precision, variant).open()
+        session = NativeDrafter(tiny_model("qwen2").float(), precision, variant).open()
         session.prefill_or_extend(0, text(60))
         logits.append(torch.stack([*session.branch(text(20, seed=3), range(-1, 19))]))
     assert all(torch.equal(each, logits[0]) for each in logits)

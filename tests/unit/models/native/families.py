@@ -1,0 +1,112 @@
+"""Tiny models of the families that the kernels know, with what their real models have."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCAB_SIZE = 300
+_BASE: Mapping[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": None,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_S, _F = "sliding_attention", "full_attention"
+_WINDOWS = {"head_dim": 16, "sliding_window": 12, "layer_types": [_S, _S, _S, _F]}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+_YARN = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}  # fmt: skip
+_GRANITE = {
+    "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0, "attention_multiplier": 0.0625,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A model type, and where its tiny model differs from the others."""
+
+    model_type: str
+    changes: Mapping[str, Any]
+
+
+def _tiny(model_type: str, /, **changes: Any) -> Tiny:
+    return Tiny(model_type, changes)
+
+
+FAMILIES: Mapping[str, Tiny] = {
+    "Llama 2": _tiny("llama", num_key_value_heads=4),
+    "Llama 3": _tiny("llama", rope_parameters=_LLAMA3_ROPE, tie_word_embeddings=True),
+    "Llama with biases": _tiny("llama", attention_bias=True, mlp_bias=True, hidden_act="gelu"),
+    "Qwen2": _tiny("qwen2", tie_word_embeddings=True),
+    "Qwen2 with a window": _tiny("qwen2", use_sliding_window=True, sliding_window=12, max_window_layers=2),
+    "Qwen3": _tiny("qwen3", head_dim=32, tie_word_embeddings=True),
+    "Mistral": _tiny("mistral", sliding_window=None, head_dim=16),
+    "Mistral 7B v0.1": _tiny("mistral", sliding_window=12),
+    "Ministral": _tiny("ministral", **_WINDOWS),
+    "Ministral 3": _tiny(
+        "ministral3", sliding_window=None, head_dim=16,
+        rope_parameters={**_YARN, "llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
+    "Gemma": _tiny("gemma", head_dim=16, num_key_value_heads=1, tie_word_embeddings=True),
+    "Gemma 2": _tiny(
+        "gemma2", head_dim=16, sliding_window=12, query_pre_attn_scalar=16, final_logit_softcapping=3.0,
+        attn_logit_softcapping=2.0,
+    ),
+    "Gemma 3": _tiny("gemma3_text", query_pre_attn_scalar=16, **_WINDOWS),
+    "Phi-3": _tiny("phi3", sliding_window=12),
+    "Phi-4": _tiny("phi3", sliding_window=None, hidden_size=128, rope_parameters={
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, partial_rotary_factor=0.5),
+    "OLMo 2": _tiny("olmo2"),
+    "OLMo 3": _tiny("olmo3", **_WINDOWS),
+    "Granite 3": _tiny("granite", tie_word_embeddings=True, **_GRANITE),
+    "Granite 4": _tiny(
+        "granitemoehybrid", num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=128,
+        layer_types=["attention"] * 4, position_embedding_type="rope", **_GRANITE,
+    ),
+    "SmolLM3": _tiny(
+        "smollm3", no_rope_layers=[1, 1, 1, 0], no_rope_layer_interval=4, tie_word_embeddings=True,
+        use_sliding_window=False,
+    ),
+    "Cohere 2": _tiny("cohere2", logit_scale=0.25, **_WINDOWS),
+    "GLM-4": _tiny("glm", head_dim=32, partial_rotary_factor=0.5, attention_bias=True),
+    "GLM-4 0414": _tiny("glm4", head_dim=32, partial_rotary_factor=0.5, attention_bias=True),
+    "EXAONE 4": _tiny("exaone4", sliding_window_pattern="LLLG", **_WINDOWS),
+    "EXAONE 4 1.2B": _tiny("exaone4", sliding_window=None, layer_types=[_F] * 4, head_dim=16, tie_word_embeddings=True),
+    "Hunyuan": _tiny("hunyuan_v1_dense", head_dim=16, use_qk_norm=True),
+    "ERNIE 4.5": _tiny("ernie4_5", head_dim=16, tie_word_embeddings=True),
+    "Seed-OSS": _tiny("seed_oss", head_dim=16),
+    "StarCoder2": _tiny("starcoder2", sliding_window=12, use_bias=True),
+    "Falcon 7B": _tiny(
+        "falcon", num_kv_heads=1, multi_query=True, parallel_attn=True, alibi=False, new_decoder_architecture=False,
+    ),
+    "Falcon 40B": _tiny("falcon", num_kv_heads=2, new_decoder_architecture=True, alibi=False),
+    "CWM": _tiny("cwm", rope_parameters=_LLAMA3_ROPE, **_WINDOWS),
+    "Arcee": _tiny("arcee"),
+    "Helium": _tiny("helium", head_dim=16),
+    "Nemotron": _tiny("nemotron", partial_rotary_factor=0.5, head_dim=32),
+}  # fmt: skip
+
+
+@lru_cache(maxsize=4)
+def family_model(name: str) -> PreTrainedModel:
+    """The model of a family with weights of bfloat16, in float32, whose spread makes attention and logits clear-cut."""
+    tiny = FAMILIES[name]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(tiny.model_type, **{**_BASE, **tiny.changes})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+    draws = torch.Generator().manual_seed(1)
+    for parameter_name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=draws)
+        if parameter.dim() > 1:
+            parameter.copy_(noise * (1.0 if "embed" in parameter_name else 1.3 / parameter.shape[-1] ** 0.5))
+        else:
+            parameter.add_(noise * 0.2)
+    return model.to(torch.bfloat16).float()

@@ -1,0 +1,71 @@
+"""Every family that the kernels know gives the logits of transformers, the same bits by any number of rows."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from omnidraft.models.native.drafter import NativeDrafter
+from omnidraft.models.native.families import FAMILIES as KNOWN
+from omnidraft.models.native.target import NativeTarget
+from omnidraft.models.native.weights import unsupported_reason
+from tests.unit.models.native.families import FAMILIES, family_model
+from tests.unit.models.tiny import SHAPE, text
+
+LENGTH = 60
+
+
+def expected(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_those_of_transformers_past_every_window(name):
+    model, ids = family_model(name), text(LENGTH)
+    assert unsupported_reason(model) is None
+    session = NativeDrafter(model, "float32").open()
+    rows = [
+        session.prefill_or_extend(0, ids[:30]),
+        *(session.prefill_or_extend(n, [ids[n]]) for n in range(30, LENGTH)),
+    ]
+    reference = expected(model, ids)[29:]
+    torch.testing.assert_close(torch.stack(rows), reference, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_tree_gives_the_bits_of_one_id_at_a_time(name):
+    NativeTarget(family_model(name), name=name, precision="int8").self_test()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_branches_see_their_ancestors_within_the_window(name):
+    model, ids = family_model(name), text(LENGTH)
+    siblings, chain = [7, 8, 9], ids[30:]
+    parents = [-1, -1, -1, -1, *range(3, 32)]  # so that slots of the chain are not its positions
+    session = NativeDrafter(model, "float32").open()
+    session.prefill_or_extend(0, ids[:30])
+    rows = session.branch([*siblings, *chain], parents)
+    torch.testing.assert_close(torch.stack(list(rows[3:])), expected(model, ids)[30:], atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(rows[2], expected(model, [*ids[:30], 9])[-1], atol=2e-3, rtol=2e-3)
+
+
+def test_every_known_family_has_a_tiny_model():
+    assert {tiny.model_type for tiny in FAMILIES.values()} == set(KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hidden_act": "tanh"}, "its activation is tanh"),
+        ({"head_dim": 24}, "a head has 24 values"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}, "texts of all lengths"),
+    ],
+)
+def test_what_the_pass_does_not_compute_is_said(change, reason):
+    assert reason in (unsupported_reason(LlamaForCausalLM(LlamaConfig(**SHAPE | change))) or "")
+
+
+def test_a_weight_that_no_description_reads_is_said():
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE))
+    model.model.layers[1].self_attn.extra = torch.nn.Linear(4, 4)
+    assert unsupported_reason(model) == "its layers have a self_attn.extra"

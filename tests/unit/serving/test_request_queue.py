@@ -111,7 +111,7 @@ def test_what_ends_the_thread_ends_every_request(
             engine.abort(text.generation)  # other tests have this engine too
     with pytest.raises(Stopping):
         requests.submit(queued(engine))
-    wait_until(lambda: not requests.is_alive)
+    wait_until(lambda: requests.problem)
     assert requests.problem is not None
 
 
@@ -285,7 +285,7 @@ def test_what_is_not_finished_by_the_deadline_ends_with_an_error(engine: Engine,
     began_s = time.monotonic()
     requests.close(0.3)
     assert time.monotonic() - began_s < PATIENCE_S / 4
-    assert not requests.is_alive
+    assert requests.problem
     for unfinished in (steps, steps_of(waiting)):
         with pytest.raises(Stopping, match="ask another one"):
             list(unfinished)

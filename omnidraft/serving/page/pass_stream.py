@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI, Request
@@ -86,7 +87,7 @@ def add_page(app: FastAPI, responder: Responder, requests: RequestQueue) -> None
         queued = await responder.queued_request(request, body, model, note=clock.note, wake=waker(ready))
         async with responder.watched(request, queued):
             await responder.submit(queued)
-        return EventStream(_events(queued, model, ready, clock), {}, requests, queued)
+        return EventStream(_events(queued, model, ready, clock), {}, partial(requests.abandon, queued))
 
 
 class StepClock:

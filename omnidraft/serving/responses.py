@@ -188,7 +188,8 @@ async def _events(writer: ResponseWriter, parts: AsyncIterator[ChoicePart]) -> A
     try:
         yield QUEUED
         async for part in parts:
-            yield writer.events(part)
+            # The first may have the log-probabilities of a whole prompt: seconds, not milliseconds.
+            yield await asyncio.to_thread(writer.events, part) if part.is_first else writer.events(part)
         last = writer.last_events()
     except Exception as exc:  # the status line is out: all that is left is to say it in the stream
         last = writer.error_events(exc)

@@ -17,7 +17,6 @@ from omnidraft.serving.anthropic_messages.writer import _content
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.blocks import Block
 from omnidraft.serving.request_queue import RequestQueue
-from omnidraft.serving.request_schemas import BILLING
 from tests.http_server import served, stream_parts
 from tests.tiny_engine import broken_target
 
@@ -112,9 +111,9 @@ def test_a_tool_is_used_and_its_result_is_read(tool_url: str, tool_engine: Engin
     ids=["cut off", "half a pair", "half a pair as a name", "deep", "too deep to read"],
 )
 def test_arguments_that_cannot_be_sent_are_left_out(arguments: str) -> None:
-    call = _content(Block(0, "call_1", name="weather", content=arguments))
+    call = _content(Block(0, "call", "call_1", "weather", arguments))
     assert call["input"] == {}
-    deep = _content(Block(0, "call_1", name="weather", content='{"a":' * 251 + "1" + "}" * 251))
+    deep = _content(Block(0, "call", "call_1", "weather", '{"a":' * 251 + "1" + "}" * 251))
     assert json.loads(to_json({"content": [call, deep]}))["content"][1]["input"] == deep["input"] != {}
 
 
@@ -159,6 +158,18 @@ def test_tokens_are_counted_as_they_will_be_read(url: str, engine: Engine, clien
     assert counted > client.post("/v1/messages/count_tokens", json={"messages": ASKED}).json()["input_tokens"]
 
 
+def test_a_first_block_that_differs_from_call_to_call_hides_no_common_prefix(client: TestClient) -> None:
+    def read(number: int) -> dict[str, int]:
+        billed = {"type": "text", "text": f"x-anthropic-billing-header: cch={number:05};"}
+        return post(client, system=[billed, {"type": "text", "text": "Be brief. " * 8}])["usage"]
+
+    first, second = read(1), read(2)
+    assert second["cache_read_input_tokens"] > 40 > second["input_tokens"]
+    assert first["input_tokens"] + first["cache_read_input_tokens"] == sum(
+        post(client, system="Be brief. " * 8)["usage"][name] for name in ("input_tokens", "cache_read_input_tokens")
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "kind"), [(ContractError("broken"), "api_error"), (RequestError("broken"), "invalid_request_error")]
 )
@@ -188,29 +199,3 @@ def test_a_tenants_key_in_the_clients_header_says_whose_a_request_is(requests: R
             client.messages.create(**asked)
         with anthropic.Anthropic(base_url=url, auth_token=KEY, max_retries=0) as client:
             assert client.messages.count_tokens(model=engine.pair.target, messages=ASKED).input_tokens > 0
-
-
-def with_salt(path: str, salt: str) -> dict[str, Any]:
-    """A coding agent's request, as it sends it or as a proxy translates it."""
-    line, system = f"{BILLING} cc_version=2.1; cch={salt};", "You write files, and test them. " * 8
-    limits = {"max_tokens": 4, "max_output_tokens": 4, "temperature": 0}
-    if path == "/v1/messages":
-        blocks = [{"type": "text", "text": line}, {"type": "text", "text": system}]
-        return {"system": blocks, "messages": ASKED, **limits}
-    merged = f"{line}\n{system}"
-    if path == "/v1/responses":
-        return {"instructions": merged, "input": "How many clips", **limits}
-    return {"messages": [{"role": "system", "content": merged}, *ASKED], **limits}
-
-
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
-def test_what_stands_behind_the_changing_line_of_a_coding_agent_is_reused(client: TestClient, path: str) -> None:
-    for salt in ("a1b2c", "d3e4f"):
-        response = client.post(path, json=with_salt(path, salt))
-        assert response.status_code == 200, response.text
-        assert "x-anthropic-billing-header" in response.headers["x-omnidraft-ignored"]
-    counts = re.findall(r'"(?:cached_tokens|cache_read_input_tokens)": ?(\d+)', response.text)
-    assert int(counts[0]) > 50, response.text
-    assert client.post("/v1/messages/count_tokens", json=with_salt("/v1/messages", "x")).json() == (
-        client.post("/v1/messages/count_tokens", json=with_salt("/v1/messages", "much longer")).json()
-    )

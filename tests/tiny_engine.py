@@ -14,7 +14,8 @@ from omnidraft import assembly, config
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.models.serial_passes import forward_serially
-from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request, Source, TreeLimits
+from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request, Source, Step, TreeLimits
+from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.telemetry.metrics import CountingMetrics
 
 PATIENCE_S = 20.0
@@ -26,6 +27,16 @@ def wait_until(is_true: Callable[[], object]) -> None:
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def steps_of(queued: QueuedRequest) -> Iterator[tuple[int, Step]]:
+    """Each with the number of its text, to the end; raises what decoding raised."""
+    while True:
+        for step in queued.ready_steps():
+            if step is None:
+                return
+            yield step
+        time.sleep(0.002)
 
 
 def tiny_settings(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from omnidraft.decode.drafted_spans import DraftedSpans
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.step_stats import DecodeStats
+from omnidraft.params import numbers_of
 from omnidraft.ports import Source, Step
 from omnidraft.serving.answer_reader import AnswerReader
 from omnidraft.serving.queued_request import QueuedRequest, QueuedText
@@ -144,13 +145,14 @@ class Answer:
         )
 
     def figures(self) -> dict[str, object]:
-        """Return what speculation did, the snapshot's version and the seeds, under the name that responses have for
-        it; nothing unless the request asks for it."""
+        """Return what speculation did, the snapshot's version, the seeds and the sampling, under the name that a
+        response has for it; nothing unless the request asks for it."""
         if not self.body.figures:
             return {}
         generations = [text.generation for text in self.queued.texts if text.generation]
         origin = {"snapshot_version": generations[0].snapshot.version, "seeds": [each.seed for each in generations]}
-        return {"omnidraft": self.queued.stats.summary() | origin}
+        sampling = numbers_of(self.queued.texts[0].request.sampling)
+        return {"omnidraft": {**self.queued.stats.summary(), **origin, "sampling": sampling}}
 
     def metrics(self) -> ResponseMetrics | None:
         """Return vLLM's metrics; None for several choices, as there."""

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omnidraft.decode.sampling.input_limits import BODY_LIMITS
@@ -104,10 +105,10 @@ class BodyLimit:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         try:
-            body = await self._read(receive)
-            if body is None:
-                return None  # the client has gone
+            body = await self._read(Request(scope, receive))
             _check(body)
+        except ClientDisconnect:
+            return None
         except (HTTPException, RequestError) as exc:
             await refusal(exc, scope["path"])(scope, receive, send)
         else:
@@ -130,18 +131,13 @@ class BodyLimit:
 
         return sent
 
-    async def _read(self, receive: Receive) -> bytes | None:
-        """Return the body; None when the client goes away before its end. Raises HTTPException."""
+    async def _read(self, request: Request) -> bytes:
+        """Return the body. Raises HTTPException, and ClientDisconnect when the client goes away before its end."""
         body = bytearray()
-        has_more = True
-        while has_more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            body += message.get("body", b"")
+        async for piece in request.stream():
+            body += piece
             if len(body) > self._max_body_bytes:
                 raise HTTPException(413, f"the body may have {self._max_body_bytes} bytes at most")
-            has_more = message.get("more_body", False)
         return bytes(body)
 
 

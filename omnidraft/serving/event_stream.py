@@ -2,14 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from omnidraft.serving.queued_request import QueuedRequest
-from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.response_schemas import Json
 
 EVENT_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "X-Content-Type-Options": "nosniff"}
@@ -70,22 +68,17 @@ class EventStream(StreamingResponse):
     """
 
     def __init__(
-        self,
-        events: AsyncIterator[bytes],
-        headers: Mapping[str, str],
-        requests: RequestQueue,
-        queued: QueuedRequest,
-        ping: bytes = PING,
+        self, events: AsyncIterator[bytes], headers: Mapping[str, str], abandon: Callable[[], None], ping: bytes = PING
     ) -> None:
         super().__init__(events, headers=EVENT_HEADERS | dict(headers), media_type="text/event-stream")
-        self._requests, self._queued, self._ping = requests, queued, ping
+        self._abandon, self._ping = abandon, ping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events. See StreamingResponse."""
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._requests.abandon(self._queued)
+            self._abandon()
 
     async def stream_response(self, send: Send) -> None:
         """Send the events and the pings, none behind the end. See StreamingResponse."""

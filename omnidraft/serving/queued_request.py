@@ -96,13 +96,6 @@ class QueuedRequest:
         self._results.put(result)
         self._wake()
 
-    def steps(self) -> Iterator[tuple[int, Step]]:
-        """Yield (index of the text, step) and block until the next one. Raises what decoding raised."""
-        while (result := self._results.get()) is not None:
-            if isinstance(result, Exception):
-                raise result
-            yield result
-
     def ready_steps(self) -> Iterator[tuple[int, Step] | None]:
         """Yield what can be read without blocking; None is the end. Raises what decoding raised."""
         while not self._results.empty():

@@ -63,19 +63,14 @@ class RequestQueue:
             self._end(request, Abandoned("the client went away before its turn"))
 
     @property
-    def is_alive(self) -> bool:
-        """Whether the decoding thread still runs; a dead one is for the operator to restart."""
-        return self._thread.is_alive()
-
-    @property
     def problem(self) -> str | None:
-        """The reason why nothing is decoded; None while the thread runs."""
-        return None if self.is_alive else self._thread.problem or "the decoding thread ended"
+        """The reason why nothing is decoded, for the operator to restart it; None while the thread runs."""
+        return None if self._thread.is_alive() else self._thread.problem or "the decoding thread ended"
 
     @property
     def is_open(self) -> bool:
         """Whether new requests are taken."""
-        return self.is_alive and not self._is_closed
+        return self.problem is None and not self._is_closed
 
     @property
     def num_texts(self) -> int:
@@ -130,8 +125,8 @@ class RequestQueue:
             raise
 
     def _serve(self) -> None:
-        while self._has_work():
-            for engine, queue in self._engines():
+        while queues := self._queues_with_work():
+            for engine, queue in queues:
                 self._start_waiting(engine, queue)
                 self._end_aborted(queue)
                 if queue.scoring:
@@ -139,19 +134,14 @@ class RequestQueue:
                 if queue.texts:
                     self._step(engine, queue)
 
-    def _has_work(self) -> bool:
-        """Wait until there is work and return True; False when the queue is closed and all is done."""
+    def _queues_with_work(self) -> list[tuple[Engine, EngineQueue]]:
+        """Wait until there is work and return all queues; none when this one is closed and all is done."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._is_any_request())
-            return self._is_any_request()
+            return list(self._queues.items()) if self._is_any_request() else []
 
     def _is_any_request(self) -> bool:
-        with self._changed:
-            return any(len(queue.waiting) or queue.running for queue in self._queues.values())
-
-    def _engines(self) -> list[tuple[Engine, EngineQueue]]:
-        with self._changed:
-            return list(self._queues.items())
+        return any(len(queue.waiting) or queue.running for queue in self._queues.values())
 
     def _start_waiting(self, engine: Engine, queue: EngineQueue) -> None:
         """Start waiting requests, as many as the engine has room for, for START_S; those that are refused take no

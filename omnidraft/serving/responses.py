@@ -76,7 +76,7 @@ class Responder:
             await self.submit(queued)
             if body.stream:
                 ping = ANTHROPIC_PING if is_anthropic(request.url.path) else PING
-                return EventStream(_events(writer, parts), headers, self._requests, queued, ping)
+                return EventStream(_events(writer, parts), headers, partial(self._requests.abandon, queued), ping)
             whole = partial(writer.whole, [part async for part in parts])
             is_long = body.prompt_logprobs is not None or body.num_log_probs is not None  # seconds, not milliseconds
             content = await asyncio.to_thread(whole) if is_long else whole()

@@ -24,7 +24,7 @@ from omnidraft.snapshots.manifest import Manifest
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.tiny_models import make_drafter, make_target
 from tests.http_server import served
-from tests.tiny_engine import PATIENCE_S, Gated, snapshot, tiny_settings
+from tests.tiny_engine import PATIENCE_S, Gated, snapshot, steps_of, tiny_settings
 
 NUM_TOKENS = 12
 RANK = 3
@@ -226,7 +226,7 @@ def test_a_long_text_of_one_target_takes_turns_with_the_texts_of_the_other(runni
     first = running.submit(one, GenerationRequest(prompt="a", max_new_tokens=400, seed=1, is_stored=False))
     assert long.has_begun.wait(PATIENCE_S)
     second = running.submit(other, GenerationRequest(prompt="b", max_new_tokens=5, seed=1, is_stored=False))
-    assert sum(len(step.emitted) for _, step in second.steps()) == 5
+    assert sum(len(step.emitted) for _, step in steps_of(second)) == 5
     first.is_abandoned = True
     begun, ended = passes.index("short"), len(passes) - passes[::-1].index("short")
     assert all(before != after for before, after in pairwise(passes[begun:ended]))
@@ -244,7 +244,7 @@ def test_a_full_line_refuses_its_own_targets_requests_only(running: Running) -> 
         running.submit(one, question)
     tickets.append(running.submit(other, question))
     gated.gate.set()
-    assert [sum(len(step.emitted) for _, step in ticket.steps()) for ticket in tickets] == [2] * 4
+    assert [sum(len(step.emitted) for _, step in steps_of(ticket)) for ticket in tickets] == [2] * 4
 
 
 def test_records_of_both_targets_in_one_log_teach_each_pair_its_own_only(

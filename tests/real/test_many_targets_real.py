@@ -10,6 +10,7 @@ from omnidraft.decode.generation import GenerationRequest
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
+from tests.tiny_engine import steps_of
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -34,7 +35,7 @@ def test_two_real_targets_share_a_drafter_and_give_the_texts_of_plain_decoding(t
     requests = RequestQueue(CountingMetrics(), max_waiting=4)
     asked = [(engine, replace(QUESTION, num_draft_tokens=num)) for num in (0, None) for engine in engines]
     tickets = [requests.submit(QueuedRequest(engine, [question])) for engine, question in asked]
-    texts = ["".join(step.text for _, step in ticket.steps()) for ticket in tickets]
+    texts = ["".join(step.text for _, step in steps_of(ticket)) for ticket in tickets]
     requests.close(60.0)
     assert texts[:2] == texts[2:]
     assert texts[0] != texts[1]

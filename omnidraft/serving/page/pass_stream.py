@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI, Request
@@ -77,11 +78,16 @@ PASSES_PATH = "/page/passes"
 def add_page(app: FastAPI, responder: Responder, requests: RequestQueue) -> None:
     """Serve the page and its stream. Nothing is computed for it unless somebody asks there."""
     add_files(app)
-    watcher = PassWatcher(responder, requests)
 
     @app.post(PASSES_PATH, include_in_schema=False)
     async def passes(body: ChatRequest, request: Request) -> Response:
-        return await watcher(request, body)
+        if body.num_choices > 1:
+            raise RequestError("n: one text at a time is watched")
+        model, ready, clock = responder.model(body.model), asyncio.Event(), StepClock(requests)
+        queued = await responder.queued_request(request, body, model, note=clock.note, wake=waker(ready))
+        async with responder.watched(request, queued):
+            await responder.submit(queued)
+        return EventStream(_events(queued, model, ready, clock), {}, partial(requests.abandon, queued))
 
 
 class StepClock:
@@ -101,28 +107,6 @@ class StepClock:
         """Return the notes about the next result."""
         at_s, is_shared = self._notes.popleft()
         return {"at_ms": round(at_s * 1000, 3), "is_shared": is_shared}
-
-
-class PassWatcher:
-    """Answers requests with the events of their passes."""
-
-    def __init__(self, responder: Responder, requests: RequestQueue) -> None:
-        self._responder, self._requests = responder, requests
-
-    async def __call__(self, request: Request, body: ChatRequest) -> Response:
-        """Queue a request and return its stream.
-
-        Raises:
-            RequestError, QueueFull, Stopping: error_handlers.py makes them a 4xx or 5xx.
-        """
-        if body.num_choices > 1:
-            raise RequestError("n: one text at a time is watched")
-        model, ready = self._responder.model(body.model), asyncio.Event()
-        clock, wake = StepClock(self._requests), waker(ready)
-        queued = await self._responder.queued_request(request, body, model, note=clock.note, wake=wake)
-        async with self._responder.watched(request, queued):
-            await self._responder.submit(queued)
-        return EventStream(_events(queued, model, ready, clock), {}, self._requests, queued)
 
 
 async def _events(

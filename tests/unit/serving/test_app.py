@@ -84,6 +84,7 @@ def test_a_response_says_what_it_cost_and_how_to_get_it_again(client: TestClient
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + body["usage"]["completion_tokens"]
     other = client.post("/v1/completions", json=long | {"seed": None, "temperature": 1.0}).json()
     assert other["omnidraft"]["seeds"] != body["omnidraft"]["seeds"]
+    assert (other["omnidraft"]["sampling"]["temperature"], other["omnidraft"]["sampling"]["top_k"]) == (1.0, None)
     again = client.post("/v1/completions", json=long | {"seed": other["omnidraft"]["seeds"][0]}).json()
     assert again["choices"] == other["choices"] != body["choices"]
     plain = client.post("/v1/completions", json=WITH_STATS | {"speculation": "off"}).json()

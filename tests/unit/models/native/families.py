@@ -65,6 +65,15 @@ FAMILIES: Mapping[str, Tiny] = {
     "Phi-3": _tiny("phi3", sliding_window=12),
     "Phi-4": _tiny("phi3", sliding_window=None, hidden_size=128, rope_parameters={
         "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, partial_rotary_factor=0.5),
+    "Phi-4-mini": _tiny(
+        "phi3", hidden_size=128, sliding_window=None, partial_rotary_factor=0.5, original_max_position_embeddings=64,
+        rope_parameters={
+            "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "factor": 4.0,
+            "short_factor": [1.0 + 0.02 * i for i in range(8)], "long_factor": [1.5 + 0.1 * i for i in range(8)],
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "InternLM2 as Llama": _tiny("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
     "OLMo 2": _tiny("olmo2"),
     "OLMo 3": _tiny("olmo3", **_WINDOWS),
     "Granite 3": _tiny("granite", tie_word_embeddings=True, **_GRANITE),

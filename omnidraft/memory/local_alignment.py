@@ -1,5 +1,4 @@
-"""Where in itself, or in a prediction of it, a growing text stands, with changes: local alignments that follow it id by
-id.
+"""Where a growing text stands in itself, with changes: a local alignment that follows it id by id.
 
 The score of a position is that of the best alignment of an end of the text with ids that end before the position: an
 equal id counts 1, a changed, an inserted and a skipped one -1 each. An exact match breaks at every change; a score
@@ -16,10 +15,6 @@ MAX_SCORE = 32
 """Longer alignments count the same, so that where the text continues now soon outweighs where it came from."""
 _MAX_IDS = 8192
 """Ids that are held at most; when there are more, the older half is dropped."""
-MAX_PREDICTION_IDS = 2**15 - MAX_SCORE - 2
-"""Ids of a prediction that are followed: scores and positions are added as int16."""
-_START_SCORE = 8
-"""The score before a prediction's first id, which an answer begins with, or after a few words of its own."""
 _MAX_ALIGNED = 64
 """Ids of one `append` that are aligned, the last ones: what came before them says little of what follows."""
 
@@ -61,10 +56,14 @@ class LocalAlignment:
     def best(self, limit: int) -> Iterator[AlignedPosition]:
         """Yield the positions with the highest scores above 0, at most `limit`, each before another id; of equal
         scores the last, behind an id that was changed."""
-        ids = self._ids[: self._num_ids]
-        for best in _best(self._scores[: self._num_ids], ids, limit):
+        scores, ids = self._scores[: self._num_ids], self._ids[: self._num_ids]
+        for _ in range(limit if len(ids) else 0):
+            best = len(ids) - 1 - int(scores[::-1].argmax())
+            if not scores[best]:
+                return
             is_equal = bool(ids[best - 1] == ids[-1])
-            yield AlignedPosition(self._num_dropped + best, int(self._scores[best]), is_equal)
+            yield AlignedPosition(self._num_dropped + best, int(scores[best]), is_equal)
+            scores = np.where(ids == ids[best], 0, scores)
 
     def _restart(self, ids: Sequence[int]) -> None:
         """Add ids, and forget all scores."""
@@ -86,64 +85,14 @@ class LocalAlignment:
     def _align(self, token: int) -> None:
         """Add an id, and update the scores of the positions before it."""
         num = self._num_ids
-        _update(self._scores[: num + 1], self._ramp[: num + 1], self._ids[:num] == token)
+        before, ramp = self._scores[: num + 1], self._ramp[: num + 1]
+        aligned = 2 * (self._ids[:num] == token).view(np.int8) + before[:-1]  # one more than behind a pair of ids
+        scores = np.maximum(before, 1)  # the text has one id more
+        np.maximum(scores[1:], aligned, out=scores[1:])
+        np.minimum(scores, MAX_SCORE + 1, out=scores)
+        scores += ramp
+        np.maximum.accumulate(scores, out=scores)  # the text leaves ids out
+        scores -= 1
+        np.subtract(scores, ramp, out=before)
         self._ids[num] = token
         self._num_ids += 1
-
-
-class PredictionAlignment:
-    """Follows where a text stands in a prediction of it, through insertions, deletions and changes. Not thread-safe."""
-
-    def __init__(self, prediction: Sequence[int]) -> None:
-        """Stand before the prediction's first id; its first MAX_PREDICTION_IDS count."""
-        self._ids = np.array(prediction[:MAX_PREDICTION_IDS], np.uint32)
-        self._scores = np.zeros(len(self._ids) + 1, np.int16)
-        self._scores[0] = _START_SCORE
-        self._ramp = np.arange(len(self._ids) + 1, dtype=np.int16)
-        self._position = 0
-        self._last: int | None = None
-
-    def append(self, ids: Sequence[int]) -> None:
-        """Follow the text. Of the positions with the highest score it stands at the one nearest to the next."""
-        for token in ids:
-            _update(self._scores, self._ramp, self._ids == token)
-            highest = np.flatnonzero(self._scores == self._scores.max())
-            self._position = int(highest[np.abs(highest - self._position - 1).argmin()])
-            self._last = token
-
-    def best(self, limit: int) -> Iterator[AlignedPosition]:
-        """Yield where the text stands, then the positions with the highest scores above 0, at most `limit`, each before
-        another id; nothing where it resembles no part of the prediction, or stands behind its end."""
-        if not self._scores[self._position] or self._position == len(self._ids):
-            return
-        yield self._place(self._position)
-        is_other = self._ids != self._ids[self._position]
-        for position in _best(self._scores[:-1] * is_other, self._ids, limit - 1):
-            yield self._place(position)
-
-    def _place(self, position: int) -> AlignedPosition:
-        is_equal = position == 0 or int(self._ids[position - 1]) == self._last
-        return AlignedPosition(position, int(self._scores[position]), is_equal)
-
-
-def _best(scores: np.ndarray, ids: np.ndarray, limit: int) -> Iterator[int]:
-    """Yield the positions with the highest scores above 0, at most `limit`, each before another id, of equal scores the
-    last."""
-    for _ in range(limit if len(ids) else 0):
-        best = len(ids) - 1 - int(scores[::-1].argmax())
-        if not scores[best]:
-            return
-        yield best
-        scores = np.where(ids == ids[best], 0, scores)
-
-
-def _update(before: np.ndarray, ramp: np.ndarray, is_equal: np.ndarray) -> None:
-    """Update the scores of all positions when the text gets one id more, given which ids equal it."""
-    aligned = 2 * is_equal.view(np.int8) + before[:-1]  # one more than the score behind a pair of ids
-    scores = np.maximum(before, 1)  # the text has one id more
-    np.maximum(scores[1:], aligned, out=scores[1:])
-    np.minimum(scores, MAX_SCORE + 1, out=scores)
-    scores += ramp
-    np.maximum.accumulate(scores, out=scores)  # the text leaves ids out
-    scores -= 1
-    np.subtract(scores, ramp, out=before)

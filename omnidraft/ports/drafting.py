@@ -197,8 +197,9 @@ class RoundPlan(Protocol):
         At first the nodes are the ends of the texts; `num_nodes` would be scored if nothing more were drafted.
         """
 
-    def prune(self, values: Sequence[float]) -> int:
-        """Return how many of these nodes, of all texts and best first, the target scores."""
+    def prune(self, values: Sequence[float], acceptances: Sequence[float] | None = None) -> int:
+        """Return how many of these nodes, of all texts and best first, the target scores. `acceptances`: the estimated
+        probability of each, given its parent, when the next pass drafts it instead; None: no pass will."""
 
 
 class Policy(Protocol):

@@ -42,8 +42,7 @@ def _acceptance(stats: DecodeStats) -> SpeculativeDecodingMetrics:
     num_spec_tokens, num_steps = max(drafted, default=0), stats.num_passes - drafted[0]
     histogram = [accepted[count] for count in range(num_spec_tokens + 1)]
     histogram[0] -= drafted[0]  # passes without drafts accept nothing, and are no steps
-    num_accepted = sum(count * times for count, times in enumerate(histogram))
-    num_drafted = sum(count * times for count, times in drafted.items())
+    num_accepted, num_drafted = sum(accepted.elements()), sum(drafted.elements())
     return SpeculativeDecodingMetrics(
         mean_acceptance_length=1 + num_accepted / num_steps if num_steps else 1.0,
         draft_acceptance_rate=num_accepted / num_drafted if num_drafted else 0.0,
@@ -118,8 +117,8 @@ class Answer:
 
     def usage(self) -> Usage:
         """Return the usage so far."""
-        texts, num_per_prompt = self.queued.texts, self.body.n or 1
-        prompts = [text.generation for text in texts[::num_per_prompt] if text.generation]
+        texts = self.queued.texts
+        prompts = [text.generation for text in texts[:: self.body.n or 1] if text.generation]
         num_prompt = sum(each.num_prompt_tokens for each in prompts)
         num_completion = sum(text.stats.num_tokens for text in texts)
         num_cached = sum(each.num_cached_tokens for each in prompts)

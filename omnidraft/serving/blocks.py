@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Literal
 
 from omnidraft.serving.response_formats import ChoicePart, NamedCall, Thought
 
@@ -12,9 +13,8 @@ class Block:
     """A text, a thought, or a call and its arguments."""
 
     index: int
-    call_id: str | None = None
-    """None for a text and a thought."""
-    is_thought: bool = False
+    kind: Literal["text", "thought", "call"] = "text"
+    call_id: str = ""
     name: str = ""
     """The tool that is called."""
     content: str = ""
@@ -45,50 +45,31 @@ class BlockBuilder:
         self.blocks: list[Block] = []
         self._is_open = False
 
-    @property
-    def open_block(self) -> Block | None:
-        """The block that is being written."""
-        return self.blocks[-1] if self._is_open else None
-
     def take(self, part: ChoicePart) -> Iterator[BlockEvent]:
         """Yield the changes that the next part makes."""
         for piece in part.pieces:
+            index = len(self.blocks)
             match piece:
                 case NamedCall():
-                    yield from self._take_call(piece)
+                    begun, delta = Block(index, "call", piece.id or "", piece.name or ""), piece.arguments
                 case Thought():
-                    yield from self._begin_text(is_thought=True)
-                    yield self._add(piece.text)
+                    begun, delta = Block(index, "thought"), piece.text
                 case str():
-                    yield from self._begin_text(is_thought=False)
-                    yield self._add(piece)
+                    begun, delta = Block(index), piece
+            if begun.call_id or not self._is_open or self.blocks[-1].kind != begun.kind:
+                yield from self.finish()
+                self.blocks.append(begun)
+                self._is_open = True
+                yield BlockEvent(BlockChange.BEGIN, begun)
+            if delta:
+                self.blocks[-1].content += delta
+                yield BlockEvent(BlockChange.DELTA, self.blocks[-1], delta)
 
     def finish(self) -> Iterator[BlockEvent]:
         """Yield the end of the block that is open, if one is."""
         if self._is_open:
             self._is_open = False
             yield BlockEvent(BlockChange.END, self.blocks[-1])
-
-    def _begin_text(self, *, is_thought: bool) -> Iterator[BlockEvent]:
-        last = self.open_block
-        if last is None or last.call_id is not None or last.is_thought != is_thought:
-            yield from self._begin(Block(len(self.blocks), is_thought=is_thought))
-
-    def _take_call(self, call: NamedCall) -> Iterator[BlockEvent]:
-        if call.id is not None:
-            yield from self._begin(Block(len(self.blocks), call.id, name=call.name or ""))
-        if call.arguments:
-            yield self._add(call.arguments)
-
-    def _begin(self, block: Block) -> Iterator[BlockEvent]:
-        yield from self.finish()
-        self.blocks.append(block)
-        self._is_open = True
-        yield BlockEvent(BlockChange.BEGIN, block)
-
-    def _add(self, delta: str) -> BlockEvent:
-        self.blocks[-1].content += delta
-        return BlockEvent(BlockChange.DELTA, self.blocks[-1], delta)
 
 
 def blocks_of(parts: Iterable[ChoicePart]) -> list[Block]:

@@ -6,12 +6,12 @@ Pydantic reports every error, and a client could cause a hundred thousand of the
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
 from functools import cache
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -19,9 +19,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     create_model,
     model_validator,
 )
@@ -56,18 +54,7 @@ def ignore(name: str) -> None:
         names[name] = None
 
 
-class _SmallModel(BaseModel):
-    """A JSON object with few fields, so that there are few errors."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_few_fields(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > MAX_FIELDS:
-            raise ValueError(f"{len(value)} fields, there are not as many")
-        return value
-
-
-class BodyModel(_SmallModel):
+class BodyModel(BaseModel):
     """A JSON object in a body."""
 
     model_config = ConfigDict(extra="ignore")
@@ -81,12 +68,8 @@ class BodyModel(_SmallModel):
         for name in value.keys() - known.keys():
             if value[name] is not None:
                 ignore(name)
-        return {name: each for name, each in value.items() if each is not None or _is_required(known.get(name))}
-
-
-def _is_required(known: FieldInfo | None) -> bool:
-    """Return whether a null is told of; else it means what leaving the field out does."""
-    return known is not None and known.is_required()
+        required = {name for name, each in known.items() if each.is_required()}  # of another, null is nothing
+        return {name: each for name, each in value.items() if each is not None or name in required}
 
 
 @cache
@@ -100,10 +83,17 @@ def _fields_by_name(model: type[BaseModel]) -> Mapping[str, FieldInfo]:
     return known
 
 
-class ExactModel(_SmallModel):
-    """A JSON object whose fields all shape the text, so that each has to be known."""
+class ExactModel(BaseModel):
+    """A JSON object whose fields all shape the text, so that each has to be known; it has few, and so few errors."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise ValueError(f"{len(value)} fields, there are not as many")
+        return value
 
 
 def _check_num_entries(value: Any) -> Any:
@@ -131,78 +121,80 @@ JsonObject = Annotated[dict[str, Any], AfterValidator(_check_finite)]
 
 
 def refuse(is_refused: Callable[[Any], bool], reason: str) -> BeforeValidator:
-    """Return an annotation that refuses some values for a reason of their own; `{kind}` is the `type` of an object."""
+    """Return an annotation that refuses some values for a reason of their own."""
 
     def check(value: Any) -> Any:
         if is_refused(value):
-            raise ValueError(reason.format(kind=repr(kind_of(value))))
+            raise ValueError(reason)
         return value
 
     return BeforeValidator(check)
 
 
-def kind_of(value: Any) -> str | None:
-    """Return the `type` of an object, also of a model; None where it has none."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+def _kind_of(value: Any) -> str | None:
+    """Return the `type` of an object; None where it has none."""
+    kind = value.get("type") if isinstance(value, dict) else None
     return kind if isinstance(kind, str) else None
 
 
-def one_of(default: str, *others: str) -> Discriminator:
-    """Return what tells objects of a union apart by their `type`, which is the tag of each."""
-    return Discriminator(lambda value: kind if (kind := kind_of(value)) in others else default)
+def only(field: str, *kinds: str | None) -> BeforeValidator:
+    """Return an annotation of a list that leaves out objects of other types than these, named after their field."""
+
+    def kept(items: Any) -> Any:
+        if not isinstance(items, list):
+            return items
+        for index, item in enumerate(items):
+            if isinstance(item, dict) and _kind_of(item) not in kinds:
+                require_text_kind(item)
+                ignore(f"{field}.{index} ({_kind_of(item)})")
+        return [item for item in items if not isinstance(item, dict) or _kind_of(item) in kinds]
+
+    return BeforeValidator(kept)
 
 
-def refuse_kinds(*kinds: str) -> BeforeValidator:
-    """Return an annotation that refuses objects of these types, which are no text."""
-    return refuse(lambda value: kind_of(value) in kinds, "the models here read text only, no {kind}")
+def as_list(documented: Any, wrap: Callable[[str], Any] = lambda text: text) -> BeforeValidator:
+    """Return an annotation of a list that takes a text for the list of what `wrap` makes of it."""
+    return BeforeValidator(
+        lambda value: [wrap(value)] if isinstance(value, str) else value, json_schema_input_type=documented
+    )
 
 
-def _form(value: Any) -> str | None:
-    match value:
-        case str():
-            return "text"
-        case list():
-            return "list"
-        case dict() | BaseModel():
-            return "object"
-        case bool():
-            return None
-        case int():
-            return "number"
-        case _:
-            return None
+_NO_TEXT = {
+    "image", "image_url", "input_image", "audio_url", "input_audio", "video_url", "file", "input_file", "document",
+    "search_result", "container_upload",
+}  # fmt: skip
+_TEXT_FIELDS = ("text", "refusal", "content")
+_PART_FIELDS = {"type", *_TEXT_FIELDS}
 
 
-TEXT_OR_LIST = Discriminator(
-    _form, custom_error_type="text_or_list", custom_error_message="Input should be a text or a list"
-)
-"""Tells a union of a text (tag `text`) and a list (tag `list`) apart, so that what is wrong in a list is named."""
-TEXT_OR_OBJECT = Discriminator(
-    _form, custom_error_type="text_or_object", custom_error_message="Input should be a text or an object"
-)
-"""The same of a text and an object (tag `object`)."""
-TEXT_OR_NUMBER = Discriminator(
-    _form, custom_error_type="text_or_number", custom_error_message="Input should be a text or a whole number"
-)
-"""The same of a text and a whole number (tag `number`)."""
-Text = Annotated[str, Tag("text")]
+def require_text_kind(part: Any) -> None:
+    """Raise ValueError for a part of a message that is no text."""
+    if (kind := _kind_of(part)) in _NO_TEXT:
+        raise ValueError(f"the models here read text only, no {kind!r}")
 
 
-class HasText(Protocol):
-    """A part of a text."""
-
-    text: str
-
-
-def plain_text(content: str | Sequence[HasText] | None) -> str:
-    """Return the text of a text, of its parts, or of nothing."""
-    return content if isinstance(content, str) else "".join(part.text for part in content or ())
+def _text_of(content: Any) -> Any:
+    """Return the text of a text, of its parts, or of nothing. Raises ValueError."""
+    return "".join(map(_text_of_part, content)) if isinstance(content, list) else "" if content is None else content
 
 
-Speculation = Annotated[
-    Annotated[Literal["auto", "off"], Tag("text")] | Annotated[int, Field(ge=0, le=MAX_COUNT), Tag("number")],
-    TEXT_OR_NUMBER,
-]
+def _text_of_part(part: Any) -> str:
+    """Return the text of a part, whatever its type is called."""
+    require_text_kind(part)
+    if not isinstance(part, dict):
+        part = {"text": part}
+    for name in part.keys() - _PART_FIELDS:
+        ignore(name)
+    text = next((part[name] for name in _TEXT_FIELDS if part.get(name) is not None), "")
+    if not isinstance(text, str):
+        raise ValueError("parts of a text are texts")
+    return text
+
+
+Texts = Annotated[str, BeforeValidator(_text_of, json_schema_input_type=str | list[JsonObject] | None)]
+"""A text, or its parts."""
+
+Speculation = Literal["auto", "off"] | Annotated[int, Field(ge=0, le=MAX_COUNT)]
 """off, or the number of tokens drafted per pass; auto takes the deployment's."""
 
 
@@ -217,6 +209,8 @@ class RequestFields(BodyModel):
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     """The same seed gives the same text, whatever drafts."""
     speculation: Speculation = "auto"
+    priority: int = Field(0, ge=-MAX_COUNT, le=MAX_COUNT)
+    """Of the requests of one client, those with a lower one are served first, as in vLLM."""
     store: bool | None = None
     """False keeps the request out of the traces the drafter learns from."""
 

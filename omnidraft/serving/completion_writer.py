@@ -11,7 +11,15 @@ from omnidraft.serving.answer import Answer
 from omnidraft.serving.error_handlers import told
 from omnidraft.serving.event_stream import DONE, last_error_events, unnamed_event
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
-from omnidraft.serving.response_formats import ChoicePart, NamedCall, echoed, for_chat, for_completion, for_prompt
+from omnidraft.serving.response_formats import (
+    ChoicePart,
+    NamedCall,
+    echoed,
+    for_chat,
+    for_completion,
+    for_prompt,
+    token_text,
+)
 from omnidraft.serving.response_schemas import Json
 
 
@@ -66,17 +74,21 @@ class CompletionWriter:
             "system_fingerprint": self._answer.system_fingerprint,
         }
 
+    def _name_of(self, token: int) -> str:
+        return f"token_id:{token}" if self._body.return_tokens_as_token_ids else token_text(token, self._vocabulary)
+
     def _with_choices(self, *parts: ChoicePart) -> Json:
         """Return a response; a chat has beside its choices what a completion has of the prompt in each, as in vLLM."""
         choices = [self._choice(part) for part in parts]
-        beside = self._of_prompt(parts[0]) if parts and isinstance(self._body, ChatRequest) else {}
+        has_prompt = isinstance(self._body, ChatRequest) and parts and parts[0].index == 0
+        beside = self._of_prompt(parts[0]) if has_prompt else {}
         return {**self._frame, "choices": choices, **beside}
 
     def _choice(self, part: ChoicePart) -> Json:
         if isinstance(self._body, CompletionRequest):
             shown = self._completion(part, self._body) | self._of_prompt(part)
         else:
-            logprobs = None if part.entries is None else for_chat(part.entries, self._vocabulary)
+            logprobs = None if part.entries is None else for_chat(part.entries, self._name_of, self._vocabulary)
             shown = {"delta" if self._body.stream else "message": self._message(part), "logprobs": logprobs}
         if part.spans:
             shown["drafted_by"] = [(span.text, span.source) for span in part.spans]
@@ -89,14 +101,14 @@ class CompletionWriter:
         text, entries = part.text, part.entries
         if body.max_tokens == 0:
             text, entries, part.token_ids = "", entries and [], []
-        if body.echo and part.is_first:
-            ids = self._prompt_ids(part)
-            prompt = self._vocabulary.spell(ids).decode("utf-8", "replace")
-            text = prompt + text
-            if entries is not None:
-                behind = (replace(each, offset=each.offset + len(prompt)) for each in entries)
-                entries = [*echoed(ids, self._scored_prompt(part), self._vocabulary), *behind]
-        return {"text": text, "logprobs": None if entries is None else for_completion(entries, self._vocabulary)}
+        if body.echo:
+            prompt = self._prompt_texts[part.index]
+            entries = entries and [replace(each, offset=each.offset + len(prompt)) for each in entries]
+            if part.is_first:
+                text = prompt + text
+                scored = echoed(self._prompt_ids(part), self._scored_prompt(part), self._vocabulary)
+                entries = None if entries is None else [*scored, *entries]
+        return {"text": text, "logprobs": None if entries is None else for_completion(entries, self._name_of)}
 
     def _message(self, part: ChoicePart) -> Json:
         """Return a message, or what a chunk adds to it: thoughts under both names that clients read, DeepSeek's and
@@ -115,7 +127,7 @@ class CompletionWriter:
         told: Json = {}
         if self._body.return_token_ids and part.is_first:
             told["prompt_token_ids"] = self._prompt_ids(part)
-        if self._body.prompt_logprobs is not None:
+        if self._body.prompt_logprobs is not None and part.is_first:
             told["prompt_logprobs"] = for_prompt(self._scored_prompt(part), self._vocabulary)
         return told
 
@@ -123,6 +135,12 @@ class CompletionWriter:
         decoded = self._texts[part.index].decoded
         assert decoded is not None
         return decoded.prompt_ids
+
+    @cached_property
+    def _prompt_texts(self) -> Sequence[str]:
+        """The text of each choice's prompt."""
+        ids = (text.decoded.prompt_ids for text in self._texts if text.decoded is not None)
+        return [self._vocabulary.spell(each).decode("utf-8", "replace") for each in ids]
 
     def _scored_prompt(self, part: ChoicePart) -> Sequence[PromptToken]:
         """Return the prompt's tokens with their log-probabilities, which the first choice of the prompt has."""

@@ -1,14 +1,16 @@
 """The requests of one engine, and start-time fair queueing over its clients, by the seconds that their texts took.
 
-The client that has used the least time is next; its own requests are served in order of arrival. A client that returns
-after a while starts at the virtual time of the queue, so that nobody saves up time by staying away. A full queue admits
-a client with few requests by evicting the newest request of the client with most: one client cannot fill it for all.
+The client that has used the least time is next; its own requests are served by priority, then in order of arrival. A
+client that returns after a while starts at the virtual time of the queue, so that nobody saves up time by staying away.
+A full queue admits a client with few requests by evicting the last one of the client with most: one client cannot fill
+it for all.
 Source: Goyal, Vin, Cheng 1996, https://doi.org/10.1145/248156.248171; for language models: Sheng et al. 2024,
 https://arxiv.org/abs/2401.00588.
 """
 
 import asyncio
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,11 +40,11 @@ class FairQueue:
         return sum(map(len, self._waiting.values()))
 
     def add(self, request: QueuedRequest) -> None:
-        """Append a request behind the others of its client."""
+        """Add a request behind those of its client that are not less urgent."""
         if request.client not in self._waiting:
             self._waiting[request.client] = deque()
             self._served_s[request.client] = max(self._served_s.get(request.client, 0.0), self._virtual_time_s)
-        self._waiting[request.client].append(request)
+        insort(self._waiting[request.client], request, key=lambda each: each.priority)
 
     def peek(self) -> QueuedRequest:
         """Return the next request; the queue must not be empty."""
@@ -76,7 +78,7 @@ class FairQueue:
         return True
 
     def evict_for(self, client: str) -> QueuedRequest | None:
-        """Remove and return the newest request of the client with most of them; None unless this client has fewer."""
+        """Remove and return the last request of the client with most of them; None unless this client has fewer."""
         most = max(self._waiting, key=lambda each: len(self._waiting[each]))
         if len(self._waiting[most]) <= len(self._waiting.get(client, ())) + 1:
             return None

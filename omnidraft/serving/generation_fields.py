@@ -8,15 +8,7 @@ refused.
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    Strict,
-    Tag,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, Strict, model_validator
 
 from omnidraft.decode.generation import GenerationRequest, choices
 from omnidraft.errors import RequestError
@@ -24,24 +16,18 @@ from omnidraft.params import MAX_COUNT, UNSAID, SamplingNumbers, sampling_of
 from omnidraft.ports import Grammar, Mode
 from omnidraft.serving.body_model import (
     MAPPING_LIMITS,
-    TEXT_OR_LIST,
     BodyModel,
     RequestFields,
-    Text,
     TextMapping,
-    plain_text,
+    Texts,
+    as_list,
     refuse,
     with_sampling,
 )
-from omnidraft.serving.request_parts import (
-    GUIDED,
-    ResponseFormat,
-    StructuredOutputs,
-    Texts,
-)
+from omnidraft.serving.request_parts import GUIDED, ResponseFormat, StructuredOutputs
 
 MAX_STOPS = 64
-Stop = Annotated[Text | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), Tag("list")], TEXT_OR_LIST]
+Stop = Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True), as_list(str | list[str])]
 MAX_USER_CHARACTERS = 512
 NO_ZERO_BYTE = r"^[^\x00]*$"
 """Databases of tenants' keys cannot hold one."""
@@ -75,10 +61,6 @@ class Prediction(BodyModel):
     type: Literal["content"] = "content"
     content: Texts
 
-    @property
-    def text(self) -> str:
-        return plain_text(self.content)
-
 
 class OpenAIFields(RequestFields):
     """Fields of all APIs of OpenAI's."""
@@ -111,12 +93,14 @@ class GenerationFields(OpenAIFields):
     """Whether the answer of a model that thinks has its thoughts, as in vLLM."""
     return_token_ids: bool = False
     """Tell the ids of the prompt and of the answer."""
+    return_tokens_as_token_ids: bool = False
+    """Write tokens in log-probabilities as `token_id:` and their id, as in vLLM."""
     use_beam_search: Annotated[bool, refuse(bool, "there is no beam search; draw `n` answers")] = False
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_N)
     """Choice 0 is the text that n = 1 gives."""
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    """Tell the log-probability of each token of the prompt and of so many likeliest ones, as vLLM; not in a stream."""
+    """Tell the log-probability of each token of the prompt and of so many likeliest ones, as vLLM."""
     ignore_eos: bool | None = None
     """True goes on behind the tokens that end a text, up to `max_tokens`, as in vLLM; for benchmarks."""
     mode: Mode | None = None
@@ -138,19 +122,6 @@ class GenerationFields(OpenAIFields):
         others = {name: each for name, each in value.items() if name not in OTHER_NAMES and name not in GUIDED}
         return {**others, **renamed}
 
-    @model_validator(mode="after")
-    def _is_whole_with_prompt_logprobs(self) -> "GenerationFields":
-        if self.prompt_logprobs is not None and self.stream:
-            raise ValueError("prompt_logprobs: not in a stream")
-        return self
-
-    @field_validator("stream_options")
-    @classmethod
-    def _are_for_a_stream(cls, options: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
-        if options is not None and not info.data.get("stream"):
-            raise ValueError("they need stream: true")
-        return options
-
     @property
     def wants_usage(self) -> bool:
         """Whether the stream ends with a chunk of usage."""
@@ -164,7 +135,7 @@ class GenerationFields(OpenAIFields):
     @property
     def tells_all_tokens(self) -> bool:
         """Whether each token that was drawn is told, those that put nothing into the text too."""
-        return self.return_token_ids
+        return self.return_token_ids or self.return_tokens_as_token_ids
 
     @property
     def num_log_probs(self) -> int | None:
@@ -197,28 +168,24 @@ class GenerationFields(OpenAIFields):
             max_new_tokens: the deployment's ceiling, from the settings.
             defaults: the model's own sampling settings, for what the request does not say.
         """
-        truncated = self.truncate_prompt_tokens
+        truncated, bias = self.truncate_prompt_tokens, self.logit_bias
+        allowed, grammar = self.allowed_token_ids, self._grammar()
+        sampling = sampling_of(self, logit_bias=bias, allowed_ids=allowed, grammar=grammar, defaults=defaults)
         return choices(
             self.prompts(),
             self.n or 1,
             seed=self.seed,
             num_prompt_log_probs=self.num_prompt_log_probs,
             max_new_tokens=min(filter(None, (self.num_tokens, max_new_tokens)), default=None),
-            sampling=sampling_of(
-                self,
-                logit_bias=self.logit_bias,
-                allowed_ids=self.allowed_token_ids,
-                grammar=self._grammar(),
-                defaults=defaults,
-            ),
-            stop_strings=tuple([self.stop] if isinstance(self.stop, str) else self.stop or ()),
+            sampling=sampling,
+            stop_strings=tuple(self.stop or ()),
             stop_ids=tuple(self.stop_token_ids or ()),
             keeps_stop=self.include_stop_str_in_output,
             min_new_tokens=self.min_tokens,
             bad_words=tuple(self.bad_words or ()),
             shows_special=not self.skip_special_tokens,
             max_prompt_tokens=MAX_COUNT if truncated == -1 else truncated or None,
-            prediction=self.prediction.text if self.prediction else "",
+            prediction=self.prediction.content if self.prediction else "",
             mode=self.mode,
             num_draft_tokens=self._num_draft_tokens(),
             num_log_probs=self.num_log_probs,

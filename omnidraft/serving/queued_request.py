@@ -37,6 +37,7 @@ class QueuedRequest:
         *,
         client: str = "default",
         cache_scope: str | None = None,
+        priority: int = 0,
         note: Callable[[], None] = lambda: None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
@@ -44,6 +45,7 @@ class QueuedRequest:
         Args:
             client: the fair queue charges the decoding time to it.
             cache_scope: requests of one scope may reuse each other's keys; None reuses nothing.
+            priority: requests of one client with a lower one are served before others.
             note: the decoding thread calls it before each result can be read; it must return at once, like `wake`.
             wake: the decoding thread calls it whenever there is something to read.
         """
@@ -51,6 +53,7 @@ class QueuedRequest:
         self.texts = tuple(QueuedText(request) for request in requests)
         self.client = client
         self.cache_scope = cache_scope
+        self.priority = priority
         self.is_abandoned = False
         """The client went away: decoding ends at its next step."""
         self._note, self._wake = note, wake

@@ -2,26 +2,15 @@
 
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, Tag, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from omnidraft.errors import RequestError
 from omnidraft.params import Grammar, given_grammar
-from omnidraft.serving.body_model import (
-    TEXT_OR_LIST,
-    TEXT_OR_OBJECT,
-    BodyModel,
-    ExactModel,
-    JsonObject,
-    Text,
-    ignore,
-    kind_of,
-    one_of,
-    plain_text,
-    refuse,
-    refuse_kinds,
-)
+from omnidraft.serving.body_model import BodyModel, ExactModel, JsonObject, Texts, only, refuse
 from omnidraft.tools.tool_use import MAX_TOOLS, NAME_PATTERN, Choice, ToolUse, tool_use
 
 MAX_CHOICES_OF_TEXT = 1_000
@@ -31,83 +20,91 @@ class FunctionDefinition(BodyModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
     name: str = Field(pattern=NAME_PATTERN)
     description: str | None = None
-    parameters: JsonObject | None = None
+    parameters: JsonObject | None = Field(None, validation_alias=AliasChoices("parameters", "input_schema"))
     """The JSON schema of the arguments, an object's."""
     strict: bool | None = None
     """Whether arguments always match the schema; where a call is required they do anyway, if it can be compiled."""
 
 
 class ToolDefinition(BodyModel):
+    """A function that may be called, in the shape of any API: Responses and Messages have no `function` around it."""
+
     type: Literal["function"] = "function"
     function: FunctionDefinition
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_in_chats(cls, value: Any) -> Any:
+        is_flat = isinstance(value, dict) and "function" not in value
+        return {"function": {name: each for name, each in value.items() if name != "type"}} if is_flat else value
 
-def only_tools(*kinds: str | None) -> BeforeValidator:
-    """Return an annotation of a list of tools that leaves out those of other types: nobody runs them here."""
-
-    def kept(tools: Any) -> Any:
-        if not isinstance(tools, list):
-            return tools
-        for index, tool in enumerate(tools):
-            if isinstance(tool, dict) and kind_of(tool) not in kinds:
-                ignore(f"tools.{index} ({kind_of(tool)})")
-        return [tool for tool in tools if not isinstance(tool, dict) or kind_of(tool) in kinds]
-
-    return BeforeValidator(kept)
+    def flat(self) -> dict[str, Any]:
+        """Return the tool as in Responses."""
+        return {"type": self.type, **self.function.model_dump()}
 
 
-class FunctionName(BodyModel):
-    name: str
+ToolList = Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)]
+Tools = Annotated[ToolList, only("tools", None, "function")]
 
 
-class NamedToolChoice(BodyModel):
-    type: Literal["function"]
-    function: FunctionName
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What an answer has to do with the tools."""
+
+    mode: Choice = "auto"
+    name: str | None = None
+    """The only tool that may be called, and that is called."""
+    allowed: tuple[str, ...] | None = None
+    """The tools that may be called; None: all."""
+    is_parallel: bool = True
+
+    def shown(self) -> str | dict[str, str]:
+        """Return the choice as in Responses."""
+        return self.mode if self.name is None else {"type": "function", "name": self.name}
 
 
-class AllowedTools(BodyModel):
-    mode: Literal["auto", "required"] = "auto"
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)]
+def _chosen(value: Any) -> Any:
+    """Return the fields of a choice, which has the shape of any API. Raises ValueError."""
+    match value:
+        case Chosen():
+            return value
+        case str():
+            return {"mode": _MODES.get(value, value)}
+        case {"type": "function" | "tool"}:
+            return {"mode": "required", "name": _name(value), "is_parallel": False}
+        case {"type": "allowed_tools", "allowed_tools": {"tools": [*tools]} as inner} | (
+            {"type": "allowed_tools", "tools": [*tools]} as inner
+        ):
+            return {"mode": inner.get("mode", "auto"), "allowed": tuple(map(_name, tools))}
+        case {"type": "auto" | "any" | "none" as mode}:
+            return {"mode": _MODES.get(mode, mode), "is_parallel": not value.get("disable_parallel_tool_use")}
+    raise ValueError("it is auto, none, required, a tool by its name, or allowed_tools with a list of tools")
 
 
-class AllowedToolChoice(BodyModel):
-    type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools
-
-    @property
-    def names(self) -> set[str]:
-        return {each.get("function", each).get("name") for each in self.allowed_tools.tools}
+_MODES = {"any": "required"}
 
 
-Tools = Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True), only_tools(None, "function")]
-ToolChoice = Annotated[
-    Annotated[Choice, BeforeValidator(lambda choice: "required" if choice == "any" else choice), Tag("text")]
-    | Annotated[
-        Annotated[NamedToolChoice, Tag("function")] | Annotated[AllowedToolChoice, Tag("allowed_tools")],
-        one_of("function", "allowed_tools"),
-        Tag("object"),
-    ],
-    TEXT_OR_OBJECT,
-]
+def _name(tool: Mapping[str, Any]) -> str:
+    """Return the name of a tool in the shape of any API. Raises ValueError."""
+    match tool:
+        case {"function": {"name": str(name)}} | {"name": str(name)}:
+            return name
+    raise ValueError("a tool is given by its `name`")
 
 
-def tools_offered(
-    tools: list[ToolDefinition] | None, choice: ToolChoice | None, *, is_parallel: bool
-) -> ToolUse | None:
+ToolChoice = Annotated[Chosen, BeforeValidator(_chosen, json_schema_input_type=Choice | JsonObject)]
+
+
+def tools_offered(tools: list[ToolDefinition] | None, choice: Chosen, *, is_parallel: bool) -> ToolUse | None:
     """Return what a request says about tools; None where it offers none. Raises RequestError."""
     if not tools:
         return None
-    if isinstance(choice, AllowedToolChoice):
-        tools = [each for each in tools if each.function.name in choice.names]
-        choice = choice.allowed_tools.mode
-    named = choice.model_dump() if isinstance(choice, NamedToolChoice) else choice
-    return tool_use([each.model_dump() for each in tools], named, is_parallel=is_parallel)
+    offered = [each.model_dump() for each in tools if choice.allowed is None or each.function.name in choice.allowed]
+    named = {"type": "function", "function": {"name": choice.name}}
+    return tool_use(offered, named if choice.name else choice.mode, is_parallel=is_parallel and choice.is_parallel)
 
 
-Arguments = Annotated[
-    str,
-    BeforeValidator(lambda given: given if isinstance(given, str) else json.dumps({} if given is None else given)),
-]
+Arguments = Annotated[str, BeforeValidator(lambda given: given if isinstance(given, str) else json.dumps(given or {}))]
 """A JSON object; a model that is not held to it may write something else, and clients send objects as they are."""
 
 
@@ -122,32 +119,14 @@ class ToolCall(BaseModel):
     function: FunctionCall
 
 
-Deprecated = Annotated[
-    None,
-    refuse(
-        lambda value: value is not None,
-        "`functions` and `function_call` are deprecated; send `tools` and `tool_choice`",
-    ),
-]
-
-
-class TextPart(BodyModel):
-    """A part of a message that is text, whatever its type is called."""
-
-    type: str = "text"
-    text: str = Field("", validation_alias=AliasChoices("text", "refusal", "content"))
-
-
-TextOnly = Annotated[
-    TextPart, refuse_kinds("image_url", "input_image", "image", "input_audio", "file", "audio_url", "video_url")
-]
-Texts = Annotated[Text | Annotated[list[TextOnly], Field(fail_fast=True), Tag("list")], TEXT_OR_LIST]
+DEPRECATED = "`functions` and `function_call` are deprecated; send `tools` and `tool_choice`"
+Deprecated = Annotated[None, refuse(lambda value: value is not None, DEPRECATED)]
 
 
 class RequestMessage(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Texts | None = None
+    content: Texts = ""
     reasoning_content: str | None = Field(None, validation_alias=AliasChoices("reasoning_content", "reasoning"))
     """What the assistant thought, for templates that read it."""
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
@@ -164,7 +143,7 @@ class RequestMessage(BaseModel):
     def plain(self) -> dict[str, Any]:
         """Return the message for a chat template; the role `developer` becomes `system`, as at OpenAI."""
         role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
-        message: dict[str, Any] = {"role": role, "content": plain_text(self.content)}
+        message: dict[str, Any] = {"role": role, "content": self.content}
         if self.reasoning_content:
             message["reasoning_content"] = self.reasoning_content
         if self.tool_calls:
@@ -175,7 +154,7 @@ class RequestMessage(BaseModel):
 
 
 class JsonSchema(ExactModel):
-    """OpenAI's wrapping; the schema is always kept to, whatever `strict` says."""
+    """A schema that the answer is always kept to, whatever `strict` says."""
 
     name: str | None = None
     description: str | None = None
@@ -183,22 +162,20 @@ class JsonSchema(ExactModel):
     schema_: JsonObject = Field(alias="schema")
 
 
-class ResponseFormat(ExactModel):
+class ResponseFormat(JsonSchema):
+    """The form of an answer; chats wrap the schema, and llama.cpp and all other APIs do not."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
-    schema_: JsonObject | None = Field(None, alias="schema")
-    """llama.cpp's way to give a schema."""
-
-    @model_validator(mode="after")
-    def _has_its_schema(self) -> "ResponseFormat":
-        if (self.type == "json_schema") != (self.json_schema is not None) and self.schema_ is None:
-            raise ValueError("json_schema is given with type json_schema, and only then")
-        return self
+    schema_: JsonObject | None = Field(None, alias="schema")  # type: ignore[assignment]
 
     def grammar(self) -> Grammar | None:
+        """Return what the answer keeps to. Raises RequestError."""
         if self.type == "text":
             return None
-        schema = self.json_schema.schema_ if self.json_schema else self.schema_
+        schema = (self.json_schema or self).schema_
+        if self.type == "json_schema" and schema is None:
+            raise RequestError("a format of type json_schema has a schema")
         return Grammar("json_schema", json.dumps({"type": "object"} if schema is None else schema))
 
 
@@ -222,12 +199,6 @@ class StructuredOutputs(ExactModel):
         return given_grammar(schema, self.regex if choices is None else choices)
 
 
-GUIDED = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-    "regex": "regex",
-    "json_schema": "json",
-}
+GUIDED = {f"guided_{name}": name for name in ("json", "regex", "choice", "grammar")}
+GUIDED |= {"regex": "regex", "json_schema": "json"}
 """vLLM's earlier names and those of SGLang and llama.cpp, and those of StructuredOutputs."""

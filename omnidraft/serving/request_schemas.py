@@ -3,25 +3,26 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, Tag, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from omnidraft.errors import RequestError
 from omnidraft.params import MAX_COUNT, ROWS
-from omnidraft.serving.body_model import TEXT_OR_LIST, JsonObject, RequestFields, Text, refuse
+from omnidraft.serving.body_model import JsonObject, RequestFields, refuse
 from omnidraft.serving.generation_fields import MAX_LOGPROBS, NO_LIMIT, GenerationFields, Ids, MaxTokens
-from omnidraft.serving.request_parts import Deprecated, RequestMessage, ToolChoice, Tools, tools_offered
+from omnidraft.serving.request_parts import Chosen, Deprecated, RequestMessage, ToolChoice, Tools, tools_offered
 
 
-def _as_one_prompt(given: Any) -> Any:
-    """Return the ids of one prompt as a list of prompts."""
-    return [given] if isinstance(given, list) and given and isinstance(given[0], int) else given
+def _prompts(given: Any) -> Any:
+    """Return a list of prompts for one: a text, or ids."""
+    is_one = isinstance(given, str) or (isinstance(given, list) and bool(given) and isinstance(given[0], int))
+    return [given] if is_one else given
 
 
 class CompletionRequest(GenerationFields):
     prompt: Annotated[
-        Text | Annotated[list[str | Ids], Field(min_length=1), Tag("list")],
-        TEXT_OR_LIST,
-        BeforeValidator(_as_one_prompt),
+        list[str | Ids],
+        Field(min_length=1),
+        BeforeValidator(_prompts, json_schema_input_type=str | Ids | list[str | Ids]),
     ]
     """A text or the target's ids; of several, each has `n` choices."""
     max_tokens: Annotated[Annotated[int, Field(ge=0, le=MAX_COUNT)] | None, NO_LIMIT] = None
@@ -41,7 +42,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def tells_all_tokens(self) -> bool:
-        return self.return_token_ids or self.echo
+        return self.echo or super().tells_all_tokens
 
     @property
     def num_log_probs(self) -> int | None:
@@ -56,13 +57,12 @@ class CompletionRequest(GenerationFields):
         return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
 
     def prompts(self) -> Sequence[dict[str, Any]]:
-        prompts = self.prompt if isinstance(self.prompt, list) else [self.prompt]
         shared = {"adds_special": self.add_special_tokens, "reads_special": self.parse_special}
         return [
             {"prompt": prompt, "suffix": self.suffix or None, **shared}
             if isinstance(prompt, str)
             else {"prompt_ids": tuple(prompt)}
-            for prompt in prompts
+            for prompt in self.prompt
         ]
 
 
@@ -78,7 +78,7 @@ class ChatRequest(GenerationFields):
     """... and those of so many likeliest ones."""
     tools: Tools | None = None
     """What the model may call."""
-    tool_choice: ToolChoice | None = None
+    tool_choice: ToolChoice = Chosen()
     """auto, if it is not given: the model answers or calls."""
     parallel_tool_calls: bool | None = None
     """False: one call at most."""
@@ -120,7 +120,7 @@ class ChatRequest(GenerationFields):
 
     @model_validator(mode="after")
     def _has_what_it_refers_to(self) -> "ChatRequest":
-        if not self.tools and self.tool_choice not in (None, "none", "auto"):
+        if not self.tools and self.tool_choice.mode == "required":
             raise ValueError("tool_choice: there are no tools to choose from")
         if self.continues_last and (not self.messages or self.messages[-1].role != "assistant"):
             raise ValueError("continue_final_message: the last message is not the assistant's")

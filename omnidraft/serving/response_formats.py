@@ -7,12 +7,12 @@ cut by a stop string spells the whole token.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from omnidraft.decode.drafted_spans import DraftedSpan, TokenOffsets
 from omnidraft.decode.prompt_logprobs import PromptToken
-from omnidraft.ports import LogProbs, Step
+from omnidraft.ports import Step
 from omnidraft.serving.response_schemas import FinishReason, Json
 from omnidraft.vocab.tokenizer import Vocabulary
 
@@ -44,9 +44,10 @@ class LogprobCollector:
 
     def take(self, step: Step) -> list[LogprobEntry]:
         """Return the entries of tokens that the text sent up to this step contains, each of them once."""
-        assert step.log_probs is not None
-        for token, logprobs in zip(step.emitted, _rows(step.log_probs), strict=True):
-            self._pending.append(LogprobEntry(token, *logprobs, offset=self._offsets.offset(token)))
+        told = step.log_probs
+        assert told is not None
+        for token, log_p, likeliest in zip(step.emitted, told.emitted, told.likeliest, strict=True):
+            self._pending.append(LogprobEntry(token, log_p, likeliest, self._offsets.offset(token)))
         self._num_sent += len(step.text)
         entries = []
         while self._pending and (self._tells_all or self._pending[0].offset < self._num_sent):
@@ -54,16 +55,16 @@ class LogprobCollector:
         return entries
 
 
-def _rows(log_probs: LogProbs) -> Iterable[tuple[float, tuple[tuple[int, float], ...]]]:
-    return zip(log_probs.emitted, log_probs.likeliest, strict=True)
+NameOf = Callable[[int], str]
+"""How tokens are written in log-probabilities."""
 
 
-def for_completion(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> Json:
+def for_completion(entries: Sequence[LogprobEntry], name_of: NameOf) -> Json:
     """Return the four lists of a completion; a `top_logprobs` that is not empty includes the emitted token."""
     return {
-        "tokens": [token_text(each.token, vocabulary) for each in entries],
+        "tokens": [name_of(each.token) for each in entries],
         "token_logprobs": [None if each.log_p is None else max(each.log_p, MIN_LOGPROB) for each in entries],
-        "top_logprobs": [_with_emitted(each, vocabulary) for each in entries],
+        "top_logprobs": [_with_emitted(each, name_of) for each in entries],
         "text_offset": [each.offset for each in entries],
     }
 
@@ -75,13 +76,17 @@ def echoed(prompt: Sequence[int], scored: Sequence[PromptToken], vocabulary: Voc
     return first + [LogprobEntry(each.token, each.log_p, each.likeliest, offsets.offset(each.token)) for each in scored]
 
 
-def for_chat(entries: Sequence[LogprobEntry], vocabulary: Vocabulary) -> Json:
+def for_chat(entries: Sequence[LogprobEntry], name_of: NameOf, vocabulary: Vocabulary) -> Json:
     """Return an object for each token, with its bytes."""
+
+    def told(token: int, log_p: float) -> Json:
+        own_bytes = list(vocabulary.spell((token,)))
+        return {"token": name_of(token), "logprob": max(log_p, MIN_LOGPROB), "bytes": own_bytes}
+
     content = []
     for each in entries:
         assert each.log_p is not None  # an answer's
-        likeliest = [_token(token, log_p, vocabulary) for token, log_p in each.likeliest]
-        content.append({**_token(each.token, each.log_p, vocabulary), "top_logprobs": likeliest})
+        content.append({**told(each.token, each.log_p), "top_logprobs": [told(*other) for other in each.likeliest]})
     return {"content": content, "refusal": None}
 
 
@@ -115,21 +120,16 @@ def token_text(token: int, vocabulary: Vocabulary) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
 
 
-def _with_emitted(entry: LogprobEntry, vocabulary: Vocabulary) -> dict[str, float] | None:
+def _with_emitted(entry: LogprobEntry, name_of: NameOf) -> dict[str, float] | None:
     if entry.log_p is None:
         return None
     if not entry.likeliest:
         return {}
     log_p_of: dict[str, float] = {}
     for token, log_p in entry.likeliest:  # the likeliest first, which stands for others that are spelled alike
-        log_p_of.setdefault(token_text(token, vocabulary), log_p)
-    log_p_of[token_text(entry.token, vocabulary)] = entry.log_p
+        log_p_of.setdefault(name_of(token), log_p)
+    log_p_of[name_of(entry.token)] = entry.log_p
     return {text: max(log_p, MIN_LOGPROB) for text, log_p in log_p_of.items()}
-
-
-def _token(token: int, log_p: float, vocabulary: Vocabulary) -> Json:
-    own_bytes = list(vocabulary.spell((token,)))
-    return {"token": token_text(token, vocabulary), "logprob": max(log_p, MIN_LOGPROB), "bytes": own_bytes}
 
 
 @dataclass(slots=True)

@@ -175,6 +175,8 @@ class Model(BaseModel):
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[Model]
+    models: tuple[()] = ()
+    """Codex looks here, and an entry would have to replace its instructions to the model."""
 
 
 class ErrorDetail(BaseModel):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -122,7 +122,8 @@ class Responder:
         sampling = await self._prepared_sampling(first, model.engine, client, scope)
         traceparent = valid_traceparent(request.headers.get("traceparent"))
         generations = [replace(each, sampling=sampling, traceparent=traceparent) for each in (first, *others)]
-        return QueuedRequest(model.engine, generations, client=client, cache_scope=scope, note=note, wake=wake)
+        owner: dict[str, Any] = {"client": client, "cache_scope": scope, "priority": body.priority}
+        return QueuedRequest(model.engine, generations, **owner, note=note, wake=wake)
 
     async def _prepared_sampling(self, first: GenerationRequest, engine: Engine, client: str, scope: str) -> Sampling:
         """Return the sampling with its grammar compiled: one at a time, beside the event loop and beside decoding, and
@@ -187,7 +188,8 @@ async def _events(writer: ResponseWriter, parts: AsyncIterator[ChoicePart]) -> A
     try:
         yield QUEUED
         async for part in parts:
-            yield writer.events(part)
+            # The first may have the log-probabilities of a whole prompt: seconds, not milliseconds.
+            yield await asyncio.to_thread(writer.events, part) if part.is_first else writer.events(part)
         last = writer.last_events()
     except Exception as exc:  # the status line is out: all that is left is to say it in the stream
         last = writer.error_events(exc)

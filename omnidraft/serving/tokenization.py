@@ -3,7 +3,6 @@
 Prompts are tokenized, and answers written, beside decoding and the event loop, and clients take turns.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Literal, TypeVar
@@ -11,6 +10,7 @@ from typing import Annotated, Literal, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import to_json
 
 from omnidraft.decode.prompting import client_texts, prompt_bytes, prompt_ids
 from omnidraft.errors import RequestError
@@ -19,12 +19,11 @@ from omnidraft.serving.answer import Body, ServedModel
 from omnidraft.serving.body_model import BodyModel
 from omnidraft.serving.fair_queue import FairTurns
 from omnidraft.serving.request_parts import RequestMessage, Tools
-from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest, chat_request
+from omnidraft.serving.request_schemas import CompletionRequest, chat_request
 from omnidraft.serving.response_formats import token_text
 from omnidraft.serving.response_schemas import error_responses
 from omnidraft.serving.responses import Responder
 
-_PIECE_ITEMS = 4_096
 _Result = TypeVar("_Result")
 
 
@@ -49,7 +48,7 @@ class TokenizeRequest(BodyModel):
         if self.prompt is not None and self.tools:
             raise RequestError("tools: they are for messages, not for a plain prompt")
         if self.prompt is not None:
-            return CompletionRequest(model=self.model, prompt=self.prompt)
+            return CompletionRequest(model=self.model, prompt=self.prompt, add_special_tokens=self.add_special_tokens)
         dumped = {"messages": self.messages, "tools": self.tools, "model": self.model}
         return chat_request(dumped)
 
@@ -86,12 +85,6 @@ class Tokenization:
         work = partial(prompt_ids, first, pair.target_tokenizer, pair.tool_format)
         return await self.in_turn(request, work, prompt_bytes(first))
 
-    async def encode(self, request: Request, model: ServedModel, text: str) -> list[int]:
-        """Return the ids of a text that goes on with another. Raises RequestError."""
-        require_text({"prompt": [text]})
-        work = partial(model.engine.pair.target_tokenizer.encode, text)
-        return await self.in_turn(request, work, len(text.encode()))
-
     async def in_turn(self, request: Request, work: Callable[[], _Result], num_bytes: int) -> _Result:
         """See FairTurns.run."""
         return await self._turns.run(self._respond.client_of(request), work, num_bytes)
@@ -104,10 +97,7 @@ def add_tokenization(app: FastAPI, respond: Responder, tokenization: Tokenizatio
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Return the tokens of a prompt, or of messages in the target's chat template."""
         chat, model = body.body(), respond.model(body.model)
-        if isinstance(chat, ChatRequest) or body.add_special_tokens:
-            ids = await tokenization.prompt_ids(request, chat)
-        else:
-            ids = await tokenization.encode(request, model, body.prompt or "")
+        ids = [] if body.prompt == "" else await tokenization.prompt_ids(request, chat)
         content = partial(_tokens_content, ids, model, has_strings=body.return_token_strs)
         return _json_response(await tokenization.in_turn(request, content, len(ids)))
 
@@ -124,15 +114,9 @@ def _json_response(content: bytes) -> Response:
 
 def _tokens_content(ids: Sequence[int], model: ServedModel, *, has_strings: bool) -> bytes:
     """Return a TokenizeResponse as JSON."""
-    strings = _array([token_text(token, model.vocabulary) for token in ids]) if has_strings else "null"
+    strings = [token_text(token, model.vocabulary) for token in ids] if has_strings else None
     limit = model.engine.decoder.target.context_limit
-    return f'{{"count":{len(ids)},"max_model_len":{limit},"tokens":{_array(ids)},"token_strs":{strings}}}'.encode()
-
-
-def _array(items: Sequence[object]) -> str:
-    """Return the items as JSON, written piece by piece, since the event loop stands still while `dumps` runs."""
-    pieces = (items[start : start + _PIECE_ITEMS] for start in range(0, len(items), _PIECE_ITEMS))
-    return f"[{','.join(json.dumps(piece)[1:-1] for piece in pieces)}]"
+    return to_json({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strings})
 
 
 def _text_content(tokens: Sequence[int], model: ServedModel) -> bytes:
@@ -140,4 +124,4 @@ def _text_content(tokens: Sequence[int], model: ServedModel) -> bytes:
     size = len(model.vocabulary)
     if (unknown := next((token for token in tokens if token >= size), None)) is not None:
         raise RequestError(f"tokens: {unknown} is none of the {size} of {model.name!r}")
-    return json.dumps({"prompt": model.vocabulary.spell(tokens).decode("utf-8", "replace")}).encode()
+    return to_json({"prompt": model.vocabulary.spell(tokens).decode("utf-8", "replace")})

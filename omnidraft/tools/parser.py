@@ -1,6 +1,6 @@
 """Parses the calls in a model's text while it is written: what is content goes on at once, and so do arguments.
 
-Calls are read in the notation of the model's template and in every other of formats.py, as JSON alone or in a fence at
+Calls are read in the notation of the model's template and in every other of formats.py, as JSON in a fence or alone at
 the beginning too, if they name a tool that is offered. Whatever the text is, parsing never fails: what looks like the
 beginning of a call and is none is content. How a text is cut into pieces decides how much comes when, and nothing else.
 White space around calls is no content.
@@ -146,7 +146,7 @@ class ToolCallParser:
         """Return the heads that may stand here: behind a separator, a marker, or nothing where an answer begins."""
         if self._buffer[:1] in {",", ";"} and self._num_lead == 1:
             return [(self._form, _MORE_IN_LIST[self._form.name])]
-        if self._num_lead:
+        if self._num_lead and not self._buffer.startswith(_FENCE):
             return [(form, _MARKED[form.name]) for form in self._forms]
         return [(self._forms[0] if self._forms[0].is_bare else HERMES, _UNMARKED)]
 
@@ -156,7 +156,7 @@ class ToolCallParser:
         self.num_calls += 1
         self._space = ""
         if self._num_lead != 1:
-            self._is_unmarked = not self._num_lead
+            self._is_unmarked = not self._num_lead or head[0].startswith(_FENCE)
         self._is_in_list |= bool(groups.get("list"))
         if form is not self._forms[0] or (self._is_unmarked and not form.is_bare):
             self.unusual = form
@@ -165,7 +165,7 @@ class ToolCallParser:
         self._arguments = reader_of(form.keyed, self._schemas[head["name"]])
         closings = (*form.tail[1:], form.section[1]) if form.is_json else (*form.tail, form.section[1])
         if self._is_unmarked:
-            closings = ("```", *closings)
+            closings = (_FENCE, *closings)
         before = ("}",) * (form.is_json + bool(groups.get("wrapped")))
         self._expected = (*before, *_LIST * self._is_in_list, *(";",) * form.is_bare, *filter(None, closings))
         self._state = _State.ARGUMENTS
@@ -198,7 +198,7 @@ class ToolCallParser:
             return True
         self._expected = self._expected[self._expected.index(taken) + 1 :]
         self._is_in_list &= taken != "]"
-        if not self._expected or (self._is_unmarked and taken == "```"):
+        if not self._expected or (self._is_unmarked and taken == _FENCE):
             self._end_call()
         return True
 
@@ -229,6 +229,7 @@ def parse(
 
 _SPACE = " \t\r\n"
 _LIST = (",", "]")
+_FENCE = "```"
 _S = f"[{_SPACE}]*"
 _ANY_NAME = r"(?P<name>[a-zA-Z0-9_.:/-]{1,128}?)"
 _JSON = (
@@ -236,7 +237,7 @@ _JSON = (
     rf'"name"{_S}:{_S}"{_ANY_NAME}"{_S},{_S}"(?:arguments|parameters)"{_S}:{_S}(?P<brace>\{{)'
 )
 """A call as a JSON object up to its arguments, which begin with the brace."""
-_UNMARKED = regex.compile(rf"{_S}(?:```(?:json)?{_S})?{_JSON}")
+_UNMARKED = regex.compile(rf"{_S}(?:{_FENCE}(?:json)?{_S})?{_JSON}")
 
 
 def _part(part: str) -> str:
@@ -279,7 +280,7 @@ _MORE_IN_LIST = {
 
 def _openings() -> list[str]:
     """Return the markers with which calls begin inside a text, long ones first."""
-    markers = {form.opening for form in FORMATS.values()}
+    markers = {_FENCE} | {form.opening for form in FORMATS.values()}
     markers |= {form.head[0].partition("{")[0] for form in FORMATS.values() if form.head[0].startswith(("<", "["))}
     return sorted(markers, key=len, reverse=True)
 

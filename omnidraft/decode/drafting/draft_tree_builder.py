@@ -32,6 +32,11 @@ class Node:
         """Whether no memory and no grammar has drafted it."""
         return self.source in DRAFTER_SOURCES
 
+    @property
+    def later_acceptance(self) -> float:
+        """Its acceptance in a later pass that drafts it without a step of the drafter; 0 where it takes one again."""
+        return 0.0 if self.is_drafters else self.acceptance
+
 
 class DraftTreeBuilder:
     """Nodes in the order in which they were added; node 0 is the last emitted token."""
@@ -95,9 +100,11 @@ class DraftTreeBuilder:
             values.append(values[node.parent] * node.acceptance)
         return values
 
-    def best_values(self, num: int) -> list[float]:
-        """Return the largest values of drafted nodes, at most `num`, in falling order."""
-        return sorted(self.values()[1:], reverse=True)[:num]
+    def best_values(self, num: int) -> list[tuple[float, float]]:
+        """Return the largest values of drafted nodes, at most `num`, in falling order, each with its later
+        acceptance."""
+        later = [node.later_acceptance for node in self.nodes]
+        return sorted(zip(self.values()[1:], later[1:], strict=True), reverse=True)[:num]
 
     def exclude_siblings(self) -> None:
         """Lower the acceptance of a drafter's and a memory's nodes where the other is surer of another token: the

@@ -126,7 +126,8 @@ class _Steps:
         """Return the number of nodes that the target would score if nothing more were drafted: a further one costs what
         a row beside those costs, however many unlikely ones a memory has drafted."""
         values = [draft.tree.best_values(draft.limits.num_nodes) for draft in self._drafts]
-        return self._plan.prune(sorted(chain.from_iterable(values), reverse=True))
+        ranked = sorted(chain.from_iterable(values), reverse=True)
+        return self._plan.prune([value for value, _ in ranked], [acceptance for _, acceptance in ranked])
 
     def _read_long(self, readers: Sequence[Extension]) -> Sequence[Extension]:
         """Return the texts that can be read to their ends now. Where others wait, long ones are read in pieces, one

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder, TextDraft
 from omnidraft.decode.drafting.suffix_source import MatchDrafting
-from omnidraft.memory.local_alignment import PredictionAlignment
 from omnidraft.memory.match import SuffixMatch
+from omnidraft.memory.prediction_alignment import PredictionAlignment
 from omnidraft.ports import Request, RoundPlan, Source
 
 _MAX_PLACES = 3
@@ -46,11 +46,13 @@ class PredictionSession:
         self._alignment = PredictionAlignment(self._ids) if self._ids else None
 
     def extend(self, tree: DraftTreeBuilder, num_nodes: int) -> None:
-        """Add up to `num_nodes` nodes from each place that the text may stand at."""
+        """Add up to `num_nodes` nodes from each place that the text may stand at. Behind a run of equal ids its length
+        tells how sure the next one is; behind a change the alignment does."""
         if self._alignment is not None and num_nodes:
             for place in self._alignment.best(_MAX_PLACES):
-                match = SuffixMatch(self._ids, [place.position], place.score, 1)
-                self._drafting.extend(tree, "predicted" if place.is_equal else "changed", match, num_nodes)
+                match = SuffixMatch(self._ids, [place.position], place.run, 1)
+                memory, known = ("predicted", None) if place.run else ("changed", place.probability)
+                self._drafting.extend(tree, memory, match, num_nodes, known)
 
     def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:
         """See tree_proposer.DraftSourceSession."""

@@ -46,7 +46,7 @@ _DOUBT: Mapping[Memory, float] = {
     "recent": 6.0,
     "fleet": 6.0,
     "aligned": 3.0,
-    "predicted": 0.5,
+    "predicted": 0.6,
     "changed": 60.0,
 }
 """How far a match is mistrusted before anything was measured: of 1,000 continuations of a match of two tokens that
@@ -168,15 +168,23 @@ class MatchDrafting:
         style = (temperature_bin(request.sampling.temperature), 0.0)
         return MatchDrafting(source, behind_changed, vocab_size, request.stop_ids, style, calibrator)
 
-    def extend(self, tree: DraftTreeBuilder, memory: Memory, match: SuffixMatch, num_nodes: int) -> None:
-        """Extend the most probable path, again and again, by up to `num_nodes` nodes in all."""
+    def extend(
+        self,
+        tree: DraftTreeBuilder,
+        memory: Memory,
+        match: SuffixMatch,
+        num_nodes: int,
+        probability: float | None = None,
+    ) -> None:
+        """Extend the most probable path, again and again, by up to `num_nodes` nodes in all. `probability`: that of the
+        match's only continuation, where more is known than the length of the match."""
         paths = [(-1.0, 0, memory, match)]
         num_added = 0
         while paths and num_added < num_nodes:
             value, node, memory, match = heappop(paths)
             depth, continuations = tree.nodes[node].depth + 1, match.continuations(_MAX_SIBLINGS)
             for kind, (token, count) in zip(self._kinds(memory, match), continuations, strict=False):
-                prior = _prior(memory, match, count)
+                prior = _prior(memory, match, count) if node or probability is None else probability
                 acceptance = self.calibrator.estimate(kind, prior, depth)
                 if token >= self.vocab_size or (node and -value * acceptance < _MIN_VALUE):
                     continue

@@ -249,13 +249,14 @@ def _prune(drafts: Sequence[TextDraft], plan: RoundPlan) -> list[list[int]]:
     for draft in drafts:
         draft.tree.exclude_siblings()
     ranked = [draft.tree.ranked(draft.limits) for draft in drafts]
-    competing: list[tuple[float, float, int]] = []
+    competing: list[tuple[float, float, float, int]] = []
     for at, (draft, order) in enumerate(zip(drafts, ranked, strict=True)):
         values = draft.tree.values()
         sorted_values = [values[node] for node in order]
-        competing += zip(accumulate(sorted_values, min), sorted_values, [at] * len(order), strict=True)
+        later = [draft.tree.nodes[node].later_acceptance for node in order]
+        competing += zip(accumulate(sorted_values, min), sorted_values, later, [at] * len(order), strict=True)
     competing.sort(key=lambda node: -node[0])
     num_scored = [0] * len(drafts)
-    for *_, at in competing[: plan.prune([value for _, value, _ in competing])]:
+    for *_, at in competing[: plan.prune([node[1] for node in competing], [node[2] for node in competing])]:
         num_scored[at] += 1
     return [order[:num] for order, num in zip(ranked, num_scored, strict=True)]

@@ -82,6 +82,6 @@ class _ProbePlan:
             return len(values) if num_nodes < self._num_nodes else 0
         return self._plan.select_expansions(values, num_nodes) if self._is_wanted else 0
 
-    def prune(self, values: Sequence[float]) -> int:
+    def prune(self, values: Sequence[float], acceptances: Sequence[float] | None = None) -> int:
         """See ports.RoundPlan."""
-        return min(len(values), self._num_nodes) if self.is_measuring else self._plan.prune(values)
+        return min(len(values), self._num_nodes) if self.is_measuring else self._plan.prune(values, acceptances)

@@ -32,7 +32,7 @@ class FixedPolicy:
         """See ports.RoundPlan."""
         return len(values)
 
-    def prune(self, values: Sequence[float]) -> int:
+    def prune(self, values: Sequence[float], acceptances: Sequence[float] | None = None) -> int:
         """See ports.RoundPlan."""
         return len(values)
 

@@ -3,13 +3,11 @@
 The rows of all texts of a round share one pass and the drafter's steps, so their prefixes and nodes compete. Tokens and
 seconds are summed over rounds; their ratio is the rate that every further node or step must beat with what it adds to
 both (Dinkelbach's method for ratios: https://doi.org/10.1287/mnsc.13.7.492; docs/algorithms.md section 10). It is a
-multiple of plain decoding's rate, since that changes with the number of texts, of which those that are not drafted for
-here are some. Rows of prompts in the same pass make further rows dearer, and their own time is not the drafts'. Whether
-a text is read for the drafter depends on the gain under the load when these prompts' texts decode too.
-When the drafter does not pay it stops, and is tried again now and then for a small share of the time, so that a
-recovery is seen; a trial drafts what would pay if costs were the least that they may be, so that it measures what
-drafting would use. Now and then nothing is drafted, to measure a plain pass. A text that it has not read yet is read
-only when the rest of the answer is expected to pay for it; where the whole is too long for that, its end is.
+multiple of plain decoding's rate, which changes with the number of texts. Rows of prompts in the same pass make further
+rows dearer, and their own time is not the drafts'. Whether a text is read for the drafter depends on the gain under the
+load when these prompts' texts decode too. When the drafter does not pay it stops, and is tried again now and then for a
+small share of the time, as if costs were the least that they may be. Now and then nothing is drafted, to measure a
+plain pass. A text that the drafter has not read is read only when the rest of the answer should pay for it, or its end.
 """
 
 from collections import Counter
@@ -26,6 +24,7 @@ from omnidraft.decode.policy.drafting_stats import (
     load_of,
     stream_of,
 )
+from omnidraft.decode.policy.saved_tokens import saved_tokens
 from omnidraft.decode.policy.search_gains import SearchGains
 from omnidraft.decode.policy.stream_stats import MAX_STREAMS, TRIAL_ROUNDS, PlainRounds, StreamStats
 from omnidraft.ports import NO_OTHERS, OtherTexts, RoundText, TextOutcome, Work
@@ -39,7 +38,6 @@ _WHOLE_GAIN = 0.25
 """Tokens per round that a drafter is taken to gain by reading the whole of a long text, beyond its end."""
 _MANY_ROWS = 1024
 """Rows that cost more than one does, unless all passes are padded to one size."""
-
 _PRIOR_ROUNDS = 10
 """Plain rounds that count beside those that were measured, so that one lucky round sets no rate to beat."""
 
@@ -197,10 +195,13 @@ class CostPlan:
         num_paying = self._num_paying(values, num_nodes, is_trial=self._must_try)
         return max(num_paying, int(is_first and self._must_try))
 
-    def prune(self, values: Sequence[float]) -> int:
+    def prune(self, values: Sequence[float], acceptances: Sequence[float] | None = None) -> int:
         """See ports.RoundPlan."""
         if self._is_plain:
             return 0
+        if acceptances is not None:
+            later = self._policy.pass_s, len(self._texts), self._num_sharing
+            values = saved_tokens(values, acceptances, self.rate, *later)
         is_trial = self._must_try and self._last_value is not None
         num_worth = self._num_worth(
             values, lambda num_nodes: self._pass_s(self._num_plain + num_nodes, is_trial) - self._plain_s

@@ -93,11 +93,13 @@ def _stop_reason(part: ChoicePart) -> str:
 
 
 def _content(block: Block) -> Json:
-    if block.is_thought:
-        return {"type": "thinking", "thinking": block.content, "signature": ""}
-    if block.call_id is None:
-        return {"type": "text", "text": block.content}
-    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _arguments(block.content)}
+    match block.kind:
+        case "text":
+            return {"type": "text", "text": block.content}
+        case "thought":
+            return {"type": "thinking", "thinking": block.content, "signature": ""}
+        case "call":
+            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _arguments(block.content)}
 
 
 def _arguments(text: str) -> Json:
@@ -110,16 +112,21 @@ def _arguments(text: str) -> Json:
     return parsed if isinstance(parsed, dict) else {}
 
 
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "thought": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
+"""The types of deltas and their field, by the kind of their block."""
+
+
 def _block_event(event: BlockEvent) -> Event:
-    place, is_call = {"index": event.block.index}, event.block.call_id is not None
+    place = {"index": event.block.index}
     match event.change:
         case BlockChange.BEGIN:
-            begun = Block(0, event.block.call_id, event.block.is_thought, event.block.name)
-            return "content_block_start", {**place, "content_block": _content(begun)}
+            return "content_block_start", {**place, "content_block": _content(event.block)}
         case BlockChange.DELTA:
-            kind, field = ("input_json_delta", "partial_json") if is_call else ("text_delta", "text")
-            if event.block.is_thought:
-                kind, field = "thinking_delta", "thinking"
+            kind, field = _DELTAS[event.block.kind]
             return "content_block_delta", {**place, "delta": {"type": kind, field: event.delta}}
         case BlockChange.END:
             return "content_block_stop", place

@@ -6,7 +6,8 @@ Source: https://platform.openai.com/docs/api-reference/responses-streaming
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -97,9 +98,9 @@ class ResponsesWriter:
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "temperature": float(sampling.temperature),
             "top_p": 1.0 if sampling.top_p is None else float(sampling.top_p),
-            "text": _text_config(asked),
-            "tool_choice": asked.model_dump(include={"tool_choice"})["tool_choice"] or "auto",
-            "tools": [tool.model_dump() for tool in asked.tools or ()],
+            "text": asked.text.model_dump(by_alias=True, exclude_none=True),
+            "tool_choice": asked.tool_choice.shown(),
+            "tools": [tool.flat() for tool in asked.tools or ()],
             "store": False,
             "previous_response_id": None,
             "truncation": "disabled",
@@ -110,80 +111,63 @@ class ResponsesWriter:
         return [self._item(block, status if block is blocks[-1] else "completed") for block in blocks]
 
     def _item(self, block: Block, status: Status) -> Json:
-        item_id = self._item_id(block)
-        if block.is_thought:
-            thought = [] if status == "in_progress" else [{"type": "reasoning_text", "text": block.content}]
-            return {"id": item_id, "type": "reasoning", "status": status, "summary": [], "content": thought}
-        if block.call_id is None:
-            content = [] if status == "in_progress" else [_text(block.content)]
-            return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
-        call = {"call_id": block.call_id, "name": block.name, "arguments": block.content}
-        return {"id": item_id, "type": "function_call", "status": status, **call}
+        shown = {"id": self._item_id(block), "status": status}
+        content = [] if status == "in_progress" else [_part(block)]
+        match block.kind:
+            case "text":
+                return {"type": "message", "role": "assistant", "content": content, **shown}
+            case "thought":
+                return {"type": "reasoning", "summary": [], "content": content, **shown}
+            case "call":
+                call = {"call_id": block.call_id, "name": block.name, "arguments": block.content}
+                return {"type": "function_call", **call, **shown}
 
     def _item_id(self, block: Block) -> str:
-        prefix = "rs" if block.is_thought else "msg" if block.call_id is None else "fc"
-        return f"{prefix}_{self._answer.queued.request_id}_{block.index}"
+        return f"{_PREFIXES[block.kind]}_{self._answer.queued.request_id}_{block.index}"
 
     def _block_events(self, event: BlockEvent, status: Status) -> list[Event]:
         """Return the events of a change; `status` is that of a block that ends."""
-        block = event.block
-        output, item = {"output_index": block.index}, {"item_id": self._item_id(block), "output_index": block.index}
-        text = {**item, "content_index": 0}
-        if block.is_thought:
-            return self._thought_events(event, status)
-        match event.change, block.call_id is not None:
-            case BlockChange.BEGIN, True:
-                return [("response.output_item.added", {**output, "item": self._item(block, "in_progress")})]
-            case BlockChange.BEGIN, False:
-                added = ("response.output_item.added", {**output, "item": self._item(block, "in_progress")})
-                return [added, ("response.content_part.added", {**text, "part": _text("")})]
-            case BlockChange.DELTA, True:
-                return [("response.function_call_arguments.delta", {**item, "delta": event.delta})]
-            case BlockChange.DELTA, False:
-                return [("response.output_text.delta", {**text, "delta": event.delta, "logprobs": []})]
-            case BlockChange.END, True:
-                arguments = {**item, "name": block.name, "arguments": block.content}
-                done = ("response.function_call_arguments.done", arguments)
-                return [done, ("response.output_item.done", {**output, "item": self._item(block, status)})]
-        return [
-            ("response.output_text.done", {**text, "text": block.content, "logprobs": []}),
-            ("response.content_part.done", {**text, "part": _text(block.content)}),
-            ("response.output_item.done", {**output, "item": self._item(block, status)}),
-        ]
-
-    def _thought_events(self, event: BlockEvent, status: Status) -> list[Event]:
-        """Return the events of a change of a thought."""
         block, output = event.block, {"output_index": event.block.index}
-        text = {"item_id": self._item_id(block), **output, "content_index": 0}
+        item = {**output, "item_id": self._item_id(block)} | ({} if block.kind == "call" else {"content_index": 0})
+        name = _EVENTS[block.kind]
+        logprobs: Json = {"logprobs": []} if block.kind == "text" else {}
         match event.change:
             case BlockChange.BEGIN:
-                return [("response.output_item.added", {**output, "item": self._item(block, "in_progress")})]
+                added = ("response.output_item.added", {**output, "item": self._item(block, "in_progress")})
+                begun = ("response.content_part.added", {**item, "part": _part(block)})
+                return [added, begun] if block.kind == "text" else [added]
             case BlockChange.DELTA:
-                return [("response.reasoning_text.delta", {**text, "delta": event.delta})]
-        done = ("response.reasoning_text.done", {**text, "text": block.content})
-        return [done, ("response.output_item.done", {**output, "item": self._item(block, status)})]
+                return [(f"{name}.delta", {**item, "delta": event.delta, **logprobs})]
+        text = {"name": block.name, "arguments": block.content} if block.kind == "call" else {"text": block.content}
+        done = (f"{name}.done", {**item, **text, **logprobs})
+        ended = ("response.content_part.done", {**item, "part": _part(block)})
+        last = ("response.output_item.done", {**output, "item": self._item(block, status)})
+        return [done, ended, last] if block.kind == "text" else [done, last]
 
     def _written(self, events: Iterable[Event]) -> bytes:
-        return b"".join(map(self._numbered, events))
-
-    def _numbered(self, made: Event) -> bytes:
-        name, content = made
-        number, self._num_events = self._num_events, self._num_events + 1
-        return response_event(name, number, content)
+        numbered = enumerate(events, self._num_events)
+        written = [response_event(name, number, content) for number, (name, content) in numbered]
+        self._num_events += len(written)
+        return b"".join(written)
 
 
-def _text(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+_PREFIXES = {"text": "msg", "thought": "rs", "call": "fc"}
+_EVENTS = {
+    "text": "response.output_text",
+    "thought": "response.reasoning_text",
+    "call": "response.function_call_arguments",
+}
+"""The beginning of names of events, by the kind of their block."""
+
+
+def _part(block: Block) -> Json:
+    if block.kind == "thought":
+        return {"type": "reasoning_text", "text": block.content}
+    return {"type": "output_text", "text": block.content, "annotations": [], "logprobs": []}
 
 
 def _status(last: ChoicePart) -> Status:
     return "incomplete" if last.finish_reason == "length" else "completed"
-
-
-def _text_config(request: ResponsesRequest) -> dict[str, Any]:
-    """Return `text` as it was asked for; plain text else."""
-    form = request.text.format if request.text else None
-    return {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)}
 
 
 def add_responses(app: FastAPI, respond: Responder) -> None:
@@ -192,8 +176,4 @@ def add_responses(app: FastAPI, respond: Responder) -> None:
     @app.post(RESPONSES_PATH, responses=generation_responses("response.created to response.completed"))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer `input` in the shape of OpenAI's Responses; see /v1/chat/completions for what stands behind it."""
-
-        def writer_of(answer: Answer) -> ResponsesWriter:
-            return ResponsesWriter(answer, body)
-
-        return await respond(request, body.chat_request(), writer_of)
+        return await respond(request, body.chat_request(), partial(ResponsesWriter, request=body))

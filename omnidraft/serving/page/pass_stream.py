@@ -66,7 +66,7 @@ def add_files(app: FastAPI) -> None:
 def _add_file(app: FastAPI, url_path: str, path: Path) -> None:
     content, content_type = path.read_bytes(), CONTENT_TYPES[path.suffix]
 
-    @app.get(url_path, include_in_schema=False)
+    @app.api_route(url_path, methods=["GET", "HEAD"], include_in_schema=False)
     async def file() -> Response:
         return Response(content, media_type=content_type, headers=HEADERS)
 

@@ -28,13 +28,16 @@ WEATHER = "What is the weather in Rome? Use the tool."
 
 def pydantic_ai() -> None:
     from pydantic_ai import Agent, NativeOutput
-    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=URL, api_key="none"))
-    assert Agent(model, output_type=NativeOutput(City)).run_sync(QUESTION).output.name
-    Agent(model, tools=[weather]).run_sync(WEATHER)
-    assert called
+    for kind in (OpenAIChatModel, OpenAIResponsesModel):
+        model = kind(MODEL, provider=OpenAIProvider(base_url=URL, api_key="none"))
+        assert Agent(model, output_type=NativeOutput(City)).run_sync(QUESTION).output.name
+        assert Agent(model, output_type=City).run_sync(QUESTION).output.name  # by a tool
+        Agent(model, tools=[weather]).run_sync(WEATHER)
+        assert called
+        called.clear()
 
 
 def pydantic_ai_anthropic() -> None:
@@ -113,6 +116,111 @@ def llama_index() -> None:
     )
     assert model.chat([ChatMessage("Say hi.")]).message.content
     assert model.as_structured_llm(City).chat([ChatMessage(QUESTION)]).raw.name
+
+
+def dspy() -> None:
+    import dspy as library
+
+    class Telling(library.Signature):
+        """Tell about a city."""
+
+        question: str = library.InputField()
+        city: str = library.OutputField()
+        population: int = library.OutputField()
+
+    library.configure(lm=library.LM(f"openai/{MODEL}", api_base=URL, api_key="none", cache=False, temperature=0))
+    assert library.Predict("question -> answer")(question="What is 2 + 2? One word.").answer
+    with library.context(adapter=library.JSONAdapter()):
+        assert library.Predict(Telling)(question=QUESTION).population
+
+
+def haystack() -> None:
+    from haystack.components.generators.chat import OpenAIChatGenerator
+    from haystack.dataclasses import ChatMessage
+    from haystack.tools import create_tool_from_function
+    from haystack.utils import Secret
+
+    def forecast(city: str) -> str:
+        """Tell the weather of a city."""
+        return weather(city)
+
+    def ask(text: str, **settings: object) -> ChatMessage:
+        model = OpenAIChatGenerator(Secret.from_token("none"), MODEL, api_base_url=URL, **settings)
+        return model.run([ChatMessage.from_user(text)])["replies"][0]
+
+    chunks: list[object] = []
+    assert ask("Say hi.", streaming_callback=chunks.append).text
+    assert chunks
+    assert City.model_validate_json(ask(QUESTION, generation_kwargs={"response_format": City}).text).name
+    forced = {"tool_choice": "required"}
+    calls = ask(WEATHER, tools=[create_tool_from_function(forecast)], generation_kwargs=forced).tool_calls
+    assert calls[0].arguments["city"]
+
+
+def outlines() -> None:
+    from typing import Literal
+
+    import openai
+    import outlines as library
+    from outlines.types import CFG, regex
+
+    client = openai.OpenAI(base_url=URL, api_key="none")
+    for made in (library.from_openai, library.from_vllm, library.from_sglang):
+        assert City.model_validate_json(made(client, MODEL)(QUESTION, City)).name
+    for made in (library.from_vllm, library.from_sglang):
+        model = made(client, MODEL)
+        assert model("Which colour has grass?", Literal["red", "green"]) in ("red", "green")
+        assert len(model("Tell a number.", regex("[0-9]{3}"))) == 3
+    assert library.from_vllm(client, MODEL)("Yes or no?", CFG('start: "yes" | "no"')) in ("yes", "no")
+
+
+def guidance() -> None:
+    import guidance as library
+    from guidance.models.experimental import VLLMModel
+    from pydantic import Field
+
+    class Town(BaseModel):
+        """One whose grammar, which guidance writes, has an end."""
+
+        name: str = Field(max_length=20)
+        population: int = Field(ge=0, le=100_000_000)
+
+    for model in (
+        VLLMModel(MODEL, base_url=URL, api_key="none"),
+        library.models.OpenAI(MODEL, base_url=URL, api_key="none"),
+    ):
+        with library.user():
+            model += QUESTION
+        with library.assistant():
+            model += library.json("city", schema=Town, temperature=0)
+        assert Town.model_validate_json(model["city"]).name
+    model = VLLMModel(MODEL, base_url=URL, api_key="none")
+    with library.user():
+        model += "Which colour has grass?"
+    with library.assistant():
+        model += library.select(["red", "green"], name="colour")
+    assert model["colour"] in ("red", "green")
+
+
+def inspect_ai() -> None:
+    from inspect_ai import Task, eval
+    from inspect_ai.dataset import Sample
+    from inspect_ai.model import get_model
+    from inspect_ai.scorer import choice, includes
+    from inspect_ai.solver import generate, multiple_choice
+
+    sums = [Sample(f"What is {one} + {one}? Answer with the number only.", target=str(2 * one)) for one in range(1, 5)]
+    picks = [Sample("The capital of France is", ["Paris", "Rome"], "A"), Sample("Grass is", ["blue", "green"], "B")]
+    tasks = [
+        Task(sums, solver=generate(), scorer=includes()),
+        Task(picks, solver=multiple_choice(), scorer=choice()),
+    ]
+    anthropic = os.environ["ANTHROPIC_BASE_URL"]
+    for provider, url in (("openai-api/here", URL), ("openai", URL), ("vllm", URL), ("anthropic", anthropic)):
+        model = get_model(f"{provider}/{MODEL}", base_url=url, api_key="none")
+        for log in eval(tasks, model=model, display="none", log_dir=os.environ["HOME"]):
+            assert log.status == "success", log.error
+            assert log.results.scores[0].metrics["accuracy"].value > 0
 
 
 globals()[sys.argv[1]]()

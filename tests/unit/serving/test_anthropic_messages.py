@@ -111,9 +111,9 @@ def test_a_tool_is_used_and_its_result_is_read(tool_url: str, tool_engine: Engin
     ids=["cut off", "half a pair", "half a pair as a name", "deep", "too deep to read"],
 )
 def test_arguments_that_cannot_be_sent_are_left_out(arguments: str) -> None:
-    call = _content(Block(0, "call_1", name="weather", content=arguments))
+    call = _content(Block(0, "call", "call_1", "weather", arguments))
     assert call["input"] == {}
-    deep = _content(Block(0, "call_1", name="weather", content='{"a":' * 251 + "1" + "}" * 251))
+    deep = _content(Block(0, "call", "call_1", "weather", '{"a":' * 251 + "1" + "}" * 251))
     assert json.loads(to_json({"content": [call, deep]}))["content"][1]["input"] == deep["input"] != {}
 
 
@@ -156,6 +156,18 @@ def test_tokens_are_counted_as_they_will_be_read(url: str, engine: Engine, clien
     usage = post(client, **prompt)["usage"]
     assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
     assert counted > client.post("/v1/messages/count_tokens", json={"messages": ASKED}).json()["input_tokens"]
+
+
+def test_a_first_block_that_differs_from_call_to_call_hides_no_common_prefix(client: TestClient) -> None:
+    def read(number: int) -> dict[str, int]:
+        billed = {"type": "text", "text": f"x-anthropic-billing-header: cch={number:05};"}
+        return post(client, system=[billed, {"type": "text", "text": "Be brief. " * 8}])["usage"]
+
+    first, second = read(1), read(2)
+    assert second["cache_read_input_tokens"] > 40 > second["input_tokens"]
+    assert first["input_tokens"] + first["cache_read_input_tokens"] == sum(
+        post(client, system="Be brief. " * 8)["usage"][name] for name in ("input_tokens", "cache_read_input_tokens")
+    )
 
 
 @pytest.mark.parametrize(

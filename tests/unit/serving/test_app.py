@@ -6,6 +6,7 @@ import time
 import typing
 from collections.abc import Iterator
 from http.client import HTTPConnection
+from typing import Any
 
 import httpx
 import openai
@@ -284,6 +285,38 @@ def test_a_full_queue_says_when_to_come_again_and_health_still_answers(
     for thread in threads:
         thread.join(PATIENCE_S)
     assert statuses == [200, 200, 200]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}),
+    ],
+)
+def test_the_urgent_one_of_a_clients_requests_is_decoded_before_those_that_came_earlier(
+    engine: Engine, client: TestClient, requests: RequestQueue, path: str, fields: dict[str, Any]
+) -> None:
+    proposer = Gated()
+    engine.slot.swap(snapshot(1, proposer))
+    waiting, ended = requests._queues[engine].waiting, []
+
+    def ask(priority: int) -> None:
+        assert client.post(path, json=fields | {"priority": priority}).status_code == 200
+        ended.append(priority)
+
+    threads = [threading.Thread(target=ask, args=(priority,)) for priority in (0, 7, -7)]
+    threads[0].start()
+    assert proposer.is_reached.wait(PATIENCE_S)
+    for num, thread in enumerate(threads[1:], 1):
+        thread.start()
+        wait_until(lambda num=num: len(waiting) == num)
+    proposer.gate.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert ended == [0, -7, 7]
 
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])

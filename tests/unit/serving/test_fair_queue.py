@@ -14,8 +14,8 @@ NO_ENGINE = cast(Engine, Path())
 """Requests only carry it."""
 
 
-def request(client: str) -> QueuedRequest:
-    return QueuedRequest(NO_ENGINE, [GenerationRequest(prompt="x")], client=client)
+def request(client: str, priority: int = 0) -> QueuedRequest:
+    return QueuedRequest(NO_ENGINE, [GenerationRequest(prompt="x")], client=client, priority=priority)
 
 
 def serve(queue: FairQueue, num: int, costs_s: dict[str, float]) -> list[str]:
@@ -52,6 +52,22 @@ def test_a_clients_own_requests_are_served_in_order():
     for each in requests:
         queue.add(each)
     assert [queue.next() for _ in requests] == requests
+
+
+def test_a_lower_priority_is_served_first_among_a_clients_own_requests_alone():
+    queue = FairQueue()
+    for priority in (2, 0, 9, -1, 0):
+        queue.add(request("a", priority))
+    urgent = [request("b", priority=-1000) for _ in range(5)]
+    for each in urgent:
+        queue.add(each)
+    served = []
+    for _ in range(10):
+        served.append(queue.next())
+        queue.charge(served[-1].client, 1.0)
+    assert [each.priority for each in served if each.client == "a"] == [-1, 0, 0, 2, 9]
+    assert [each.client for each in served] == ["a", "b"] * 5
+    assert [each for each in served if each.client == "b"] == urgent
 
 
 def test_nobody_saves_up_time_by_staying_away():

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from omnidraft.decode.engine import Engine
 from omnidraft.ports import DraftTree
-from tests.http_server import post
+from tests.http_server import events, post
 
 BODY: dict[str, Any] = {"prompt": "How many clips", "max_tokens": 2, "seed": 5}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "How many clips"}], "max_tokens": 2, "seed": 5}
@@ -55,6 +55,9 @@ def test_a_chat_has_them_beside_its_choices_and_choices_share_those_of_their_pro
     chat = post(client, "/v1/chat/completions", CHAT | {"prompt_logprobs": 1, "n": 2})
     assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
     assert "prompt_logprobs" not in chat["choices"][0]
+    streamed, *chunks = events(client.post("/v1/chat/completions", json=CHAT | {"prompt_logprobs": 1, "stream": True}))
+    assert streamed["prompt_logprobs"] == chat["prompt_logprobs"]
+    assert all("prompt_logprobs" not in chunk for chunk in chunks)
     body = BODY | {"prompt": ["How many", "How many clips"], "n": 2, "prompt_logprobs": 1}
     first, again, other, _ = (each["prompt_logprobs"] for each in post(client, "/v1/completions", body)["choices"])
     assert first == again

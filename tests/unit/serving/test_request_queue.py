@@ -1,19 +1,26 @@
 """The queue promises order, a bound, one text at a time, and a thread that outlives every failure."""
 
+import asyncio
+import json
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 from math import ceil
 
 import pytest
 
+from omnidraft.config import WorkerSettings
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest
 from omnidraft.errors import ContractError, RequestError
 from omnidraft.ports import Request, Sampling
+from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.queued_request import Abandoned, QueuedRequest, QueueFull, Stopping
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.telemetry.metrics import CountingMetrics
+from tests.attack.raw_http import post, status_of
+from tests.http_server import served
 from tests.tiny_engine import PATIENCE_S, Gated, Slow, broken_target, snapshot, wait_until
 
 GENERATION = GenerationRequest(prompt="How many clips", max_new_tokens=4, seed=1)
@@ -319,3 +326,29 @@ def test_requests_that_are_refused_after_work_hold_up_no_running_text(
         with pytest.raises(RequestError, match="too long"):
             list(each.steps())
     assert refused[1] > refused[0]  # a round of the other text came between them
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+def test_a_burst_of_200_requests_is_answered(many_engine: Engine, is_streamed: bool) -> None:
+    """As a load test sends it, to a worker of default settings."""
+    settings, metrics = WorkerSettings(), CountingMetrics()
+    requests = RequestQueue(metrics, max_waiting=settings.max_queue)
+    app = application(requests, [ServedModel(many_engine, "print")], settings, lambda: b"")
+    body = json.dumps({"prompt": "clips", "max_tokens": 2, "stream": is_streamed}).encode()
+
+    async def ask_at_once(port: int) -> list[bytes]:
+        connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(200)]
+        for _, writer in connections:
+            writer.write(post(body, b"Connection: close"))
+        answers = await asyncio.gather(*[reader.read() for reader, _ in connections])
+        for _, writer in connections:
+            writer.close()
+        return answers
+
+    with served(app, settings) as url:
+        answers = asyncio.run(ask_at_once(int(url.rpartition(":")[2])))
+    requests.close(PATIENCE_S)
+    assert Counter(map(status_of, answers)) == {200: 200}
+    end = b"[DONE]" if is_streamed else b'"finish_reason"'
+    assert all(end in answer for answer in answers)
+    assert metrics.value("omnidraft_requests_total", status="ok") == 200

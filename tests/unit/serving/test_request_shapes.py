@@ -174,6 +174,7 @@ SHAPES: Mapping[str, Shape] = {
     "completions.lists-of-ids": completion(prompt=[[5, 6], [7]], check=num_prompt_tokens(3)),
     "completions.logprobs-10": completion(logprobs=10),
     "completions.20-prompts": completion(prompt=["abc"] * 20, max_tokens=1),
+    "openai.stream_options-without-stream": completion(stream_options={"include_usage": True}, check=None),
     "rl.return_token_ids": completion(return_token_ids=True, check=has_ids),
     "tools.long-name": chat(tools=[{"type": "function", "function": {"name": "mcp__" + "a" * 100}}]),
     "tools.dotted-name": chat(tools=[{"type": "function", "function": {"name": "files.read", "parameters": {}}}]),
@@ -269,6 +270,14 @@ SHAPES: Mapping[str, Shape] = {
             {"type": "custom_tool_call_output", "call_id": "c", "output": "done"},
         ]
     ),
+    "responses.store": responses(store=True),
+    "responses.allowed_tools": responses(
+        tools=[{"type": "function", "name": "run"}, {"type": "function", "name": "walk"}],
+        tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "run"}]},
+    ),
+    "responses.hosted-item": responses(
+        ignored=("input.0 (web_search_call)",), input=[{"type": "web_search_call", "id": "w"}, *HI]
+    ),
     "responses.previous": responses(400, previous_response_id="resp_1", says="stateless"),
     "anthropic.thinking": messages(thinking={"type": "adaptive"}, context_management={"edits": []}),
     "anthropic.thinking-enabled": messages(thinking={"type": "enabled", "budget_tokens": 1024}),
@@ -291,6 +300,24 @@ SHAPES: Mapping[str, Shape] = {
     ),
     "anthropic.deferred-tool": messages(
         tools=[ANTHROPIC_TOOL | {"defer_loading": True, "eager_input_streaming": True}]
+    ),
+    "anthropic.hosted-block": messages(
+        ignored=("content.0 (server_tool_use)",),
+        messages=[*HI, {"role": "assistant", "content": [{"type": "server_tool_use", "id": "s", "name": "w"}]}, *HI],
+    ),
+    "anthropic.tool_reference": messages(
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "x",
+                        "content": [{"type": "tool_reference", "tool_name": "run"}],
+                    }
+                ],
+            }
+        ]
     ),
     "anthropic.prefill": messages(messages=[*HI, {"role": "assistant", "content": "Well"}]),
     "anthropic.top_k-0": messages(top_k=0),
@@ -358,6 +385,10 @@ def test_strict_fields_refuse_what_is_ignored_else(tool_engine: Engine) -> None:
     requests.close(PATIENCE_S)
 
 
+def test_a_client_that_looks_whether_anybody_is_there_is_answered(client: TestClient) -> None:
+    assert client.head("/").status_code == 200
+
+
 def test_bare_curl_and_pages_of_this_machine_may_ask(client: TestClient) -> None:
     body, form = json.dumps(chat().body), {"content-type": "application/x-www-form-urlencoded"}
     assert client.post("/v1/chat/completions", content=body, headers=form).status_code == 200
@@ -371,6 +402,8 @@ def test_bare_curl_and_pages_of_this_machine_may_ask(client: TestClient) -> None
 
 
 def test_the_list_of_models_tells_the_context(client: TestClient) -> None:
-    (model,) = client.get("/v1/models").json()["data"]
+    models = client.get("/v1/models").json()
+    (model,) = models["data"]
+    assert models["models"] == []  # Codex cannot read a list without it
     assert model["max_model_len"] == 16_384
     assert model["created"] > 10**9

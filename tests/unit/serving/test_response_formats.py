@@ -1,6 +1,7 @@
 """Log-probabilities: the target's own, in OpenAI's two shapes, whole and streamed alike, whatever drafts."""
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ BODY = {"prompt": "How many clips", "max_tokens": 24, "seed": 5, "temperature": 
 CHAT = {"messages": [{"role": "user", "content": "How many clips"}], "max_tokens": 24, "seed": 5}
 EURO = "\u20ac".encode()
 VOCABULARY = Vocabulary((b"a", b"bc", EURO[:1], EURO[1:2], EURO[2:], b"", b"\xff"), {}, frozenset({5}))
+NAME_OF = partial(token_text, vocabulary=VOCABULARY)
 
 
 def step(tokens: list[int], text: str, likeliest: tuple[tuple[int, float], ...] = ()) -> Step:
@@ -63,20 +65,20 @@ def test_of_tokens_that_are_spelled_alike_the_emitted_one_counts_then_the_likeli
     twins = Vocabulary((b"a", b"b", b"a"), {}, frozenset())
     likeliest = ((0, -0.1), (1, -3.0), (2, -9.0))
     entry = LogprobEntry(emitted, dict(likeliest)[emitted], likeliest, 0)
-    (top,) = for_completion([entry], twins)["top_logprobs"]
+    (top,) = for_completion([entry], partial(token_text, vocabulary=twins))["top_logprobs"]
     assert top == {"a": told, "b": -3.0}
 
 
 def test_both_shapes_have_the_emitted_token_and_the_likeliest() -> None:
     entries = [LogprobEntry(1, -2.0, ((0, -0.5), (2, -math.inf)), 7)]
-    completion = for_completion(entries, VOCABULARY)
+    completion = for_completion(entries, NAME_OF)
     assert completion == {
         "tokens": ["bc"],
         "token_logprobs": [-2.0],
         "top_logprobs": [{"a": -0.5, "bytes:\\xe2": MIN_LOGPROB, "bc": -2.0}],
         "text_offset": [7],
     }
-    (logprobs,) = for_chat(entries, VOCABULARY)["content"]
+    (logprobs,) = for_chat(entries, NAME_OF, VOCABULARY)["content"]
     likeliest = [
         {"token": "a", "logprob": -0.5, "bytes": [97]},
         {"token": "bytes:\\xe2", "logprob": MIN_LOGPROB, "bytes": [0xE2]},
@@ -113,8 +115,9 @@ def test_the_bytes_of_a_chats_tokens_are_its_text(client: TestClient) -> None:
     assert [each["top_logprobs"] for each in plain["logprobs"]["content"]] == [[]] * len(content)
 
 
-def test_streamed_ones_are_those_of_the_whole_and_no_drafter_shows_in_them(client: TestClient) -> None:
-    body = BODY | {"logprobs": 3}
+@pytest.mark.parametrize("echo", [False, True])
+def test_streamed_ones_are_those_of_the_whole_and_no_drafter_shows_in_them(client: TestClient, echo: bool) -> None:
+    body = BODY | {"logprobs": 3, "echo": echo}
     (whole,) = post(client, "/v1/completions", body)["choices"]
     (plain,) = post(client, "/v1/completions", body | {"speculation": "off"})["choices"]
     assert plain == whole
@@ -125,7 +128,7 @@ def test_streamed_ones_are_those_of_the_whole_and_no_drafter_shows_in_them(clien
         for name, part in choice["logprobs"].items():
             joined[name] += part
         shown += choice["text"]
-        assert all(offset < len(shown) for offset in choice["logprobs"]["text_offset"])
+        assert echo or all(offset < len(shown) for offset in choice["logprobs"]["text_offset"])
     assert (joined, shown) == (whole["logprobs"], whole["text"])
 
 
@@ -167,6 +170,8 @@ def test_who_asks_for_ids_or_an_echo_counts_tokens_so_that_each_has_its_entry(
     (told,) = post(client, "/v1/completions", ends | {"return_token_ids": True})["choices"]
     assert plain["logprobs"]["tokens"] == []
     assert len(echo["logprobs"]["tokens"]) == len(ids) + 1
+    (named,) = post(client, "/v1/completions", ends | {"return_tokens_as_token_ids": True})["choices"]
+    assert named["logprobs"]["tokens"] == [f"token_id:{end}"]
     assert (told["token_ids"], told["prompt_token_ids"], len(told["logprobs"]["tokens"])) == ([end], ids, 1)
 
 
@@ -175,7 +180,7 @@ def test_a_chat_tells_its_prompts_ids_beside_the_choices_once(client: TestClient
     whole = post(client, "/v1/chat/completions", body)
     streamed = list(events(client.post("/v1/chat/completions", json=body | {"stream": True})))
     assert whole["prompt_token_ids"] == streamed[0]["prompt_token_ids"]
-    assert all("prompt_token_ids" not in each for each in streamed if each["choices"][0]["delta"].get("role") is None)
+    assert all("prompt_token_ids" not in each for each in streamed[1:])
     for choice in whole["choices"]:
         chunks = [each["choices"][0] for each in streamed if each["choices"][0]["index"] == choice["index"]]
         assert [token for each in chunks for token in each["token_ids"]] == choice["token_ids"]

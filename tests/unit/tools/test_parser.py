@@ -132,9 +132,12 @@ def test_other_json_goes_on_as_soon_as_it_is_no_call() -> None:
     assert parser.feed("umber").content == '{"number'
 
 
-def test_text_behind_a_call_without_markers_is_content() -> None:
-    fenced = '```json\n{"name": "bash", "arguments": {}}\n```'
-    assert parsed(f"{fenced}\nIt lists:\n{fenced}", HERMES) == (f"\nIt lists:\n{fenced}", [("bash", "{}")])
+@pytest.mark.parametrize("fence", ["```json\n", "```\n", "```json"])
+def test_a_call_in_a_fence_is_read_wherever_it_stands(fence: str) -> None:
+    fenced = fence + '{"name": "bash", "arguments": {}}\n```'
+    assert parsed(f"{fenced}\nIt lists:\n{fenced}", HERMES) == ("\nIt lists:", [("bash", "{}")] * 2)
+    code = "```python\nprint(42)\n```"
+    assert parsed(f"Like {code} it is.\n{fenced} Done.", HERMES) == (f"Like {code} it is. Done.", [("bash", "{}")])
 
 
 def test_a_call_behind_a_false_one_is_read() -> None:

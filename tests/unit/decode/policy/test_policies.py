@@ -257,6 +257,19 @@ def knee(rows: int) -> float:
     return 1.0 + max(rows - 16, 0) / 16
 
 
+@pytest.mark.parametrize(
+    ("pass_s", "acceptances", "num_kept"),
+    [(knee, None, 62), (knee, [0.97] * 62, 15), (lambda rows: 1.0 + rows / 200, [0.97] * 62, 62)],
+    ids=["a chain for this pass alone", "one that the next pass goes on with", "rows that cost little"],
+)
+def test_what_the_next_pass_will_be_as_sure_of_waits_for_it_where_rows_are_dear(pass_s, acceptances, num_kept):
+    values = [0.97**depth for depth in range(1, 63)]
+    policy = CostPolicy(pass_s, lambda rows: 0.001)
+    for _ in range(20):
+        policy.update([TextOutcome(TENANT, 3, 8, [])])
+    assert policy.start_round([RoundText(TENANT, 100)]).prune(values, acceptances) == num_kept
+
+
 def test_drafting_fades_out_as_texts_fill_the_pass():
     """Likely nodes of every text: the more texts, the fewer of each, and none where a row costs what it brings."""
     num_nodes = {}

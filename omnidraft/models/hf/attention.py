@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 
 from omnidraft.errors import ContractError, ModelError
 from omnidraft.models.hf.padded_session import Attend, TextGroup, TextKeys, attend_in_groups
@@ -68,7 +68,7 @@ class AttentionMasks:
         """Return the masks for every layer type; slot C holds position C, but from `start` on this pass's rows."""
         full = self._form(sees_SC)
         if self._window is None:
-            return {"full_attention": full} if self._is_mixed else full
+            return full
         positions_C = torch.arange(sees_SC.shape[1], device=sees_SC.device)
         positions_C[start : start + len(positions_S)] = positions_S
         near_SC = positions_S[:, None] - positions_C < self._window
@@ -115,13 +115,13 @@ def _ropes(config: PreTrainedConfig) -> list[Mapping[str, Any]]:
 def share_key_heads(model: PreTrainedModel) -> None:
     """Make the model's masked attention on a processor work without copies, and take the texts of a pass apart. The
     attention of a model that transformers' own interface does not reach stays unchanged."""
-    attend: dict[str | None, tuple[str, Any]] = {"sdpa": (_SHARED_HEADS, attend_with_shared_heads)}
+    attend: dict[str | None, tuple[str, Any, Any]] = {"sdpa": (_SHARED_HEADS, attend_with_shared_heads, sdpa_mask)}
     if model._supports_attention_backend:
-        attend["eager"] = (_ADDED_MASKS, attend_with_added_mask)
+        attend["eager"] = (_ADDED_MASKS, attend_with_added_mask, eager_mask)
     if (found := attend.get(model.config._attn_implementation)) is not None:
-        name, function = found
+        name, function, mask = found
         AttentionInterface.register(name, function)
-        AttentionMaskInterface.register(name, sdpa_mask)
+        AttentionMaskInterface.register(name, mask)
         model.set_attn_implementation(name)
 
 
@@ -137,7 +137,8 @@ def attend_with_added_mask(
     eager = sys.modules[type(module).__module__].eager_attention_forward
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        mixed: torch.Tensor = eager(module, query, key, value, added_mask(mask).to(query.dtype), **options)[0]
+        added = mask if mask.is_floating_point() else added_mask(mask)
+        mixed: torch.Tensor = eager(module, query, key, value, added.to(query.dtype), **options)[0]
         return mixed
 
     if isinstance(key, PackedKeys):

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 VOCAB_SIZE = 300
 _BASE: Mapping[str, Any] = {
@@ -110,16 +110,23 @@ FAMILIES: Mapping[str, Tiny] = {
 
 @lru_cache(maxsize=4)
 def family_model(name: str) -> PreTrainedModel:
-    """The model of a family with weights of bfloat16, in float32, whose spread makes attention and logits clear-cut."""
+    """The model of a family with weights of bfloat16, in float32."""
     tiny = FAMILIES[name]
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(tiny.model_type, **{**_BASE, **tiny.changes})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+    config = family_config(tiny.model_type, tiny.changes)
+    return with_spread(AutoModelForCausalLM.from_config(config, dtype=torch.float32)).to(torch.bfloat16).float()
+
+
+def family_config(model_type: str, changes: Mapping[str, Any]) -> PreTrainedConfig:
+    return AutoConfig.for_model(model_type, **{**_BASE, **changes})
+
+
+def with_spread(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with weights whose spread makes attention, experts and logits clear-cut."""
     draws = torch.Generator().manual_seed(1)
-    for parameter_name, parameter in model.named_parameters():
+    for name, parameter in model.eval().requires_grad_(False).named_parameters():
         noise = torch.randn(parameter.shape, generator=draws)
         if parameter.dim() > 1:
-            parameter.copy_(noise * (1.0 if "embed" in parameter_name else 1.3 / parameter.shape[-1] ** 0.5))
+            parameter.copy_(noise * (1.0 if "embed" in name else 1.3 / parameter.shape[-1] ** 0.5))
         else:
             parameter.add_(noise * 0.2)
-    return model.to(torch.bfloat16).float()
+    return model

@@ -79,6 +79,16 @@ class AttentionMasks:
         return added_mask(sees_SC[None, None]) if self._is_added else sees_SC[None, None]
 
 
+def refusal(model: PreTrainedModel) -> str | None:
+    """Return why a model's passes cannot be served; None if they can."""
+    try:
+        AttentionMasks(model)
+        context_limit(model.config.get_text_config())
+    except ModelError as exc:
+        return str(exc)
+    return None
+
+
 def added_mask(sees: torch.Tensor) -> torch.Tensor:
     """Return what transformers' own attention adds to the scores, where torch's takes a boolean mask."""
     lowest = torch.finfo(torch.float32).min

@@ -42,6 +42,15 @@ def causal_lm(folder: Path, **options: Any) -> PreTrainedModel:
         return with_all_weights(folder, local_files_only=True, use_safetensors=True, trust_remote_code=False, **options)
 
 
+def without_weights(folder: Path) -> PreTrainedModel:
+    """Return the causal language model of a folder on no device, which has shapes alone. Raises ModelError."""
+    with default_dtype_lock, model_errors(f"{folder} is not a model folder that transformers can load"):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            model: PreTrainedModel = _loader(config).from_config(config)
+        return model
+
+
 def load_config(folder: Path) -> PreTrainedConfig:
     """Return the configuration of a folder's text model. Raises ModelError."""
     with model_errors(f"{folder} is not a model folder that transformers can load"):
@@ -56,9 +65,9 @@ def with_all_weights(source: Path, **options: Any) -> PreTrainedModel:
     that only images or sounds go through may lack theirs.
     """
     config = AutoConfig.from_pretrained(source, **{name: options[name] for name in _CONFIG_OPTIONS if name in options})
-    is_text = type(config) in AutoModelForCausalLM._model_mapping
-    loader: Any = AutoModelForCausalLM if is_text else AutoModelForImageTextToText
-    model, report = loader.from_pretrained(source, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    model, report = _loader(config).from_pretrained(
+        source, output_loading_info=True, ignore_mismatched_sizes=True, **options
+    )
     unread = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
     encoders = {*model.base_model.parameters()} - {*model.get_decoder().parameters()}
     parameters = sorted(name for name, each in model.named_parameters() if name in unread and each not in encoders)
@@ -68,6 +77,11 @@ def with_all_weights(source: Path, **options: Any) -> PreTrainedModel:
         raise ModelError(f"{where} has no weights that fit {names}: it is incomplete, or not of one model")
     loaded: PreTrainedModel = model
     return loaded
+
+
+def _loader(config: PreTrainedConfig) -> Any:
+    """Return the class that loads a model of text, or one of images and text."""
+    return AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
 
 
 def require_unquantised(model: PreTrainedModel, folder: Path) -> None:

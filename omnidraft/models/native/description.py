@@ -172,11 +172,8 @@ class Described:
         return (getattr(config, "sliding_window", None) or 0) if has_window else 0
 
     def _rotated(self) -> int:
-        kinds = getattr(self._config, "layer_types", None) or [None]
-        ropes = (getattr(self._config, "rope_parameters", None) or {}).values()
-        options = {"layer_type": kinds[0]} if any(isinstance(each, Mapping) for each in ropes) else {}
-        cos: torch.Tensor = self._base.rotary_emb(torch.zeros(1), torch.zeros(1, 1, dtype=torch.long), **options)[0]
-        return cos.shape[-1]
+        rotary, kinds = self._base.rotary_emb, getattr(self._config, "layer_types", None) or ("",)
+        return 2 * len(_first(rotary, f"{kinds[0]}_inv_freq", "inv_freq"))
 
     def _embedding_scale(self) -> float:
         if self._family.scales_embeddings:

@@ -1,4 +1,4 @@
-"""`omnidraft models`: list the catalog, pull a model, print its path."""
+"""`omnidraft models`: list the catalog, pull a model, say what it is and where it lies."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from omnidraft.errors import ModelUnknown
 if TYPE_CHECKING:
     from omnidraft.models.catalog.known_models import CatalogModel
 
-app = group("Models: list the catalog, pull one, or say where it lies.")
+app = group("Models: list the catalog, pull one, or say what it is and where it lies.")
 
 
 @app.command("list")
@@ -65,3 +65,42 @@ def path(name: Annotated[str, typer.Argument(help="A catalog name.")]) -> None:
     if folder is None:
         raise ModelUnknown(f"{name} is not installed; run `omnidraft models pull {name}`")
     print(folder)
+
+
+@app.command("inspect")
+def inspect(
+    name: Annotated[str, typer.Argument(help="A catalog name or a local folder.")], as_json: AsJson = False
+) -> None:
+    """Say what a model is, and which path computes it, without loading its weights."""
+    from omnidraft.models.catalog import store
+    from omnidraft.models.hf.attention import refusal
+    from omnidraft.models.hf.pretrained import without_weights
+    from omnidraft.models.native.weights import unsupported_reason
+
+    with download_bars() as progress:
+        folder = store.resolve(name, progress=progress)
+    model = without_weights(folder)
+    config: Any = model.config.get_text_config()
+    path, reason = "our kernels", unsupported_reason(model)
+    if reason is not None:
+        path, problem = "transformers", refusal(model)
+        path, reason = ("nothing here", problem) if problem else (path, reason)
+    facts = {
+        "folder": str(folder),
+        "type": config.model_type,
+        "parameters": sum(each.numel() for each in model.parameters()),
+        "layers": config.num_hidden_layers,
+        "hidden size": config.hidden_size,
+        "vocabulary": config.vocab_size,
+        "context": getattr(config, "max_position_embeddings", None),
+        "computed by": path,
+        "because": reason,
+    }
+    if as_json:
+        print(json.dumps(facts))
+        return
+    table = whole_table("", name)
+    for label, value in facts.items():
+        if value is not None:
+            table.add_row(label, f"{value:,}" if isinstance(value, int) else str(value))
+    Console(markup=False, highlight=False).print(table)

@@ -7,6 +7,7 @@ Shapes: S rows of a pass, C slots.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,15 +15,14 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 
 from omnidraft.errors import ContractError, ModelError
 from omnidraft.models.hf.padded_session import Attend, TextGroup, TextKeys, attend_in_groups
 
 Masks = torch.Tensor | Mapping[str, torch.Tensor]
-_SHARED_HEADS = "sdpa_with_shared_heads"
-_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
-_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+_SHARED_HEADS, _ADDED_MASKS = "sdpa_with_shared_heads", "eager_with_added_masks"
+_KNOWN_LAYERS = {"full_attention", "sliding_attention", "attention"}
 logger = logging.getLogger(__name__)
 
 
@@ -47,35 +47,52 @@ class AttentionMasks:
         model takes no masks but those of padding."""
         config = model.config.get_text_config()
         layers = set(getattr(config, "layer_types", None) or ())
-        if model._is_stateful or layers - _KNOWN_LAYERS:
+        if (model._is_stateful and not layers) or layers - _KNOWN_LAYERS:
             raise ModelError(
                 f"a {config.model_type} model has layers whose state cannot be cut back after a rejected draft; "
                 "use a model with full or sliding attention layers only"
             )
+        if "local" in str(getattr(config, "attention_types", "")):
+            raise ModelError(f"a {config.model_type} model has windows of its own, which take no trees")
         if getattr(config, "alibi", False):
             raise ModelError(
                 f"a {config.model_type} model with ALiBi takes no masks of trees; use a model with rotary positions"
             )
-        self._is_mixed = bool(layers)
+        self._is_mixed = bool(layers - {"attention"})
+        self._is_added = model.config._attn_implementation == "eager"
         window = getattr(config, "sliding_window", None)
         has_window = "sliding_attention" in layers or (not layers and getattr(config, "use_sliding_window", True))
         self._window: int | None = window if has_window else None
 
     def masks(self, sees_SC: torch.Tensor, positions_S: torch.Tensor, start: int) -> Masks:
         """Return the masks for every layer type; slot C holds position C, but from `start` on this pass's rows."""
-        full = sees_SC[None, None]
+        full = self._form(sees_SC)
         if self._window is None:
             return full
         positions_C = torch.arange(sees_SC.shape[1], device=sees_SC.device)
         positions_C[start : start + len(positions_S)] = positions_S
         near_SC = positions_S[:, None] - positions_C < self._window
-        near = (sees_SC & near_SC)[None, None]
+        near = self._form(sees_SC & near_SC)
         return {"full_attention": full, "sliding_attention": near} if self._is_mixed else near
 
+    def _form(self, sees_SC: torch.Tensor) -> torch.Tensor:
+        return added_mask(sees_SC[None, None]) if self._is_added else sees_SC[None, None]
 
-def has_length_dependent_rope(config: PreTrainedConfig) -> bool:
-    """Return whether the rotation of a key depends on the final length of the text; then passes do not agree on it."""
-    return any(rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE for rope in _ropes(config))
+
+def refusal(model: PreTrainedModel) -> str | None:
+    """Return why a model's passes cannot be served; None if they can."""
+    try:
+        AttentionMasks(model)
+        context_limit(model.config.get_text_config())
+    except ModelError as exc:
+        return str(exc)
+    return None
+
+
+def added_mask(sees: torch.Tensor) -> torch.Tensor:
+    """Return what transformers' own attention adds to the scores, where torch's takes a boolean mask."""
+    lowest = torch.finfo(torch.float32).min
+    return torch.zeros(sees.shape, device=sees.device).masked_fill_(~sees, lowest)
 
 
 def context_limit(config: PreTrainedConfig) -> int:
@@ -106,12 +123,37 @@ def _ropes(config: PreTrainedConfig) -> list[Mapping[str, Any]]:
 
 
 def share_key_heads(model: PreTrainedModel) -> None:
-    """Make the model's masked attention on a processor work without copies; all other attention stays unchanged."""
-    if model.config._attn_implementation != "sdpa":
-        return
-    AttentionInterface.register(_SHARED_HEADS, attend_with_shared_heads)
-    AttentionMaskInterface.register(_SHARED_HEADS, sdpa_mask)
-    model.set_attn_implementation(_SHARED_HEADS)
+    """Make the model's masked attention on a processor work without copies, and take the texts of a pass apart. The
+    attention of a model that transformers' own interface does not reach stays unchanged."""
+    attend: dict[str | None, tuple[str, Any, Any]] = {"sdpa": (_SHARED_HEADS, attend_with_shared_heads, sdpa_mask)}
+    if model._supports_attention_backend:
+        attend["eager"] = (_ADDED_MASKS, attend_with_added_mask, eager_mask)
+    if (found := attend.get(model.config._attn_implementation)) is not None:
+        name, function, mask = found
+        AttentionInterface.register(name, function)
+        AttentionMaskInterface.register(name, mask)
+        model.set_attn_implementation(name)
+
+
+def attend_with_added_mask(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend as the model's own module does without torch's attention, which has no caps or sinks of scores."""
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        added = mask if mask.is_floating_point() else added_mask(mask)
+        mixed: torch.Tensor = eager(module, query, key, value, added.to(query.dtype), **options)[0]
+        return mixed
+
+    if isinstance(key, PackedKeys):
+        return _attend_texts(attend, query, mask, key), None
+    return attend(query, key, value, mask), None
 
 
 def attend_with_shared_heads(

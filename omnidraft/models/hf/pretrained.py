@@ -11,12 +11,20 @@ from threading import RLock
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from omnidraft.errors import ModelError, model_errors
 from omnidraft.models.catalog.gguf_conversion import repair_config
 from omnidraft.models.hf.tokenizer_cache import fast_tokenizer
+
+_CONFIG_OPTIONS = ("local_files_only", "trust_remote_code", "gguf_file")
 
 default_dtype_lock = RLock()
 """Held while torch's default floating type may be another than float32, and by whoever has to rely on it."""
@@ -34,6 +42,15 @@ def causal_lm(folder: Path, **options: Any) -> PreTrainedModel:
         return with_all_weights(folder, local_files_only=True, use_safetensors=True, trust_remote_code=False, **options)
 
 
+def without_weights(folder: Path) -> PreTrainedModel:
+    """Return the causal language model of a folder on no device, which has shapes alone. Raises ModelError."""
+    with default_dtype_lock, model_errors(f"{folder} is not a model folder that transformers can load"):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            model: PreTrainedModel = _loader(config).from_config(config)
+        return model
+
+
 def load_config(folder: Path) -> PreTrainedConfig:
     """Return the configuration of a folder's text model. Raises ModelError."""
     with model_errors(f"{folder} is not a model folder that transformers can load"):
@@ -42,10 +59,15 @@ def load_config(folder: Path) -> PreTrainedConfig:
 
 
 def with_all_weights(source: Path, **options: Any) -> PreTrainedModel:
-    """Return what `from_pretrained` loads. Raises ModelError where the source has no weights for a part of the model,
-    which transformers fills at random. Parts that only images or sounds go through may lack theirs."""
-    load: Any = AutoModelForCausalLM.from_pretrained
-    model, report = load(source, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    """Return what `from_pretrained` loads, also of a model that takes images beside texts.
+
+    Raises ModelError where the source has no weights for a part of the model, which transformers fills at random. Parts
+    that only images or sounds go through may lack theirs.
+    """
+    config = AutoConfig.from_pretrained(source, **{name: options[name] for name in _CONFIG_OPTIONS if name in options})
+    model, report = _loader(config).from_pretrained(
+        source, output_loading_info=True, ignore_mismatched_sizes=True, **options
+    )
     unread = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
     encoders = {*model.base_model.parameters()} - {*model.get_decoder().parameters()}
     parameters = sorted(name for name, each in model.named_parameters() if name in unread and each not in encoders)
@@ -55,6 +77,11 @@ def with_all_weights(source: Path, **options: Any) -> PreTrainedModel:
         raise ModelError(f"{where} has no weights that fit {names}: it is incomplete, or not of one model")
     loaded: PreTrainedModel = model
     return loaded
+
+
+def _loader(config: PreTrainedConfig) -> Any:
+    """Return the class that loads a model of text, or one of images and text."""
+    return AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
 
 
 def require_unquantised(model: PreTrainedModel, folder: Path) -> None:

@@ -7,7 +7,8 @@ Fast mode: passes hold the trees of all texts, and read the slots in use.
 Shapes: B rows of a batch, S ids of a row, C slots, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,6 @@ class TransformersTarget:
         self.vocab_size: int = config.vocab_size
         self.context_limit = attention.context_limit(config)
         self._num_layers: int = config.num_hidden_layers
-        self._has_length_dependent_rope = attention.has_length_dependent_rope(config)
         self.fingerprint = (
             f"{name}-{precision}-{_device(model.device)}"
             f"-b{shape.chains}-w{shape.width}-p{shape.prefill_rows}-c{shape.capacity_step}"
@@ -140,8 +140,6 @@ class TransformersTarget:
         return self._capacity(num_ids) * self._bytes_of_slot
 
     def _require_determinism(self, capacity: int) -> None:
-        if self._has_length_dependent_rope:
-            raise ModeRefused("this model's rope depends on the length of the text")
         self._self_tests.require(capacity, partial(self.self_test, capacity))
 
     def self_test(self, capacity: int) -> None:
@@ -183,14 +181,15 @@ class TransformersTarget:
         """Return the logits [B, num_logits, V] of the first ids of each row; keys go to the range of `slots`."""
         device = self._model.device
         positions_S, sees_SC = positions_S.to(device), sees_SC.to(device)
-        output = self._model(
-            input_ids=torch.tensor(ids_BS, device=device),
-            position_ids=positions_S[None].clamp(max=self.context_limit - 1),  # only padding can be beyond it
-            attention_mask=self._attention.masks(sees_SC, positions_S, slots.start),
-            past_key_values=slots,
-            use_cache=True,
-            logits_to_keep=torch.arange(num_logits, device=device),
-        )
+        with _experts_by_row(self._model):
+            output = self._model(
+                input_ids=torch.tensor(ids_BS, device=device),
+                position_ids=positions_S[None].clamp(max=self.context_limit - 1),  # only padding can be beyond it
+                attention_mask=self._attention.masks(sees_SC, positions_S, slots.start),
+                past_key_values=slots,
+                use_cache=True,
+                logits_to_keep=torch.arange(num_logits, device=device),
+            )
         logits_BSV: torch.Tensor = output.logits
         return logits_BSV
 
@@ -222,6 +221,18 @@ def load_target(
         return TransformersTarget(changed, name=name, precision=chosen, kernels=kernels)  # type: ignore[arg-type]
 
 
+@contextmanager
+def _experts_by_row(model: PreTrainedModel) -> Iterator[None]:
+    """Let each row meet its experts alone: together with others, how it is rounded depends on them."""
+    config: Any = model.config.get_text_config()
+    before = getattr(config, "_experts_implementation", None)
+    if before is not None:
+        config._experts_implementation = "batched_mm"
+    yield
+    if before is not None:
+        config._experts_implementation = before
+
+
 def _device(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
@@ -240,6 +251,6 @@ def load_model(folder: Path) -> PreTrainedModel:
         ModelError: it is not one that transformers can load here, or its weights are incomplete or quantised.
     """
     choice.torch_products()
-    model = causal_lm(folder, dtype="auto", attn_implementation="sdpa")
+    model = causal_lm(folder, dtype="auto")
     require_unquantised(model, folder)
     return model.requires_grad_(False)

@@ -18,6 +18,7 @@ from transformers.masking_utils import sdpa_mask
 
 from omnidraft.models.hf.attention import (
     PackedKeys,
+    added_mask,
     attend_by_text,
     attend_with_shared_heads,
     has_special_scores,
@@ -42,17 +43,8 @@ def take_texts_apart(model: PreTrainedModel) -> bool:
 
 def mask_form(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
     """Return what makes a mask [1, 1, rows, keys] for this model's attention of which keys a row sees."""
-    return _added if model.config._attn_implementation == "eager" else _seen
-
-
-def _seen(sees_RK: Tensor) -> Tensor:
-    return sees_RK[None, None]
-
-
-def _added(sees_RK: Tensor) -> Tensor:
-    """Return what transformers' own attention adds to the scores, where torch's takes a boolean mask."""
-    lowest = torch.finfo(torch.float32).min
-    return torch.zeros(sees_RK.shape).masked_fill_(~sees_RK, lowest)[None, None]
+    form = added_mask if model.config._attn_implementation == "eager" else (lambda sees: sees)
+    return lambda sees_RK: form(sees_RK[None, None])
 
 
 class _TextsLayer(CacheLayerMixin):

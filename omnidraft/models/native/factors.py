@@ -54,6 +54,9 @@ class PackedFactors:
                 name = _module(layer, source)
                 a.append(self._a(tensors.get(name + A), shapes[name][1]))
                 b.append(self._b(tensors.get(name + B), self._sizes.rows(source)))
+            if not a:  # experts have no factors
+                packed.append((torch.zeros(0, dtype=torch.bfloat16), torch.zeros(0, dtype=torch.bfloat16)))
+                continue
             blocks = torch.stack(b, dim=1).flatten(0, 1) if matrix == _TURNS else torch.cat(b)
             packed.append((torch.cat(a), blocks))
         return packed

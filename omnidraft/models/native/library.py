@@ -26,14 +26,15 @@ HEADS = {"int4": "int8"}
 
 LAYER_PARTS = (
     "norm", "post_norm", "mlp_norm", "post_mlp_norm", "query_norm", "key_norm", "bias", "out_bias", "gate_up_bias",
-    "down_bias", "cos", "sin", "sinks", "qkv", "out", "gate_up", "down",
+    "down_bias", "cos", "sin", "sinks", "router", "qkv", "out", "gate_up", "down",
 )  # fmt: skip
 """Addresses of a layer, null for what it has not."""
 MODEL_PARTS = ("norm", "head", "embedding", "query_scale")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "squared_relu")
 _INTEGERS = (
     "num_layers", "hidden", "num_query_heads", "num_key_heads", "head_size", "mlp", "vocabulary", "activation",
-    "is_gated", "norms_have_mean", "norms_whole", "norms_rotated", "is_parallel", "rotated",
+    "is_gated", "norms_have_mean", "norms_whole", "norms_rotated", "is_parallel", "num_experts", "experts_per_row",
+    "shares_are_whole", "rotated",
 )  # fmt: skip
 _FLOATS = ("eps", "scaling", "embedding_scale", "residual_scale", "logit_scale", "score_cap", "logit_cap")
 MODEL_NUMBERS = (*_INTEGERS, *_FLOATS)

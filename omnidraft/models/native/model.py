@@ -40,7 +40,7 @@ class NativeModel:
     ) -> None:
         """
         Args:
-            model: one that families.Described reads, which is packed in memory here, or one that is packed already.
+            model: one that description.Described reads, which is packed in memory here, or one that is packed already.
             precision: `int8` and `int4` round weights to levels per group, and activations to 8 bits with a step for
                 every 64 or 32 of them; the others keep activations exact.
             library: a build of our kernels that works here; see library.load.

@@ -61,6 +61,9 @@ class ModelSizes:
     norms_whole: bool
     norms_rotated: bool
     is_parallel: bool
+    num_experts: int
+    experts_per_row: int
+    shares_are_whole: bool
     embedding_scale: float
     residual_scale: float
     logit_scale: float

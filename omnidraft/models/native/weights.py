@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from omnidraft.models.native import library as native
-from omnidraft.models.native.families import Described, Undescribed
+from omnidraft.models.native.description import Described, Undescribed
 from omnidraft.models.native.matrix import address_of, memory, pack
 from omnidraft.models.native.packed_model import PackedModel, Part, Source, layer_part
 
@@ -64,7 +64,14 @@ class ModelParts:
         name = partial(layer_part, number)
         for norm, weights in self._model.norms(number):
             yield _tensor(name(norm), weights)
+        if (experts := self._model.experts(number)) is not None:
+            router, gate_up_ENK, down_ENK = experts
+            yield _tensor(name("router"), torch.nn.functional.pad(router, (0, -router.shape[1] % native.GROUP)))
+            yield self._experts(name("gate_up"), [each.chunk(2) for each in gate_up_ENK])
+            yield self._experts(name("down"), [(each,) for each in down_ENK])
         for matrix, sources in self.sizes.sources.items():
+            if not sources:
+                continue
             if (bias := self._bias(matrix, layer, sources)) is not None:
                 yield _tensor(name(_BIASES[matrix]), bias)
             yield self._matrix(name(matrix), layer, sources, in_turns=matrix == _TURNS)
@@ -96,6 +103,17 @@ class ModelParts:
                     pack(self._library, self._kind, weight_NK, address + start, 1, 0)
 
         return Part(name, sum(sizes), write)
+
+    def _experts(self, name: str, experts: Sequence[Sequence[torch.Tensor]]) -> Part:
+        """Return a part with the matrices of each expert, their blocks in turns, one expert after the other."""
+        size = sum(self._packed_bytes(self._kind, each.shape) for each in experts[0])
+
+        def write(address: int) -> None:
+            for number, matrices in enumerate(experts):
+                for turn, weight_NK in enumerate(matrices):
+                    pack(self._library, self._kind, weight_NK, address + number * size, len(matrices), turn)
+
+        return Part(name, size * len(experts), write)
 
     def _bias(self, matrix: str, layer: Any, sources: Sequence[Source]) -> torch.Tensor | None:
         """Return the biases of a matrix in the order of its blocks; None if it has none."""

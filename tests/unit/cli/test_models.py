@@ -7,6 +7,7 @@ import pytest
 
 from omnidraft.models.catalog import known_models, store
 from tests.cli_runs import run_cli
+from tests.unit.models.native.families import family_config
 
 
 @pytest.mark.parametrize(("options", "name"), [([], "gemma3-270m"), (["--gguf"], "gemma3-270m.gguf")])
@@ -31,3 +32,26 @@ def test_the_list_as_json_has_what_the_table_has(
     model = known_models.find(told[0]["name"])
     expected = {"hub_id": model.hub_id, "num_tokens": model.num_tokens, "licence": model.licence, "path": None}
     assert told[0] == {"name": model.name, **expected}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "path", "reason"),
+    [
+        ("qwen3", {"head_dim": 16}, "our kernels", None),
+        ("gpt2", {"n_embd": 64, "n_head": 4}, "transformers", "gpt2 is no family that our kernels know"),
+        ("falcon", {"alibi": True}, "nothing here", "a falcon model with ALiBi takes no masks of trees"),
+    ],
+)
+def test_an_inspection_says_which_path_computes_a_model_and_why(
+    model_type: str,
+    changes: dict[str, object],
+    path: str,
+    reason: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    family_config(model_type, changes).save_pretrained(tmp_path)
+    told = json.loads(run_cli(("models", "inspect", str(tmp_path), "--json"), monkeypatch, capsys).stdout)
+    assert (told["type"], told["computed by"]) == (model_type, path)
+    assert told["because"] is None if reason is None else told["because"].startswith(reason)

@@ -276,22 +276,81 @@ template <class W, class Head, class T, class E> struct Forward {
             default: x = vmax(x, Floats{}); return x * x;
         }
     }
-    void feed_forward(int number) {
-        const Layer& layer = m.layer[number];
-        const char* rows = normed({number, GATE_UP}, layer.mlp_norm);
+    auto write_activated(float* to) {
         int parts = m.is_gated ? 2 : 1;
-        auto gate_then_up = [this, parts](int block, int row, Floats low, Floats high) {
-            float* at = s.mlp + (size_t)row * size.mlp + block / parts * BLOCK;
+        return [=, this](int block, int row, Floats low, Floats high) {
+            float* at = to + (size_t)row * size.mlp + block / parts * BLOCK;
             if (block % parts)
                 store(at, widen(at) * low), store(at + LANES, widen(at + LANES) * high);
             else
                 store(at, activated(low)), store(at + LANES, activated(high));
         };
+    }
+    void feed_forward(int number) {
+        const Layer& layer = m.layer[number];
+        if (layer.router) return experts(number);
+        int parts = m.is_gated ? 2 : 1;
+        const char* rows = normed({number, GATE_UP}, layer.mlp_norm);
         layer_matrix({number, GATE_UP}, layer.gate_up, layer.gate_up_bias, parts * blocks(m.mlp), rows, m.hidden,
-                     gate_then_up, parts);
+                     write_activated(s.mlp), parts);
         barrier();
         rows = prepared({number, DOWN}, s.mlp, m.mlp);
         end_branch({number, DOWN}, layer.down, layer.down_bias, rows, m.mlp, layer.post_mlp_norm);
+    }
+    // Multiplies the rows of each expert by its matrix of `num_blocks` blocks.
+    template <class Write> void expert_matrix(const char* weights, int num_blocks, int k, int unit, Write write) {
+        const Experts& e = s.experts;
+        int all = m.num_experts * num_blocks / unit;
+        s.queues[number_of_matrix++].take_all(all, W::MIN_BLOCKS, threads, [&](int first, int last) {
+            for (int at = first * unit; at < last * unit;) {
+                int expert = at / num_blocks, begin = at % num_blocks;
+                int end = std::min(num_blocks, begin + last * unit - at), row = e.first[expert];
+                at += end - begin;
+                if (int count = e.first[expert + 1] - row)
+                    W::multiply_all(weights + expert * num_blocks * block_bytes<W>(k), begin, end,
+                                    s.expert_rows + row * W::row_bytes(k), count, k,
+                                    [&](int block, int r, Floats low, Floats high) { write(block, row + r, low, high); });
+            }
+        });
+        barrier();
+    }
+    void experts(int number) {
+        const Layer& layer = m.layer[number];
+        const Experts& e = s.experts;
+        int parts = m.is_gated ? 2 : 1, assignments = p.rows * m.experts_per_row;
+        auto share_of = [&](int count, auto run) {
+            for (int at = share(count, thread, threads); at < share(count, thread + 1, threads); at++) run(at);
+        };
+        share_of(p.rows, [&](int row) {
+            float *x = s.x + row * size.hidden, *normed = s.product + row * size.hidden;
+            norm_hidden(x, layer.mlp_norm, normed);
+            e.choose(m, layer.router, normed, row, s.expert_scores);
+        });
+        barrier();
+        if (thread == 0) e.assign(m, p.rows);
+        barrier();
+        share_of(assignments, [&](int at) {
+            W::prepare(s.product + e.rows[at] * size.hidden, m.hidden, s.expert_rows + at * W::row_bytes(m.hidden));
+        });
+        barrier();
+        expert_matrix(layer.gate_up, parts * blocks(m.mlp), m.hidden, parts, write_activated(s.expert_mlp));
+        share_of(assignments, [&](int at) {
+            float* x = s.expert_mlp + (size_t)at * size.mlp;
+            std::fill(x + m.mlp, x + size.mlp, 0.f);
+            W::prepare(x, m.mlp, s.expert_rows + at * W::row_bytes(m.mlp));
+        });
+        barrier();
+        expert_matrix(layer.down, blocks(m.hidden), m.mlp, 1, write_to(s.expert_product, size.hidden));
+        share_of(p.rows, [&](int row) {
+            float* x = s.x + row * size.hidden;
+            for (int i = 0; i < m.hidden; i += LANES) {
+                Floats sum{};
+                for (int n = row * m.experts_per_row; n < (row + 1) * m.experts_per_row; n++)
+                    sum = fma(widen(s.expert_product + (size_t)e.places[n] * size.hidden + i), splat(e.shares[n]), sum);
+                store(x + i, widen(x + i) + m.residual_scale * sum);
+            }
+        });
+        barrier();
     }
     void logits() {
         const char* rows = normed<Head>({0, NONE}, m.norm, p.rows - p.logit_rows, p.hidden);

@@ -11,7 +11,8 @@ struct Layer {
     const float *bias, *out_bias, *gate_up_bias, *down_bias;    // in the order of the matrices' blocks
     const float *cos, *sin;                                     // [positions, rotated / 2]
     const float* sinks;                                         // [Q], a score for each head that no value has
-    const char *qkv, *out, *gate_up, *down;
+    const float* router;                                        // [experts, padded H]
+    const char *qkv, *out, *gate_up, *down;                     // the last two of all experts, one after the other
     int window;  // positions that a row sees, its own included; 0: all
 };
 
@@ -24,6 +25,8 @@ struct Model {
     int norms_have_mean;                            // LayerNorm instead of RMSNorm
     int norms_whole, norms_rotated;                 // query_norm and key_norm: of all heads together; behind the rotation
     int is_parallel;                                // the MLP reads what attention reads
+    int num_experts, experts_per_row;               // 0: none
+    int shares_are_whole;                           // of a row's experts: they sum to 1
     int rotated;                                    // leading values of a head that are rotated
     float eps, scaling;                             // of scores
     float embedding_scale, residual_scale, logit_scale;

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "experts.h"
 #include "factors.h"
 #include "interface.h"
 #include "multiply.h"
@@ -24,6 +25,9 @@ struct Sizes {
 struct Scratch {
     float *x, *qkv, *attended, *mlp;
     float* product;  // of a branch, before it is added
+    Experts experts;
+    float *expert_mlp, *expert_product, *expert_scores;  // of each assignment, and the scores of this thread's row
+    char* expert_rows;
     char* shared_rows;
     float* shared_reduced;                         // the rows' inputs times the A of their factors
     float *thread_row, *thread_reduced, *scores;  // of this thread
@@ -47,6 +51,13 @@ struct Scratch {
         mlp = floats((size_t)rows * size.mlp);
         product = floats((size_t)rows * size.hidden);
         queues = (WorkQueue*)take((size_t)num_matrices(m) * sizeof(WorkQueue));
+        int assignments = rows * m.experts_per_row;
+        auto integers = [&](int count) { return (int*)take(count * sizeof(int)); };
+        experts = {integers(assignments), floats(assignments), integers(m.num_experts + 1), integers(assignments),
+                   integers(assignments)};
+        expert_mlp = floats((size_t)assignments * size.mlp);
+        expert_product = floats((size_t)assignments * size.hidden);
+        if (assignments) expert_rows = take(prepared_bytes(assignments, std::max(size.hidden, size.mlp)));
         shared_rows = take(prepared_bytes(rows, size.widest));
         shared_reduced = floats((size_t)rows * MAX_PARTS * rank);
         for (int t = 0; t < threads; t++) {
@@ -55,9 +66,10 @@ struct Scratch {
             float* reduced = floats((size_t)MAX_THREAD_ROWS * MAX_PARTS * rank);
             float* weights = floats((size_t)MAX_GROUP * capacity);
             char* slots = take(capacity);
+            float* scores_of_row = floats(m.num_experts);
             if (t != thread) continue;
             thread_row = row, thread_rows = rows_of_thread, thread_reduced = reduced;
-            scores = weights, masked = (bool*)slots;
+            scores = weights, masked = (bool*)slots, expert_scores = scores_of_row;
         }
         bytes = next - memory;
     }

@@ -211,14 +211,6 @@ def test_the_context_can_be_filled_to_its_last_id(mode):
     torch.testing.assert_close(scores[0], whole_pass(model, [*ids, 5, 6, 7])[-1], **CLOSE)
 
 
-def test_a_rope_that_moves_with_the_text_is_refused_in_reproducible_mode():
-    config = LlamaConfig(**SHAPE, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
-    target = TransformersTarget(AutoModelForCausalLM.from_config(config), PASSES, name="x", precision="float32")
-    with pytest.raises(ModeRefused, match="rope"):
-        target.open([1, 2], 5, "reproducible")
-    target.open([1, 2], 5, "fast")
-
-
 def test_a_model_that_rotates_long_texts_otherwise_takes_short_ones_alone():
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 4.0}
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64, **factors}

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 VOCAB_SIZE = 300
 _BASE: Mapping[str, Any] = {
@@ -27,6 +27,7 @@ _YARN = {
 _GRANITE = {
     "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0, "attention_multiplier": 0.0625,
 }  # fmt: skip
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,15 @@ FAMILIES: Mapping[str, Tiny] = {
     "Phi-3": _tiny("phi3", sliding_window=12),
     "Phi-4": _tiny("phi3", sliding_window=None, hidden_size=128, rope_parameters={
         "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, partial_rotary_factor=0.5),
+    "Phi-4-mini": _tiny(
+        "phi3", hidden_size=128, sliding_window=None, partial_rotary_factor=0.5, original_max_position_embeddings=64,
+        rope_parameters={
+            "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "factor": 4.0,
+            "short_factor": [1.0 + 0.02 * i for i in range(8)], "long_factor": [1.5 + 0.1 * i for i in range(8)],
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "InternLM2 as Llama": _tiny("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
     "OLMo 2": _tiny("olmo2"),
     "OLMo 3": _tiny("olmo3", **_WINDOWS),
     "Granite 3": _tiny("granite", tie_word_embeddings=True, **_GRANITE),
@@ -89,6 +99,9 @@ FAMILIES: Mapping[str, Tiny] = {
     ),
     "Falcon 40B": _tiny("falcon", num_kv_heads=2, new_decoder_architecture=True, alibi=False),
     "CWM": _tiny("cwm", rope_parameters=_LLAMA3_ROPE, **_WINDOWS),
+    "Qwen3-MoE": _tiny("qwen3_moe", norm_topk_prob=True, head_dim=32, **_EXPERTS),
+    "Mixtral": _tiny("mixtral", num_local_experts=4, num_experts_per_tok=2),
+    "OLMoE": _tiny("olmoe", num_experts=4, num_experts_per_tok=2),
     "Arcee": _tiny("arcee"),
     "Helium": _tiny("helium", head_dim=16),
     "Nemotron": _tiny("nemotron", partial_rotary_factor=0.5, head_dim=32),
@@ -97,16 +110,23 @@ FAMILIES: Mapping[str, Tiny] = {
 
 @lru_cache(maxsize=4)
 def family_model(name: str) -> PreTrainedModel:
-    """The model of a family with weights of bfloat16, in float32, whose spread makes attention and logits clear-cut."""
+    """The model of a family with weights of bfloat16, in float32."""
     tiny = FAMILIES[name]
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(tiny.model_type, **{**_BASE, **tiny.changes})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+    config = family_config(tiny.model_type, tiny.changes)
+    return with_spread(AutoModelForCausalLM.from_config(config, dtype=torch.float32)).to(torch.bfloat16).float()
+
+
+def family_config(model_type: str, changes: Mapping[str, Any]) -> PreTrainedConfig:
+    return AutoConfig.for_model(model_type, **{**_BASE, **changes})
+
+
+def with_spread(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with weights whose spread makes attention, experts and logits clear-cut."""
     draws = torch.Generator().manual_seed(1)
-    for parameter_name, parameter in model.named_parameters():
+    for name, parameter in model.eval().requires_grad_(False).named_parameters():
         noise = torch.randn(parameter.shape, generator=draws)
         if parameter.dim() > 1:
-            parameter.copy_(noise * (1.0 if "embed" in parameter_name else 1.3 / parameter.shape[-1] ** 0.5))
+            parameter.copy_(noise * (1.0 if "embed" in name else 1.3 / parameter.shape[-1] ** 0.5))
         else:
             parameter.add_(noise * 0.2)
-    return model.to(torch.bfloat16).float()
+    return model

@@ -58,7 +58,6 @@ def test_every_known_family_has_a_tiny_model():
     [
         ({"hidden_act": "tanh"}, "its activation is tanh"),
         ({"head_dim": 24}, "a head has 24 values"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}, "texts of all lengths"),
     ],
 )
 def test_what_the_pass_does_not_compute_is_said(change, reason):

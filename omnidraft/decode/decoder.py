@@ -198,10 +198,10 @@ class Decoder:
             if emitted:
                 self._drafting.observe_all([(sequence.draft, emitted)])
 
-    def abort(self, sequence: SequenceState) -> None:
-        """End a sequence and free its keys; nothing happens when it has ended already."""
+    def abort(self, sequence: SequenceState, *, keeps_keys: bool = False) -> None:
+        """End a sequence, and free its keys or leave them to others; nothing happens when it has ended already."""
         if sequence in self.scheduler.sequences:
-            self.scheduler.remove(sequence)
+            self.scheduler.remove(sequence, keeps_keys=keeps_keys)
 
     def close(self) -> None:
         """End all sequences and free all keys."""

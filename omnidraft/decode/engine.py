@@ -138,9 +138,9 @@ class Engine:
             self._metrics.add("omnidraft_preemptions_total", added, target=self.pair.target)
 
     def abort(self, generation: Generation) -> None:
-        """End a text early; nothing happens when it has ended already."""
+        """End a text early, if it runs; what was read of its prompt stays for a client that asks again."""
         if self._generations.pop(generation.sequence, None) is not None:
-            self.decoder.abort(generation.sequence)
+            self.decoder.abort(generation.sequence, keeps_keys=True)
             generation.end(None)
 
     def has_room(self, client: str, reserved: Sequence[str] = ()) -> bool:

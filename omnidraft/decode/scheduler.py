@@ -89,13 +89,13 @@ class Scheduler:
         """Add a new sequence; it waits for its turn."""
         self._waiting.append(sequence)
 
-    def remove(self, sequence: SequenceState) -> None:
-        """Remove a sequence; its keys stay for others when it is finished."""
+    def remove(self, sequence: SequenceState, *, keeps_keys: bool = False) -> None:
+        """Remove a sequence; its keys stay for others when it is finished, or with `keeps_keys`."""
         if sequence in self._waiting:
             self._waiting.remove(sequence)
         else:
             self._admitted.remove(sequence)
-            if sequence.is_finished:
+            if sequence.is_finished or keeps_keys:
                 self.prefixes.add(sequence, self._bytes_of(sequence))
         sequence.close()
 

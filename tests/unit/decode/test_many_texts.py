@@ -90,7 +90,7 @@ def test_arrival_preemption_abort_chunks_and_reuse_change_no_text(data, num, max
             together.scheduler.preempt(data.draw(st.sampled_from(running)))
         if running and data.draw(st.integers(0, 30)) == 0:
             aborted.append(data.draw(st.sampled_from(together.scheduler.sequences)))
-            together.abort(aborted[-1])
+            together.abort(aborted[-1], keeps_keys=data.draw(st.booleans()))
         for output in together.step():
             assert output.error is None
             texts[output.sequence] += output.step.emitted

@@ -81,3 +81,15 @@ def test_a_prefix_takes_the_place_of_one_that_it_continues_with_its_memory() -> 
     assert prefixes.kv_bytes == alone
     prefixes.clear()
     assert (len(prefixes), prefixes.kv_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("keeps_keys", [True, False])
+def test_what_an_aborted_text_read_is_found_by_the_next_one(keeps_keys: bool) -> None:
+    decoder = Decoder(ToyTarget(TABLE), TARGET_TOKENIZER.vocabulary)
+    request = replace(make_request(max_new_tokens=5), prompt_ids=LONG)
+    decoder.add(request, None, cache_scope="me")
+    decoder.step()
+    decoder.abort(decoder.scheduler.sequences[0], keeps_keys=keeps_keys)
+    found = decoder.scheduler.prefixes.find("me", LONG)
+    assert (found is not None) is keeps_keys
+    assert found is None or 0 < found[1] <= len(LONG)

@@ -9,7 +9,7 @@ from pydantic_core import to_json
 from omnidraft.decode.prompt_logprobs import PromptToken
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.error_handlers import told
-from omnidraft.serving.event_stream import DONE, last_error_events, unnamed_event
+from omnidraft.serving.event_stream import DONE, PING, last_error_events, unnamed_event
 from omnidraft.serving.request_schemas import ChatRequest, CompletionRequest
 from omnidraft.serving.response_formats import (
     ChoicePart,
@@ -48,6 +48,9 @@ class CompletionWriter:
             return [part]
         part.is_first = False
         return [part] if had_begun else [*(ChoicePart(index, True) for index in range(len(self._texts))), part]
+
+    def ping(self) -> bytes:
+        return PING
 
     def last_events(self) -> bytes:
         if not (self._body.wants_usage or self._body.figures):

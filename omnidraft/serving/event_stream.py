@@ -68,7 +68,11 @@ class EventStream(StreamingResponse):
     """
 
     def __init__(
-        self, events: AsyncIterator[bytes], headers: Mapping[str, str], abandon: Callable[[], None], ping: bytes = PING
+        self,
+        events: AsyncIterator[bytes],
+        headers: Mapping[str, str],
+        abandon: Callable[[], None],
+        ping: Callable[[], bytes] = lambda: PING,
     ) -> None:
         super().__init__(events, headers=EVENT_HEADERS | dict(headers), media_type="text/event-stream")
         self._abandon, self._ping = abandon, ping
@@ -97,4 +101,4 @@ class EventStream(StreamingResponse):
     async def _send_pings(self, send: Send) -> None:
         while True:
             await asyncio.sleep(PING_S)
-            await send({"type": "http.response.body", "body": self._ping, "more_body": True})
+            await send({"type": "http.response.body", "body": self._ping(), "more_body": True})

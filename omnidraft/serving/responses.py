@@ -19,8 +19,8 @@ from omnidraft.errors import RequestError
 from omnidraft.params import Sampling
 from omnidraft.serving import auth
 from omnidraft.serving.answer import Answer, Body, ServedModel
-from omnidraft.serving.error_handlers import REQUEST_ID, REQUEST_ID_HEADERS, FieldRefused, is_anthropic
-from omnidraft.serving.event_stream import ANTHROPIC_PING, PING, QUEUED, EventStream
+from omnidraft.serving.error_handlers import REQUEST_ID, REQUEST_ID_HEADERS, FieldRefused
+from omnidraft.serving.event_stream import QUEUED, EventStream
 from omnidraft.serving.fair_queue import FairTurns
 from omnidraft.serving.queued_request import Abandoned, QueuedRequest, QueueFull
 from omnidraft.serving.request_queue import RequestQueue
@@ -41,6 +41,9 @@ class ResponseWriter(Protocol):
 
     def events(self, part: ChoicePart) -> bytes:
         """Return the events of a stream that tell one part."""
+
+    def ping(self) -> bytes:
+        """Return what says that a silent stream is alive."""
 
     def last_events(self) -> bytes:
         """Return the events that end a stream after the last part."""
@@ -74,11 +77,11 @@ class Responder:
         headers = dict.fromkeys(REQUEST_ID_HEADERS, queued.request_id)
         async with self.watched(request, queued):
             await self.submit(queued)
-            if body.stream:
-                ping = ANTHROPIC_PING if is_anthropic(request.url.path) else PING
-                return EventStream(_events(writer, parts), headers, partial(self._requests.abandon, queued), ping)
-            whole = partial(writer.whole, [part async for part in parts])
             is_long = body.prompt_logprobs is not None or body.num_log_probs is not None  # seconds, not milliseconds
+            if body.stream:
+                events = _events(writer, parts, is_long=is_long)
+                return EventStream(events, headers, partial(self._requests.abandon, queued), writer.ping)
+            whole = partial(writer.whole, [part async for part in parts])
             content = await asyncio.to_thread(whole) if is_long else whole()
         return Response(content, media_type="application/json", headers=headers)
 
@@ -183,13 +186,13 @@ class Responder:
             watch.cancel()
 
 
-async def _events(writer: ResponseWriter, parts: AsyncIterator[ChoicePart]) -> AsyncIterator[bytes]:
-    """Yield the events of a stream."""
+async def _events(writer: ResponseWriter, parts: AsyncIterator[ChoicePart], *, is_long: bool) -> AsyncIterator[bytes]:
+    """Yield the events of a stream, whose first part is long where it has the log-probabilities of a whole prompt."""
     try:
         yield QUEUED
         async for part in parts:
-            # The first may have the log-probabilities of a whole prompt: seconds, not milliseconds.
-            yield await asyncio.to_thread(writer.events, part) if part.is_first else writer.events(part)
+            is_slow = is_long and part.is_first
+            yield await asyncio.to_thread(writer.events, part) if is_slow else writer.events(part)
         last = writer.last_events()
     except Exception as exc:  # the status line is out: all that is left is to say it in the stream
         last = writer.error_events(exc)

@@ -23,7 +23,7 @@ from omnidraft.serving.error_handlers import (
     anthropic_error,
     told,
 )
-from omnidraft.serving.event_stream import event
+from omnidraft.serving.event_stream import ANTHROPIC_PING, event
 from omnidraft.serving.response_formats import ChoicePart
 from omnidraft.serving.response_schemas import Json, error_responses, generation_responses
 from omnidraft.serving.responses import Responder
@@ -50,6 +50,9 @@ class MessageWriter:
             events.append(("message_start", {"message": self._message([], None, None)}))
         self._last = part
         return _written([*events, *map(_block_event, self._blocks.take(part))])
+
+    def ping(self) -> bytes:
+        return ANTHROPIC_PING
 
     def last_events(self) -> bytes:
         assert self._last is not None  # every answer has a part, at least its end

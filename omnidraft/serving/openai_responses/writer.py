@@ -16,7 +16,7 @@ from pydantic_core import to_json
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.blocks import Block, BlockBuilder, BlockChange, BlockEvent, blocks_of
 from omnidraft.serving.error_handlers import told
-from omnidraft.serving.event_stream import RESPONSES_PATH, failed_response_event, response_event
+from omnidraft.serving.event_stream import PING, RESPONSES_PATH, failed_response_event, response_event
 from omnidraft.serving.openai_responses.request_schemas import ResponsesRequest
 from omnidraft.serving.response_formats import ChoicePart
 from omnidraft.serving.response_schemas import Json, generation_responses
@@ -45,6 +45,13 @@ class ResponsesWriter:
             events += self._block_events(change, "completed")  # a block that ends here is followed by another one
         return self._written(events)
 
+    def ping(self) -> bytes:
+        """Return an event while nothing is drawn: Codex gives up a stream that has comments alone."""
+        if self._last is not None:
+            return PING
+        in_progress = ("response.in_progress", {"response": self._response("in_progress", [])})
+        return self._written(self._begun() or [in_progress])
+
     def last_events(self) -> bytes:
         assert self._last is not None  # every answer has a part, at least its end
         status = _status(self._last)
@@ -60,7 +67,7 @@ class ResponsesWriter:
 
     def _begun(self) -> list[Event]:
         """Return the events before the first part; none behind it."""
-        if self._last is not None:
+        if self._num_events:
             return []
         begun = {"response": self._response("in_progress", [])}
         return [("response.created", begun), ("response.in_progress", begun)]

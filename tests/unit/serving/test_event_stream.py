@@ -145,8 +145,10 @@ def test_a_stream_begins_at_once_and_is_never_silent(
         assert (response.status, first) == (200, b"event: queued\n" if path == PASSES else b": queued\n")
         assert response.headers["cache-control"] == "no-store"
         rest = response.read().decode()
-    ping = "event: ping\ndata: {" if path == "/v1/messages" else ": ping\n\n"
-    assert rest.count(ping) > 2
+    pings = {"/v1/messages": "event: ping\ndata: {", "/v1/responses": "event: response.in_progress\n"}
+    assert rest.count(pings.get(path, ": ping\n\n")) > 2
+    numbers = [int(number) for number in re.findall(r'"sequence_number": (\d+)', rest)]
+    assert numbers == list(range(len(numbers)))
     *_, last = stream_parts(rest)
     assert not re.search(r'"error": \{', rest)
     assert re.search(r"DONE|message_stop|response.incomplete|event: end", last[0])

@@ -44,6 +44,7 @@ class Described:
         self.head: Any = model.get_output_embeddings()
         self.embedding: Any = model.get_input_embeddings()
         self.final_norm: Any = _first(self._base, "norm", "final_layernorm", "ln_f")
+        self._layers_name = next(name for name, module in model.named_modules() if module is self.layers)
         self.sizes = self._sizes()
         self._require_all()
 
@@ -133,6 +134,7 @@ class Described:
             logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
             windows=tuple(self._window_of(number) for number in range(len(self.layers))),
             rotations=rotations,
+            layers_name=self._layers_name,
             sources={
                 "qkv": _qkv(family, config, attention, heads, key_heads, head_size),
                 "out": [_whole(family.attention, attention, "o_proj", "dense")],

@@ -51,7 +51,7 @@ class PackedFactors:
         for matrix in _MATRICES:
             a, b = [], []
             for source in self._sizes.sources[matrix]:
-                name = _module(layer, source)
+                name = _module(self._sizes, layer, source)
                 a.append(self._a(tensors.get(name + A), shapes[name][1]))
                 b.append(self._b(tensors.get(name + B), self._sizes.rows(source)))
             if not a:  # experts have no factors
@@ -76,8 +76,8 @@ class PackedFactors:
         return padded_NR.unflatten(0, (-1, native.BLOCK)).transpose(1, 2)
 
 
-def _module(layer: int, source: Source) -> str:
-    return f"model.layers.{layer}.{source.module}"
+def _module(sizes: ModelSizes, layer: int, source: Source) -> str:
+    return f"{sizes.layers_name}.{layer}.{source.module}"
 
 
 def _shapes(sizes: ModelSizes) -> dict[str, tuple[int, int]]:
@@ -89,7 +89,7 @@ def _shapes(sizes: ModelSizes) -> dict[str, tuple[int, int]]:
         for source in sources:
             rows = sum(last - first for first, last in source.spans)
             for layer in range(sizes.num_layers):
-                name = _module(layer, source)
+                name = _module(sizes, layer, source)
                 shapes[name] = (shapes.get(name, (0,))[0] + rows, inputs[matrix])
     return shapes
 

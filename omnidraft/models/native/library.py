@@ -14,7 +14,7 @@ GROUP, BLOCK, SLOTS_TOGETHER = 32, 16, 8
 interleaved."""
 RANKS_TOGETHER, NUM_LAYER_MATRICES = 4, 4
 """Ranks of low-rank factors are padded to multiples of this; matrices of a layer that have factors."""
-LAYOUT = "6"
+LAYOUT = "7"
 """The layout of packed weights, the same for every variant of the kernels. Change it whenever `omnidraft_pack` or the
 parts in weights.py change: files packed in another layout are packed anew."""
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}

@@ -73,6 +73,8 @@ class ModelSizes:
     """The number of positions that each layer sees; 0 is all."""
     rotations: Sequence[str | None]
     """The name of each layer's table of rotations; None has none."""
+    layers_name: str
+    """The name of the module that has the layers."""
     sources: Mapping[str, Sequence[Source]]
     """What each matrix of a layer is packed from, in the order of its blocks."""
 

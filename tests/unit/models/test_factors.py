@@ -15,6 +15,7 @@ from omnidraft.models.kv_session import BatchingDrafter
 from omnidraft.models.native.drafter import NativeDrafter
 from omnidraft.snapshots.low_rank import B
 from tests.unit.models.factor_cases import merged, random_factors
+from tests.unit.models.native.families import family_model
 from tests.unit.models.native.test_drafter import SHAPES, model
 from tests.unit.models.session_driver import drive
 from tests.unit.models.tiny import text, whole_pass
@@ -63,6 +64,17 @@ def test_unmerged_factors_say_what_merged_ones_say(kind, shape, data):
         assert_close,
         vocab_size=model(shape).config.vocab_size,
     )
+
+
+@pytest.mark.parametrize("name", ["Phi-3", "GLM-4", "Falcon 40B", "Falcon 7B", "StarCoder2", "OLMo 2", "Gemma 3"])
+def test_factors_follow_modules_that_are_cut_and_reordered(name):
+    """Fused, paired, grouped and ungated matrices."""
+    ids, factors = text(40), random_factors(family_model(name), 1, scale=0.05)
+    drafter = NativeDrafter(family_model(name), "float32")
+    got = drafter.with_factors(factors)().prefill_or_extend(0, ids)
+    expected = whole_pass(merged(family_model(name), factors), ids)[-1]
+    assert (expected - whole_pass(family_model(name), ids)[-1]).std() > 0.1
+    assert_close(got, expected)
 
 
 def test_unmerged_factors_of_rounded_weights_stay_as_close_as_those_weights():

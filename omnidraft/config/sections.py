@@ -58,7 +58,7 @@ class ModelSettings(Section):
     set it where several machines serve; a worker that cannot compute it refuses to start. With `engine = "llamacpp"`
     the GGUF file has it."""
     drafter_precision: Precision = "auto"
-    """The precision of the drafter; it changes agreement, never the text. `auto`: int8 for models of the Llama family
+    """The precision of the drafter; it changes agreement, never the text. `auto`: int8 for models that our kernels know
     where our kernels work, else the target's `auto`: there int8 costs agreement."""
     kernels: Kernels = "auto"
     """The instructions of our kernels. `auto`: the widest that survive a trial in a process of its own and are faster
@@ -113,7 +113,7 @@ class DecodeSettings(Section):
 
     mode: Mode = "fast"
     """`fast`: exact in distribution, equal to plain decoding's text up to rounding. `reproducible`: equal to it bit for
-    bit. Targets of the Llama family on our kernels have no cost for it; for others all passes have one shape."""
+    bit. Targets on our kernels have no cost for it; for others all passes have one shape."""
     policy: Literal["cost", "acceptance", "threshold", "fixed"] = "cost"
     """The drafting policy. `cost`: the tree with the most tokens per second by measured costs and agreement, possibly
     empty. `acceptance`: one chain until the drafter's acceptance head predicts a rejection; learners with this policy

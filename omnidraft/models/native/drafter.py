@@ -1,4 +1,4 @@
-"""A drafter of the Llama family whose passes run in native/kernels/, near the speed of reading its weights.
+"""A drafter whose passes run in native/kernels/, near the speed of reading its weights.
 
 The drafter may compute in any precision, since it cannot change the text.
 """

@@ -1,4 +1,4 @@
-"""A Llama-family model computed by kernels/, and the KV backend of one text.
+"""A decoder computed by kernels/, and the KV backend of one text.
 
 Shapes: R rows of a pass, C slots, L layers, K key heads, D head size, V vocabulary, H hidden size.
 """

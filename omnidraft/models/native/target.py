@@ -1,4 +1,4 @@
-"""A target of the Llama family whose passes run in native/kernels/.
+"""A target whose passes run in native/kernels/.
 
 Its logits after a text depend on that text only, bit for bit: neither on the tree nor on the number of ids of the pass.
 So both modes take the same trees at the same cost, which `self_test` verifies here.

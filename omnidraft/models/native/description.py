@@ -72,17 +72,34 @@ class Described:
         positions, dummy = torch.arange(self.sizes.context_limit)[None], torch.zeros(1)
         options = {"layer_type": name} if name in (getattr(self._config, "layer_types", None) or ()) else {}
         cos_1CD, sin_1CD = self._base.rotary_emb(dummy, positions, **options)
-        half = cos_1CD.shape[-1] // 2
-        is_doubled = torch.equal(cos_1CD[..., :half], cos_1CD[..., half:])
-        taken = slice(None, half) if is_doubled else slice(None, None, 2)
+        half = self.sizes.rotated // 2
+        is_repeated = cos_1CD.shape[-1] > half and torch.equal(cos_1CD[..., 0::2], cos_1CD[..., 1::2])
+        taken = slice(None, None, 2) if is_repeated else slice(None, half)
         return cos_1CD[0, :, taken].float(), sin_1CD[0, :, taken].float()
 
-    def experts(self, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        """Return a layer's router, and of its experts gate and input matrices in one, and output matrices; or None."""
-        mlp = getattr(self.layers[number], self._family.mlp)
-        if not self.sizes.num_experts:
-            return None
-        return mlp.gate.weight.detach().float(), mlp.experts.gate_up_proj.detach(), mlp.experts.down_proj.detach()
+    def router(self, number: int) -> Any:
+        """Return the module that chooses among a layer's experts."""
+        return _first(getattr(self.layers[number], self._family.mlp), "gate", "router")
+
+    def experts(self, number: int) -> Iterator[tuple[str, Sequence[Sequence[torch.Tensor]]]]:
+        """Yield the names of a layer's matrices and biases, and those of each expert, whose blocks are in turns."""
+        experts = getattr(self.layers[number], self._family.mlp).experts
+        for name in ("gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias"):
+            if (stacked := getattr(experts, name, None)) is None:
+                continue
+            each = stacked.detach().unbind()
+            if self._family.is_transposed and stacked.dim() == 3:
+                each = tuple(matrix.T for matrix in each)
+            turns = 2 if name.startswith("gate_up") else 1
+            if self._family.is_transposed:
+                yield name.replace("_proj", ""), [[one[turn::turns] for turn in range(turns)] for one in each]
+            else:
+                yield name.replace("_proj", ""), [one.chunk(turns) for one in each]
+
+    def sinks(self, number: int) -> torch.Tensor | None:
+        """Return the score of each query head of a layer that no value has; or None."""
+        sinks = getattr(getattr(self.layers[number], self._family.attention), "sinks", None)
+        return None if sinks is None else sinks.detach().float()
 
     def query_scale(self) -> torch.Tensor | None:
         """Return what the queries of each position are multiplied by [C], as Llama 4 and Ministral 3 have it."""
@@ -103,7 +120,12 @@ class Described:
         head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
         rotations = tuple(self._rotation_of(number) for number in range(len(self.layers)))
         experts: Any = getattr(mlp, "experts", None)
-        activation = _ACTIVATIONS.get(str(_first(config, "hidden_activation", "hidden_act", "activation")))
+        is_clamped = (getattr(experts, "alpha", None), getattr(experts, "limit", None)) == (1.702, 7.0)
+        activation = (
+            "clamped_swiglu"
+            if is_clamped
+            else _ACTIVATIONS.get(str(_first(config, "hidden_activation", "hidden_act", "activation")))
+        )
         gate_up = [] if experts is not None else _gate_up(family.mlp, mlp)
         norm, query_norm = self._norm(layer, "norm") or self._norm(layer, "post_norm"), _query_norm(attention)
         sizes = ModelSizes(
@@ -112,7 +134,9 @@ class Described:
             num_query_heads=heads,
             num_key_heads=key_heads,
             head_size=head_size,
-            mlp=sum(last - first for first, last in gate_up[0].spans) if gate_up else experts.down_proj.shape[2],
+            mlp=sum(last - first for first, last in gate_up[0].spans)
+            if gate_up
+            else experts.down_proj.shape[2 - family.is_transposed],
             vocabulary=len(self.embedding.weight),
             context_limit=context_limit(config),
             eps=_first(norm, "eps", "variance_epsilon"),
@@ -191,7 +215,9 @@ class Described:
             norms |= {id(_query_norm(attention)), id(_key_norm(attention))}
             if self.sizes.num_experts:
                 mlp = getattr(layer, self._family.mlp)
-                norms |= {id(getattr(mlp, "gate", None)), id(getattr(mlp, "experts", None))}
+                norms |= {id(_first(mlp, "gate", "router")), id(getattr(mlp, "experts", None))}
+            if hasattr(attention, "sinks"):
+                norms.add(id(attention))
             for name, module in layer.named_modules():
                 if list(module.parameters(recurse=False)) and name not in read and id(module) not in norms:
                     raise Undescribed(f"its layers have a {name}")

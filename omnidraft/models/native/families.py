@@ -22,6 +22,8 @@ class Family:
     norms_rotated: bool = False
     """Whether queries and keys are rotated before they are normed."""
     is_parallel: bool = False
+    is_transposed: bool = False
+    """Whether experts have their inputs first, and channels of gate and input matrix in turns."""
     scales_embeddings: bool = False
     """Whether embeddings are multiplied by the root of the hidden size."""
     is_unrotated: Callable[[Any, int], bool] = lambda config, layer: False
@@ -57,6 +59,7 @@ FAMILIES: Mapping[str, Family] = {
         is_paired=True, post_norm="post_self_attn_layernorm", post_mlp_norm="post_mlp_layernorm",
     ),
     "cohere2": Family(is_paired=True, is_parallel=True, mlp_norm="input_layernorm", is_unrotated=_sees_all),
+    "gpt_oss": Family(is_transposed=True),
     "nemotron": Family(adds_one=True),
     "falcon": Family(attention="self_attention", is_parallel=True, norm="ln_attn", mlp_norm="ln_mlp"),
 }  # fmt: skip

@@ -14,7 +14,7 @@ GROUP, BLOCK, SLOTS_TOGETHER = 32, 16, 8
 interleaved."""
 RANKS_TOGETHER, NUM_LAYER_MATRICES = 4, 4
 """Ranks of low-rank factors are padded to multiples of this; matrices of a layer that have factors."""
-LAYOUT = "7"
+LAYOUT = "8"
 """The layout of packed weights, the same for every variant of the kernels. Change it whenever `omnidraft_pack` or the
 parts in weights.py change: files packed in another layout are packed anew."""
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
@@ -26,11 +26,11 @@ HEADS = {"int4": "int8"}
 
 LAYER_PARTS = (
     "norm", "post_norm", "mlp_norm", "post_mlp_norm", "query_norm", "key_norm", "bias", "out_bias", "gate_up_bias",
-    "down_bias", "cos", "sin", "sinks", "router", "qkv", "out", "gate_up", "down",
+    "down_bias", "cos", "sin", "sinks", "router", "router_bias", "qkv", "out", "gate_up", "down",
 )  # fmt: skip
 """Addresses of a layer, null for what it has not."""
 MODEL_PARTS = ("norm", "head", "embedding", "query_scale")
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "squared_relu")
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "squared_relu", "clamped_swiglu")
 _INTEGERS = (
     "num_layers", "hidden", "num_query_heads", "num_key_heads", "head_size", "mlp", "vocabulary", "activation",
     "is_gated", "norms_have_mean", "norms_whole", "norms_rotated", "is_parallel", "num_experts", "experts_per_row",

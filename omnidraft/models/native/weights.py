@@ -64,11 +64,19 @@ class ModelParts:
         name = partial(layer_part, number)
         for norm, weights in self._model.norms(number):
             yield _tensor(name(norm), weights)
-        if (experts := self._model.experts(number)) is not None:
-            router, gate_up_ENK, down_ENK = experts
-            yield _tensor(name("router"), torch.nn.functional.pad(router, (0, -router.shape[1] % native.GROUP)))
-            yield self._experts(name("gate_up"), [each.chunk(2) for each in gate_up_ENK])
-            yield self._experts(name("down"), [(each,) for each in down_ENK])
+        if (sinks := self._model.sinks(number)) is not None:
+            yield _tensor(name("sinks"), sinks)
+        if self.sizes.num_experts:
+            router = self._model.router(number)
+            weight = router.weight.detach().float()
+            yield _tensor(name("router"), torch.nn.functional.pad(weight, (0, -weight.shape[1] % native.GROUP)))
+            if getattr(router, "bias", None) is not None:
+                yield _tensor(name("router_bias"), router.bias.detach().float())
+            for matrix, experts in self._model.experts(number):
+                if matrix.endswith("bias"):
+                    yield _tensor(name(matrix), torch.cat([_in_turns(each) for each in experts]))
+                else:
+                    yield self._experts(name(matrix), experts)
         for matrix, sources in self.sizes.sources.items():
             if not sources:
                 continue
@@ -120,9 +128,8 @@ class ModelParts:
         biases = [layer.get_submodule(source.module).bias for source in sources]
         if all(bias is None for bias in biases):
             return None
-        rows = [self._rows(bias.detach().float(), source) for bias, source in zip(biases, sources, strict=True)]
-        padded = [torch.nn.functional.pad(row, (0, -len(row) % native.BLOCK)).view(-1, native.BLOCK) for row in rows]
-        return torch.stack(padded, dim=1).flatten() if matrix == _TURNS else torch.cat(padded).flatten()
+        rows = [self._rows(bias.detach(), source) for bias, source in zip(biases, sources, strict=True)]
+        return _in_turns(rows) if matrix == _TURNS else torch.cat([_in_turns([row]) for row in rows])
 
     def _rows(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
         rows = self.sizes.rows(source)
@@ -131,6 +138,12 @@ class ModelParts:
     def _packed_bytes(self, kind: int, shape: Sequence[int]) -> int:
         size: int = self._library.omnidraft_packed_bytes(kind, *shape)
         return size
+
+
+def _in_turns(biases: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return these biases with their blocks in turns."""
+    padded = [torch.nn.functional.pad(each.float(), (0, -len(each) % native.BLOCK)) for each in biases]
+    return torch.stack([each.view(-1, native.BLOCK) for each in padded], dim=1).flatten()
 
 
 def _tensor(name: str, tensor: torch.Tensor) -> Part:

@@ -16,12 +16,12 @@ struct Experts {
     int* places;    // [rows, experts_per_row], the assignment of each choice
 
     // Chooses those of the largest scores, the first among equals.
-    void choose(const Model& m, const float* router, const float* x, int row, float* scores) const {
+    void choose(const Model& m, const float* router, const float* bias, const float* x, int row, float* scores) const {
         int stride = padded(m.hidden), count = m.experts_per_row, *to = chosen + row * count;
         for (int e = 0; e < m.num_experts; e++) {
             Floats sum{};
             for (int i = 0; i < stride; i += LANES) sum = fma(widen(router + (size_t)e * stride + i), widen(x + i), sum);
-            scores[e] = horizontal_sum(sum);
+            scores[e] = horizontal_sum(sum) + (bias ? bias[e] : 0.f);
         }
         auto is_better = [&](int a, int b) { return scores[a] > scores[b] || (scores[a] == scores[b] && a < b); };
         for (int n = 0; n < count; n++) {

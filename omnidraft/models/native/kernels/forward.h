@@ -273,6 +273,7 @@ template <class W, class Head, class T, class E> struct Forward {
             case SILU: return x / (1.f + fast_exp(-x));
             case GELU_TANH: return x / (1.f + fast_exp(-1.59576912f * x * (1.f + .044715f * x * x)));
             case GELU: return x * normal_cdf(x);
+            case CLAMPED_SWIGLU: x = vmin(x, splat(7.f)); return x / (1.f + fast_exp(-1.702f * x));
             default: x = vmax(x, Floats{}); return x * x;
         }
     }
@@ -281,10 +282,13 @@ template <class W, class Head, class T, class E> struct Forward {
         return [=, this](int block, int row, Floats low, Floats high) {
             float* at = to + (size_t)row * size.mlp + block / parts * BLOCK;
             if (block % parts)
-                store(at, widen(at) * low), store(at + LANES, widen(at + LANES) * high);
+                store(at, widen(at) * gated(low)), store(at + LANES, widen(at + LANES) * gated(high));
             else
                 store(at, activated(low)), store(at + LANES, activated(high));
         };
+    }
+    Floats gated(Floats up) const {
+        return m.activation == CLAMPED_SWIGLU ? vmin(vmax(up, splat(-7.f)), splat(7.f)) + 1.f : up;
     }
     void feed_forward(int number) {
         const Layer& layer = m.layer[number];
@@ -297,8 +301,9 @@ template <class W, class Head, class T, class E> struct Forward {
         rows = prepared({number, DOWN}, s.mlp, m.mlp);
         end_branch({number, DOWN}, layer.down, layer.down_bias, rows, m.mlp, layer.post_mlp_norm);
     }
-    // Multiplies the rows of each expert by its matrix of `num_blocks` blocks.
-    template <class Write> void expert_matrix(const char* weights, int num_blocks, int k, int unit, Write write) {
+    // Multiplies the rows of each expert by its matrix of `num_blocks` blocks, and adds its bias.
+    template <class Write>
+    void expert_matrix(const char* weights, const float* bias, int num_blocks, int k, int unit, Write write) {
         const Experts& e = s.experts;
         int all = m.num_experts * num_blocks / unit;
         s.queues[number_of_matrix++].take_all(all, W::MIN_BLOCKS, threads, [&](int first, int last) {
@@ -306,10 +311,14 @@ template <class W, class Head, class T, class E> struct Forward {
                 int expert = at / num_blocks, begin = at % num_blocks;
                 int end = std::min(num_blocks, begin + last * unit - at), row = e.first[expert];
                 at += end - begin;
+                auto write_sum = [&](int block, int r, Floats low, Floats high) {
+                    const float* own = bias ? bias + (expert * num_blocks + block) * BLOCK : nullptr;
+                    if (own) low += widen(own), high += widen(own + LANES);
+                    write(block, row + r, low, high);
+                };
                 if (int count = e.first[expert + 1] - row)
-                    W::multiply_all(weights + expert * num_blocks * block_bytes<W>(k), begin, end,
-                                    s.expert_rows + row * W::row_bytes(k), count, k,
-                                    [&](int block, int r, Floats low, Floats high) { write(block, row + r, low, high); });
+                    W::multiply_all(weights + (size_t)expert * num_blocks * block_bytes<W>(k), begin, end,
+                                    s.expert_rows + row * W::row_bytes(k), count, k, write_sum);
             }
         });
         barrier();
@@ -324,7 +333,7 @@ template <class W, class Head, class T, class E> struct Forward {
         share_of(p.rows, [&](int row) {
             float *x = s.x + row * size.hidden, *normed = s.product + row * size.hidden;
             norm_hidden(x, layer.mlp_norm, normed);
-            e.choose(m, layer.router, normed, row, s.expert_scores);
+            e.choose(m, layer.router, layer.router_bias, normed, row, s.expert_scores);
         });
         barrier();
         if (thread == 0) e.assign(m, p.rows);
@@ -333,14 +342,14 @@ template <class W, class Head, class T, class E> struct Forward {
             W::prepare(s.product + e.rows[at] * size.hidden, m.hidden, s.expert_rows + at * W::row_bytes(m.hidden));
         });
         barrier();
-        expert_matrix(layer.gate_up, parts * blocks(m.mlp), m.hidden, parts, write_activated(s.expert_mlp));
+        expert_matrix(layer.gate_up, layer.gate_up_bias, parts * blocks(m.mlp), m.hidden, parts, write_activated(s.expert_mlp));
         share_of(assignments, [&](int at) {
             float* x = s.expert_mlp + (size_t)at * size.mlp;
             std::fill(x + m.mlp, x + size.mlp, 0.f);
             W::prepare(x, m.mlp, s.expert_rows + at * W::row_bytes(m.mlp));
         });
         barrier();
-        expert_matrix(layer.down, blocks(m.hidden), m.mlp, 1, write_to(s.expert_product, size.hidden));
+        expert_matrix(layer.down, layer.down_bias, blocks(m.hidden), m.mlp, 1, write_to(s.expert_product, size.hidden));
         share_of(p.rows, [&](int row) {
             float* x = s.x + row * size.hidden;
             for (int i = 0; i < m.hidden; i += LANES) {

@@ -11,13 +11,13 @@ struct Layer {
     const float *bias, *out_bias, *gate_up_bias, *down_bias;    // in the order of the matrices' blocks
     const float *cos, *sin;                                     // [positions, rotated / 2]
     const float* sinks;                                         // [Q], a score for each head that no value has
-    const float* router;                                        // [experts, padded H]
+    const float *router, *router_bias;                          // [experts, padded H], and [experts] or null
     const char *qkv, *out, *gate_up, *down;                     // the last two of all experts, one after the other
     int window;  // positions that a row sees, its own included; 0: all
 };
 
 // Model::activation, of the gate.
-enum Activation { SILU, GELU_TANH, GELU, SQUARED_RELU };
+enum Activation { SILU, GELU_TANH, GELU, SQUARED_RELU, CLAMPED_SWIGLU };  // the last is that of gpt-oss
 
 struct Model {
     int kind, num_layers, hidden, num_query_heads, num_key_heads, head_size, mlp, vocabulary;

@@ -28,7 +28,6 @@ _VISION = {
     "patch_size": 14,
 }  # fmt: skip
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "gpt-oss": ("gpt_oss", {**_MIXED, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "Gemma 4": ("gemma4_text", {
         **_MIXED, "global_head_dim": 32, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0,
         "num_global_key_value_heads": 1, "attention_k_eq_v": True}),

@@ -100,6 +100,7 @@ FAMILIES: Mapping[str, Tiny] = {
     "Falcon 40B": _tiny("falcon", num_kv_heads=2, new_decoder_architecture=True, alibi=False),
     "CWM": _tiny("cwm", rope_parameters=_LLAMA3_ROPE, **_WINDOWS),
     "Qwen3-MoE": _tiny("qwen3_moe", norm_topk_prob=True, head_dim=32, **_EXPERTS),
+    "gpt-oss": _tiny("gpt_oss", num_local_experts=4, num_experts_per_tok=2, rope_parameters=_YARN, **_WINDOWS),
     "Mixtral": _tiny("mixtral", num_local_experts=4, num_experts_per_tok=2),
     "OLMoE": _tiny("olmoe", num_experts=4, num_experts_per_tok=2),
     "Arcee": _tiny("arcee"),

@@ -1,5 +1,7 @@
 """Every family that the kernels know gives the logits of transformers, the same bits by any number of rows."""
 
+import copy
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -47,6 +49,14 @@ def test_branches_see_their_ancestors_within_the_window(name):
     rows = session.branch([*siblings, *chain], parents)
     torch.testing.assert_close(torch.stack(list(rows[3:])), expected(model, ids)[30:], atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(rows[2], expected(model, [*ids[:30], 9])[-1], atol=2e-3, rtol=2e-3)
+
+
+def test_large_gates_of_gpt_oss_are_clamped():
+    model, ids = copy.deepcopy(family_model("gpt-oss")), text(20)
+    for layer in model.model.layers:
+        layer.mlp.experts.gate_up_proj.mul_(8)
+    logits = NativeDrafter(model, "float32").open().prefill_or_extend(0, ids)
+    torch.testing.assert_close(logits, expected(model, ids)[-1], atol=2e-3, rtol=2e-3)
 
 
 def test_every_known_family_has_a_tiny_model():

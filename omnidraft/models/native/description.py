@@ -120,12 +120,9 @@ class Described:
         head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
         rotations = tuple(self._rotation_of(number) for number in range(len(self.layers)))
         experts: Any = getattr(mlp, "experts", None)
-        is_clamped = (getattr(experts, "alpha", None), getattr(experts, "limit", None)) == (1.702, 7.0)
-        activation = (
-            "clamped_swiglu"
-            if is_clamped
-            else _ACTIVATIONS.get(str(_first(config, "hidden_activation", "hidden_act", "activation")))
-        )
+        activation = _ACTIVATIONS.get(str(_first(config, "hidden_activation", "hidden_act", "activation")))
+        if family.is_transposed:
+            activation = "clamped_swiglu" if (experts.alpha, experts.limit) == (1.702, 7.0) else None
         gate_up = [] if experts is not None else _gate_up(family.mlp, mlp)
         norm, query_norm = self._norm(layer, "norm") or self._norm(layer, "post_norm"), _query_norm(attention)
         sizes = ModelSizes(

@@ -87,5 +87,6 @@ class AnswerReader:
 
 @lru_cache(None)
 def _tell_of_notation(written: str, shown: str) -> None:
-    """Log, once, that a model writes calls in another notation than its chat template shows."""
+    """Log, once, that a model writes calls in another notation than its chat template shows, or without its markers."""
+    written = f"{written} without its markers" if written == shown else written
     logger.info("the model writes calls as %s and its chat template shows %s; they are understood", written, shown)

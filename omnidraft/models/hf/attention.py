@@ -59,7 +59,7 @@ class AttentionMasks:
                 f"a {config.model_type} model with ALiBi takes no masks of trees; use a model with rotary positions"
             )
         self._is_mixed = bool(layers - {"attention"})
-        self._is_added = model.config._attn_implementation == "eager"
+        self._form = mask_form(model)
         window = getattr(config, "sliding_window", None)
         has_window = "sliding_attention" in layers or (not layers and getattr(config, "use_sliding_window", True))
         self._window: int | None = window if has_window else None
@@ -75,8 +75,11 @@ class AttentionMasks:
         near = self._form(sees_SC & near_SC)
         return {"full_attention": full, "sliding_attention": near} if self._is_mixed else near
 
-    def _form(self, sees_SC: torch.Tensor) -> torch.Tensor:
-        return added_mask(sees_SC[None, None]) if self._is_added else sees_SC[None, None]
+
+def mask_form(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what makes a mask [1, 1, rows, keys] for this model's attention of which keys a row sees."""
+    form = added_mask if model.config._attn_implementation == "eager" else (lambda sees: sees)
+    return lambda sees_RK: form(sees_RK[None, None])
 
 
 def refusal(model: PreTrainedModel) -> str | None:

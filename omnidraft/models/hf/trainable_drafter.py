@@ -26,10 +26,10 @@ from transformers.pytorch_utils import Conv1D
 
 from omnidraft import throttle
 from omnidraft.errors import ConfigError, ContractError
-from omnidraft.models.hf.attention import context_limit
+from omnidraft.models.hf.attention import context_limit, mask_form
 from omnidraft.models.hf.serving_tensors import Train
 from omnidraft.models.hf.trained_weights import TrainedWeights
-from omnidraft.models.hf.training_attention import PackedTextCache, mask_form, take_texts_apart
+from omnidraft.models.hf.training_attention import PackedTextCache, take_texts_apart
 from omnidraft.models.probe import choice
 from omnidraft.ports import PackedTexts, Precision
 from omnidraft.snapshots.low_rank import SCALE, A, B, factored_modules

@@ -5,7 +5,7 @@ Shapes: R rows of one text in a pass, K keys that they read, G key heads, M rows
 size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ from transformers.masking_utils import sdpa_mask
 
 from omnidraft.models.hf.attention import (
     PackedKeys,
-    added_mask,
     attend_by_text,
     attend_with_shared_heads,
     has_special_scores,
@@ -39,12 +38,6 @@ def take_texts_apart(model: PreTrainedModel) -> bool:
     AttentionMaskInterface.register(_NAME, sdpa_mask)
     model.set_attn_implementation(_NAME)
     return True
-
-
-def mask_form(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-    """Return what makes a mask [1, 1, rows, keys] for this model's attention of which keys a row sees."""
-    form = added_mask if model.config._attn_implementation == "eager" else (lambda sees: sees)
-    return lambda sees_RK: form(sees_RK[None, None])
 
 
 class _TextsLayer(CacheLayerMixin):

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from omnidraft.models.hf.attention import context_limit
+from omnidraft.models.native import library as native
 from omnidraft.models.native.families import FAMILIES, Family
 from omnidraft.models.native.packed_model import ModelSizes, Source
 
@@ -46,6 +47,7 @@ class Described:
         self.final_norm: Any = _first(self._base, "norm", "final_layernorm", "ln_f")
         self._layers_name = next(name for name, module in model.named_modules() if module is self.layers)
         self.sizes = self._sizes()
+        self._require_sizes()
         self._require_all()
 
     def norms(self, number: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -65,7 +67,7 @@ class Described:
         bias = getattr(norm, "bias", None)
         rows = [weight, torch.zeros_like(weight) if bias is None else bias.detach().float()]
         rows = rows[: 1 + self.sizes.norms_have_mean]
-        return torch.cat([nn.functional.pad(row, (0, -len(row) % 32 if padded else 0)) for row in rows])
+        return torch.cat([nn.functional.pad(row, (0, -len(row) % native.GROUP if padded else 0)) for row in rows])
 
     def rotation(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin of every position [C, rotated / 2] of the layers of this name."""
@@ -118,28 +120,22 @@ class Described:
         attention, mlp = getattr(layer, family.attention), getattr(layer, family.mlp)
         heads, key_heads = config.num_attention_heads, _key_heads(config)
         head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-        rotations = tuple(self._rotation_of(number) for number in range(len(self.layers)))
         experts: Any = getattr(mlp, "experts", None)
-        activation = _ACTIVATIONS.get(str(_first(config, "hidden_activation", "hidden_act", "activation")))
-        if family.is_transposed:
-            activation = "clamped_swiglu" if (experts.alpha, experts.limit) == (1.702, 7.0) else None
         gate_up = [] if experts is not None else _gate_up(family.mlp, mlp)
         norm, query_norm = self._norm(layer, "norm") or self._norm(layer, "post_norm"), _query_norm(attention)
-        sizes = ModelSizes(
+        return ModelSizes(
             num_layers=len(self.layers),
             hidden=config.hidden_size,
             num_query_heads=heads,
             num_key_heads=key_heads,
             head_size=head_size,
-            mlp=sum(last - first for first, last in gate_up[0].spans)
-            if gate_up
-            else experts.down_proj.shape[2 - family.is_transposed],
+            mlp=gate_up[0].num_rows if gate_up else experts.down_proj.shape[2 - family.is_transposed],
             vocabulary=len(self.embedding.weight),
             context_limit=context_limit(config),
             eps=_first(norm, "eps", "variance_epsilon"),
             scaling=_first(attention, "scaling", "inv_norm_factor"),
             rotated=self._rotated(),
-            activation=activation or "",
+            activation=self._activation(experts),
             is_gated=len(gate_up) != 1,
             norms_have_mean="RMS" not in type(norm).__name__,
             norms_whole=query_norm is not None and query_norm.weight.numel() != head_size,
@@ -154,7 +150,7 @@ class Described:
             score_cap=getattr(config, "attn_logit_softcapping", None) or 0.0,
             logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
             windows=tuple(self._window_of(number) for number in range(len(self.layers))),
-            rotations=rotations,
+            rotations=tuple(self._rotation_of(number) for number in range(len(self.layers))),
             layers_name=self._layers_name,
             sources={
                 "qkv": _qkv(family, config, attention, heads, key_heads, head_size),
@@ -165,18 +161,32 @@ class Described:
                 else [_whole(family.mlp, mlp, "down_proj", "c_proj", "dense_4h_to_h", "output_linear")],
             },
         )
+
+    def _activation(self, experts: Any) -> str:
+        """Return the kernels' name of what is done with the gate. Raises Undescribed."""
+        name = str(_first(self._config, "hidden_activation", "hidden_act", "activation"))
+        if self._family.is_transposed:
+            is_known = (experts.alpha, experts.limit) == (1.702, 7.0)
+            activation = "clamped_swiglu" if is_known else None
+        else:
+            activation = _ACTIVATIONS.get(name)
+        if activation is None:
+            raise Undescribed(f"its activation is {name}")
+        return activation
+
+    def _require_sizes(self) -> None:
+        """Raise Undescribed when the kernels do not take these sizes."""
+        sizes, attention = self.sizes, getattr(self.layers[0], self._family.attention)
         problems = {
-            f"its activation is {_first(config, 'hidden_activation', 'hidden_act')}": activation is None,
-            f"a head has {head_size} values": head_size % 16 or head_size > 512,
+            f"a head has {sizes.head_size} values": sizes.head_size % native.BLOCK or sizes.head_size > 512,
             f"{sizes.rotated} values of a head are rotated": sizes.rotated % (2 * _LANES),
-            "its query heads share keys unevenly": heads % key_heads,
-            "its norms have a mean of an odd size": sizes.norms_have_mean and config.hidden_size % _LANES,
-            "its rows see what follows": getattr(config, "use_bidirectional_attention", False),
-            "its heads are normed with a mean": sizes.norms_have_mean and query_norm is not None,
+            "its query heads share keys unevenly": sizes.num_query_heads % sizes.num_key_heads,
+            "its norms have a mean of an odd size": sizes.norms_have_mean and sizes.hidden % _LANES,
+            "its rows see what follows": getattr(self._config, "use_bidirectional_attention", False),
+            "its heads are normed with a mean": sizes.norms_have_mean and _query_norm(attention) is not None,
         }
         if problem := next((text for text, is_one in problems.items() if is_one), None):
             raise Undescribed(problem)
-        return sizes
 
     def _rotation_of(self, number: int) -> str | None:
         """Return the name of a layer's table of rotations; None where there is none."""

@@ -15,11 +15,6 @@ from omnidraft.models.native import library as native
 from omnidraft.models.native.packed_model import ModelSizes, Source
 from omnidraft.snapshots.low_rank import SCALE, A, B, factored_modules
 
-_MATRICES = ("qkv", "out", "gate_up", "down")
-"""In the order of the kernels' LayerMatrix."""
-_TURNS = "gate_up"
-"""The matrix whose sources have their blocks in turns."""
-
 
 class PackedFactors:
     """Factors in bfloat16, their scale inside B; those of modules that are not named are zero."""
@@ -48,7 +43,7 @@ class PackedFactors:
     ) -> list[tuple[Tensor, Tensor]]:
         """Return A and B of each matrix of a layer."""
         packed = []
-        for matrix in _MATRICES:
+        for matrix in native.MATRICES:
             a, b = [], []
             for source in self._sizes.sources[matrix]:
                 name = _module(self._sizes, layer, source)
@@ -57,7 +52,7 @@ class PackedFactors:
             if not a:  # experts have no factors
                 packed.append((torch.zeros(0, dtype=torch.bfloat16), torch.zeros(0, dtype=torch.bfloat16)))
                 continue
-            blocks = torch.stack(b, dim=1).flatten(0, 1) if matrix == _TURNS else torch.cat(b)
+            blocks = torch.stack(b, dim=1).flatten(0, 1) if matrix == native.TURNS else torch.cat(b)
             packed.append((torch.cat(a), blocks))
         return packed
 
@@ -87,15 +82,14 @@ def _shapes(sizes: ModelSizes) -> dict[str, tuple[int, int]]:
     shapes: dict[str, tuple[int, int]] = {}
     for matrix, sources in sizes.sources.items():
         for source in sources:
-            rows = sum(last - first for first, last in source.spans)
             for layer in range(sizes.num_layers):
                 name = _module(sizes, layer, source)
-                shapes[name] = (shapes.get(name, (0,))[0] + rows, inputs[matrix])
+                shapes[name] = (shapes.get(name, (0,))[0] + source.num_rows, inputs[matrix])
     return shapes
 
 
 def _struct(addresses: Iterator[int]) -> native.LayerFactorsStruct:
     """Return the struct of the layer whose parts, A and B of each matrix, are at the next addresses."""
-    pairs = [(next(addresses), next(addresses)) for _ in range(native.NUM_LAYER_MATRICES)]
-    pointers = ctypes.c_void_p * native.NUM_LAYER_MATRICES
+    pairs = [(next(addresses), next(addresses)) for _ in native.MATRICES]
+    pointers = ctypes.c_void_p * len(native.MATRICES)
     return native.LayerFactorsStruct(*(pointers(*column) for column in zip(*pairs, strict=True)))

@@ -12,8 +12,10 @@ Library = ctypes.CDLL
 GROUP, BLOCK, SLOTS_TOGETHER = 32, 16, 8
 """Vectors are padded to whole groups of inputs, matrices to whole blocks of channels; keys of so many slots are
 interleaved."""
-RANKS_TOGETHER, NUM_LAYER_MATRICES = 4, 4
-"""Ranks of low-rank factors are padded to multiples of this; matrices of a layer that have factors."""
+RANKS_TOGETHER = 4
+"""Ranks of low-rank factors are padded to multiples of this."""
+MATRICES, TURNS = ("qkv", "out", "gate_up", "down"), "gate_up"
+"""The matrices of a layer in the order of the kernels' LayerMatrix; the one whose parts have their blocks in turns."""
 LAYOUT = "8"
 """The layout of packed weights, the same for every variant of the kernels. Change it whenever `omnidraft_pack` or the
 parts in weights.py change: files packed in another layout are packed anew."""
@@ -61,7 +63,7 @@ class ModelStruct(Structure):
 class LayerFactorsStruct(Structure):
     """Addresses of the low-rank factors of one layer's matrices."""
 
-    _fields_ = [("a", c_void_p * NUM_LAYER_MATRICES), ("b", c_void_p * NUM_LAYER_MATRICES)]
+    _fields_ = [("a", c_void_p * len(MATRICES)), ("b", c_void_p * len(MATRICES))]
 
 
 class FactorsStruct(Structure):

@@ -39,6 +39,11 @@ class Source(NamedTuple):
     is_paired: bool = False
     """Whether neighbours are rotated, which the kernels want half a head apart."""
 
+    @property
+    def num_rows(self) -> int:
+        """The number of rows of all spans."""
+        return sum(last - first for first, last in self.spans)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:

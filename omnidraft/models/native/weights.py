@@ -18,8 +18,6 @@ from omnidraft.models.native.matrix import address_of, memory, pack
 from omnidraft.models.native.packed_model import PackedModel, Part, Source, layer_part
 
 _BIASES = {"qkv": "bias", "out": "out_bias", "gate_up": "gate_up_bias", "down": "down_bias"}
-_TURNS = "gate_up"
-"""The matrix whose sources have their blocks in turns."""
 
 
 def unsupported_reason(model: PreTrainedModel) -> str | None:
@@ -82,7 +80,7 @@ class ModelParts:
                 continue
             if (bias := self._bias(matrix, layer, sources)) is not None:
                 yield _tensor(name(_BIASES[matrix]), bias)
-            yield self._matrix(name(matrix), layer, sources, in_turns=matrix == _TURNS)
+            yield self._matrix(name(matrix), layer, sources, in_turns=matrix == native.TURNS)
 
     def _whole_model(self) -> Iterator[Part]:
         model = self._model
@@ -100,7 +98,7 @@ class ModelParts:
     def _matrix(self, name: str, layer: Any, sources: Sequence[Source], *, in_turns: bool) -> Part:
         """Return a part with the rows of these sources one after the other, or with their blocks in turns."""
         inputs = layer.get_submodule(sources[0].module).weight.shape[1]
-        sizes = [self._packed_bytes(self._kind, (len(self.sizes.rows(source)), inputs)) for source in sources]
+        sizes = [self._packed_bytes(self._kind, (source.num_rows, inputs)) for source in sources]
 
         def write(address: int) -> None:
             for number, (source, start) in enumerate(zip(sources, accumulate(sizes, initial=0), strict=False)):
@@ -129,7 +127,7 @@ class ModelParts:
         if all(bias is None for bias in biases):
             return None
         rows = [self._rows(bias.detach(), source) for bias, source in zip(biases, sources, strict=True)]
-        return _in_turns(rows) if matrix == _TURNS else torch.cat([_in_turns([row]) for row in rows])
+        return _in_turns(rows) if matrix == native.TURNS else torch.cat([_in_turns([row]) for row in rows])
 
     def _rows(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
         rows = self.sizes.rows(source)

@@ -8,7 +8,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from omnidraft.decode.sampling.grammar import Grammars
+from omnidraft.decode.sampling.grammar import Grammars, Matcher
 from omnidraft.decode.sampling.grammar_trial import GrammarTrial
 from omnidraft.errors import RequestError
 from omnidraft.ports import Grammar
@@ -53,8 +53,13 @@ def is_possible(constraint: Grammar, text: str, form: ToolFormat, *, has_id: boo
     matcher = GRAMMARS.matcher(constraint, frozenset({EOS}))
     pieces = text.split(form.opening) if has_id else [text]
     ids = [[byte + 2 for byte in piece.encode()] for piece in pieces]
-    for token in [*[token for piece in ids for token in [MARKER, *piece]][1:], EOS]:
-        logits_V = np.zeros(len(TOKENS))
+    return takes_all(matcher, [*[token for piece in ids for token in [MARKER, *piece]][1:], EOS], len(TOKENS))
+
+
+def takes_all(matcher: Matcher, ids: list[int], vocab_size: int) -> bool:
+    """Whether the matcher allows these ids, one after the other."""
+    for token in ids:
+        logits_V = np.zeros(vocab_size)
         matcher.apply(logits_V)
         if logits_V[token] == -np.inf:
             return False
@@ -120,14 +125,9 @@ def test_gpt_oss_thinks_and_then_calls_in_its_channel(choice: Any) -> None:
         use = tool_use(tools(), choice) if has_tools else None
         constraint = Grammar("tools", grammar_text(use, form, HARMONY_IDS, content, HEADER))
         matcher = HARMONY_GRAMMARS.matcher(constraint, HARMONY_STOPS, Thoughts(markers, Phase.LEAD, has_grammar=True))
-        for part in re.split(r"(<\|[a-z]+\|>)", text):
-            for token in [HARMONY_IDS[part]] if part in HARMONY_IDS else [byte + 2 for byte in part.encode()]:
-                logits_V = np.zeros(len(HARMONY_TOKENS))
-                matcher.apply(logits_V)
-                if logits_V[token] == -np.inf:
-                    return False
-                matcher.take(token)
-        return True
+        parts = re.split(r"(<\|[a-z]+\|>)", text)
+        ids = [[HARMONY_IDS[part]] if part in HARMONY_IDS else [byte + 2 for byte in part.encode()] for part in parts]
+        return takes_all(matcher, [token for each in ids for token in each], len(HARMONY_TOKENS))
 
     thought = "<|channel|>analysis<|message|>We {need} it.<|end|><|start|>assistant"
     call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome", "days": []}<|call|>'

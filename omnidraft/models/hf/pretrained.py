@@ -21,10 +21,10 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from omnidraft.errors import ModelError, model_errors
-from omnidraft.models.catalog.gguf_conversion import repair_config
 from omnidraft.models.hf.tokenizer_cache import fast_tokenizer
+from omnidraft.models.hf.tokenizer_json import GENERIC_CLASS
 
-_CONFIG_OPTIONS = ("local_files_only", "trust_remote_code", "gguf_file")
+_CONFIG_OPTIONS = ("local_files_only", "trust_remote_code")
 
 default_dtype_lock = RLock()
 """Held while torch's default floating type may be another than float32, and by whoever has to rely on it."""
@@ -73,8 +73,7 @@ def with_all_weights(source: Path, **options: Any) -> PreTrainedModel:
     parameters = sorted(name for name, each in model.named_parameters() if name in unread and each not in encoders)
     if parameters:
         names = ", ".join(parameters[:3]) + (", ..." if parameters[3:] else "")
-        where = source / options.get("gguf_file", "")
-        raise ModelError(f"{where} has no weights that fit {names}: it is incomplete, or not of one model")
+        raise ModelError(f"{source} has no weights that fit {names}: it is incomplete, or not of one model")
     loaded: PreTrainedModel = model
     return loaded
 
@@ -138,7 +137,8 @@ def _keep_as_loaded(tokenizer_folder: Path, folder: Path) -> None:
     (folder / _JSON).write_text(fast_tokenizer(tokenizer_folder).backend_tokenizer.to_str(), encoding="utf-8")
     config = folder / _CONFIG
     known = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
-    config.write_text(json.dumps(repair_config(known), ensure_ascii=False), encoding="utf-8")
+    saved = {key: value for key, value in known.items() if key not in ("is_local", "local_files_only")}
+    config.write_text(json.dumps(saved | {"tokenizer_class": GENERIC_CLASS}, ensure_ascii=False), encoding="utf-8")
 
 
 def _model_type(folder: Path) -> str | None:

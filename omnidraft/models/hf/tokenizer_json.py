@@ -7,6 +7,7 @@ from omnidraft.errors import ModelError
 from omnidraft.vocab.token_bytes import SPACE_MARKER, Spelling, fallback_ids, token_bytes
 from omnidraft.vocab.tokenizer import Vocabulary
 
+GENERIC_CLASS = "PreTrainedTokenizerFast"  # takes tokenizer.json as it is; a model's own class would rebuild it
 UNREACHABLE = "\ufdd0"  # a noncharacter, never part of a text
 
 Json = Mapping[str, Any]

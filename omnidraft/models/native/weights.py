@@ -65,10 +65,8 @@ class ModelParts:
         if layer.sinks is not None:
             yield _tensor(name("sinks"), layer.sinks)
         if layer.experts is not None:
-            weight = layer.router.weight.detach().float()
-            yield _tensor(name("router"), torch.nn.functional.pad(weight, (0, -weight.shape[1] % native.GROUP)))
-            if getattr(layer.router, "bias", None) is not None:
-                yield _tensor(name("router_bias"), layer.router.bias.detach().float())
+            for part, tensor in layer.routing():
+                yield _tensor(name(part), tensor)
             for matrix, experts in layer.expert_matrices():
                 if matrix.endswith("bias"):
                     yield _tensor(name(matrix), torch.cat([_in_turns(each) for each in experts]))

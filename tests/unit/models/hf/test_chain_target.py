@@ -35,7 +35,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "mamba_chunk_size": 16, "head_dim": 16}),
     "Nemotron-H": ("nemotron_h", {
         "layers_block_type": ["mamba", "attention", "mamba", "mlp"], "head_dim": 16, "mamba_num_heads": 8,
-        "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 16}),
+        "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 16, "time_step_min": 0.3}),
     "RecurrentGemma": ("recurrent_gemma", {"num_hidden_layers": 3, "lru_width": 64, "attention_window_size": 24}),
     "RWKV": ("rwkv", {"num_hidden_layers": 2, "context_length": 256}),
     "Mamba": ("mamba", {"state_size": 8, "num_hidden_layers": 2}),

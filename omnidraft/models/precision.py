@@ -146,7 +146,7 @@ def apply(model: nn.Module, precision: str, kernels: str = "auto") -> nn.Module:
     head = model.get_output_embeddings()  # type: ignore[operator]
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and _is_plain(child):
+            if isinstance(child, nn.Linear) and _is_plain(child) and name != "dt_proj":  # Mamba reads its weights
                 layer_kind = library.HEADS.get(kind, kind) if child is head else kind
                 setattr(parent, name, PackedLinear(child, layer_kind, kernel_library, threads))
             elif isinstance(child, nn.Embedding) and _is_plain_or_scaled(child):

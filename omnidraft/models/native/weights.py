@@ -11,6 +11,7 @@ from itertools import accumulate
 import torch
 from transformers import PreTrainedModel
 
+from omnidraft.models.hf.attention import takes_chains_only
 from omnidraft.models.native import library as native
 from omnidraft.models.native.description import Described
 from omnidraft.models.native.layer_description import DescribedLayer, Undescribed
@@ -24,6 +25,8 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     """Return why the native pass does not compute what the model does; None if it does."""
     if torch.cuda.is_available():
         return "there is an accelerator"
+    if takes_chains_only(model):
+        return "its layers have a state, chunks or distances of their own"
     try:
         Described(model)
     except Undescribed as exc:

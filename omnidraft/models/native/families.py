@@ -13,6 +13,7 @@ class Family:
     post_norm: str | None = None
     mlp_norm: str | None = "post_attention_layernorm"
     post_mlp_norm: str | None = None
+    post_input_norm: str | None = None
     attention: str = "self_attn"
     mlp: str = "mlp"
     adds_one: bool = False
@@ -51,6 +52,7 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": Family(is_unrotated=lambda config, layer: not config.no_rope_layers[layer]),
     "gemma": Family(adds_one=True, scales_embeddings=True),
     **dict.fromkeys(("gemma2", "gemma3_text"), Family(**_FOUR_NORMS, adds_one=True, scales_embeddings=True)),
+    "gemma4_text": Family(**_FOUR_NORMS, scales_embeddings=True, post_input_norm="post_per_layer_input_norm"),
     **dict.fromkeys(("olmo2", "olmo3"), Family(**_NORMS_BEHIND)),
     "exaone4": Family(**_NORMS_BEHIND, is_unrotated=_sees_all),
     "hunyuan_v1_dense": Family(norms_rotated=True),

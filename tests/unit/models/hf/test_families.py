@@ -28,9 +28,10 @@ _VISION = {
     "patch_size": 14,
 }  # fmt: skip
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "Gemma 4": ("gemma4_text", {
+    "Gemma 4 26B": ("gemma4_text", {
         **_MIXED, "global_head_dim": 32, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0,
-        "num_global_key_value_heads": 1, "attention_k_eq_v": True}),
+        "num_global_key_value_heads": 1, "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 4,
+        "top_k_experts": 2, "moe_intermediate_size": 32}),
     "Gemma 4 E2B": ("gemma4_text", {
         **_MIXED, "global_head_dim": 32, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": 300,
         "hidden_size_per_layer_input": 16, "num_hidden_layers": 6,

@@ -23,7 +23,6 @@ GEMMA4 = {
     "attention_k_eq_v": True,
 }  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict]] = {
-    "gemma4 dense": ("gemma4_text", GEMMA4),
     "gemma4 with experts": (
         "gemma4_text",
         GEMMA4 | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},

@@ -26,6 +26,9 @@ from omnidraft.models.probe import choice
 ORDER = ("bfloat16", "packed16", "float32")
 """Preference among equally fast formats: more rows of bfloat16 cost least, so better drafters gain more with it."""
 
+_LARGE_SHARE = 0.05
+"""The share of weights in float32 from which a packed model is noticeably larger than its precision says."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -58,6 +61,19 @@ def _fastest(seconds: Mapping[str, float]) -> str:
     """Return the first of ORDER that is not significantly slower than the fastest."""
     limit = (1 + choice.TIMING_NOISE) * min(seconds.values())
     return next(name for name in ORDER if name in seconds and seconds[name] <= limit)
+
+
+def warn_of_rounding(model: nn.Module, precision: str, name: str) -> None:
+    """Say it when the matrices of a model have more bits than `precision` keeps, which are those of bfloat16."""
+    if library.PACKED.get(precision, precision) != "bfloat16":
+        return
+    for matrix in (parameter for parameter in model.parameters() if parameter.dim() > 1):
+        if matrix.dtype != torch.bfloat16 and not torch.equal(matrix, matrix.bfloat16().to(matrix.dtype)):
+            kind = str(matrix.dtype).removeprefix("torch.")
+            text = (
+                "%s has weights of %s, which %s rounds to bfloat16: models.precision = 'float32' keeps all their bits"
+            )
+            return logger.warning(text, name, kind, precision)
 
 
 class PackedLinear(nn.Module):
@@ -129,18 +145,20 @@ class PackedExperts(nn.Module):
     def forward(self, x_RK: torch.Tensor, experts_RT: torch.Tensor, shares_RT: torch.Tensor) -> torch.Tensor:
         chosen = [each for each in experts_RT.unique().tolist() if each < len(self._out)]  # the rest is no expert
         places = {each: (experts_RT == each).nonzero(as_tuple=True) for each in chosen}
-        inside = x_RK.new_zeros(*experts_RT.shape, self._into[0].out_features, dtype=torch.float32)
-        for each, (rows, turns) in places.items():
-            inside[rows, turns] = self._into[each](x_RK[rows])
+        inside = _multiplied(self._into, x_RK[:, None].expand(-1, experts_RT.shape[1], -1), places)
         act = self._experts._apply_gate if self._experts.has_gate else self._experts.act_fn
-        inside = act(inside.flatten(0, 1)).unflatten(0, experts_RT.shape)
-        outputs = x_RK.new_zeros(*experts_RT.shape, self._out[0].out_features, dtype=torch.float32)
-        for each, place in places.items():
-            outputs[place] = self._out[each](inside[place])
+        outputs_RTN = _multiplied(self._out, act(inside.flatten(0, 1)).unflatten(0, experts_RT.shape), places)
         if self._experts.has_post_expert_norm:
-            outputs = self._experts.post_expert_norm(outputs)
-        mixed: torch.Tensor = (outputs * shares_RT[..., None]).sum(dim=1)
-        return mixed
+            outputs_RTN = self._experts.post_expert_norm(outputs_RTN)
+        return (outputs_RTN * shares_RT[..., None]).sum(dim=1)
+
+
+def _multiplied(matrices: Any, x_RTK: torch.Tensor, places: Mapping[int, tuple[torch.Tensor, ...]]) -> torch.Tensor:
+    """Return the products of experts' matrices with their rows, and zeros where a row meets none."""
+    products_RTN = torch.zeros(*x_RTK.shape[:-1], matrices[0].out_features, dtype=torch.float32)
+    for expert, place in places.items():
+        products_RTN[place] = matrices[expert](x_RTK[place])
+    return products_RTN
 
 
 def _taken(experts: Any, name: str) -> tuple[Iterable[torch.Tensor], Iterable[torch.Tensor | None]]:
@@ -200,11 +218,13 @@ def apply(model: nn.Module, precision: str, kernels: str = "auto") -> nn.Module:
     kernel_library, threads = library.load(kernels), ThreadCount()
     kind = library.PACKED[precision]
     head = model.get_output_embeddings()  # type: ignore[operator]
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if (weight_NK := _matrix(child)) is not None:
+                bias: Any = child.bias
                 layer_kind = library.HEADS.get(kind, kind) if child is head else kind
-                setattr(parent, name, PackedLinear(weight_NK, child.bias, layer_kind, kernel_library, threads))
+                setattr(parent, name, PackedLinear(weight_NK, bias, layer_kind, kernel_library, threads))
             elif hasattr(child, "is_transposed") and hasattr(child, "down_proj"):  # transformers' interface of experts
                 setattr(parent, name, PackedExperts(child, kind, kernel_library, threads))
             elif isinstance(child, nn.Embedding) and _is_plain_or_scaled(child):
@@ -213,4 +233,8 @@ def apply(model: nn.Module, precision: str, kernels: str = "auto") -> nn.Module:
         if not isinstance(module, FloatEmbedding):
             for parameter in module.parameters(recurse=False):
                 parameter.data = parameter.data.float()
+    kept = sum(each.numel() for each in model.parameters() if each.dim() > 1 and each.dtype == torch.float32)
+    if kept > _LARGE_SHARE * num_weights:
+        text = "%s: %.0f %% of the weights are in modules that our kernels do not pack, and stay in float32"
+        logger.warning(text, type(model).__name__, 100 * kept / num_weights)
     return model

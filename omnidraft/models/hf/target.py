@@ -213,6 +213,7 @@ def load_target(
     chosen = precisions.automatic(kernels) if precision == "auto" else precision
     state = cache.state(folder, chosen) if cache else None
     model = load_model(folder)
+    precisions.warn_of_rounding(model, chosen, name)
     if chosen in native.PACKED and unsupported_reason(model) is None:
         packed = cache.packed(folder, state, model, chosen, native.load(kernels)) if cache else model
         return NativeTarget(packed, name=name, precision=chosen, kernels=kernels)

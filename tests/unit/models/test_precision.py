@@ -2,6 +2,7 @@
 reproducible mode."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from omnidraft.models.precision import PackedLinear
 from tests.unit.models.drafted_trees import scores_by_partition
 from tests.unit.models.native.families import family_model
 from tests.unit.models.native.packed_levels import rounds_inputs, unpacked
-from tests.unit.models.tiny import PASSES, text, tiny_model, whole_pass
+from tests.unit.models.tiny import PASSES, SHAPE, text, tiny_model, whole_pass
 
 PRECISIONS = ["packed16", "int8", "int4"]
 
@@ -147,6 +148,15 @@ def test_experts_are_packed_like_other_matrices_and_no_row_knows_of_the_others(n
     expected, got = whole_pass(exact, ids), whole_pass(model, ids)
     assert (got - expected).std() / expected.std() < {"packed16": 1e-5, "int8": 0.2, "int4": 0.8}[precision]
     TransformersTarget(model, PASSES, name=name, precision=precision, kernels="portable").self_test(64)
+
+
+def test_weights_that_stay_unpacked_are_told(caplog):
+    precisions.apply(copy.deepcopy(family_model("Mixtral")), "int8", "portable")
+    assert not caplog.records
+    sizes = {"kv_lora_rank": 16, "n_routed_experts": 4, "moe_topk": 2, "num_layers": 1, "num_hidden_layers": 2}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("longcat_flash", **{**SHAPE, **sizes}))
+    precisions.apply(model, "int8", "portable")
+    assert re.match(r"LongcatFlash\w*: \d+ % of the weights are in modules that our", caplog.records[0].getMessage())
 
 
 def test_matrices_that_have_their_inputs_first_are_packed(precision):

@@ -24,7 +24,7 @@ from omnidraft.models.hf.chain_target import ChainTarget
 from omnidraft.models.hf.kv_slots import KvSlots
 from omnidraft.models.hf.packed_session import PackedSession, forward_packed
 from omnidraft.models.hf.padded_session import PaddedSession, PassShape
-from omnidraft.models.hf.pretrained import causal_lm, require_unquantised
+from omnidraft.models.hf.pretrained import causal_lm
 from omnidraft.models.native import library as native
 from omnidraft.models.native.packed_cache import PackedCache
 from omnidraft.models.native.target import NativeTarget
@@ -224,6 +224,7 @@ def load_target(
     chosen = precisions.automatic(kernels) if precision == "auto" else precision
     state = cache.state(folder, chosen) if cache else None
     model = load_model(folder)
+    precisions.warn_of_rounding(model, chosen, name)
     if chosen in native.PACKED and unsupported_reason(model) is None:
         packed = cache.packed(folder, state, model, chosen, native.load(kernels)) if cache else model
         return NativeTarget(packed, name=name, precision=chosen, kernels=kernels)
@@ -256,12 +257,6 @@ def _arithmetic(precision: str, kernels: str) -> str:
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """Load a causal language model without gradients, with its weights unchanged.
-
-    Raises:
-        ModelError: it is not one that transformers can load here, or its weights are incomplete or quantised.
-    """
+    """Load a causal language model without gradients, with its weights unchanged. Raises ModelError."""
     choice.torch_products()
-    model = causal_lm(folder, dtype="auto")
-    require_unquantised(model, folder)
-    return model.requires_grad_(False)
+    return causal_lm(folder, dtype="auto").requires_grad_(False)

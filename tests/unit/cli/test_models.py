@@ -56,3 +56,13 @@ def test_an_inspection_says_which_path_computes_a_model_and_why(
     told = json.loads(run_cli(("models", "inspect", str(tmp_path), "--json"), monkeypatch, capsys).stdout)
     assert (told["type"], told["computed by"]) == (model_type, path)
     assert told["because"] is None if reason is None else told["because"].startswith(reason)
+
+
+def test_an_inspection_says_how_weights_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = family_config("llama", {})
+    config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    config.save_pretrained(tmp_path)
+    told = json.loads(run_cli(("models", "inspect", str(tmp_path), "--json"), monkeypatch, capsys).stdout)
+    assert (told["quantised as"], told["computed by"]) == ("GPTQ of 4 bits", "our kernels")

@@ -1,6 +1,5 @@
 """The transformers target against transformers itself: trees, caches, windows, and equal bits in reproducible mode."""
 
-import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -254,24 +253,6 @@ def plant_load(folder: Path, monkeypatch: pytest.MonkeyPatch, load: Any) -> None
     """Put this in the place of transformers, over a folder with a configuration."""
     CONFIGS["llama"].save_pretrained(folder)
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", load)
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
-def test_weights_that_are_levels_of_a_quantisation_are_refused(
-    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(folder: Path, **options: Any) -> Any:
-        model: Any = copy.deepcopy(tiny_model("llama"))
-        weight = model.model.layers[0].self_attn.q_proj.weight
-        model.model.layers[0].self_attn.q_proj.weight = torch.nn.Parameter(weight.to(dtype), requires_grad=False)
-        return model, {"missing_keys": (), "mismatched_keys": ()}
-
-    plant_load(tmp_path, monkeypatch, load)
-    message = rf"quantised weights \({dtype}\); give the model in 16 bits, or a GGUF file"
-    with pytest.raises(ModelError, match=message):
-        load_model(tmp_path)
-    with pytest.raises(ModelError, match=message):
-        load_trainable(tmp_path, train="lora", rank=2, seed=0)
 
 
 @pytest.mark.parametrize("error", [ImportError, RuntimeError, KeyError, TypeError, Exception])

@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 
 from omnidraft import throttle
 from omnidraft.errors import ConfigError, ContractError
-from omnidraft.models.hf.attention import context_limit, mask_form
+from omnidraft.models.hf.attention import context_limit, mask_form, require_masks
 from omnidraft.models.hf.serving_tensors import Train
 from omnidraft.models.hf.trained_weights import TrainedWeights
 from omnidraft.models.hf.training_attention import PackedTextCache, take_texts_apart
@@ -66,10 +66,12 @@ class TransformersTrainable:
 
         Raises:
             ConfigError: the model computes its logits in a way that is not known here.
+            ModelError: it cannot draft.
         """
         self._train = train
         self._model = model
         causal = model.get_base_model() if train == "lora" else model
+        require_masks(causal)
         self._decoder = causal.get_decoder()
         causal.get_input_embeddings().padding_idx = None  # would keep that token from learning; nothing is padded
         self._head = causal.get_output_embeddings()
@@ -215,13 +217,12 @@ def load_trainable(
 
     Raises:
         ModelError: torch computes nothing right here, or not in this precision; or the folder holds no causal language
-            model that transformers can load, or its weights are incomplete or quantised.
+            model that transformers can load, or its weights are incomplete.
     """
-    from omnidraft.models.hf.pretrained import causal_lm, require_unquantised
+    from omnidraft.models.hf.pretrained import causal_lm
 
     choice.torch_products().require("float32" if precision == "auto" else precision)
     model = causal_lm(folder, dtype=torch.float32)
-    require_unquantised(model, folder)
     model.eval()
     model.requires_grad_(train == "full")
     learned = _with_lora(model, rank, seed) if train == "lora" else model

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from omnidraft.models.native import library as native
-from omnidraft.models.native.packed_model import ModelSizes, Source
+from omnidraft.models.native.packed_model import LayerSizes, ModelSizes, Source
 from omnidraft.snapshots.low_rank import SCALE, A, B, factored_modules
 
 
@@ -26,11 +26,11 @@ class PackedFactors:
         modules = factored_modules(shapes, tensors)
         rank = max(len(tensors[module + A]) for module in modules)
         self.rank = -(-rank // native.RANKS_TOGETHER) * native.RANKS_TOGETHER
-        layers = [self._layer(layer, shapes, tensors) for layer in range(sizes.num_layers)]
+        layers = [self._layer(layer, shapes, tensors) for layer in range(len(sizes.layers))]
         parts = [part for layer in layers for pair in layer for part in pair]
         self._memory = torch.cat([part.flatten() for part in parts])  # in one piece, which leaves no gaps behind
         addresses = accumulate((part.nbytes for part in parts), initial=self._memory.data_ptr())
-        self._layers = (native.LayerFactorsStruct * sizes.num_layers)(*(_struct(addresses) for _ in layers))
+        self._layers = (native.LayerFactorsStruct * len(layers))(*(_struct(addresses) for _ in layers))
         self.struct = native.FactorsStruct(self.rank, self._layers)
 
     @property
@@ -42,14 +42,14 @@ class PackedFactors:
         self, layer: int, shapes: Mapping[str, tuple[int, int]], tensors: Mapping[str, Tensor]
     ) -> list[tuple[Tensor, Tensor]]:
         """Return A and B of each matrix of a layer."""
-        packed = []
+        packed, sizes = [], self._sizes.layers[layer]
         for matrix in native.MATRICES:
             a, b = [], []
-            for source in self._sizes.sources[matrix]:
+            for source in sizes.sources.get(matrix, ()):
                 name = _module(self._sizes, layer, source)
                 a.append(self._a(tensors.get(name + A), shapes[name][1]))
-                b.append(self._b(tensors.get(name + B), self._sizes.rows(source)))
-            if not a:  # experts have no factors
+                b.append(self._b(tensors.get(name + B), sizes.rows(source)))
+            if not a:  # experts have no factors, and most layers no inputs of their own
                 packed.append((torch.zeros(0, dtype=torch.bfloat16), torch.zeros(0, dtype=torch.bfloat16)))
                 continue
             blocks = torch.stack(b, dim=1).flatten(0, 1) if matrix == native.TURNS else torch.cat(b)
@@ -77,15 +77,21 @@ def _module(sizes: ModelSizes, layer: int, source: Source) -> str:
 
 def _shapes(sizes: ModelSizes) -> dict[str, tuple[int, int]]:
     """Return the shapes [N, K] of all modules that may have factors."""
-    attended = sizes.num_query_heads * sizes.head_size
-    inputs = {"qkv": sizes.hidden, "out": attended, "gate_up": sizes.hidden, "down": sizes.mlp}
     shapes: dict[str, tuple[int, int]] = {}
-    for matrix, sources in sizes.sources.items():
-        for source in sources:
-            for layer in range(sizes.num_layers):
-                name = _module(sizes, layer, source)
-                shapes[name] = (shapes.get(name, (0,))[0] + source.num_rows, inputs[matrix])
+    for number, layer in enumerate(sizes.layers):
+        inputs = _inputs(sizes, layer)
+        for matrix, sources in layer.sources.items():
+            for source in sources:
+                name, last = _module(sizes, number, source), max(last for _, last in source.spans)
+                shapes[name] = (max(shapes.get(name, (0,))[0], last), inputs[matrix])
     return shapes
+
+
+def _inputs(sizes: ModelSizes, layer: LayerSizes) -> dict[str, int]:
+    """Return the number of inputs of each matrix of a layer."""
+    attended = sizes.num_query_heads * layer.head_size
+    widths = (sizes.hidden, attended, sizes.hidden, layer.mlp, sizes.hidden, sizes.layer_inputs)
+    return dict(zip(native.MATRICES, widths, strict=True))
 
 
 def _struct(addresses: Iterator[int]) -> native.LayerFactorsStruct:

@@ -1,11 +1,12 @@
 """A decoder computed by kernels/, and the KV backend of one text.
 
-Shapes: R rows of a pass, C slots, L layers, K key heads, D head size, V vocabulary, H hidden size.
+Shapes: R rows of a pass, C slots, K key heads, D head size, V vocabulary, H hidden size.
 """
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,21 +56,32 @@ class NativeModel:
         sizes = self._weights.sizes
         self.vocab_size = sizes.vocabulary
         self.hidden_size = sizes.hidden
-        self.head_size = sizes.head_size
         self.context_limit = sizes.context_limit
         self._scratch = ScratchPool()
         self._threads = ThreadCount()
 
     def slots(self, capacity: int) -> torch.Tensor:
-        """Return empty keys and values [L, 2, K, C * D]; the keys of eight slots are interleaved."""
-        sizes = self._weights.sizes
-        shape = (sizes.num_layers, 2, sizes.num_key_heads, capacity * sizes.head_size)
-        return torch.zeros(shape, dtype=self._weights.kv_dtype)
+        """Return empty keys and values, [2, K, C * D] of each layer that stores them; the keys of eight slots are
+        interleaved.
+        """
+        return torch.zeros(capacity * self._weights.sizes.values_per_slot, dtype=self._weights.kv_dtype)
+
+    def copy_slots(self, source: torch.Tensor, to: torch.Tensor, num_slots: int) -> None:
+        """Copy the first slots, so many of which are whole groups of interleaved keys, to other slots."""
+        old, new = (len(each) // self._weights.sizes.values_per_slot for each in (source, to))
+        first = 0
+        for size, layers in groupby(self._weights.sizes.layers, lambda layer: layer.head_size):
+            count = sum(layer.values_per_slot for layer in layers) // size
+            views = [
+                kv[first * capacity :][: count * size * capacity].view(count, capacity * size)
+                for kv, capacity in ((to, new), (source, old))
+            ]
+            views[0][:, : num_slots * size] = views[1][:, : num_slots * size]
+            first += count * size
 
     def kv_bytes(self, num_ids: int) -> int:
         """Return the memory of the keys and values of a text of so many ids."""
-        sizes = self._weights.sizes
-        size_of_slot = sizes.num_layers * 2 * sizes.num_key_heads * sizes.head_size * self._weights.kv_dtype.itemsize
+        size_of_slot = self._weights.sizes.values_per_slot * self._weights.kv_dtype.itemsize
         return _round_up(num_ids, _CAPACITY_STEP) * size_of_slot
 
     def compute(self, segments: Sequence["PassSegment"], logits_RV: torch.Tensor, hidden_RH: torch.Tensor) -> None:
@@ -260,13 +272,13 @@ class NativeKvBackend:
         """Copy the keys and values of the first `num_ids` ids of another text."""
         if num_ids > self.capacity:
             self._grow(num_ids)
-        size = min(_round_up(num_ids, native.SLOTS_TOGETHER), source.capacity) * self._model.head_size
-        self.kv[..., :size] = source.kv[..., :size]
+        num_slots = min(_round_up(num_ids, native.SLOTS_TOGETHER), source.capacity)
+        self._model.copy_slots(source.kv, self.kv, num_slots)
 
     def _grow(self, needed: int) -> None:
         capacity = max(self.capacity, _round_up(needed, _CAPACITY_STEP))
         larger = self._model.slots(capacity)
-        larger[..., : self.kv.shape[-1]] = self.kv
+        self._model.copy_slots(self.kv, larger, self.capacity)
         self.kv, self.capacity = larger, capacity
 
 

@@ -5,6 +5,7 @@ This module does not know transformers, whose import takes seconds.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -45,43 +46,31 @@ class Source(NamedTuple):
         return sum(last - first for first, last in self.spans)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSizes:
-    """The description of a decoder: its numbers, and what a pass does; see kernels/interface.h."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSizes:
+    """The numbers of one layer."""
 
-    num_layers: int
-    hidden: int
-    num_query_heads: int
     num_key_heads: int
     head_size: int
     mlp: int
-    vocabulary: int
-    context_limit: int
-    eps: float
-    scaling: float
+    """The width of the MLP, or of that beside experts; 0 has none."""
+    expert_mlp: int
     rotated: int
-    activation: str
-    is_gated: bool
-    norms_have_mean: bool
-    norms_whole: bool
-    norms_rotated: bool
-    is_parallel: bool
-    num_experts: int
-    experts_per_row: int
-    shares_are_whole: bool
-    embedding_scale: float
-    residual_scale: float
-    logit_scale: float
-    score_cap: float
-    logit_cap: float
-    windows: Sequence[int]
-    """The number of positions that each layer sees; 0 is all."""
-    rotations: Sequence[str | None]
-    """The name of each layer's table of rotations; None has none."""
-    layers_name: str
-    """The name of the module that has the layers."""
+    window: int
+    """The number of positions that a row sees; 0 is all."""
+    rotation: str | None
+    """The name of the layer's table of rotations; None has none."""
+    keys_of: int | None
+    """The layer whose keys it sees; None stores its own."""
+    scale: float
+    """Of what leaves the layer."""
     sources: Mapping[str, Sequence[Source]]
-    """What each matrix of a layer is packed from, in the order of its blocks."""
+    """What each matrix is packed from, in the order of its blocks."""
+
+    @property
+    def values_per_slot(self) -> int:
+        """The number of values that the keys and values of one id take."""
+        return 2 * self.num_key_heads * self.head_size if self.keys_of is None else 0
 
     def rows(self, source: Source) -> torch.Tensor:
         """Return the rows of a source in the order of the kernels."""
@@ -93,10 +82,51 @@ class ModelSizes:
         return torch.cat([turned[:, 0::2], turned[:, 1::2], rest], dim=1).flatten()
 
     @classmethod
-    def read(cls, values: Mapping[str, Any]) -> "ModelSizes":
+    def read(cls, values: Mapping[str, Any]) -> "LayerSizes":
         """Return the sizes whose `asdict` went through JSON."""
         sources = {name: [Source(*each) for each in found] for name, found in values["sources"].items()}
         return cls(**{**values, "sources": sources})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """The description of a decoder: its numbers, and what a pass does; see kernels/interface.h."""
+
+    hidden: int
+    num_query_heads: int
+    vocabulary: int
+    context_limit: int
+    layer_inputs: int
+    eps: float
+    scaling: float
+    activation: str
+    is_gated: bool
+    norms_have_mean: bool
+    norms_whole: bool
+    norms_rotated: bool
+    is_parallel: bool
+    num_experts: int
+    experts_per_row: int
+    shares_are_whole: bool
+    scores_are_sigmoid: bool
+    embedding_scale: float
+    residual_scale: float
+    logit_scale: float
+    score_cap: float
+    logit_cap: float
+    layers_name: str
+    """The name of the module that has the layers."""
+    layers: Sequence[LayerSizes]
+
+    @property
+    def values_per_slot(self) -> int:
+        """The number of values that the keys and values of one id take in all layers."""
+        return sum(layer.values_per_slot for layer in self.layers)
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> "ModelSizes":
+        """Return the sizes whose `asdict` went through JSON."""
+        return cls(**{**values, "layers": [LayerSizes.read(each) for each in values["layers"]]})
 
 
 def layer_part(layer: int, name: str) -> str:
@@ -116,20 +146,26 @@ class PackedModel:
         self.sizes = sizes
         self.kv_dtype = torch.float16 if precision in ("int8", "int4") else torch.float32
         self._memory = memory
-        self._layers = (native.LayerStruct * sizes.num_layers)(
-            *(self._layer(number, addresses) for number in range(sizes.num_layers))
+        self._first_values = list(accumulate((each.values_per_slot for each in sizes.layers), initial=0))
+        self._layers = (native.LayerStruct * len(sizes.layers))(
+            *(self._layer(number, addresses) for number in range(len(sizes.layers)))
         )
         numbers = {name: value for name, value in asdict(sizes).items() if name in native.MODEL_NUMBERS}
         self.struct = native.ModelStruct(
             **numbers | {"activation": native.ACTIVATIONS.index(sizes.activation)},
             kind=native.KINDS[native.PACKED.get(precision, precision)],
+            num_layers=len(sizes.layers),
             layer=self._layers,
             **{name: addresses.get(name) for name in native.MODEL_PARTS},
         )
 
     def _layer(self, number: int, addresses: Mapping[str, int]) -> native.LayerStruct:
-        sizes = self.sizes
-        rotation = sizes.rotations[number]
-        tables = {} if rotation is None else {name: addresses[f"{name}.{rotation}"] for name in ("cos", "sin")}
+        layer = self.sizes.layers[number]
+        tables = {name: addresses.get(f"{name}.{layer.rotation}") for name in ("cos", "sin")}
         parts = {name: addresses.get(layer_part(number, name)) for name in native.LAYER_PARTS}
-        return native.LayerStruct(**parts | tables, window=sizes.windows[number])
+        return native.LayerStruct(
+            **parts | tables | {name: getattr(layer, name) for name in native.LAYER_NUMBERS},
+            stores_keys=layer.keys_of is None,
+            first_value=self._first_values[number if layer.keys_of is None else layer.keys_of],
+            scale=layer.scale,
+        )

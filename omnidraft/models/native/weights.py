@@ -7,15 +7,16 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from omnidraft.models.hf.attention import takes_chains_only
 from omnidraft.models.native import library as native
-from omnidraft.models.native.description import Described, Undescribed
+from omnidraft.models.native.description import Described
+from omnidraft.models.native.layer_description import DescribedLayer, Undescribed
 from omnidraft.models.native.matrix import address_of, memory, pack
-from omnidraft.models.native.packed_model import PackedModel, Part, Source, layer_part
+from omnidraft.models.native.packed_model import LayerSizes, PackedModel, Part, Source, layer_part
 
 _BIASES = {"qkv": "bias", "out": "out_bias", "gate_up": "gate_up_bias", "down": "down_bias"}
 
@@ -24,6 +25,8 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     """Return why the native pass does not compute what the model does; None if it does."""
     if torch.cuda.is_available():
         return "there is an accelerator"
+    if takes_chains_only(model):
+        return "its layers have a state, chunks or distances of their own"
     try:
         Described(model)
     except Undescribed as exc:
@@ -58,24 +61,21 @@ class ModelParts:
             *self._whole_model(),
         ]
 
-    def _layer(self, number: int, layer: Any) -> Iterator[Part]:
+    def _layer(self, number: int, layer: DescribedLayer) -> Iterator[Part]:
         name = partial(layer_part, number)
-        for norm, weights in self._model.norms(number):
+        for norm, weights in layer.norms():
             yield _tensor(name(norm), weights)
-        if (sinks := self._model.sinks(number)) is not None:
-            yield _tensor(name("sinks"), sinks)
-        if self.sizes.num_experts:
-            router = self._model.router(number)
-            weight = router.weight.detach().float()
-            yield _tensor(name("router"), torch.nn.functional.pad(weight, (0, -weight.shape[1] % native.GROUP)))
-            if getattr(router, "bias", None) is not None:
-                yield _tensor(name("router_bias"), router.bias.detach().float())
-            for matrix, experts in self._model.experts(number):
+        if layer.sinks is not None:
+            yield _tensor(name("sinks"), layer.sinks)
+        if layer.experts is not None:
+            for part, tensor in layer.routing():
+                yield _tensor(name(part), tensor)
+            for matrix, experts in layer.expert_matrices():
                 if matrix.endswith("bias"):
                     yield _tensor(name(matrix), torch.cat([_in_turns(each) for each in experts]))
                 else:
                     yield self._experts(name(matrix), experts)
-        for matrix, sources in self.sizes.sources.items():
+        for matrix, sources in layer.sizes.sources.items():
             if not sources:
                 continue
             if (bias := self._bias(matrix, layer, sources)) is not None:
@@ -84,25 +84,31 @@ class ModelParts:
 
     def _whole_model(self) -> Iterator[Part]:
         model = self._model
-        yield _tensor("norm", model.norm_weights(model.final_norm))
-        head = model.head.weight
-        size = self._packed_bytes(self._head_kind, head.shape)
-        yield Part("head", size, lambda address: pack(self._library, self._head_kind, head, address, 1, 0))
+        for name, weights in model.norms.items():
+            yield _tensor(name, weights)
+        yield self._whole("head", model.head.weight, self._head_kind)
         yield _tensor("embedding", model.embedding.weight.detach().to(self._embedding_dtype))
-        for rotation in sorted({each for each in self.sizes.rotations if each is not None}):
+        if self.sizes.layer_inputs:
+            yield _tensor("input_embedding", model.input_embedding.weight.detach().to(self._embedding_dtype))
+            yield self._whole("input_projection", model.input_projection.weight, self._kind)
+        for rotation in sorted({each.rotation for each in self.sizes.layers if each.rotation is not None}):
             for name, table in zip(("cos", "sin"), model.rotation(rotation), strict=True):
                 yield _tensor(f"{name}.{rotation}", table)
         if (scale := model.query_scale()) is not None:
             yield _tensor("query_scale", scale)
 
-    def _matrix(self, name: str, layer: Any, sources: Sequence[Source], *, in_turns: bool) -> Part:
+    def _whole(self, name: str, weight_NK: torch.Tensor, kind: int) -> Part:
+        size = self._packed_bytes(kind, weight_NK.shape)
+        return Part(name, size, lambda address: pack(self._library, kind, weight_NK, address, 1, 0))
+
+    def _matrix(self, name: str, layer: DescribedLayer, sources: Sequence[Source], *, in_turns: bool) -> Part:
         """Return a part with the rows of these sources one after the other, or with their blocks in turns."""
-        inputs = layer.get_submodule(sources[0].module).weight.shape[1]
+        inputs = layer.module.get_submodule(sources[0].module).weight.shape[1]
         sizes = [self._packed_bytes(self._kind, (source.num_rows, inputs)) for source in sources]
 
         def write(address: int) -> None:
             for number, (source, start) in enumerate(zip(sources, accumulate(sizes, initial=0), strict=False)):
-                weight_NK = self._rows(layer.get_submodule(source.module).weight, source)
+                weight_NK = _rows(layer.module.get_submodule(source.module).weight, source, layer.sizes)
                 if in_turns:
                     pack(self._library, self._kind, weight_NK, address, len(sources), number)
                 else:
@@ -121,21 +127,22 @@ class ModelParts:
 
         return Part(name, size * len(experts), write)
 
-    def _bias(self, matrix: str, layer: Any, sources: Sequence[Source]) -> torch.Tensor | None:
+    def _bias(self, matrix: str, layer: DescribedLayer, sources: Sequence[Source]) -> torch.Tensor | None:
         """Return the biases of a matrix in the order of its blocks; None if it has none."""
-        biases = [layer.get_submodule(source.module).bias for source in sources]
+        biases = [layer.module.get_submodule(source.module).bias for source in sources]
         if all(bias is None for bias in biases):
             return None
-        rows = [self._rows(bias.detach(), source) for bias, source in zip(biases, sources, strict=True)]
+        rows = [_rows(bias.detach(), source, layer.sizes) for bias, source in zip(biases, sources, strict=True)]
         return _in_turns(rows) if matrix == native.TURNS else torch.cat([_in_turns([row]) for row in rows])
-
-    def _rows(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
-        rows = self.sizes.rows(source)
-        return tensor if torch.equal(rows, torch.arange(len(tensor))) else tensor[rows]
 
     def _packed_bytes(self, kind: int, shape: Sequence[int]) -> int:
         size: int = self._library.omnidraft_packed_bytes(kind, *shape)
         return size
+
+
+def _rows(tensor: torch.Tensor, source: Source, sizes: LayerSizes) -> torch.Tensor:
+    rows = sizes.rows(source)
+    return tensor if torch.equal(rows, torch.arange(len(tensor))) else tensor[rows]
 
 
 def _in_turns(biases: Sequence[torch.Tensor]) -> torch.Tensor:

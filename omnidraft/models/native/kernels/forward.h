@@ -36,10 +36,10 @@ template <class W, class Head, class T, class E> struct Forward {
         for (int at = tree.parents[node(row)]; at >= 0; at = tree.parents[at]) depth++;
         return tree.length + depth;
     }
-    T* keys(int row, int layer, int head) const {
-        return (T*)text(row).kv + ((size_t)layer * 2 * m.num_key_heads + head) * text(row).capacity * m.head_size;
+    T* keys(int row, const Layer& layer, int head) const {
+        return (T*)text(row).kv + (size_t)(layer.first_value + head * layer.head_size) * text(row).capacity;
     }
-    T* values(int row, int layer, int head) const { return keys(row, layer, m.num_key_heads + head); }
+    T* values(int row, const Layer& layer, int head) const { return keys(row, layer, layer.num_key_heads + head); }
 
     void barrier() { all_threads.wait(threads); }
 
@@ -100,8 +100,8 @@ template <class W, class Head, class T, class E> struct Forward {
             return x;
         });
     }
-    const char* prepared(MatrixPlace at, const float* from, int k) {
-        return prepare(at, k, 0, [&](int row) { return from + row * padded(k); });
+    const char* prepared(MatrixPlace at, const float* from, int k, int stride) {
+        return prepare(at, k, 0, [&](int row) { return from + (size_t)row * stride; });
     }
 
     template <class From = W, class Write>
@@ -140,7 +140,8 @@ template <class W, class Head, class T, class E> struct Forward {
         };
     }
     // Multiplies by the last matrix of a branch, whose product is normed, or waits for the other branch, or is added.
-    void end_branch(MatrixPlace at, const char* weights, const float* bias, const char* rows, int k, const float* norm) {
+    void end_branch(MatrixPlace at, const char* weights, const float* bias, const char* rows, int k, const float* norm,
+                    float scale = 1) {
         bool waits = m.is_parallel && at.matrix == OUT;
         auto multiply = [&](auto write) { layer_matrix(at, weights, bias, blocks(m.hidden), rows, k, write); };
         if (norm || waits)
@@ -153,13 +154,13 @@ template <class W, class Head, class T, class E> struct Forward {
             float *x = s.x + row * size.hidden, *product = s.product + row * size.hidden;
             norm_hidden(product, norm, product);
             for (int i = 0; i < size.hidden; i += LANES)
-                store(x + i, widen(x + i) + m.residual_scale * widen(product + i));
+                store(x + i, scale * (widen(x + i) + m.residual_scale * widen(product + i)));
         }
         barrier();
     }
 
     void rotate(float* x, const Layer& layer, int at) const {
-        int half = m.rotated / 2;
+        int half = layer.rotated / 2;
         const float *cos = layer.cos + (size_t)at * half, *sin = layer.sin + (size_t)at * half;
         for (int i = 0; i < half; i += LANES) {
             Floats a = widen(x + i), b = widen(x + half + i), c = widen(cos + i), d = widen(sin + i);
@@ -169,7 +170,7 @@ template <class W, class Head, class T, class E> struct Forward {
     // Norms and rotates one of the `count` heads that begin at `first`.
     void norm_and_rotate(const float* first, int head, int count, const Layer& layer, const float* norm, int row,
                          float* to) const {
-        int d = m.head_size;
+        int d = layer.head_size;
         auto norm_head = [&](const float* x) {
             if (m.norms_whole)
                 norm_row(x, norm + head * d, d, first, count * d, to);
@@ -187,7 +188,8 @@ template <class W, class Head, class T, class E> struct Forward {
     // Writes queries where attention reads them, and then writes what it gives; and keys and values to their slots.
     void rotate_and_store(int number) {
         const Layer& layer = m.layer[number];
-        int queries = m.num_query_heads, keys = m.num_key_heads, heads = queries + 2 * keys, d = m.head_size;
+        int queries = m.num_query_heads, keys = layer.num_key_heads, d = layer.head_size;
+        int heads = queries + (layer.stores_keys ? 2 * keys : 0);
         for (int task = share(p.rows * heads, thread, threads); task < share(p.rows * heads, thread + 1, threads); task++) {
             int row = task / heads, head = task % heads;
             const float* x = s.qkv + (size_t)row * size.qkv;
@@ -198,28 +200,29 @@ template <class W, class Head, class T, class E> struct Forward {
                 for (int i = 0; i < d; i++) to[i] *= scaling;
             } else if ((head -= queries) < keys) {
                 norm_and_rotate(x + queries * d, head, keys, layer, layer.key_norm, row, s.thread_row);
-                store_key(s.thread_row, this->keys(row, number, head), slot(row));
+                store_key(s.thread_row, this->keys(row, layer, head), slot(row), d);
             } else {
                 head -= keys;
-                store_value(x + (queries + keys + head) * d, values(row, number, head) + (size_t)slot(row) * d);
+                x += (queries + keys + head) * d;
+                if (layer.value_norm) norm_row(x, layer.value_norm, d, x, d, s.thread_row), x = s.thread_row;
+                T* to = values(row, layer, head) + (size_t)slot(row) * d;
+                for (int i = 0; i < d; i++) narrow(x[i], to + i);
             }
         }
     }
-    void store_key(const float* x, T* keys, int slot) const {
-        T* to = keys + (size_t)slot / LANES * LANES * m.head_size + slot % LANES;
-        for (int i = 0; i < m.head_size; i++) narrow(x[i], to + i * LANES);
-    }
-    void store_value(const float* x, T* to) const {
-        for (int i = 0; i < m.head_size; i++) narrow(x[i], to + i);
+    void store_key(const float* x, T* keys, int slot, int d) const {
+        T* to = keys + (size_t)slot / LANES * LANES * d + slot % LANES;
+        for (int i = 0; i < d; i++) narrow(x[i], to + i * LANES);
     }
 
     void attend_all(int number) {
-        int tasks = p.rows * m.num_key_heads, group = m.num_query_heads / m.num_key_heads;
+        const Layer& layer = m.layer[number];
+        int tasks = p.rows * layer.num_key_heads, group = m.num_query_heads / layer.num_key_heads;
         for (int task = share(tasks, thread, threads); task < share(tasks, thread + 1, threads); task++) {
             int row = task % p.rows, key = task / p.rows;
-            Visible sees = visible(row, m.layer[number].window);
+            Visible sees = visible(row, layer.window);
             for (int head = key * group; head < (key + 1) * group; head += MAX_GROUP)
-                attend_heads(number, row, sees, key, head, std::min(MAX_GROUP, (key + 1) * group - head));
+                attend_heads(layer, row, sees, key, head, std::min(MAX_GROUP, (key + 1) * group - head));
         }
     }
     // Masks all nodes but the row's ancestors within its window; returns what it sees.
@@ -229,12 +232,12 @@ template <class W, class Head, class T, class E> struct Forward {
         for (int each = node(row); each >= 0 && at >= first; each = text(row).parents[each], at--) s.masked[each] = false;
         return {first, text(row).length, slot(row) + 1, s.masked};
     }
-    void attend_heads(int number, int row, const Visible& sees, int key, int head, int count) {
-        float* heads = s.attended + (size_t)row * size.attended + head * m.head_size;
-        const float* sinks = m.layer[number].sinks;
+    void attend_heads(const Layer& layer, int row, const Visible& sees, int key, int head, int count) {
+        float* heads = s.attended + (size_t)row * size.attended + head * layer.head_size;
+        const float* sinks = layer.sinks;
         auto run = [&](auto attend) {
-            attend(heads, keys(row, number, key), values(row, number, key), sees, sinks ? sinks + head : nullptr,
-                   m.score_cap, m.head_size, s.scores, p.capacity, heads);
+            attend(heads, keys(row, layer, key), values(row, layer, key), sees, sinks ? sinks + head : nullptr, m.score_cap,
+                   layer.head_size, s.scores, p.capacity, heads);
         };
         switch (count) {
             case 1: run(attend<T, 1>); break;
@@ -243,12 +246,13 @@ template <class W, class Head, class T, class E> struct Forward {
         }
     }
 
+    // Widths that differ from layer to layer are whole groups and have no padding.
     void clear_padding() {
         for (int row = thread; row < p.rows; row += threads) {
             float* attended = s.attended + (size_t)row * size.attended;
-            std::fill(attended + m.num_query_heads * m.head_size, attended + size.attended, 0.f);
+            std::fill(attended + m.num_query_heads * m.layer->head_size, attended + size.attended, 0.f);
             float* mlp = s.mlp + (size_t)row * size.mlp;
-            std::fill(mlp + m.mlp, mlp + size.mlp, 0.f);
+            std::fill(mlp + m.layer->mlp, mlp + size.mlp, 0.f);
             float* product = s.product + (size_t)row * size.hidden;
             std::fill(product + m.hidden, product + size.hidden, 0.f);
         }
@@ -256,17 +260,18 @@ template <class W, class Head, class T, class E> struct Forward {
 
     void attention(int number) {
         const Layer& layer = m.layer[number];
-        int d = m.head_size;
+        int attended = m.num_query_heads * layer.head_size;
+        int stored = layer.stores_keys ? 2 * layer.num_key_heads * layer.head_size : 0;
         const char* rows = normed({number, QKV}, layer.norm);
-        layer_matrix({number, QKV}, layer.qkv, layer.bias, blocks((m.num_query_heads + 2 * m.num_key_heads) * d), rows,
-                     m.hidden, write_to(s.qkv, size.qkv));
+        layer_matrix({number, QKV}, layer.qkv, layer.bias, blocks(attended + stored), rows, m.hidden,
+                     write_to(s.qkv, size.qkv));
         barrier();
         rotate_and_store(number);
         barrier();
         attend_all(number);
         barrier();
-        rows = prepared({number, OUT}, s.attended, m.num_query_heads * d);
-        end_branch({number, OUT}, layer.out, layer.out_bias, rows, m.num_query_heads * d, layer.post_norm);
+        rows = prepared({number, OUT}, s.attended, attended, size.attended);
+        end_branch({number, OUT}, layer.out, layer.out_bias, rows, attended, layer.post_norm);
     }
     Floats activated(Floats x) const {
         switch (m.activation) {
@@ -292,14 +297,54 @@ template <class W, class Head, class T, class E> struct Forward {
     }
     void feed_forward(int number) {
         const Layer& layer = m.layer[number];
-        if (layer.router) return experts(number);
-        int parts = m.is_gated ? 2 : 1;
-        const char* rows = normed({number, GATE_UP}, layer.mlp_norm);
-        layer_matrix({number, GATE_UP}, layer.gate_up, layer.gate_up_bias, parts * blocks(m.mlp), rows, m.hidden,
-                     write_activated(s.mlp), parts);
+        if (layer.gate_up) {
+            int parts = m.is_gated ? 2 : 1;
+            const char* rows = normed({number, GATE_UP}, layer.mlp_norm);
+            layer_matrix({number, GATE_UP}, layer.gate_up, layer.gate_up_bias, parts * blocks(layer.mlp), rows, m.hidden,
+                         write_activated(s.mlp), parts);
+            barrier();
+            MatrixPlace down{number, DOWN};
+            rows = prepared(down, s.mlp, layer.mlp, size.mlp);
+            if (layer.router)
+                layer_matrix(down, layer.down, layer.down_bias, blocks(m.hidden), rows, layer.mlp,
+                             write_to(s.dense, size.hidden));
+            else
+                end_branch(down, layer.down, layer.down_bias, rows, layer.mlp, layer.post_mlp_norm,
+                           m.layer_inputs ? 1 : layer.scale);
+        }
+        if (layer.router) experts(number);
+    }
+    // Computes the inputs that each layer gets beside what the layer before gives: from the embedding, and from the id.
+    void project_inputs() {
+        int count = m.num_layers * m.layer_inputs;
+        const char* rows = normed({0, NONE}, nullptr);
+        matrix<W>(m.input_projection, blocks(count), rows, p.rows, m.hidden, write_to(s.inputs, size.inputs));
         barrier();
-        rows = prepared({number, DOWN}, s.mlp, m.mlp);
-        end_branch({number, DOWN}, layer.down, layer.down_bias, rows, m.mlp, layer.post_mlp_norm);
+        float scale = 1 / std::sqrt((float)m.hidden), embedding_scale = std::sqrt((float)m.layer_inputs);
+        for (int task = share(p.rows * m.num_layers, thread, threads);
+             task < share(p.rows * m.num_layers, thread + 1, threads); task++) {
+            int row = task / m.num_layers, first = task % m.num_layers * m.layer_inputs;
+            const E* own = (const E*)m.input_embedding + (size_t)p.ids[row] * count + first;
+            float* x = s.inputs + (size_t)row * size.inputs + first;
+            for (int i = 0; i < m.layer_inputs; i++) x[i] *= scale;
+            norm_row(x, m.input_norm, m.layer_inputs, x, m.layer_inputs, x);
+            for (int i = 0; i < m.layer_inputs; i++)
+                x[i] = (x[i] + widen_scalar(own + i) * embedding_scale) * std::sqrt(.5f);
+        }
+        barrier();
+    }
+    void add_inputs(int number) {
+        const Layer& layer = m.layer[number];
+        const char* rows = normed({number, INPUT_GATE}, nullptr);
+        auto write = [=, this](int block, int row, Floats low, Floats high) {
+            const float* own = s.inputs + (size_t)row * size.inputs + number * m.layer_inputs + block * BLOCK;
+            float* at = s.mlp + (size_t)row * size.mlp + block * BLOCK;
+            store(at, activated(low) * widen(own)), store(at + LANES, activated(high) * widen(own + LANES));
+        };
+        layer_matrix({number, INPUT_GATE}, layer.input_gate, nullptr, blocks(m.layer_inputs), rows, m.hidden, write);
+        barrier();
+        rows = prepared({number, INPUT_OUT}, s.mlp, m.layer_inputs, size.mlp);
+        end_branch({number, INPUT_OUT}, layer.input_out, nullptr, rows, m.layer_inputs, layer.post_input_norm, layer.scale);
     }
     // Multiplies the rows of each expert by its matrix of `num_blocks` blocks, and adds its bias.
     template <class Write>
@@ -331,35 +376,57 @@ template <class W, class Head, class T, class E> struct Forward {
             for (int at = share(count, thread, threads); at < share(count, thread + 1, threads); at++) run(at);
         };
         share_of(p.rows, [&](int row) {
-            float *x = s.x + row * size.hidden, *normed = s.product + row * size.hidden;
-            norm_hidden(x, layer.mlp_norm, normed);
-            e.choose(m, layer.router, layer.router_bias, normed, row, s.expert_scores);
+            float *x = s.x + row * size.hidden, *input = s.expert_input + row * size.hidden;
+            const float* routed = input;
+            norm_hidden(x, layer.expert_norm ? layer.expert_norm : layer.mlp_norm, input);
+            if (layer.router_norm) norm_hidden(x, layer.router_norm, s.thread_row), routed = s.thread_row;
+            e.choose(m, layer, routed, row, s.expert_scores);
         });
         barrier();
         if (thread == 0) e.assign(m, p.rows);
         barrier();
         share_of(assignments, [&](int at) {
-            W::prepare(s.product + e.rows[at] * size.hidden, m.hidden, s.expert_rows + at * W::row_bytes(m.hidden));
+            W::prepare(s.expert_input + e.rows[at] * size.hidden, m.hidden, s.expert_rows + at * W::row_bytes(m.hidden));
         });
         barrier();
-        expert_matrix(layer.gate_up, layer.gate_up_bias, parts * blocks(m.mlp), m.hidden, parts, write_activated(s.expert_mlp));
+        expert_matrix(layer.expert_gate_up, layer.expert_gate_up_bias, parts * blocks(layer.expert_mlp), m.hidden, parts,
+                      write_activated(s.expert_mlp));
         share_of(assignments, [&](int at) {
             float* x = s.expert_mlp + (size_t)at * size.mlp;
-            std::fill(x + m.mlp, x + size.mlp, 0.f);
-            W::prepare(x, m.mlp, s.expert_rows + at * W::row_bytes(m.mlp));
+            std::fill(x + layer.expert_mlp, x + size.mlp, 0.f);
+            W::prepare(x, layer.expert_mlp, s.expert_rows + at * W::row_bytes(layer.expert_mlp));
         });
         barrier();
-        expert_matrix(layer.down, layer.down_bias, blocks(m.hidden), m.mlp, 1, write_to(s.expert_product, size.hidden));
-        share_of(p.rows, [&](int row) {
-            float* x = s.x + row * size.hidden;
-            for (int i = 0; i < m.hidden; i += LANES) {
-                Floats sum{};
-                for (int n = row * m.experts_per_row; n < (row + 1) * m.experts_per_row; n++)
-                    sum = fma(widen(s.expert_product + (size_t)e.places[n] * size.hidden + i), splat(e.shares[n]), sum);
-                store(x + i, widen(x + i) + m.residual_scale * sum);
-            }
-        });
+        expert_matrix(layer.expert_down, layer.expert_down_bias, blocks(m.hidden), layer.expert_mlp, 1,
+                      write_to(s.expert_product, size.hidden));
+        share_of(p.rows, [&](int row) { add_experts(layer, row); });
         barrier();
+    }
+    // Adds what the experts of a row give, and the MLP beside them.
+    void add_experts(const Layer& layer, int row) {
+        const Experts& e = s.experts;
+        float *x = s.x + row * size.hidden, *sum = s.thread_row, *dense = s.dense + row * size.hidden;
+        std::fill(sum + m.hidden, sum + size.hidden, 0.f);
+        for (int i = 0; i < m.hidden; i += LANES) {
+            Floats both{};
+            for (int n = row * m.experts_per_row; n < (row + 1) * m.experts_per_row; n++)
+                both = fma(widen(s.expert_product + (size_t)e.places[n] * size.hidden + i), splat(e.shares[n]), both);
+            store(sum + i, both);
+        }
+        if (layer.post_expert_norm) norm_hidden(sum, layer.post_expert_norm, sum);
+        if (layer.gate_up) {
+            if (layer.post_dense_norm) norm_hidden(dense, layer.post_dense_norm, dense);
+            float share = layer.dense_gate ? dense_share(layer, s.expert_input + row * size.hidden) : 1;
+            for (int i = 0; i < m.hidden; i += LANES) store(sum + i, widen(sum + i) + share * widen(dense + i));
+        }
+        if (layer.post_mlp_norm) norm_hidden(sum, layer.post_mlp_norm, sum);
+        for (int i = 0; i < m.hidden; i += LANES)
+            store(x + i, layer.scale * (widen(x + i) + m.residual_scale * widen(sum + i)));
+    }
+    float dense_share(const Layer& layer, const float* input) const {
+        Floats sum{};
+        for (int i = 0; i < size.hidden; i += LANES) sum = fma(widen(layer.dense_gate + i), widen(input + i), sum);
+        return 1 / (1 + fast_exp(splat(-horizontal_sum(sum)))[0]);
     }
     void logits() {
         const char* rows = normed<Head>({0, NONE}, m.norm, p.rows - p.logit_rows, p.hidden);
@@ -380,9 +447,11 @@ template <class W, class Head, class T, class E> struct Forward {
         embed();
         clear_padding();
         barrier();
+        if (m.layer_inputs) project_inputs();
         for (int number = 0; number < m.num_layers; number++) {
             attention(number);
             feed_forward(number);
+            if (m.layer_inputs) add_inputs(number);
         }
         if (p.logit_rows) logits();
         barrier();  // before OpenMP's own at the end

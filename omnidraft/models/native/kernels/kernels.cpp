@@ -20,18 +20,18 @@ template <class W> void pack(const float* weights_NK, int n, int k, char* to, in
 }
 
 template <class T> void move_slots(const Model& m, T* kv, int capacity, const int* sources, int count, int start) {
-    int d = m.head_size;
-    for (int head = 0; head < m.num_layers * 2 * m.num_key_heads; head++, kv += (size_t)capacity * d) {
-        bool is_key = head / m.num_key_heads % 2 == 0;
-        for (int n = 0; n < count; n++) {
-            int from = sources[n], to = start + n;
-            for (int i = 0; i < d; i++)
-                if (is_key)
-                    kv[((size_t)to / LANES * d + i) * LANES + to % LANES] =
-                        kv[((size_t)from / LANES * d + i) * LANES + from % LANES];
-                else
-                    kv[(size_t)to * d + i] = kv[(size_t)from * d + i];
-        }
+    for (const Layer* layer = m.layer; layer < m.layer + m.num_layers; layer++) {
+        int d = layer->head_size, heads = layer->stores_keys ? 2 * layer->num_key_heads : 0;
+        for (int head = 0; head < heads; head++, kv += (size_t)capacity * d)
+            for (int n = 0; n < count; n++) {
+                int from = sources[n], to = start + n;
+                for (int i = 0; i < d; i++)
+                    if (head < layer->num_key_heads)
+                        kv[((size_t)to / LANES * d + i) * LANES + to % LANES] =
+                            kv[((size_t)from / LANES * d + i) * LANES + from % LANES];
+                    else
+                        kv[(size_t)to * d + i] = kv[(size_t)from * d + i];
+            }
     }
 }
 

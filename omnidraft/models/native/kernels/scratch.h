@@ -13,20 +13,28 @@ namespace {
 // Rows that each thread prepares for itself, since waiting for the others takes longer; query heads attended at once.
 constexpr int MAX_THREAD_ROWS = 4, MAX_GROUP = 3;
 
+// Widths of rows between stages, enough for every layer.
 struct Sizes {
-    int hidden, qkv, attended, mlp, widest;
+    int hidden, qkv = 0, attended = 0, mlp, inputs, widest;
     explicit Sizes(const Model& m)
-        : hidden(padded(m.hidden)), qkv(padded((m.num_query_heads + 2 * m.num_key_heads) * m.head_size)),
-          attended(padded(m.num_query_heads * m.head_size)), mlp(padded(m.mlp)),
-          widest(std::max({hidden, attended, mlp})) {}
+        : hidden(padded(m.hidden)), mlp(padded(m.layer_inputs)), inputs(padded(m.num_layers * m.layer_inputs)) {
+        for (const Layer* layer = m.layer; layer < m.layer + m.num_layers; layer++) {
+            qkv = std::max(qkv, padded((m.num_query_heads + 2 * layer->num_key_heads) * layer->head_size));
+            attended = std::max(attended, padded(m.num_query_heads * layer->head_size));
+            mlp = std::max({mlp, padded(layer->mlp), padded(layer->expert_mlp)});
+        }
+        widest = std::max({hidden, attended, mlp});
+    }
 };
 
 // The buffers of one pass inside the caller's scratch memory.
 struct Scratch {
     float *x, *qkv, *attended, *mlp;
     float* product;  // of a branch, before it is added
+    float* inputs;   // of all layers, their own
     Experts experts;
     float *expert_mlp, *expert_product, *expert_scores;  // of each assignment, and the scores of this thread's row
+    float *expert_input, *dense;                         // what experts read; what the MLP beside them gives
     char* expert_rows;
     char* shared_rows;
     float* shared_reduced;                         // the rows' inputs times the A of their factors
@@ -50,6 +58,7 @@ struct Scratch {
         attended = floats((size_t)rows * size.attended);
         mlp = floats((size_t)rows * size.mlp);
         product = floats((size_t)rows * size.hidden);
+        inputs = floats((size_t)rows * size.inputs);
         queues = (WorkQueue*)take((size_t)num_matrices(m) * sizeof(WorkQueue));
         int assignments = rows * m.experts_per_row;
         auto integers = [&](int count) { return (int*)take(count * sizeof(int)); };
@@ -57,6 +66,8 @@ struct Scratch {
                    integers(assignments)};
         expert_mlp = floats((size_t)assignments * size.mlp);
         expert_product = floats((size_t)assignments * size.hidden);
+        expert_input = floats(m.num_experts ? (size_t)rows * size.hidden : 0);
+        dense = floats(m.num_experts ? (size_t)rows * size.hidden : 0);
         if (assignments) expert_rows = take(prepared_bytes(assignments, std::max(size.hidden, size.mlp)));
         shared_rows = take(prepared_bytes(rows, size.widest));
         shared_reduced = floats((size_t)rows * MAX_PARTS * rank);
@@ -73,7 +84,7 @@ struct Scratch {
         }
         bytes = next - memory;
     }
-    static int num_matrices(const Model& m) { return 4 * m.num_layers + 1; }
+    static int num_matrices(const Model& m) { return 8 * m.num_layers + 2; }
 };
 
 }  // namespace

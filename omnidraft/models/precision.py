@@ -221,7 +221,7 @@ def apply(model: nn.Module, precision: str, kernels: str = "auto") -> nn.Module:
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if (weight_NK := _matrix(child)) is not None:
+            if name != "dt_proj" and (weight_NK := _matrix(child)) is not None:  # Mamba reads its weights
                 bias: Any = child.bias
                 layer_kind = library.HEADS.get(kind, kind) if child is head else kind
                 setattr(parent, name, PackedLinear(weight_NK, bias, layer_kind, kernel_library, threads))

@@ -20,6 +20,7 @@ from omnidraft.errors import ModeRefused, model_errors
 from omnidraft.models import precision as precisions
 from omnidraft.models.hf import attention
 from omnidraft.models.hf.attention import share_key_heads
+from omnidraft.models.hf.chain_target import ChainTarget
 from omnidraft.models.hf.kv_slots import KvSlots
 from omnidraft.models.hf.packed_session import PackedSession, forward_packed
 from omnidraft.models.hf.padded_session import PaddedSession, PassShape
@@ -62,11 +63,8 @@ class TransformersTarget:
         self.vocab_size: int = config.vocab_size
         self.context_limit = attention.context_limit(config)
         self._num_layers: int = config.num_hidden_layers
-        self.fingerprint = (
-            f"{name}-{precision}-{_device(model.device)}"
-            f"-b{shape.chains}-w{shape.width}-p{shape.prefill_rows}-c{shape.capacity_step}"
-            f"-t{torch.get_num_threads()}-torch{torch.__version__}-{_arithmetic(precision, kernels)}"
-        )
+        passes = f"b{shape.chains}-w{shape.width}-p{shape.prefill_rows}-c{shape.capacity_step}"
+        self.fingerprint = fingerprint(model, passes, name, precision, kernels)
         self.max_rows = _MAX_ROWS if model.device.type == "cpu" else _MAX_ROWS_ON_ACCELERATOR
         self._self_tests = SelfTests()
         self._bytes_of_slot = self._count_bytes_of_slot()
@@ -194,6 +192,19 @@ class TransformersTarget:
         return logits_BSV
 
 
+def transformers_target(model: PreTrainedModel, *, name: str, precision: str, kernels: str = "auto") -> Target:
+    """Return the target of a model that transformers runs. Raises ModelError where its passes do not continue texts."""
+    if attention.takes_chains_only(model):
+        return ChainTarget(model, fingerprint=fingerprint(model, "chains", name, precision, kernels))
+    return TransformersTarget(model, name=name, precision=precision, kernels=kernels)
+
+
+def fingerprint(model: PreTrainedModel, passes: str, name: str, precision: str, kernels: str) -> str:
+    """Return what identifies a target with passes of this kind; see ports.Target."""
+    parts = (name, precision, _device(model.device), passes, f"t{torch.get_num_threads()}", f"torch{torch.__version__}")
+    return "-".join((*parts, _arithmetic(precision, kernels)))
+
+
 def load_target(
     folder: Path,
     *,
@@ -219,7 +230,7 @@ def load_target(
         return NativeTarget(packed, name=name, precision=chosen, kernels=kernels)
     with model_errors(f"the model in {folder} cannot be computed in {chosen}"):
         changed = precisions.apply(model, chosen, kernels)
-        return TransformersTarget(changed, name=name, precision=chosen, kernels=kernels)  # type: ignore[arg-type]
+        return transformers_target(changed, name=name, precision=chosen, kernels=kernels)  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 
 from omnidraft import throttle
 from omnidraft.errors import ConfigError, ContractError
-from omnidraft.models.hf.attention import context_limit, mask_form
+from omnidraft.models.hf.attention import context_limit, mask_form, require_masks
 from omnidraft.models.hf.serving_tensors import Train
 from omnidraft.models.hf.trained_weights import TrainedWeights
 from omnidraft.models.hf.training_attention import PackedTextCache, take_texts_apart
@@ -66,10 +66,12 @@ class TransformersTrainable:
 
         Raises:
             ConfigError: the model computes its logits in a way that is not known here.
+            ModelError: it cannot draft.
         """
         self._train = train
         self._model = model
         causal = model.get_base_model() if train == "lora" else model
+        require_masks(causal)
         self._decoder = causal.get_decoder()
         causal.get_input_embeddings().padding_idx = None  # would keep that token from learning; nothing is padded
         self._head = causal.get_output_embeddings()

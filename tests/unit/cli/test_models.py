@@ -39,7 +39,8 @@ def test_the_list_as_json_has_what_the_table_has(
     [
         ("qwen3", {"head_dim": 16}, "our kernels", None),
         ("gpt2", {"n_embd": 64, "n_head": 4}, "transformers", "gpt2 is no family that our kernels know"),
-        ("falcon", {"alibi": True}, "nothing here", "a falcon model with ALiBi takes no masks of trees"),
+        ("falcon", {"alibi": True}, "transformers, chains of drafts only", "its layers have a state, chunks or dist"),
+        ("lfm2", {"layer_types": ["conv"] * 4}, "transformers, chains of drafts only", "its layers have a state"),
     ],
 )
 def test_an_inspection_says_which_path_computes_a_model_and_why(

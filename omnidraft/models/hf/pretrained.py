@@ -67,12 +67,6 @@ def load_config(folder: Path) -> PreTrainedConfig:
         return _config(folder).get_text_config()
 
 
-def stored_as(folder: Path) -> str | None:
-    """See quantised.stored_as."""
-    with _loading(folder):
-        return quantised.stored_as(folder, _config(folder))
-
-
 def with_all_weights(source: Path, **options: Any) -> PreTrainedModel:
     """Return what `from_pretrained` loads, also of a model that takes images beside texts. Raises ModelError where the
     source has not all weights."""

@@ -19,9 +19,9 @@ from tokenizers.processors import TemplateProcessing
 from omnidraft.errors import ModelError
 from omnidraft.models.catalog.gguf_file import GgufFile
 from omnidraft.models.hf.tokenizer_json import GENERIC_CLASS
-from omnidraft.vocab.token_bytes import SPACE_MARKER
 
 STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<eos>", "<end_of_turn>", "</s>", "<|eot_id|>", "<|eom_id|>", "<|call|>")
+SPACE_MARKER = "\u2581"
 _RUN_CHARACTERS = "\n\t" + SPACE_MARKER
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 _SENTENCEPIECE_ROLES = {"unk": 0, "bos": 1, "eos": 2}

@@ -50,7 +50,8 @@ def causal_lm(folder: Path, **options: Any) -> PreTrainedModel:
         if (stored := quantised.stored_as(folder, config)) is None:
             quantised.require_ordinary(folder)
             read = {"use_safetensors": True, **_OWN_FILES, **_REPORTED, **options}
-            return _require_all(*_loader(config).from_pretrained(folder, **read), folder)
+            model, report = _loader(config).from_pretrained(folder, **read)
+            return _require_all(model, report, folder)
         logger.info("the weights of %s are %s: they are read once, as ordinary weights", folder.name, stored)
         return _dequantised(folder, config, **options)
 

@@ -242,12 +242,12 @@ def loaded_model(
     Raises:
         ModelError, SnapshotError, VocabularyError: models or snapshot cannot be loaded, or do not belong together.
     """
-    from omnidraft.models.hf.target import TransformersTarget
+    from omnidraft.models.hf.target import transformers_target
     from omnidraft.models.hf.tokenizer import loaded_tokenizer
 
     require_named(settings, snapshot)
     name = f"{settings.models.target}-{model.num_parameters()}"
-    target = TransformersTarget(model, name=name, precision=f"{model.dtype}-{model.device.type}")
+    target = transformers_target(model, name=name, precision=f"{model.dtype}-{model.device.type}")
     own = loaded_tokenizer(tokenizer, model.config.get_text_config().vocab_size)
     nowhere = Path()  # the target is loaded
     tokenizers = aligned(settings, nowhere, own) if settings.models.has_drafter else TargetVocabulary(nowhere, own)

@@ -73,21 +73,21 @@ def inspect(
 ) -> None:
     """Say what a model is, and which path computes it, without loading its weights."""
     from omnidraft.models.catalog import store
-    from omnidraft.models.hf.attention import refusal
-    from omnidraft.models.hf.pretrained import without_weights
+    from omnidraft.models.hf.attention import takes_chains_only
+    from omnidraft.models.hf.pretrained import stored_as, without_weights
     from omnidraft.models.native.weights import unsupported_reason
 
     with download_bars() as progress:
         folder = store.resolve(name, progress=progress)
-    model = without_weights(folder)
+    stored, model = stored_as(folder), without_weights(folder)
     config: Any = model.config.get_text_config()
     path, reason = "our kernels", unsupported_reason(model)
     if reason is not None:
-        path, problem = "transformers", refusal(model)
-        path, reason = ("nothing here", problem) if problem else (path, reason)
+        path = "transformers, chains of drafts only" if takes_chains_only(model) else "transformers"
     facts = {
         "folder": str(folder),
         "type": config.model_type,
+        "quantised as": stored,
         "parameters": sum(each.numel() for each in model.parameters()),
         "layers": config.num_hidden_layers,
         "hidden size": config.hidden_size,

@@ -7,10 +7,12 @@ from omnidraft.decode.decoder import Decoder
 from omnidraft.errors import ContractError, RequestError
 from omnidraft.models.ensemble import EnsembleTarget
 from omnidraft.models.native.target import NativeTarget
-from omnidraft.ports import DraftTree, Request, Sampling, Target
+from omnidraft.ports import DraftTree, Proposer, Request, Sampling, Target
 from omnidraft.testing.toy_models import ToyTable, ToyTarget
 from omnidraft.vocab.tokenizer import Vocabulary
 from tests.unit.decode.toys import RandomTrees, emitted
+from tests.unit.models.hf.test_chain_target import target as recurrent_target
+from tests.unit.models.random_trees import OracleProposer
 from tests.unit.models.tiny import VOCAB_SIZE, text, tiny_model, tiny_target
 from tests.unit.models.tiny_llamacpp import tiny_llamacpp_target
 
@@ -19,6 +21,7 @@ TARGETS = {
     "llama": lambda: tiny_target("llama"),
     "native qwen2": lambda: NativeTarget(tiny_model("qwen2"), name="qwen2", precision="packed16"),
     "gemma3 packed16": lambda: tiny_target("gemma3", "packed16"),
+    "qwen3.5": lambda: recurrent_target("Qwen3.5"),
     "llama.cpp": tiny_llamacpp_target,
     "ensemble": lambda: EnsembleTarget([tiny_target("llama"), tiny_target("gemma3", "packed16")]),
 }
@@ -34,6 +37,17 @@ def target(request) -> Target:
 
 def tree(tokens, parents) -> DraftTree:
     return DraftTree(tuple(tokens), tuple(parents), (None,) * len(tokens), (0.0,) * len(tokens))
+
+
+def hostile(target: Target, seed: int) -> Proposer:
+    limits = target.limits("fast")
+    return RandomTrees(seed, VOCAB_SIZE) if limits.num_chains != 1 else OracleProposer([], limits, VOCAB_SIZE, seed)
+
+
+def with_side_branch(target: Target, root: int) -> tuple[DraftTree, tuple[int, ...]]:
+    """A tree, or a chain where the target takes no other, and the path of a part of it."""
+    has_branches = target.limits("fast").num_chains != 1
+    return tree([root, 3, 4, 5], [0, 0, 0, 2] if has_branches else [0, 0, 1, 2]), (0, 2) if has_branches else (0, 1)
 
 
 def after(target: Target, ids: list[int]) -> torch.Tensor:
@@ -63,18 +77,22 @@ def test_scores_are_raw_float32_logits_one_row_a_node(target):
 
 def test_a_node_is_scored_after_its_own_ancestors(target):
     prompt = text(6)
-    scores = target.open(prompt, 10, "fast").score(tree([prompt[-1], 3, 4, 5], [0, 0, 0, 2]))
+    drafted, _ = with_side_branch(target, prompt[-1])
+    scores = target.open(prompt, 10, "fast").score(drafted)
     torch.testing.assert_close(scores[0], after(target, prompt), **CLOSE)
     torch.testing.assert_close(scores[1], after(target, [*prompt, 3]), **CLOSE)
-    torch.testing.assert_close(scores[3], after(target, [*prompt, 4, 5]), **CLOSE)
+    way = [4, 5] if drafted.parents[2] == 0 else [3, 4, 5]
+    torch.testing.assert_close(scores[3], after(target, [*prompt, *way]), **CLOSE)
 
 
 def test_only_what_was_kept_is_remembered(target):
     prompt = text(6)
     session = target.open(prompt, 20, "fast")
-    session.score(tree([prompt[-1], 3, 4, 5], [0, 0, 0, 2]))
-    session.keep((0, 2))
-    torch.testing.assert_close(session.score(tree([8], [0]))[0], after(target, [*prompt, 4, 8]), **CLOSE)
+    drafted, path = with_side_branch(target, prompt[-1])
+    session.score(drafted)
+    session.keep(path)
+    kept = [*prompt, drafted.tokens[path[-1]], 8]
+    torch.testing.assert_close(session.score(tree([8], [0]))[0], after(target, kept), **CLOSE)
 
 
 def test_a_prompt_that_is_empty_or_too_long_is_refused(target):
@@ -85,7 +103,7 @@ def test_a_prompt_that_is_empty_or_too_long_is_refused(target):
 
 def test_a_request_that_just_fits_can_be_decoded_to_its_end(target):
     request = Request(tuple(text(236)), (), 20, Sampling(1.0), mode="fast")
-    assert len(emitted(Decoder(target, VOCABULARY).decode(request, RandomTrees(1, VOCAB_SIZE)))) == 20
+    assert len(emitted(Decoder(target, VOCABULARY).decode(request, hostile(target, 1)))) == 20
 
 
 def test_two_sessions_do_not_disturb_each_other(target):
@@ -102,7 +120,7 @@ def test_any_tree_gives_the_text_of_plain_decoding(target, temperature):
     request = Request(tuple(text(9)), (), 16, Sampling(temperature), seed=3, mode="fast")
     decoder = Decoder(target, VOCABULARY)
     plain = emitted(decoder.decode(request, None))
-    assert emitted(decoder.decode(request, RandomTrees(4, VOCAB_SIZE))) == plain
+    assert emitted(decoder.decode(request, hostile(target, 4))) == plain
 
 
 def test_closing_twice_is_allowed(target):
@@ -141,7 +159,8 @@ def test_a_prompt_may_be_read_in_chunks_beside_other_texts(target, mode, chunk):
 def test_a_text_is_scored_beside_others_as_alone(target, mode):
     prompts = [text(3 + 9 * seed, seed) for seed in range(8)]
     limits = target.limits(mode)
-    trees = [tree([5, *range(20, 20 + seed % 3)], [0, *range(seed % 3)]) for seed in range(8)]
+    sizes = [min(seed % 3, limits.num_nodes) for seed in range(8)]
+    trees = [tree([5, *range(20, 20 + size)], [0, *range(size)]) for size in sizes]
     if limits.num_chains is None:
         trees[4] = tree([5, 2, 3, 4, 6], [0, 0, 0, 1, 2])
     expected = [target.open(ids, 9, mode).score(each) for ids, each in zip(prompts, trees, strict=True)]

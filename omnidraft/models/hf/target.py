@@ -20,10 +20,11 @@ from omnidraft.errors import ModeRefused, model_errors
 from omnidraft.models import precision as precisions
 from omnidraft.models.hf import attention
 from omnidraft.models.hf.attention import share_key_heads
+from omnidraft.models.hf.chain_target import ChainTarget
 from omnidraft.models.hf.kv_slots import KvSlots
 from omnidraft.models.hf.packed_session import PackedPasses, PackedSession
 from omnidraft.models.hf.padded_session import PaddedSession, PassShape
-from omnidraft.models.hf.pretrained import causal_lm, require_unquantised
+from omnidraft.models.hf.pretrained import causal_lm
 from omnidraft.models.native import library as native
 from omnidraft.models.native.packed_cache import PackedCache
 from omnidraft.models.native.target import NativeTarget
@@ -62,11 +63,8 @@ class TransformersTarget:
         self.vocab_size: int = config.vocab_size
         self.context_limit = attention.context_limit(config)
         self._num_layers: int = config.num_hidden_layers
-        self.fingerprint = (
-            f"{name}-{precision}-{_device(model.device)}"
-            f"-b{shape.chains}-w{shape.width}-p{shape.prefill_rows}-c{shape.capacity_step}"
-            f"-t{torch.get_num_threads()}-torch{torch.__version__}-{_arithmetic(precision, kernels)}"
-        )
+        passes = f"b{shape.chains}-w{shape.width}-p{shape.prefill_rows}-c{shape.capacity_step}"
+        self.fingerprint = fingerprint(model, passes, name, precision, kernels)
         self.max_rows = _MAX_ROWS if model.device.type == "cpu" else _MAX_ROWS_ON_ACCELERATOR
         self._self_tests = SelfTests()
         self._passes = PackedPasses(model, self._attention)
@@ -187,6 +185,19 @@ class TransformersTarget:
         return logits_BSV
 
 
+def transformers_target(model: PreTrainedModel, *, name: str, precision: str, kernels: str = "auto") -> Target:
+    """Return the target of a model that transformers runs. Raises ModelError where its passes do not continue texts."""
+    if attention.takes_chains_only(model):
+        return ChainTarget(model, fingerprint=fingerprint(model, "chains", name, precision, kernels))
+    return TransformersTarget(model, name=name, precision=precision, kernels=kernels)
+
+
+def fingerprint(model: PreTrainedModel, passes: str, name: str, precision: str, kernels: str) -> str:
+    """Return what identifies a target with passes of this kind; see ports.Target."""
+    parts = (name, precision, _device(model.device), passes, f"t{torch.get_num_threads()}", f"torch{torch.__version__}")
+    return "-".join((*parts, _arithmetic(precision, kernels)))
+
+
 def load_target(
     folder: Path,
     *,
@@ -206,12 +217,13 @@ def load_target(
     chosen = precisions.automatic(kernels) if precision == "auto" else precision
     state = cache.state(folder, chosen) if cache else None
     model = load_model(folder)
+    precisions.warn_of_rounding(model, chosen, name)
     if chosen in native.PACKED and unsupported_reason(model) is None:
         packed = cache.packed(folder, state, model, chosen, native.load(kernels)) if cache else model
         return NativeTarget(packed, name=name, precision=chosen, kernels=kernels)
     with model_errors(f"the model in {folder} cannot be computed in {chosen}"):
         changed = precisions.apply(model, chosen, kernels)
-        return TransformersTarget(changed, name=name, precision=chosen, kernels=kernels)  # type: ignore[arg-type]
+        return transformers_target(changed, name=name, precision=chosen, kernels=kernels)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -238,12 +250,6 @@ def _arithmetic(precision: str, kernels: str) -> str:
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """Load a causal language model without gradients, with its weights unchanged.
-
-    Raises:
-        ModelError: it is not one that transformers can load here, or its weights are incomplete or quantised.
-    """
+    """Load a causal language model without gradients, with its weights unchanged. Raises ModelError."""
     choice.torch_products()
-    model = causal_lm(folder, dtype="auto")
-    require_unquantised(model, folder)
-    return model.requires_grad_(False)
+    return causal_lm(folder, dtype="auto").requires_grad_(False)

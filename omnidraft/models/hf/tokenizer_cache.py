@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Encoding
+from tokenizers.processors import TemplateProcessing
 
 from omnidraft.errors import ModelError, model_errors
 from omnidraft.files import file_states, replace_file
 from omnidraft.models.hf import tokenizer_json
-from omnidraft.vocab import token_bytes
 from omnidraft.vocab.tokenizer import Vocabulary
 
-_CODE = (__file__, tokenizer_json.__file__, token_bytes.__file__)
+_CODE = (__file__, tokenizer_json.__file__)
 logger = logging.getLogger(__name__)
 
 
@@ -123,18 +123,30 @@ def fast_tokenizer(folder: Path) -> Any:
     """Return transformers' fast tokenizer of a folder. Raises ModelError when it holds none."""
     from transformers import AutoTokenizer
 
-    options = {"use_fast": True, "local_files_only": True, "trust_remote_code": False}
+    options = {"use_fast": True, "local_files_only": True, "trust_remote_code": False, "mistral_format": False}
     with model_errors(f"no tokenizer in {folder} that transformers can load"):
+        if (tekken := folder / "tekken.json").exists() and not (folder / "tokenizer.json").exists():
+            return _tekken_tokenizer(tekken)
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, **options)
     if not tokenizer.is_fast:
         raise ModelError(f"the tokenizer in {folder} has no tokenizer.json; convert it to a fast one")
     return tokenizer
 
 
+def _tekken_tokenizer(file: Path) -> Any:
+    """Return the tokenizer of a file of Mistral's, with <s> before a text as their own library has it."""
+    from transformers.integrations.mistral import convert_tekken_tokenizer
+
+    tokenizer: Any = convert_tekken_tokenizer(str(file))
+    bos = (tokenizer.bos_token, tokenizer.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
+    return tokenizer
+
+
 def _load(folder: Path) -> ResolvedTokenizer:
     tokenizer = fast_tokenizer(folder)
     plain, named = json.loads(tokenizer.backend_tokenizer.to_str()), dict(tokenizer.special_tokens_map)
-    vocabulary = tokenizer_json.vocabulary(plain, named)
+    vocabulary = tokenizer_json.vocabulary(tokenizer.backend_tokenizer, plain, named)
     beginning = json.dumps(tokenizer_json.for_texts(plain), ensure_ascii=False)
     return ResolvedTokenizer(
         continuing_json=json.dumps(tokenizer_json.for_continuations(plain), ensure_ascii=False),

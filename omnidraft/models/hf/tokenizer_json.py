@@ -1,75 +1,97 @@
-"""Read the content of a `tokenizer.json`: tokens, their byte encoding, special tokens and their roles."""
+"""Read the content of a `tokenizer.json`: the bytes of its tokens, special tokens and their roles."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from omnidraft.errors import ModelError
-from omnidraft.vocab.token_bytes import SPACE_MARKER, Spelling, fallback_ids, token_bytes
 from omnidraft.vocab.tokenizer import Vocabulary
 
+GENERIC_CLASS = "PreTrainedTokenizerFast"  # takes tokenizer.json as it is; a model's own class would rebuild it
 UNREACHABLE = "\ufdd0"  # a noncharacter, never part of a text
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_EXACT_DECODERS = {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"}
+"""Those that spell a token behind another one as they do anywhere else."""
+
+_NAMED_ROLES = ("bos", "eos", "pad", "unk")
+_TEXTS_OF_ROLE = {
+    "end_of_turn": ("<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|eot|>", "<turn|>", "<|return|>", "<|end|>"),
+    "start_of_turn": ("<|im_start|>", "<start_of_turn>", "<|start_header_id|>", "<|header_start|>", "<|turn>"),
+    "end_of_header": ("<|end_header_id|>", "<|header_end|>"),
+    "end_of_text": ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"),
+    "user": ("<|user|>",),
+    "assistant": ("<|assistant|>",),
+    "system": ("<|system|>",),
+    "fim_prefix": ("<|fim_prefix|>", "<fim_prefix>"),
+    "fim_middle": ("<|fim_middle|>", "<fim_middle>"),
+    "fim_suffix": ("<|fim_suffix|>", "<fim_suffix>"),
+    "file_separator": ("<|file_sep|>", "<file_sep>"),
+    "repository_name": ("<|repo_name|>", "<repo_name>"),
+    "think_start": ("<think>",),
+    "think_end": ("</think>",),
+    "tool_call_start": ("<tool_call>",),
+    "tool_call_end": ("</tool_call>",),
+}
 
 Json = Mapping[str, Any]
 
 
-def vocabulary(plain: Json, named: Mapping[str, Any]) -> Vocabulary:
+def vocabulary(backend: Tokenizer, plain: Json, named: Mapping[str, Any]) -> Vocabulary:
     """Return the vocabulary up to the last token, given the special tokens that the tokenizer names by role. Raises
     ModelError when its tokens cannot be spelled in bytes."""
-    tokens, literal = model_tokens(plain), literal_tokens(plain)
-    named_ids = _named_ids(tokens | {text: index for index, text in literal.items()}, named)
-    special_ids = control_ids(plain) | set(named_ids.values())
-    size = 1 + max([*tokens.values(), *literal])
+    texts = {role: str(text) for role in _NAMED_ROLES if (text := named.get(f"{role}_token")) is not None}
+    named_ids = {role: index for role, text in texts.items() if (index := backend.token_to_id(text)) is not None}
+    special = special_tokens(plain)
+    special_ids = {*special.values(), *named_ids.values(), plain["model"].get("unk_id")} - {None}
+    spelled, fallback_ids = _token_bytes(backend, plain)
     return Vocabulary(
-        token_bytes=token_bytes(tokens, spelling(plain), size=size, literal=literal, special_ids=special_ids),
-        roles=roles(plain, named_ids),
-        special_ids=special_ids,
-        fallback_ids=fallback_ids(tokens, spelling(plain)),
+        token_bytes=tuple(b"" if index in special_ids else data for index, data in enumerate(spelled)),
+        roles=_roles(special) | named_ids,
+        special_ids=frozenset(special_ids),
+        fallback_ids=fallback_ids - special_ids,
     )
 
 
-def _named_ids(ids: Mapping[str, int], named: Mapping[str, Any]) -> dict[str, int]:
-    """Return role -> id of the special tokens that the tokenizer names."""
-    texts = {role: named.get(f"{role}_token") for role in ("bos", "eos", "pad", "unk")}
-    return {role: ids[str(text)] for role, text in texts.items() if text is not None and str(text) in ids}
+def _token_bytes(backend: Tokenizer, plain: Json) -> tuple[list[bytes], frozenset[int]]:
+    """Return the bytes of each id, none for an id without a token, and the ids that stand for single bytes which text
+    has only where no other id spells a character."""
+    if (kind := plain["model"]["type"]) not in ("BPE", "Unigram"):
+        raise ModelError(f"a {kind} tokenizer cannot be aligned by bytes; use one with BPE or Unigram")
+    steps = {step["type"] for step in _steps(plain["decoder"], "decoders")}
+    if not steps or steps - _EXACT_DECODERS:
+        raise ModelError(f"cannot tell how tokens spell bytes from the decoder {sorted(steps)}")
+    size = max(len(plain["model"]["vocab"]), 1 + max(backend.get_vocab().values()))  # a piece may be there twice
+    texts = [backend.id_to_token(index) or "" for index in range(size)]
+    if "ByteLevel" in steps:
+        added = {token["id"] for token in plain["added_tokens"]}
+        alphabet = _byte_alphabet()
+        is_encoded = [index not in added and alphabet.keys() >= set(text) for index, text in enumerate(texts)]
+        spelled = [
+            bytes(map(alphabet.__getitem__, text)) if encoded else text.encode()
+            for encoded, text in zip(is_encoded, texts, strict=True)
+        ]
+        return spelled, frozenset()
+    found = [_BYTE_TOKEN.fullmatch(text) if "ByteFallback" in steps else None for text in texts]
+    spelled = [
+        bytes([int(byte[1], 16)]) if byte else backend.decoder.decode(["a", text])[1:].encode()
+        for byte, text in zip(found, texts, strict=True)
+    ]
+    return spelled, frozenset(index for index, byte in enumerate(found) if byte)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte that each character of GPT-2's alphabet stands for."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode  # no start with cached tokenizers needs it
+
+    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def special_tokens(plain: Json) -> dict[str, int]:
     """Return text -> id of the special tokens."""
     return {token["content"]: token["id"] for token in plain["added_tokens"] if token["special"]}
-
-
-def model_tokens(plain: Json) -> dict[str, int]:
-    """Return token -> id of the model itself. Raises ModelError for a model that drops bytes (WordPiece, words)."""
-    model = plain["model"]
-    match model["type"]:
-        case "BPE":
-            return dict(model["vocab"])
-        case "Unigram":
-            return {token: index for index, (token, _score) in enumerate(model["vocab"])}
-        case kind:
-            raise ModelError(f"a {kind} tokenizer cannot be aligned by bytes; use one with BPE or Unigram")
-
-
-def literal_tokens(plain: Json) -> dict[int, str]:
-    """Return id -> text of the added tokens, which are not part of the model."""
-    return {token["id"]: token["content"] for token in plain["added_tokens"]}
-
-
-def control_ids(plain: Json) -> frozenset[int]:
-    """Return the tokens that no text contains: special added tokens, and the unknown token of the model."""
-    special = {token["id"] for token in plain["added_tokens"] if token["special"]}
-    unknown = plain["model"].get("unk_id")
-    return frozenset(special if unknown is None else special | {unknown})
-
-
-def spelling(plain: Json) -> Spelling:
-    """Return the byte encoding of the model's tokens. Raises ModelError when the decoder does not show it."""
-    kinds = {step["type"] for step in _steps(plain["decoder"], "decoders")}
-    if "ByteLevel" in kinds:
-        return Spelling.BYTE_LEVEL
-    if kinds & {"Metaspace", "ByteFallback"} or _replaces_space_marker(plain["decoder"]):
-        return Spelling.SENTENCEPIECE
-    raise ModelError(f"cannot tell how tokens spell bytes from the decoder {sorted(kinds)}")
 
 
 def for_texts(plain: Json) -> dict[str, Any]:
@@ -118,21 +140,19 @@ def _model_for_texts(plain: Json) -> Json:
     A Unigram model, unlike one with merges, then reaches a token for whole words (`single_word`) inside a word too.
     """
     model, control = plain["model"], special_tokens(plain)
-    visible = {index: text for index, text in literal_tokens(plain).items() if text not in control}
+    visible = {token["id"]: token["content"] for token in plain["added_tokens"] if not token["special"]}
     if model["type"] == "BPE":
         needed = {model.get("unk_token"), *(text for text in control if len(text) == 1)}  # for what has no other token
         hidden = control.keys() - needed
         known = {text: index for text, index in model["vocab"].items() if text not in hidden}
         merges = [pair for pair in model["merges"] if hidden.isdisjoint([*pair, "".join(pair)])]
         return {**model, "vocab": known | {text: index for index, text in visible.items()}, "merges": merges}
-    scores = dict(enumerate(score for _text, score in model["vocab"]))
-    texts = {index: text for index, (text, _score) in enumerate(model["vocab"])} | visible
-    reachable, lowest = texts.keys() - control_ids(plain), min(scores.values())
-    pieces = [
-        [texts[index] if index in reachable else f"{UNREACHABLE}{index}", scores.get(index, lowest)]
-        for index in range(1 + max([*scores, *literal_tokens(plain)]))
-    ]
-    return {**model, "vocab": pieces}
+    pieces = dict(enumerate(model["vocab"]))
+    lowest = min(score for _text, score in model["vocab"])
+    out_of_reach = {index: [f"{UNREACHABLE}{index}", lowest] for index in range(1 + max([*pieces, *visible]))}
+    taken_out = {index: out_of_reach[index] for index in pieces.keys() & {*control.values(), model["unk_id"]}}
+    added = {index: [text, pieces.get(index, (text, lowest))[1]] for index, text in visible.items()}
+    return {**model, "vocab": [*(out_of_reach | pieces | taken_out | added).values()]}
 
 
 def _with_unreachable_removed(normalizer: Json | None, model: Json) -> Json | None:
@@ -142,50 +162,11 @@ def _with_unreachable_removed(normalizer: Json | None, model: Json) -> Json | No
     return {"type": "Sequence", "normalizers": [remove, *_steps(normalizer, "normalizers")]}
 
 
-def roles(plain: Json, named: Mapping[str, int]) -> dict[str, int]:
-    """Return role -> id: roles that the tokenizer names (bos, eos, ...), and those recognised by a token's text.
-
-    Only a special token gets a control role by its text: Gemma has a "</s>" that is a piece of HTML.
-    """
-    added = plain["added_tokens"]
-    special = {token["content"]: token["id"] for token in added if token["special"]}
-    every = {token["content"]: token["id"] for token in added}
-    return _named_role(_texts_of_control_role(), special) | _named_role(_texts_of_visible_role(), every) | dict(named)
-
-
-def _named_role(texts_of_role: Mapping[str, tuple[str, ...]], ids: Mapping[str, int]) -> dict[str, int]:
-    return {
-        role: next(ids[text] for text in texts if text in ids)
-        for role, texts in texts_of_role.items()
-        if not ids.keys().isdisjoint(texts)
-    }
-
-
-def _texts_of_control_role() -> dict[str, tuple[str, ...]]:
-    return {
-        "end_of_turn": ("<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|eot|>", "<turn|>", "<|return|>", "<|end|>"),
-        "start_of_turn": ("<|im_start|>", "<start_of_turn>", "<|start_header_id|>", "<|header_start|>", "<|turn>"),
-        "end_of_header": ("<|end_header_id|>", "<|header_end|>"),
-        "end_of_text": ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"),
-        "user": ("<|user|>",),
-        "assistant": ("<|assistant|>",),
-        "system": ("<|system|>",),
-        "fim_prefix": ("<|fim_prefix|>", "<fim_prefix>"),
-        "fim_middle": ("<|fim_middle|>", "<fim_middle>"),
-        "fim_suffix": ("<|fim_suffix|>", "<fim_suffix>"),
-        "file_separator": ("<|file_sep|>", "<file_sep>"),
-        "repository_name": ("<|repo_name|>", "<repo_name>"),
-    }
-
-
-def _texts_of_visible_role() -> dict[str, tuple[str, ...]]:
-    """Return the texts of markers that some tokenizers treat as text."""
-    return {
-        "think_start": ("<think>",),
-        "think_end": ("</think>",),
-        "tool_call_start": ("<tool_call>",),
-        "tool_call_end": ("</tool_call>",),
-    }
+def _roles(special: Mapping[str, int]) -> dict[str, int]:
+    """Return role -> id: roles that are recognised by a special token's text. Gemma has a "</s>" that is a piece of
+    HTML, and "<think>" is text where it is not special."""
+    found = {role: [special[text] for text in texts if text in special] for role, texts in _TEXTS_OF_ROLE.items()}
+    return {role: ids[0] for role, ids in found.items() if ids}
 
 
 def _steps_before_model(plain: Json) -> list[Json]:
@@ -197,11 +178,6 @@ def _steps(step: Json | None, parts: str) -> list[Json]:
     if step is None:
         return []
     return list(step[parts]) if step["type"] == "Sequence" else [step]
-
-
-def _replaces_space_marker(decoder: Json | None) -> bool:
-    replaced = [step["pattern"].get("String") for step in _steps(decoder, "decoders") if step["type"] == "Replace"]
-    return SPACE_MARKER in replaced
 
 
 def _without_prefix(step: Json | None, parts: str) -> dict[str, Any] | None:

@@ -216,13 +216,12 @@ def load_trainable(
 
     Raises:
         ModelError: torch computes nothing right here, or not in this precision; or the folder holds no causal language
-            model that transformers can load, or its weights are incomplete or quantised.
+            model that transformers can load, or its weights are incomplete.
     """
-    from omnidraft.models.hf.pretrained import causal_lm, require_unquantised
+    from omnidraft.models.hf.pretrained import causal_lm
 
     choice.torch_products().require("float32" if precision == "auto" else precision)
     model = causal_lm(folder, dtype=torch.float32)
-    require_unquantised(model, folder)
     return _trainable(model, train, rank, seed, automatic_precision() if precision == "auto" else precision)
 
 

@@ -80,7 +80,8 @@ class Described:
 
     def _sizes(self) -> ModelSizes:
         config, family, layer = self._config, self._family, self.layers[0]
-        experts, query_norm = layer.experts, layer.query_norm
+        query_norm = layer.query_norm
+        experts = next((each.experts for each in self.layers if each.experts is not None), None)
         norm = layer.norm("norm") or layer.norm("post_norm")
         return ModelSizes(
             hidden=config.hidden_size,
@@ -97,8 +98,9 @@ class Described:
             norms_rotated=family.norms_rotated,
             is_parallel=family.is_parallel,
             num_experts=0 if experts is None else len(experts.down_proj),
-            experts_per_row=0 if experts is None else config.num_experts_per_tok,
+            experts_per_row=0 if experts is None else first(config, "num_experts_per_tok", "top_k_experts"),
             shares_are_whole=getattr(config, "norm_topk_prob", True),
+            scores_are_sigmoid=family.scores_are_sigmoid,
             embedding_scale=self._embedding_scale(),
             residual_scale=getattr(config, "residual_multiplier", None) or 1.0,
             logit_scale=getattr(config, "logit_scale", None) or 1 / getattr(config, "logits_scaling", 1.0),

@@ -10,7 +10,10 @@ from omnidraft.models.native import library as native
 from omnidraft.models.native.families import Family
 from omnidraft.models.native.packed_model import LayerSizes, Source
 
-_NORMS = ("norm", "post_norm", "mlp_norm", "post_mlp_norm", "post_input_norm")
+_NORMS = (
+    "norm", "post_norm", "mlp_norm", "post_mlp_norm", "post_input_norm", "post_dense_norm", "expert_norm",
+    "post_expert_norm",
+)  # fmt: skip
 
 
 class Undescribed(Exception):
@@ -23,11 +26,13 @@ class DescribedLayer:
     def __init__(self, config: Any, family: Family, layer: Any, number: int, rotary: Any) -> None:
         self._config, self._family, self._number = config, family, number
         self.module = layer
-        self.attention, self._mlp = getattr(layer, family.attention), getattr(layer, family.mlp)
-        self.experts: Any = getattr(self._mlp, "experts", None)
+        self.attention, mlp = getattr(layer, family.attention), getattr(layer, family.mlp)
+        self._around_experts = next((each for each in (mlp, layer) if hasattr(each, "experts")), None)
+        self.experts: Any = getattr(self._around_experts, "experts", None)
         """The module that stacks the matrices of all experts; or None."""
-        self.router: Any = first(self._mlp, "gate", "router")
-        """The module that chooses among them."""
+        beside = [f"{family.mlp}.{name}" for name in ("shared_expert", "shared_experts")]
+        paths = beside if self._around_experts is mlp else [family.mlp]
+        self._mlp_path = next((path for path in paths if _submodule(layer, path) is not None), None)
         self.query_norm = first(self.attention, "q_norm", "query_layernorm")
         self.sizes = self._sizes(rotary)
         self._require_all()
@@ -49,6 +54,26 @@ class DescribedLayer:
             yield "value_norm", torch.ones(self.sizes.head_size)
 
     @property
+    def _router(self) -> Any:
+        return first(self._around_experts, "gate", "router")
+
+    def routing(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what chooses among its experts and weighs them, by the kernels' names."""
+        router = self._router
+        gate = getattr(self._around_experts, "shared_expert_gate", None)
+        choice_bias = first(first(router, "moe_statics") or router, "e_score_correction_bias")
+        scale = first(router, "per_expert_scale", "routed_scaling_factor")
+        found = {
+            "router": _padded(first(router, "proj", "weight")),
+            "router_bias": first(router, "bias"),
+            "router_norm": _padded(router.scale * router.scalar_root_size) if hasattr(router, "scale") else None,
+            "choice_bias": None if choice_bias is None else choice_bias.flatten(),
+            "expert_scale": None if scale is None else torch.as_tensor(scale).expand(len(self.experts.down_proj)),
+            "dense_gate": None if gate is None else _padded(gate.weight[0]),
+        }
+        yield from ((name, each.detach().float()) for name, each in found.items() if each is not None)
+
+    @property
     def _key_norm(self) -> Any:
         return first(self.attention, "k_norm", "key_layernorm")
 
@@ -68,16 +93,20 @@ class DescribedLayer:
                 each = tuple(matrix.T for matrix in each)
             turns = 2 if name.startswith("gate_up") else 1
             if self._family.is_transposed:
-                yield name.replace("_proj", ""), [[one[turn::turns] for turn in range(turns)] for one in each]
+                yield (
+                    f"expert_{name.replace('_proj', '')}",
+                    [[one[turn::turns] for turn in range(turns)] for one in each],
+                )
             else:
-                yield name.replace("_proj", ""), [one.chunk(turns) for one in each]
+                yield f"expert_{name.replace('_proj', '')}", [one.chunk(turns) for one in each]
 
     def _sizes(self, rotary: Any) -> LayerSizes:
         config, family, attention = self._config, self._family, self.attention
         heads = config.num_attention_heads
         key_heads = heads // attention.num_key_value_groups if config.model_type != "falcon" else attention.num_kv_heads
         head_size = getattr(attention, "head_dim", None) or config.hidden_size // heads
-        gate_up = [] if self.experts is not None else _gate_up(family.mlp, self._mlp)
+        path, mlp = self._mlp_path, _submodule(self.module, self._mlp_path or "")
+        gate_up = [] if path is None else _gate_up(path, mlp)
         keys_of = self._keys_of()
         inputs = getattr(config, "hidden_size_per_layer_input", None)
         kinds = getattr(config, "layer_types", None)
@@ -85,7 +114,8 @@ class DescribedLayer:
         return LayerSizes(
             num_key_heads=key_heads,
             head_size=head_size,
-            mlp=gate_up[0].num_rows if gate_up else self.experts.down_proj.shape[2 - family.is_transposed],
+            mlp=gate_up[0].num_rows if gate_up else 0,
+            expert_mlp=0 if self.experts is None else self.experts.down_proj.shape[2 - family.is_transposed],
             rotated=2 * len(inv_freq),
             window=self._window(),
             rotation=self._rotation(),
@@ -96,8 +126,8 @@ class DescribedLayer:
                 "out": [_whole(family.attention, attention, "o_proj", "dense")],
                 "gate_up": gate_up,
                 "down": []
-                if self.experts is not None
-                else [_whole(family.mlp, self._mlp, "down_proj", "c_proj", "dense_4h_to_h", "output_linear")],
+                if path is None
+                else [_whole(path, mlp, "down_proj", "c_proj", "dense_4h_to_h", "output_linear")],
                 "input_gate": [_whole("", self.module, "per_layer_input_gate")] if inputs else [],
                 "input_out": [_whole("", self.module, "per_layer_projection")] if inputs else [],
             },
@@ -130,8 +160,11 @@ class DescribedLayer:
         """Raise Undescribed when the layer has a weight that the description does not read."""
         read = {source.module for sources in self.sizes.sources.values() for source in sources}
         known = {id(each) for each in (self.query_norm, self._key_norm, *(self.norm(name) for name in _NORMS))}
-        if self.experts is not None:
-            known |= {id(self.router), id(self.experts)}
+        if self._around_experts is not None:
+            if getattr(self._router, "num_group", 1) > 1:
+                raise Undescribed("its experts are chosen by groups")
+            gate = getattr(self._around_experts, "shared_expert_gate", None)
+            known |= {id(self.experts), id(gate), *map(id, self._router.modules())}
         if self.sinks is not None:
             known.add(id(self.attention))
         for name, module in self.module.named_modules():
@@ -142,6 +175,19 @@ class DescribedLayer:
 def first(module: Any, *names: str) -> Any:
     """Return the first of these attributes that is there; None where none is."""
     return next((found for name in names if (found := getattr(module, name, None)) is not None), None)
+
+
+def _submodule(layer: Any, path: str) -> Any:
+    try:
+        return layer.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def _padded(weights: Any) -> torch.Tensor:
+    """Return these weights, or those of this module, with whole groups of inputs."""
+    tensor: torch.Tensor = getattr(weights, "weight", weights)
+    return nn.functional.pad(tensor, (0, -tensor.shape[-1] % native.GROUP))
 
 
 def has_mean(norm: Any) -> bool:

@@ -16,7 +16,7 @@ RANKS_TOGETHER = 4
 """Ranks of low-rank factors are padded to multiples of this."""
 MATRICES, TURNS = ("qkv", "out", "gate_up", "down", "input_gate", "input_out"), "gate_up"
 """The matrices of a layer in the order of the kernels' LayerMatrix; the one whose parts have their blocks in turns."""
-LAYOUT = "9"
+LAYOUT = "10"
 """The layout of packed weights, the same for every variant of the kernels. Change it whenever `omnidraft_pack` or the
 parts in weights.py change: files packed in another layout are packed anew."""
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
@@ -27,17 +27,19 @@ HEADS = {"int4": "int8"}
 
 
 LAYER_PARTS = (
-    "norm", "post_norm", "mlp_norm", "post_mlp_norm", "post_input_norm", "query_norm", "key_norm", "value_norm", "bias",
-    "out_bias", "gate_up_bias", "down_bias", "cos", "sin", "sinks", "router", "router_bias", *MATRICES,
+    "norm", "post_norm", "mlp_norm", "post_mlp_norm", "post_input_norm", "post_dense_norm", "expert_norm",
+    "post_expert_norm", "router_norm", "query_norm", "key_norm", "value_norm", "bias", "out_bias", "gate_up_bias",
+    "down_bias", "cos", "sin", "sinks", "router", "router_bias", "choice_bias", "expert_scale", "dense_gate",
+    "expert_gate_up_bias", "expert_down_bias", *MATRICES[:4], "expert_gate_up", "expert_down", *MATRICES[4:],
 )  # fmt: skip
 """Addresses of a layer, null for what it has not."""
-LAYER_NUMBERS = ("num_key_heads", "head_size", "mlp", "rotated", "window")
+LAYER_NUMBERS = ("num_key_heads", "head_size", "mlp", "expert_mlp", "rotated", "window")
 MODEL_PARTS = ("norm", "head", "embedding", "query_scale", "input_embedding", "input_projection", "input_norm")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "squared_relu", "clamped_swiglu")
 _INTEGERS = (
     "num_layers", "hidden", "num_query_heads", "vocabulary", "layer_inputs", "activation", "is_gated",
     "norms_have_mean", "norms_whole", "norms_rotated", "is_parallel", "num_experts", "experts_per_row",
-    "shares_are_whole",
+    "shares_are_whole", "scores_are_sigmoid",
 )  # fmt: skip
 _FLOATS = ("eps", "scaling", "embedding_scale", "residual_scale", "logit_scale", "score_cap", "logit_cap")
 MODEL_NUMBERS = (*_INTEGERS, *_FLOATS)

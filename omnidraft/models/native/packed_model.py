@@ -53,6 +53,8 @@ class LayerSizes:
     num_key_heads: int
     head_size: int
     mlp: int
+    """The width of the MLP, or of that beside experts; 0 has none."""
+    expert_mlp: int
     rotated: int
     window: int
     """The number of positions that a row sees; 0 is all."""
@@ -106,6 +108,7 @@ class ModelSizes:
     num_experts: int
     experts_per_row: int
     shares_are_whole: bool
+    scores_are_sigmoid: bool
     embedding_scale: float
     residual_scale: float
     logit_scale: float

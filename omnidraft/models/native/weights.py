@@ -11,6 +11,7 @@ from itertools import accumulate
 import torch
 from transformers import PreTrainedModel
 
+from omnidraft.models.hf.attention import takes_chains_only
 from omnidraft.models.native import library as native
 from omnidraft.models.native.description import Described
 from omnidraft.models.native.layer_description import DescribedLayer, Undescribed
@@ -24,6 +25,8 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     """Return why the native pass does not compute what the model does; None if it does."""
     if torch.cuda.is_available():
         return "there is an accelerator"
+    if takes_chains_only(model):
+        return "its layers have a state, chunks or distances of their own"
     try:
         Described(model)
     except Undescribed as exc:
@@ -65,10 +68,8 @@ class ModelParts:
         if layer.sinks is not None:
             yield _tensor(name("sinks"), layer.sinks)
         if layer.experts is not None:
-            weight = layer.router.weight.detach().float()
-            yield _tensor(name("router"), torch.nn.functional.pad(weight, (0, -weight.shape[1] % native.GROUP)))
-            if getattr(layer.router, "bias", None) is not None:
-                yield _tensor(name("router_bias"), layer.router.bias.detach().float())
+            for part, tensor in layer.routing():
+                yield _tensor(name(part), tensor)
             for matrix, experts in layer.expert_matrices():
                 if matrix.endswith("bias"):
                     yield _tensor(name(matrix), torch.cat([_in_turns(each) for each in experts]))

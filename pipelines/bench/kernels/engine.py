@@ -28,7 +28,7 @@ from omnidraft.system import usable_processors
 MAX_ROWS = 64
 """Maximum number of rows of a pass with logits."""
 _MAX_TOKENS = 2048
-_MATRICES = {"qkv", "out", "gate_up", "down", "head"}
+_MATRICES = {*library.MATRICES, "head", "input_projection"}
 """The parts of our kernels' models that every pass reads whole."""
 
 

@@ -39,7 +39,8 @@ def test_the_list_as_json_has_what_the_table_has(
     [
         ("qwen3", {"head_dim": 16}, "our kernels", None),
         ("gpt2", {"n_embd": 64, "n_head": 4}, "transformers", "gpt2 is no family that our kernels know"),
-        ("falcon", {"alibi": True}, "nothing here", "a falcon model with ALiBi takes no masks of trees"),
+        ("falcon", {"alibi": True}, "transformers, chains of drafts only", "its layers have a state, chunks or dist"),
+        ("lfm2", {"layer_types": ["conv"] * 4}, "transformers, chains of drafts only", "its layers have a state"),
     ],
 )
 def test_an_inspection_says_which_path_computes_a_model_and_why(
@@ -55,3 +56,13 @@ def test_an_inspection_says_which_path_computes_a_model_and_why(
     told = json.loads(run_cli(("models", "inspect", str(tmp_path), "--json"), monkeypatch, capsys).stdout)
     assert (told["type"], told["computed by"]) == (model_type, path)
     assert told["because"] is None if reason is None else told["because"].startswith(reason)
+
+
+def test_an_inspection_says_how_weights_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = family_config("llama", {})
+    config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    config.save_pretrained(tmp_path)
+    told = json.loads(run_cli(("models", "inspect", str(tmp_path), "--json"), monkeypatch, capsys).stdout)
+    assert (told["quantised as"], told["computed by"]) == ("GPTQ of 4 bits", "our kernels")

@@ -2,11 +2,12 @@
 reproducible mode."""
 
 import copy
+import re
 
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.falcon.modeling_falcon import FalconLinear
 
 from omnidraft.models import precision as precisions
@@ -15,8 +16,9 @@ from omnidraft.models.native import library
 from omnidraft.models.native.thread_count import ThreadCount
 from omnidraft.models.precision import PackedLinear
 from tests.unit.models.drafted_trees import scores_by_partition
+from tests.unit.models.native.families import family_model
 from tests.unit.models.native.packed_levels import rounds_inputs, unpacked
-from tests.unit.models.tiny import PASSES, text, tiny_model, whole_pass
+from tests.unit.models.tiny import PASSES, SHAPE, text, tiny_model, whole_pass
 
 PRECISIONS = ["packed16", "int8", "int4"]
 
@@ -39,6 +41,10 @@ def kind(request):
 @pytest.fixture(params=PRECISIONS)
 def precision(request):
     return request.param
+
+
+def packed(linear: nn.Linear, kind: str, kernels: library.Library) -> PackedLinear:
+    return PackedLinear(linear.weight, linear.bias, kind, kernels, ThreadCount())
 
 
 def rounded(weight_NK: torch.Tensor, kind: str, kernels: library.Library) -> torch.Tensor:
@@ -66,21 +72,19 @@ def test_a_layer_computes_with_weights_of_its_kind(kernels, kind, num_in, num_ou
     x = torch.randn(2, 5, num_in)
     weight = rounded(layer.weight.detach(), kind, kernels)
     expected = nn.functional.linear(rounded_inputs(x, kind), weight, layer.bias)
-    torch.testing.assert_close(
-        PackedLinear(layer, kind, kernels, ThreadCount())(x), expected.detach(), atol=2e-3, rtol=1e-3
-    )
+    torch.testing.assert_close(packed(layer, kind, kernels)(x), expected.detach(), atol=2e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_layer_tells_the_weights_that_it_computes_with(kernels, kind, has_bias):
     layer = nn.Linear(96, 40, bias=has_bias)
-    weight = PackedLinear(layer, kind, kernels, ThreadCount()).weight
+    weight = packed(layer, kind, kernels).weight
     torch.testing.assert_close(weight, rounded(layer.weight.detach(), kind, kernels), atol=1e-5, rtol=1e-5)
 
 
 def test_a_row_does_not_know_of_the_others(kernels, kind):
     torch.manual_seed(0)
-    layer = PackedLinear(nn.Linear(300, 96), kind, kernels, ThreadCount())
+    layer = packed(nn.Linear(300, 96), kind, kernels)
     x = torch.randn(70, 300) * torch.logspace(-4, 4, 70)[:, None]
     alone = torch.cat([layer(row[None]) for row in x])
     for rows in (2, 3, 5, 8, 9, 13, 16, 17, 31, 33, 64, 70):
@@ -88,12 +92,12 @@ def test_a_row_does_not_know_of_the_others(kernels, kind):
 
 
 def test_a_pass_that_reads_nothing_gives_nothing(kernels, kind):
-    assert PackedLinear(nn.Linear(64, 6), kind, kernels, ThreadCount())(torch.zeros(1, 0, 64)).shape == (1, 0, 6)
+    assert packed(nn.Linear(64, 6), kind, kernels)(torch.zeros(1, 0, 64)).shape == (1, 0, 6)
 
 
 def test_inputs_of_16_bits_are_computed_with_as_numbers(kernels, kind):
     torch.manual_seed(0)
-    layer, x = PackedLinear(nn.Linear(64, 6), kind, kernels, ThreadCount()), torch.randn(3, 64).bfloat16()
+    layer, x = packed(nn.Linear(64, 6), kind, kernels), torch.randn(3, 64).bfloat16()
     assert torch.equal(layer(x), layer(x.float()))
 
 
@@ -134,6 +138,34 @@ def test_16_bits_leave_the_frequencies_of_positions_as_transformers_loads_them(t
     ids_1S = torch.tensor([text(250)])
     with torch.no_grad():
         assert torch.equal(served(ids_1S).logits, expected(ids_1S).logits)
+
+
+@pytest.mark.parametrize("name", ["Qwen3-MoE", "gpt-oss"])
+def test_experts_are_packed_like_other_matrices_and_no_row_knows_of_the_others(name, precision):
+    exact, ids = family_model(name), text(15)
+    model = precisions.apply(copy.deepcopy(exact), precision, "portable")
+    assert max(parameter.dim() for parameter in model.model.layers.parameters()) == 2  # the routers' matrices
+    expected, got = whole_pass(exact, ids), whole_pass(model, ids)
+    assert (got - expected).std() / expected.std() < {"packed16": 1e-5, "int8": 0.2, "int4": 0.8}[precision]
+    TransformersTarget(model, PASSES, name=name, precision=precision, kernels="portable").self_test(64)
+
+
+def test_weights_that_stay_unpacked_are_told(caplog):
+    precisions.apply(copy.deepcopy(family_model("Mixtral")), "int8", "portable")
+    assert not caplog.records
+    sizes = {"kv_lora_rank": 16, "n_routed_experts": 4, "moe_topk": 2, "num_layers": 1, "num_hidden_layers": 2}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("longcat_flash", **{**SHAPE, **sizes}))
+    precisions.apply(model, "int8", "portable")
+    assert re.match(r"LongcatFlash\w*: \d+ % of the weights are in modules that our", caplog.records[0].getMessage())
+
+
+def test_matrices_that_have_their_inputs_first_are_packed(precision):
+    config = AutoConfig.for_model("gpt2", vocab_size=300, n_embd=64, n_head=4, n_layer=2, n_positions=64)
+    exact = AutoModelForCausalLM.from_config(config).eval().to(torch.bfloat16).float()
+    model, ids = precisions.apply(copy.deepcopy(exact), precision, "portable"), text(15)
+    assert not any(type(module).__name__ == "Conv1D" for module in model.modules())
+    expected, got = whole_pass(exact, ids), whole_pass(model, ids)
+    assert (got - expected).std() / expected.std() < {"packed16": 1e-5, "int8": 0.08, "int4": 0.8}[precision]
 
 
 def test_layers_that_compute_more_than_a_product_stay_as_they_are():

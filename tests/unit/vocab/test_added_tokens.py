@@ -5,11 +5,13 @@ import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
+from omnidraft.errors import ModelError
 from omnidraft.models.hf.tokenizer import HfTokenizer
 from tests.unit.vocab.conftest import CONTROL, byte_level, saved, sentencepiece_bpe, unigram
 
@@ -92,6 +94,35 @@ def with_metaspace_first() -> Tokenizer:
     return tokenizer
 
 
+def characters() -> Tokenizer:
+    """One token a character, joined by nothing but Fuse."""
+    text = "".join([*MARKED_TEXTS, *(message["content"] for message in CHAT), TEMPLATE, json.dumps(TOOLS)])
+    vocab = {character: number for number, character in enumerate(dict.fromkeys(["<unk>", *text]))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+def with_another_space() -> Tokenizer:
+    """A marker of the space that is not SentencePiece's."""
+    tokenizer = changed(
+        unigram(),
+        lambda plain: plain["model"].update(
+            vocab=[[text.replace("\u2581", "_"), score] for text, score in plain["model"]["vocab"]]
+        ),
+    )
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace("_"), decoders.Metaspace("_")
+    return tokenizer
+
+
+def with_pieces_twice() -> Tokenizer:
+    def add(plain: dict) -> None:
+        pieces = plain["model"]["vocab"]
+        pieces += [*([text, score - 1] for text, score in pieces[20:24]), ["", -9.0], ["", -9.0]]
+
+    return changed(unigram(), add)
+
+
 def with_duplicates() -> Tokenizer:
     """Some added tokens are in the model as well, and two of its tokens spell the same."""
 
@@ -126,6 +157,9 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "duplicates": with_duplicates,
     "prepend": sentencepiece_bpe,
     "Unigram": unigram,
+    "Unigram, pieces twice": with_pieces_twice,
+    "Unigram, another space": with_another_space,
+    "characters": characters,
     "Unigram, NFKC": lambda: normalized(normalizers.NFKC()),
     "Unigram, byte fallback": with_byte_fallback,
     "Unigram, Metaspace first": with_metaspace_first,
@@ -162,23 +196,40 @@ def as_vocabulary_and_merges(root: Path) -> Path:
 
 
 def as_tekken(root: Path) -> Path:
-    special = [token.content for token in ADDED if token.special]
+    """As Mistral publishes its models since 2025."""
+    special = ["<unk>", "<s>", "</s>", "<pad>", *(token.content for token in ADDED if token.special)]
     config = {
         "pattern": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s+", "num_vocab_tokens": 256,
-        "default_vocab_size": 256 + len(special), "default_num_special_tokens": len(special), "version": "v11",
+        "default_vocab_size": 256 + len(special) + 2, "default_num_special_tokens": len(special) + 2, "version": "v11",
     }  # fmt: skip
     vocab = [{"rank": byte, "token_bytes": base64.b64encode(bytes([byte])).decode()} for byte in range(256)]
     ranks = [{"rank": rank, "token_str": text, "is_control": True} for rank, text in enumerate(special)]
     (root / "tekken.json").write_text(json.dumps({"config": config, "vocab": vocab, "special_tokens": ranks}))
-    (root / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     return root
 
 
+def transformers_tokenizer(folder: Path) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if (folder / "tekken.json").exists():  # what mistral-common adds, and transformers without it does not
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
+    return tokenizer
+
+
 def test_ids_of_texts_are_those_of_transformers(folder: Path) -> None:
-    theirs, ours = AutoTokenizer.from_pretrained(folder), HfTokenizer(folder)
+    theirs, ours = transformers_tokenizer(folder), HfTokenizer(folder)
     last = theirs("").input_ids[len(ours.prompt_ids("")) :]
     for text in MARKED_TEXTS:
         assert [*ours.prompt_ids(text), *last] == theirs(text).input_ids, text
+
+
+def test_ids_spell_what_transformers_decodes(folder: Path) -> None:
+    theirs, ours = transformers_tokenizer(folder), HfTokenizer(folder)
+    before = ours.encode("a")
+    for text in MARKED_TEXTS:
+        ids = theirs(text, add_special_tokens=False).input_ids
+        if ours.vocabulary.special_ids.isdisjoint(ids):
+            spelled = ours.vocabulary.spell(ids).decode("utf-8", "replace")
+            assert theirs.decode([*before, *ids]) == theirs.decode(before) + spelled
 
 
 def test_a_token_for_whole_words_is_none_inside_a_word(tmp_path: Path) -> None:
@@ -190,13 +241,14 @@ def test_a_token_for_whole_words_is_none_inside_a_word(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tools", [(), TOOLS], ids=["plain", "tools"])
 def test_ids_of_chats_are_those_of_transformers(folder: Path, tools: list[dict]) -> None:
-    theirs, ours = AutoTokenizer.from_pretrained(folder), HfTokenizer(folder)
+    theirs, ours = transformers_tokenizer(folder), HfTokenizer(folder)
     expected = theirs.apply_chat_template(CHAT, tools=tools or None, add_generation_prompt=True, return_dict=False)
     assert ours.chat_prompt_ids(CHAT, tools) == expected
 
 
 def test_every_added_token_spells_itself_in_a_text_or_is_out_of_its_reach(folder: Path) -> None:
-    theirs, ours = AutoTokenizer.from_pretrained(folder), HfTokenizer(folder)
+    theirs, ours = transformers_tokenizer(folder), HfTokenizer(folder)
+    before, spelled = ours.encode("a"), ours.vocabulary.token_bytes
     for index, token in theirs.added_tokens_decoder.items():
         ids = ours.encode(token.content)
         if token.special:
@@ -204,7 +256,22 @@ def test_every_added_token_spells_itself_in_a_text_or_is_out_of_its_reach(folder
             assert index not in ids or token.content == "<unk>"
         else:
             assert ids == [index]
-            assert ours.vocabulary.token_bytes[index] == token.content.replace("\u2581", " ").encode()
+            assert theirs.decode([*before, index]) == theirs.decode(before) + spelled[index].decode()
+
+
+def test_special_tokens_of_mistrals_files_have_their_roles(tmp_path: Path) -> None:
+    ours = HfTokenizer(as_tekken(tmp_path))
+    assert ours.vocabulary.roles == {"unk": 0, "bos": 1, "eos": 2, "end_of_text": 2, "pad": 3}
+    assert ours.prompt_ids("a") == [1, *ours.encode("a")]
+
+
+def test_mistrals_files_of_2024_name_no_special_tokens_and_need_its_library(tmp_path: Path) -> None:
+    as_tekken(tmp_path)
+    older = json.loads((tmp_path / "tekken.json").read_text())
+    del older["special_tokens"]
+    (tmp_path / "tekken.json").write_text(json.dumps(older))
+    with pytest.raises(ModelError, match="pip install mistral-common"):
+        HfTokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("is_whole_word", [False, True])

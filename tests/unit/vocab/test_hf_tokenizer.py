@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, models
 from transformers import AutoTokenizer
 
 from omnidraft.errors import ModelError, RequestError
 from omnidraft.models.hf.tokenizer import HfTokenizer
-from omnidraft.models.hf.tokenizer_json import model_tokens, spelling
 from omnidraft.vocab.alignment import align
 from tests.unit.vocab.conftest import byte_level, saved
 
@@ -25,7 +24,7 @@ def test_special_tokens_in_a_text_stay_text(tokenizer: HfTokenizer) -> None:
 def test_an_added_token_that_is_text_is_still_recognised(large: HfTokenizer) -> None:
     (token,) = large.encode("<tool_call>")
     assert large.vocabulary.token_bytes[token] == b"<tool_call>"
-    assert large.vocabulary.roles["tool_call_start"] == token
+    assert "tool_call_start" not in large.vocabulary.roles  # its bytes say what it is
 
 
 def test_a_batch_gives_what_single_calls_give(tokenizer: HfTokenizer) -> None:
@@ -99,11 +98,15 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         HfTokenizer(tmp_path)
 
 
-def test_kinds_of_tokenizers_that_lose_bytes_are_refused() -> None:
-    with pytest.raises(ModelError, match="WordPiece"):
-        model_tokens({"model": {"type": "WordPiece", "vocab": {}}})
-    with pytest.raises(ModelError, match="decoder"):
-        spelling({"decoder": {"type": "WordPiece"}})
+@pytest.mark.parametrize(("part", "kind"), [("model", "WordPiece"), ("decoder", "WordPiece"), ("decoder", "None")])
+def test_kinds_of_tokenizers_that_lose_bytes_are_refused(tmp_path: Path, part: str, kind: str) -> None:
+    tokenizer = byte_level(330, normalizes=False)
+    if part == "model":
+        tokenizer.model = models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]")
+    else:
+        tokenizer.decoder = getattr(decoders, kind)() if kind != "None" else None
+    with pytest.raises(ModelError, match="WordPiece" if kind != "None" else "decoder"):
+        HfTokenizer(saved(tokenizer, tmp_path))
 
 
 @pytest.mark.parametrize("side", ["lstrip", "rstrip"])

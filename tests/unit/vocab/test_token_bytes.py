@@ -1,19 +1,13 @@
 """Every id spells the bytes that its tokenizer would write."""
 
 from omnidraft.models.hf.tokenizer import HfTokenizer
-from omnidraft.vocab.token_bytes import Spelling, token_bytes
 
 
-def test_sentencepiece_tokens_spell_the_space_marker_and_single_bytes() -> None:
-    tokens = {"\u2581the": 0, "<0x0A>": 1, "<0xC3>": 2, "\u00e9": 3, "<0x0A>x": 4}
-    assert token_bytes(tokens, Spelling.SENTENCEPIECE, size=5, literal={}, special_ids=()) == (
-        b" the", b"\n", b"\xc3", b"\xc3\xa9", b"<0x0A>x",
-    )  # fmt: skip
-
-
-def test_special_tokens_and_rows_without_a_token_spell_nothing() -> None:
-    spelled = token_bytes({"a": 0}, Spelling.BYTE_LEVEL, size=5, literal={1: "<eos>", 2: "\u0120x"}, special_ids={1, 4})
-    assert spelled == (b"a", b"", "\u0120x".encode(), b"", b"")
+def test_single_bytes_and_tokens_that_look_like_them(tokenizers: dict[str, HfTokenizer]) -> None:
+    spelled = tokenizers["sentencepiece"].vocabulary.token_bytes
+    assert spelled[3 + 0x0A] == b"\n"
+    assert spelled[3 + 0xC3] == b"\xc3"
+    assert b"<0x0A>" not in spelled
 
 
 def test_bytes_of_every_id_agree_with_the_tokenizers_own_decoder(tokenizer: HfTokenizer) -> None:

@@ -297,15 +297,22 @@ template <class W, class Head, class T, class E> struct Forward {
     }
     void feed_forward(int number) {
         const Layer& layer = m.layer[number];
-        if (layer.router) return experts(number);
-        int parts = m.is_gated ? 2 : 1;
-        const char* rows = normed({number, GATE_UP}, layer.mlp_norm);
-        layer_matrix({number, GATE_UP}, layer.gate_up, layer.gate_up_bias, parts * blocks(layer.mlp), rows, m.hidden,
-                     write_activated(s.mlp), parts);
-        barrier();
-        rows = prepared({number, DOWN}, s.mlp, layer.mlp, size.mlp);
-        end_branch({number, DOWN}, layer.down, layer.down_bias, rows, layer.mlp, layer.post_mlp_norm,
-                   m.layer_inputs ? 1 : layer.scale);
+        if (layer.gate_up) {
+            int parts = m.is_gated ? 2 : 1;
+            const char* rows = normed({number, GATE_UP}, layer.mlp_norm);
+            layer_matrix({number, GATE_UP}, layer.gate_up, layer.gate_up_bias, parts * blocks(layer.mlp), rows, m.hidden,
+                         write_activated(s.mlp), parts);
+            barrier();
+            MatrixPlace down{number, DOWN};
+            rows = prepared(down, s.mlp, layer.mlp, size.mlp);
+            if (layer.router)
+                layer_matrix(down, layer.down, layer.down_bias, blocks(m.hidden), rows, layer.mlp,
+                             write_to(s.dense, size.hidden));
+            else
+                end_branch(down, layer.down, layer.down_bias, rows, layer.mlp, layer.post_mlp_norm,
+                           m.layer_inputs ? 1 : layer.scale);
+        }
+        if (layer.router) experts(number);
     }
     // Computes the inputs that each layer gets beside what the layer before gives: from the embedding, and from the id.
     void project_inputs() {
@@ -369,35 +376,57 @@ template <class W, class Head, class T, class E> struct Forward {
             for (int at = share(count, thread, threads); at < share(count, thread + 1, threads); at++) run(at);
         };
         share_of(p.rows, [&](int row) {
-            float *x = s.x + row * size.hidden, *normed = s.product + row * size.hidden;
-            norm_hidden(x, layer.mlp_norm, normed);
-            e.choose(m, layer.router, layer.router_bias, normed, row, s.expert_scores);
+            float *x = s.x + row * size.hidden, *input = s.expert_input + row * size.hidden;
+            const float* routed = input;
+            norm_hidden(x, layer.expert_norm ? layer.expert_norm : layer.mlp_norm, input);
+            if (layer.router_norm) norm_hidden(x, layer.router_norm, s.thread_row), routed = s.thread_row;
+            e.choose(m, layer, routed, row, s.expert_scores);
         });
         barrier();
         if (thread == 0) e.assign(m, p.rows);
         barrier();
         share_of(assignments, [&](int at) {
-            W::prepare(s.product + e.rows[at] * size.hidden, m.hidden, s.expert_rows + at * W::row_bytes(m.hidden));
+            W::prepare(s.expert_input + e.rows[at] * size.hidden, m.hidden, s.expert_rows + at * W::row_bytes(m.hidden));
         });
         barrier();
-        expert_matrix(layer.gate_up, layer.gate_up_bias, parts * blocks(layer.mlp), m.hidden, parts, write_activated(s.expert_mlp));
+        expert_matrix(layer.expert_gate_up, layer.expert_gate_up_bias, parts * blocks(layer.expert_mlp), m.hidden, parts,
+                      write_activated(s.expert_mlp));
         share_of(assignments, [&](int at) {
             float* x = s.expert_mlp + (size_t)at * size.mlp;
-            std::fill(x + layer.mlp, x + size.mlp, 0.f);
-            W::prepare(x, layer.mlp, s.expert_rows + at * W::row_bytes(layer.mlp));
+            std::fill(x + layer.expert_mlp, x + size.mlp, 0.f);
+            W::prepare(x, layer.expert_mlp, s.expert_rows + at * W::row_bytes(layer.expert_mlp));
         });
         barrier();
-        expert_matrix(layer.down, layer.down_bias, blocks(m.hidden), layer.mlp, 1, write_to(s.expert_product, size.hidden));
-        share_of(p.rows, [&](int row) {
-            float* x = s.x + row * size.hidden;
-            for (int i = 0; i < m.hidden; i += LANES) {
-                Floats sum{};
-                for (int n = row * m.experts_per_row; n < (row + 1) * m.experts_per_row; n++)
-                    sum = fma(widen(s.expert_product + (size_t)e.places[n] * size.hidden + i), splat(e.shares[n]), sum);
-                store(x + i, widen(x + i) + m.residual_scale * sum);
-            }
-        });
+        expert_matrix(layer.expert_down, layer.expert_down_bias, blocks(m.hidden), layer.expert_mlp, 1,
+                      write_to(s.expert_product, size.hidden));
+        share_of(p.rows, [&](int row) { add_experts(layer, row); });
         barrier();
+    }
+    // Adds what the experts of a row give, and the MLP beside them.
+    void add_experts(const Layer& layer, int row) {
+        const Experts& e = s.experts;
+        float *x = s.x + row * size.hidden, *sum = s.thread_row, *dense = s.dense + row * size.hidden;
+        std::fill(sum + m.hidden, sum + size.hidden, 0.f);
+        for (int i = 0; i < m.hidden; i += LANES) {
+            Floats both{};
+            for (int n = row * m.experts_per_row; n < (row + 1) * m.experts_per_row; n++)
+                both = fma(widen(s.expert_product + (size_t)e.places[n] * size.hidden + i), splat(e.shares[n]), both);
+            store(sum + i, both);
+        }
+        if (layer.post_expert_norm) norm_hidden(sum, layer.post_expert_norm, sum);
+        if (layer.gate_up) {
+            if (layer.post_dense_norm) norm_hidden(dense, layer.post_dense_norm, dense);
+            float share = layer.dense_gate ? dense_share(layer, s.expert_input + row * size.hidden) : 1;
+            for (int i = 0; i < m.hidden; i += LANES) store(sum + i, widen(sum + i) + share * widen(dense + i));
+        }
+        if (layer.post_mlp_norm) norm_hidden(sum, layer.post_mlp_norm, sum);
+        for (int i = 0; i < m.hidden; i += LANES)
+            store(x + i, layer.scale * (widen(x + i) + m.residual_scale * widen(sum + i)));
+    }
+    float dense_share(const Layer& layer, const float* input) const {
+        Floats sum{};
+        for (int i = 0; i < size.hidden; i += LANES) sum = fma(widen(layer.dense_gate + i), widen(input + i), sum);
+        return 1 / (1 + fast_exp(splat(-horizontal_sum(sum)))[0]);
     }
     void logits() {
         const char* rows = normed<Head>({0, NONE}, m.norm, p.rows - p.logit_rows, p.hidden);

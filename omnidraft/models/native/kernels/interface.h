@@ -7,15 +7,20 @@ extern "C" {
 // What is null is not there. A norm's weights [padded width] are followed by its bias where `norms_have_mean`.
 struct Layer {
     const float *norm, *post_norm, *mlp_norm, *post_mlp_norm;  // of what attention and MLP read, and of what they give
-    const float* post_input_norm;                               // of what the layer's own inputs give
+    const float *post_input_norm, *post_dense_norm;             // of what the layer's own inputs, and the MLP beside experts give
+    const float *expert_norm, *post_expert_norm, *router_norm;  // of what experts read and give, and the router reads
     const float *query_norm, *key_norm, *value_norm;            // [D], or of all heads together
     const float *bias, *out_bias, *gate_up_bias, *down_bias;    // in the order of the matrices' blocks
     const float *cos, *sin;                                     // [positions, rotated / 2]
     const float* sinks;                                         // [Q], a score for each head that no value has
     const float *router, *router_bias;                          // [experts, padded H], and [experts] or null
-    const char *qkv, *out, *gate_up, *down;                     // the last two of all experts, one after the other
+    const float *choice_bias, *expert_scale;                    // [experts], of scores that choose; of what each gives
+    const float* dense_gate;                                    // [padded H]: the share of the MLP beside experts
+    const float *expert_gate_up_bias, *expert_down_bias;
+    const char *qkv, *out, *gate_up, *down;
+    const char *expert_gate_up, *expert_down;                   // of all experts, one after the other
     const char *input_gate, *input_out;                         // of the layer's own inputs
-    int num_key_heads, head_size, mlp;
+    int num_key_heads, head_size, mlp, expert_mlp;
     int rotated;       // leading values of a head that are rotated
     int window;        // positions that a row sees, its own included; 0: all
     int stores_keys;   // otherwise `qkv` has queries alone, which see the keys of another layer
@@ -35,6 +40,7 @@ struct Model {
     int is_parallel;                                // the MLP reads what attention reads
     int num_experts, experts_per_row;               // 0: none
     int shares_are_whole;                           // of a row's experts: they sum to 1
+    int scores_are_sigmoid;                         // of experts, instead of softmax
     float eps, scaling;                             // of scores
     float embedding_scale, residual_scale, logit_scale;
     float score_cap, logit_cap;                     // x becomes cap tanh(x / cap); 0: no cap

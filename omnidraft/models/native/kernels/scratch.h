@@ -21,7 +21,7 @@ struct Sizes {
         for (const Layer* layer = m.layer; layer < m.layer + m.num_layers; layer++) {
             qkv = std::max(qkv, padded((m.num_query_heads + 2 * layer->num_key_heads) * layer->head_size));
             attended = std::max(attended, padded(m.num_query_heads * layer->head_size));
-            mlp = std::max(mlp, padded(layer->mlp));
+            mlp = std::max({mlp, padded(layer->mlp), padded(layer->expert_mlp)});
         }
         widest = std::max({hidden, attended, mlp});
     }
@@ -34,6 +34,7 @@ struct Scratch {
     float* inputs;   // of all layers, their own
     Experts experts;
     float *expert_mlp, *expert_product, *expert_scores;  // of each assignment, and the scores of this thread's row
+    float *expert_input, *dense;                         // what experts read; what the MLP beside them gives
     char* expert_rows;
     char* shared_rows;
     float* shared_reduced;                         // the rows' inputs times the A of their factors
@@ -65,6 +66,8 @@ struct Scratch {
                    integers(assignments)};
         expert_mlp = floats((size_t)assignments * size.mlp);
         expert_product = floats((size_t)assignments * size.hidden);
+        expert_input = floats(m.num_experts ? (size_t)rows * size.hidden : 0);
+        dense = floats(m.num_experts ? (size_t)rows * size.hidden : 0);
         if (assignments) expert_rows = take(prepared_bytes(assignments, std::max(size.hidden, size.mlp)));
         shared_rows = take(prepared_bytes(rows, size.widest));
         shared_reduced = floats((size_t)rows * MAX_PARTS * rank);
@@ -81,7 +84,7 @@ struct Scratch {
         }
         bytes = next - memory;
     }
-    static int num_matrices(const Model& m) { return 6 * m.num_layers + 2; }
+    static int num_matrices(const Model& m) { return 8 * m.num_layers + 2; }
 };
 
 }  // namespace

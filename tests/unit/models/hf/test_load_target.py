@@ -1,12 +1,15 @@
 """A folder is loaded as a target with transformers' own numbers, or refused in one sentence of our own."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from omnidraft.errors import ContractError, ModelError
 from omnidraft.models.hf.target import load_target
@@ -18,7 +21,7 @@ from tests.unit.models.tiny import SHAPE, WINDOW, text, tiny_model, whole_pass
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 GEMMA4 = {
-    "head_dim": 16, "global_head_dim": 32, "sliding_window": WINDOW, "layer_types": [SLIDING, SLIDING, FULL],
+    "head_dim": 24, "global_head_dim": 48, "sliding_window": WINDOW, "layer_types": [SLIDING, SLIDING, FULL],
     "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "num_global_key_value_heads": 1,
     "attention_k_eq_v": True,
 }  # fmt: skip
@@ -83,6 +86,33 @@ def test_scores_of_one_text_and_of_several_are_those_of_transformers(family, pre
         logits = [target.forward([each])[0] for each in trees]
     for row, prompt in zip(logits, prompts, strict=True):
         torch.testing.assert_close(row[0], whole_pass(theirs, prompt)[-1], **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "is_rounded"),
+    [
+        (torch.float16, "packed16", True),
+        (torch.float32, "packed16", True),
+        (torch.float16, "float32", False),
+        (torch.bfloat16, "packed16", False),
+    ],
+)
+def test_weights_that_lose_bits_are_told_in_one_line(
+    dtype: torch.dtype, precision: str, is_rounded: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy.deepcopy(tiny_model("llama")).to(dtype).save_pretrained(tmp_path)
+    load_target(tmp_path, name="x", precision=precision, kernels="portable")
+    kind = str(dtype).removeprefix("torch.")
+    line = f"x has weights of {kind}, which {precision} rounds to bfloat16: models.precision = 'float32' keeps all"
+    assert [each.getMessage().startswith(line) for each in caplog.records] == [True] * is_rounded
+
+
+def test_weights_of_32_bits_that_are_numbers_of_16_lose_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy.deepcopy(tiny_model("llama")).bfloat16().float().save_pretrained(tmp_path)
+    load_target(tmp_path, name="x", precision="packed16", kernels="portable")
+    assert not caplog.records
 
 
 def edit_config(file: Path, **changes: object) -> None:
@@ -176,3 +206,17 @@ def test_a_configuration_without_a_size_has_that_of_its_type(tiny_models: list[P
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": {"hidden_size": 64}}))
     assert len(load_tokenizer(tmp_path).vocabulary) == 262208
+
+
+def test_a_mark_between_thoughts_and_answer_ends_no_text(tmp_path: Path) -> None:
+    """gpt-oss's `<|end|>`, which ends the turns of others."""
+    marks = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>", "<|endoftext|>"]
+    backend = Backend(models.BPE(vocab={each: at for at, each in enumerate("ab")}, merges=[]))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    backend.add_special_tokens(marks)
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|return|>").save_pretrained(tmp_path)
+    ids = {mark: backend.token_to_id(mark) for mark in marks}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_oss", "vocab_size": 9}))
+    named = [ids["<|return|>"], ids["<|endoftext|>"], ids["<|call|>"]]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
+    assert load_tokenizer(tmp_path).stop_ids == set(named)

@@ -1,6 +1,5 @@
 """The transformers target against transformers itself: trees, caches, windows, and equal bits in reproducible mode."""
 
-import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,6 @@ from transformers import (
     Gemma3nTextConfig,
     GPT2Config,
     LlamaConfig,
-    MambaConfig,
-    Qwen3NextConfig,
 )
 
 from omnidraft.errors import ConfigError, ModelError, ModeRefused, RequestError
@@ -221,33 +218,6 @@ def test_a_model_that_rotates_long_texts_otherwise_takes_short_ones_alone():
         target.open(text(60), 5, "fast")
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, state_size=4),
-        Qwen3NextConfig(
-            vocab_size=50,
-            hidden_size=16,
-            num_hidden_layers=2,
-            intermediate_size=16,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=8,
-            layer_types=["linear_attention", "full_attention"],
-            num_experts=0,
-            linear_num_value_heads=2,
-            linear_num_key_heads=2,
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
-        ),
-    ],
-    ids=lambda config: config.model_type,
-)
-def test_a_recurrent_model_is_refused(config):
-    with pytest.raises(ModelError, match="cut back"):
-        TransformersTarget(AutoModelForCausalLM.from_config(config), PASSES, name="x", precision="float32")
-
-
 def test_a_closed_session_frees_its_keys_and_closing_twice_is_allowed():
     session = tiny_target("llama").open(text(9), 5, "fast")
     session.close()
@@ -283,24 +253,6 @@ def plant_load(folder: Path, monkeypatch: pytest.MonkeyPatch, load: Any) -> None
     """Put this in the place of transformers, over a folder with a configuration."""
     CONFIGS["llama"].save_pretrained(folder)
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", load)
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
-def test_weights_that_are_levels_of_a_quantisation_are_refused(
-    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(folder: Path, **options: Any) -> Any:
-        model: Any = copy.deepcopy(tiny_model("llama"))
-        weight = model.model.layers[0].self_attn.q_proj.weight
-        model.model.layers[0].self_attn.q_proj.weight = torch.nn.Parameter(weight.to(dtype), requires_grad=False)
-        return model, {"missing_keys": (), "mismatched_keys": ()}
-
-    plant_load(tmp_path, monkeypatch, load)
-    message = rf"quantised weights \({dtype}\); give the model in 16 bits, or a GGUF file"
-    with pytest.raises(ModelError, match=message):
-        load_model(tmp_path)
-    with pytest.raises(ModelError, match=message):
-        load_trainable(tmp_path, train="lora", rank=2, seed=0)
 
 
 @pytest.mark.parametrize("error", [ImportError, RuntimeError, KeyError, TypeError, Exception])

@@ -71,6 +71,11 @@ FAMILIES: Mapping[str, Tiny] = {
         "gemma4_text", num_kv_shared_layers=0, hidden_size_per_layer_input=0, num_global_key_value_heads=1,
         attention_k_eq_v=True, layer_types=[_S, _S, _S, _F], **_GEMMA4,
     ),
+    "Gemma 4 26B": _tiny(
+        "gemma4_text", num_kv_shared_layers=0, hidden_size_per_layer_input=0, num_global_key_value_heads=1,
+        attention_k_eq_v=True, layer_types=[_S, _S, _S, _F], enable_moe_block=True, num_experts=4, top_k_experts=2,
+        moe_intermediate_size=48, **_GEMMA4,
+    ),
     "Phi-3": _tiny("phi3", sliding_window=12),
     "Phi-4": _tiny("phi3", sliding_window=None, hidden_size=128, rope_parameters={
         "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, partial_rotary_factor=0.5),
@@ -109,6 +114,18 @@ FAMILIES: Mapping[str, Tiny] = {
     "Falcon 40B": _tiny("falcon", num_kv_heads=2, new_decoder_architecture=True, alibi=False),
     "CWM": _tiny("cwm", rope_parameters=_LLAMA3_ROPE, **_WINDOWS),
     "Qwen3-MoE": _tiny("qwen3_moe", norm_topk_prob=True, head_dim=32, **_EXPERTS),
+    "Qwen2-MoE": _tiny(
+        "qwen2_moe", mlp_only_layers=[1], shared_expert_intermediate_size=64, norm_topk_prob=False, **_EXPERTS,
+    ),
+    "GLM-4.5": _tiny(
+        "glm4_moe", head_dim=32, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=64,
+        n_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1, routed_scaling_factor=2.5,
+        use_qk_norm=True, partial_rotary_factor=0.5,
+    ),
+    "ERNIE 4.5 21B": _tiny(
+        "ernie4_5_moe", head_dim=16, moe_num_experts=4, moe_k=2, moe_num_shared_experts=2, moe_intermediate_size=32,
+        moe_layer_start_index=1, moe_layer_end_index=3, moe_layer_interval=1,
+    ),
     "gpt-oss": _tiny("gpt_oss", num_local_experts=4, num_experts_per_tok=2, rope_parameters=_YARN, **_WINDOWS),
     "Mixtral": _tiny("mixtral", num_local_experts=4, num_experts_per_tok=2),
     "OLMoE": _tiny("olmoe", num_experts=4, num_experts_per_tok=2),
@@ -142,4 +159,6 @@ def with_spread(model: PreTrainedModel) -> PreTrainedModel:
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             buffer.fill_(0.7)
+        if name.endswith("correction_bias"):
+            buffer.copy_(torch.randn(buffer.shape, generator=draws) * 0.3)
     return model

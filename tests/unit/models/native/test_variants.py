@@ -30,7 +30,8 @@ ROUNDED_INPUTS = "avx512_bf16"
 def layer(size: tuple[int, int], kind: str, variant: str) -> PackedLinear:
     torch.manual_seed(0)
     num_out, num_in = size
-    return PackedLinear(nn.Linear(num_in, num_out, bias=False), kind, native.load(variant), ThreadCount())
+    weight = nn.Linear(num_in, num_out, bias=False).weight
+    return PackedLinear(weight, None, kind, native.load(variant), ThreadCount())
 
 
 @lru_cache

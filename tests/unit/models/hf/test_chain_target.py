@@ -1,0 +1,203 @@
+"""Models that take chains only: whatever is drafted for them, rejected, preempted or reused, the text is their own."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from omnidraft.config import SchedulerSettings
+from omnidraft.decode.decoder import Decoder
+from omnidraft.decode.policy.cost_model import MeasuredCosts
+from omnidraft.errors import ContractError, ModelError
+from omnidraft.models.hf.drafter import TorchDrafter
+from omnidraft.models.hf.target import transformers_target
+from omnidraft.models.hf.trainable_drafter import TransformersTrainable
+from omnidraft.ports import DraftTree, Request, Sampling, Source, Target
+from omnidraft.vocab.tokenizer import Vocabulary
+from tests.unit.decode.toys import emitted
+from tests.unit.models.native.families import VOCAB_SIZE, family_config, with_spread
+from tests.unit.models.random_trees import OracleProposer
+from tests.unit.models.tiny import text
+
+_DELTA = {
+    "head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "Qwen3.5": ("qwen3_5_text", _DELTA),
+    "LFM2": ("lfm2", {
+        "layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "conv_L_cache": 3, "block_ff_dim": 128}),
+    "Falcon-H1": ("falcon_h1", {
+        "num_hidden_layers": 2, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16,
+        "mamba_chunk_size": 16, "head_dim": 16}),
+    "Nemotron-H": ("nemotron_h", {
+        "layers_block_type": ["mamba", "attention", "mamba", "mlp"], "head_dim": 16, "mamba_num_heads": 8,
+        "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 16, "time_step_min": 0.3}),
+    "RecurrentGemma": ("recurrent_gemma", {"num_hidden_layers": 3, "lru_width": 64, "attention_window_size": 24}),
+    "RWKV": ("rwkv", {"num_hidden_layers": 2, "context_length": 256}),
+    "Mamba": ("mamba", {"state_size": 8, "num_hidden_layers": 2}),
+    "Llama 4": ("llama4_text", {
+        "head_dim": 16, "intermediate_size_mlp": 96, "num_local_experts": 2, "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2, "attention_chunk_size": 32, "no_rope_layers": [1, 1, 1, 0]}),
+    "BLOOM": ("bloom", {"n_layer": 2, "n_head": 4}),
+}  # fmt: skip
+READ_ID_BY_ID = {"RecurrentGemma", "Mamba"}
+CUT_BACK = {"LFM2", "Llama 4", "BLOOM"}
+VOCABULARY = Vocabulary(tuple(b"%d " % token for token in range(VOCAB_SIZE)), {}, frozenset())
+PROMPT = text(90)
+"""More than a chunk."""
+
+
+@cache
+def family_model(name: str) -> PreTrainedModel:
+    model_type, changes = FAMILIES[name]
+    return with_spread(AutoModelForCausalLM.from_config(family_config(model_type, changes), dtype=torch.float32))
+
+
+@cache
+def target(name: str) -> Target:
+    return transformers_target(family_model(name), name=name, precision="float32")
+
+
+@cache
+def generated(name: str) -> tuple[int, ...]:
+    """transformers' own text, greedily."""
+    model, ids = family_model(name), torch.tensor([PROMPT])
+    options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with torch.inference_mode():
+        return tuple(model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(PROMPT) :].tolist())
+
+
+def request(seed: int = 0, **fields: Any) -> Request:
+    defaults = {"max_new_tokens": 40, "sampling": Sampling(0.0), "mode": "fast", "seed": seed}
+    return Request(tuple(PROMPT), (), **(defaults | fields))
+
+
+def of_seed(seed: int, mode: str) -> Request:
+    return request(seed, sampling=Sampling(1.0), mode=mode, max_new_tokens=20)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_with_drafts_of_which_some_are_right_the_text_is_that_of_generate(name):
+    decoder, limits = Decoder(target(name), VOCABULARY), target(name).limits("fast")
+    steps = list(decoder.decode(request(), OracleProposer(generated(name), limits, VOCAB_SIZE, seed=3)))
+    assert tuple(emitted(steps)) == generated(name)
+    assert (len(steps) == 40) == (name in READ_ID_BY_ID)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_reproducible_mode_gives_that_text_too(name):
+    plain = Decoder(target(name), VOCABULARY).decode(request(mode="reproducible"), None)
+    assert tuple(emitted(plain)) == generated(name)
+
+
+def drawn(name: str, mode: str, wanted: Mapping[int, list[int]], **scheduling: Any) -> dict[int, list[int]]:
+    """Four texts together, of whose drafts some are right; one of the texts is given up."""
+    decoder = Decoder(target(name), VOCABULARY, scheduling=SchedulerSettings(**scheduling))
+    limits = target(name).limits(mode)
+    sequences = {
+        decoder.add(of_seed(seed, mode), OracleProposer(text, limits, VOCAB_SIZE, seed), cache_scope="one"): seed
+        for seed, text in wanted.items()
+    }
+    texts: dict[int, list[int]] = {seed: [] for seed in wanted}
+    for number in range(400):
+        for output in decoder.step():
+            assert output.error is None, output.error
+            texts[sequences[output.sequence]] += output.step.emitted
+        if number == 4:
+            decoder.abort(next(sequence for sequence, seed in sequences.items() if seed == 2))
+        if not decoder.scheduler.sequences:
+            return texts
+    raise AssertionError("the texts do not end")
+
+
+@pytest.mark.parametrize("mode", ["fast", "reproducible"])
+@pytest.mark.parametrize("name", ["Qwen3.5", "LFM2", "RWKV"])
+def test_texts_together_that_wait_and_go_on_are_those_of_plain_decoding(name, mode):
+    decoder = Decoder(target(name), VOCABULARY)
+    wanted = {seed: emitted(decoder.decode(of_seed(seed, mode), None)) for seed in range(4)}
+    assert len({tuple(each) for each in wanted.values()}) == 4
+    longest = len(PROMPT) + 20 + target(name).limits(mode).longest_chain
+    room_for_two = 2.1 * target(name).kv_bytes(longest, mode) / 2**30
+    for scheduling in ({}, {"max_num_seqs": 2}, {"kv_cache_gib": room_for_two}):
+        texts = drawn(name, mode, wanted, **scheduling)
+        assert texts | {2: []} == wanted | {2: []}
+
+
+def chain(ids: list[int]) -> DraftTree:
+    return DraftTree.chain(ids[0], ids[1:], [Source.DIRECT] * (len(ids) - 1), [0.0] * (len(ids) - 1))
+
+
+def whole_pass(name: str, ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return family_model(name)(input_ids=torch.tensor([ids])).logits[0, -1].float()
+
+
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - READ_ID_BY_ID))
+def test_a_rejected_chain_leaves_nothing_behind(name):
+    session, alone, kept = target(name).open(PROMPT, 60, "fast"), target(name).open(PROMPT, 60, "fast"), PROMPT[-1]
+    for number in range(8):  # more than what is read again at once
+        session.score(chain([kept, *text(3, seed=number)]))
+        session.score(chain([kept, *text(3, seed=number + 20)]))  # as after a pass that failed
+        session.keep((0, 1))
+        for token in (kept, text(3, seed=number + 20)[0]):
+            alone.score(chain([token]))
+            alone.keep((0,))
+        kept = number + 5
+    torch.testing.assert_close(session.score(chain([3, 6]))[0], alone.score(chain([3]))[0], atol=2e-3, rtol=2e-3)
+
+
+def test_trees_are_refused():
+    with pytest.raises(ContractError, match="does not fit"):
+        target("Qwen3.5").open(PROMPT, 9, "fast").score(DraftTree((1, 2, 3), (0, 0, 0), (None,) * 3, (0.0,) * 3))
+
+
+@pytest.mark.parametrize("mode", ["fast", "reproducible"])
+def test_a_prompt_begins_with_the_state_of_another_ones_whole_chunk(mode):
+    first = target("Qwen3.5").open(PROMPT, 9, mode)
+    first.score(chain([PROMPT[-1]]))
+    prompt = [*PROMPT[:80], *text(9, seed=5)]
+    session = target("Qwen3.5").open(prompt, 9, mode)
+    assert target("Qwen3.5").reuse(session, first, 80) == 64
+    alone = target("Qwen3.5").open(prompt, 9, mode).score(chain([3]))
+    assert torch.equal(session.score(chain([3])), alone)
+
+
+def test_a_conversation_goes_on_from_the_state_at_its_end():
+    first = target("LFM2").open(PROMPT, 9, "fast")
+    first.score(chain([PROMPT[-1], 7, 8]))
+    first.keep((0, 1))
+    session = target("LFM2").open([*PROMPT, 7, 9, 9], 9, "fast")
+    assert target("LFM2").reuse(session, first, 91) == 91
+    torch.testing.assert_close(
+        session.score(chain([9]))[0], whole_pass("LFM2", [*PROMPT, 7, 9, 9]), atol=2e-3, rtol=2e-3
+    )
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5", "LFM2"])
+def test_a_plain_pass_that_reads_again_is_no_measure_of_plain_passes(name, monkeypatch):
+    costs, rows = MeasuredCosts(target(name)), []
+    costs.passes("fast")
+    monkeypatch.setattr(costs, "update_pass", lambda mode, num_rows, seconds: rows.append(num_rows))
+    decoder = Decoder(target(name), VOCABULARY, costs=costs)
+    wrong = OracleProposer([], target(name).limits("fast"), VOCAB_SIZE, seed=1)
+    list(decoder.decode(request(max_new_tokens=8), wrong))
+    sequence = decoder.add(request(max_new_tokens=9), wrong)
+    for _ in range(4):
+        decoder.step()
+    sequence.draft = None
+    rows.clear()
+    decoder.step()
+    decoder.step()
+    assert rows == ([1, 1] if name in CUT_BACK else [1 + len(sequence.ids) - len(PROMPT) - 2, 1])
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5", "BLOOM"])
+def test_it_is_no_drafter(name):
+    with pytest.raises(ModelError, match="cannot draft"):
+        TorchDrafter(family_model(name))
+    with pytest.raises(ModelError, match="cannot draft"):
+        TransformersTrainable(family_model(name), "full")

@@ -280,8 +280,8 @@ def _layers(decoder: nn.Module) -> nn.ModuleList:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Return whether it gives products alone; a router of experts gives its choice too."""
-    return isinstance(module, nn.Linear) and "Router" not in type(module).__name__
+    """Return whether it gives several products and nothing else; a router of experts gives its choice too."""
+    return isinstance(module, nn.Linear) and "Router" not in type(module).__name__ and module.out_features > 1
 
 
 def _with_lora(model: PreTrainedModel, rank: int, seed: int) -> LoraModel:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from omnidraft.config import Settings
 from omnidraft.doctor.finding import Finding, ok, problem, warning
 from omnidraft.errors import ModelUnknown
+from omnidraft.models.weights_name import is_gguf
 
 if TYPE_CHECKING:
     from omnidraft.models.catalog.install import Origin
@@ -45,7 +46,7 @@ def model(name: str) -> Finding:
     from omnidraft.models.catalog.store import HUB_ID
 
     check, folder, local = f"model {name}", folder_of(name), Path(name).expanduser()
-    if folder is None and local.suffix == ".gguf" and local.is_file():
+    if folder is None and is_gguf(local):
         return ok(check, f"{local} is there, converted when it is first used")
     if folder is None and (name.lower() in known_models.names() or HUB_ID.fullmatch(name)):
         return warning(check, "not on this machine; the first start fetches it", f"omnidraft models pull {name}")

@@ -11,7 +11,7 @@ from omnidraft.files import file_states, replace_file
 
 _LENGTH = 12
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_FIRST_PART = re.compile(r"(.+)-00001-of-(\d{5})\.gguf")
+_PART = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.gguf)", re.IGNORECASE)
 logger = logging.getLogger(__name__)
 
 
@@ -25,7 +25,7 @@ def weights_digest(source: Path, cache: Path) -> str:
     Raises:
         ModelError: the model cannot be read.
     """
-    files = _parts(source) if source.is_file() else [source / "config.json", *sorted(source.glob("*.safetensors"))]
+    files = gguf_parts(source) if source.is_file() else [source / "config.json", *sorted(source.glob("*.safetensors"))]
     digests = [bytes.fromhex(file_sha256(file, cache)) for file in files]
     return hashlib.sha256(b"".join(digests)).hexdigest()[:_LENGTH]
 
@@ -50,12 +50,18 @@ def file_sha256(file: Path, cache: Path) -> str:
         raise ModelError(f"cannot read {exc.filename}: {exc.strerror}") from exc
 
 
-def _parts(file: Path) -> list[Path]:
-    """Return the files of a model of which llama.cpp is given this one: all parts where it is the first of several."""
-    first = _FIRST_PART.fullmatch(file.name)
-    if first is None:
+def is_gguf(path: Path) -> bool:
+    """Return whether this is a file that is called a GGUF file."""
+    return path.suffix.lower() == ".gguf" and path.is_file()
+
+
+def gguf_parts(file: Path) -> list[Path]:
+    """Return the files of the model that a GGUF file belongs to, the first part first. They need not be there."""
+    part = _PART.fullmatch(file.name)
+    if part is None:
         return [file]
-    return [file.with_name(f"{first[1]}-{number:05d}-of-{first[2]}.gguf") for number in range(1, int(first[2]) + 1)]
+    stem, count, suffix = part.groups()
+    return [file.with_name(f"{stem}-{number:05d}-of-{count}{suffix}") for number in range(1, int(count) + 1)]
 
 
 def _kept(path: Path) -> str | None:

@@ -65,7 +65,7 @@ def load_model(folder: Path, name: str) -> Any:
 
 def frozen(model: Any, precision: Precision = "float32") -> TransformersTrainable:
     """Return a model to score texts with; it learns nothing."""
-    return TransformersTrainable(model.requires_grad_(False), "full", precision)
+    return TransformersTrainable(model.requires_grad_(False), precision)
 
 
 def initialised(model: str, init: Method | Path, pair: TokenizerPair) -> Any:

@@ -19,7 +19,7 @@ from omnidraft.errors import ModelDownloadError, ModelUnknown
 from omnidraft.models.catalog import gguf_conversion, hub, known_models, pypi_wheels
 from omnidraft.models.catalog.install import Origin, install_once, is_complete, make_folder, require_space
 from omnidraft.models.catalog.known_models import CatalogModel
-from omnidraft.models.weights_name import file_sha256
+from omnidraft.models.weights_name import gguf_parts, is_gguf, weights_digest
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -85,10 +85,10 @@ def resolve_tokenizer(
 def _resolve(name: str, source: Source, store: "_Store") -> Path:
     if name.lower() not in known_models.names():
         local = Path(name).expanduser()
+        if is_gguf(file := _file_of(local)):
+            return store.gguf_file(file)
         if local.is_dir():
             return _checked(local)
-        if local.suffix == ".gguf" and local.is_file():
-            return store.gguf_file(local)
         if HUB_ID.fullmatch(name) and source != "wheels":
             return store.repository(name)
     return store.catalog_model(known_models.find(name), source)
@@ -101,14 +101,14 @@ def gguf_path(
     home: Path | None = None,
     sources: DownloadSources | None = None,
 ) -> Path:
-    """Return a GGUF file: of a catalog model, pulled from its wheels if missing; a local file itself; or NAME.gguf
-    beside a local folder NAME.
+    """Return a GGUF file: of a catalog model, pulled from its wheels if missing; a local file, of several parts the
+    first; that in a local folder without another model; or NAME.gguf beside a local folder NAME.
 
     Raises the same errors as `resolve`.
     """
     local = Path(name).expanduser()
-    if local.suffix == ".gguf" and local.is_file():
-        return local
+    if is_gguf(file := _file_of(local)):
+        return file
     if local.is_dir():
         return _gguf_beside(local)
     if HUB_ID.fullmatch(name):
@@ -153,14 +153,14 @@ class _Store:
         return self._from_hub(hub_id, _folder(self.home, hub_id), self.needs_weights)
 
     def gguf_file(self, file: Path) -> Path:
-        sha256 = file_sha256(file, self.home / DIGESTS)
-        whole = _folder(self.home, f"{file.stem}-{sha256[:12]}-{gguf_conversion.VERSION}")
+        digest = weights_digest(file, self.home / DIGESTS)
+        whole = _folder(self.home, f"{file.stem}-{digest}-{gguf_conversion.VERSION}")
         is_whole = self.converts_weights or is_complete(whole)
 
         def make(partial: Path) -> Origin:
             convert = self.sources.convert if is_whole else self.sources.convert_tokenizer
             convert(file.resolve(), partial)
-            return Origin("file", sha256)
+            return Origin("file", digest)
 
         return install_once(whole if is_whole else whole.with_name(f"{whole.name}-tokenizer"), "file", make)
 
@@ -202,6 +202,15 @@ def _folder(home: Path, name: str) -> Path:
     return home / "models" / name.replace("/", "--")
 
 
+def _file_of(path: Path) -> Path:
+    """Return the first part of the GGUF file that this is a part of, or that is the only model in this folder."""
+    if path.is_dir() and not (path / "config.json").exists():
+        found = {gguf_parts(each)[0] for each in path.iterdir() if is_gguf(each)}
+        models = [each for each in found if not each.name.startswith("mmproj")]  # of images
+        return models[0] if len(models) == 1 else path
+    return gguf_parts(path)[0] if is_gguf(path) else path
+
+
 def _gguf_beside(folder: Path) -> Path:
     whole = folder.resolve()
     file = whole.with_name(f"{whole.name}.gguf")
@@ -212,5 +221,7 @@ def _gguf_beside(folder: Path) -> Path:
 
 def _checked(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
-        raise ModelUnknown(f"{folder} is a folder, but no model: it has no config.json")
+        several = sorted(each.name for each in folder.iterdir() if is_gguf(each))
+        hint = f"; give one of its GGUF files ({', '.join(several[:3])})" if several else ""
+        raise ModelUnknown(f"{folder} is a folder, but no model: it has no config.json{hint}")
     return folder

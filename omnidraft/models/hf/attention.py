@@ -59,13 +59,16 @@ class AttentionMasks:
 
     def masks(self, sees_SC: torch.Tensor, positions_S: torch.Tensor, start: int) -> Masks:
         """Return the masks for every layer type; slot C holds position C, but from `start` on this pass's rows."""
-        full = self._form(sees_SC)
-        if self._window is None:
-            return full
         positions_C = torch.arange(sees_SC.shape[1], device=sees_SC.device)
         positions_C[start : start + len(positions_S)] = positions_S
-        near_SC = positions_S[:, None] - positions_C < self._window
-        near = self._form(sees_SC & near_SC)
+        return self.of(sees_SC, positions_S[:, None] - positions_C)
+
+    def of(self, sees_RK: torch.Tensor, distance_RK: torch.Tensor) -> Masks:
+        """Return the masks of rows that see these keys, which are so many positions before them."""
+        full = self._form(sees_RK)
+        if self._window is None:
+            return full
+        near = self._form(sees_RK & (distance_RK < self._window))
         return {"full_attention": full, "sliding_attention": near} if self._is_mixed else near
 
 

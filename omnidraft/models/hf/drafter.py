@@ -17,7 +17,7 @@ from omnidraft.models.acceptance_head import AcceptanceHead, split_tensors
 from omnidraft.models.hf import attention
 from omnidraft.models.hf.attention import share_key_heads
 from omnidraft.models.hf.kv_slots import KvSlots
-from omnidraft.models.hf.packed_session import TextRows, forward_packed
+from omnidraft.models.hf.packed_session import PackedPasses, TextRows
 from omnidraft.models.hf.serving_tensors import apply_serving_tensors
 from omnidraft.models.hf.target import load_model
 from omnidraft.models.hf.tree_layout import chain_visibility, tree_visibility
@@ -78,11 +78,11 @@ class RowFactors:
         own = [(rows, factors) for rows, factors in self._texts if name + A in factors]
         if not own:
             return None
-        x_1RK: Tensor = inputs[0]
-        changed = output.clone()
+        x_RK, changed = inputs[0].flatten(0, -2), output.clone()
+        changed_RN = changed.view(-1, changed.shape[-1])
         for rows, factors in own:
-            reduced = x_1RK[:, rows].float() @ factors[name + A].float().T
-            changed[:, rows] += (SCALE * (reduced @ factors[name + B].float().T)).to(output.dtype)
+            reduced = x_RK[rows].float() @ factors[name + A].float().T
+            changed_RN[rows] += (SCALE * (reduced @ factors[name + B].float().T)).to(output.dtype)
         return changed
 
 
@@ -102,6 +102,7 @@ class TorchDrafter(BatchingDrafter):
         self.context_limit = attention.context_limit(config)
         self.num_layers: int = config.num_hidden_layers
         self._attention = attention.AttentionMasks(model)
+        self._passes = PackedPasses(model, self._attention)
         self._row_factors = RowFactors(model)
 
     def open(self) -> "TorchSession":
@@ -117,7 +118,7 @@ class TorchDrafter(BatchingDrafter):
         """See kv_session.BatchingDrafter."""
         rows = [backend.rows(request) for backend, request in batch]
         with self._row_factors.added([(len(request.ids), backend.factors) for backend, request in batch]):
-            outputs = forward_packed(self._model, rows, has_hidden=self.has_head)
+            outputs = self._passes.forward(rows, has_hidden=self.has_head)
         for (backend, _), output in zip(batch, outputs, strict=True):
             if output.hidden_RH is not None:
                 backend.hidden_RH = output.hidden_RH

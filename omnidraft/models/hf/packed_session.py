@@ -135,6 +135,31 @@ class _PackedSlots(Cache):
         super().__init__(layers=[_PackedLayer(each, rows, groups) for each in layers])
 
 
+class PackedPasses:
+    """The passes of a model over several texts: one after the other where its attention computes with keys or values
+    before it reads them, as that of DeepSeek does."""
+
+    def __init__(self, model: PreTrainedModel, attention: AttentionMasks) -> None:
+        self._model = model
+        num_layers = model.config.get_text_config().num_hidden_layers
+        positions_R, sees_RC = (each.to(model.device) for each in chain_visibility(0, 1, 1))
+        masks = attention.masks(sees_RC, positions_R, 0)
+        tried = [TextRows(KvSlots(num_layers, 1), 0, [0], positions_R, masks, num_logits=1) for _ in range(2)]
+        self._are_shared = True
+        try:
+            self.forward(tried)
+        except ContractError:
+            self._are_shared = False
+            self.forward(tried)
+        self.bytes_of_slot = tried[0].slots.num_bytes
+        """The memory of the keys and values of one id, which no configuration tells for every model."""
+
+    def forward(self, texts: Sequence[TextRows], *, has_hidden: bool = False) -> list[TextOutput]:
+        """Compute the rows of these different texts."""
+        passes = [texts] if self._are_shared and texts else [[text] for text in texts]
+        return [output for each in passes for output in forward_packed(self._model, each, has_hidden=has_hidden)]
+
+
 class PackedSession:
     """Implements ports.TargetSession."""
 

@@ -24,12 +24,11 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from omnidraft.errors import ModelError, model_errors
-from omnidraft.models.catalog.gguf_conversion import repair_config
 from omnidraft.models.hf import quantised
 from omnidraft.models.hf.tokenizer_cache import fast_tokenizer
+from omnidraft.models.hf.tokenizer_json import GENERIC_CLASS
 
 logger = logging.getLogger(__name__)
-_CONFIG_OPTIONS = ("local_files_only", "trust_remote_code", "gguf_file")
 _OWN_FILES: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 _REPORTED: Mapping[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 
@@ -50,7 +49,9 @@ def causal_lm(folder: Path, **options: Any) -> PreTrainedModel:
         config = _config(folder)
         if (stored := quantised.stored_as(folder, config)) is None:
             quantised.require_ordinary(folder)
-            return with_all_weights(folder, use_safetensors=True, **_OWN_FILES, **options)
+            read = {"use_safetensors": True, **_OWN_FILES, **_REPORTED, **options}
+            model, report = _loader(config).from_pretrained(folder, **read)
+            return _require_all(model, report, folder)
         logger.info("the weights of %s are %s: they are read once, as ordinary weights", folder.name, stored)
         return _dequantised(folder, config, **options)
 
@@ -65,14 +66,6 @@ def load_config(folder: Path) -> PreTrainedConfig:
     """Return the configuration of a folder's text model. Raises ModelError."""
     with _loading(folder):
         return _config(folder).get_text_config()
-
-
-def with_all_weights(source: Path, **options: Any) -> PreTrainedModel:
-    """Return what `from_pretrained` loads, also of a model that takes images beside texts. Raises ModelError where the
-    source has not all weights."""
-    config = AutoConfig.from_pretrained(source, **{name: options[name] for name in _CONFIG_OPTIONS if name in options})
-    model, report = _loader(config).from_pretrained(source, **_REPORTED, **options)
-    return _require_all(model, report, source / options.get("gguf_file", ""))
 
 
 def _dequantised(folder: Path, config: PreTrainedConfig, dtype: torch.dtype | str, **options: Any) -> PreTrainedModel:
@@ -165,7 +158,8 @@ def _keep_as_loaded(tokenizer_folder: Path, folder: Path) -> None:
     (folder / _JSON).write_text(fast_tokenizer(tokenizer_folder).backend_tokenizer.to_str(), encoding="utf-8")
     config = folder / _CONFIG
     known = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
-    config.write_text(json.dumps(repair_config(known), ensure_ascii=False), encoding="utf-8")
+    saved = {key: value for key, value in known.items() if key not in ("is_local", "local_files_only")}
+    config.write_text(json.dumps(saved | {"tokenizer_class": GENERIC_CLASS}, ensure_ascii=False), encoding="utf-8")
 
 
 def _model_type(folder: Path) -> str | None:

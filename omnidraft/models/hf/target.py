@@ -22,7 +22,7 @@ from omnidraft.models.hf import attention
 from omnidraft.models.hf.attention import share_key_heads
 from omnidraft.models.hf.chain_target import ChainTarget
 from omnidraft.models.hf.kv_slots import KvSlots
-from omnidraft.models.hf.packed_session import PackedSession, forward_packed
+from omnidraft.models.hf.packed_session import PackedPasses, PackedSession
 from omnidraft.models.hf.padded_session import PaddedSession, PassShape
 from omnidraft.models.hf.pretrained import causal_lm
 from omnidraft.models.native import library as native
@@ -67,14 +67,7 @@ class TransformersTarget:
         self.fingerprint = fingerprint(model, passes, name, precision, kernels)
         self.max_rows = _MAX_ROWS if model.device.type == "cpu" else _MAX_ROWS_ON_ACCELERATOR
         self._self_tests = SelfTests()
-        self._bytes_of_slot = self._count_bytes_of_slot()
-
-    def _count_bytes_of_slot(self) -> int:
-        """Return the memory of the keys and values of one id, which no configuration tells for every model."""
-        session: Any = self.open([0], 1, "fast")
-        session.score(DraftTree.empty(0))
-        slots: KvSlots = session.slots
-        return slots.num_bytes // slots.capacity
+        self._passes = PackedPasses(model, self._attention)
 
     def limits(self, mode: Mode) -> TreeLimits:
         """See ports.Target."""
@@ -116,7 +109,7 @@ class TransformersTarget:
     ) -> list[torch.Tensor]:
         rows = [session.scored_rows(tree) for session, tree in trees]
         rows += [session.prompt_rows(num_ids) for session, num_ids in prompts]
-        outputs = forward_packed(self._model, rows) if rows else []
+        outputs = self._passes.forward(rows)
         for session, num_ids in prompts:
             session.num_kept += num_ids
         return [output.logits_RV for output in outputs[: len(trees)]]
@@ -134,8 +127,8 @@ class TransformersTarget:
     def kv_bytes(self, num_ids: int, mode: Mode) -> int:
         """See ports.Target."""
         if mode == "reproducible":
-            return self._padded_capacity(num_ids) * self._shape.chains * self._bytes_of_slot
-        return self._capacity(num_ids) * self._bytes_of_slot
+            return self._padded_capacity(num_ids) * self._shape.chains * self._passes.bytes_of_slot
+        return self._capacity(num_ids) * self._passes.bytes_of_slot
 
     def _require_determinism(self, capacity: int) -> None:
         self._self_tests.require(capacity, partial(self.self_test, capacity))

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from omnidraft.errors import ModelError
 from omnidraft.vocab.tokenizer import Vocabulary
 
+GENERIC_CLASS = "PreTrainedTokenizerFast"  # takes tokenizer.json as it is; a model's own class would rebuild it
 UNREACHABLE = "\ufdd0"  # a noncharacter, never part of a text
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

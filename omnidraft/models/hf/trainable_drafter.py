@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from peft import LoraConfig, LoraModel
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from omnidraft import throttle
 from omnidraft.errors import ConfigError, ContractError
-from omnidraft.models.hf.attention import context_limit, mask_form, require_masks
+from omnidraft.models.hf.attention import AttentionMasks, Masks, context_limit
+from omnidraft.models.hf.pretrained import default_dtype_lock
 from omnidraft.models.hf.serving_tensors import Train
 from omnidraft.models.hf.trained_weights import TrainedWeights
 from omnidraft.models.hf.training_attention import PackedTextCache, take_texts_apart
@@ -58,39 +60,36 @@ def usable_precision(wanted: Precision) -> Precision:
 class TransformersTrainable:
     """Implements ports.TrainableDrafter."""
 
-    def __init__(self, model: Any, train: Train, precision: Precision = "float32") -> None:
+    def __init__(self, causal: Any, precision: Precision = "float32", factors: LoraModel | None = None) -> None:
         """
         Args:
-            model: a causal language model, or that model inside a peft wrapper when `train` is lora; in float32.
+            causal: a causal language model in float32.
             precision: the format of its passes; weights are learned in float32.
+            factors: those that it learns; None learns all weights that require a gradient.
 
         Raises:
             ConfigError: the model computes its logits in a way that is not known here.
-            ModelError: it cannot draft.
+            ModelError: its passes cannot be served.
         """
-        self._train = train
-        self._model = model
-        causal = model.get_base_model() if train == "lora" else model
-        require_masks(causal)
-        self._decoder = causal.get_decoder()
+        config = causal.config.get_text_config()
+        self._attention = AttentionMasks(causal)
+        self.context_limit = context_limit(config)
+        self._model, self._factors = causal, factors
+        self._decoder = _decoder(causal)
         causal.get_input_embeddings().padding_idx = None  # would keep that token from learning; nothing is padded
         self._head = causal.get_output_embeddings()
-        is_sliding = "sliding_attention" in (getattr(causal.config, "layer_types", None) or ())
-        self._window: int | None = causal.config.sliding_window if is_sliding else None
-        self._softcap: float | None = getattr(causal.config, "final_logit_softcapping", None)
-        self._scale = getattr(causal.config, "logit_scale", None) or 1 / getattr(causal.config, "logits_scaling", 1.0)
+        self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self._scale = getattr(config, "logit_scale", None) or 1 / getattr(config, "logits_scaling", 1.0)
         self._require_own_logits(causal)
         self.vocab_size: int = self._head.weight.shape[0]
-        self.context_limit = context_limit(causal.config.get_text_config())
         self.hidden_size: int = self._head.weight.shape[1]
-        self._num_layers: int = causal.config.get_text_config().num_hidden_layers
+        self._num_layers: int = config.num_hidden_layers
         self._takes_texts_apart = take_texts_apart(causal)
-        self._mask_form = mask_form(causal)
         self._take_texts_together_where_needed(causal)
         for module in causal.modules():
-            if isinstance(module, nn.Linear):
+            if _is_linear(module):
                 module.register_forward_hook(_rest)
-        self._weights = TrainedWeights(model, serving_name)
+        self._weights = TrainedWeights(causal, serving_name)
         self._weights.compute_in(precision)
 
     @property
@@ -106,7 +105,9 @@ class TransformersTrainable:
     def into_model(self) -> PreTrainedModel:
         """Return the model in float32 with all that was learned merged into it. This object is of no use afterwards."""
         self._weights.compute_in("float32")
-        merged: PreTrainedModel = self._model.merge_and_unload() if self._train == "lora" else self._model
+        if self._factors is not None:
+            self._factors.merge_and_unload()
+        merged: PreTrainedModel = self._model
         return merged
 
     def hidden(self, texts: PackedTexts) -> Tensor:
@@ -131,7 +132,7 @@ class TransformersTrainable:
         )
         return out.last_hidden_state[0]
 
-    def _masks(self, texts: PackedTexts, rows: slice) -> Tensor | dict[str, Tensor]:
+    def _masks(self, texts: PackedTexts, rows: slice) -> Masks:
         """Return the attention mask [1, 1, rows, keys], by kind of layer where some layers have a window.
 
         A row's keys are the positions of its own text, or all rows up to the last for a model that takes them together.
@@ -143,10 +144,7 @@ class TransformersTrainable:
         else:
             distance_RK = position_R[:, None] - texts.position_R[None, : rows.stop]
             sees_RK = (texts.text_R[rows, None] == texts.text_R[None, : rows.stop]) & (distance_RK >= 0)
-        if self._window is None:
-            return self._mask_form(sees_RK)
-        near_RK = sees_RK & (distance_RK < self._window)
-        return {"full_attention": self._mask_form(sees_RK), "sliding_attention": self._mask_form(near_RK)}
+        return self._attention.of(sees_RK, distance_RK)
 
     def linear_shapes(self) -> Mapping[str, tuple[int, int]]:
         return {name: (layer.out_features, layer.in_features) for name, layer in self._linear_layers().items()}
@@ -167,11 +165,12 @@ class TransformersTrainable:
                 parameter.requires_grad_()
 
     def _linear_layers(self) -> dict[str, nn.Linear]:
-        """Return the linear layers of the drafter but its head, by their names in a snapshot."""
+        """Return the linear layers of the drafter's layers, by their names in a snapshot."""
+        inside = set(_layers(self._decoder).modules())
         return {
-            serving_name(name).removesuffix(".base_layer"): module
+            name.removesuffix(".base_layer"): module
             for name, module in self._model.named_modules()
-            if isinstance(module, nn.Linear) and module is not self._head and ".lora_" not in name
+            if _is_linear(module) and module in inside and ".lora_" not in name
         }
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
@@ -203,7 +202,7 @@ class TransformersTrainable:
             raise ConfigError(f"{type(causal).__name__} does more between its head and its logits than can be learned")
 
     def serving_tensors(self) -> dict[str, Tensor]:
-        dtype = torch.bfloat16 if self._train == "full" else torch.float32
+        dtype = torch.bfloat16 if self._factors is None else torch.float32
         return {name: parameter.detach().to(dtype, copy=True) for name, parameter in self.trained().items()}
 
 
@@ -223,25 +222,25 @@ def load_trainable(
 
     choice.torch_products().require("float32" if precision == "auto" else precision)
     model = causal_lm(folder, dtype=torch.float32)
-    model.eval()
-    model.requires_grad_(train == "full")
-    learned = _with_lora(model, rank, seed) if train == "lora" else model
-    return TransformersTrainable(learned, train, automatic_precision() if precision == "auto" else precision)
+    return _trainable(model, train, rank, seed, automatic_precision() if precision == "auto" else precision)
 
 
 def trainable_with_embeddings(
     model: PreTrainedModel, *, train: Train, rank: int, seed: int, precision: Precision
 ) -> TransformersTrainable:
     """Make a loaded float32 model trainable. With LoRA its embeddings and its head learn all their weights as well."""
-    model.eval()
-    model.requires_grad_(train == "full")
-    if train == "full":
-        return TransformersTrainable(model, train, precision)
-    matrices = (model.get_input_embeddings(), model.get_output_embeddings())
-    learned = _with_lora(model, rank, seed)
-    for matrix in matrices:
-        matrix.requires_grad_()  # type: ignore[union-attr]
-    return TransformersTrainable(learned, train, precision)
+    return _trainable(model, train, rank, seed, precision, model.get_input_embeddings(), model.get_output_embeddings())
+
+
+def _trainable(
+    model: PreTrainedModel, train: Train, rank: int, seed: int, precision: Precision, *learned: Any
+) -> TransformersTrainable:
+    """`learned`: modules that learn all their weights beside LoRA factors."""
+    model.eval().requires_grad_(train == "full")
+    factors = _with_lora(model, rank, seed) if train == "lora" else None
+    for module in learned:
+        module.requires_grad_()
+    return TransformersTrainable(model, precision, factors)
 
 
 def _adder(a_RK: Tensor, b_NR: Tensor) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
@@ -267,19 +266,31 @@ def _rest_backward(grad: Tensor) -> None:
 
 def serving_name(name: str) -> str:
     """Return the name of a parameter without the parts that peft adds."""
-    return name.removeprefix("base_model.model.").replace(".default.", ".")
+    return name.replace(".default.", ".")
 
 
-def _with_lora(model: nn.Module, rank: int, seed: int) -> nn.Module:
-    from peft import LoraConfig, get_peft_model
+def _decoder(causal: Any) -> Any:
+    """Return what computes the last hidden states."""
+    found = causal.get_decoder()
+    return causal.model if found is causal or isinstance(found, nn.Linear) else found
 
-    from omnidraft.models.hf.pretrained import default_dtype_lock
 
-    if any(isinstance(module, Conv1D) for module in model.modules()):  # whose weights are the other way round
+def _layers(decoder: nn.Module) -> nn.ModuleList:
+    return next(module for module in decoder.modules() if isinstance(module, nn.ModuleList))
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Return whether it gives products alone: a router of experts gives its choice too, one product alone is a gate."""
+    return isinstance(module, nn.Linear) and "Router" not in type(module).__name__ and module.out_features > 1
+
+
+def _with_lora(model: PreTrainedModel, rank: int, seed: int) -> LoraModel:
+    """Add factors to the linear layers. peft gets the layers alone: of a whole model it takes experts along."""
+    layers = _layers(_decoder(model))
+    names = [name for name, module in layers.named_modules() if _is_linear(module)]
+    if any(isinstance(module, Conv1D) for module in layers.modules()):  # whose weights are the other way round
         raise ConfigError(f"{type(model).__name__} learns no LoRA factors: set learner.train = 'full'")
-    config = LoraConfig(
-        r=rank, lora_alpha=int(SCALE * rank), target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"
-    )
+    config = LoraConfig(r=rank, lora_alpha=int(SCALE * rank), target_modules=names, lora_dropout=0.0)
     with default_dtype_lock, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return get_peft_model(model, config).eval()
+        return LoraModel(layers, config, "default").eval()

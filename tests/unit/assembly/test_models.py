@@ -24,7 +24,7 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from tests.homes import make_home
 from tests.snapshot_folders import manifest
 from tests.tiny_engine import tiny_settings
-from tests.tiny_gguf import write_scaled_gguf
+from tests.tiny_gguf import write_tokenizer_gguf
 from tests.warm_cache import warmed
 
 
@@ -207,13 +207,13 @@ def test_a_target_computes_on_no_more_threads_than_its_containers_quota(
     assert torch.get_num_threads() == 1
 
 
-def test_llamacpp_serves_a_file_that_transformers_would_misread(
+def test_llamacpp_serves_a_file_of_an_architecture_that_is_not_converted(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only its tokenizer is converted: llama.cpp reads the weights, and how rotary frequencies are scaled."""
+    """Only its tokenizer is converted: llama.cpp reads the weights."""
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path / "home"))
-    file = tmp_path / "scaled.gguf"
-    tokens = write_scaled_gguf(file)
+    file = tmp_path / "mamba.gguf"
+    tokens = write_tokenizer_gguf(file)
     named = settings.models.model_copy(update={"target": str(file)})
     with pytest.raises(ModelError, match=r"set models\.engine = 'llamacpp'"):
         assembly.served_vocabularies(settings.model_copy(update={"models": named}))

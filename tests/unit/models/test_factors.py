@@ -66,9 +66,15 @@ def test_unmerged_factors_say_what_merged_ones_say(kind, shape, data):
     )
 
 
-@pytest.mark.parametrize("name", ["Phi-3", "GLM-4", "Falcon 40B", "Falcon 7B", "StarCoder2", "OLMo 2", "Gemma 3"])
+FACTORED = (
+    "Phi-3", "GLM-4", "Falcon 40B", "Falcon 7B", "StarCoder2", "OLMo 2", "Gemma 3", "Gemma 4 31B", "Gemma 4 E2B",
+    "Qwen2-MoE",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FACTORED)
 def test_factors_follow_modules_that_are_cut_and_reordered(name):
-    """Fused, paired, grouped and ungated matrices."""
+    """Fused, paired, grouped, ungated and shared matrices."""
     ids, factors = text(40), random_factors(family_model(name), 1, scale=0.05)
     drafter = NativeDrafter(family_model(name), "float32")
     got = drafter.with_factors(factors)().prefill_or_extend(0, ids)

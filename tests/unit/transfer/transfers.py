@@ -30,7 +30,7 @@ class Transfer:
         sides = TextTokenizer.of(old, [], "old"), TextTokenizer.of(new, [], "new")
         self.texts: list[AlignedText] = [align_text(text, *sides, settings.max_tokens) for text in TEXTS]
         before = causal_lm(folder, dtype=torch.float32).eval().requires_grad_(False)
-        self.before = TransformersTrainable(before, "full")
+        self.before = TransformersTrainable(before)
         self.original = OriginalModel(self.before, old.vocabulary, new.vocabulary, settings.alm)
         model = causal_lm(folder, dtype=torch.float32)
         alignment = align(old, new)

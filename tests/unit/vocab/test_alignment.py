@@ -1,16 +1,21 @@
 """The alignment maps tokens to tokens that spell the same bytes; a file that is not of its pair is built again."""
 
+import itertools
 import os
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from omnidraft.errors import VocabularyError
 from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.vocab.alignment import Alignment, align, align_cached, pair_fingerprint
 from omnidraft.vocab.tokenizer import Vocabulary
+from tests.unit.vocab.conftest import saved
 
 
 class ByteTokenizer:
@@ -42,6 +47,69 @@ def test_every_mapped_text_token_spells_the_same_on_both_sides(
     for token in set(range(len(theirs))) - theirs.special_ids:
         pieces = alignment.draft_pieces(token)
         assert not pieces or mine.spell(pieces) == theirs.token_bytes[token]
+
+
+def random_merges(seed: int) -> Backend:
+    """Byte-level BPE whose 3,000 tokens are no words."""
+    choice = random.Random(seed).choice
+    tokens, merges = sorted(pre_tokenizers.ByteLevel.alphabet()), []
+    while len(tokens) < 3000:
+        pair = choice(tokens), choice(tokens)
+        if len("".join(pair)) < 9 and "".join(pair) not in tokens[256:]:
+            merges.append(pair)
+            tokens.append("".join(pair))
+    backend = Backend(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return backend
+
+
+def trained_on_docs(trainer: trainers.Trainer, backend: Backend) -> Backend:
+    backend.train_from_iterator((Path(__file__).parents[3] / "docs" / "http-api.md").read_text().splitlines(), trainer)
+    return backend
+
+
+def bpe_of_docs() -> Backend:
+    backend = random_merges(0)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    return trained_on_docs(trainers.BpeTrainer(vocab_size=4000, initial_alphabet=alphabet), backend)
+
+
+def unigram_of_docs() -> Backend:
+    trainer = trainers.UnigramTrainer(vocab_size=2000, special_tokens=["<unk>"], unk_token="<unk>")
+    backend = Backend(models.Unigram())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return trained_on_docs(trainer, backend)
+
+
+def spelled_alone(speller: HfTokenizer, vocabulary: Vocabulary, token: int) -> tuple[int, ...]:
+    """What `align` maps a token to, by no table and with no other token."""
+    data, known = vocabulary.token_bytes[token], speller.vocabulary.token_bytes
+    if not data or vocabulary.token_bytes.index(data) != token:
+        return ()
+    if data in known:
+        return (known.index(data),)
+    ids = speller.encode(data.decode("utf-8", "replace"))
+    if speller.vocabulary.spell(ids) == data:
+        return tuple(ids)
+    ids, rest = [], data
+    while rest:
+        found = [id for id, text in enumerate(known) if text and rest.startswith(text)]
+        if not found:
+            return ()
+        ids.append(max(found, key=lambda id: (len(known[id]), -id)))
+        rest = rest[len(known[ids[-1]]) :]
+    return tuple(ids)
+
+
+def test_thousands_of_tokens_are_mapped_as_each_alone(tmp_path: Path) -> None:
+    backends = [random_merges(1), bpe_of_docs(), unigram_of_docs()]
+    every = [HfTokenizer(saved(backend, tmp_path / str(number))) for number, backend in enumerate(backends)]
+    for draft, target in itertools.permutations(every, 2):
+        alignment = align(draft, target)
+        for token in range(0, alignment.num_draft, 29):
+            assert alignment.pieces(token) == spelled_alone(target, draft.vocabulary, token)
+        for token in range(0, alignment.num_target, 29):
+            assert alignment.draft_pieces(token) == spelled_alone(draft, target.vocabulary, token)
 
 
 def test_arrays_and_pieces_agree(alignment: Alignment) -> None:

@@ -284,8 +284,33 @@ def test_a_gguf_file_that_cannot_be_read_is_refused_by_name(num_bytes: int | Non
     writer.write_kv_data_to_file()
     writer.close()
     file.write_bytes(file.read_bytes()[:num_bytes])
-    with pytest.raises(ModelError, match=r"^mine\.gguf cannot be converted: "):
+    with pytest.raises(ModelError, match=r"^mine\.gguf (is another|is empty|ends early|has no llama\.)"):
         resolve(str(file), home=home)
+
+
+@pytest.mark.parametrize("name", ["mine-00001-of-00002.gguf", "mine-00002-of-00002.gguf", "."])
+def test_any_part_of_a_gguf_file_or_its_folder_stands_for_all_of_it(name: str, tmp_path: Path, home: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    parts = [folder / f"mine-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for part in parts:
+        part.write_bytes(part.name.encode())
+    (folder / "mmproj-f16.gguf").write_bytes(b"what sees images")
+    converted: list[Path] = []
+    known = sources(FakeHub(), convert=lambda gguf, folder: converted.append(gguf))
+    made = resolve(str(folder / name), home=home, sources=known)
+    assert converted == parts[:1] == [gguf_path(str(folder / name), home=home)]
+    parts[1].write_bytes(b"other weights")
+    assert resolve(str(folder / name), home=home, sources=known) != made
+
+
+def test_a_gguf_file_may_be_called_so_in_capitals_and_several_in_a_folder_are_named(tmp_path: Path, home: Path) -> None:
+    known = sources(FakeHub())
+    (tmp_path / "a.GGUF").write_bytes(b"weights")
+    assert resolve(str(tmp_path / "a.GGUF"), home=home, sources=known)
+    (tmp_path / "b.gguf").write_bytes(b"weights")
+    with pytest.raises(ModelUnknown, match=r"no config\.json; give one of its GGUF files \(a\.GGUF, b\.gguf\)"):
+        resolve(str(tmp_path), home=home, sources=known)
 
 
 def test_the_gguf_file_of_a_folder_stands_beside_it_and_a_repository_has_none(tmp_path: Path, home: Path) -> None:

@@ -1,0 +1,191 @@
+"""A tiny model of a family, decoded as a user would: drafted texts are plain ones, and those of transformers."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from omnidraft import assembly, config
+from omnidraft.decode.generation import GenerationRequest
+from omnidraft.decode.sampling.noise import SeededNoise
+from omnidraft.decode.step_stats import DecodeStats
+from omnidraft.errors import ModeRefused
+from omnidraft.models.hf.pretrained import causal_lm, write_folder
+from omnidraft.models.hf.target import load_target
+from omnidraft.models.hf.tokenizer import HfTokenizer
+from omnidraft.models.native.target import NativeTarget
+from omnidraft.models.native.weights import unsupported_reason
+from omnidraft.ports import Mode, Sampling, Target
+from omnidraft.telemetry.metrics import CountingMetrics
+from tests.models.families import OF_TEXT, WITH_IMAGES, make_model
+
+TIE = 0.02
+"""Logits that are this close may change places by rounding."""
+_PROMPTS = (
+    "The river goes to the sea and",
+    "def add(first, second):\n    return first",
+    "Where does the water go, \u00e9t\u00e9 \u4f60\u597d \U0001f600?",
+    "The water of the river goes into the sea, and the river itself stays where it was. Where does it go?",
+)
+_ARITHMETIC = {"precision": "packed16", "kernels": "portable"}
+_DECODE = {"policy": "fixed", "num_draft_tokens": 3, "threads": 1, "suffix_memory": False, "lookup": False}
+KERNELS, TRANSFORMERS, NOTHING = "our kernels", "transformers", "nothing"
+
+
+@dataclass
+class Row:
+    """What was seen of a family."""
+
+    family: str
+    model_type: str
+    computed_by: str = NOTHING
+    because: str | None = None
+    """Why our kernels do not compute it, or nothing does."""
+    modes: list[Mode] = field(default_factory=list)
+    tokens_per_pass: float | None = None
+    """Where it drafts for itself."""
+    learns: list[str] = field(default_factory=list)
+    """As a drafter."""
+
+    as_dict = asdict
+
+
+def new_row(family: str) -> Row:
+    whole, text = WITH_IMAGES.get(family, (None, family))
+    return Row(family, whole or OF_TEXT[text].model_type)
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """A tokenizer as transformers loads it for any type of model."""
+
+    folder: Path
+    size: int
+    end: int
+
+    def save_family(self, name: str, folder: Path) -> Path:
+        """Write a family's model with this tokenizer."""
+        ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), self.end)
+        make_model(name, vocab_size=self.size, **ids).to(torch.bfloat16).save_pretrained(folder)
+        for each in self.folder.glob("*token*"):
+            shutil.copy(each, folder)
+        return folder
+
+
+def tokenizer_files(source: Path, folder: Path) -> TokenizerFiles:
+    """Write the tokenizer of a model folder into a folder of its own."""
+    vocabulary = HfTokenizer(source).vocabulary
+    write_folder(make_model("Llama 2"), source, folder)
+    return TokenizerFiles(folder, len(vocabulary), vocabulary.roles["eos"])
+
+
+@dataclass
+class Text:
+    """A request's answer."""
+
+    request: GenerationRequest
+    ids: list[int] = field(default_factory=list)
+
+
+class Server:
+    """The engine of a pair of models."""
+
+    def __init__(self, target: Path, drafter: Path) -> None:
+        names = {"target": str(target), "drafter": str(drafter), **_ARITHMETIC}
+        worker = assembly.engine(config.load(None, {}, models=names, decode=_DECODE), CountingMetrics())
+        self._engine = worker.engine
+
+    @property
+    def target(self) -> Target:
+        return self._engine.decoder.target
+
+    def serve(self, folder: Path) -> None:
+        """Serve another target with the same tokenizer. Raises ModelError."""
+        target = load_target(folder, name=folder.name, **_ARITHMETIC)
+        self._engine.decoder = self._engine.decoder.with_target(target, max_num_seqs=8)
+
+    def requests(self, mode: Mode, lengths: Sequence[int]) -> list[GenerationRequest]:
+        """Requests for texts of these lengths, or as long as the context; one greedy and one sampled in turns."""
+        return [self._request(mode, *each) for each in enumerate(lengths)]
+
+    def _request(self, mode: Mode, number: int, length: int) -> GenerationRequest:
+        prompt = _PROMPTS[number // 2 % len(_PROMPTS)]
+        ids = tuple(self._engine.pair.target_tokenizer.encode(prompt))
+        length = min(length, self.target.context_limit - len(ids))
+        sampling = Sampling(temperature=number % 2)
+        return GenerationRequest(prompt_ids=ids, max_new_tokens=length, sampling=sampling, seed=number, mode=mode)
+
+    def texts(self, requests: Sequence[GenerationRequest], *, drafted: bool) -> tuple[list[Text], DecodeStats]:
+        """Decode these texts together."""
+        asked = [request if drafted else replace(request, num_draft_tokens=0) for request in requests]
+        texts, stats = {self._engine.add_request(request): Text(request) for request in asked}, DecodeStats()
+        while not all(generation.is_over for generation in texts):
+            for output in self._engine.step():
+                if output.error is not None:
+                    raise output.error
+                texts[output.generation].ids += output.step.emitted
+                stats.take(output.step)
+        assert drafted == (stats.num_scored > 0)
+        return list(texts.values()), stats
+
+
+class Reference:
+    """transformers' own pass over whole texts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = causal_lm(folder, dtype=torch.float32).eval()
+
+    def check(self, texts: Sequence[Text], known: Sequence[Text] = ()) -> None:
+        """Require that the model itself says these texts; those that are known need no pass."""
+        seen = [text.ids for text in known]
+        for text in texts:
+            if text.ids not in seen:
+                differences = list(self._differences(text))
+                assert not differences, (text.request.sampling.temperature, text.request.mode, differences[:3])
+
+    @torch.inference_mode()
+    def _differences(self, text: Text) -> Iterator[tuple[int, float]]:
+        """Yield where the model itself says something else, and how much likelier it finds that, beyond rounding."""
+        prompt, request = list(text.request.prompt_ids), text.request
+        logits_SV = self.model(input_ids=torch.tensor([prompt + text.ids]), use_cache=False).logits[0].double().numpy()
+        noise = SeededNoise(request.seed, 0, logits_SV.shape[1])
+        for at, token in enumerate(text.ids):
+            scores_V = logits_SV[len(prompt) + at - 1]
+            if request.sampling.temperature:
+                scores_V = scores_V - np.log(noise.exponentials(len(prompt) + at, np.arange(len(scores_V))))
+            if (behind := scores_V.max() - scores_V[token]) > TIE:
+                yield at, float(behind)
+
+
+def decode_family(row: Row, folder: Path, others: Sequence[Server], length: int) -> None:
+    """Decode with other drafters and with the model itself as drafter; note in the row what was seen.
+
+    Raises:
+        ModelError: the model is refused.
+    """
+    lengths = [length] * 2 + [length // 8] * 6
+    for server in others:
+        server.serve(folder)
+    reference, server = Reference(folder), Server(folder, folder)
+    row.computed_by = KERNELS if isinstance(server.target, NativeTarget) else TRANSFORMERS
+    row.because = unsupported_reason(reference.model)
+    plain, _ = server.texts(server.requests("fast", lengths), drafted=False)
+    reference.check(plain)
+    for each, some in ((others[0], lengths), (others[1], [length // 8] * 8), (server, lengths)):
+        texts, stats = each.texts(each.requests("fast", some), drafted=True)
+        reference.check(texts, plain)
+    assert stats.num_agreed, "its own drafts are never right"
+    row.tokens_per_pass = stats.tokens_per_pass
+    row.modes.append("fast")
+    try:
+        requests = server.requests("reproducible", [length] * 2)
+        same, _ = server.texts(requests, drafted=False)
+    except ModeRefused:
+        return
+    reference.check(same, plain)
+    drafted, _ = server.texts(requests, drafted=True)
+    assert [text.ids for text in drafted] == [text.ids for text in same]
+    row.modes.append("reproducible")

@@ -1,19 +1,21 @@
 """A tiny drafter of a family learns, and what it learned is loaded and drafts as it does in the learner."""
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from omnidraft.distill.training.tenant_factors import FactorPlan, serving_factors
+from omnidraft.errors import ConfigError
 from omnidraft.models.hf.drafter import load_drafter
 from omnidraft.ports import PackedTexts, TrainableDrafter
 from omnidraft.snapshots import bundle
 from omnidraft.vocab.alignment import align
-from tests.models.runs import TokenizerFiles
+from tests.models.runs import Row, TokenizerFiles
 from tests.snapshot_folders import manifest
 from tests.tiny_pair import TEXTS, Pair, save_tokenizer
 
+ALL = ("full", "lora", "tenants")
 _RANK, _STEPS = 2, 3
 
 
@@ -24,27 +26,40 @@ def drafter_pair(name: str, root: Path) -> Pair:
     return Pair(files.save_family(name, root / "drafter"), draft, target, align(draft, target))
 
 
-def require_learning(pair: Pair, root: Path, train: Literal["full", "lora"]) -> None:
-    """Learn, write a snapshot, and draft from it, with a tenant's factors and without."""
-    plan = FactorPlan(_RANK, _STEPS, learning_rate=3e-2)
-    learner = pair.learner(train=train, learning_rate=3e-2, factor_tenants=1, factor_plan=plan)
+def learn_family(row: Row, root: Path) -> None:
+    """Let a drafter of a family learn, and note in the row what it can."""
+    pair = drafter_pair(row.family, root)
+    for what in ALL:
+        with suppress(ConfigError):
+            require_learning(pair, root, what)
+            row.learns.append(what)
+
+
+def require_learning(pair: Pair, root: Path, what: str) -> None:
+    """Learn all weights, LoRA factors, or a tenant's factors beside all weights; write a snapshot, and draft from it.
+
+    Raises:
+        ConfigError: the drafter cannot learn so.
+    """
+    train, plan = "lora" if what == "lora" else "full", FactorPlan(_RANK, _STEPS, learning_rate=3e-2)
+    options = {"factor_tenants": 1, "factor_plan": plan} if what == "tenants" else {}
+    learner = pair.learner(train=train, learning_rate=3e-2, **options)
     for number in range(_STEPS):
         learner.step([pair.record(f"{number}", TEXTS[number % 3], seed=number, tenant="a")])
-    parts = {bundle.DRAFTER: learner.serving_tensors()}
-    bundle.write(root / train, manifest(train=train), parts)
-    tensors = bundle.serving_tensors(root / train)
+    bundle.write(root / what, manifest(train=train), {bundle.DRAFTER: learner.serving_tensors()})
+    tensors = bundle.serving_tensors(root / what)
     assert tensors is not None
     ids = pair.draft.encode(TEXTS[0])  # longer than windows
-    base = load_drafter(pair.folder, "float32", None, train)
+    before = load_drafter(pair.folder, "float32", None, train).open().prefill_or_extend(0, ids)
     drafter = load_drafter(pair.folder, "float32", tensors, train)
     with learner.serving(tensors):
-        factors = serving_factors(learner.factors.fit("a", _STEPS)).tensors
         learned = _logits(learner.model, ids)
-        with learner.model.factored(factors):
-            of_tenant = _logits(learner.model, ids)
-    before = base.open().prefill_or_extend(0, ids)
-    _require_same(drafter.open().prefill_or_extend(0, ids), learned, before)
-    _require_same(drafter.with_factors(factors)().prefill_or_extend(0, ids), of_tenant, learned)
+        _require_same(drafter.open().prefill_or_extend(0, ids), learned, before)
+        if what == "tenants":
+            factors = serving_factors(learner.factors.fit("a", _STEPS)).tensors
+            with learner.model.factored(factors):
+                of_tenant = _logits(learner.model, ids)
+            _require_same(drafter.with_factors(factors)().prefill_or_extend(0, ids), of_tenant, learned)
 
 
 def _require_same(drafts: torch.Tensor, learned: torch.Tensor, before: torch.Tensor) -> None:

@@ -18,7 +18,7 @@ from omnidraft.models.hf.target import load_target
 from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.models.native.target import NativeTarget
 from omnidraft.models.native.weights import unsupported_reason
-from omnidraft.ports import Mode, Sampling, Target
+from omnidraft.ports import DraftTree, Mode, Sampling, Target
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.models.families import OF_TEXT, WITH_IMAGES, make_model
 
@@ -147,6 +147,13 @@ class Reference:
                 assert not differences, (text.request.sampling.temperature, text.request.mode, differences[:3])
 
     @torch.inference_mode()
+    def check_tree(self, target: Target, ids: Sequence[int]) -> None:
+        """Require that a tree behind this text is scored as the texts that it holds."""
+XX        for score, path in zip(scores, ([], tokens[1:2], tokens[1:3], tokens[3:4], tokens[3:5]), strict=True):
+            expected = self.model(input_ids=torch.tensor([[*ids, *path]]), use_cache=False).logits[0, -1].float()
+            torch.testing.assert_close(score[: len(expected)], expected, atol=TIE, rtol=TIE)
+
+    @torch.inference_mode()
     def _differences(self, text: Text) -> Iterator[tuple[int, float]]:
         """Yield where the model itself says something else, and how much likelier it finds that, beyond rounding."""
         prompt, request = list(text.request.prompt_ids), text.request
@@ -174,6 +181,7 @@ def decode_family(row: Row, folder: Path, others: Sequence[Server], length: int)
     row.because = unsupported_reason(reference.model)
     plain, _ = server.texts(server.requests("fast", lengths), drafted=False)
     reference.check(plain)
+    reference.check_tree(server.target, plain[0].ids[:40])
     for each, some in ((others[0], lengths), (others[1], [length // 8] * 8), (server, lengths)):
         texts, stats = each.texts(each.requests("fast", some), drafted=True)
         reference.check(texts, plain)

@@ -88,8 +88,11 @@ class Learner:
             factor_plan: that of tenants' factors; None takes the usual one.
 
         Raises:
-            ConfigError: an unknown loss, or a drafter with fewer rows than its vocabulary has ids.
+            ConfigError: an unknown loss, a drafter with fewer rows than its vocabulary has ids, or factors for one
+                without linear layers.
         """
+        if settings.factor_tenants and not model.linear_shapes():
+            raise ConfigError("this drafter has no linear layers for tenants' factors: set learner.factor_tenants = 0")
         if model.vocab_size < alignment.num_draft:
             raise ConfigError(f"the drafter has {model.vocab_size} rows, its vocabulary {alignment.num_draft} ids")
         self.model, self.cache, self.alignment = model, cache, alignment

@@ -68,12 +68,6 @@ def load_config(folder: Path) -> PreTrainedConfig:
         return _config(folder).get_text_config()
 
 
-def stored_as(folder: Path) -> str | None:
-    """See quantised.stored_as."""
-    with _loading(folder):
-        return quantised.stored_as(folder, _config(folder))
-
-
 def _dequantised(folder: Path, config: PreTrainedConfig, dtype: torch.dtype | str, **options: Any) -> PreTrainedModel:
     """Return the model of a quantised folder. A weight is computed when it is taken; transformers frees it again."""
     weights, empty = quantised.ordinary_weights(folder, config), _shapes(config)

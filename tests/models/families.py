@@ -52,11 +52,6 @@ THROUGH_TRANSFORMERS: Mapping[str, Tiny] = {
         num_kv_shared_layers=2, vocab_size_per_layer_input=300, hidden_size_per_layer_input=16, altup_num_inputs=2,
         laurel_rank=8, activation_sparsity_pattern=[0.5, *[0.0] * 5],
     ),
-    "Gemma 4 26B-A4B": _tiny(
-        "gemma4_text", **_MIXED, global_head_dim=32, num_kv_shared_layers=0, hidden_size_per_layer_input=0,
-        enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=48, num_global_key_value_heads=1,
-        attention_k_eq_v=True,
-    ),
     "VaultGemma": _tiny("vaultgemma", head_dim=16, sliding_window=12, query_pre_attn_scalar=16),
     "Llama 4": _tiny(
         "llama4_text", head_dim=16, intermediate_size_mlp=128, num_local_experts=2, num_experts_per_tok=1,
@@ -65,7 +60,6 @@ THROUGH_TRANSFORMERS: Mapping[str, Tiny] = {
     "Llama with heads of 24": _tiny("llama", head_dim=24),
     "Apertus": _tiny("apertus"),
     "InternLM3": _tiny("internlm3", head_dim=16),
-    "Qwen2-MoE": _tiny("qwen2_moe", **_EXPERTS, shared_expert_intermediate_size=64),
     "Phi-2": _tiny("phi", partial_rotary_factor=0.5, num_key_value_heads=4),
     "Phi-3.5-MoE": _tiny(
         "phimoe", num_local_experts=4, num_experts_per_tok=2, sliding_window=None, attention_bias=True,
@@ -93,7 +87,7 @@ THROUGH_TRANSFORMERS: Mapping[str, Tiny] = {
     "MPT": _tiny("mpt", d_model=64, n_heads=4, n_layers=3, max_seq_len=512, max_position_embeddings=None),
     "OPT": _tiny("opt", ffn_dim=128, word_embed_proj_dim=64),
     "OPT 350M": _tiny("opt", ffn_dim=128, word_embed_proj_dim=32, do_layer_norm_before=False),
-    "XGLM": _tiny("xglm", d_model=64, num_layers=3, attention_heads=4, ffn_dim=128),
+    "XGLM": _tiny("xglm", d_model=64, num_layers=3, attention_heads=4, ffn_dim=128, pad_token_id=1),
     "BioGPT": _tiny("biogpt"),
     "StableLM 2": _tiny("stablelm", partial_rotary_factor=0.25, use_qkv_bias=True),
     "StableLM 2 12B": _tiny("stablelm", partial_rotary_factor=0.25, qk_layernorm=True, use_parallel_residual=True),
@@ -102,14 +96,9 @@ THROUGH_TRANSFORMERS: Mapping[str, Tiny] = {
     "DeepSeek V3": _tiny("deepseek_v3", **_DEEPSEEK),
     "DeepSeek V3.2": _tiny("deepseek_v32", **_DEEPSEEK, index_topk=8, index_head_dim=16, index_n_heads=2),
     "MiniCPM3": _tiny("minicpm3", **_LATENT),
-    "GLM-4.5": _tiny("glm4_moe", head_dim=16, **_ROUTED, first_k_dense_replace=1, use_qk_norm=True),
     "GLM-4.7-Flash": _tiny("glm4_moe_lite", **_DEEPSEEK),
     "MiniMax M2": _tiny("minimax_m2", num_local_experts=4, num_experts_per_tok=2, head_dim=16, rotary_dim=8),
     "Hunyuan A13B": _tiny("hunyuan_v1_moe", head_dim=16, num_experts=4, moe_topk=[2] * 4),
-    "ERNIE 4.5 MoE": _tiny(
-        "ernie4_5_moe", moe_num_experts=4, moe_k=2, moe_intermediate_size=48, moe_num_shared_experts=1,
-        moe_layer_start_index=1,
-    ),
     "BitNet": _tiny("bitnet"),
     "DBRX": _tiny(
         "dbrx", d_model=64, n_heads=4, n_layers=3, max_seq_len=512,
@@ -179,7 +168,7 @@ RECURRENT: Mapping[str, Tiny] = {
     ),
     "RecurrentGemma": _tiny("recurrent_gemma", num_hidden_layers=3, lru_width=64, attention_window_size=12),
     "RWKV-4": _tiny("rwkv", attention_hidden_size=64, num_hidden_layers=3, context_length=512),
-    "xLSTM": _tiny("xlstm", num_hidden_layers=2, num_heads=4, chunk_size=16),
+    "xLSTM": _tiny("xlstm", num_hidden_layers=2, num_heads=4, chunk_size=16, qk_dim_factor=1.0),
     "Kimi-Linear": _tiny(
         "kimi_linear", **_DEEPSEEK, head_dim=16, num_experts=4, num_experts_per_token=2, linear_num_heads=4,
         linear_head_dim=16, layer_types=[_L, _L, _L, _F],
@@ -208,9 +197,10 @@ def make_model(name: str, **changes: Any) -> PreTrainedModel:
     """The model of a family with random weights of bfloat16, in float32."""
     whole, text = WITH_IMAGES.get(name, (None, name))
     tiny = OF_TEXT[text]
-    if "vocab_size" in changes and "vocab_size_per_layer_input" in tiny.changes:
-        changes["vocab_size_per_layer_input"] = changes["vocab_size"]
-    config = native.family_config(tiny.model_type, {**tiny.changes, **changes})
+    own = {**changes, **tiny.changes}
+    if "vocab_size_per_layer_input" in own:
+        own["vocab_size_per_layer_input"] = own.get("vocab_size", native.VOCAB_SIZE)
+    config = native.family_config(tiny.model_type, own)
     if whole is not None:
         parts = config.to_dict()
         if whole in ("qwen2_5_vl", "qwen3_vl"):

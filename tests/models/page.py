@@ -7,7 +7,9 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 PAGE, RESULTS = ROOT / "docs" / "models.md", ROOT / "runs" / "models"
 BEGIN, END = "<!-- families:", "<!-- end of families -->"
-_HEAD = "| family | `model_type` | computed by | modes | learns as drafter |\n| --- | --- | --- | --- | --- |"
+_HEAD = """\
+| family | `model_type` | computed by | drafted for | modes | learns as drafter | why not our kernels |
+| --- | --- | --- | --- | --- | --- | --- |"""
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -17,15 +19,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def _line(row: dict[str, Any]) -> str:
-    computed_by = f"{row['computed_by']}: {row['because']}" if row["because"] else row["computed_by"]
-    cells = (row["family"], f"`{row['model_type']}`", computed_by, ", ".join(row["modes"]), ", ".join(row["learns"]))
-    return f"| {' | '.join(cells)} |"
-
-
-def families_of(page: str) -> list[str]:
-    """The families that a page has a row for."""
-    lines = page.split(BEGIN)[1].split(END)[0].splitlines()
-    return [line.split("|")[1].strip() for line in lines if line.startswith("| ")][2:]
+    modes, learns = ", ".join(row["modes"]), ", ".join(row["learns"])
+    cells = (f"`{row['model_type']}`", row["computed_by"], row["drafts"], modes, learns, row["because"] or "")
+    return f"| {row['family']} | {' | '.join(cells)} |"
 
 
 def page(text: str, rows: list[dict[str, Any]]) -> str:

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -24,6 +22,7 @@ from transformers import (
 from omnidraft.errors import ConfigError, ModelError, RequestError
 from omnidraft.testing.tiny_models import SIZES
 from omnidraft.transformers import Drafter
+from tests.models.families import make_model
 
 VOCAB = 448
 RANDOM: dict[str, Any] = {"vocab_size": VOCAB, **SIZES, "initializer_range": 0.2}
@@ -38,9 +37,7 @@ def random_model(family: str) -> PreTrainedModel:
             return LlamaForCausalLM(LlamaConfig(**RANDOM)).eval()
         case "qwen2":
             return Qwen2ForCausalLM(Qwen2Config(**RANDOM)).eval()
-    kinds = ["sliding_attention", "full_attention"]
-    config = Gemma3TextConfig(**RANDOM, head_dim=16, sliding_window=8, layer_types=kinds)
-    return Gemma3ForCausalLM(config).eval()
+    return make_model("Gemma 3 4B", vocab_size=VOCAB)
 
 
 @pytest.fixture(scope="module")

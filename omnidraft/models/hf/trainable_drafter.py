@@ -280,7 +280,7 @@ def _layers(decoder: nn.Module) -> nn.ModuleList:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Return whether it gives products alone: a router of experts gives its choice too, one product alone is a gate."""
+    """Return whether it gives several products and nothing else; a router of experts gives its choice too."""
     return isinstance(module, nn.Linear) and "Router" not in type(module).__name__ and module.out_features > 1
 
 

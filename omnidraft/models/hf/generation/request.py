@@ -149,7 +149,9 @@ def _check_config(config: GenerationConfig) -> None:
 
 
 def _check_model_inputs(model_inputs: Mapping[str, Any]) -> None:
-    unknown = sorted(name for name, value in model_inputs.items() if value is not None and name not in _MODEL_INPUTS)
+    of_images = model_inputs.get("mm_encoder_outputs") or None  # an empty dict where there are none
+    given = {**model_inputs, "mm_encoder_outputs": of_images}
+    unknown = sorted(name for name, value in given.items() if value is not None and name not in _MODEL_INPUTS)
     if unknown:
         raise RequestError(f"{', '.join(unknown)}: only prompts of input_ids can be drafted for")
     if getattr(model_inputs.get("past_key_values"), "_is_user_defined", False):

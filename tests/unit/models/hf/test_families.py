@@ -13,7 +13,7 @@ from tests.models.families import make_model
 from tests.unit.models.tiny import PASSES, text
 
 NAMES = (
-    "Gemma 3n", "DeepSeek V3", "GLM-4.5", "GPT-J", "GPT-2", "Cohere", "MiniMax M2", "DiffLlama",
+    "Gemma 3n", "DeepSeek V3", "dots.llm1", "GPT-J", "GPT-2", "Cohere", "MiniMax M2", "DiffLlama",
 )  # fmt: skip
 family_model = lru_cache(maxsize=2)(make_model)
 

@@ -11,7 +11,7 @@ from tests.unit.models.hf.test_chain_target import VOCABULARY, check_texts, own_
 from tests.unit.models.native.families import VOCAB_SIZE
 from tests.unit.models.random_trees import OracleProposer
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.models
 OTHERS = ("Llama 4", "Falcon with ALiBi", "GPT-Neo", "BLOOM", "MPT", "Qwen3.5 with images", "Llama 4 with images")
 WITHOUT_DRAFTS = {"RWKV-4", "xLSTM", "RecurrentGemma", "MiniMax-Text-01"}
 

@@ -115,7 +115,7 @@ def _add_settings(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_head_count_kv: ("num_key_value_heads",),
         writer.add_key_length: ("head_dim",),
         writer.add_value_length: ("head_dim",),
-        writer.add_layer_norm_rms_eps: ("rms_norm_eps",),
+        writer.add_layer_norm_rms_eps: ("rms_norm_eps", "norm_eps"),
         writer.add_layer_norm_eps: ("layer_norm_eps", "norm_epsilon", "norm_eps"),
         writer.add_vocab_size: ("vocab_size",),
         writer.add_attention_scale: ("attention_multiplier",),
@@ -137,6 +137,11 @@ def _add_settings(writer: gguf.GGUFWriter, config: Any) -> None:
         value = next((found for name in names if (found := getattr(config, name, None)) is not None), None)
         if value is not None and not (add == writer.add_key_length and writer.arch == "granite"):
             add(value)
+    if config.model_type == "granitemoehybrid":
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+        writer.add_expert_count(0)
+        writer.add_ssm_conv_kernel(4)
+        writer.add_rope_scaling_finetuned(True)
     window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     if window and writer.arch not in ("llama", "qwen2", "mistral3", "starcoder2"):
         writer.add_sliding_window(window)

@@ -74,12 +74,13 @@ def inspect(
     """Say what a model is, and which path computes it, without loading its weights."""
     from omnidraft.models.catalog import store
     from omnidraft.models.hf.attention import takes_chains_only
-    from omnidraft.models.hf.pretrained import stored_as, without_weights
+    from omnidraft.models.hf.pretrained import without_weights
+    from omnidraft.models.hf.quantised import stored_as
     from omnidraft.models.native.weights import unsupported_reason
 
     with download_bars() as progress:
         folder = store.resolve(name, progress=progress)
-    stored, model = stored_as(folder), without_weights(folder)
+    model = without_weights(folder)
     config: Any = model.config.get_text_config()
     path, reason = "our kernels", unsupported_reason(model)
     if reason is not None:
@@ -87,7 +88,7 @@ def inspect(
     facts = {
         "folder": str(folder),
         "type": config.model_type,
-        "quantised as": stored,
+        "quantised as": stored_as(folder, model.config),
         "parameters": sum(each.numel() for each in model.parameters()),
         "layers": config.num_hidden_layers,
         "hidden size": config.hidden_size,

@@ -194,7 +194,8 @@ class Decoder:
         if sequence.draft is not None:
             self._drafting.close(sequence.draft)
             sequence.draft = self._drafting.open(proposer, sequence.request)
-            if emitted := sequence.ids[len(sequence.request.prompt_ids) :]:
+            emitted = sequence.ids[len(sequence.request.prompt_ids) :]
+            if emitted:
                 self._drafting.observe_all([(sequence.draft, emitted)])
 
     def abort(self, sequence: SequenceState, *, keeps_keys: bool = False) -> None:
@@ -221,9 +222,9 @@ class Decoder:
                     sequence.keep_all(tree)
                 except Exception as exc:  # one text's failure must not end the others
                     result.errors[sequence] = exc
-        self._update_costs(scheduled, drafts, result)
         steps = self._draw_all(drafts, result)
         errors = {**dict(scheduled.failed), **result.errors}
+        self._update_costs(scheduled, drafts, result)
         outputs = [SequenceOutput(sequence, error=error) for sequence, error in errors.items()]
         round_s = time.perf_counter() - started_s
         outputs += _with_timings(steps, scheduled.num_other_rows, result.seconds, round_s)
@@ -274,8 +275,7 @@ class Decoder:
             return
         curves = {self.target.limits(sequence.request.mode) for sequence, _ in drafts}
         if len(curves) == 1:
-            rows = sum(sequence.num_rows(tree, *curves) for sequence, tree in drafts)
-            self.costs.update_pass(drafts[0][0].request.mode, rows, result.seconds)
+            self.costs.update_pass(drafts[0][0].request.mode, sum(len(tree) for _, tree in drafts), result.seconds)
 
     def _pass_s(self, mode: Mode) -> Callable[[int], float] | None:
         return None if self.costs is None else self.costs.measured(mode)

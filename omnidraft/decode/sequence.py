@@ -22,7 +22,6 @@ from omnidraft.ports import (
     TargetSession,
     Timings,
     TokenDistributions,
-    TreeLimits,
 )
 from omnidraft.traces.record import Source
 
@@ -47,8 +46,6 @@ class SequenceState:
     num_reused: int = 0
     """Prompt ids whose keys came from another sequence when it was first admitted."""
     was_admitted: bool = False
-    num_read_again: int = 0
-    """Kept ids that the next pass reads again, with a target whose limits say so."""
     ids: list[int] = field(init=False)
     """The prompt's ids and the emitted ones."""
 
@@ -85,11 +82,6 @@ class SequenceState:
         root, *ids = self.ids[start : start + num_ids]
         return DraftTree.chain(root, ids, [Source.DIRECT] * len(ids), [0.0] * len(ids))
 
-    def num_rows(self, tree: DraftTree, limits: TreeLimits) -> int:
-        """Return the number of rows that a pass over the tree is measured as. What it reads again counts where nothing
-        is drafted; beside drafts it is a part of what these cost."""
-        return len(tree) + self.num_read_again * (limits.is_read_again and len(tree) == 1)
-
     def keep_all(self, tree: DraftTree) -> None:
         """Keep all nodes of a chain that was replayed."""
         self.open_session.keep(range(len(tree)))
@@ -118,7 +110,6 @@ class SequenceState:
         nodes, num_log_probs = (0, *path.nodes)[: len(path.emitted)], self.request.num_log_probs
         self.ids += path.emitted
         self.open_session.keep(nodes)
-        self.num_read_again = 0 if len(nodes) == len(tree) else self.num_read_again + len(nodes)
         if (num_kept := self.open_session.num_kept) != len(self.ids) - 1:
             raise ContractError(f"the target keeps the keys of {num_kept} ids, the text has {len(self.ids)}")
         traced = None if trace_top_k is None else top_k_logprobs(logits_NV, nodes, path.emitted, trace_top_k)
@@ -134,7 +125,7 @@ class SequenceState:
         """Free the keys in the target and in the drafter; both are computed again when the sequence goes on."""
         if self.session is not None:
             self.session.close()
-            self.session, self.num_read_again = None, 0
+            self.session = None
         if self.draft is not None:
             self.drafting.pause(self.draft)
 

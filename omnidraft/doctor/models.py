@@ -51,11 +51,7 @@ def model(name: str) -> Finding:
     if folder is None and (name.lower() in known_models.names() or HUB_ID.fullmatch(name)):
         return warning(check, "not on this machine; the first start fetches it", f"omnidraft models pull {name}")
     if folder is None:
-        return problem(
-            check,
-            known_models.unknown_model_message(name, known_models.names()),
-            "correct models.target or models.drafter",
-        )
+        return problem(check, known_models.unknown_model_message(name), "correct models.target or models.drafter")
     advice = f"remove {folder} and run `omnidraft models pull {name}`"
     if broken := _broken_file(folder):
         return problem(check, broken, advice)

@@ -35,7 +35,6 @@ class EnsembleTarget:
             min(each.num_nodes for each in limits),
             min((each.num_chains for each in limits if each.num_chains is not None), default=None),
             min((each.depth for each in limits if each.depth is not None), default=None),
-            any(each.is_read_again for each in limits),
         )
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "EnsembleSession":

@@ -117,8 +117,6 @@ class TreeLimits:
     """The maximal number of leaves; 1 takes chains only, None any number."""
     depth: int | None = None
     """The maximal number of nodes on a path from the root; None takes any."""
-    is_read_again: bool = False
-    """Whether what is kept of a tree is read again by the next pass where another part of the tree is not kept."""
 
     @property
     def longest_chain(self) -> int:

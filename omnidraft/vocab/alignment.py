@@ -174,7 +174,9 @@ def align_cached(draft: Tokenizer, target: Tokenizer, folder: Path) -> Alignment
     path = folder / f"{fingerprint}.npz"
     if path.exists():
         try:
-            return _require_fingerprint(Alignment.load(path), fingerprint, path)
+            if (stored := Alignment.load(path)).fingerprint == fingerprint:
+                return stored
+            raise VocabularyError(f"{path} holds alignment {stored.fingerprint}")
         except (VocabularyError, OSError) as exc:
             logger.warning("%s; building it again", exc)
     stages.info("aligning the two vocabularies, once")
@@ -200,26 +202,16 @@ def pair_fingerprint(draft: Vocabulary, target: Vocabulary) -> str:
     return digest.hexdigest()
 
 
-def _require_fingerprint(alignment: Alignment, fingerprint: str, path: Path) -> Alignment:
-    if alignment.fingerprint != fingerprint:
-        raise VocabularyError(f"{path} holds alignment {alignment.fingerprint}, not {fingerprint}")
-    return alignment
-
-
 def _spellings(speller: Tokenizer, vocabulary: Vocabulary) -> list[tuple[int, ...]]:
     """Return each id of the vocabulary in the speller's ids; () for special, masked and unspellable ones."""
     speller_table, own_table = speller.vocabulary.byte_table, vocabulary.byte_table
+    texts = vocabulary.token_bytes
+    partners = {token: speller_table.get(data) for token, data in enumerate(texts) if own_table.get(data) == token}
     pieces: list[tuple[int, ...]] = [()] * len(vocabulary)
-    without_partner = []
-    for token, data in enumerate(vocabulary.token_bytes):
-        if own_table.get(data) != token:
-            continue
-        partner = speller_table.get(data)
-        if partner is None:
-            without_partner.append(token)
-        else:
-            pieces[token] = (partner,)
-    split = _tokenise_exactly(speller, [vocabulary.token_bytes[token] for token in without_partner])
+    for token, partner in partners.items():
+        pieces[token] = () if partner is None else (partner,)
+    without_partner = [token for token, partner in partners.items() if partner is None]
+    split = _tokenise_exactly(speller, [texts[token] for token in without_partner])
     for token, ids in zip(without_partner, split, strict=True):
         pieces[token] = ids
     return pieces

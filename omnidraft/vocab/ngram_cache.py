@@ -6,7 +6,7 @@ spells something else.
 Source: docs/algorithms.md section 2.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -38,24 +38,14 @@ class NgramCache:
     ) -> None:
         self.mode = mode
         self.alignment_fingerprint = alignment_fingerprint
-        self._draft_bytes = draft_vocab.token_bytes
-        self._target_bytes = target_vocab.token_bytes
         self._draft = draft_vocab
         self._target = target_vocab
         self._table = NgramTable(capacity)
-        self._max_length = MIN_LENGTH
+        self.max_length = MIN_LENGTH
+        """An upper bound on the length of the n-grams."""
 
     def __len__(self) -> int:
         return len(self._table)
-
-    @property
-    def bytes_per_entry(self) -> int:
-        return ENTRY.itemsize
-
-    @property
-    def max_length(self) -> int:
-        """An upper bound on the length of the n-grams."""
-        return self._max_length
 
     def insert(self, draft_ids: Sequence[int], target_id: int) -> bool:
         """Insert an n-gram or count a use of it; return whether it is new. A cache that is not online stays as it is.
@@ -66,22 +56,21 @@ class NgramCache:
         if not self._spells(draft_ids, target_id):
             raise VocabularyError(
                 f"draft tokens {list(draft_ids)} spell {self._draft.spell(draft_ids)!r}, "
-                f"target token {target_id} spells {self._target_bytes[target_id]!r}"
+                f"target token {target_id} spells {self._target.token_bytes[target_id]!r}"
             )
         if self.mode != "online":
             return False
-        self._max_length = max(self._max_length, len(draft_ids))
+        self.max_length = max(self.max_length, len(draft_ids))
         return self._table.add(_key(draft_ids), target_id)
 
     def lookup(self, draft_ids: Sequence[int]) -> int | None:
         """Return the target token that these draft tokens spell, or None; the entry counts as used where the cache is
         online. A cache that is off knows none."""
-        return self._use(draft_ids, _key(draft_ids))
+        return self._known(draft_ids, self._table.use if self.mode == "online" else self._table.find)
 
     def peek(self, draft_ids: Sequence[int]) -> int | None:
         """Return what `lookup` would, without a use: what is measured leaves no trace in what stays."""
-        target_id = None if self.mode == "off" else self._table.find(_key(draft_ids))
-        return target_id if target_id is not None and self._spells(draft_ids, target_id) else None
+        return self._known(draft_ids, self._table.find)
 
     def learn(self, draft_ids: Sequence[int], target_ids: Sequence[int]) -> int:
         """Insert every merge of two tokenisations of the same bytes, one of which may end earlier; return the number of
@@ -96,14 +85,14 @@ class NgramCache:
 
     def copy(self) -> "NgramCache":
         """Return a cache with the same entries and no shared memory."""
-        return self._with_entries(self._table.entries(), self._max_length)
+        return self._with_entries(self._table.entries(), self.max_length)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays for a snapshot; equal histories give equal arrays."""
         entries = self._table.entries()
         columns = {name: np.ascontiguousarray(entries[name]) for name in ENTRY.names or ()}
         fingerprint = np.frombuffer(self.alignment_fingerprint.encode(), np.uint8).copy()
-        return {"alignment": fingerprint, "max_length": np.array([self._max_length], np.uint32), **columns}
+        return {"alignment": fingerprint, "max_length": np.array([self.max_length], np.uint32), **columns}
 
     @classmethod
     def from_arrays(
@@ -123,15 +112,13 @@ class NgramCache:
         empty._require_alignment(arrays["alignment"].tobytes().decode("utf-8", "replace"))
         return empty._with_entries(_entries(arrays, len(target_vocab)), int(arrays["max_length"][0]))
 
-    def _use(self, draft_ids: Sequence[int], key: int) -> int | None:
-        if self.mode == "off":
-            return None
-        target_id = self._table.use(key) if self.mode == "online" else self._table.find(key)
+    def _known(self, draft_ids: Sequence[int], find: Callable[[int], int | None]) -> int | None:
+        target_id = None if self.mode == "off" else find(_key(draft_ids))
         return target_id if target_id is not None and self._spells(draft_ids, target_id) else None
 
     def _spells(self, draft_ids: Sequence[int], target_id: int) -> bool:
-        parts = [self._draft_bytes[token] for token in draft_ids]
-        return len(parts) >= MIN_LENGTH and all(parts) and b"".join(parts) == self._target_bytes[target_id]
+        parts = [self._draft.token_bytes[token] for token in draft_ids]
+        return len(parts) >= MIN_LENGTH and all(parts) and b"".join(parts) == self._target.token_bytes[target_id]
 
     def _require_same_bytes(self, draft_ids: Sequence[int], target_ids: Sequence[int]) -> None:
         drafted, emitted = self._draft.spell(draft_ids), self._target.spell(target_ids)
@@ -146,7 +133,7 @@ class NgramCache:
         capacity = self._table.capacity
         other = NgramCache(self.alignment_fingerprint, self._draft, self._target, capacity, self.mode)
         other._table = NgramTable(capacity, entries)
-        other._max_length = max_length
+        other.max_length = max_length
         return other
 
 
@@ -164,14 +151,10 @@ def _entries(arrays: Mapping[str, np.ndarray], num_target: int) -> np.ndarray:
     return entries
 
 
-def _next_key(key: int, token: int) -> int:
-    """Extend a hash of draft ids by one more id; multiply and fold as in splitmix64."""
-    mixed = ((key ^ (token + 1)) * _FACTOR) & _MASK
-    return mixed ^ (mixed >> 29)
-
-
 def _key(draft_ids: Sequence[int]) -> int:
+    """Return a hash of draft ids; multiply and fold as in splitmix64."""
     key = _SEED
     for token in draft_ids:
-        key = _next_key(key, token)
+        mixed = ((key ^ (token + 1)) * _FACTOR) & _MASK
+        key = mixed ^ (mixed >> 29)
     return key

@@ -1,11 +1,10 @@
 """A bounded table from 64-bit keys to target ids, in packed arrays: 24 bytes an entry.
 
-Sorted arrays hold the entries; up to MAX_RECENT new ones wait in a dict and are merged in together, so that adding one
-costs a small part of a copy. Equal histories give equal arrays. The table is not thread-safe.
+A sorted array holds the entries; up to MAX_RECENT new ones wait in a dict and are merged in together, so that adding
+one costs a small part of a copy. Equal histories give equal arrays. The table is not thread-safe.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,76 +16,61 @@ _MAX_USES = 2**32 - 1
 class NgramTable:
     """A bounded table of evenly spread keys (hashes); the caller knows their meaning and checks entries."""
 
-    _keys: np.ndarray  # uint64, sorted; the others stand in the same order
-    _last_used: np.ndarray
-    _targets: np.ndarray
-    _num_uses: np.ndarray
-
     def __init__(self, capacity: int, entries: np.ndarray | None = None) -> None:
         self.capacity = capacity
         self._max_recent = max(1, min(MAX_RECENT, capacity // 16))
-        self._recent: dict[int, tuple[int, int, int]] = {}  # key -> last used, target, number of uses
-        self._clock = 0
-        self._replace_all(np.empty(0, ENTRY) if entries is None else entries)
+        self._recent: dict[int, tuple[int, int, int, int]] = {}
+        self._stored = np.sort(np.empty(0, ENTRY) if entries is None else entries, order="key")
+        self._clock = int(self._stored["last_used"].max(initial=0))
         self._evict_down_to(capacity)
 
     def __len__(self) -> int:
-        return len(self._keys) + len(self._recent)
+        return len(self._stored) + len(self._recent)
 
     def entries(self) -> np.ndarray:
         """Return a copy of all entries, sorted by key."""
         self._flush()
-        columns = (self._keys, self._last_used, self._targets, self._num_uses)
-        return _table(len(self._keys), columns)
+        return self._stored.copy()
 
     def find(self, key: int) -> int | None:
         """Return the target id of a key, or None; nothing changes."""
-        recent = self._recent.get(key)
-        if recent is not None:
-            return recent[1]
-        index = self._index_of(key)
-        return None if index is None else self._targets.item(index)
+        found = self._find(key)
+        return None if found is None else found[1][2]
 
     def use(self, key: int) -> int | None:
         """Return the target id of a key, or None; the entry counts as used."""
-        recent = self._recent.get(key)
-        if recent is not None:
-            self._use_recent(key, recent[1])
-            return recent[1]
-        index = self._index_of(key)
-        if index is None:
+        if (found := self._find(key)) is None:
             return None
-        self._use_stored(index)
-        return self._targets.item(index)
+        self._count_use(found[0], found[1])
+        return found[1][2]
 
     def add(self, key: int, target: int) -> bool:
         """Set the target of a key and count a use; return whether the key is new."""
-        if key in self._recent:
-            self._use_recent(key, target)
-            return False
-        index = self._index_of(key)
-        if index is not None:
-            self._targets[index] = target
-            self._use_stored(index)
-            return False
-        self._evict_if_full()
-        self._clock += 1
-        self._recent[key] = (self._clock, target, 1)
-        return True
+        found = self._find(key)
+        if found is None:
+            self._evict_if_full()
+            self._count_use(None, (key, 0, target, 0))
+        else:
+            self._count_use(found[0], (key, 0, target, found[1][3]))
+        return found is None
 
-    def _index_of(self, key: int) -> int | None:
-        index = bisect_left(self._keys.data, key)  # faster than searchsorted for a single key
-        return index if index < len(self._keys) and self._keys.item(index) == key else None
-
-    def _use_stored(self, index: int) -> None:
+    def _count_use(self, index: int | None, entry: tuple[int, int, int, int]) -> None:
         self._clock += 1
-        self._last_used[index] = self._clock
-        self._num_uses[index] = min(self._num_uses.item(index) + 1, _MAX_USES)
+        key, _, target, num_uses = entry
+        used = (key, self._clock, target, min(num_uses + 1, _MAX_USES))
+        if index is None:
+            self._recent[key] = used
+        else:
+            self._stored[index] = used
 
-    def _use_recent(self, key: int, target: int) -> None:
-        self._clock += 1
-        num_uses = self._recent[key][2]
-        self._recent[key] = (self._clock, target, min(num_uses + 1, _MAX_USES))
+    def _find(self, key: int) -> tuple[int | None, tuple[int, int, int, int]] | None:
+        """Return the place and the entry of a key; a recent one has no place."""
+        if (recent := self._recent.get(key)) is not None:
+            return None, recent
+        index = bisect_left(self._keys, key)  # faster than searchsorted for a single key
+        if index == len(self._stored) or self._keys[index] != key:
+            return None
+        return index, self._stored[index].item()
 
     def _evict_if_full(self) -> None:
         if len(self) >= self.capacity:
@@ -96,39 +80,15 @@ class NgramTable:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._recent:
-            return
-        ordered = sorted(self._recent)
-        recent = np.array([(key, *self._recent[key]) for key in ordered], ENTRY)
-        indices = self._keys.searchsorted(recent["key"])
-        self._keys = np.insert(self._keys, indices, recent["key"])
-        self._last_used = np.insert(self._last_used, indices, recent["last_used"])
-        self._targets = np.insert(self._targets, indices, recent["target"])
-        self._num_uses = np.insert(self._num_uses, indices, recent["num_uses"])
+        recent = np.array(sorted(self._recent.values()), ENTRY)
+        self._replace(np.insert(self._stored, self._stored["key"].searchsorted(recent["key"]), recent))
         self._recent = {}
-
-    def _replace_all(self, entries: np.ndarray) -> None:
-        """Replace all entries by these."""
-        entries = entries[np.argsort(entries["key"], kind="stable")]
-        self._keys = entries["key"].copy()
-        self._last_used = entries["last_used"].copy()
-        self._targets = entries["target"].copy()
-        self._num_uses = entries["num_uses"].copy()
-        self._clock = max(self._clock, int(entries["last_used"].max(initial=0)))
 
     def _evict_down_to(self, num_entries: int) -> None:
         """Keep at most `num_entries` of the sorted entries: drop the least used, of those the earliest used."""
-        surplus = len(self._keys) - num_entries
-        if surplus <= 0:
-            return
-        order = np.lexsort((self._keys, self._last_used, self._num_uses))  # the last one counts most
-        keep = np.sort(order[surplus:])
-        self._keys, self._last_used = self._keys[keep], self._last_used[keep]
-        self._targets, self._num_uses = self._targets[keep], self._num_uses[keep]
+        surplus = max(len(self._stored) - num_entries, 0)
+        order = np.lexsort([self._stored[name] for name in ("key", "last_used", "num_uses")])  # the last counts most
+        self._replace(self._stored[np.sort(order[surplus:])])
 
-
-def _table(num_entries: int, columns: Sequence[np.ndarray]) -> np.ndarray:
-    entries = np.empty(num_entries, ENTRY)
-    for name, column in zip(ENTRY.names or (), columns, strict=True):
-        entries[name] = column
-    return entries
+    def _replace(self, stored: np.ndarray) -> None:
+        self._stored, self._keys = stored, stored["key"].data

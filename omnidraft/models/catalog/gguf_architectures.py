@@ -27,7 +27,7 @@ _SETTINGS: Mapping[str, Sequence[str]] = {
     "expert_count": ("num_experts", "num_local_experts"),
     "expert_used_count": ("num_experts_per_tok",),
     "attention.head_count": ("num_attention_heads",),
-    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "norm_epsilon", "norm_eps"),
     "attention.scale": ("attention_multiplier",),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
@@ -39,12 +39,14 @@ _SETTINGS: Mapping[str, Sequence[str]] = {
 }
 """What a file calls a setting, and the names for it in transformers, of which the first counts that a class has."""
 _READ_ELSEWHERE = (
-    "vocab_size", "use_parallel_residual", "attention.head_count_kv", "attention.key_length", "attention.value_length",
-    "attention.sliding_window", "attention.sliding_window_pattern", "attention.temperature_scale",
-    "rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scaling.type", "rope.scaling.factor",
-    "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor",
-    "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_log_multiplier",
+    "vocab_size", "use_parallel_residual", "expert_shared_feed_forward_length", "attention.head_count_kv",
+    "attention.key_length", "attention.value_length", "attention.sliding_window", "attention.sliding_window_pattern",
+    "attention.temperature_scale", "rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scaling.type",
+    "rope.scaling.factor", "rope.scaling.finetuned", "rope.scaling.original_context_length",
+    "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_log_multiplier",
 )  # fmt: skip
+"""What is read elsewhere, or says nothing about any model here that its weights do not."""
 _PRESENCE: Mapping[str, Sequence[str]] = {
     "blk.0.attn_q.bias": ("attention_bias", "use_qkv_bias", "qkv_bias", "use_bias"),
     "blk.0.attn_output.bias": ("attention_out_bias",),
@@ -83,6 +85,13 @@ def _gemma_scale(num_layers: int) -> Callable[[GgufFile], Json]:
     return settings
 
 
+def _require_rotation(file: GgufFile) -> Json:
+    """Raise ModelError for a Granite without rotation."""
+    if not _setting(file, "rope.scaling.finetuned", True):
+        raise ModelError(f"{file.name} has layers without positions, which is not converted")
+    return {}
+
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
         model_type=lambda file: "mixtral" if _setting(file, "expert_count") else "llama", is_permuted=True
@@ -93,7 +102,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "arcee": Architecture(model_type="arcee", is_permuted=True),
     "smollm3": Architecture(model_type="smollm3", is_permuted=True),
-    "granite": Architecture(model_type="granite", is_permuted=True),
+    "granite": Architecture(model_type="granite", is_permuted=True, settings=_require_rotation),
     "qwen2": Architecture(model_type="qwen2"),
     "qwen2moe": Architecture(model_type="qwen2_moe"),
     "qwen3": Architecture(model_type="qwen3"),
@@ -157,7 +166,11 @@ def config_of(file: GgufFile) -> PreTrainedConfig:
 
 def _require_known(file: GgufFile, read: Container[str]) -> None:
     """Raise ModelError where a setting of the file is read by nothing, or has no place in the model's class."""
-    unknown = [key for key in _keys(file) if key not in _READ_ELSEWHERE and key not in read and _setting(file, key)]
+    unknown = [
+        key
+        for key in _keys(file)
+        if key not in _READ_ELSEWHERE and not key.startswith("ssm.") and key not in read and _setting(file, key)
+    ]
     if unknown:
         raise ModelError(
             f"{file.name} has settings that are not converted ({', '.join(sorted(unknown)[:3])}); give the hub id or "

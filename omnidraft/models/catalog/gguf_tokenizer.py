@@ -19,10 +19,10 @@ from tokenizers.processors import TemplateProcessing
 from omnidraft.errors import ModelError
 from omnidraft.models.catalog.gguf_file import GgufFile
 from omnidraft.models.hf.tokenizer_json import GENERIC_CLASS
-from omnidraft.vocab.token_bytes import SPACE_MARKER
 
 STOP_TOKENS = ("<|im_end|>", "<|endoftext|>", "<eos>", "<end_of_turn>", "</s>", "<|eot_id|>", "<|eom_id|>", "<|call|>")
-_RUN_CHARACTERS = "\n\t" + SPACE_MARKER
+_SPACE = "\u2581"  # stands for a space
+_RUN_CHARACTERS = "\n\t" + _SPACE
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 _SENTENCEPIECE_ROLES = {"unk": 0, "bos": 1, "eos": 2}
 
@@ -96,7 +96,7 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
         case "gpt2":
             tokenizer, begins = _byte_level(file, tokens, types)
         case "llama":
-            tokens = [SPACE_MARKER * len(token) if not token.strip(" ") else token for token in tokens]
+            tokens = [_SPACE * len(token) if not token.strip(" ") else token for token in tokens]
             tokenizer, begins = _sentencepiece(file, tokens, types)
             defaults = _SENTENCEPIECE_ROLES
         case kind:
@@ -148,10 +148,10 @@ def _sentencepiece(file: GgufFile, tokens: list[str], types: list[int]) -> tuple
     ordered = _runs_first(merges) if is_gemma else merges
     tokenizer = Tokenizer(BPE(vocab, ordered, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     has_prefix = file.get("tokenizer.ggml.add_space_prefix", True)
-    prefix = [normalizers.Prepend(SPACE_MARKER)] if has_prefix else []
-    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", SPACE_MARKER)])
+    prefix = [normalizers.Prepend(_SPACE)] if has_prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
     strip = [decoders.Strip(" ", 1, 0)] if has_prefix else []
-    steps = [decoders.Replace(SPACE_MARKER, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer, True
 

@@ -1,12 +1,11 @@
 """Models from the model hub; no other file connects to it."""
 
-import contextlib
 import fnmatch
 import logging
 import queue
 import shutil
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -57,24 +56,27 @@ def fetch_repository(hub_id: str, folder: Path, *, with_weights: bool, api: "HfA
     """
     from httpx2 import HTTPError
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
     from huggingface_hub.utils import filter_repo_objects
 
     api = api or HfApi()
     chosen: Any = {"allow_patterns": FILES, "ignore_patterns": NOT_FETCHED if with_weights else [WEIGHTS]}
     try:
-        with _translate_gated(hub_id):
-            info = api.model_info(hub_id, files_metadata=True)
-            files = {each.rfilename: each for each in info.siblings or ()}
-            if with_weights:
-                require_model(hub_id, files)
-            fetched = [files[name] for name in filter_repo_objects(files, **chosen)]
-            _tell(hub_id, info, fetched)
-            api.snapshot_download(hub_id, revision=info.sha, local_dir=folder, **chosen)
+        info = api.model_info(hub_id, files_metadata=True)
+        files = {each.rfilename: each for each in info.siblings or ()}
+        if with_weights:
+            require_model(hub_id, files)
+        fetched = [files[name] for name in filter_repo_objects(files, **chosen)]
+        _tell(hub_id, info, fetched)
+        api.snapshot_download(hub_id, revision=info.sha, local_dir=folder, **chosen)
+    except GatedRepoError as exc:  # one of those not found for the hub's client
+        raise ModelDownloadError(f"{hub_id} is gated: accept its terms on its page, then `hf auth login`") from exc
     except (RepositoryNotFoundError, HFValidationError) as exc:
         raise ModelUnknown(f"the hub has no repository {hub_id!r}") from exc
     except (HTTPError, OSError) as exc:
-        raise ModelDownloadError(f"{hub_id}: the hub cannot be reached: {_first_line(exc)}") from exc
+        raise ModelDownloadError(
+            f"{hub_id}: the hub cannot be reached: {(str(exc) or type(exc).__name__).splitlines()[0]}"
+        ) from exc
     _require_digests(hub_id, folder, fetched)
     shutil.rmtree(folder / ".cache", ignore_errors=True)
     return str(info.sha)
@@ -115,17 +117,6 @@ def require_model(hub_id: str, names: Collection[str]) -> None:
     raise ModelUnknown(f"{hub_id} holds no model that can be loaded: no {', no '.join(absent)}{instead}{hint}")
 
 
-@contextlib.contextmanager
-def _translate_gated(hub_id: str) -> Iterator[None]:
-    """Translate the error of a gated repository, which the hub's client counts among those not found."""
-    from huggingface_hub.errors import GatedRepoError
-
-    try:
-        yield
-    except GatedRepoError as exc:
-        raise ModelDownloadError(f"{hub_id} is gated: accept its terms on its page, then `hf auth login`") from exc
-
-
 def _may_read(api: "HfApi", hub_id: str) -> bool:
     from httpx2 import HTTPError
 
@@ -134,7 +125,3 @@ def _may_read(api: "HfApi", hub_id: str) -> bool:
     except (HTTPError, OSError):
         return False
     return True
-
-
-def _first_line(exc: Exception) -> str:
-    return (str(exc).splitlines() or [type(exc).__name__])[0]

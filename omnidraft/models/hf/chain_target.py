@@ -1,10 +1,11 @@
 """A target whose texts are in transformers' own caches: recurrent layers keep one state, chunks and ALiBi have masks of
 their own. Its trees are chains.
 
-Every pass works on a copy of the text's state, whose keys are shared, since transformers replaces and never changes
-them. Where all of a chain was accepted, the copy is the text's state from then on. Else keys are cut back; a recurrent
-state cannot be, so the state before stays, and what was accepted is read again by the next pass, in front of its chain.
-That takes fewer passes than reading it at once, and the next pass's seconds show what it costs.
+Every pass works on a copy of the text's cache, whose keys are shared, since transformers replaces and never changes
+them. Then keys are cut back to what was accepted, and recurrent layers get their states behind it, which a pass over
+drafts keeps for each row. (Reading what was accepted again, in front of the next chain, took two thirds of the passes
+that reading it at once takes, but up to three times the seconds of rows one by one, since transformers computes chunks
+of 64 rows.) Nothing is drafted for models whose passes do neither.
 
 Reproducible mode: prompts are read in chunks of one size from position 0, and answers id by id, so nothing is drafted.
 Shapes: N nodes of a chain, R rows of a pass, V vocabulary.
@@ -13,31 +14,30 @@ Shapes: N nodes of a chain, R rows of a pass, V vocabulary.
 import copy
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from omnidraft.errors import ContractError, ModelError
 from omnidraft.models.hf.attention import context_limit
+from omnidraft.models.hf.recurrent_rows import LayerState, RecurrentRows, restore
 from omnidraft.models.serial_passes import forward_serially, require_new
 from omnidraft.ports import DraftTree, Mode, TreeLimits, ids_needed
 
 logger = logging.getLogger(__name__)
 
 _MAX_NODES = 63
-_MAX_READ_AGAIN = 8
-"""Accepted ids that a pass reads again in front of its chain; more are read by a pass of their own."""
 _PROMPT_ROWS, _MAX_ROWS_ON_ACCELERATOR = 64, 512
 _NUM_CHECKED = 8
-_MAX_DIFFERENCE = 0.1
+_MAX_SHARE = 0.1
 """Difference of logits in those that another beginning makes: rounding is far below, a forgotten state far above."""
 _NUM_STATES = 3
 """States of a text at a time: after the prompt, after what was accepted, and after the last pass."""
-_NO_LIMIT = (0.0, float("inf"))
 _CACHE_NAMES, _IN_MODULES = ("past_key_values", "cache_params", "state"), ("conv1d_state", "recurrent_states")
 
 
@@ -49,6 +49,8 @@ class TextState:
     cache: Any = None
     in_modules: Sequence[Any] = ()
     """What RecurrentGemma keeps in its modules."""
+    by_row: Mapping[int, Sequence[LayerState]] = field(default_factory=dict)
+    """The states of recurrent layers behind each row of the last pass, where it kept them."""
 
 
 class StateReader:
@@ -59,58 +61,68 @@ class StateReader:
         self._model = model
         self._takes = inspect.signature(model.forward).parameters
         self._name = next(name for name in _CACHE_NAMES if name in self._takes)
-        limited: list[Any] = [each for each in model.modules() if hasattr(each, "time_step_limit")]
-        self._limits = {module: module.time_step_limit for module in limited}
+        self._rows = RecurrentRows(model)
         self._owners = [(each, name) for each in model.modules() for name in _IN_MODULES if hasattr(each, name)]
-        self.is_cropped = False
-        """Whether caches are cut back behind rejected drafts."""
-        self.takes_rows = True
-        """Whether a pass over several ids continues a text as passes over one do; some forget what was before."""
+        self._continues = self._is_cropped = self._has_rows_apart = False
+        """Whether passes over several ids do so behind others; whether caches are cut back; see recurrent_rows.py."""
         self._check()
 
+    @property
+    def takes_drafts(self) -> bool:
+        return self._has_rows_apart or (self._is_cropped and self._continues)
+
     def _check(self) -> None:
-        """Compare a pass over several ids, ids one by one, and a whole text with what another beginning changes."""
+        """Compare passes with those over one id, by what another beginning changes."""
         vocab_size = self._model.config.get_text_config().vocab_size
         first, other, ids = ([(7 * each + kind) % vocab_size for each in range(_NUM_CHECKED)] for kind in range(3))
-        whole_RV, _ = self.read(TextState(), [*first, *ids], _NUM_CHECKED)
-        _, state = self.read(TextState(), first, 1)
-        self.is_cropped = type(state.cache) is DynamicCache and state.cache.is_croppable
-        together_RV, _ = self.read(state, ids, _NUM_CHECKED)
-        self.takes_rows = False
-        alone_RV, _ = self.read(state, ids, _NUM_CHECKED)
-        changed_RV, _ = self.read(self.read(TextState(), other, 1)[1], ids, _NUM_CHECKED)
-        noticed = _MAX_DIFFERENCE * (changed_RV - alone_RV).abs().mean()
-        self.takes_rows = bool((together_RV - alone_RV).abs().mean() < noticed)
-        if (whole_RV - alone_RV).abs().mean() > noticed:
+        whole_RV = self._pass(TextState(), [*first, *ids], _NUM_CHECKED)[0]
+        state = self.read_prompt(TextState(), first)
+        alone_RV = self.read(state, ids, _NUM_CHECKED)[0]
+        changed_RV = self.read(self.read_prompt(TextState(), other), ids, _NUM_CHECKED)[0]
+
+        def is_same(logits_RV: torch.Tensor) -> bool:
+            return bool((logits_RV - alone_RV).abs().mean() < _MAX_SHARE * (changed_RV - alone_RV).abs().mean())
+
+        if not is_same(whole_RV):
             kind = self._model.config.get_text_config().model_type
             raise ModelError(f"passes of transformers' {kind} do not go on from what they read before")
-        if not self.takes_rows:
-            logger.warning("nothing is drafted: the model's passes over several ids forget what was before them")
+        self._continues = is_same(self._pass(state, ids, _NUM_CHECKED)[0])
+        self._is_cropped = type(state.cache) is DynamicCache and state.cache.is_croppable
+        if self._rows and not any(state.cache.is_sliding):
+            self._has_rows_apart = is_same(self._pass(state, ids, _NUM_CHECKED, is_apart=True)[0])
+        if not self.takes_drafts:
+            logger.warning("nothing is drafted: a pass of this model over several ids leaves only its last state")
 
     @torch.inference_mode()
-    def read(
-        self, state: TextState, ids: Sequence[int], num_logits: int, *, is_prompt: bool = False
-    ) -> tuple[torch.Tensor, TextState]:
-        """Return the logits float32 [R, V] of the last ids, and the state behind all of them."""
-        step = len(ids) if self.takes_rows or not state.num_ids else 1
+    def read(self, state: TextState, ids: Sequence[int], num_logits: int) -> tuple[torch.Tensor, TextState]:
+        """Return the logits float32 [R, V] of the last ids of an answer, and the state behind all of them."""
+        if len(ids) == 1 or self.takes_drafts:
+            return self._pass(state, ids, num_logits, is_apart=self._has_rows_apart and len(ids) > 1)
         logits = []
-        for start in range(0, len(ids), step):
-            rows = ids[start : start + step]
-            with self._steps_as_in(is_prompt=is_prompt):
-                logits_RV, state = self._pass(state, rows, min(num_logits, len(rows)))
+        for each in ids:
+            logits_RV, state = self._pass(state, [each], 1)
             logits.append(logits_RV)
         return torch.cat(logits)[-num_logits:], state
 
+    @torch.inference_mode()
     def read_prompt(self, state: TextState, ids: Sequence[int]) -> TextState:
         """Return the state behind these ids of a prompt."""
-        _, after = self.read(state, ids, 1, is_prompt=True)
-        return self.cropped(after, after.num_ids)
+        is_whole = self._continues or not state.num_ids
+        _, after = self._pass(state, ids, 1) if is_whole else self.read(state, ids, 1)
+        return self.cut(after, after.num_ids)
 
-    def cropped(self, state: TextState, num_ids: int) -> TextState:
-        """Cut a state back to its first ids, as `is_cropped` allows, and drop what no further pass needs."""
-        if self.is_cropped:
-            state.cache.crop(num_ids - state.num_ids)
-        return replace(state, num_ids=num_ids)
+    def cut(self, state: TextState, num_ids: int) -> TextState:
+        """Cut the state of a pass back to its first ids, which are no fewer than before it, and drop what is not needed
+        any more."""
+        back = state.num_ids - num_ids
+        if self._is_cropped:
+            state.cache.crop(-back)
+        elif back:
+            restore(state.cache, state.by_row, -1 - back)
+            for layer in state.cache.layers:
+                if isinstance(layer, DynamicLayer):
+                    DynamicLayer.crop(layer, -back)
+        return replace(state, num_ids=num_ids, by_row={})
 
     def num_bytes(self, num_ids: int) -> int:
         """Return the memory of the state of so many ids."""
@@ -118,16 +130,9 @@ class StateReader:
         copy.deepcopy(self.read_prompt(TextState(), [0] * num_ids), copies)
         return sum(each.nbytes for each in copies.values() if isinstance(each, torch.Tensor))
 
-    @contextmanager
-    def _steps_as_in(self, *, is_prompt: bool) -> Iterator[None]:
-        """Limit the steps of Mamba 2 as transformers does: in passes over several ids, but not in those over one."""
-        for module, limit in self._limits.items():
-            module.time_step_limit = limit if is_prompt else _NO_LIMIT
-        yield
-        for module, limit in self._limits.items():
-            module.time_step_limit = limit
-
-    def _pass(self, state: TextState, ids: Sequence[int], num_logits: int) -> tuple[torch.Tensor, TextState]:
+    def _pass(
+        self, state: TextState, ids: Sequence[int], num_logits: int, *, is_apart: bool = False
+    ) -> tuple[torch.Tensor, TextState]:
         device, end = self._model.device, state.num_ids + len(ids)
         cache = self._copied(state)
         options = {
@@ -136,9 +141,11 @@ class StateReader:
             "logits_to_keep": num_logits,
         }
         options = {name: value for name, value in options.items() if name in self._takes}
-        output = self._model(input_ids=torch.tensor([list(ids)], device=device), use_cache=True, **options)
+        rows: AbstractContextManager[Any] = self._rows.apart() if is_apart else nullcontext({})
+        with rows as by_row:
+            output = self._model(input_ids=torch.tensor([list(ids)], device=device), use_cache=True, **options)
         in_modules = [getattr(owner, name) for owner, name in self._owners]
-        after = TextState(end, getattr(output, self._name, cache), in_modules)
+        after = TextState(end, getattr(output, self._name, cache), in_modules, by_row)
         return output.logits[0, -num_logits:].float(), after
 
     def _copied(self, state: TextState) -> Any:
@@ -150,10 +157,10 @@ class StateReader:
             shared = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
             shared.append(getattr(state.cache, "config", None))
             return copy.deepcopy(state.cache, {id(each): each for each in shared if each is not None})
-        if not (self.is_cropped or self._owners):
+        if not (self._is_cropped or self._owners):
             return None
         cache = DynamicCache(config=self._model.config)
-        if self.is_cropped:
+        if self._is_cropped:
             cache.activate_past_recording()
         return cache
 
@@ -174,9 +181,8 @@ class ChainTarget:
 
     def limits(self, mode: Mode) -> TreeLimits:
         """See ports.Target. What is read id by id gains nothing from drafts."""
-        has_drafts = mode == "fast" and self._reader.takes_rows
-        is_read_again = has_drafts and not self._reader.is_cropped
-        return TreeLimits(_MAX_NODES if has_drafts else 0, num_chains=1, is_read_again=is_read_again)
+        has_drafts = mode == "fast" and self._reader.takes_drafts
+        return TreeLimits(_MAX_NODES if has_drafts else 0, num_chains=1)
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "ChainSession":
         """See ports.Target."""
@@ -207,10 +213,7 @@ class ChainSession:
         self._limits = limits
         self._prompt_ids = tuple(prompt_ids)
         self._state = self._after = self._of_prompt = TextState()
-        """Of the kept ids but the last accepted ones; after the last pass; of the prompt's whole chunks."""
-        self._accepted: tuple[int, ...] = ()
-        """The ids behind `_state`, which the next pass reads again."""
-        self._tree = DraftTree.empty(0)
+        """Of the kept ids; after the last pass; of the prompt's whole chunks."""
         self.num_kept = 0
 
     @property
@@ -241,21 +244,12 @@ class ChainSession:
             raise ContractError(f"a tree of {len(tree) - 1} drafted nodes does not fit {self._limits}")
         if self.num_unread:
             self.read(self.num_unread)
-        if len(self._accepted) > _MAX_READ_AGAIN:
-            _, self._state = self._reader.read(self._state, self._accepted, 1)
-            self._accepted = ()
-        logits_NV, self._after = self._reader.read(self._state, [*self._accepted, *tree.tokens], len(tree))
-        self._tree = tree
+        logits_NV, self._after = self._reader.read(self._state, tree.tokens, len(tree))
         return logits_NV
 
     def keep(self, nodes: Sequence[int]) -> None:
         self.num_kept += len(nodes)
-        if self._reader.is_cropped:
-            self._state = self._reader.cropped(self._after, self.num_kept)
-        elif len(nodes) == len(self._tree):
-            self._state, self._accepted = self._after, ()
-        else:
-            self._accepted += tuple(self._tree.tokens[node] for node in nodes)
+        self._state = self._reader.cut(self._after, self.num_kept)
 
     def close(self) -> None:
         self._state = self._after = self._of_prompt = TextState()

@@ -50,7 +50,8 @@ def causal_lm(folder: Path, **options: Any) -> PreTrainedModel:
         if (stored := quantised.stored_as(folder, config)) is None:
             quantised.require_ordinary(folder)
             read = {"use_safetensors": True, **_OWN_FILES, **_REPORTED, **options}
-            return _require_all(*_loader(config).from_pretrained(folder, **read), folder)
+            model, report = _loader(config).from_pretrained(folder, **read)
+            return _require_all(model, report, folder)
         logger.info("the weights of %s are %s: they are read once, as ordinary weights", folder.name, stored)
         return _dequantised(folder, config, **options)
 
@@ -65,12 +66,6 @@ def load_config(folder: Path) -> PreTrainedConfig:
     """Return the configuration of a folder's text model. Raises ModelError."""
     with _loading(folder):
         return _config(folder).get_text_config()
-
-
-def stored_as(folder: Path) -> str | None:
-    """See quantised.stored_as."""
-    with _loading(folder):
-        return quantised.stored_as(folder, _config(folder))
 
 
 def _dequantised(folder: Path, config: PreTrainedConfig, dtype: torch.dtype | str, **options: Any) -> PreTrainedModel:

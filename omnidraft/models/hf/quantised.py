@@ -20,6 +20,8 @@ Settings = Mapping[str, Any]
 """What a configuration says of its quantisation."""
 Parts = Mapping[str, Tensor]
 """The tensors that are stored for one weight: its levels, and the others by the ends of their names."""
+_LONGEST_SHORT_NAME = 5
+"""Formats of short names are written in capitals: GPTQ, MXFP4."""
 _BITS = (2, 4, 8)
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -60,7 +62,7 @@ def stored_as(folder: Path, config: PreTrainedConfig) -> str | None:
         return None
     method, layout, bits = _method(settings), _layout(settings), _bits(settings)
     is_read = method in FORMATS and layout in _LAYOUTS and (bits or 8) in _BITS
-    name = _NAMES.get(method, method)
+    name = method.upper() if len(method) <= _LONGEST_SHORT_NAME else method
     if layout and (not is_read or layout.partition("_")[0] not in (method, "gemm")):
         name += f" ({layout})"
     if bits:
@@ -273,7 +275,3 @@ FORMATS: Mapping[str, tuple[Format, ...]] = {
     "mxfp4": (Format("_blocks", "", ("_scales",), _mxfp4),),
 }
 """By the method that a configuration names."""
-_NAMES = {
-    "fp8": "FP8", "mxfp8": "MXFP8", "fbgemm_fp8": "FP8", "modelopt": "ModelOpt", "gptq": "GPTQ", "awq": "AWQ",
-    "mxfp4": "MXFP4", "mlx": "MLX", "exl2": "EXL2", "exl3": "EXL3", "hqq": "HQQ",
-}  # fmt: skip

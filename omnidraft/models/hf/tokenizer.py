@@ -141,11 +141,10 @@ class HfTokenizer:
         if not self.has_chat_template:
             raise RequestError(f"the tokenizer in {self._folder} has no chat template; send a plain prompt instead")
         try:
-            text = self._render(messages, tools, tool_format or self.tool_format, options or {}, not continues_last)
-            if continues_last:
-                text = _cut_behind(text, messages[-1]["content"])
+            text = self._render(messages, tools, tool_format or self.tool_format, options or {}, continues_last)
         except (TemplateError, *_TEMPLATE_BUGS) as exc:
-            raise RequestError(f"the chat template refuses these messages: {exc}") from exc
+            first_line = str(exc).partition("\n")[0].replace(UNREACHABLE, "")  # others hold the whole chat
+            raise RequestError(f"the chat template refuses these messages: {first_line}") from exc
         return self._prompt_ids(text)
 
     def templated_ids(self, text: str) -> list[int]:
@@ -158,14 +157,14 @@ class HfTokenizer:
         tools: Sequence[Tool],
         tool_format: ToolFormat,
         options: Mapping[str, Any],
-        has_answer: bool,
+        continues_last: bool,
     ) -> str:
         """Return the text of a chat; whatever looks like a special token in it is the template's."""
         escaped = map_strings(template_messages(messages, tool_format), self._escape_special_tokens)
         escaped_tools = map_strings(tools, self._escape_special_tokens)
         if (tools or has_calls(messages)) and not self._template_knows_tools:
             escaped, escaped_tools = plain_messages(escaped, escaped_tools, tool_format), ()
-        return self._resolved.render(escaped, escaped_tools, options, has_answer=has_answer)
+        return self._resolved.render(escaped, escaped_tools, options, continues_last=continues_last)
 
     @cached_property
     def _template_knows_tools(self) -> bool:
@@ -211,14 +210,6 @@ class HfTokenizer:
         text = part.replace(UNREACHABLE, "")
         text = text.lstrip() if before in self._resolved.absorbing_ids["rstrip"] else text
         return text.rstrip() if after in self._resolved.absorbing_ids["lstrip"] else text
-
-
-def _cut_behind(text: str, content: str) -> str:
-    """Return a rendered chat up to the end of its last message. Raises ValueError."""
-    said = content.strip()
-    if said not in text:
-        raise ValueError("the last message is not in it as it is, so that it cannot be continued")
-    return text[: text.rindex(said) + len(said)]
 
 
 def _configured_ends(folder: Path) -> set[int]:

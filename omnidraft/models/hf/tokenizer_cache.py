@@ -76,15 +76,17 @@ class ResolvedTokenizer:
         tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] | None = None,
         *,
-        has_answer: bool = True,
+        continues_last: bool = False,
     ) -> str:
-        """Return the text of these messages and, if it `has_answer`, of the prompt for one. Raises jinja2's
-        TemplateError, and what else a template can raise about values that it did not expect."""
+        """Return the text of these messages and of the prompt for an answer or, if it `continues_last`, up to the end
+        of what the last message says. Raises jinja2's TemplateError, and what else a template can raise about values
+        that it did not expect."""
         rendered = renderer()(  # texts and spans
             conversations=[[dict(message) for message in messages]],
             tools=[dict(tool) for tool in tools] or None,
             chat_template=self.template(has_tools=bool(tools)),
-            add_generation_prompt=has_answer,
+            add_generation_prompt=not continues_last,
+            continue_final_message=continues_last,
             **{**(options or {}), **self.special_tokens},
         )
         text: str = rendered[0][0]

@@ -66,6 +66,16 @@ class LlamaModel:
         num_key_heads = lib.llama_model_n_head_kv(self.pointer)
         self.num_key_numbers: int = lib.llama_model_n_layer(self.pointer) * num_key_heads * head_size
         """The size of the keys of one id."""
+        self.min_cells = self._length_of_short_factors() + CELL_STEP
+        """The fewest cells of a context. A model with long and short factors of its rotary frequencies takes the short
+        ones in a small context and the long ones in a large one; contexts grow with the texts in them, and what a text
+        says must not depend on the others, nor its factors change while it lasts: so all contexts are large."""
+
+    def _length_of_short_factors(self) -> int:
+        """Return how many cells the largest context with short factors has; 0 for a model without two kinds."""
+        scaling = f"{self._metadata('general.architecture')}.rope.scaling"
+        has_two = self._metadata(f"{scaling}.attn_factor") or self._metadata(f"{scaling}.type") == "longrope"
+        return int(self._metadata(f"{scaling}.original_context_length") or 0) if has_two else 0
 
     def _metadata(self, key: str) -> str:
         """Return a value of the file's metadata, empty where it has none."""
@@ -88,6 +98,7 @@ class Context:
     ) -> None:
         """
         Args:
+            num_cells: at least; a model may need more.
             max_rows: maximum number of entries that are computed at once.
             bits: bits of each number of keys and values, 16 or 32.
 
@@ -96,7 +107,7 @@ class Context:
         """
         self._model = model
         self._lib = lib = model.lib
-        self.num_cells = num_cells
+        self.num_cells = num_cells = max(num_cells, model.min_cells)
         self._max_rows = max_rows
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = num_cells, max_rows, max_rows

@@ -186,8 +186,10 @@ class LlamaCppTarget:
 
     def kv_bytes(self, num_ids: int, mode: Mode) -> int:
         """See ports.Target. A text in reproducible mode has a context of its own, whose logits count too."""
-        logits_bytes = self._context_rows * self.vocab_size * _LOGIT_BYTES if mode == "reproducible" else 0
-        return self._num_cells(num_ids) * self._model.num_key_numbers * 2 * self._bits // 8 + logits_bytes
+        is_alone = mode == "reproducible"
+        num_cells = max(self._num_cells(num_ids), self._model.min_cells if is_alone else 0)
+        logits_bytes = self._context_rows * self.vocab_size * _LOGIT_BYTES if is_alone else 0
+        return num_cells * self._model.num_key_numbers * 2 * self._bits // 8 + logits_bytes
 
     def _num_cells(self, num_ids: int) -> int:
         return -(-(num_ids + _MAX_NODES + self._rows) // CELL_STEP) * CELL_STEP

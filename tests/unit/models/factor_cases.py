@@ -11,11 +11,12 @@ from omnidraft.snapshots.low_rank import A, B
 
 
 def random_factors(model: PreTrainedModel, seed: int, rank: int = 5, scale: float = 0.2) -> dict[str, Tensor]:
-    """Factors of every linear layer but the head, in bfloat16."""
+    """Factors of every linear module of the layers but gates of one number, in bfloat16."""
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+        is_inside = ".layers." in name or ".h." in name
+        if isinstance(module, torch.nn.Linear) and is_inside and module.out_features > 1:
             tensors[name + A] = scale * torch.randn(rank, module.in_features, generator=generator)
             tensors[name + B] = scale * torch.randn(module.out_features, rank, generator=generator)
     return {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}

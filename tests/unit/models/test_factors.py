@@ -67,7 +67,8 @@ def test_unmerged_factors_say_what_merged_ones_say(kind, shape, data):
 
 
 FACTORED = (
-    "Phi-3", "GLM-4", "Falcon 40B", "Falcon 7B", "StarCoder2", "OLMo 2", "Gemma 3", "Gemma 4 31B",
+    "Phi-3", "GLM-4", "Falcon 40B", "Falcon 7B", "StarCoder2", "OLMo 2", "Gemma 3", "Gemma 4 31B", "Gemma 4 E2B",
+    "Qwen2-MoE",
 )  # fmt: skip
 
 

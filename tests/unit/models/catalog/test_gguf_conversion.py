@@ -75,12 +75,12 @@ def test_a_file_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     ("add", "expected"),
     [
         (lambda writer: writer.add_clamp_kqv(3.0), r"settings that are not converted \(attention\.clamp_kqv\)"),
-        (lambda writer: writer.add_rope_scaling_finetuned(True), r"not converted \(rope\.scaling\.finetuned\)"),
+        (lambda writer: writer.add_expert_weights_scale(2.0), r"not converted \(expert_weights_scale\)"),
         (lambda writer: writer.add_head_count_kv([2, 1, 2]), r"layers that differ \(attention\.head_count_kv\)"),
         (lambda writer: writer.add_tensor("rope_freqs.weight", torch.arange(1, 9).float().numpy()), r"rope_freqs"),
         (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), r"by 'longrope', and lacks"),
     ],
-    ids=["setting", "rotation", "layers", "frequencies", "factors"],
+    ids=["setting", "experts", "layers", "frequencies", "factors"],
 )
 def test_what_the_model_of_transformers_would_compute_without_is_refused(
     add: Any, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -99,3 +99,10 @@ def test_an_architecture_that_is_not_known_is_refused_with_what_to_do(tmp_path: 
     writer.close()
     with pytest.raises(ModelError, match=r"architecture 'never-heard-of', which is not converted; .*'llamacpp'"):
         convert(tmp_path / "x.gguf", tmp_path)
+
+
+def test_a_granite_without_positions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = gguf_family_model("Granite 3")
+    monkeypatch.setattr(gguf.GGUFWriter, "add_vocab_size", lambda self, size: self.add_rope_scaling_finetuned(False))
+    with pytest.raises(ModelError, match=r"tiny\.gguf has layers without positions, which is not converted"):
+        _converted(model, tmp_path)

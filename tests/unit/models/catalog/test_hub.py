@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 
-from omnidraft.errors import ModelCorrupt, ModelUnknown
+from omnidraft.errors import ModelCorrupt, ModelDownloadError, ModelError, ModelUnknown
 from omnidraft.models.catalog.hub import fetch_repository
 
 REVISION = "5" * 40
@@ -31,11 +31,12 @@ FILES = {
 
 @dataclass
 class Hub:
-    """A repository with these files; `sent` replaces what is sent of one."""
+    """A repository with these files; `sent` replaces what is sent of one, and `refusal` is the answer to everything."""
 
     files: dict[str, bytes]
     sent: dict[str, bytes] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
+    refusal: tuple[int, str] | None = None
 
     def info(self) -> dict[str, Any]:
         siblings: list[dict[str, Any]] = []
@@ -78,7 +79,9 @@ class Hub:
                     body = hub.sent.get(name, hub.files[name])
                     if self.command == "GET":
                         hub.requests.append(name)
-                self.send_response(200)
+                status, error = hub.refusal or (200, "")
+                self.send_response(status)
+                self.send_header("X-Error-Code", error)
                 self.send_header("Content-Length", str(len(body)))
                 self.send_header("Content-Type", "application/octet-stream" if is_file else "application/json")
                 self.send_header("X-Repo-Commit", REVISION)
@@ -139,3 +142,19 @@ def test_of_a_repository_without_a_model_nothing_is_fetched_but_a_tokenizer_alon
     assert not hub.requests
     fetch(hub, tmp_path, with_weights=False)
     assert sorted(hub.requests) == ["config.json", "tokenizer.json"]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "error", "message"),
+    [
+        ((401, "RepoNotFound"), ModelUnknown, "the hub has no repository 'owner/model'"),
+        ((403, "GatedRepo"), ModelDownloadError, "owner/model is gated: accept its terms on its page"),
+        ((500, ""), ModelDownloadError, "owner/model: the hub cannot be reached: Server error"),
+    ],
+)
+def test_a_hub_that_refuses_is_told_in_one_line(
+    refusal: tuple[int, str], error: type[ModelError], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message) as refused:
+        fetch(Hub(FILES, refusal=refusal), tmp_path)
+    assert "\n" not in str(refused.value)

@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from omnidraft.config import SchedulerSettings
 from omnidraft.decode.decoder import Decoder
-from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.errors import ContractError, ModelError
 from omnidraft.models.hf.drafter import TorchDrafter
 from omnidraft.models.hf.target import transformers_target
@@ -35,17 +34,17 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "mamba_chunk_size": 16, "head_dim": 16}),
     "Nemotron-H": ("nemotron_h", {
         "layers_block_type": ["mamba", "attention", "mamba", "mlp"], "head_dim": 16, "mamba_num_heads": 8,
-        "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 16, "time_step_min": 0.3}),
+        "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "chunk_size": 16}),
     "RecurrentGemma": ("recurrent_gemma", {"num_hidden_layers": 3, "lru_width": 64, "attention_window_size": 24}),
     "RWKV": ("rwkv", {"num_hidden_layers": 2, "context_length": 256}),
     "Mamba": ("mamba", {"state_size": 8, "num_hidden_layers": 2}),
     "Llama 4": ("llama4_text", {
         "head_dim": 16, "intermediate_size_mlp": 96, "num_local_experts": 2, "num_experts_per_tok": 1,
         "interleave_moe_layer_step": 2, "attention_chunk_size": 32, "no_rope_layers": [1, 1, 1, 0]}),
-    "BLOOM": ("bloom", {"n_layer": 2, "n_head": 4}),
+    "Falcon with ALiBi": ("falcon", {
+        "num_hidden_layers": 2, "alibi": True, "new_decoder_architecture": False, "multi_query": False}),
 }  # fmt: skip
-READ_ID_BY_ID = {"RecurrentGemma", "Mamba"}
-CUT_BACK = {"LFM2", "Llama 4", "BLOOM"}
+READ_ID_BY_ID = {"RecurrentGemma", "RWKV"}
 VOCABULARY = Vocabulary(tuple(b"%d " % token for token in range(VOCAB_SIZE)), {}, frozenset())
 PROMPT = text(90)
 """More than a chunk."""
@@ -54,7 +53,9 @@ PROMPT = text(90)
 @cache
 def family_model(name: str) -> PreTrainedModel:
     model_type, changes = FAMILIES[name]
-    return with_spread(AutoModelForCausalLM.from_config(family_config(model_type, changes), dtype=torch.float32))
+    config = family_config(model_type, {**changes, "tie_word_embeddings": False})  # tied ones repeat one token
+    torch.manual_seed(0)
+    return with_spread(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
 
 
 @cache
@@ -85,11 +86,13 @@ def test_with_drafts_of_which_some_are_right_the_text_is_that_of_generate(name):
     decoder, limits = Decoder(target(name), VOCABULARY), target(name).limits("fast")
     steps = list(decoder.decode(request(), OracleProposer(generated(name), limits, VOCAB_SIZE, seed=3)))
     assert tuple(emitted(steps)) == generated(name)
+    assert len(set(generated(name))) > 5
     assert (len(steps) == 40) == (name in READ_ID_BY_ID)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_reproducible_mode_gives_that_text_too(name):
+    assert not target(name).limits("reproducible").num_nodes  # what is read id by id gains nothing from drafts
     plain = Decoder(target(name), VOCABULARY).decode(request(mode="reproducible"), None)
     assert tuple(emitted(plain)) == generated(name)
 
@@ -115,11 +118,11 @@ def drawn(name: str, mode: str, wanted: Mapping[int, list[int]], **scheduling: A
 
 
 @pytest.mark.parametrize("mode", ["fast", "reproducible"])
-@pytest.mark.parametrize("name", ["Qwen3.5", "LFM2", "RWKV"])
+@pytest.mark.parametrize("name", ["Qwen3.5", "LFM2", "Mamba", "RecurrentGemma"])
 def test_texts_together_that_wait_and_go_on_are_those_of_plain_decoding(name, mode):
     decoder = Decoder(target(name), VOCABULARY)
     wanted = {seed: emitted(decoder.decode(of_seed(seed, mode), None)) for seed in range(4)}
-    assert len({tuple(each) for each in wanted.values()}) == 4
+    assert len({tuple(each) for each in wanted.values()}) > 1
     longest = len(PROMPT) + 20 + target(name).limits(mode).longest_chain
     room_for_two = 2.1 * target(name).kv_bytes(longest, mode) / 2**30
     for scheduling in ({}, {"max_num_seqs": 2}, {"kv_cache_gib": room_for_two}):
@@ -139,7 +142,7 @@ def whole_pass(name: str, ids: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("name", sorted(set(FAMILIES) - READ_ID_BY_ID))
 def test_a_rejected_chain_leaves_nothing_behind(name):
     session, alone, kept = target(name).open(PROMPT, 60, "fast"), target(name).open(PROMPT, 60, "fast"), PROMPT[-1]
-    for number in range(8):  # more than what is read again at once
+    for number in range(8):
         session.score(chain([kept, *text(3, seed=number)]))
         session.score(chain([kept, *text(3, seed=number + 20)]))  # as after a pass that failed
         session.keep((0, 1))
@@ -177,25 +180,7 @@ def test_a_conversation_goes_on_from_the_state_at_its_end():
     )
 
 
-@pytest.mark.parametrize("name", ["Qwen3.5", "LFM2"])
-def test_a_plain_pass_that_reads_again_is_no_measure_of_plain_passes(name, monkeypatch):
-    costs, rows = MeasuredCosts(target(name)), []
-    costs.passes("fast")
-    monkeypatch.setattr(costs, "update_pass", lambda mode, num_rows, seconds: rows.append(num_rows))
-    decoder = Decoder(target(name), VOCABULARY, costs=costs)
-    wrong = OracleProposer([], target(name).limits("fast"), VOCAB_SIZE, seed=1)
-    list(decoder.decode(request(max_new_tokens=8), wrong))
-    sequence = decoder.add(request(max_new_tokens=9), wrong)
-    for _ in range(4):
-        decoder.step()
-    sequence.draft = None
-    rows.clear()
-    decoder.step()
-    decoder.step()
-    assert rows == ([1, 1] if name in CUT_BACK else [1 + len(sequence.ids) - len(PROMPT) - 2, 1])
-
-
-@pytest.mark.parametrize("name", ["Qwen3.5", "BLOOM"])
+@pytest.mark.parametrize("name", ["Qwen3.5", "Falcon with ALiBi"])
 def test_it_is_no_drafter(name):
     with pytest.raises(ModelError, match="cannot draft"):
         TorchDrafter(family_model(name))

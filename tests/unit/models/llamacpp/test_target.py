@@ -1,5 +1,7 @@
 """The llama.cpp target against transformers: trees over sequences, exact rollback, equal bits in reproducible mode."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from omnidraft.models.llamacpp.target import PREFILL_ROWS, LlamaCppTarget, load_
 from omnidraft.ports import DraftTree
 from omnidraft.vocab.tokenizer import Vocabulary
 from tests.tiny_gguf import write_gguf
+from tests.unit.models.catalog.gguf_families import gguf_family_model
 from tests.unit.models.drafted_trees import BUSHY, CLOSE, chain, drafted, path_to, scores_by_partition
 from tests.unit.models.tiny import VOCAB_SIZE, text, tiny_model, whole_pass
 from tests.unit.models.tiny_llamacpp import require_llamacpp, tiny_llamacpp_model, tiny_llamacpp_target
@@ -154,3 +157,25 @@ def test_ids_that_are_not_the_tokenizers_are_refused(tmp_path):
     for wrong, said in [(shorter, "300 ids and the tokenizer 299"), (other, "id 7 is b'w7'")]:
         with pytest.raises(VocabularyError, match=said):
             require_same_ids(LlamaModel(file), Vocabulary(tuple(wrong), {}, frozenset()), "tiny.gguf")
+
+
+def test_what_a_text_says_does_not_depend_on_others_where_factors_depend_on_length(tmp_path):
+    """llama.cpp takes short or long factors of Phi-4-mini's rotary frequencies by the size of the whole context."""
+    require_llamacpp()
+    model = copy.deepcopy(gguf_family_model("Phi-4-mini"))
+    model.config.max_position_embeddings = 8400
+    model.config.rope_parameters |= {"original_max_position_embeddings": 2100, "factor": 4.0}
+    llama = LlamaModel(write_gguf(model, tmp_path / "tiny.gguf"))
+    target = LlamaCppTarget(llama, name="tiny", bits=32)
+    prompt = text(20)
+    tree = chain([prompt[-1], 8])
+    begun = target.open(prompt, 5, "fast")
+    alone = begun.score(tree)
+    sizes = [target._shared.context.num_cells]
+    others = [target.open(text(300, seed=seed), 300, "fast") for seed in range(8)]
+    target.forward([], [(other, 299) for other in others])
+    sizes.append(target._shared.context.num_cells)
+    assert sizes[0] < sizes[1]
+    torch.testing.assert_close(begun.score(tree), alone, **CLOSE)
+    torch.testing.assert_close(target.open(prompt, 5, "fast").score(tree), alone, **CLOSE)
+    torch.testing.assert_close(target.open(prompt, 5, "reproducible").score(tree), alone, **CLOSE)

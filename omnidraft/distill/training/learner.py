@@ -99,12 +99,8 @@ class Learner:
         self.counters = Counters()
         max_tokens = min(settings.max_tokens, model.context_limit)
         self._terms = parse(settings.loss)
-        self._builder = builder = ExampleBuilder(
-            draft_tokenizer,
-            target_vocabulary,
-            alignment,
-            max_tokens=max_tokens,
-        )
+        builder = ExampleBuilder(draft_tokenizer, target_vocabulary, alignment, max_tokens=max_tokens)
+        self._builder = builder
         self._settings = settings
         self._optimizer = torch.optim.AdamW(parameter_groups(model.trained(), settings), weight_decay=0.0, fused=True)
         self._head = None if head is None else HeadTrainer(head)

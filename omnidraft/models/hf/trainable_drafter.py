@@ -86,8 +86,8 @@ class TransformersTrainable:
         self._num_layers: int = config.num_hidden_layers
         self._takes_texts_apart = take_texts_apart(causal)
         self._take_texts_together_where_needed(causal)
-        for module in causal.modules():
-            if _is_linear(module):
+        for name, module in causal.named_modules():
+            if _is_linear(name, module):
                 module.register_forward_hook(_rest)
         self._weights = TrainedWeights(causal, serving_name)
         self._weights.compute_in(precision)
@@ -170,7 +170,7 @@ class TransformersTrainable:
         return {
             name.removesuffix(".base_layer"): module
             for name, module in self._model.named_modules()
-            if _is_linear(module) and module in inside and ".lora_" not in name
+            if _is_linear(name, module) and module in inside and ".lora_" not in name
         }
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
@@ -279,15 +279,15 @@ def _layers(decoder: nn.Module) -> nn.ModuleList:
     return next(module for module in decoder.modules() if isinstance(module, nn.ModuleList))
 
 
-def _is_linear(module: nn.Module) -> bool:
-    """Return whether it gives several products and nothing else; a router of experts gives its choice too."""
-    return isinstance(module, nn.Linear) and "Router" not in type(module).__name__ and module.out_features > 1
+def _is_linear(name: str, module: nn.Module) -> bool:
+    """Return whether it gives several products, and is no part of what chooses among experts."""
+    return isinstance(module, nn.Linear) and "router" not in name and module.out_features > 1
 
 
 def _with_lora(model: PreTrainedModel, rank: int, seed: int) -> LoraModel:
     """Add factors to the linear layers. peft gets the layers alone: of a whole model it takes experts along."""
     layers = _layers(_decoder(model))
-    names = [name for name, module in layers.named_modules() if _is_linear(module)]
+    names = [name for name, module in layers.named_modules() if _is_linear(name, module)]
     if any(isinstance(module, Conv1D) for module in layers.modules()):  # whose weights are the other way round
         raise ConfigError(f"{type(model).__name__} learns no LoRA factors: set learner.train = 'full'")
     config = LoraConfig(r=rank, lora_alpha=int(SCALE * rank), target_modules=names, lora_dropout=0.0)

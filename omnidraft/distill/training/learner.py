@@ -88,8 +88,7 @@ class Learner:
             factor_plan: that of tenants' factors; None takes the usual one.
 
         Raises:
-            ConfigError: an unknown loss, a drafter with fewer rows than its vocabulary has ids, or factors for one
-                without linear layers.
+            ConfigError: an unknown loss, or a drafter with too few rows, or without layers for the factors wanted.
         """
         if settings.factor_tenants and not model.linear_shapes():
             raise ConfigError("this drafter has no linear layers for tenants' factors: set learner.factor_tenants = 0")
@@ -99,12 +98,8 @@ class Learner:
         self.counters = Counters()
         max_tokens = min(settings.max_tokens, model.context_limit)
         self._terms = parse(settings.loss)
-        self._builder = builder = ExampleBuilder(
-            draft_tokenizer,
-            target_vocabulary,
-            alignment,
-            max_tokens=max_tokens,
-        )
+        words = (draft_tokenizer, target_vocabulary, alignment)
+        self._builder = builder = ExampleBuilder(*words, max_tokens=max_tokens)
         self._settings = settings
         self._optimizer = torch.optim.AdamW(parameter_groups(model.trained(), settings), weight_decay=0.0, fused=True)
         self._head = None if head is None else HeadTrainer(head)

@@ -156,11 +156,11 @@ def config_of(file: GgufFile) -> PreTrainedConfig:
         "num_key_value_heads": _setting(file, "attention.head_count_kv", _needed(file, "attention.head_count")),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "rope_parameters": _rope(file, row, is_by_layer="full_attention" in (default.rope_parameters or {})),
-        "original_max_position_embeddings": _setting(file, "rope.scaling.original_context_length"),
     }
+    if original := _setting(file, "rope.scaling.original_context_length"):
+        common["original_max_position_embeddings"] = original
     settings = {**read, **found, **common, **_windows(file), **row.fixed, **row.settings(file)}
-    chosen = {name: value for name, value in settings.items() if name in known and value is not None}
-    config: PreTrainedConfig = kind(**chosen, **always, **_no_window(file, known))
+    config: PreTrainedConfig = kind(**{name: settings[name] for name in settings if name in known}, **always)
     return config
 
 
@@ -179,24 +179,14 @@ def _require_known(file: GgufFile, read: Container[str]) -> None:
 
 
 def _windows(file: GgufFile) -> Json:
-    """Return which layers see how far."""
+    """Return which layers see how far; nothing of layers where their class knows it."""
     window, pattern = _setting(file, "attention.sliding_window"), _keys(file).get("attention.sliding_window_pattern")
     if not window:
-        return {}
+        return {"sliding_window": None, "layer_types": ["full_attention"] * _needed(file, "block_count")}
     if pattern is None:
         return {"sliding_window": window}
-    return {
-        "sliding_window": window,
-        "layer_types": ["sliding_attention" if is_sliding else "full_attention" for is_sliding in pattern],
-    }
-
-
-def _no_window(file: GgufFile, known: Any) -> Json:
-    """Return the settings without which a class takes a window of its own; nothing for a file with one."""
-    if _setting(file, "attention.sliding_window"):
-        return {}
-    layers = {"layer_types": ["full_attention"] * _needed(file, "block_count")}
-    return {name: value for name, value in {"sliding_window": None, **layers}.items() if name in known}
+    layers = ["sliding_attention" if is_sliding else "full_attention" for is_sliding in pattern]
+    return {"sliding_window": window, "layer_types": layers}
 
 
 def _rope(file: GgufFile, row: Architecture, is_by_layer: bool) -> Json:

@@ -65,8 +65,12 @@ def target(name: str) -> Target:
 
 @cache
 def generated(name: str) -> tuple[int, ...]:
+    return own_text(family_model(name))
+
+
+def own_text(model: PreTrainedModel) -> tuple[int, ...]:
     """transformers' own text, greedily."""
-    model, ids = family_model(name), torch.tensor([PROMPT])
+    ids = torch.tensor([PROMPT])
     options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     with torch.inference_mode():
         return tuple(model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(PROMPT) :].tolist())
@@ -97,10 +101,9 @@ def test_reproducible_mode_gives_that_text_too(name):
     assert tuple(emitted(plain)) == generated(name)
 
 
-def drawn(name: str, mode: str, wanted: Mapping[int, list[int]], **scheduling: Any) -> dict[int, list[int]]:
+def together(target: Target, mode: str, wanted: Mapping[int, list[int]], **scheduling: Any) -> dict[int, list[int]]:
     """Four texts together, of whose drafts some are right; one of the texts is given up."""
-    decoder = Decoder(target(name), VOCABULARY, scheduling=SchedulerSettings(**scheduling))
-    limits = target(name).limits(mode)
+    decoder, limits = Decoder(target, VOCABULARY, scheduling=SchedulerSettings(**scheduling)), target.limits(mode)
     sequences = {
         decoder.add(of_seed(seed, mode), OracleProposer(text, limits, VOCAB_SIZE, seed), cache_scope="one"): seed
         for seed, text in wanted.items()
@@ -117,17 +120,22 @@ def drawn(name: str, mode: str, wanted: Mapping[int, list[int]], **scheduling: A
     raise AssertionError("the texts do not end")
 
 
+def check_texts(target: Target, mode: str) -> dict[int, list[int]]:
+    """Require of texts that run, wait, or are preempted beside others that they are those of plain decoding."""
+    decoder = Decoder(target, VOCABULARY)
+    wanted = {seed: emitted(decoder.decode(of_seed(seed, mode), None)) for seed in range(4)}
+    longest = len(PROMPT) + 20 + target.limits(mode).longest_chain
+    room_for_two = 2.1 * target.kv_bytes(longest, mode) / 2**30
+    for scheduling in ({}, {"max_num_seqs": 2}, {"kv_cache_gib": room_for_two}):
+        assert together(target, mode, wanted, **scheduling) | {2: []} == wanted | {2: []}
+    return wanted
+
+
 @pytest.mark.parametrize("mode", ["fast", "reproducible"])
 @pytest.mark.parametrize("name", ["Qwen3.5", "LFM2", "Mamba", "RecurrentGemma"])
 def test_texts_together_that_wait_and_go_on_are_those_of_plain_decoding(name, mode):
-    decoder = Decoder(target(name), VOCABULARY)
-    wanted = {seed: emitted(decoder.decode(of_seed(seed, mode), None)) for seed in range(4)}
-    assert len({tuple(each) for each in wanted.values()}) > 1
-    longest = len(PROMPT) + 20 + target(name).limits(mode).longest_chain
-    room_for_two = 2.1 * target(name).kv_bytes(longest, mode) / 2**30
-    for scheduling in ({}, {"max_num_seqs": 2}, {"kv_cache_gib": room_for_two}):
-        texts = drawn(name, mode, wanted, **scheduling)
-        assert texts | {2: []} == wanted | {2: []}
+    texts = check_texts(target(name), mode)
+    assert len({tuple(each) for each in texts.values()}) > 1
 
 
 def chain(ids: list[int]) -> DraftTree:

@@ -11,7 +11,9 @@ namespace {
 struct Experts {
     int* chosen;    // [rows, experts_per_row], ascending
     float* shares;  // of them, in what the row gets
-    int* first;     // [experts + 1], the first assignment of each expert
+    int* num_met;   // experts that some row reads
+    int* met;       // [num_met], ascending
+    int* first;     // [num_met + 1], the first assignment of each
     int* rows;      // [assignments]
     int* places;    // [rows, experts_per_row], the assignment of each choice
 
@@ -50,12 +52,14 @@ struct Experts {
     }
     void assign(const Model& m, int num_rows) const {
         int count = m.experts_per_row, next = 0;
+        *num_met = 0;
         for (int e = 0; e < m.num_experts; e++) {
-            first[e] = next;
+            first[*num_met] = next;
             for (int choice = 0; choice < num_rows * count; choice++)
                 if (chosen[choice] == e) rows[next] = choice / count, places[choice] = next++;
+            if (next > first[*num_met]) met[(*num_met)++] = e;
         }
-        first[m.num_experts] = next;
+        first[*num_met] = next;
     }
 
   private:

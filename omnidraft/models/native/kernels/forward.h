@@ -350,20 +350,19 @@ template <class W, class Head, class T, class E> struct Forward {
     template <class Write>
     void expert_matrix(const char* weights, const float* bias, int num_blocks, int k, int unit, Write write) {
         const Experts& e = s.experts;
-        int all = m.num_experts * num_blocks / unit;
+        int all = *e.num_met * num_blocks / unit;
         s.queues[number_of_matrix++].take_all(all, W::MIN_BLOCKS, threads, [&](int first, int last) {
             for (int at = first * unit; at < last * unit;) {
-                int expert = at / num_blocks, begin = at % num_blocks;
-                int end = std::min(num_blocks, begin + last * unit - at), row = e.first[expert];
+                int n = at / num_blocks, expert = e.met[n], begin = at % num_blocks;
+                int end = std::min(num_blocks, begin + last * unit - at), row = e.first[n];
                 at += end - begin;
                 auto write_sum = [&](int block, int r, Floats low, Floats high) {
                     const float* own = bias ? bias + (expert * num_blocks + block) * BLOCK : nullptr;
                     if (own) low += widen(own), high += widen(own + LANES);
                     write(block, row + r, low, high);
                 };
-                if (int count = e.first[expert + 1] - row)
-                    W::multiply_all(weights + (size_t)expert * num_blocks * block_bytes<W>(k), begin, end,
-                                    s.expert_rows + row * W::row_bytes(k), count, k, write_sum);
+                W::multiply_all(weights + (size_t)expert * num_blocks * block_bytes<W>(k), begin, end,
+                                s.expert_rows + row * W::row_bytes(k), e.first[n + 1] - row, k, write_sum);
             }
         });
         barrier();

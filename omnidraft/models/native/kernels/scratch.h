@@ -62,8 +62,8 @@ struct Scratch {
         queues = (WorkQueue*)take((size_t)num_matrices(m) * sizeof(WorkQueue));
         int assignments = rows * m.experts_per_row;
         auto integers = [&](int count) { return (int*)take(count * sizeof(int)); };
-        experts = {integers(assignments), floats(assignments), integers(m.num_experts + 1), integers(assignments),
-                   integers(assignments)};
+        experts = {integers(assignments), floats(assignments), integers(1), integers(m.num_experts),
+                   integers(m.num_experts + 1), integers(assignments), integers(assignments)};
         expert_mlp = floats((size_t)assignments * size.mlp);
         expert_product = floats((size_t)assignments * size.hidden);
         expert_input = floats(m.num_experts ? (size_t)rows * size.hidden : 0);

@@ -54,8 +54,10 @@ _LLAMA = Family()
 FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral", "ministral", "ministral3", "phi3", "granite"), _LLAMA),
     **dict.fromkeys(("starcoder2", "seed_oss", "cwm", "arcee", "qwen3_moe", "mixtral", "olmoe", "qwen2_moe"), _LLAMA),
+    **dict.fromkeys(("qwen2_5_vl_text", "qwen3_vl_text", "internlm3", "jais2", "stablelm"), _LLAMA),
     "granitemoehybrid": Family(mlp="shared_mlp"),
     "smollm3": Family(is_unrotated=lambda config, layer: not config.no_rope_layers[layer]),
+    "vaultgemma": Family(mlp_norm="pre_feedforward_layernorm", adds_one=True, scales_embeddings=True),
     "gemma": Family(adds_one=True, scales_embeddings=True),
     **dict.fromkeys(("gemma2", "gemma3_text"), Family(**_FOUR_NORMS, adds_one=True, scales_embeddings=True)),
     "gemma4_text": Family(
@@ -70,10 +72,14 @@ FAMILIES: Mapping[str, Family] = {
     "glm4": Family(
         is_paired=True, post_norm="post_self_attn_layernorm", post_mlp_norm="post_mlp_layernorm",
     ),
+    "cohere": Family(is_paired=True, is_parallel=True, mlp_norm="input_layernorm"),
     "cohere2": Family(is_paired=True, is_parallel=True, mlp_norm="input_layernorm", is_unrotated=_sees_all),
     "gpt_oss": Family(is_transposed=True),
     "nemotron": Family(adds_one=True),
-    "glm4_moe": Family(scores_are_sigmoid=True),
+    **dict.fromkeys(
+        ("glm4_moe", "dots1", "solar_open", "minimax_m2"), Family(scores_are_sigmoid=True),
+    ),
+    "exaone_moe": Family(scores_are_sigmoid=True, is_unrotated=_sees_all),
     "falcon": Family(attention="self_attention", is_parallel=True, norm="ln_attn", mlp_norm="ln_mlp"),
 }  # fmt: skip
 """By the `model_type` of a configuration. What is not here runs in transformers."""

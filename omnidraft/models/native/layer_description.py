@@ -61,7 +61,10 @@ class DescribedLayer:
         """Yield what chooses among its experts and weighs them, by the kernels' names."""
         router = self._router
         gate = getattr(self._around_experts, "shared_expert_gate", None)
-        choice_bias = first(first(router, "moe_statics") or router, "e_score_correction_bias")
+        owners = (first(router, "moe_statics"), router, self._around_experts)
+        choice_bias = next(
+            (bias for each in owners if (bias := first(each, "e_score_correction_bias")) is not None), None
+        )
         scale = first(router, "per_expert_scale", "routed_scaling_factor")
         found = {
             "router": _padded(first(router, "proj", "weight")),

@@ -7,13 +7,14 @@ import torch
 from transformers import PreTrainedModel
 
 from omnidraft.models.hf.target import TransformersTarget
+from omnidraft.models.native.target import NativeTarget
 from omnidraft.models.native.weights import unsupported_reason
 from omnidraft.ports import DraftTree
 from tests.models.families import make_model
 from tests.unit.models.tiny import PASSES, text
 
 NAMES = (
-    "Gemma 3n", "DeepSeek V3", "dots.llm1", "GPT-J", "GPT-2", "Cohere", "MiniMax M2", "DiffLlama",
+    "Gemma 3n", "DeepSeek V3", "GPT-J", "GPT-2", "Cohere", "DiffLlama",
 )  # fmt: skip
 family_model = lru_cache(maxsize=2)(make_model)
 
@@ -61,9 +62,11 @@ def test_reproducible_mode_holds(name):
     target(name).open(text(9), 5, "reproducible")
 
 
-def test_a_text_model_inside_one_of_images_is_the_target():
-    model = make_model("Mistral Small 3.1")
+@pytest.mark.parametrize("name", ["Mistral Small 3.1", "Qwen2.5-VL", "Qwen3-VL"])
+@pytest.mark.parametrize("target_type", [TransformersTarget, NativeTarget])
+def test_a_text_model_inside_one_of_images_is_the_target(name, target_type):
+    model = make_model(name)
     assert unsupported_reason(model) is None
     ids = text(30)
-    scores = TransformersTarget(model, PASSES, name="x", precision="float32").open(ids, 10, "fast").score(tree(ids))
+    scores = target_type(model, name="x", precision="float32").open(ids, 10, "fast").score(tree(ids))
     torch.testing.assert_close(scores[2], whole_pass(model, [*ids, 11, 12]), atol=2e-3, rtol=2e-3)

@@ -27,6 +27,10 @@ _YARN = {
 _GRANITE = {
     "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0, "attention_multiplier": 0.0625,
 }  # fmt: skip
+_ROUTED = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1, "moe_intermediate_size": 64, "n_group": 1,
+    "topk_group": 1, "routed_scaling_factor": 2.5,
+}  # fmt: skip
 _GEMMA4 = {"head_dim": 16, "global_head_dim": 32, "sliding_window": 12}
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 
@@ -118,9 +122,7 @@ FAMILIES: Mapping[str, Tiny] = {
         "qwen2_moe", mlp_only_layers=[1], shared_expert_intermediate_size=64, norm_topk_prob=False, **_EXPERTS,
     ),
     "GLM-4.5": _tiny(
-        "glm4_moe", head_dim=32, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=64,
-        n_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1, routed_scaling_factor=2.5,
-        use_qk_norm=True, partial_rotary_factor=0.5,
+        "glm4_moe", head_dim=32, **_ROUTED, first_k_dense_replace=1, use_qk_norm=True, partial_rotary_factor=0.5,
     ),
     "ERNIE 4.5 21B": _tiny(
         "ernie4_5_moe", head_dim=16, moe_num_experts=4, moe_k=2, moe_num_shared_experts=2, moe_intermediate_size=32,
@@ -129,6 +131,15 @@ FAMILIES: Mapping[str, Tiny] = {
     "gpt-oss": _tiny("gpt_oss", num_local_experts=4, num_experts_per_tok=2, rope_parameters=_YARN, **_WINDOWS),
     "Mixtral": _tiny("mixtral", num_local_experts=4, num_experts_per_tok=2),
     "OLMoE": _tiny("olmoe", num_experts=4, num_experts_per_tok=2),
+    "VaultGemma": _tiny("vaultgemma", head_dim=16, sliding_window=12, query_pre_attn_scalar=16),
+    "InternLM3": _tiny("internlm3", head_dim=16),
+    "Jais 2": _tiny("jais2"),
+    "StableLM 2": _tiny("stablelm", head_dim=None, hidden_size=128, partial_rotary_factor=0.5, use_qkv_bias=True),
+    "Command R": _tiny("cohere", logit_scale=0.0625, use_qk_norm=False),
+    "dots.llm1": _tiny("dots1", head_dim=16, **_ROUTED, first_k_dense_replace=1, sliding_window=12),
+    "Solar Open": _tiny("solar_open", head_dim=16, **_ROUTED),
+    "K-EXAONE": _tiny("exaone_moe", num_experts=8, num_shared_experts=1, **_ROUTED, **_WINDOWS),
+    "MiniMax M2": _tiny("minimax_m2", num_local_experts=4, num_experts_per_tok=2, head_dim=32, rotary_dim=16),
     "Arcee": _tiny("arcee"),
     "Helium": _tiny("helium", head_dim=16),
     "Nemotron": _tiny("nemotron", partial_rotary_factor=0.5, head_dim=32),

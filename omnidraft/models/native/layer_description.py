@@ -57,10 +57,14 @@ class DescribedLayer:
     def _router(self) -> Any:
         return first(self._around_experts, "gate", "router")
 
+    @property
+    def _dense_gate(self) -> Any:
+        """What weighs the MLP beside experts; or None."""
+        return first(self._around_experts, "shared_expert_gate")
+
     def routing(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what chooses among its experts and weighs them, by the kernels' names."""
         router = self._router
-        gate = getattr(self._around_experts, "shared_expert_gate", None)
         owners = (first(router, "moe_statics"), router, self._around_experts)
         choice_bias = next(
             (bias for each in owners if (bias := first(each, "e_score_correction_bias")) is not None), None
@@ -72,7 +76,7 @@ class DescribedLayer:
             "router_norm": _padded(router.scale * router.scalar_root_size) if hasattr(router, "scale") else None,
             "choice_bias": None if choice_bias is None else choice_bias.flatten(),
             "expert_scale": None if scale is None else torch.as_tensor(scale).expand(len(self.experts.down_proj)),
-            "dense_gate": None if gate is None else _padded(gate.weight[0]),
+            "dense_gate": None if self._dense_gate is None else _padded(self._dense_gate.weight[0]),
         }
         yield from ((name, each.detach().float()) for name, each in found.items() if each is not None)
 
@@ -166,8 +170,7 @@ class DescribedLayer:
         if self._around_experts is not None:
             if getattr(self._router, "num_group", 1) > 1:
                 raise Undescribed("its experts are chosen by groups")
-            gate = getattr(self._around_experts, "shared_expert_gate", None)
-            known |= {id(self.experts), id(gate), *map(id, self._router.modules())}
+            known |= {id(self.experts), id(self._dense_gate), *map(id, self._router.modules())}
         if self.sinks is not None:
             known.add(id(self.attention))
         for name, module in self.module.named_modules():

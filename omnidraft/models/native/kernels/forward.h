@@ -42,14 +42,18 @@ template <class W, class Head, class T, class E> struct Forward {
     T* values(int row, const Layer& layer, int head) const { return keys(row, layer, layer.num_key_heads + head); }
 
     void barrier() { all_threads.wait(threads); }
+    // Runs this thread's share of so many tasks.
+    template <class Run> void share_of(int count, Run run) const {
+        for (int at = share(count, thread, threads); at < share(count, thread + 1, threads); at++) run(at);
+    }
 
     void embed() {
-        for (int row = share(p.rows, thread, threads); row < share(p.rows, thread + 1, threads); row++) {
+        share_of(p.rows, [&](int row) {
             const E* from = (const E*)m.embedding + (size_t)p.ids[row] * m.hidden;
             float* to = s.x + row * size.hidden;
             std::fill(to + m.hidden, to + size.hidden, 0.f);
             for (int i = 0; i < m.hidden; i++) to[i] = widen_scalar(from + i) * m.embedding_scale;
-        }
+        });
     }
 
     bool is_shared() const { return p.rows > MAX_THREAD_ROWS; }
@@ -150,12 +154,12 @@ template <class W, class Head, class T, class E> struct Forward {
             multiply(add_to_x(m.is_parallel ? s.product : nullptr));
         barrier();
         if (!norm) return;
-        for (int row = share(p.rows, thread, threads); row < share(p.rows, thread + 1, threads); row++) {
+        share_of(p.rows, [&](int row) {
             float *x = s.x + row * size.hidden, *product = s.product + row * size.hidden;
             norm_hidden(product, norm, product);
             for (int i = 0; i < size.hidden; i += LANES)
                 store(x + i, scale * (widen(x + i) + m.residual_scale * widen(product + i)));
-        }
+        });
         barrier();
     }
 
@@ -190,7 +194,7 @@ template <class W, class Head, class T, class E> struct Forward {
         const Layer& layer = m.layer[number];
         int queries = m.num_query_heads, keys = layer.num_key_heads, d = layer.head_size;
         int heads = queries + (layer.stores_keys ? 2 * keys : 0);
-        for (int task = share(p.rows * heads, thread, threads); task < share(p.rows * heads, thread + 1, threads); task++) {
+        share_of(p.rows * heads, [&](int task) {
             int row = task / heads, head = task % heads;
             const float* x = s.qkv + (size_t)row * size.qkv;
             if (head < queries) {
@@ -208,7 +212,7 @@ template <class W, class Head, class T, class E> struct Forward {
                 T* to = values(row, layer, head) + (size_t)slot(row) * d;
                 for (int i = 0; i < d; i++) narrow(x[i], to + i);
             }
-        }
+        });
     }
     void store_key(const float* x, T* keys, int slot, int d) const {
         T* to = keys + (size_t)slot / LANES * LANES * d + slot % LANES;
@@ -217,13 +221,13 @@ template <class W, class Head, class T, class E> struct Forward {
 
     void attend_all(int number) {
         const Layer& layer = m.layer[number];
-        int tasks = p.rows * layer.num_key_heads, group = m.num_query_heads / layer.num_key_heads;
-        for (int task = share(tasks, thread, threads); task < share(tasks, thread + 1, threads); task++) {
+        int group = m.num_query_heads / layer.num_key_heads;
+        share_of(p.rows * layer.num_key_heads, [&](int task) {
             int row = task % p.rows, key = task / p.rows;
             Visible sees = visible(row, layer.window);
             for (int head = key * group; head < (key + 1) * group; head += MAX_GROUP)
                 attend_heads(layer, row, sees, key, head, std::min(MAX_GROUP, (key + 1) * group - head));
-        }
+        });
     }
     // Masks all nodes but the row's ancestors within its window; returns what it sees.
     Visible visible(int row, int window) const {
@@ -321,8 +325,7 @@ template <class W, class Head, class T, class E> struct Forward {
         matrix<W>(m.input_projection, blocks(count), rows, p.rows, m.hidden, write_to(s.inputs, size.inputs));
         barrier();
         float scale = 1 / std::sqrt((float)m.hidden), embedding_scale = std::sqrt((float)m.layer_inputs);
-        for (int task = share(p.rows * m.num_layers, thread, threads);
-             task < share(p.rows * m.num_layers, thread + 1, threads); task++) {
+        share_of(p.rows * m.num_layers, [&](int task) {
             int row = task / m.num_layers, first = task % m.num_layers * m.layer_inputs;
             const E* own = (const E*)m.input_embedding + (size_t)p.ids[row] * count + first;
             float* x = s.inputs + (size_t)row * size.inputs + first;
@@ -330,7 +333,7 @@ template <class W, class Head, class T, class E> struct Forward {
             norm_row(x, m.input_norm, m.layer_inputs, x, m.layer_inputs, x);
             for (int i = 0; i < m.layer_inputs; i++)
                 x[i] = (x[i] + widen_scalar(own + i) * embedding_scale) * std::sqrt(.5f);
-        }
+        });
         barrier();
     }
     void add_inputs(int number) {
@@ -371,9 +374,6 @@ template <class W, class Head, class T, class E> struct Forward {
         const Layer& layer = m.layer[number];
         const Experts& e = s.experts;
         int parts = m.is_gated ? 2 : 1, assignments = p.rows * m.experts_per_row;
-        auto share_of = [&](int count, auto run) {
-            for (int at = share(count, thread, threads); at < share(count, thread + 1, threads); at++) run(at);
-        };
         share_of(p.rows, [&](int row) {
             float *x = s.x + row * size.hidden, *input = s.expert_input + row * size.hidden;
             const float* routed = input;
@@ -415,8 +415,8 @@ template <class W, class Head, class T, class E> struct Forward {
         if (layer.post_expert_norm) norm_hidden(sum, layer.post_expert_norm, sum);
         if (layer.gate_up) {
             if (layer.post_dense_norm) norm_hidden(dense, layer.post_dense_norm, dense);
-            float share = layer.dense_gate ? dense_share(layer, s.expert_input + row * size.hidden) : 1;
-            for (int i = 0; i < m.hidden; i += LANES) store(sum + i, widen(sum + i) + share * widen(dense + i));
+            float weight = layer.dense_gate ? dense_share(layer, s.expert_input + row * size.hidden) : 1;
+            for (int i = 0; i < m.hidden; i += LANES) store(sum + i, widen(sum + i) + weight * widen(dense + i));
         }
         if (layer.post_mlp_norm) norm_hidden(sum, layer.post_mlp_norm, sum);
         for (int i = 0; i < m.hidden; i += LANES)

@@ -54,6 +54,8 @@ _PRESENCE: Mapping[str, Sequence[str]] = {
     "blk.0.attn_q_norm.weight": ("use_qk_norm", "qk_layernorm"),
 }
 """Settings that are true where a file has this tensor."""
+OTHERWISE = "give the hub id or folder of the same model, or set models.engine = 'llamacpp'"
+"""What to do with a file that is not converted."""
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """How Llama 3 scales its frequencies, up to a factor."""
 
@@ -131,8 +133,7 @@ def architecture_of(file: GgufFile) -> Architecture:
     """Return the row of a file. Raises ModelError where there is none."""
     if (row := ARCHITECTURES.get(file.architecture)) is None:
         raise ModelError(
-            f"{file.name} is of the architecture {file.architecture!r}, which is not converted; "
-            "give the hub id or folder of the same model, or set models.engine = 'llamacpp'"
+            f"{file.name} is of the architecture {file.architecture!r}, which is not converted; {OTHERWISE}"
         )
     return row
 
@@ -173,8 +174,7 @@ def _require_known(file: GgufFile, read: Container[str]) -> None:
     ]
     if unknown:
         raise ModelError(
-            f"{file.name} has settings that are not converted ({', '.join(sorted(unknown)[:3])}); give the hub id or "
-            "folder of the same model, or set models.engine = 'llamacpp'"
+            f"{file.name} has settings that are not converted ({', '.join(sorted(unknown)[:3])}); {OTHERWISE}"
         )
 
 
@@ -239,8 +239,7 @@ def _llama_3(file: GgufFile) -> Json:
     plain = 1 / theta ** (torch.arange(0, size, 2) / size)
     if not torch.allclose(plain / factors, made, rtol=1e-4, atol=0):
         raise ModelError(
-            f"{file.name} scales its rotary frequencies in a way that is not converted ({ROPE_TENSORS[0]}); "
-            "give the hub id or folder of the same model, or set models.engine = 'llamacpp'"
+            f"{file.name} scales its rotary frequencies in a way that is not converted ({ROPE_TENSORS[0]}); {OTHERWISE}"
         )
     return scaling
 

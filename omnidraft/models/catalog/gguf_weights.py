@@ -11,7 +11,7 @@ import gguf
 import torch
 
 from omnidraft.errors import ModelError
-from omnidraft.models.catalog.gguf_architectures import ROPE_TENSORS, architecture_of
+from omnidraft.models.catalog.gguf_architectures import OTHERWISE, ROPE_TENSORS, architecture_of
 from omnidraft.models.catalog.gguf_file import GgufFile
 
 _EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?")
@@ -26,8 +26,7 @@ def fill(model: Any, source: GgufFile) -> None:
     state = {name: weights.of(name, each) for name, each in expected.items()}
     if unread := source.tensors.keys() - weights.read - set(ROPE_TENSORS):
         raise ModelError(
-            f"{source.name} has weights that {type(model).__name__} lacks ({_listed(unread)}); give the hub id or "
-            "folder of the same model, or set models.engine = 'llamacpp'"
+            f"{source.name} has weights that {type(model).__name__} lacks ({_listed(unread)}); {OTHERWISE}"
         )
     model.load_state_dict(state, strict=False, assign=True)
     model.tie_weights()

@@ -48,11 +48,15 @@ class AttentionMasks:
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Raises ModelError where it takes none."""
-        require_masks(model)
         config = model.config.get_text_config()
+        if takes_chains_only(model):
+            raise ModelError(
+                f"a {config.model_type} model cannot draft: its layers take no masks of trees and texts, but have a "
+                "state, chunks or distances of their own; use it as the target"
+            )
         layers = _layer_types(config)
         self._is_mixed = bool(layers - {"attention"})
-        self._form = mask_form(model)
+        self._is_added = model.config._attn_implementation == "eager"
         window = getattr(config, "sliding_window", None)
         has_window = "sliding_attention" in layers or (not layers and getattr(config, "use_sliding_window", True))
         self._window: int | None = window if has_window else None
@@ -71,6 +75,10 @@ class AttentionMasks:
         near = self._form(sees_RK & (distance_RK < self._window))
         return {"full_attention": full, "sliding_attention": near} if self._is_mixed else near
 
+    def _form(self, sees_RK: torch.Tensor) -> torch.Tensor:
+        """Return a mask [1, 1, rows, keys] of the keys that each row sees."""
+        return added_mask(sees_RK[None, None]) if self._is_added else sees_RK[None, None]
+
 
 def takes_chains_only(model: PreTrainedModel) -> bool:
     """Return whether a model takes no masks of trees: it has windows, chunks or distances of its own, or layers with
@@ -86,23 +94,8 @@ def takes_chains_only(model: PreTrainedModel) -> bool:
     )
 
 
-def require_masks(model: PreTrainedModel) -> None:
-    """Raise ModelError where a model cannot draft, since it takes chains only."""
-    if takes_chains_only(model):
-        raise ModelError(
-            f"a {model.config.get_text_config().model_type} model cannot draft: its layers take no masks of trees and "
-            "texts, but have a state, chunks or distances of their own; use it as the target"
-        )
-
-
 def _layer_types(config: PreTrainedConfig) -> set[str]:
     return set(getattr(config, "layer_types", None) or ())
-
-
-def mask_form(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return what makes a mask [1, 1, rows, keys] for this model's attention of which keys a row sees."""
-    form = added_mask if model.config._attn_implementation == "eager" else (lambda sees: sees)
-    return lambda sees_RK: form(sees_RK[None, None])
 
 
 def added_mask(sees: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,7 @@ def write_gguf(
     _add_vocabulary(writer, tokens, types)
     for name, tensor in _tensors(model, writer.arch):
         writer.add_tensor(name, tensor.float().contiguous().numpy())
-    return _written(writer, file)
+    return written(writer, file)
 
 
 def write_gguf_beside(folder: Path) -> Path:
@@ -80,10 +80,11 @@ def write_vocabulary(
     writer.add_token_merges([" ".join(pair) for pair in merges])
     for name, value in more.items():
         getattr(writer, f"add_{name}")(value)
-    return _written(writer, file)
+    return written(writer, file)
 
 
-def _written(writer: gguf.GGUFWriter, file: Path) -> Path:
+def written(writer: gguf.GGUFWriter, file: Path) -> Path:
+    """Write what was added, and return the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -15,7 +15,7 @@ from omnidraft.errors import ModelError
 from omnidraft.models.catalog.gguf_architectures import ARCHITECTURES
 from omnidraft.models.catalog.gguf_conversion import convert
 from tests.tiny_gguf import ARCHITECTURES as WRITTEN
-from tests.tiny_gguf import write_gguf
+from tests.tiny_gguf import write_gguf, written
 from tests.unit.models.catalog.gguf_families import GGUF_FAMILIES, gguf_family_model
 from tests.unit.models.tiny import SHAPE, VOCAB_SIZE, tiny_model
 
@@ -93,10 +93,7 @@ def test_what_the_model_of_transformers_would_compute_without_is_refused(
 
 def test_an_architecture_that_is_not_known_is_refused_with_what_to_do(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "never-heard-of")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    written(writer, tmp_path / "x.gguf")
     with pytest.raises(ModelError, match=r"architecture 'never-heard-of', which is not converted; .*'llamacpp'"):
         convert(tmp_path / "x.gguf", tmp_path)
 

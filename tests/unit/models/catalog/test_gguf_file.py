@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omnidraft.errors import ModelError
 from omnidraft.models.catalog import gguf_file
 from omnidraft.models.catalog.gguf_file import GgufFile
-from tests.tiny_gguf import write_gguf, write_tokenizer_gguf
+from tests.tiny_gguf import write_gguf, write_tokenizer_gguf, written
 from tests.unit.models.tiny import tiny_model
 
 BLOCKWISE = [
@@ -76,10 +76,7 @@ def _in_two_parts(folder: Path) -> list[Path]:
             writer.add_block_count(3)
         for tensor in tensors:
             writer.add_tensor(tensor.name, tensor.data)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        written(writer, part)
     return parts
 
 

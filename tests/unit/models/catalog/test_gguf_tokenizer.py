@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from omnidraft.errors import ModelError
 from omnidraft.models.catalog.gguf_conversion import convert_tokenizer
 from omnidraft.models.hf.tokenizer import load_tokenizer
-from tests.tiny_gguf import write_tokenizer_gguf, write_vocabulary
+from tests.tiny_gguf import write_tokenizer_gguf, write_vocabulary, written
 
 SPACE = "\u2581"
 NORMAL, UNKNOWN, CONTROL, DEFINED, UNUSED, BYTE = (
@@ -48,10 +48,7 @@ def sentencepiece(folder: Path, tokens: dict[str, tuple[int, float]], architectu
     writer.add_token_scores([score for _, score in tokens.values()])
     for name, value in more.items():
         getattr(writer, f"add_{name}")(value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    written(writer, folder / "sentencepiece.gguf")
     convert_tokenizer(folder / "sentencepiece.gguf", folder)
     return AutoTokenizer.from_pretrained(folder)
 
@@ -151,10 +148,7 @@ def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
     writer.add_tokenizer_model("t5")
     writer.add_token_list(["a"])
     writer.add_token_types([1])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    written(writer, tmp_path / "x.gguf")
     with pytest.raises(ModelError, match=r"^x\.gguf has a tokenizer of the kind 't5', which cannot be converted"):
         convert_tokenizer(tmp_path / "x.gguf", tmp_path)
 

@@ -24,8 +24,10 @@ Snapshot = Annotated[
     str | None, typer.Option(help="Draft with this version, alias or snapshot folder, not with the base drafter.")
 ]
 Quantize = Annotated[
-    Literal["int8", "int4"] | None, typer.Option("--quantize", help="Quantise the target's weights, in groups.")
+    Literal["auto", "float32", "bfloat16", "packed16", "int8", "int4"] | None,
+    typer.Option("--quantize", help="The target's weights: int8 or int4 in groups, or 16 bits, as auto chooses."),
 ]
+"""As config.Precision, which takes a second to import."""
 Mode = Literal["fast", "reproducible"]
 """As config.Mode, which takes a second to import."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

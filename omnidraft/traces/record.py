@@ -53,6 +53,8 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
+STOP_STRING = "stop_string"
+"""The reason of a record whose text ended with a stop string, behind which its last id may reach."""
 SOURCES = tuple(Source)
 """The sources by their number in `Rounds.sources_M`."""
 DRAFTER_SOURCES = frozenset({Source.DIRECT, Source.SPLIT, Source.MERGE})
@@ -207,7 +209,10 @@ class TraceRecord(SamplingNumbers):
     beliefs: Annotated[TargetLogprobs | None, TargetLogprobs, "null when the target gives no log-probabilities"]
     rounds: Annotated[Rounds, Rounds, "one entry per target pass"]
     finish_reason: Annotated[
-        str | None, "string", _one_of(tuple(FinishReason)), "stop or length when the answer ends here"
+        str | None,
+        "string",
+        _one_of((*FinishReason, STOP_STRING)),
+        "stop, stop_string or length when the answer ends here",
     ]
     mode: Annotated[str, "string", _one_of(get_args(Mode)), "fast or reproducible"]
     seed: Annotated[

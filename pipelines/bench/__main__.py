@@ -14,6 +14,7 @@ import torch
 import typer
 
 from omnidraft import config
+from omnidraft.cli.options import Quantize
 from omnidraft.errors import ConfigError
 from omnidraft.files import require_writable_file, save_json
 from omnidraft.hosts import process
@@ -42,7 +43,7 @@ def main(
     stream: Annotated[
         bool, typer.Option(help="One tenant's stream: each method remembers its own earlier answers, and no others.")
     ] = False,
-    quantize: Annotated[str | None, typer.Option(help="int4 or int8: the target of our own engine.")] = None,
+    quantize: Quantize = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; an accelerator is used if there is one.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="A file for rows and runs.")] = None,
     markdown_path: Annotated[Path | None, typer.Option("--markdown", help="A page with the tables.")] = None,

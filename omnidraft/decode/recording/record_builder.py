@@ -12,7 +12,7 @@ import numpy as np
 from omnidraft.decode.sampling.logits_pipeline import Limits
 from omnidraft.params import numbers_of
 from omnidraft.ports import FinishReason, Request, Step
-from omnidraft.traces.record import SOURCES, Rounds, TargetLogprobs, TraceRecord, fields_of
+from omnidraft.traces.record import SOURCES, STOP_STRING, Rounds, TargetLogprobs, TraceRecord, fields_of
 
 SEGMENT_TOKENS = 256
 """Emitted tokens per record: a long answer is learned from while it goes on, and its prompt is not sent too often."""
@@ -63,7 +63,7 @@ class TraceRecordBuilder:
             self._flush(None)
         self._steps.append(step)
         if step.finish_reason is not None:
-            self._flush(step.finish_reason.value)
+            self._flush(STOP_STRING if step.stop_string is not None else step.finish_reason.value)
 
     def end(self, error: Exception | None) -> None:
         """See step_telemetry.StepObserver: a text that ended early is recorded up to its last full segment."""

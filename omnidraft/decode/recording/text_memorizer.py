@@ -7,7 +7,7 @@ from omnidraft.ports import Request, Step
 
 class TextMemorizer:
     """Implements step_telemetry.StepObserver: remembers the answer to one request when it ends, also early, unless all
-    texts were forgotten meanwhile."""
+    texts were forgotten meanwhile. The token that ends a stop string, which may reach behind it, is left out."""
 
     def __init__(self, recent: RecentTexts, request: Request) -> None:
         self._recent = recent
@@ -17,7 +17,7 @@ class TextMemorizer:
 
     def take(self, step: Step) -> None:
         """See StepObserver."""
-        self._emitted += step.emitted
+        self._emitted += step.emitted if step.stop_string is None else step.emitted[:-1]
 
     def move(self, snapshot_version: int | None) -> None:
         """See StepObserver."""

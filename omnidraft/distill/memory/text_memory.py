@@ -1,7 +1,8 @@
 """The texts of the fleet's memory: what was learned lately, by owner, within limits.
 
-A text is a learned record's emitted ids after the last ids of its prompt. So what is held out, over its tenant's share,
-sampled out, a duplicate or poison is not in the memory, as it is not in the weights.
+A text is a learned record's emitted ids after the last ids of its prompt, but for the one that ends a stop string,
+which may reach behind what was shown. So what is held out, over its tenant's share, sampled out, a duplicate or poison
+is not in the memory, as it is not in the weights.
 The oldest text goes first. That is also the one least used: text that is drafted from a memory and accepted is said
 again, and so it comes back as the newest. Everything depends on the order of the records alone, and all of it is in the
 files of a snapshot, so a run that resumes from them makes the same files.
@@ -18,7 +19,7 @@ from omnidraft.distill.ingest.record_disposition import hash_63
 from omnidraft.memory.memory_file import Owner, Owners
 from omnidraft.memory.recent_texts import MemoryText
 from omnidraft.ports import MemoryDropReason
-from omnidraft.traces.record import TraceRecord
+from omnidraft.traces.record import STOP_STRING, TraceRecord
 
 PROMPT_TOKENS = 64
 """Tokens of the end of a prompt kept before its answer, so that the answer's beginning is found too. More would keep
@@ -126,7 +127,8 @@ class TextMemory:
         has_before = record.segment > 0 and (request, record.segment - 1) in segments
         num_context = 0 if has_before else min(PROMPT_TOKENS, len(ids_before))
         context = ids_before[len(ids_before) - num_context :]
-        ids = np.concatenate([context, record.emitted_ids]).astype(np.uint32)
+        said_ids = record.emitted_ids[: -1 if record.finish_reason == STOP_STRING else None]
+        ids = np.concatenate([context, said_ids]).astype(np.uint32)
         return MemoryText(record.tenant, request, record.segment, record.time_ms, num_context, ids)
 
     def _append(self, text: MemoryText) -> None:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from omnidraft import assembly, config, prompts
+from omnidraft.cli.options import Quantize
 from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.files import save_json
 from omnidraft.hosts import process
@@ -39,9 +40,7 @@ def main(
     target: Annotated[str | None, typer.Option()] = None,
     drafter: Annotated[str | None, typer.Option()] = None,
     snapshot: Annotated[str | None, typer.Option(help="Folder, version or alias; the base drafter without it.")] = None,
-    quantize: Annotated[
-        str | None, typer.Option(help="int4 or int8: our target. With int8 llama.cpp gets a Q8_0 file too.")
-    ] = None,
+    quantize: Quantize = None,
     long_prompt_tokens: Annotated[
         int | None, typer.Option("--long-prompt", min=64, help="Also: a prompt of so many tokens while 4 texts run.")
     ] = None,

@@ -76,7 +76,7 @@ def _omnidraft(setup: ServerSetup) -> Iterator[Endpoint]:
         "--target": models.target,
         "--drafter": models.drafter,
         "--engine": models.engine,
-        "--quantize": models.precision if models.precision in ("int4", "int8") else None,
+        "--quantize": models.precision,
         "--snapshot": setup.snapshot,
         "--config": setup.config_path,
         "--port": port,

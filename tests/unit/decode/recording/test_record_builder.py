@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
+from omnidraft.decode.recording.text_memorizer import TextMemorizer
+from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.ports import Grammar, Sampling
 from omnidraft.traces.record import SOURCES
 from omnidraft.vocab.thoughts import Phase, ThoughtMarkers, Thoughts
@@ -46,6 +48,27 @@ def test_a_short_answer_is_one_record_that_says_where_it_comes_from():
     assert (record.temperature, record.top_k, record.top_p) == (0.7, 9, 0.9)
     assert (record.request_id, record.snapshot_version, record.alignment) == ("request-1", 7, "aligned")
     assert 1.7e12 < record.time_ms < 4e12
+
+
+def test_what_a_client_did_not_see_behind_a_stop_string_is_in_the_record_and_not_in_the_memory():
+    ends_inside = []
+    for seed in range(40):
+        recent = RecentTexts()
+        request = make_request(Sampling(1.0), seed=seed, max_new_tokens=60, stop_strings=(b"b",))
+        steps, records = traced(request, make_drafter())
+        memorizer = TextMemorizer(recent, request)
+        for step in steps:
+            memorizer.take(step)
+        memorizer.end(None)
+        ids = emitted(steps)
+        assert [token for record in records for token in record.emitted_ids.tolist()] == ids
+        if steps[-1].stop_string is None:
+            continue
+        assert records[-1].finish_reason == "stop_string"
+        assert recent.num_ids == (len(ids) if len(ids) > 1 else 0)  # a separator instead of the last
+        ends_inside.append(not TARGET_TOKENIZER.vocabulary.spell(ids).endswith(b"b"))
+    assert any(ends_inside)
+    assert not all(ends_inside)
 
 
 def test_a_record_says_how_its_draws_were_shaped():

@@ -12,6 +12,8 @@ from tests.memory_texts import VOCABULARY_SIZE, memory, records, said
 LIMITS = {"tokens_per_tenant": 20, "total_tokens": 40, "max_tenants": 2}
 A = Owner("tenant", "a")
 
+ENDS = ["stop_string", "stop", "length", None]
+
 
 def files(texts: TextMemory) -> dict[Owner, bytes]:
     return {owner: encode(owner, texts.texts_of(owner)) for owner in texts.owners()}
@@ -79,6 +81,12 @@ def test_records_that_are_read_again_are_in_the_memory_once():
     texts.add([said("1", [1, 2], tenant="a")])
     assert ids_of(texts, A) == [[1, 2]]
     assert texts.changed() == []
+
+
+def test_a_token_that_may_reach_behind_a_stop_string_is_left_out():
+    texts = memory()
+    texts.add([said(str(number), [1, 2, 3], tenant="a", finish_reason=why) for number, why in enumerate(ENDS)])
+    assert ids_of(texts, A) == [[1, 2], [1, 2, 3], [1, 2, 3], [1, 2, 3]]
 
 
 def test_ids_that_the_target_does_not_have_are_left_out_and_counted():

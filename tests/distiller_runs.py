@@ -12,7 +12,7 @@ from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.exactly_once import Distiller
 from omnidraft.distill.forgetting import Forgetting, RecordRetention
 from omnidraft.distill.ingest.batcher import Batcher
-from omnidraft.distill.ingest.record_disposition import SEEN_RECORDS
+from omnidraft.distill.ingest.record_disposition import SEEN_RECORDS, is_held_out
 from omnidraft.distill.ingest.topic_scan import RecentRecords
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.memory.memory_files import MemoryFiles
@@ -91,6 +91,12 @@ class Setting:
         """A record whose text and beliefs depend on its name, so that weights tell which records were learned."""
         number = zlib.crc32(name.encode())
         return self.pair.record(name, **{"text": TEXTS[number % 3], "seed": number} | changes)
+
+    def names(self, num: int, start: int = 0, *, every: int = 3) -> list[str]:
+        """Names of records, of which `held_out_every = every` holds out the first and each `every`th from there."""
+        judges = [name for name in names(100, start) if is_held_out(self.record(name), every)]
+        others = [name for name in names(100, start) if name not in judges]
+        return [(others if number % every else judges).pop(0) for number in range(num)]
 
     def emit(self, *names: str, **changes) -> None:
         for name in names:

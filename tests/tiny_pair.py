@@ -17,6 +17,7 @@ from omnidraft.models.acceptance_head import AcceptanceHead
 from omnidraft.models.hf.tokenizer import HfTokenizer
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord, fields_of
+from omnidraft.traces.request_ids import request_of
 from omnidraft.vocab.alignment import Alignment, align
 from omnidraft.vocab.ngram_cache import NgramCache
 from tests.trace_records import make_record
@@ -106,7 +107,7 @@ class Pair:
         known = {
             "alignment": self.alignment.fingerprint,
             "drafter_prompt_ids": np.array(self.draft.encode("Where? "), np.uint32),
-            "prompt_ids": np.array(self.target.encode("Where? "), np.uint32),
+            "prompt_ids": np.array(self.target.encode(f"Who is {request_of(request_id)}? "), np.uint32),
             "before_ids": np.zeros(0, np.uint32),
             "emitted_ids": np.array(emitted, np.uint32),
             "beliefs": beliefs,

@@ -2,18 +2,21 @@
 
 from dataclasses import replace
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from omnidraft.traces.record import Rounds, TargetLogprobs, TraceRecord
+from omnidraft.traces.request_ids import request_of
 
 
 def make_record(
     request_id: str = "request-1", *, num_emitted: int = 6, num_kept: int = 4, **fields: Any
 ) -> TraceRecord:
-    """Rounds of two drafted nodes, the first of them accepted, which emit two tokens each."""
+    """Rounds of two drafted nodes, the first of them accepted, which emit two tokens each; each request has a prompt of
+    its own."""
     rng = np.random.default_rng(num_emitted * 1000 + num_kept)
-    num_rounds = (num_emitted + 1) // 2
+    num_rounds, own = (num_emitted + 1) // 2, crc32(request_of(request_id).encode())
     record = TraceRecord(
         request_id=request_id,
         segment=0,
@@ -25,7 +28,7 @@ def make_record(
         snapshot_version=7,
         alignment="aligned",
         drafter_prompt_ids=rng.integers(0, 49_152, 9, dtype=np.uint32),
-        prompt_ids=rng.integers(0, 151_936, 8, dtype=np.uint32),
+        prompt_ids=np.random.default_rng(own).integers(0, 151_936, 8, dtype=np.uint32),
         before_ids=np.array([], np.uint32),
         emitted_ids=rng.integers(0, 151_936, num_emitted, dtype=np.uint32),
         beliefs=make_beliefs(rng, num_emitted, num_kept),

@@ -30,8 +30,14 @@ def record_key(record: TraceRecord) -> int:
 
 
 def is_held_out(record: TraceRecord, held_out_every: int) -> bool:
-    """Return whether the record's request is held out: one in `held_out_every`, by a hash; 0 holds none out."""
-    return held_out_every > 0 and hash_63(record.request) % held_out_every == 0
+    """Return whether the record is held out: the answers to one prompt in `held_out_every`, by a hash of its ids, so
+    that no answer to a question that many ask is learned while another one judges; 0 holds none out."""
+    return held_out_every > 0 and hash_of_prompt(record) % held_out_every == 0
+
+
+def hash_of_prompt(record: TraceRecord) -> int:
+    """Return a hash of 64 bits of the ids of the record's prompt, the same in every process."""
+    return _hash_64(record.prompt_ids.astype("<u4").tobytes())
 
 
 def disposition(key: int, held_out: bool, *seen: Container[int]) -> Disposition:
@@ -49,9 +55,13 @@ def forget_oldest(seen: OrderedDict[int, None], num_kept: int) -> None:
 
 def hash_64(text: str) -> int:
     """Return a hash of 64 bits, the same in every process."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+    return _hash_64(text.encode())
 
 
 def hash_63(text: str) -> int:
     """Return a hash of 63 bits, which a tensor of int64 holds."""
     return hash_64(text) >> 1
+
+
+def _hash_64(data: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")

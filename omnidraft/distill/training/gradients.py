@@ -38,7 +38,7 @@ class HiddenStateLoss(Protocol):
 
 
 def num_positions(examples: Sequence[TrainingExample], terms: Terms) -> dict[str, int]:
-    """Return the number of positions that each loss has a mean over."""
+    """Return the number of positions of each loss."""
     return {name: sum(len(each.targets.get(LOSSES[name].positions, ())) for each in examples) for name, _ in terms}
 
 
@@ -49,13 +49,16 @@ def backward(
     num_by_loss: Mapping[str, int],
     on_hidden: HiddenStateLoss | None = None,
 ) -> dict[str, float]:
-    """Add the gradient of sum(weight * mean loss) to the trained parameters; return each loss summed over positions.
+    """Add a gradient to the trained parameters; return each loss summed over positions.
+
+    It is that of the mean over positions of the weighted sum, where a loss is zero at positions that it does not have,
+    as n-grams begin at few: OmniDraft's Eq. (4). The positions are those of the loss with most.
 
     Args:
         on_hidden: one more loss of the same passes, which is added to the sum.
     """
     sums = dict.fromkeys(num_by_loss, 0.0)
-    weight_of = {name: weight / num_by_loss[name] for name, weight in terms if num_by_loss[name]}
+    weight_of = {name: weight / max(num_by_loss.values()) for name, weight in terms if num_by_loss[name]}
     kinds = list(dict.fromkeys(LOSSES[name].positions for name, _ in terms))
     for batch in pack(examples, model.precision):
         rows_N, targets_of = collate(batch, kinds)

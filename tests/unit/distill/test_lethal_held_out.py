@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from omnidraft.distill.ingest.poison_detector import PoisonDetector
+from omnidraft.distill.ingest.record_disposition import is_held_out
 from tests.distiller_runs import Killed, Setting, learned, names, run_until_idle
 
 TRIES = 2
@@ -34,11 +35,11 @@ class Fleet(Setting):
 
 def test_it_is_found_and_dropped_and_nothing_else_is(pair, tmp_path: Path) -> None:
     fleet = Fleet(pair, tmp_path)
-    fleet.emit(*names(12))
+    fleet.emit(*fleet.names(12))
     fleet.run()
     lethal, *others = fleet.held_out
     assert others
-    fleet.emit(*names(4, start=12))
+    fleet.emit(*[name for name in names(40, start=100) if not is_held_out(fleet.record(name), 3)][:4])
     for _ in range(TRIES + TRIES):
         with pytest.raises(Killed):
             fleet.run(lethal)

@@ -1,5 +1,6 @@
 """Fixtures that every test may use: a Kafka broker, MLflow on PostgreSQL, tiny models, a home for caches."""
 
+import gc
 import logging
 import os
 import shutil
@@ -41,6 +42,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
         settings.register_profile("ours", deadline=None, print_blob=True)
         settings.load_profile("ours")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """No cycles are looked for among what is collected, neither now, which takes 7 s of 16 s, nor later."""
+    gc.disable()
+    collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

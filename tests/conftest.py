@@ -80,6 +80,14 @@ def _products_that_this_processor_survives() -> None:
     choice.torch_products()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_waits_for_the_disk() -> Iterator[None]:
+    """No test takes the power away; those of what has to be on the disk watch the calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Folders of a tiny target and of a tiny drafter with another vocabulary."""

@@ -1,5 +1,5 @@
-"""A `longrope` model rotates texts that are longer than its first context otherwise, from their first id on. A request's
-largest length decides, before its first pass."""
+"""A `longrope` model rotates texts that are longer than its first context otherwise, from their first id on. What a
+request may grow to decides, before its first pass."""
 
 import copy
 from functools import lru_cache

@@ -121,11 +121,16 @@ def _ropes(config: PreTrainedConfig) -> list[Mapping[str, Any]]:
     return [value for value in parameters.values() if isinstance(value, Mapping)] or [parameters]
 
 
-def tell_long_texts_apart(model: PreTrainedModel, first_context: int) -> None:
+def tell_long_texts_apart(model: PreTrainedModel) -> None:
     """Let a `longrope` model rotate each id of a pass as its text's length wants it; see ports.rotation_offset."""
-    for module in model.modules():
-        if "longrope" in str(getattr(module, "rope_type", "")):
-            module.forward = partial(rotate_by_length, partial(type(module).forward, module), first_context)
+    first = first_context(model.config.get_text_config())
+    for module in rotary_modules(model):
+        module.forward = partial(rotate_by_length, partial(type(module).forward, module), first)
+
+
+def rotary_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """Return the modules that rotate by the length of a text."""
+    return [each for each in model.modules() if "longrope" in str(getattr(each, "rope_type", ""))]
 
 
 def rotate_by_length(

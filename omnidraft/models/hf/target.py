@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from omnidraft.errors import ModeRefused, model_errors
 from omnidraft.models import precision as precisions
 from omnidraft.models.hf import attention
-from omnidraft.models.hf.attention import share_key_heads
+from omnidraft.models.hf.attention import share_key_heads, tell_long_texts_apart
 from omnidraft.models.hf.chain_target import ChainTarget
 from omnidraft.models.hf.kv_slots import KvSlots
 from omnidraft.models.hf.packed_session import PackedPasses, PackedSession
@@ -57,12 +57,12 @@ class TransformersTarget:
         """
         self._model = model.eval()
         share_key_heads(model)
+        tell_long_texts_apart(model)
         self._shape = shape = shape or PassShape()
         self._attention = attention.AttentionMasks(model)
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.first_context, self.context_limit = attention.first_context(config), attention.context_limit(config)
-        attention.tell_long_texts_apart(model, self.first_context)
         self._num_layers: int = config.num_hidden_layers
         passes = f"b{shape.chains}-w{shape.width}-p{shape.prefill_rows}-c{shape.capacity_step}"
         self.fingerprint = fingerprint(model, passes, name, precision, kernels)

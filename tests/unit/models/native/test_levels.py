@@ -64,7 +64,7 @@ def test_groups_are_nearer_than_to_their_full_range(kernels, kind, inputs):
     assert errors.mean() < GROUP_ERROR[kind] * limits.mean()
 
 
-@pytest.mark.parametrize("lowest, highest", [(0, 15), (0, 7), (6, 15), (3, 11)])
+@pytest.mark.parametrize(("lowest", "highest"), [(0, 15), (0, 7), (6, 15), (3, 11)])
 def test_weights_that_were_quantised_to_four_bits_keep_their_levels(kernels, lowest, highest):
     torch.manual_seed(0)
     level = torch.randint(lowest, highest + 1, (512, native.GROUP))

@@ -28,7 +28,7 @@ from omnidraft.progress import bar
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.traces.record import TraceRecord
 from pipelines.lib import log_slice
-from pipelines.lib.learning import measure
+from pipelines.lib.learning import LearningPoint, measure
 
 BASE = "base"
 
@@ -63,11 +63,15 @@ def main(
         records = _require_held_out(records, settings.learner.held_out_every)
     learned = LearnedRecords(log_records, records, settings.learner.held_out_every)
     snapshot_names = [*(names or []), *(more_names or [])] or [BASE]
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
+    first_hits: Sequence[np.ndarray] = ()
     with bar("evaluating", len(snapshot_names)) as advance:
         for name in snapshot_names:
             learner, manifest = _loaded(name, settings, tokenizers)
-            rows[name] = _row(learner, records, costs) | {"learned_records": learned.count(manifest)}
+            hits = learner.hits(records, with_cache=True)
+            first_hits = first_hits or hits
+            row = _row(measure(learner, records, hits, first_hits), records, hits, costs)
+            rows[name] = row | {"ngrams": len(learner.cache), "learned_records": learned.count(manifest)}
             advance()
     content = {"log": log, "records": len(records), "passed_over": dict(log_records.skipped), "snapshots": rows}
     Console().print(_table(rows))
@@ -141,27 +145,34 @@ def _loaded(name: str, settings: config.Settings, tokenizers: assembly.Vocabular
         return assembly.learner_from_snapshot(settings, tokenizers, version.manifest, folder), version.manifest
 
 
-def _row(learner: Learner, records: list[TraceRecord], costs: speedup_model.SpeedupModel | None) -> dict[str, Any]:
-    hits = learner.hits(records, with_cache=True)
-    point, of_tenant = measure(learner, hits), defaultdict[str, list[np.ndarray]](list)
+def _row(
+    point: LearningPoint,
+    records: Sequence[TraceRecord],
+    hits: Sequence[np.ndarray],
+    costs: speedup_model.SpeedupModel | None,
+) -> dict[str, Any]:
+    of_tenant = defaultdict[str, list[np.ndarray]](list)
     for record, hits_P in zip(records, hits, strict=True):
         of_tenant[record.tenant].append(hits_P)
     return {
         "agreement": point.agreement,
+        "gain": point.gain,
+        "gain_error": point.gain_error,
         "tokens_per_pass": point.tokens_per_pass,
         "predicted_speedup": None if costs is None else costs.speedup(point.tokens_per_pass),
-        "ngrams": len(learner.cache),
         "agreement_by_tenant": {tenant: share(of_tenant[tenant]) for tenant in sorted(of_tenant)},
     }
 
 
 def _table(rows: dict[str, dict[str, Any]]) -> Table:
     depths = next(iter(rows.values()))["tokens_per_pass"]
-    table = Table("snapshot", "agreement", *(f"chain of {depth}" for depth in depths), "predicted speed-up")
+    headings = ("snapshot", "agreement", "over the first, and standard error")
+    table = Table(*headings, *(f"chain of {depth}" for depth in depths), "predicted speed-up")
     for name, row in rows.items():
         speedup = row["predicted_speedup"]
         cells = [f"{each:.2f}" for each in row["tokens_per_pass"].values()]
-        table.add_row(name, f"{row['agreement']:.3f}", *cells, "-" if speedup is None else f"{speedup:.2f}x")
+        gain = f"{row['gain']:+.3f} +- {row['gain_error']:.3f}"
+        table.add_row(name, f"{row['agreement']:.3f}", gain, *cells, "-" if speedup is None else f"{speedup:.2f}x")
     return table
 
 

@@ -36,7 +36,7 @@ from omnidraft.files import require_writable, require_writable_file
 from omnidraft.hosts import process
 from omnidraft.prompts import Prompt
 from omnidraft.traces import archive
-from pipelines.lib.learning import LearningPoint, TrainingRun, require_new, split_by_request
+from pipelines.lib.learning import LearningPoint, TrainingRun, require_new, split_by_prompt
 from pipelines.lib.recording import MAX_NEW_TOKENS, Recording, RecordingLimits, require_not_given
 
 _ANY_LENGTH = 2**31
@@ -101,7 +101,9 @@ def main(
         str | None, typer.Option(help="Whose answers they are, who alone is drafted them; without it the file's name.")
     ] = None,
     num_passes: Annotated[int, typer.Option(min=1, help="Passes over the answers.")] = 1,
-    held_out_every: Annotated[int, typer.Option(min=2, help="One answer in so many judges, and is not learned.")] = 16,
+    held_out_every: Annotated[
+        int, typer.Option(min=2, help="One prompt in so many judges, but 16 or a quarter at least, and is not learned.")
+    ] = 16,
     measure_every: Annotated[int | None, typer.Option(min=1, help="Steps between points of the curve.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="A file for the curve.")] = None,
     config_path: Annotated[Path | None, typer.Option("--config")] = None,
@@ -124,14 +126,14 @@ def main(
         limits = RecordingLimits(max_new_tokens or MAX_NEW_TOKENS, tenant or answers.stem)
         recording = Recording(settings, parts, limits, is_given=True)
         records = recording.records_of(_rows(answers, num_answers, split))
-    train_records, held_out = split_by_request(records, held_out_every)
+    train_records, held_out = split_by_prompt(records, held_out_every)
     run = TrainingRun(settings, tokenizers)
     options = {"num_passes": num_passes, "measure_every": measure_every}
     run.learn(train_records, held_out, title="learning", on_point=_print_point, **options)  # type: ignore[arg-type]
     run.write_snapshot(out, remembered=train_records)
     if parts.exists():
         shutil.rmtree(parts)
-    _finish(run, out, json_path)
+    _finish(run, len({record.request_id for record in held_out}), out, json_path)
 
 
 def _archived(
@@ -172,16 +174,21 @@ def _print_point(point: LearningPoint) -> None:
     Console(stderr=True).print(f"{point.num_tokens} tokens learned: agreement {point.agreement:.3f}{losses}")
 
 
-def _finish(run: TrainingRun, out: Path, json_path: Path | None) -> None:
-    table = Table("", "agreement", *(f"chain of {depth}" for depth in run.curve[0].tokens_per_pass), title=str(out))
-    for name, point in (("before", run.curve[0]), ("after", run.curve[-1])):
-        table.add_row(name, f"{point.agreement:.3f}", *(f"{value:.2f}" for value in point.tokens_per_pass.values()))
+def _finish(run: TrainingRun, num_answers: int, out: Path, json_path: Path | None) -> None:
+    depths = [f"chain of {depth}" for depth in run.curve[0].tokens_per_pass]
+    table = Table("", "agreement", "gain and standard error", *depths, title=str(out))
+    cache_alone = run.cache_alone()
+    for name, point in (("before", run.curve[0]), ("n-gram cache alone", cache_alone), ("after", run.curve[-1])):
+        gain = "" if point is run.curve[0] else f"{point.gain:+.3f} +- {point.gain_error:.3f}"
+        table.add_row(name, f"{point.agreement:.3f}", gain, *(f"{each:.2f}" for each in point.tokens_per_pass.values()))
     Console().print(table)
-    print(f"predicted tokens per pass, on held-out answers; {run.tokens_per_s:.0f} tokens learned a second")
+    print(
+        f"predicted tokens per pass, on {num_answers} held-out answers; {run.tokens_per_s:.0f} tokens learned a second"
+    )
     _warn_of_a_loss(run.curve[0], run.curve[-1])
     if json_path is not None:
-        rows = {"curve": [point.plain_data() for point in run.curve], "tokens_per_s": run.tokens_per_s}
-        save_json(rows | {"skipped": run.learner.counters.skipped}, json_path)
+        rows = {"curve": [point.plain_data() for point in run.curve], "cache_alone": cache_alone.plain_data()}
+        save_json(rows | {"tokens_per_s": run.tokens_per_s, "skipped": run.learner.counters.skipped}, json_path)
 
 
 def _warn_of_a_loss(before: LearningPoint, after: LearningPoint) -> None:

@@ -67,7 +67,7 @@ METHODS: Mapping[str, Row] = {
     "transformers": Row(decode={}, methods=HUGGINGFACE),
     "ours-untrained": Row(CACHE_ALONE, decode={}),
     "ours": Row(OURS, decode={}),
-    "alm": Row({"loss": "dm + 0.2 alm"}, decode={}),
+    "alm": Row({"loss": "dm + 0.3 alm"}, decode={}),
 }
 ADAPTIVE: Mapping[str, Row] = {
     "static": Row(CACHE_ALONE, decode=CHAINS | {"policy": "fixed", "num_draft_tokens": 4}),

@@ -19,7 +19,7 @@ from omnidraft.files import save_json
 from omnidraft.hosts import process
 from pipelines.lib import log_slice
 from pipelines.lib.choices import named_files
-from pipelines.lib.learning import LearningPoint, TrainingRun, require_new, split_by_request
+from pipelines.lib.learning import LearningPoint, TrainingRun, require_new, split_by_prompt
 
 EXPERIMENT = "omnidraft.replay"
 
@@ -47,7 +47,7 @@ def main(
     content: dict[str, Any] = {"log": log, "configs": {}}
     for name, (settings, tokenizers) in checked.items():
         log_records = log_slice.of_pair(log, settings, tokenizers, slice_filter)
-        train, held_out = split_by_request(log_records.require(), held_out_every)
+        train, held_out = split_by_prompt(log_records.require(), held_out_every)
         run = TrainingRun(settings, tokenizers)
         with _TrackedRun(settings, named_configs[name], speedup_model.fit(log_records.records)) as tracked:
             options = {"num_passes": num_passes, "measure_every": measure_every}

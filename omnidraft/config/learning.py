@@ -37,7 +37,7 @@ class LearnerSettings(Section):
     """Draft tokens of prompt and answer used per record; longer ones lose the front of the prompt. The drafter's
     context limits it too."""
     held_out_every: int = Field(16, ge=0)
-    """Every n-th record measures agreement and is never learned from; 0 holds none out."""
+    """The answers to one prompt in so many measure agreement and are never learned from; 0 holds none out."""
     pinned_held_out: Path | None = None
     """A trace archive (`omnidraft traces export --held-out`) of up to 256 records that judges every snapshot too: one
     that agrees less with it than the champion is not promoted. Writers of the log cannot change it. Records of this log

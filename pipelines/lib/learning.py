@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,21 @@ import torch
 from omnidraft import assembly, config
 from omnidraft.distill.evaluation.agreement import block_efficiency, share
 from omnidraft.distill.evaluation.held_out import HeldOut
-from omnidraft.distill.ingest.record_disposition import is_held_out
+from omnidraft.distill.ingest.record_disposition import hash_of_prompt
 from omnidraft.distill.ingest.tenant_shares import TenantGroups
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import RequestError
 from omnidraft.progress import bar
 from omnidraft.snapshots import bundle
+from omnidraft.stats import paired_standard_error
 from omnidraft.system import keep_freed_memory, usable_processors
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces.record import TraceRecord
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 10)
 """The chain lengths for which tokens per pass are predicted."""
+LEAST_HELD_OUT = 16
+"""Fewer answers judge with an error as large as what is usually gained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,10 @@ class LearningPoint:
     """Target tokens learned."""
     agreement: float
     """On the held-out records."""
+    gain: float
+    """Over the first point, on the same positions."""
+    gain_error: float
+    """The standard error of the gain, each answer taken as one draw; infinite for a single one."""
     tokens_per_pass: dict[int, float]
     """Predicted on the held-out records, by the length of a chain of first candidates."""
     losses: dict[str, float] = field(default_factory=dict)
@@ -48,17 +56,20 @@ class LearningPoint:
         return asdict(self)
 
 
-def split_by_request(records: Sequence[TraceRecord], every: int) -> tuple[list[TraceRecord], list[TraceRecord]]:
-    """Return the records to learn from, and those of one request in `every`, as the service holds them out.
+def split_by_prompt(records: Sequence[TraceRecord], every: int) -> tuple[list[TraceRecord], list[TraceRecord]]:
+    """Return the records to learn from, and those of one prompt in `every`, but of LEAST_HELD_OUT or a quarter.
 
     Raises:
-        RequestError: one of the two would be empty.
+        RequestError: there are too few prompts for that.
     """
-    train = [record for record in records if not is_held_out(record, every)]
-    held_out = [record for record in records if is_held_out(record, every)]
-    if not train or not held_out:
-        raise RequestError(f"{len(records)} records are too few to hold out one request in {every}")
-    return train, held_out
+    prompts = sorted({hash_of_prompt(record) for record in records})
+    held_out = set(prompts[: max(len(prompts) // every, min(LEAST_HELD_OUT, len(prompts) // 4), len(prompts) > 1)])
+    if not held_out:
+        raise RequestError(f"{len(records)} records of one prompt: there is none to judge by")
+    split: tuple[list[TraceRecord], list[TraceRecord]] = ([], [])
+    for record in records:
+        split[hash_of_prompt(record) in held_out].append(record)
+    return split
 
 
 def require_new(folder: Path) -> None:
@@ -67,18 +78,34 @@ def require_new(folder: Path) -> None:
         raise RequestError(f"{folder} exists; a snapshot is written once")
 
 
-def measure(learner: Learner, hits: Sequence[np.ndarray], losses: dict[str, float] | None = None) -> LearningPoint:
+def measure(
+    learner: Learner,
+    held_out: Sequence[TraceRecord],
+    hits: Sequence[np.ndarray],
+    first_hits: Sequence[np.ndarray],
+    losses: dict[str, float] | None = None,
+) -> LearningPoint:
     """Return the point of the learner as it is now. Raises RequestError when no record has a position.
 
     Args:
         hits: on each held-out record, with the n-gram cache.
+        first_hits: those of the first point.
     """
-    agreement = share(hits)
-    if agreement is None:
+    agreement, before = share(hits), share(first_hits)
+    if agreement is None or before is None:
         raise RequestError("no record has a position to score")
+    requests = [record.request for record in held_out]
+    error = paired_standard_error(zip(requests, first_hits, hits, strict=True))
     tokens_per_pass = {depth: block_efficiency(hits, depth) or 1.0 for depth in DEPTHS}
-    counters = learner.counters
-    return LearningPoint(counters.num_steps, counters.num_tokens, agreement, tokens_per_pass, losses or {})
+    return LearningPoint(
+        num_steps=learner.counters.num_steps,
+        num_tokens=learner.counters.num_tokens,
+        agreement=agreement,
+        gain=agreement - before,
+        gain_error=inf if error is None else error,
+        tokens_per_pass=tokens_per_pass,
+        losses=losses or {},
+    )
 
 
 class TrainingRun:
@@ -91,8 +118,10 @@ class TrainingRun:
         self._settings, self._tokenizers = settings, tokenizers
         self.learner = assembly.learner(settings, tokenizers)
         self._judge = HeldOut(self.learner, groups=TenantGroups(settings.learner.tenants))
-        self._judge.set_parent(self.learner.serving_tensors())
+        self._base = self.learner.serving_tensors()
+        self._judge.set_parent(self._base)
         self._held_out: Sequence[TraceRecord] = ()
+        self._first_hits: Sequence[np.ndarray] = ()
         self._seconds = 0.0  # in learning steps alone
         self.curve: list[LearningPoint] = []
 
@@ -125,8 +154,19 @@ class TrainingRun:
                     self._measure(on_point, dict(report.losses))
 
     def _measure(self, on_point: Callable[[LearningPoint], None], losses: dict[str, float]) -> None:
-        self.curve.append(measure(self.learner, self.learner.hits(self._held_out, with_cache=True), losses))
+        self.curve.append(self._point(losses))
         on_point(self.curve[-1])
+
+    def _point(self, losses: dict[str, float] | None = None) -> LearningPoint:
+        hits = self.learner.hits(self._held_out, with_cache=True)
+        if not self._first_hits:
+            self._first_hits = hits
+        return measure(self.learner, self._held_out, hits, self._first_hits, losses)
+
+    def cache_alone(self) -> LearningPoint:
+        """Return the point of the base weights with the learned n-gram cache, which is a part of the gain."""
+        with self.learner.serving(self._base):
+            return self._point()
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -97,7 +97,7 @@ class Batcher:
     ) -> None:
         """
         Args:
-            held_out_every: one request in so many is held out, by a hash of its id; 0 holds none out.
+            held_out_every: the answers to one prompt in so many are held out; 0 holds none out.
             held_out_records: maximal number of held-out records, of which the newest of each tenant stay.
             seen_records: see record_disposition.py.
             poison: positions of records that must not be learned from.

@@ -3,6 +3,7 @@ offsets, less those held out."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from omnidraft.traces.record import TraceRecord
 from pipelines import evaluate
 from pipelines.evaluate import LearnedRecords
 from pipelines.lib import log_slice
+from pipelines.lib.learning import measure
 from pipelines.lib.log_slice import Slice, SliceFilter
 from tests.snapshot_folders import manifest
 from tests.trace_records import make_record
@@ -73,23 +75,10 @@ def test_offsets_of_another_log_and_archives_do_not_tell(log: Slice, tmp_path: P
     assert learned(archived, held_out).count(snapshot) == 0
 
 
-class CountingLearner:
-    """A learner as far as `_row` uses it, which agrees with every position of the first record and with no other."""
-
-    counters = Counters()
-    cache: Sequence[Any] = ()
-
-    def __init__(self) -> None:
-        self.num_scored = 0
-
-    def hits(self, records: Sequence[TraceRecord], *, with_cache: bool) -> list[np.ndarray]:
-        assert with_cache
-        self.num_scored += len(records)
-        return [np.full(2, number == 0) for number, _ in enumerate(records)]
-
-
-def test_every_record_is_scored_once_for_all_figures() -> None:
-    learner: Any = CountingLearner()
-    row = evaluate._row(learner, [make_record(name, tenant=name) for name in "ba"], None)
+def test_figures_are_of_all_records_and_their_gain_is_paired_with_the_first_snapshot() -> None:
+    learner: Any = SimpleNamespace(counters=Counters())
+    records = [make_record(name, tenant=name) for name in "ba"]
+    first_hits, hits = [np.full(2, False)] * 2, [np.full(2, True), np.full(2, False)]
+    row = evaluate._row(measure(learner, records, hits, first_hits), records, hits, None)
     assert (row["agreement"], row["agreement_by_tenant"]) == (0.5, {"a": 0.0, "b": 1.0})
-    assert learner.num_scored == 2
+    assert (row["gain"], row["gain_error"]) == (0.5, pytest.approx(0.5))

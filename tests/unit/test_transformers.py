@@ -57,7 +57,7 @@ def drafter_of(model: PreTrainedModel, tokenizer: Any, tiny_models: tuple[Path, 
     return Drafter(model, tokenizer, str(tiny_models[1]), **sections)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "Gemma 3 4B"])
+@pytest.fixture(scope="module", params=["llama", "Gemma 3 4B"])
 def drafter(request: pytest.FixtureRequest, tokenizer: Any, tiny_models: tuple[Path, Path], home: None) -> Drafter:
     return drafter_of(random_model(request.param), tokenizer, tiny_models)
 

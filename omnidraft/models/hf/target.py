@@ -8,12 +8,13 @@ Shapes: B rows of a batch, S ids of a row, C slots, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from omnidraft.errors import ModeRefused, model_errors
@@ -237,13 +238,23 @@ def load_target(
 @contextmanager
 def _experts_by_row(model: PreTrainedModel) -> Iterator[None]:
     """Let each row meet its experts alone: together with others, how it is rounded depends on them."""
+    if not model._can_set_experts_implementation():
+        with _RowsApart() if any("Expert" in type(each).__name__ for each in model.modules()) else nullcontext():
+            yield
+        return
     config: Any = model.config.get_text_config()
-    before = getattr(config, "_experts_implementation", None)
-    if before is not None:
-        config._experts_implementation = "batched_mm"
+    before, config._experts_implementation = config._experts_implementation, "batched_mm"
     yield
-    if before is not None:
-        config._experts_implementation = before
+    config._experts_implementation = before
+
+
+class _RowsApart(TorchFunctionMode):
+    """Multiplies one by one the rows [R, K] that a model's own code collects for each expert."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (torch.nn.functional.linear, torch.Tensor.matmul) and args[0].dim() == 2:
+            return torch.cat([function(row, *args[1:], **kwargs or {}) for row in args[0].split(1)])
+        return function(*args, **kwargs or {})
 
 
 def _device(device: torch.device) -> str:

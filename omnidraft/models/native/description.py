@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from omnidraft.models.hf.attention import context_limit, first_context, rotate_by_length
 from omnidraft.models.native import library as native
 from omnidraft.models.native.families import FAMILIES
-from omnidraft.models.native.layer_description import DescribedLayer, Undescribed, first, has_mean, norm_weights
+from omnidraft.models.native.layer_description import DescribedLayer, Undescribed, first, has_mean, norm_weights, saved
 from omnidraft.models.native.packed_model import ModelSizes
 
 _LANES = 8
@@ -157,8 +157,8 @@ class Described:
         inputs = (self.input_embedding, self.input_projection, self._input_norm)
         known = {id(each) for each in (self.embedding, self.head, self._final_norm, *inputs)}
         inside = {id(module) for layer in self.layers for module in layer.module.modules()}
-        for name, module in self._base.named_modules():
-            if list(module.parameters(recurse=False)) and id(module) not in known | inside:
+        for name, module, _ in saved(self._base):
+            if id(module) not in known | inside:
                 raise Undescribed(f"it has {name}")
         if getattr(self.head, "bias", None) is not None:
             raise Undescribed("its head has a bias")

@@ -46,9 +46,11 @@ def write_without_weights(name: str, file: Path) -> Path:
     record = CONVERTED[name]
     writer = gguf.GGUFWriter(file, record["architecture"])
     for key, value in record["settings"].items():
-        kind = gguf.GGUFValueType.get_type(value)
-        inner = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
-        writer.add_key_value(f"{record['architecture']}.{key}", value, kind, inner)
+        if isinstance(value, int) and not isinstance(value, bool):
+            writer.add_uint32(f"{record['architecture']}.{key}", value)
+        else:
+            inner = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
+            writer.add_key_value(f"{record['architecture']}.{key}", value, gguf.GGUFValueType.get_type(value), inner)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(TOKENS)

@@ -200,6 +200,8 @@ def _llama_3(file: GgufFile) -> Json:
 
 def _yarn(file: GgufFile) -> Json:
     spread = file.setting("rope.scaling.yarn_log_multiplier")
+    if spread is not None and file.architecture == "deepseek2":
+        spread = round(spread * 10, 6)  # llama.cpp has the factor of the logarithm, transformers ten times that
     found = {
         "factor": file.setting("rope.scaling.factor"),
         "original_max_position_embeddings": file.setting("rope.scaling.original_context_length"),

@@ -5,7 +5,9 @@ converted.json is recorded by prototypes/gguf/record.py of the project's shared 
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -41,8 +43,8 @@ def digest(file: GgufFile) -> str:
     return found.hexdigest()
 
 
-def write_without_weights(name: str, file: Path) -> Path:
-    """The file of a family with zeros for weights."""
+def write_without_weights(name: str, file: Path, more: Mapping[str, Any] = MappingProxyType({})) -> Path:
+    """The file of a family with zeros for weights, and more tensors."""
     record = CONVERTED[name]
     writer = gguf.GGUFWriter(file, record["architecture"])
     for key, value in record["settings"].items():
@@ -56,7 +58,7 @@ def write_without_weights(name: str, file: Path) -> Path:
     writer.add_token_list(TOKENS)
     writer.add_token_types([gguf.TokenType.NORMAL] * len(TOKENS))
     writer.add_token_merges(["a b"])
-    for tensor, shapes in record["tensors"].items():
+    for tensor, shapes in {**record["tensors"], **more}.items():
         for shape, layers in shapes:
             for layer in layers:
                 writer.add_tensor(tensor.replace("#", str(layer)), np.zeros(shape, np.float32))

@@ -24,3 +24,15 @@ def test_a_file_is_that_of_llamacpps_converter_and_gives_the_logits_of_its_model
     convert(tmp_path / "tiny.gguf", tmp_path / "made")
     made = AutoModelForCausalLM.from_pretrained(tmp_path / "made", dtype=torch.float32)
     torch.testing.assert_close(made(IDS).logits, model(IDS).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_layers_that_draft_for_the_others_are_kept_aside(tmp_path: Path) -> None:
+    """GLM-4.5's fifth layer: read past, and copied where the model is written."""
+    changes = CONVERTED["GLM-4.5"]["changes"]
+    extra = {"blk.4.nextn.eh_proj.weight": [[[4, 8], [0]]]}
+    base = write_without_weights("GLM-4.5", tmp_path / "base.gguf", extra)
+    write_gguf(numbered_model("glm4_moe", changes), base, tmp_path / "tiny.gguf")
+    written = GgufFile(tmp_path / "tiny.gguf")
+    assert digest(written) == CONVERTED["GLM-4.5"]["sha256"]
+    assert written.tensors.keys() - written.weights.keys() == {"blk.4.nextn.eh_proj.weight"}
+    convert(tmp_path / "tiny.gguf", tmp_path / "made")

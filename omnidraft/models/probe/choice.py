@@ -130,7 +130,7 @@ def training_seconds() -> Mapping[str, float]:
 @cache
 def _training_seconds(home: Path, formats: tuple[str, ...]) -> Mapping[str, float]:
     return run_once(
-        (sys.executable, "-m", "omnidraft.models.probe.training_steps", *formats),
+        (sys.executable, "-m", "omnidraft.models.probe.torch_products", *formats),
         name="the products of a training step",
         home=home,
         depends_on=_torch_as_it_is(),

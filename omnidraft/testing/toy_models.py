@@ -53,7 +53,7 @@ class ToyTarget:
     def __init__(self, table: ToyTable, *, context_limit: int = 4096, limits: TreeLimits | None = None) -> None:
         self.table = table
         self.vocab_size = table.vocab_size
-        self.context_limit = context_limit
+        self.context_limit = self.first_context = context_limit
         self._limits = limits or TreeLimits(64)
         self.fingerprint = f"toy-{table.vocab_size}-{table.order}"
         self.max_rows = 64

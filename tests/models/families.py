@@ -58,7 +58,7 @@ THROUGH_TRANSFORMERS: Mapping[str, Tiny] = {
     "Phi-3.5-MoE": tiny(
         "phimoe", num_local_experts=4, num_experts_per_tok=2, sliding_window=None, attention_bias=True,
         lm_head_bias=True, original_max_position_embeddings=64,
-        rope_parameters={**_LONGROPE, "short_mscale": 1.2, "long_mscale": 1.2},
+        rope_parameters={**_LONGROPE, "short_mscale": 1.2, "long_mscale": 1.8},
     ),
     "Granite 3 MoE": tiny("granitemoe", num_local_experts=4, num_experts_per_tok=2, logits_scaling=6.0),
     "Granite MoE shared": tiny(

@@ -159,9 +159,11 @@ class Reference:
 
     @torch.inference_mode()
     def _differences(self, text: Text) -> Iterator[tuple[int, float]]:
-        """Yield where the model itself says something else, and how much likelier it finds that, beyond rounding."""
+        """Yield where the model itself says something else in a text of the request's largest length, and how much
+        likelier it finds that, beyond rounding."""
         prompt, request = list(text.request.prompt_ids), text.request
-        logits_SV = self.model(input_ids=torch.tensor([prompt + text.ids]), use_cache=False).logits[0].double().numpy()
+        longest = prompt + text.ids + [0] * ((request.max_new_tokens or 0) - len(text.ids))
+        logits_SV = self.model(input_ids=torch.tensor([longest]), use_cache=False).logits[0].double().numpy()
         noise = SeededNoise(request.seed, 0, logits_SV.shape[1])
         for at, token in enumerate(text.ids):
             scores_V = logits_SV[len(prompt) + at - 1]

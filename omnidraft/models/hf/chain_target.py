@@ -24,7 +24,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from omnidraft.errors import ContractError, ModelError
-from omnidraft.models.hf.attention import context_limit
+from omnidraft.models.hf.attention import first_context
 from omnidraft.models.hf.recurrent_rows import LayerState, RecurrentRows, restore
 from omnidraft.models.serial_passes import forward_serially, require_new
 from omnidraft.ports import DraftTree, Mode, TreeLimits, ids_needed
@@ -172,7 +172,7 @@ class ChainTarget:
         self._reader = StateReader(model.eval())
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
-        self.context_limit = context_limit(config)
+        self.context_limit = self.first_context = first_context(config)
         self.fingerprint = f"{fingerprint}-p{_PROMPT_ROWS}"
         self.max_rows = _PROMPT_ROWS if model.device.type == "cpu" else _MAX_ROWS_ON_ACCELERATOR
         small, large = (self._reader.num_bytes(each) for each in (_NUM_CHECKED, 2 * _NUM_CHECKED))

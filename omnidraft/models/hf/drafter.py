@@ -99,7 +99,7 @@ class TorchDrafter(BatchingDrafter):
         self.has_head = head is not None
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
-        self.context_limit = attention.context_limit(config)
+        self.context_limit = attention.first_context(config)
         self.num_layers: int = config.num_hidden_layers
         self._attention = attention.AttentionMasks(model)
         self._passes = PackedPasses(model, self._attention)

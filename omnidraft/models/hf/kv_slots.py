@@ -55,9 +55,11 @@ class _SlotLayer(CacheLayerMixin):
 class KvSlots(Cache):
     """All layers' slots."""
 
-    def __init__(self, num_layers: int, capacity: int, *, num_rows: int = 1) -> None:
+    def __init__(self, num_layers: int, capacity: int, *, num_rows: int = 1, rotation_offset: int = 0) -> None:
+        """See ports.rotation_offset."""
         self.capacity = capacity
         self.num_rows = num_rows
+        self.rotation_offset = rotation_offset
         self.start = 0
         self._slots = [_SlotLayer(capacity, num_rows) for _ in range(num_layers)]
         super().__init__(layers=list(self._slots))
@@ -113,7 +115,8 @@ class KvSlots(Cache):
     @torch.inference_mode()
     def enlarged(self, capacity: int) -> "KvSlots":
         """Return a copy with more slots."""
-        larger = KvSlots(len(self._slots), capacity, num_rows=self.num_rows)
+        size, offset = len(self._slots), self.rotation_offset
+        larger = KvSlots(size, capacity, num_rows=self.num_rows, rotation_offset=offset)
         for layer, copy in zip(self._slots, larger._slots, strict=True):
             if layer.keys is not None and layer.values is not None:
                 copy.lazy_initialization(layer.keys, layer.values)

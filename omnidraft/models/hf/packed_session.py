@@ -61,7 +61,7 @@ def forward_packed(model: PreTrainedModel, texts: Sequence[TextRows], *, has_hid
     device = model.device
     output = model(
         input_ids=torch.tensor([list(chain.from_iterable(text.ids for text in texts))], device=device),
-        position_ids=torch.cat([text.positions_R for text in texts])[None].to(device),
+        position_ids=torch.cat([text.positions_R + text.slots.rotation_offset for text in texts])[None].to(device),
         attention_mask=_joined([text.masks for text in texts]),
         past_key_values=texts[0].slots if len(texts) == 1 else _PackedSlots(texts),
         use_cache=True,

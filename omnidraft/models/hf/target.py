@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from omnidraft.errors import ModeRefused, model_errors
 from omnidraft.models import precision as precisions
 from omnidraft.models.hf import attention
-from omnidraft.models.hf.attention import share_key_heads
+from omnidraft.models.hf.attention import share_key_heads, tell_long_texts_apart
 from omnidraft.models.hf.chain_target import ChainTarget
 from omnidraft.models.hf.kv_slots import KvSlots
 from omnidraft.models.hf.packed_session import PackedPasses, PackedSession
@@ -33,7 +33,7 @@ from omnidraft.models.native.weights import unsupported_reason
 from omnidraft.models.probe import choice
 from omnidraft.models.serial_passes import forward_serially, require_new, require_valid_pass
 from omnidraft.models.target_checks import SelfTests, is_deterministic
-from omnidraft.ports import DraftTree, Mode, Target, TargetSession, TreeLimits, ids_needed
+from omnidraft.ports import DraftTree, Mode, Target, TargetSession, TreeLimits, ids_needed, rotation_offset
 
 _MAX_NODES = 64
 _MAX_ROWS, _MAX_ROWS_ON_ACCELERATOR = 64, 512
@@ -58,11 +58,12 @@ class TransformersTarget:
         """
         self._model = model.eval()
         share_key_heads(model)
+        tell_long_texts_apart(model)
         self._shape = shape = shape or PassShape()
         self._attention = attention.AttentionMasks(model)
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
-        self.context_limit = attention.context_limit(config)
+        self.first_context, self.context_limit = attention.first_context(config), attention.context_limit(config)
         self._num_layers: int = config.num_hidden_layers
         passes = f"b{shape.chains}-w{shape.width}-p{shape.prefill_rows}-c{shape.capacity_step}"
         self.fingerprint = fingerprint(model, passes, name, precision, kernels)
@@ -79,18 +80,22 @@ class TransformersTarget:
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TargetSession:
         """See ports.Target. Raises ModeRefused when reproducible mode does not hold on this machine."""
-        ids_needed(prompt_ids, max_new_tokens, self.context_limit)
+        offset = rotation_offset(self, ids_needed(prompt_ids, max_new_tokens, self.context_limit))
         if mode == "reproducible":
             self._require_determinism(self._padded_capacity(len(prompt_ids)))
-            return self._padded_session(self._padded_capacity(1), prompt_ids[:-1], self._require_determinism)
-        slots = KvSlots(self._num_layers, self._capacity(len(prompt_ids)))
+            return self._padded_session(self._padded_capacity(1), prompt_ids[:-1], self._require_determinism, offset)
+        slots = KvSlots(self._num_layers, self._capacity(len(prompt_ids)), rotation_offset=offset)
         limits, step = self.limits(mode), self._shape.capacity_step
         return PackedSession(self._model, self._attention, limits, slots, prompt_ids[:-1], capacity_step=step)
 
     def _padded_session(
-        self, capacity: int, prompt_ids: Sequence[int] = (), require: Callable[[int], None] = lambda capacity: None
+        self,
+        capacity: int,
+        prompt_ids: Sequence[int] = (),
+        require: Callable[[int], None] = lambda capacity: None,
+        offset: int = 0,
     ) -> PaddedSession:
-        slots = KvSlots(self._num_layers, capacity, num_rows=self._shape.chains)
+        slots = KvSlots(self._num_layers, capacity, num_rows=self._shape.chains, rotation_offset=offset)
         return PaddedSession(self.compute, self._shape, self.limits("reproducible"), slots, prompt_ids, require)
 
     def forward(
@@ -118,6 +123,8 @@ class TransformersTarget:
     def reuse(self, session: Any, source: Any, num_ids: int) -> int:
         """See ports.Target; the sessions are this target's."""
         require_new(session)
+        if source.slots.rotation_offset != session.slots.rotation_offset:
+            return 0
         num_same = min(num_ids, source.num_kept, session.num_unread)
         if isinstance(session, PaddedSession):
             num_same = session.reusable(source, num_same) if isinstance(source, PaddedSession) else 0
@@ -173,10 +180,11 @@ class TransformersTarget:
         """Return the logits [B, num_logits, V] of the first ids of each row; keys go to the range of `slots`."""
         device = self._model.device
         positions_S, sees_SC = positions_S.to(device), sees_SC.to(device)
+        positions_1S = positions_S[None].clamp(max=self.context_limit - 1)  # only padding can be beyond it
         with _experts_by_row(self._model):
             output = self._model(
                 input_ids=torch.tensor(ids_BS, device=device),
-                position_ids=positions_S[None].clamp(max=self.context_limit - 1),  # only padding can be beyond it
+                position_ids=positions_1S + slots.rotation_offset,
                 attention_mask=self._attention.masks(sees_SC, positions_S, slots.start),
                 past_key_values=slots,
                 use_cache=True,

@@ -149,7 +149,7 @@ class LlamaCppTarget:
         self._self_tests = SelfTests()
         self._shared = SharedContext(self._context, max_texts)
         self.vocab_size = model.vocab_size
-        self.context_limit = model.context_limit
+        self.context_limit = self.first_context = model.context_limit
         self.max_rows = PREFILL_ROWS
         self.fingerprint = f"{name}-llamacpp-{build()}-kv{bits}-w{self._rows}-t{self._threads}"
 

@@ -41,7 +41,7 @@ class NativeDrafter(BatchingDrafter):
         self._model = NativeModel(model, precision, native.load(kernels))
         self._head = head
         self.vocab_size = self._model.vocab_size
-        self.context_limit = self._model.context_limit
+        self.context_limit = self._model.first_context
         self.has_head = head is not None
 
     def open(self) -> "NativeSession":

@@ -56,7 +56,7 @@ class NativeModel:
         sizes = self._weights.sizes
         self.vocab_size = sizes.vocabulary
         self.hidden_size = sizes.hidden
-        self.context_limit = sizes.context_limit
+        self.first_context, self.context_limit = sizes.first_context, sizes.context_limit
         self._scratch = ScratchPool()
         self._threads = ThreadCount()
 
@@ -169,6 +169,7 @@ class PassSegment:
             parents=_ints(range(-1, len(self.ids) - 1) if self.parents is None else self.parents),
             kv=self.backend.kv.data_ptr(),
             factors=None if self.backend.factors is None else ctypes.pointer(self.backend.factors.struct),
+            rotation_offset=self.backend.rotation_offset,
         )
 
     def split(self, num_rows: int) -> "tuple[PassSegment, PassSegment]":
@@ -226,15 +227,18 @@ class NativeKvBackend:
         *,
         keeps_hidden: bool = False,
         factors: PackedFactors | None = None,
+        rotation_offset: int = 0,
     ) -> None:
         """
         Args:
             capacity: initial number of slots; more are allocated when needed.
             keeps_hidden: False leaves `hidden_RH` empty.
             factors: this text's own, of the same model; None computes with the shared weights alone.
+            rotation_offset: see ports.rotation_offset.
         """
         self._model = model
         self.factors = factors
+        self.rotation_offset = rotation_offset
         self.keeps_hidden = keeps_hidden
         self.hidden_RH = torch.empty(0, model.hidden_size, dtype=torch.float32)
         self.capacity = 0
@@ -258,7 +262,8 @@ class NativeKvBackend:
     def segment(self, length: int, parents: Sequence[int] | None, ids: Sequence[int], num_logits: int) -> PassSegment:
         """Return a segment of a pass, with slots allocated for its keys. Raises ContractError."""
         needed = length + len(ids if parents is None else parents)
-        if not (needed <= self._model.context_limit and min(ids) >= 0 and max(ids) < self._model.vocab_size):
+        limit = self._model.context_limit if self.rotation_offset else self._model.first_context
+        if not (needed <= limit and min(ids) >= 0 and max(ids) < self._model.vocab_size):
             raise ContractError(f"{needed} ids or an id of {list(ids)}: more than this model's tables hold")
         if needed > self.capacity:
             self._grow(needed)

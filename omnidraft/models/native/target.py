@@ -20,7 +20,7 @@ from omnidraft.models.native.packed_cache import PackedCache
 from omnidraft.models.native.packed_model import PackedModel
 from omnidraft.models.serial_passes import require_new, require_valid_pass
 from omnidraft.models.target_checks import SelfTests, is_deterministic
-from omnidraft.ports import DraftTree, Mode, TreeLimits, ids_needed
+from omnidraft.ports import DraftTree, Mode, TreeLimits, ids_needed, rotation_offset
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,7 +38,7 @@ class NativeTarget:
         """See NativeModel for precisions, library.load for kernels and errors."""
         self._model = NativeModel(model, precision, native.load(kernels))
         self.vocab_size = self._model.vocab_size
-        self.context_limit = self._model.context_limit
+        self.first_context, self.context_limit = self._model.first_context, self._model.context_limit
         self.fingerprint = f"{name}-{precision}-{self._model.bits}"
         self.max_rows = MAX_ROWS
         self._self_tests = SelfTests()
@@ -49,10 +49,10 @@ class NativeTarget:
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_Session":
         """See ports.Target. Raises ModeRefused when reproducible mode does not hold on this machine."""
-        ids_needed(prompt_ids, max_new_tokens, self.context_limit)
+        offset = rotation_offset(self, ids_needed(prompt_ids, max_new_tokens, self.context_limit))
         if mode == "reproducible":
             self._self_tests.require(_TESTED_WIDTH, self.self_test)
-        return _Session(self._model, len(prompt_ids), prompt_ids[:-1])
+        return _Session(self._model, len(prompt_ids), prompt_ids[:-1], offset)
 
     def forward(
         self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
@@ -90,10 +90,12 @@ class NativeTarget:
 class _Session:
     """Implements ports.TargetSession."""
 
-    def __init__(self, model: NativeModel, capacity: int, prompt_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self, model: NativeModel, capacity: int, prompt_ids: Sequence[int] = (), rotation_offset: int = 0
+    ) -> None:
         """Begin with `capacity` slots; more come with the text, since memory is counted by ids that are there."""
         self._model = model
-        self._backend = NativeKvBackend(model, capacity)
+        self._backend = NativeKvBackend(model, capacity, rotation_offset=rotation_offset)
         self._prompt_ids = tuple(prompt_ids)
         self.num_kept = 0
 
@@ -110,7 +112,10 @@ class _Session:
         return self._backend.segment(self.num_kept, [ROOT, *tree.parents[1:]], tree.tokens, len(tree))
 
     def copy_keys(self, source: "_Session", num_ids: int) -> int:
-        """Copy the keys of the first ids, as many as are stored there and unread here; return their number."""
+        """Copy the keys of the first ids, as many as are stored there and unread here; return their number. None are
+        copied that were rotated otherwise."""
+        if source._backend.rotation_offset != self._backend.rotation_offset:
+            return 0
         self.num_kept = min(num_ids, source.num_kept, self.num_unread)
         self._backend.copy(source._backend, self.num_kept)
         return self.num_kept

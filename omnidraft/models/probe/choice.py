@@ -87,9 +87,9 @@ def _torch_products(home: Path) -> TorchProducts:
         tried.append((isa, _try_torch(home, isa)))
         if tried[-1][1].fault is None:
             break
-    isa, outcome = max(tried, key=lambda each: len(each[1].seconds))  # among equals the first, which is the fastest
-    refused = tuple((str(other or "all instructions"), other_outcome.fault or "") for other, other_outcome in tried)
-    refused = refused[: [other for other, _ in tried].index(isa)]
+    best = max(range(len(tried)), key=lambda at: len(tried[at][1].seconds))  # among equals the first: the fastest
+    isa, outcome = tried[best]
+    refused = tuple((str(wider or "all instructions"), each.fault or "") for wider, each in tried[:best])
     if isa is not None and not preset:
         os.environ[ISA_VARIABLE] = isa
         logger.warning(

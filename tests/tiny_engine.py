@@ -13,7 +13,7 @@ import pytest
 from omnidraft import assembly, config
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
-from omnidraft.models.serial_passes import forward_serially
+from omnidraft.models.text_session import forward_serially
 from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request, Source, Step, TreeLimits
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.telemetry.metrics import CountingMetrics

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from omnidraft.exactness.tracing_target import WrappedTarget
-from omnidraft.models.serial_passes import forward_serially, require_new
+from omnidraft.models.text_session import forward_serially, require_new
 from omnidraft.ports import DraftTree, Mode, Noise, Proposer, ProposerSession, Request, Target, TreeLimits
 
 MAX_ROWS = 512

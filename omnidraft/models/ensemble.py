@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from omnidraft.errors import ConfigError
-from omnidraft.models.serial_passes import require_new, require_valid_pass
+from omnidraft.models.text_session import require_new, require_valid_pass
 from omnidraft.ports import DraftTree, Mode, Target, TargetSession, TreeLimits
 
 

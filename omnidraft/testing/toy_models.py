@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from omnidraft.errors import ContractError, RequestError, VocabularyError
-from omnidraft.models.serial_passes import forward_serially, require_new
+from omnidraft.models.text_session import forward_serially, require_new
 from omnidraft.ports import AcceptanceFn, DraftSession, DraftTree, Mode, TreeLimits, ids_needed
 from omnidraft.vocab.tokenizer import Vocabulary
 

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from omnidraft import assembly
 from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.hosts.http_server import Deadlines
-from omnidraft.models.serial_passes import forward_serially
+from omnidraft.models.text_session import forward_serially
 from omnidraft.ports import DraftTree, Mode, Target, TargetSession, TreeLimits
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue

@@ -42,6 +42,13 @@ class _SlotLayer(CacheLayerMixin):
         self.values[:, :, self.start : end] = value_states
         return self.keys[:batch, :, : self.visible], self.values[:batch, :, : self.visible]
 
+    def grow(self, capacity: int) -> None:
+        """Go on in so many slots."""
+        keys, values = self.keys, self.values
+        self.capacity, self.start, self.keys, self.values = capacity, 0, None, None
+        if keys is not None and values is not None:
+            self.update(keys, values)
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.visible, 0
 
@@ -53,18 +60,24 @@ class _SlotLayer(CacheLayerMixin):
 
 
 class KvSlots(Cache):
-    """All layers' slots."""
+    """All layers' slots. Implements kv_session.KvBackend."""
 
-    def __init__(self, num_layers: int, capacity: int, *, num_rows: int = 1) -> None:
+    def __init__(
+        self, num_layers: int, capacity: int, *, num_rows: int = 1, keeps_hidden: bool = False, factors: Any = None
+    ) -> None:
+        """See kv_session.KvModel for `keeps_hidden` and `factors`."""
         self.capacity = capacity
         self.num_rows = num_rows
-        self.start = 0
+        self.start, self.visible = 0, capacity
+        self.keeps_hidden = keeps_hidden
+        self.hidden_RH = torch.empty(0, dtype=torch.float32)
+        self.factors = factors
         self._slots = [_SlotLayer(capacity, num_rows) for _ in range(num_layers)]
         super().__init__(layers=list(self._slots))
 
     def set_range(self, start: int, visible: int) -> None:
         """Let the next pass write from slot `start` on and read the first `visible` slots."""
-        self.start = start
+        self.start, self.visible = start, visible
         for layer in self._slots:
             layer.start, layer.visible = start, visible
 
@@ -80,8 +93,8 @@ class KvSlots(Cache):
         return sum(slots_BHCD.nbytes for slots_BHCD in self._tensors())
 
     @torch.inference_mode()
-    def gather(self, sources: Sequence[int], start: int) -> None:
-        """Move the slots `sources` to `start`, `start + 1`, ... ."""
+    def move(self, sources: Sequence[int], start: int) -> None:
+        """See kv_session.KvBackend."""
         if list(sources) == list(range(start, start + len(sources))):
             return
         index_S = torch.tensor(sources)
@@ -98,27 +111,24 @@ class KvSlots(Cache):
             slots_BHCD[others, :, start : start + count] = slots_BHCD[row, :, start : start + count]
 
     @torch.inference_mode()
-    def copy(self, source: "KvSlots", count: int) -> None:
-        """Copy the first `count` slots of the source's first row into all rows."""
+    def copy(self, source: "KvSlots", num_ids: int) -> None:
+        """Copy the first slots of the source's first row into all rows."""
         for layer, other in zip(self._slots, source._slots, strict=True):
-            if other.keys is None or other.values is None:
-                continue
-            if layer.keys is None or layer.values is None:
-                layer.lazy_initialization(other.keys, other.values)
-            assert layer.keys is not None
-            assert layer.values is not None
-            layer.keys[:, :, :count] = other.keys[:1, :, :count]
-            layer.values[:, :, :count] = other.values[:1, :, :count]
+            if other.keys is not None and other.values is not None:
+                layer.start = 0
+                layer.update(other.keys[:1, :, :num_ids], other.values[:1, :, :num_ids])
 
     @torch.inference_mode()
+    def grow(self, capacity: int) -> None:
+        """Go on in so many slots."""
+        self.capacity = capacity
+        for layer in self._slots:
+            layer.grow(capacity)
+
     def enlarged(self, capacity: int) -> "KvSlots":
         """Return a copy with more slots."""
-        larger = KvSlots(len(self._slots), capacity, num_rows=self.num_rows)
+        larger = KvSlots(len(self._slots), self.capacity, num_rows=self.num_rows)
         for layer, copy in zip(self._slots, larger._slots, strict=True):
-            if layer.keys is not None and layer.values is not None:
-                copy.lazy_initialization(layer.keys, layer.values)
-                assert copy.keys is not None
-                assert copy.values is not None
-                copy.keys[:, :, : self.capacity] = layer.keys
-                copy.values[:, :, : self.capacity] = layer.values
+            copy.keys, copy.values = layer.keys, layer.values
+        larger.grow(capacity)
         return larger

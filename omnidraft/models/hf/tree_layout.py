@@ -62,13 +62,15 @@ def chain_visibility(start: int, rows: int, visible: int) -> tuple[torch.Tensor,
 
 
 def tree_visibility(parents: Sequence[int], start: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the same for a tree whose root is its own parent: a node sees all kept ids, its ancestors and itself."""
+    """Return the same for a tree behind `start` ids, whose first nodes have a negative parent: a node sees these ids,
+    its ancestors and itself."""
     rows = len(parents)
     depths = [0] * rows
     sees_SS = torch.eye(rows, dtype=torch.bool)
-    for row in range(1, rows):
-        depths[row] = depths[parents[row]] + 1
-        sees_SS[row] |= sees_SS[parents[row]]
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            depths[row] = depths[parent] + 1
+            sees_SS[row] |= sees_SS[parent]
     prefix = torch.ones(rows, start, dtype=torch.bool)
     return start + torch.tensor(depths), torch.cat([prefix, sees_SS], dim=1)
 

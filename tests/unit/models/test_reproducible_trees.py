@@ -147,7 +147,7 @@ class RowsOnTheirOwn(Trusting):
 
     def open(self, *args):
         session = super().open(*args)
-        session.slots.spread = lambda row, start, count: None
+        session.backend.spread = lambda row, start, count: None
         return session
 
 
@@ -156,8 +156,8 @@ class FirstRowWins(Trusting):
 
     def open(self, *args):
         session = super().open(*args)
-        spread = session.slots.spread
-        session.slots.spread = lambda row, start, count: spread(0, start, count)
+        spread = session.backend.spread
+        session.backend.spread = lambda row, start, count: spread(0, start, count)
         return session
 
 

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from omnidraft.errors import ConfigError, ModelError, ModeRefused, RequestError
+from omnidraft.models.hf import slot_model
 from omnidraft.models.hf.target import TransformersTarget, load_model
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.models.native import library as native
@@ -222,7 +223,7 @@ def test_a_closed_session_frees_its_keys_and_closing_twice_is_allowed():
     session = tiny_target("llama").open(text(9), 5, "fast")
     session.close()
     session.close()
-    assert session.slots.capacity == 0
+    assert session.backend.capacity == 0
 
 
 def test_the_fingerprint_names_what_a_text_depends_on():
@@ -272,11 +273,12 @@ def test_what_transformers_misses_is_named(
 
 
 def held_bytes(session):
-    return sum(layer.keys.nbytes + layer.values.nbytes for layer in session.slots.layers)
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in session.backend.layers)
 
 
 @pytest.mark.parametrize(("name", "mode"), [("llama", "reproducible"), ("gemma3", "fast"), ("mistral", "reproducible")])
-def test_memory_comes_with_the_ids(name, mode):
+def test_memory_comes_with_the_ids(name, mode, monkeypatch):
+    monkeypatch.setattr(slot_model, "_CAPACITY_STEP", 64)
     target, ids = tiny_target(name), text(150)
     session = target.open(ids[:10], 200, mode)
     session.score(DraftTree.empty(ids[9]))

@@ -110,9 +110,9 @@ class KvSession(TextSession):
         self.backend.move([self.num_kept + node for node in nodes], self.num_kept)
         self.num_kept += len(nodes)
 
-    def _take(self, source: Any, num_ids: int) -> bool:
+    def _take(self, source: Any, num_ids: int) -> int:
         self.backend.copy(source.backend, num_ids)
-        return True
+        return num_ids
 
     def close(self) -> None:
         self.backend = self._model.open()

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -16,34 +16,40 @@ from omnidraft.ports import DraftTree, TargetSession, TreeLimits
 
 
 class TextSession(ABC):
-    """Implements ports.TargetSession. A subclass has the keys."""
+    """Implements ports.TargetSession. A subclass has the keys, and its rows are what computes them, unless it has a
+    `compute` of its own that batches texts."""
 
-    compute: Callable[[Sequence[Any]], Sequence[Any]]
-    """Computes the rows of all sessions that have it in common; returns the logits of each."""
-
-    def __init__(self, prompt_ids: Sequence[int], limits: TreeLimits, chunk: int = 1) -> None:
-        """`chunk`: only the keys of whole chunks of so many ids are reused."""
+    def __init__(self, prompt_ids: Sequence[int], limits: TreeLimits) -> None:
         self._prompt_ids = tuple(prompt_ids)
         self.limits = limits
-        self._chunk = chunk
         self.num_kept = 0
+
+    @staticmethod
+    def _compute_one_by_one(rows: Sequence[Callable[[], Any]]) -> Sequence[Any]:
+        return [each() for each in rows]
+
+    compute: Callable[[Sequence[Any]], Sequence[Any]] = _compute_one_by_one
+    """Computes the rows of all sessions that have it in common; returns the logits of each."""
 
     @property
     def num_unread(self) -> int:
         return max(len(self._prompt_ids) - self.num_kept, 0)
 
-    @property
-    def num_lent(self) -> int:
-        """The number of first ids whose keys other texts may take."""
-        return self.num_kept
-
-    @abstractmethod
     def prompt_rows(self, num_ids: int) -> Any:
         """Return the rows of so many unread prompt ids, for `compute`; `forward` makes them kept."""
+        return partial(self._read, self._prompt_ids[self.num_kept :][:num_ids])
 
-    @abstractmethod
     def tree_rows(self, tree: DraftTree) -> Any:
         """Return the rows of a tree that fits, behind the kept ids, for `compute`."""
+        return partial(self._score, tree)
+
+    def _read(self, ids: Sequence[int]) -> None:
+        """Compute the keys of the next ids of the prompt."""
+        raise NotImplementedError
+
+    def _score(self, tree: DraftTree) -> torch.Tensor:
+        """Return the logits [N, V] of a tree behind the kept ids."""
+        raise NotImplementedError
 
     def read(self, num_ids: int) -> None:
         """Compute the keys of so many unread prompt ids."""
@@ -59,46 +65,34 @@ class TextSession(ABC):
 
     def reuse(self, source: Any, num_ids: int) -> int:
         """See ports.Target."""
-        require_new(self)
-        num_same = min(num_ids, source.num_lent, self.num_unread) // self._chunk * self._chunk
-        if num_same and self._take(source, num_same):
-            self.num_kept = num_same
+        self._require_new()
+        num_same = min(num_ids, source.num_kept, self.num_unread)
+        self.num_kept = self._take(source, num_same) if num_same else 0
         return self.num_kept
 
-    def _take(self, source: Any, num_ids: int) -> bool:
-        """Begin with the keys of so many ids of another session of the target; return whether that is possible."""
-        return False
+    def _require_new(self) -> None:
+        if self.num_kept:
+            raise ContractError(f"reuse: the session has keys of {self.num_kept} ids already")
+
+    def _take(self, source: Any, num_ids: int) -> int:
+        """Begin with the keys of so many ids of another session of the target; return the number of ids."""
+        return 0
 
     @abstractmethod
     def close(self) -> None: ...
 
 
-class SerialSession(TextSession):
-    """A text that is computed by itself, since its bits would depend on the other texts, or that cannot be batched.
+class ChunkedSession(TextSession):
+    """Reads prompts in chunks of one size from position 0, each as soon as its first id is, so that their bits do not
+    depend on the other texts."""
 
-    Prompts are read in chunks of one size from position 0, each as soon as its first id is.
-    """
-
+    _chunk: int
+    """The number of ids."""
     _num_read = 0
     """The end of the last chunk that was computed."""
 
-    @staticmethod
-    def compute(rows: Sequence[Callable[[], Any]]) -> Sequence[Any]:
-        return [each() for each in rows]
-
     def prompt_rows(self, num_ids: int) -> Callable[[], None]:
         return partial(self._read_to, self.num_kept + num_ids)
-
-    def tree_rows(self, tree: DraftTree) -> Callable[[], torch.Tensor]:
-        return partial(self._score, tree)
-
-    @property
-    def num_lent(self) -> int:
-        return self._num_read
-
-    def reuse(self, source: Any, num_ids: int) -> int:
-        self._num_read = super().reuse(source, num_ids)
-        return self._num_read
 
     def _read_to(self, end: int) -> None:
         while self._num_read < end:
@@ -106,13 +100,11 @@ class SerialSession(TextSession):
             self._read(ids)
             self._num_read += len(ids)
 
-    @abstractmethod
-    def _read(self, ids: Sequence[int]) -> None:
-        """Compute the keys of the prompt's next chunk, which begins at `_num_read`."""
-
-    @abstractmethod
-    def _score(self, tree: DraftTree) -> torch.Tensor:
-        """Return the logits [N, V] of a tree behind the kept ids."""
+    def reuse(self, source: Any, num_ids: int) -> int:
+        """See ports.Target. Whole chunks are taken."""
+        num_same = min(num_ids, source._num_read) // self._chunk * self._chunk if type(source) is type(self) else 0
+        self._num_read = super().reuse(source, num_same)
+        return self._num_read
 
 
 def forward(
@@ -135,23 +127,6 @@ def forward(
     return [computed[session] for session, _ in trees]
 
 
-class ReadingSession(TargetSession, Protocol):
-    """A session that can compute a part of its prompt by itself."""
-
-    def read(self, num_ids: int) -> None:
-        """Compute the keys of so many unread prompt ids."""
-
-
-def forward_serially(
-    trees: Sequence[tuple[ReadingSession, DraftTree]], prompts: Sequence[tuple[ReadingSession, int]] = ()
-) -> list[torch.Tensor]:
-    """See ports.Target.forward: one text after another."""
-    require_valid_pass(trees, prompts)
-    for session, num_ids in prompts:
-        session.read(num_ids)
-    return [session.score(tree) for session, tree in trees]
-
-
 def require_valid_pass(
     trees: Sequence[tuple[TargetSession, DraftTree]], prompts: Sequence[tuple[TargetSession, int]]
 ) -> None:
@@ -165,9 +140,3 @@ def require_valid_pass(
     for session, num_ids in prompts:
         if not 0 < num_ids <= session.num_unread:
             raise ContractError(f"forward: {num_ids} prompt ids to read, {session.num_unread} are unread")
-
-
-def require_new(session: TargetSession) -> None:
-    """Raise ContractError when this session has keys of its own, which reused ones would overwrite."""
-    if session.num_kept:
-        raise ContractError(f"reuse: the session has keys of {session.num_kept} ids already")

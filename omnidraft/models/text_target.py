@@ -9,7 +9,7 @@ import torch
 
 from omnidraft.errors import ModeRefused
 from omnidraft.models.text_session import TextSession, forward
-from omnidraft.ports import DraftTree, Mode, TreeLimits, ids_needed
+from omnidraft.ports import DraftTree, Mode, TreeLimits
 
 
 class TextTarget(ABC):
@@ -29,14 +29,9 @@ class TextTarget(ABC):
     def limits(self, mode: Mode) -> TreeLimits:
         """See ports.Target."""
 
+    @abstractmethod
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TextSession:
         """See ports.Target. Raises ModeRefused when reproducible mode does not hold on this machine."""
-        ids_needed(prompt_ids, max_new_tokens, self.context_limit)
-        return self._open(prompt_ids[:-1], mode)
-
-    @abstractmethod
-    def _open(self, prompt_ids: Sequence[int], mode: Mode) -> TextSession:
-        """Return a session that reads these ids before its first tree. Raises ModeRefused."""
 
     def forward(
         self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()

@@ -26,9 +26,9 @@ from transformers.cache_utils import DynamicLayer
 from omnidraft.errors import ModelError
 from omnidraft.models.hf.attention import context_limit
 from omnidraft.models.hf.recurrent_rows import LayerState, RecurrentRows, restore
-from omnidraft.models.text_session import SerialSession, require_new
+from omnidraft.models.text_session import ChunkedSession
 from omnidraft.models.text_target import TextTarget
-from omnidraft.ports import DraftTree, Mode, TreeLimits
+from omnidraft.ports import DraftTree, Mode, TreeLimits, ids_needed
 
 logger = logging.getLogger(__name__)
 
@@ -183,19 +183,23 @@ class ChainTarget(TextTarget):
         has_drafts = mode == "fast" and self._reader.takes_drafts
         return TreeLimits(_MAX_NODES if has_drafts else 0, num_chains=1)
 
-    def _open(self, prompt_ids: Sequence[int], mode: Mode) -> "ChainSession":
-        return ChainSession(self._reader, prompt_ids, self.limits(mode))
+    def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "ChainSession":
+        """See ports.Target."""
+        ids_needed(prompt_ids, max_new_tokens, self.context_limit)
+        return ChainSession(self._reader, prompt_ids[:-1], self.limits(mode))
 
     def kv_bytes(self, num_ids: int, mode: Mode) -> int:
         """See ports.Target."""
         return _NUM_STATES * (self._bytes_of_state + num_ids * self._bytes_of_id)
 
 
-class ChainSession(SerialSession):
+class ChainSession(ChunkedSession):
     """Implements ports.TargetSession."""
 
+    _chunk = _PROMPT_ROWS
+
     def __init__(self, reader: StateReader, prompt_ids: Sequence[int], limits: TreeLimits) -> None:
-        super().__init__(prompt_ids, limits, _PROMPT_ROWS)
+        super().__init__(prompt_ids, limits)
         self._reader = reader
         self._state = self._after = self._of_prompt = TextState()
         """Of the kept ids; after the last pass; of the prompt's whole chunks."""
@@ -207,7 +211,7 @@ class ChainSession(SerialSession):
 
     def reuse(self, source: "ChainSession", num_ids: int) -> int:
         """Begin with the longest state that another text has of so many first ids."""
-        require_new(self)
+        self._require_new()
         states = [source._of_prompt, source._state][: 2 if self.limits.num_nodes else 1]
         fitting = [each for each in states if each.num_ids <= num_ids and source.limits == self.limits]
         self._state = self._of_prompt = max(fitting, key=lambda state: state.num_ids, default=TextState())

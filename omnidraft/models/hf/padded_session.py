@@ -19,7 +19,7 @@ import torch
 
 from omnidraft.models.hf.kv_slots import KvSlots
 from omnidraft.models.hf.tree_layout import ChainLayout, chain_visibility, lay_out, pad
-from omnidraft.models.text_session import SerialSession
+from omnidraft.models.text_session import ChunkedSession
 from omnidraft.ports import DraftTree, TreeLimits
 
 TextKeys = tuple[slice, torch.Tensor, torch.Tensor]
@@ -112,7 +112,7 @@ class PassShape:
     masked computation."""
 
 
-class PaddedSession(SerialSession):
+class PaddedSession(ChunkedSession):
     """Implements ports.TargetSession."""
 
     def __init__(
@@ -125,7 +125,8 @@ class PaddedSession(SerialSession):
         require: Callable[[int], None],
     ) -> None:
         """Begin with these slots. `require` raises where bits would depend on drafts with so many."""
-        super().__init__(prompt_ids, limits, shape.prefill_rows)
+        super().__init__(prompt_ids, limits)
+        self._chunk = shape.prefill_rows
         self._compute = compute
         self._shape = shape
         self.backend = backend
@@ -138,12 +139,10 @@ class PaddedSession(SerialSession):
         self._grow(self._num_read)
         self._pass(self.backend, self._num_read, [pad(ids, self._chunk)], num_logits=0)
 
-    def _take(self, source: Any, num_ids: int) -> bool:
-        if not isinstance(source, PaddedSession):
-            return False
+    def _take(self, source: Any, num_ids: int) -> int:
         self._grow(num_ids)
         self.backend.copy(source.backend, num_ids)
-        return True
+        return num_ids
 
     def _score(self, tree: DraftTree) -> torch.Tensor:
         width, start = self._shape.width, self.num_kept

@@ -31,7 +31,7 @@ from omnidraft.models.native.weights import unsupported_reason
 from omnidraft.models.probe import choice
 from omnidraft.models.text_session import TextSession
 from omnidraft.models.text_target import TextTarget
-from omnidraft.ports import Mode, Target, TreeLimits
+from omnidraft.ports import Mode, Target, TreeLimits, ids_needed
 
 _MAX_NODES = 64
 _MAX_ROWS, _MAX_ROWS_ON_ACCELERATOR = 64, 512
@@ -69,11 +69,13 @@ class TransformersTarget(TextTarget):
         chains, depth = self._shape.chains, self._shape.width - 1
         return TreeLimits(chains * depth, num_chains=chains, depth=depth)
 
-    def _open(self, prompt_ids: Sequence[int], mode: Mode) -> TextSession:
+    def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TextSession:
+        """See ports.Target."""
+        ids_needed(prompt_ids, max_new_tokens, self.context_limit)
         if mode == "fast":
-            return KvSession(self._slots, prompt_ids, self.limits(mode), len(prompt_ids) + 1)
-        self.require_self_test(self._padded_capacity(len(prompt_ids) + 1))
-        return self._padded_session(self._padded_capacity(1), prompt_ids, self.require_self_test)
+            return KvSession(self._slots, prompt_ids[:-1], self.limits(mode), len(prompt_ids))
+        self.require_self_test(self._padded_capacity(len(prompt_ids)))
+        return self._padded_session(self._padded_capacity(1), prompt_ids[:-1], self.require_self_test)
 
     def _padded_session(
         self, capacity: int, prompt_ids: Sequence[int], require: Callable[[int], None]

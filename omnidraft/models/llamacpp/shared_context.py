@@ -137,14 +137,15 @@ class SharedSession(TextSession):
         nodes = zip(ids, tree.depths, self._sequences, strict=True)
         return [BatchEntry(token, self.num_kept + depth, members) for token, depth, members in nodes]
 
-    def _take(self, source: Any, num_ids: int) -> bool:
+    def _take(self, source: Any, num_ids: int) -> int:
         """Share the source's cells."""
         if not isinstance(source, SharedSession):
-            return False
+            return 0
         self._shared.admit([source, self], source.num_kept + self.num_cells)
-        if is_whole := self._shared.context.is_whole(source.first):
-            self._shared.context.share(source.first, self.first, 0, num_ids)
-        return is_whole
+        if not self._shared.context.is_whole(source.first):
+            return 0
+        self._shared.context.share(source.first, self.first, 0, num_ids)
+        return num_ids
 
     def keep(self, nodes: Sequence[int]) -> None:
         if self._sequences:

@@ -18,17 +18,19 @@ from omnidraft.errors import ConfigError, VocabularyError
 from omnidraft.models.llamacpp.context import CELL_STEP, MAX_SEQUENCES, BatchEntry, Context, LlamaModel
 from omnidraft.models.llamacpp.crash_probe import build
 from omnidraft.models.llamacpp.shared_context import SharedContext, SharedSession
-from omnidraft.models.text_session import SerialSession, TextSession
+from omnidraft.models.text_session import ChunkedSession, TextSession
 from omnidraft.models.text_target import TextTarget
-from omnidraft.ports import DraftTree, Mode, TreeLimits
+from omnidraft.ports import DraftTree, Mode, TreeLimits, ids_needed
 from omnidraft.vocab.tokenizer import Vocabulary
 
 PREFILL_ROWS = 128
 """Prompt ids that are read together."""
 
 
-class PaddedLlamaCppSession(SerialSession):
+class PaddedLlamaCppSession(ChunkedSession):
     """Implements ports.TargetSession. Trees are chains."""
+
+    _chunk = PREFILL_ROWS
 
     def __init__(
         self, open_context: Callable[[int], Context], prompt_ids: Sequence[int], limits: TreeLimits, num_rows: int
@@ -38,7 +40,7 @@ class PaddedLlamaCppSession(SerialSession):
             open_context: returns a context for a text of so many ids and the rows of a pass; more come with the text.
             num_rows: the rows of every pass over a tree.
         """
-        super().__init__(prompt_ids, limits, PREFILL_ROWS)
+        super().__init__(prompt_ids, limits)
         self._open_context = open_context
         self._context = open_context(len(prompt_ids) + 1)
         self._num_rows = num_rows
@@ -46,16 +48,13 @@ class PaddedLlamaCppSession(SerialSession):
     def _read(self, ids: Sequence[int]) -> None:
         self._context.decode([BatchEntry(token, self._num_read + row, (0,), False) for row, token in enumerate(ids)])
 
-    def _take(self, source: Any, num_ids: int) -> bool:
-        is_small_enough = (
-            isinstance(source, PaddedLlamaCppSession)
-            and source._context.length(0) <= self._context.num_cells  # it is copied whole, then cut
-            and source._context.is_whole(0)
-        )
-        if is_small_enough:
-            self._context.load(0, source._context.save(0))
-            self._context.cut(0, num_ids)
-        return is_small_enough
+    def _take(self, source: Any, num_ids: int) -> int:
+        is_small_enough = source._context.length(0) <= self._context.num_cells  # it is copied whole, then cut
+        if not (is_small_enough and source._context.is_whole(0)):
+            return 0
+        self._context.load(0, source._context.save(0))
+        self._context.cut(0, num_ids)
+        return num_ids
 
     def _score(self, tree: DraftTree) -> torch.Tensor:
         self._context.cut(0, self.num_kept)
@@ -131,11 +130,13 @@ class LlamaCppTarget(TextTarget):
             return TreeLimits(self._rows - 1, num_chains=1)
         return TreeLimits(_MAX_NODES, num_chains=self._shared.num_leaves)
 
-    def _open(self, prompt_ids: Sequence[int], mode: Mode) -> TextSession:
+    def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TextSession:
+        """See ports.Target."""
+        ids_needed(prompt_ids, max_new_tokens, self.context_limit)
         if mode == "fast":
-            return SharedSession(self._shared, prompt_ids, self.limits(mode))
+            return SharedSession(self._shared, prompt_ids[:-1], self.limits(mode))
         self.require_self_test(CELL_STEP)
-        return self._padded_session(prompt_ids)
+        return self._padded_session(prompt_ids[:-1])
 
     def kv_bytes(self, num_ids: int, mode: Mode) -> int:
         """See ports.Target. A text in reproducible mode has a context of its own, whose logits count too."""

@@ -18,7 +18,7 @@ from omnidraft.models.native.model import MAX_ROWS, NativeModel
 from omnidraft.models.native.packed_cache import PackedCache
 from omnidraft.models.native.packed_model import PackedModel
 from omnidraft.models.text_target import TextTarget
-from omnidraft.ports import Mode, TreeLimits
+from omnidraft.ports import Mode, TreeLimits, ids_needed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,10 +44,12 @@ class NativeTarget(TextTarget):
         """See ports.Target."""
         return TreeLimits(_MAX_NODES)
 
-    def _open(self, prompt_ids: Sequence[int], mode: Mode) -> KvSession:
+    def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> KvSession:
+        """See ports.Target."""
+        ids_needed(prompt_ids, max_new_tokens, self.context_limit)
         if mode == "reproducible":
             self.require_self_test(_TESTED_SLOTS)
-        return KvSession(self._model, prompt_ids, self.limits(mode), len(prompt_ids) + 1)
+        return KvSession(self._model, prompt_ids[:-1], self.limits(mode), len(prompt_ids))
 
     def kv_bytes(self, num_ids: int, mode: Mode) -> int:
         """See ports.Target."""

@@ -45,10 +45,12 @@ template <int GROUP_SIZE> struct ChannelGroup {
 
     // The best of a few: levels of somewhat less or more than the range are given to the weights, and the step and the
     // minimum that suit them best are those of least squares. Where none has a smaller error it is the full range.
+    // Weights that were quantised before lie on levels that a group need not use up: with whole numbers they are found.
     Levels least_squares(int max_level) const {
         Levels best = full_range(max_level);
         Floats low = least(), range = vmax(largest() - low, splat(1e-30f)), least_error = squared_error(best, max_level);
-        for (float more : {-1.f, -.7f, -.4f, -.1f, .2f, .5f, .8f, 1.1f, 1.4f}) {
+        for (float more : {-8.f, -7.f, -6.f, -5.f, -4.f, -3.f, -2.f, -1.f, -.7f, -.4f, -.1f, .2f, .5f, .8f,
+                           1.1f, 1.4f}) {
             Levels fitted = fit(low, (max_level + more) / range, max_level);
             Floats error = squared_error(fitted, max_level);
             Ints is_better = error < least_error;

@@ -64,10 +64,11 @@ def test_groups_are_nearer_than_to_their_full_range(kernels, kind, inputs):
     assert errors.mean() < GROUP_ERROR[kind] * limits.mean()
 
 
-def test_weights_that_lie_on_sixteen_levels_are_kept(kernels):
+@pytest.mark.parametrize(("lowest", "highest"), [(0, 15), (0, 7), (6, 15), (3, 11)])
+def test_weights_that_were_quantised_to_four_bits_keep_their_levels(kernels, lowest, highest):
     torch.manual_seed(0)
-    level = torch.randint(0, 16, (512, native.GROUP))
-    level[:, 0], level[:, 1] = 0, 15
+    level = torch.randint(lowest, highest + 1, (512, native.GROUP))
+    level[:, 0], level[:, 1] = lowest, highest
     weight_NK = level * 0.03125 - 0.25
     assert torch.equal(unpacked(weight_NK, "int4", kernels).float(), weight_NK)
 

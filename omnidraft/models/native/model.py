@@ -5,6 +5,7 @@ Shapes: R rows of a pass, C slots, K key heads, D head size, V vocabulary, H hid
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count, groupby, repeat
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,6 @@ from omnidraft.models.kv_session import PassSegment
 from omnidraft.models.native import library as native
 from omnidraft.models.native.factors import PackedFactors
 from omnidraft.models.native.packed_model import PackedModel
-from omnidraft.models.native.scratch_pool import ScratchPool
 from omnidraft.models.native.thread_count import ThreadCount
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class NativeModel:
         self.vocab_size = sizes.vocabulary
         self.hidden_size = sizes.hidden
         self.context_limit = sizes.context_limit
-        self._scratch = ScratchPool()
+        self._free: list[torch.Tensor] = []
+        """Memory of passes that ended: as many pieces as ran at the same time, whatever the number of texts."""
         self._threads = ThreadCount()
 
     def open(
@@ -124,7 +125,7 @@ class NativeModel:
         threads = limit if self._takes_all_threads else self._threads.choose(limit)
         capacity = max(segment.backend.capacity for segment in segments)
         rank = max(segment.backend.rank for segment in segments)
-        with self._scratch.take(self._scratch_bytes(capacity, rank, threads)) as scratch:
+        with self._scratch(capacity, rank, threads) as scratch:
             self._library.omnidraft_forward(
                 self._weights.struct,
                 native.PassStruct(
@@ -148,10 +149,20 @@ class NativeModel:
         """See kv_session.KvModel."""
         return PackedFactors(self._weights.sizes, tensors)
 
-    def _scratch_bytes(self, capacity: int, rank: int, threads: int) -> int:
-        """Return the memory of a pass of any number of rows."""
-        size: int = self._library.omnidraft_scratch_bytes(self._weights.struct, MAX_ROWS, capacity, rank, threads)
-        return size
+    @contextmanager
+    def _scratch(self, capacity: int, rank: int, threads: int) -> Iterator[torch.Tensor]:
+        """Lend the memory of a pass of any number of rows, with any content. Any thread may take some."""
+        num_bytes = self._library.omnidraft_scratch_bytes(self._weights.struct, MAX_ROWS, capacity, rank, threads)
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = torch.empty(0, dtype=torch.uint8)
+        if memory.numel() < num_bytes:
+            memory = torch.empty(num_bytes, dtype=torch.uint8)
+        try:
+            yield memory
+        finally:
+            self._free.append(memory)
 
     def move(self, kv: torch.Tensor, capacity: int, sources: Sequence[int], start: int) -> None:
         """See kv_session.KvBackend."""

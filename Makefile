@@ -80,7 +80,7 @@ demo-kafka: setup ## The same over a Kafka broker that is started for it
 	@trap 'kill $$(cat $(KAFKA_DATA)/broker.pid)' EXIT; set -x; \
 	$(VENV)/bin/omnidraft demo --log kafka://127.0.0.1:$(KAFKA_PORT) $(DEMO_ARGS)
 
-test: setup ## Unit and contract tests on tiny models, under ten minutes on two cores
+test: setup ## Unit and contract tests on tiny models, under five minutes on two cores
 	$(PYTEST) tests/contract tests/unit $(PYTEST_ARGS)
 
 test-services: setup ## Services as processes on tiny models: integration, attacks, outages, end to end

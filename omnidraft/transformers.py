@@ -24,7 +24,7 @@ from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import RequestError
 from omnidraft.params import given_grammar
-from omnidraft.ports import Grammar, Request, Sampling
+from omnidraft.ports import Grammar, Request, Sampling, Target
 from omnidraft.telemetry.metrics import CountingMetrics
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from omnidraft.assembly import LoadedModel
     from omnidraft.models.hf.generation.request import GenerateRequest
+    from omnidraft.models.hf.generation.rows import GenerateRow
 
 _SCOPE = "generate"
 """The rows of a call may share the keys of what they have in common."""
@@ -178,6 +179,7 @@ class _Batch:
 
         self._loaded = loaded
         self._request = request
+        _require_one_rotation(loaded.decoder.target, request.rows)
         self._decoder = _decoder(loaded, request)
         vocab_size, device = loaded.decoder.target.vocab_size, request.rows[0].ids.device
         self._noise = TorchNoise(len(request.rows), vocab_size, device)
@@ -248,7 +250,21 @@ def _decoder(loaded: "LoadedModel", request: "GenerateRequest") -> Decoder:
     rows = request.rows
     if len(rows) == 1 or not request.has_time_limit:
         return loaded.decoder
-    return loaded.batch_decoder([len(row.prompt) + row.max_length - row.num_prompt_ids for row in rows])
+    return loaded.batch_decoder([_max_ids(row) for row in rows])
+
+
+def _max_ids(row: "GenerateRow") -> int:
+    return len(row.prompt) + row.max_length - row.num_prompt_ids
+
+
+def _require_one_rotation(target: Target, rows: Sequence["GenerateRow"]) -> None:
+    """Raise RequestError where `generate` would rotate ids of these rows anew while it goes on."""
+    first, longest = target.first_context, max(map(_max_ids, rows))
+    if min(len(row.prompt) for row in rows) <= first < longest <= target.context_limit:
+        raise RequestError(
+            f"this model rotates texts of more than {first} tokens otherwise, and these may grow from fewer to "
+            f"{longest}: ask for fewer new tokens, or draft for the long prompts of a batch alone"
+        )
 
 
 def _without_adapters(model: Any) -> Any:

@@ -240,7 +240,7 @@ class Engine:
         context_limit = self.decoder.target.context_limit
         target_ids = prompting.read_prompt(request, self.pair, context_limit)
         thoughts = prompting.thoughts_of(request, self.pair, target_ids)
-        max_new_tokens = request.max_new_tokens_after(len(target_ids), context_limit)
+        max_new_tokens = request.max_new_tokens_after(len(target_ids), self.decoder.target)
         ids_needed(target_ids, max_new_tokens, context_limit)
         return Request(
             prompt_ids=tuple(target_ids),

@@ -11,7 +11,7 @@ from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.decode.step_telemetry import StepObserver
 from omnidraft.params import require_integer, unsigned_seed
-from omnidraft.ports import Mode, Sampling, Step
+from omnidraft.ports import Mode, Sampling, Step, Target
 from omnidraft.tools.tool_use import ToolUse
 from omnidraft.traces.request_ids import answer_id
 
@@ -85,11 +85,13 @@ class GenerationRequest:
         """Return the seed, as an unsigned one of 64 bits. Raises RequestError."""
         return secrets.randbits(64) if self.seed is None else unsigned_seed(self.seed)
 
-    def max_new_tokens_after(self, num_prompt_tokens: int, context_limit: int) -> int:
-        """Return how many tokens the answer may have, at least one. Raises RequestError."""
-        num_free = max(context_limit - num_prompt_tokens, 1)
+    def max_new_tokens_after(self, num_prompt_tokens: int, target: Target) -> int:
+        """Return how many tokens the answer may have, at least one. Behind a prompt that takes at most half of the
+        target's first context it stays there, unless the client says how long it may be. Raises RequestError."""
+        num_free = max(target.context_limit - num_prompt_tokens, 1)
         if self.max_new_tokens is None:
-            return num_free
+            is_short = 2 * num_prompt_tokens <= target.first_context
+            return target.first_context - num_prompt_tokens if is_short else num_free
         require_integer("max_new_tokens", self.max_new_tokens, at_least=1)
         return min(self.max_new_tokens, num_free)
 

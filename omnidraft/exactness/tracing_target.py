@@ -69,6 +69,7 @@ class WrappedTarget:
     def __init__(self, target: Target) -> None:
         self._target = target
         self.vocab_size, self.context_limit = target.vocab_size, target.context_limit
+        self.first_context = target.first_context
         self.fingerprint, self.max_rows = target.fingerprint, target.max_rows
 
     def limits(self, mode: Mode) -> TreeLimits:

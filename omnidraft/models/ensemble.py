@@ -25,6 +25,7 @@ class EnsembleTarget:
         self._members = tuple(members)
         self.vocab_size = members[0].vocab_size
         self.context_limit = min(member.context_limit for member in members)
+        self.first_context = min(member.first_context for member in members)
         self.max_rows = min(member.max_rows for member in members)
         self.fingerprint = "ensemble-" + "+".join(f"({each.fingerprint})" for each in members)
 

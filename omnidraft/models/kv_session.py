@@ -57,6 +57,7 @@ class PassSegment:
 class KvBackend(Protocol):
     """Keys and values of one text; id number n uses slot n."""
 
+    rotation_offset: int
     hidden_RH: torch.Tensor
     """float32, the normed last hidden states behind the logits of the last pass; read by sessions with a head only."""
 
@@ -71,15 +72,19 @@ class KvModel(Protocol):
     """A decoder at one set of weights, for many texts."""
 
     vocab_size: int
+    first_context: int
     context_limit: int
 
-    def open(self, capacity: int = 0, *, keeps_hidden: bool = False, factors: Any = None) -> KvBackend:
+    def open(
+        self, capacity: int = 0, *, keeps_hidden: bool = False, factors: Any = None, rotation_offset: int = 0
+    ) -> KvBackend:
         """Return the empty store of a text.
 
         Args:
             capacity: initial number of slots; more come with the text, since memory is counted by ids that are there.
             keeps_hidden: False leaves `hidden_RH` empty.
             factors: the text's own, of `pack_factors`; None computes with the shared weights alone.
+            rotation_offset: see ports.rotation_offset.
         """
 
     def pack_factors(self, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -93,12 +98,14 @@ class KvModel(Protocol):
 class KvSession(TextSession):
     """Implements ports.TargetSession."""
 
-    def __init__(self, model: KvModel, prompt_ids: Sequence[int], limits: TreeLimits, capacity: int) -> None:
+    def __init__(
+        self, model: KvModel, prompt_ids: Sequence[int], limits: TreeLimits, capacity: int, rotation_offset: int = 0
+    ) -> None:
         """Begin with `capacity` slots."""
         super().__init__(prompt_ids, limits)
         self._model = model
         self.compute = model.forward
-        self.backend = model.open(capacity)
+        self.backend = model.open(capacity, rotation_offset=rotation_offset)
 
     def prompt_rows(self, num_ids: int) -> PassSegment:
         return PassSegment(self.backend, self.num_kept, None, self._prompt_ids[self.num_kept :][:num_ids], 0)
@@ -111,6 +118,8 @@ class KvSession(TextSession):
         self.num_kept += len(nodes)
 
     def _take(self, source: Any, num_ids: int) -> int:
+        if source.backend.rotation_offset != self.backend.rotation_offset:
+            return 0
         self.backend.copy(source.backend, num_ids)
         return num_ids
 
@@ -214,7 +223,7 @@ class KvDrafter:
     def __init__(self, model: KvModel, head: AcceptanceHead | None = None) -> None:
         self._model, self._head = model, head
         self.vocab_size = model.vocab_size
-        self.context_limit = model.context_limit
+        self.context_limit = model.first_context
         self.has_head = head is not None
 
     def open(self) -> BranchingSession:

@@ -19,9 +19,13 @@ class TextTarget(ABC):
     _tested_chains, _tested_width = 1, 1
     """The chains and the ids of each, the root counted, of the trees of the self-test."""
 
-    def __init__(self, vocab_size: int, context_limit: int, fingerprint: str) -> None:
+    def __init__(
+        self, vocab_size: int, context_limit: int, fingerprint: str, *, first_context: int | None = None
+    ) -> None:
+        """`first_context`: see ports.Target; None: texts of all lengths are rotated alike."""
         self.vocab_size = vocab_size
         self.context_limit = context_limit
+        self.first_context = first_context or context_limit
         self.fingerprint = fingerprint
         self._refusals: dict[int, ModeRefused | None] = {}
 

@@ -78,5 +78,5 @@ from omnidraft.ports.log import (
     TopicFacts,
     UnreadableReason,
 )
-from omnidraft.ports.target import DraftTree, Target, TargetSession, TreeLimits, ids_needed
+from omnidraft.ports.target import DraftTree, Target, TargetSession, TreeLimits, ids_needed, rotation_offset
 from omnidraft.traces.record import FinishReason, Source

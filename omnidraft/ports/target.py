@@ -153,6 +153,8 @@ class Target(Protocol):
     vocab_size: int
     context_limit: int
     """The maximal number of ids of prompt and answer together."""
+    first_context: int
+    """Texts that grow longer are rotated otherwise from their first id on; the limit where all are rotated alike."""
     fingerprint: str
     """Identifies everything a text depends on besides prompt, seed and settings: weights, precision, width, threads."""
     max_rows: int
@@ -191,6 +193,12 @@ class Target(Protocol):
 
     def kv_bytes(self, num_ids: int, mode: Mode) -> int:
         """Return the memory of the keys and values of a text that has so many ids; it grows with the text."""
+
+
+def rotation_offset(target: Target, num_ids: int) -> int:
+    """Return the first position of a text that grows to so many ids. Those of texts longer than the first context begin
+    behind all others, so that both kinds are told apart wherever positions are read."""
+    return target.first_context if num_ids > target.first_context else 0
 
 
 def ids_needed(prompt_ids: Sequence[int], max_new_tokens: int, context_limit: int) -> int:

@@ -455,6 +455,7 @@ class BrokenAfter:
     def __init__(self, target: Target, broken: float) -> None:
         self._target, self._broken = target, broken
         self.vocab_size, self.context_limit = target.vocab_size, target.context_limit
+        self.first_context = target.first_context
         self.fingerprint, self.max_rows = target.fingerprint, target.max_rows
 
     def limits(self, mode: Mode) -> TreeLimits:

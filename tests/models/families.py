@@ -58,7 +58,7 @@ THROUGH_TRANSFORMERS: Mapping[str, Tiny] = {
     "Phi-3.5-MoE": tiny(
         "phimoe", num_local_experts=4, num_experts_per_tok=2, sliding_window=None, attention_bias=True,
         lm_head_bias=True, original_max_position_embeddings=64,
-        rope_parameters={**_LONGROPE, "short_mscale": 1.2, "long_mscale": 1.2},
+        rope_parameters={**_LONGROPE, "short_mscale": 1.2, "long_mscale": 1.8},
     ),
     "Granite 3 MoE": tiny("granitemoe", num_local_experts=4, num_experts_per_tok=2, logits_scaling=6.0),
     "Granite MoE shared": tiny(
@@ -87,7 +87,9 @@ THROUGH_TRANSFORMERS: Mapping[str, Tiny] = {
     "Persimmon": tiny("persimmon"),
     "DeepSeek V2": tiny("deepseek_v2", **_DEEPSEEK | {"q_lora_rank": None}, topk_method="greedy"),
     "DeepSeek V3": tiny("deepseek_v3", **_DEEPSEEK),
-    "DeepSeek V3.2": tiny("deepseek_v32", **_DEEPSEEK, index_topk=8, index_head_dim=16, index_n_heads=2),
+    "DeepSeek V3.2": tiny(  # whose real models have 64 heads; where all of a few are silent, what is chosen ties
+        "deepseek_v32", **_DEEPSEEK, index_topk=8, index_head_dim=16, index_n_heads=16,
+    ),
     "MiniCPM3": tiny("minicpm3", **_LATENT),
     "GLM-4.7-Flash": tiny("glm4_moe_lite", **_DEEPSEEK),
     "Hunyuan A13B": tiny("hunyuan_v1_moe", head_dim=16, num_experts=4, moe_topk=[2] * 4),

@@ -12,7 +12,10 @@ from tests.unit.models.native.families import VOCAB_SIZE
 from tests.unit.models.random_trees import OracleProposer
 
 pytestmark = pytest.mark.models
-OTHERS = ("Llama 4", "Falcon with ALiBi", "GPT-Neo", "BLOOM", "MPT", "Qwen3.5 with images", "Llama 4 with images")
+OTHERS = (
+    "Llama 4", "Falcon with ALiBi", "GPT-Neo", "BLOOM", "MPT", "DeepSeek V3.2", "Qwen3.5 with images",
+    "Llama 4 with images",
+)  # fmt: skip
 WITHOUT_DRAFTS = {"RWKV-4", "xLSTM", "RecurrentGemma", "MiniMax-Text-01"}
 
 

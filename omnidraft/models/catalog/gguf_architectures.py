@@ -1,14 +1,10 @@
-"""What an architecture of GGUF files is in transformers: a row each, and the configuration that a file's settings make.
+"""What an architecture of GGUF files is in transformers: a row each."""
 
-A setting that nothing here reads is refused, so that no file is converted to a model that computes otherwise.
-"""
-
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from omnidraft.errors import ModelError
 from omnidraft.models.catalog.gguf_file import GgufFile
@@ -17,47 +13,11 @@ Json = dict[str, Any]
 
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Factors of rotary frequencies, which are settings in transformers."""
-_SETTINGS: Mapping[str, Sequence[str]] = {
-    "context_length": ("max_position_embeddings",),
-    "embedding_length": ("hidden_size",),
-    "block_count": ("num_hidden_layers",),
-    "feed_forward_length": ("intermediate_size",),
-    "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
-    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
-    "expert_count": ("num_experts", "num_local_experts"),
-    "expert_used_count": ("num_experts_per_tok",),
-    "attention.head_count": ("num_attention_heads",),
-    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
-    "attention.layer_norm_epsilon": ("layer_norm_eps", "norm_epsilon", "norm_eps"),
-    "attention.scale": ("attention_multiplier",),
-    "attn_logit_softcapping": ("attn_logit_softcapping",),
-    "final_logit_softcapping": ("final_logit_softcapping",),
-    "embedding_scale": ("embedding_multiplier",),
-    "residual_scale": ("residual_multiplier",),
-    "logit_scale": ("logits_scaling", "logit_scale"),
-    "use_parallel_residual": ("use_parallel_residual",),
-}
-"""What a file calls a setting, and the names for it in transformers, of which the first counts that a class has."""
-_READ_ELSEWHERE = (
-    "vocab_size", "use_parallel_residual", "expert_shared_feed_forward_length", "attention.head_count_kv",
-    "attention.key_length", "attention.value_length", "attention.sliding_window", "attention.sliding_window_pattern",
-    "attention.temperature_scale", "rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scaling.type",
-    "rope.scaling.factor", "rope.scaling.finetuned", "rope.scaling.original_context_length",
-    "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_fast",
-    "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_log_multiplier",
-)  # fmt: skip
-"""What is read elsewhere, or says nothing about any model here that its weights do not."""
-_PRESENCE: Mapping[str, Sequence[str]] = {
-    "blk.0.attn_q.bias": ("attention_bias", "use_qkv_bias", "qkv_bias", "use_bias"),
-    "blk.0.attn_output.bias": ("attention_out_bias",),
-    "blk.0.ffn_up.bias": ("mlp_bias",),
-    "blk.0.attn_q_norm.weight": ("use_qk_norm", "qk_layernorm"),
-}
-"""Settings that are true where a file has this tensor."""
 OTHERWISE = "give the hub id or folder of the same model, or set models.engine = 'llamacpp'"
 """What to do with a file that is not converted."""
-_LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""How Llama 3 scales its frequencies, up to a factor."""
+Change = tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]
+"""What makes numbers of a file those of transformers, and what makes them back."""
+_ONE_ADDED: Change = (lambda values: values - 1, lambda values: values + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +27,8 @@ class Architecture:
     model_type: str | Callable[[GgufFile], str]
     is_permuted: bool = False
     """Whether rows of queries and keys that are rotated together are neighbours in the file."""
-    adds_one: bool = False
-    """Whether norms have 1 added to their weights in the file."""
+    changes: Mapping[str, Change] = field(default_factory=dict)
+    """What numbers become that the file has otherwise, by the end of their weight's name in transformers."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Settings that all models of the architecture have."""
     settings: Callable[[GgufFile], Json] = lambda file: {}
@@ -76,30 +36,42 @@ class Architecture:
     sliding_theta: float | None = None
     """The rotary base of layers with a window, where the file does not say; None: as that of the others."""
 
+    def read(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of a weight in transformers, from those in the file."""
+        return self._changed(name, values, 0)
+
+    def written(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of a weight in the file, from those in transformers."""
+        return self._changed(name, values, 1)
+
+    def _changed(self, name: str, values: torch.Tensor, direction: int) -> torch.Tensor:
+        change = next((change for ending, change in self.changes.items() if name.endswith(ending)), None)
+        return values if change is None else change[direction](values)
+
 
 def _gemma_scale(num_layers: int) -> Callable[[GgufFile], Json]:
     """Return what Gemma divides scores by the root of: a head's size, but in the model of 27B with so many layers."""
 
     def settings(file: GgufFile) -> Json:
-        is_27b = _needed(file, "block_count") == num_layers
-        return {"query_pre_attn_scalar": _whole_head_size(file) if is_27b else _head_size(file)}
+        is_27b = file.count("block_count") == num_layers
+        return {"query_pre_attn_scalar": file.whole_head_size if is_27b else file.head_size}
 
     return settings
 
 
 def _require_rotation(file: GgufFile) -> Json:
     """Raise ModelError for a Granite without rotation."""
-    if not _setting(file, "rope.scaling.finetuned", True):
+    if not file.setting("rope.scaling.finetuned", True):
         raise ModelError(f"{file.name} has layers without positions, which is not converted")
     return {}
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
-        model_type=lambda file: "mixtral" if _setting(file, "expert_count") else "llama", is_permuted=True
+        model_type=lambda file: "mixtral" if file.setting("expert_count") else "llama", is_permuted=True
     ),
     "mistral3": Architecture(
-        model_type=lambda file: "ministral3" if _setting(file, "attention.temperature_scale") else "mistral",
+        model_type=lambda file: "ministral3" if file.setting("attention.temperature_scale") else "mistral",
         is_permuted=True,
     ),
     "arcee": Architecture(model_type="arcee", is_permuted=True),
@@ -109,11 +81,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2moe": Architecture(model_type="qwen2_moe"),
     "qwen3": Architecture(model_type="qwen3"),
     "qwen3moe": Architecture(model_type="qwen3_moe", fixed={"norm_topk_prob": True}),
-    "gemma": Architecture(model_type="gemma", adds_one=True),
-    "gemma2": Architecture(model_type="gemma2", adds_one=True, settings=_gemma_scale(46)),
-    "gemma3": Architecture(model_type="gemma3_text", adds_one=True, settings=_gemma_scale(62), sliding_theta=1e4),
+    "gemma": Architecture(model_type="gemma", changes={"norm.weight": _ONE_ADDED}),
+    "gemma2": Architecture(model_type="gemma2", changes={"norm.weight": _ONE_ADDED}, settings=_gemma_scale(46)),
+    "gemma3": Architecture(
+        model_type="gemma3_text", changes={"norm.weight": _ONE_ADDED}, settings=_gemma_scale(62), sliding_theta=1e4
+    ),
     "phi3": Architecture(model_type="phi3"),
-    "olmo2": Architecture(model_type=lambda file: "olmo3" if _setting(file, "attention.sliding_window") else "olmo2"),
+    "olmo2": Architecture(model_type=lambda file: "olmo3" if file.setting("attention.sliding_window") else "olmo2"),
     "olmoe": Architecture(model_type="olmoe"),
     "exaone4": Architecture(model_type="exaone4"),
     "command-r": Architecture(model_type="cohere"),
@@ -124,7 +98,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "seed_oss": Architecture(model_type="seed_oss"),
     "starcoder2": Architecture(model_type="starcoder2"),
     "stablelm": Architecture(model_type="stablelm"),
-    "nemotron": Architecture(model_type="nemotron", adds_one=True),
+    "nemotron": Architecture(model_type="nemotron", changes={"norm.weight": _ONE_ADDED}),
     "gpt-oss": Architecture(model_type="gpt_oss"),
 }
 
@@ -136,155 +110,3 @@ def architecture_of(file: GgufFile) -> Architecture:
             f"{file.name} is of the architecture {file.architecture!r}, which is not converted; {OTHERWISE}"
         )
     return row
-
-
-def config_of(file: GgufFile) -> PreTrainedConfig:
-    """Return the configuration of a file's model. Raises ModelError for a file with settings that are not known."""
-    row = architecture_of(file)
-    model_type = row.model_type if isinstance(row.model_type, str) else row.model_type(file)
-    kind: Any = CONFIG_MAPPING[model_type]
-    default = kind()
-    known = default.to_dict().keys()
-    present = [key for key in _SETTINGS if key in _keys(file)]
-    names = {key: name for key in present for name in reversed(_SETTINGS[key]) if name in known}
-    _require_known(file, names.keys())
-    read = {name: _setting(file, key) for key, name in names.items()}
-    found = {name: tensor in file.tensors for tensor, names in _PRESENCE.items() for name in names}
-    tokens = {f"{role}_token_id": file.get(f"tokenizer.ggml.{role}_token_id") for role in ("bos", "eos")}
-    always = {**tokens, "pad_token_id": None, "head_dim": _head_size(file), "dtype": torch.bfloat16}
-    common = {
-        "vocab_size": file.shape("token_embd.weight")[0],
-        "num_key_value_heads": _setting(file, "attention.head_count_kv", _needed(file, "attention.head_count")),
-        "tie_word_embeddings": "output.weight" not in file.tensors,
-        "rope_parameters": _rope(file, row, is_by_layer="full_attention" in (default.rope_parameters or {})),
-    }
-    if original := _setting(file, "rope.scaling.original_context_length"):
-        common["original_max_position_embeddings"] = original
-    settings = {**read, **found, **common, **_windows(file), **row.fixed, **row.settings(file)}
-    config: PreTrainedConfig = kind(**{name: settings[name] for name in settings if name in known}, **always)
-    return config
-
-
-def _require_known(file: GgufFile, read: Container[str]) -> None:
-    """Raise ModelError where a setting of the file is read by nothing, or has no place in the model's class."""
-    unknown = [
-        key
-        for key in _keys(file)
-        if key not in _READ_ELSEWHERE and not key.startswith("ssm.") and key not in read and _setting(file, key)
-    ]
-    if unknown:
-        raise ModelError(
-            f"{file.name} has settings that are not converted ({', '.join(sorted(unknown)[:3])}); {OTHERWISE}"
-        )
-
-
-def _windows(file: GgufFile) -> Json:
-    """Return which layers see how far; nothing of layers where their class knows it."""
-    window, pattern = _setting(file, "attention.sliding_window"), _keys(file).get("attention.sliding_window_pattern")
-    if not window:
-        return {"sliding_window": None, "layer_types": ["full_attention"] * _needed(file, "block_count")}
-    if pattern is None:
-        return {"sliding_window": window}
-    layers = ["sliding_attention" if is_sliding else "full_attention" for is_sliding in pattern]
-    return {"sliding_window": window, "layer_types": layers}
-
-
-def _rope(file: GgufFile, row: Architecture, is_by_layer: bool) -> Json:
-    """Return the rotary parameters, by kind of layer where a class has them so."""
-    theta = _setting(file, "rope.freq_base", 1e4)
-    scaled = {"rope_theta": theta, **_scaling(file)}
-    share = _setting(file, "rope.dimension_count", _head_size(file)) / _head_size(file)
-    if share != 1:
-        scaled["partial_rotary_factor"] = share
-    if not is_by_layer:
-        return scaled
-    sliding = _setting(file, "rope.freq_base_swa", row.sliding_theta or theta)
-    return {"full_attention": scaled, "sliding_attention": {"rope_type": "default", "rope_theta": sliding}}
-
-
-def _scaling(file: GgufFile) -> Json:
-    """Return how rotary frequencies are scaled. Raises ModelError for a way that is not known."""
-    if ROPE_TENSORS[0] in file.tensors:
-        return _llama_3(file)
-    if ROPE_TENSORS[1] in file.tensors:
-        long_factor, short_factor = (file.values(name).tolist() for name in ROPE_TENSORS[1:])
-        original = _needed(file, "rope.scaling.original_context_length")
-        return {
-            "rope_type": "longrope",
-            "long_factor": long_factor,
-            "short_factor": short_factor,
-            "original_max_position_embeddings": original,
-            "factor": _needed(file, "context_length") / original,
-        }
-    match _setting(file, "rope.scaling.type", "none"):
-        case "none":
-            return {"rope_type": "default"}
-        case "linear":
-            return {"rope_type": "linear", "factor": _setting(file, "rope.scaling.factor")}
-        case "yarn":
-            return _yarn(file)
-        case kind:
-            raise ModelError(f"{file.name} scales its rotary frequencies by {kind!r}, and lacks the factors for it")
-
-
-def _llama_3(file: GgufFile) -> Json:
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    factors = file.values(ROPE_TENSORS[0])
-    scaling = {"rope_type": "llama3", "factor": factors.max().item(), **_LLAMA_3}
-    theta, size = _setting(file, "rope.freq_base", 1e4), 2 * len(factors)
-    kind: Any = CONFIG_MAPPING["llama"]
-    config = kind(rope_parameters={"rope_theta": theta, **scaling}, head_dim=size)
-    made, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-    plain = 1 / theta ** (torch.arange(0, size, 2) / size)
-    if not torch.allclose(plain / factors, made, rtol=1e-4, atol=0):
-        raise ModelError(
-            f"{file.name} scales its rotary frequencies in a way that is not converted ({ROPE_TENSORS[0]}); {OTHERWISE}"
-        )
-    return scaling
-
-
-def _yarn(file: GgufFile) -> Json:
-    spread = _setting(file, "rope.scaling.yarn_log_multiplier")
-    found = {
-        "factor": _setting(file, "rope.scaling.factor"),
-        "original_max_position_embeddings": _setting(file, "rope.scaling.original_context_length"),
-        "attention_factor": _setting(file, "rope.scaling.yarn_attn_factor"),
-        "beta_fast": _setting(file, "rope.scaling.yarn_beta_fast"),
-        "beta_slow": _setting(file, "rope.scaling.yarn_beta_slow"),
-        "llama_4_scaling_beta": _setting(file, "attention.temperature_scale"),
-        "mscale": spread,
-        "mscale_all_dim": spread,
-        "truncate": False if file.architecture == "gpt-oss" else None,
-    }
-    return {"rope_type": "yarn", **{name: value for name, value in found.items() if value is not None}}
-
-
-def _keys(file: GgufFile) -> dict[str, Any]:
-    """Return the settings of the file's architecture."""
-    prefix = f"{file.architecture}."
-    return {name.removeprefix(prefix): each.contents() for name, each in file.fields.items() if name.startswith(prefix)}
-
-
-def _setting(file: GgufFile, key: str, default: Any = None) -> Any:
-    """Return a setting of the file, which may be named once for each layer. Raises ModelError where these differ."""
-    value = file.get(f"{file.architecture}.{key}", default)
-    if not isinstance(value, list):
-        return value
-    if len(set(value)) > 1:
-        raise ModelError(f"{file.name} has layers that differ ({key}), which is not converted")
-    return value[0]
-
-
-def _needed(file: GgufFile, key: str) -> int:
-    """Return a setting that every file has. Raises ModelError where this one has not."""
-    file.needed(f"{file.architecture}.{key}")
-    return int(_setting(file, key))
-
-
-def _whole_head_size(file: GgufFile) -> int:
-    return _needed(file, "embedding_length") // _needed(file, "attention.head_count")
-
-
-def _head_size(file: GgufFile) -> int:
-    return int(_setting(file, "attention.key_length", _whole_head_size(file)))

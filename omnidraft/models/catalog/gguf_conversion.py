@@ -22,14 +22,14 @@ def convert(file: Path, folder: Path) -> None:
     """
     from transformers.utils import logging as transformers_logging
 
-    from omnidraft.models.catalog import gguf_architectures, gguf_file, gguf_tokenizer, gguf_weights
+    from omnidraft.models.catalog import gguf_config, gguf_file, gguf_tokenizer, gguf_weights
     from omnidraft.models.hf.pretrained import without_weights
 
     with model_errors(f"{file.name} cannot be converted"):
         logger.info("converting %s", file.name)
         transformers_logging.disable_progress_bar()
         source = gguf_file.GgufFile(file)
-        gguf_architectures.config_of(source).save_pretrained(folder)
+        gguf_config.config_of(source).save_pretrained(folder)
         model = without_weights(folder)
         gguf_weights.fill(model, source)
         model.save_pretrained(folder)

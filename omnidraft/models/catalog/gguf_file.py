@@ -29,6 +29,10 @@ class GgufFile:
         self.fields = readers[0].fields
         self.tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
         self.architecture = str(self.get("general.architecture", ""))
+        prefix = f"{self.architecture}."
+        own = (field for field in self.fields.values() if field.name.startswith(prefix))
+        self.settings = {field.name.removeprefix(prefix): field.contents() for field in own}
+        """Those of the architecture."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value of the metadata."""
@@ -39,6 +43,29 @@ class GgufFile:
         if key not in self.fields:
             raise ModelError(f"{self.name} has no {key}: an old converter made it; take a newer file of the same model")
         return self.fields[key].contents()
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """Return a setting, which may be named once for each layer. Raises ModelError where these differ."""
+        value = self.settings.get(key, default)
+        if not isinstance(value, list):
+            return value
+        if len(set(value)) > 1:
+            raise ModelError(f"{self.name} has layers that differ ({key}), which is not converted")
+        return value[0]
+
+    def count(self, key: str) -> int:
+        """Return a setting that every file has. Raises ModelError where this one has not."""
+        self.needed(f"{self.architecture}.{key}")
+        return int(self.setting(key))
+
+    @property
+    def whole_head_size(self) -> int:
+        """The size of a head where all together are as wide as the model."""
+        return self.count("embedding_length") // self.count("attention.head_count")
+
+    @property
+    def head_size(self) -> int:
+        return int(self.setting("attention.key_length", self.whole_head_size))
 
     def shape(self, tensor: str) -> tuple[int, ...]:
         """Return the shape of a tensor as torch has it."""

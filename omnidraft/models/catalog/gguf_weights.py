@@ -1,10 +1,9 @@
-"""The weights of a GGUF file as transformers names them and lays them out.
+"""The weights of a GGUF file as transformers names them and lays them out, and those of a model as a file has them."""
 
-Shapes: E experts, I inner channels, H hidden channels.
-"""
-
+import itertools
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 import gguf
@@ -14,52 +13,102 @@ from omnidraft.errors import ModelError
 from omnidraft.models.catalog.gguf_architectures import OTHERWISE, ROPE_TENSORS, architecture_of
 from omnidraft.models.catalog.gguf_file import GgufFile
 
-_EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?")
+_EXPERTS = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(gate_up|down)_proj(_bias)?")
+_FUSED = re.compile(r"model\.layers\.(\d+)\.shared_mlp\.(input|output)_linear\.weight")
 _HEAD_NORM = re.compile(r"model\.layers\.(\d+)\.self_attn\.([qk])_layernorm\.norms\.(\d+)\.weight")
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+"""A file without the second uses the first as the head."""
 
 
 def fill(model: Any, source: GgufFile) -> None:
     """Give a model the weights of a file. Raises ModelError where one of them has weights that the other lacks."""
-    weights = _Weights(source, model.config.num_attention_heads, model.config.num_key_value_heads)
-    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    expected = {name: each for name, each in model.state_dict().items() if name not in tied}
-    state = {name: weights.of(name, each) for name, each in expected.items()}
-    if unread := source.tensors.keys() - weights.read - set(ROPE_TENSORS):
-        raise ModelError(
-            f"{source.name} has weights that {type(model).__name__} lacks ({_listed(unread)}); {OTHERWISE}"
-        )
+    row = architecture_of(source)
+    weights = _Weights(model, source, source.tensors.keys(), source.values)
+    state = {
+        name: row.read(name, weights.of(name, each.shape)).to(each.dtype) for name, each in _own_state(model).items()
+    }
+    weights.require_all_read(OTHERWISE)
     model.load_state_dict(state, strict=False, assign=True)
     model.tie_weights()
 
 
-class _Weights:
-    """The weights of a file as transformers has them."""
+def laid_out(model: Any, base: GgufFile) -> dict[str, torch.Tensor]:
+    """Return the weights of a model in float32, by the names and in the layout of a file: what `fill` would read to
+    make this model. Raises ModelError where one of them has weights that the other lacks.
 
-    def __init__(self, source: GgufFile, num_heads: int, num_key_heads: int) -> None:
-        self._source = source
+    `fill` reads the place of each number instead, and so tells where in the file the numbers of the model belong,
+    whatever it does with an architecture.
+
+    Args:
+        base: of the same model with other weights; the number of its tokens may differ.
+    """
+    row = architecture_of(base)
+    state = {name: each.detach() for name, each in _own_state(model).items()}
+    shapes = {name: base.shape(name) for name in base.tensors if name not in (*ROPE_TENSORS, _HEAD)}
+    shapes[_EMBEDDING] = tuple(model.get_input_embeddings().weight.shape)
+    if "lm_head.weight" in state:
+        shapes[_HEAD] = tuple(state["lm_head.weight"].shape)
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    starts = dict(zip(sizes, itertools.accumulate(sizes.values(), initial=1), strict=False))
+
+    def places_of(name: str) -> torch.Tensor:
+        return torch.arange(starts[name], starts[name] + sizes[name]).view(shapes[name])
+
+    weights = _Weights(model, base, shapes.keys(), places_of)
+    numbers = torch.empty(1 + sum(sizes.values()))
+    for name, weight in state.items():
+        places = weights.of(name, weight.shape).long()
+        if not places.any() and weight.any():
+            raise ModelError(f"{base.name} has no place for {name}: it is of another model")
+        numbers[places] = row.written(name, weight.float())
+    weights.require_all_read("it is of another model")
+    return {name: numbers[start : start + sizes[name]].view(shapes[name]) for name, start in starts.items()}
+
+
+def _own_state(model: Any) -> dict[str, torch.Tensor]:
+    """Return the weights of a model, those that it has twice once."""
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    return {name: each for name, each in model.state_dict().items() if name not in tied}
+
+
+class _Weights:
+    """The weights of a file by transformers' names, in its layout."""
+
+    def __init__(self, model: Any, source: GgufFile, tensors: Set[str], values: Callable[[str], torch.Tensor]) -> None:
+        """
+        Args:
+            model: that shall have them.
+            tensors: the names of those in the file.
+            values: returns one of them.
+        """
+        self._model, self._source, self._tensors, self._values_of = model, source, tensors, values
         self._row = architecture_of(source)
-        self._heads = {"q_proj": num_heads, "k_proj": num_key_heads}
+        self._heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}
         kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == source.architecture)
         num_layers = int(source.needed(f"{source.architecture}.block_count"))
         self._names = gguf.get_tensor_name_map(kind, num_layers)
-        self.read: set[str] = set()
+        self._read: set[str] = set()
         """The names of the tensors that were used."""
 
-    def of(self, name: str, expected: torch.Tensor) -> torch.Tensor:
-        """Return a weight of the model, a bias that the file lacks as zeros. Raises ModelError for what does not fit.
+    def require_all_read(self, advice: str) -> None:
+        """Raise ModelError where a tensor was not used."""
+        if unread := self._tensors - self._read - set(ROPE_TENSORS):
+            raise ModelError(
+                f"{self._source.name} has weights that {type(self._model).__name__} lacks ({_listed(unread)}); {advice}"
+            )
 
-        Args:
-            expected: of its shape and format.
-        """
+    def of(self, name: str, shape: torch.Size) -> torch.Tensor:
+        """Return the numbers of a weight as the file has them, zeros for a bias that it lacks. Raises ModelError for
+        what does not fit."""
         values = self._values(name)
         if values is None:
             if not name.endswith("bias"):
                 raise ModelError(f"{self._source.name} has no weights for {name}: it is incomplete")
-            values = torch.zeros(expected.shape)
-        if values.numel() != expected.numel():
-            sizes = f"{tuple(values.shape)} for {name}, which needs {tuple(expected.shape)}"
+            values = torch.zeros(shape)
+        if values.numel() != shape.numel():
+            sizes = f"{tuple(values.shape)} for {name}, which needs {tuple(shape)}"
             raise ModelError(f"{self._source.name} has weights of {sizes}")
-        return values.reshape(expected.shape).to(expected.dtype)
+        return values.reshape(shape)
 
     def _values(self, name: str) -> torch.Tensor | None:
         if experts := _EXPERTS.fullmatch(name):
@@ -68,14 +117,14 @@ class _Weights:
             layer, which, head = norm.groups()
             values = self._tensor(f"blk.{layer}.attn_{which}_norm.weight")
             return None if values is None else values[int(head)]
+        if fused := _FUSED.fullmatch(name):
+            return self._fused(*fused.groups())
         found = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
         if found is not None and not found.endswith((".weight", ".bias")):
             found = f"{found}.weight"  # attention sinks
         values = self._tensor(found)
         if values is None:
             return None
-        if self._row.adds_one and name.endswith("norm.weight"):
-            return values - 1
         num_heads = self._heads.get(name.split(".")[-2]) if self._row.is_permuted else None
         return values if num_heads is None else _unpermuted(values, num_heads)
 
@@ -90,11 +139,17 @@ class _Weights:
         values = torch.stack(parts, dim=2).flatten(1, 2) if len(parts) > 1 else parts[0]
         return values if bias else values.transpose(1, 2).contiguous()
 
+    def _fused(self, layer: str, which: str) -> torch.Tensor | None:
+        tensors = [f"blk.{layer}.ffn_{part}" for part in (("gate", "up") if which == "input" else ("down",))]
+        kind = "_shexp.weight" if f"{tensors[0]}_shexp.weight" in self._tensors else ".weight"
+        parts = [each for name in tensors if (each := self._tensor(f"{name}{kind}")) is not None]
+        return torch.cat(parts) if parts else None
+
     def _tensor(self, name: str | None) -> torch.Tensor | None:
-        if name not in self._source.tensors:
+        if name not in self._tensors:
             return None
-        self.read.add(name)
-        return self._source.values(name)
+        self._read.add(name)
+        return self._values_of(name)
 
 
 def _unpermuted(values: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -1,12 +1,11 @@
 """The attention of a transformers model whose keys are in slots: its masks, the check that the model can be served with
-them, and grouped-query attention without copies.
+them, rotation by the length of a text, and grouped-query attention without copies.
 
 transformers copies all keys and values once for every query head before a masked pass of more than one id on a
 processor; torch's kernel reads each key head in place, for all the query heads that share it, with the same bits.
 Shapes: S rows of a pass, C slots.
 """
 
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -27,7 +26,6 @@ _BIASED = {"bloom", "mpt"}
 """Models whose positions are ALiBi's, which their configurations do not say."""
 _LIMITS = ("max_position_embeddings", "max_seq_len")
 _ANY_LENGTH = 1 << 20
-logger = logging.getLogger(__name__)
 
 
 class PackedKeys(torch.Tensor):
@@ -106,22 +104,54 @@ def added_mask(sees: torch.Tensor) -> torch.Tensor:
 
 
 def context_limit(config: PreTrainedConfig) -> int:
-    """Return the number of positions whose keys are rotated alike in texts of all lengths. A `longrope` model rotates
-    all keys of a text anew when it grows past the context of its first training; those that are cached would stay.
-    Recurrent layers and ALiBi set no limit."""
+    """Return the maximal number of ids of a text. Recurrent layers and ALiBi set no limit."""
     limit: int = next((value for name in _LIMITS if (value := getattr(config, name, None))), _ANY_LENGTH)
+    return limit
+
+
+def first_context(config: PreTrainedConfig) -> int:
+    """Return the context of a `longrope` model's first training, behind which texts have other rotary factors from
+    their first id on. That of other models is their limit."""
     longrope = [rope for rope in _ropes(config) if rope.get("rope_type") == "longrope"]
-    shortest = min([limit, *(rope.get("original_max_position_embeddings", limit) for rope in longrope)])
-    if shortest < limit:
-        text = "%s: contexts of %d tokens instead of %d, since longer ones would rotate cached keys anew"
-        logger.warning(text, config.model_type, shortest, limit)
-    return shortest
+    return min([context_limit(config), *(rope["original_max_position_embeddings"] for rope in longrope)])
 
 
 def _ropes(config: PreTrainedConfig) -> list[Mapping[str, Any]]:
     """Return the rope parameters of the model, or of each layer type."""
     parameters = getattr(config, "rope_parameters", None) or {}
     return [value for value in parameters.values() if isinstance(value, Mapping)] or [parameters]
+
+
+def tell_long_texts_apart(model: PreTrainedModel) -> None:
+    """Let a `longrope` model rotate each id of a pass as its text's length wants it; see ports.rotation_offset."""
+    first = first_context(model.config.get_text_config())
+    for module in rotary_modules(model):
+        module.forward = partial(rotate_by_length, partial(type(module).forward, module), first)
+
+
+def rotary_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """Return the modules that rotate by the length of a text."""
+    return [each for each in model.modules() if "longrope" in str(getattr(each, "rope_type", ""))]
+
+
+def rotate_by_length(
+    rotate: Callable[..., Sequence[torch.Tensor]],
+    first_context: int,
+    x: torch.Tensor,
+    position_ids: torch.Tensor,
+    *args: Any,
+    **options: Any,
+) -> Sequence[torch.Tensor]:
+    """Return cos and sin of positions as transformers has them in short texts, and from `first_context` on as it has
+    those from 0 on in long texts, which it knows by their last position."""
+    is_long = position_ids >= first_context
+    if not is_long.any():
+        return rotate(x, position_ids, *args, **options)
+    last = torch.full_like(position_ids[..., :1], _ANY_LENGTH)
+    long_positions = torch.cat([(position_ids - first_context).clamp(min=0), last], dim=-1)
+    long = rotate(x, long_positions, *args, **options)
+    short = rotate(x, position_ids.clamp(max=first_context - 1), *args, **options)
+    return [torch.where(is_long[..., None], *each) for each in zip((each[:, :-1] for each in long), short, strict=True)]
 
 
 def share_key_heads(model: PreTrainedModel) -> None:

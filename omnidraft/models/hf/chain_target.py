@@ -24,7 +24,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from omnidraft.errors import ModelError
-from omnidraft.models.hf.attention import context_limit
+from omnidraft.models.hf.attention import first_context
 from omnidraft.models.hf.recurrent_rows import LayerState, RecurrentRows, restore
 from omnidraft.models.text_session import ChunkedSession
 from omnidraft.models.text_target import TextTarget
@@ -172,7 +172,7 @@ class ChainTarget(TextTarget):
     def __init__(self, model: PreTrainedModel, *, fingerprint: str) -> None:
         self._reader = StateReader(model.eval())
         config = model.config.get_text_config()
-        super().__init__(config.vocab_size, context_limit(config), f"{fingerprint}-p{_PROMPT_ROWS}")
+        super().__init__(config.vocab_size, first_context(config), f"{fingerprint}-p{_PROMPT_ROWS}")
         self.max_rows = _PROMPT_ROWS if model.device.type == "cpu" else _MAX_ROWS_ON_ACCELERATOR
         small, large = (self._reader.num_bytes(each) for each in (_NUM_CHECKED, 2 * _NUM_CHECKED))
         self._bytes_of_id = (large - small) // _NUM_CHECKED

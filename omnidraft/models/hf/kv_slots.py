@@ -63,15 +63,23 @@ class KvSlots(Cache):
     """All layers' slots. Implements kv_session.KvBackend."""
 
     def __init__(
-        self, num_layers: int, capacity: int, *, num_rows: int = 1, keeps_hidden: bool = False, factors: Any = None
+        self,
+        num_layers: int,
+        capacity: int,
+        *,
+        num_rows: int = 1,
+        keeps_hidden: bool = False,
+        factors: Any = None,
+        rotation_offset: int = 0,
     ) -> None:
-        """See kv_session.KvModel for `keeps_hidden` and `factors`."""
+        """See kv_session.KvModel."""
         self.capacity = capacity
         self.num_rows = num_rows
         self.start, self.visible = 0, capacity
         self.keeps_hidden = keeps_hidden
         self.hidden_RH = torch.empty(0, dtype=torch.float32)
         self.factors = factors
+        self.rotation_offset = rotation_offset
         self._slots = [_SlotLayer(capacity, num_rows) for _ in range(num_layers)]
         super().__init__(layers=list(self._slots))
 
@@ -127,7 +135,8 @@ class KvSlots(Cache):
 
     def enlarged(self, capacity: int) -> "KvSlots":
         """Return a copy with more slots."""
-        larger = KvSlots(len(self._slots), self.capacity, num_rows=self.num_rows)
+        size, offset = len(self._slots), self.rotation_offset
+        larger = KvSlots(size, self.capacity, num_rows=self.num_rows, rotation_offset=offset)
         for layer, copy in zip(self._slots, larger._slots, strict=True):
             copy.keys, copy.values = layer.keys, layer.values
         larger.grow(capacity)

@@ -140,6 +140,8 @@ class PaddedSession(ChunkedSession):
         self._pass(self.backend, self._num_read, [pad(ids, self._chunk)], num_logits=0)
 
     def _take(self, source: Any, num_ids: int) -> int:
+        if source.backend.rotation_offset != self.backend.rotation_offset:
+            return 0
         self._grow(num_ids)
         self.backend.copy(source.backend, num_ids)
         return num_ids

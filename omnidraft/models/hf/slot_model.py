@@ -18,7 +18,15 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from omnidraft.errors import ContractError
-from omnidraft.models.hf.attention import AttentionMasks, Masks, PackedKeys, context_limit, share_key_heads
+from omnidraft.models.hf.attention import (
+    AttentionMasks,
+    Masks,
+    PackedKeys,
+    context_limit,
+    first_context,
+    share_key_heads,
+    tell_long_texts_apart,
+)
 from omnidraft.models.hf.kv_slots import KvSlots
 from omnidraft.models.hf.padded_session import TextGroup, text_groups
 from omnidraft.models.hf.tree_layout import chain_visibility, tree_visibility
@@ -37,9 +45,10 @@ class SlotModel:
         """Raises ModelError where its layers take no masks of trees and texts."""
         self.model = model.eval()
         share_key_heads(model)
+        tell_long_texts_apart(model)
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
-        self.context_limit = context_limit(config)
+        self.first_context, self.context_limit = first_context(config), context_limit(config)
         self.num_layers: int = config.num_hidden_layers
         self.attention = AttentionMasks(model)
         self._row_factors = RowFactors(model)
@@ -53,9 +62,9 @@ class SlotModel:
         self.bytes_of_slot: int = tried[0].backend.num_bytes
         """The memory of the keys and values of one id, which no configuration tells for every model."""
 
-    def open(self, capacity: int = 0, *, keeps_hidden: bool = False, factors: "TextFactors | None" = None) -> KvSlots:
+    def open(self, capacity: int = 0, **options: Any) -> KvSlots:
         """See kv_session.KvModel."""
-        return KvSlots(self.num_layers, _rounded(capacity), keeps_hidden=keeps_hidden, factors=factors)
+        return KvSlots(self.num_layers, _rounded(capacity), **options)
 
     def kv_bytes(self, num_ids: int) -> int:
         """Return the memory of the keys and values of a text of so many ids."""
@@ -97,7 +106,7 @@ class SlotModel:
         return logits
 
     def _placed(self, segment: PassSegment) -> tuple[Tensor, Masks]:
-        """Return the positions [R] and masks [1, 1, R, C] of the rows, and let the pass write into their slots."""
+        """Return rotary positions [R] and masks [1, 1, R, C] of the rows, and let the pass write into their slots."""
         slots, end, num_rows = segment.backend, segment.end, len(segment.ids)
         if end > slots.capacity:
             slots.grow(_rounded(end))
@@ -110,7 +119,8 @@ class SlotModel:
                 else tree_visibility(segment.parents, segment.length)
             )
         )
-        return positions_S[-num_rows:], self.attention.masks(sees_SC, positions_S, segment.length, num_rows)
+        positions_R = positions_S[-num_rows:] + slots.rotation_offset
+        return positions_R, self.attention.masks(sees_SC, positions_S, segment.length, num_rows)
 
 
 def _rounded(num_slots: int) -> int:

@@ -8,11 +8,12 @@ Shapes: B rows of a batch, S ids of a row, C slots, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from omnidraft.errors import model_errors
@@ -31,7 +32,7 @@ from omnidraft.models.native.weights import unsupported_reason
 from omnidraft.models.probe import choice
 from omnidraft.models.text_session import TextSession
 from omnidraft.models.text_target import TextTarget
-from omnidraft.ports import Mode, Target, TreeLimits, ids_needed
+from omnidraft.ports import Mode, Target, TreeLimits, ids_needed, rotation_offset
 
 _MAX_NODES = 64
 _MAX_ROWS, _MAX_ROWS_ON_ACCELERATOR = 64, 512
@@ -59,7 +60,8 @@ class TransformersTarget(TextTarget):
         self._shape = shape = shape or PassShape()
         self._tested_chains, self._tested_width = shape.chains, shape.width
         passes = f"b{shape.chains}-w{shape.width}-p{shape.prefill_rows}-c{shape.capacity_step}"
-        super().__init__(own.vocab_size, own.context_limit, fingerprint(model, passes, name, precision, kernels))
+        named = fingerprint(model, passes, name, precision, kernels)
+        super().__init__(own.vocab_size, own.context_limit, named, first_context=own.first_context)
         self.max_rows = _MAX_ROWS if model.device.type == "cpu" else _MAX_ROWS_ON_ACCELERATOR
 
     def limits(self, mode: Mode) -> TreeLimits:
@@ -71,16 +73,16 @@ class TransformersTarget(TextTarget):
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TextSession:
         """See ports.Target."""
-        ids_needed(prompt_ids, max_new_tokens, self.context_limit)
+        offset = rotation_offset(self, ids_needed(prompt_ids, max_new_tokens, self.context_limit))
         if mode == "fast":
-            return KvSession(self._slots, prompt_ids[:-1], self.limits(mode), len(prompt_ids))
+            return KvSession(self._slots, prompt_ids[:-1], self.limits(mode), len(prompt_ids), offset)
         self.require_self_test(self._padded_capacity(len(prompt_ids)))
-        return self._padded_session(self._padded_capacity(1), prompt_ids[:-1], self.require_self_test)
+        return self._padded_session(self._padded_capacity(1), prompt_ids[:-1], self.require_self_test, offset)
 
     def _padded_session(
-        self, capacity: int, prompt_ids: Sequence[int], require: Callable[[int], None]
+        self, capacity: int, prompt_ids: Sequence[int], require: Callable[[int], None], offset: int = 0
     ) -> PaddedSession:
-        slots = KvSlots(self._slots.num_layers, capacity, num_rows=self._shape.chains)
+        slots = KvSlots(self._slots.num_layers, capacity, num_rows=self._shape.chains, rotation_offset=offset)
         return PaddedSession(self.compute, self._shape, slots, prompt_ids, self.limits("reproducible"), require)
 
     def _tested_session(self, num_slots: int) -> PaddedSession:
@@ -111,10 +113,11 @@ class TransformersTarget(TextTarget):
         """Return the logits [B, num_logits, V] of the first ids of each row; keys go to the range of `slots`."""
         device = self._model.device
         positions_S, sees_SC = positions_S.to(device), sees_SC.to(device)
+        positions_1S = positions_S[None].clamp(max=self.context_limit - 1)  # only padding can be beyond it
         with _experts_by_row(self._model):
             output = self._model(
                 input_ids=torch.tensor(ids_BS, device=device),
-                position_ids=positions_S[None].clamp(max=self.context_limit - 1),  # only padding can be beyond it
+                position_ids=positions_1S + slots.rotation_offset,
                 attention_mask=self._slots.attention.masks(sees_SC, positions_S, slots.start, len(positions_S)),
                 past_key_values=slots,
                 use_cache=True,
@@ -168,13 +171,23 @@ def load_target(
 @contextmanager
 def _experts_by_row(model: PreTrainedModel) -> Iterator[None]:
     """Let each row meet its experts alone: together with others, how it is rounded depends on them."""
+    if not model._can_set_experts_implementation():
+        with _RowsApart() if any("Expert" in type(each).__name__ for each in model.modules()) else nullcontext():
+            yield
+        return
     config: Any = model.config.get_text_config()
-    before = getattr(config, "_experts_implementation", None)
-    if before is not None:
-        config._experts_implementation = "batched_mm"
+    before, config._experts_implementation = config._experts_implementation, "batched_mm"
     yield
-    if before is not None:
-        config._experts_implementation = before
+    config._experts_implementation = before
+
+
+class _RowsApart(TorchFunctionMode):
+    """Multiplies one by one the rows [R, K] that a model's own code collects for each expert."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (torch.nn.functional.linear, torch.Tensor.matmul) and args[0].dim() == 2:
+            return torch.cat([function(row, *args[1:], **kwargs or {}) for row in args[0].split(1)])
+        return function(*args, **kwargs or {})
 
 
 def _device(device: torch.device) -> str:

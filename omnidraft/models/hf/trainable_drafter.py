@@ -27,7 +27,7 @@ from transformers.pytorch_utils import Conv1D
 
 from omnidraft import throttle
 from omnidraft.errors import ConfigError, ContractError
-from omnidraft.models.hf.attention import AttentionMasks, Masks, context_limit
+from omnidraft.models.hf.attention import AttentionMasks, Masks, first_context
 from omnidraft.models.hf.pretrained import default_dtype_lock
 from omnidraft.models.hf.serving_tensors import Train
 from omnidraft.models.hf.trained_weights import TrainedWeights
@@ -73,7 +73,7 @@ class TransformersTrainable:
         """
         config = causal.config.get_text_config()
         self._attention = AttentionMasks(causal)
-        self.context_limit = context_limit(config)
+        self.context_limit = first_context(config)
         self._model, self._factors = causal, factors
         self._decoder = _decoder(causal)
         causal.get_input_embeddings().padding_idx = None  # would keep that token from learning; nothing is padded

@@ -1,38 +1,27 @@
 """Write a drafter as a GGUF file for llama.cpp: the file of its base drafter with other weights in it.
 
 The base drafter's file has the tokenizer and all settings as its authors converted them with llama.cpp's own script, so
-nothing is guessed; gguf-py knows each tensor's name. A drafter with the target's vocabulary takes the tokenizer of the
-target's file: llama.cpp drafts within one vocabulary only. What llama.cpp lays out otherwise than transformers is known
-here for ARCHITECTURES only.
-Shapes: N output channels, K input channels.
+nothing is guessed. A drafter with the target's vocabulary takes the tokenizer of the target's file: llama.cpp drafts
+within one vocabulary only.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
-from gguf import (
-    MODEL_ARCH_NAMES,
-    GGMLQuantizationType,
-    GGUFReader,
-    GGUFValueType,
-    GGUFWriter,
-    LlamaFileType,
-    ReaderField,
-    get_tensor_name_map,
-    quants,
-)
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType, ReaderField, quants
 from transformers import PreTrainedModel
 
 from omnidraft.errors import ModelError
+from omnidraft.models.catalog.gguf_architectures import ARCHITECTURES, ROPE_TENSORS
+from omnidraft.models.catalog.gguf_file import GgufFile
+from omnidraft.models.catalog.gguf_weights import laid_out
 
-ARCHITECTURES = ("llama", "qwen2")
 _WRITTEN_HERE = ("general.architecture", "general.file_type")
+_NOT_KEPT = ("GGUF.", "split.", "tokenizer.")
 _VOCAB_SIZE = ".vocab_size"
-_EMBEDDING, _TIED = "token_embd.weight", "output.weight"
-"""A file without the second uses the first as the head."""
 _TOKENIZER, _TOKENS = "tokenizer.", "tokenizer.ggml.tokens"
+_FLOAT32 = ("_norm.weight", ".ffn_gate_inp.weight")
+"""What llama.cpp keeps in float32, beside what has one dimension."""
 
 
 def write_gguf(model: PreTrainedModel, base: Path, file: Path, *, tokenizer: Path | None = None) -> None:
@@ -46,16 +35,22 @@ def write_gguf(model: PreTrainedModel, base: Path, file: Path, *, tokenizer: Pat
         ModelError: it is none of ARCHITECTURES, or a file is of another model.
         OSError: the file cannot be written.
     """
-    reader, spelling = GGUFReader(base), GGUFReader(tokenizer or base)
-    architecture = _architecture(reader)
+    source, spelling = _writable(base), GgufFile(tokenizer or base)
     _require_tokens(spelling, model.config.get_text_config().vocab_size)
-    kind = _format_of(model)
-    writer = GGUFWriter(file, architecture)
+    weights = laid_out(model, source)
+    kind = GGMLQuantizationType.BF16 if model.dtype == torch.bfloat16 else GGMLQuantizationType.F32
+    writer = GGUFWriter(file, source.architecture)
     try:
-        _add_fields(reader, spelling, writer)
+        _add_fields(source, spelling, writer)
         writer.add_vocab_size(model.config.get_text_config().vocab_size)
         writer.add_file_type(LlamaFileType.MOSTLY_BF16 if kind == GGMLQuantizationType.BF16 else LlamaFileType.ALL_F32)
-        _add_tensors(reader, _named_weights(model, architecture), kind, writer)
+        for name, weight in weights.items():
+            is_float32 = weight.ndim < 2 or name.endswith(_FLOAT32)
+            form = GGMLQuantizationType.F32 if is_float32 else kind
+            writer.add_tensor(name, quants.quantize(weight.numpy(), form), raw_dtype=form)
+        for name, tensor in source.tensors.items():
+            if name in ROPE_TENSORS:
+                writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -65,84 +60,37 @@ def write_gguf(model: PreTrainedModel, base: Path, file: Path, *, tokenizer: Pat
 
 def require_writable(base: Path, tokenizer: Path, vocab_size: int) -> None:
     """Raise ModelError where `write_gguf` would refuse these files for a model of so many tokens."""
-    _architecture(GGUFReader(base))
-    _require_tokens(GGUFReader(tokenizer), vocab_size)
+    _writable(base)
+    _require_tokens(GgufFile(tokenizer), vocab_size)
 
 
-def _architecture(reader: GGUFReader) -> str:
-    """Return the architecture of a file. Raises ModelError when it is none of ARCHITECTURES."""
-    architecture = str(reader.fields["general.architecture"].contents())
-    if architecture not in ARCHITECTURES:
+def _writable(base: Path) -> GgufFile:
+    """Raises ModelError when it is of none of ARCHITECTURES."""
+    source = GgufFile(base)
+    if source.architecture not in ARCHITECTURES:
         raise ModelError(
-            f"{architecture} is none of {', '.join(ARCHITECTURES)}; export a Hugging Face folder instead, and convert "
-            "it with llama.cpp's convert_hf_to_gguf.py"
+            f"{base.name} is of the architecture {source.architecture!r}, which is not written; export a Hugging Face "
+            "folder instead, and convert it with llama.cpp's convert_hf_to_gguf.py"
         )
-    return architecture
+    return source
 
 
-def _require_tokens(spelling: GGUFReader, vocab_size: int) -> None:
-    num_tokens = len(spelling.fields[_TOKENS].contents()) if _TOKENS in spelling.fields else None
-    if num_tokens != vocab_size:
+def _require_tokens(spelling: GgufFile, vocab_size: int) -> None:
+    if (num_tokens := len(spelling.get(_TOKENS, ()))) != vocab_size:
         raise ModelError(f"the drafter has {vocab_size} tokens, the GGUF file with its tokenizer {num_tokens}")
 
 
-def _format_of(model: PreTrainedModel) -> GGMLQuantizationType:
-    return GGMLQuantizationType.BF16 if model.dtype == torch.bfloat16 else GGMLQuantizationType.F32
-
-
-def _add_fields(reader: GGUFReader, spelling: GGUFReader, writer: GGUFWriter) -> None:
-    own = [field for field in reader.fields.values() if not field.name.startswith(("GGUF.", _TOKENIZER))]
+def _add_fields(source: GgufFile, spelling: GgufFile, writer: GGUFWriter) -> None:
+    own = [field for field in source.fields.values() if not field.name.startswith(_NOT_KEPT)]
     for field in own:
         if field.name not in _WRITTEN_HERE and not field.name.endswith(_VOCAB_SIZE):
-            copy_field(field, writer)
+            _copy_field(field, writer)
     for field in spelling.fields.values():
         if field.name.startswith(_TOKENIZER):
-            copy_field(field, writer)
+            _copy_field(field, writer)
 
 
-def copy_field(field: ReaderField, writer: GGUFWriter) -> None:
+def _copy_field(field: ReaderField, writer: GGUFWriter) -> None:
     """Add a field of one file to another."""
     is_array = field.types[0] == GGUFValueType.ARRAY
     writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1] if is_array else None)
-
-
-def _add_tensors(
-    reader: GGUFReader, weights: Mapping[str, np.ndarray], kind: GGMLQuantizationType, writer: GGUFWriter
-) -> None:
-    """Add the model's weights, and the file's tables that are none of them, such as factors of rotary embeddings."""
-    shapes = {tensor.name: tuple(int(size) for size in reversed(tensor.shape)) for tensor in reader.tensors}
-    for name, weight in weights.items():
-        if name not in (_EMBEDDING, _TIED) and shapes.get(name) != weight.shape:
-            raise ModelError(f"{name}: the drafter has {weight.shape}, its GGUF file {shapes.get(name)}")
-        if weight.ndim < 2 or kind == GGMLQuantizationType.F32:
-            writer.add_tensor(name, weight)
-        else:
-            writer.add_tensor(name, quants.quantize(weight, kind), raw_dtype=kind)
-    for tensor in reader.tensors:
-        if tensor.name not in weights and tensor.name != _TIED:
-            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-
-
-def _named_weights(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
-    """Return the weights in float32, by llama.cpp's names and in its layout. Raises ModelError."""
-    config = model.config.get_text_config()
-    arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == architecture)
-    names = get_tensor_name_map(arch, config.num_hidden_layers)
-    weights = {}
-    for name, parameter in model.named_parameters():
-        known = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if known is None:
-            raise ModelError(f"llama.cpp has no tensor for {name} in models of {architecture}")
-        weight = parameter.detach().float().numpy()
-        is_query = ".attn_q." in known
-        if architecture == "llama" and (is_query or ".attn_k." in known):
-            weight = _interleaved(weight, config.num_attention_heads if is_query else config.num_key_value_heads)
-        weights[known] = weight
-    return weights
-
-
-def _interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """Return the rows of a matrix, or the numbers of a bias, of each head in llama.cpp's order: the pairs that a rotary
-    embedding turns side by side."""
-    halves = weight.reshape(num_heads, 2, -1, *weight.shape[1:])
-    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from omnidraft.models.hf.attention import context_limit
+from omnidraft.models.hf.attention import context_limit, first_context, rotate_by_length
 from omnidraft.models.native import library as native
 from omnidraft.models.native.families import FAMILIES
-from omnidraft.models.native.layer_description import DescribedLayer, Undescribed, first, has_mean, norm_weights
+from omnidraft.models.native.layer_description import DescribedLayer, Undescribed, first, has_mean, norm_weights, saved
 from omnidraft.models.native.packed_model import ModelSizes
 
 _LANES = 8
@@ -61,10 +61,11 @@ class Described:
         return {name: norm_weights(norm, self._family) for name, norm in norms.items() if norm is not None}
 
     def rotation(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin of every position [C, rotated / 2] of the layers of this name."""
-        positions, dummy = torch.arange(self.sizes.context_limit)[None], torch.zeros(1)
+        """Return cos and sin [C, rotated / 2] of every position of layers of this name, those of long texts last."""
+        first, limit = self.sizes.first_context, self.sizes.context_limit
+        positions, dummy = torch.arange(limit if first == limit else first + limit)[None], torch.zeros(1)
         options = {"layer_type": name} if name in (getattr(self._config, "layer_types", None) or ()) else {}
-        cos_1CD, sin_1CD = self._base.rotary_emb(dummy, positions, **options)
+        cos_1CD, sin_1CD = rotate_by_length(self._base.rotary_emb.forward, first, dummy, positions, **options)
         half = next(layer.rotated for layer in self.sizes.layers if layer.rotation == name) // 2
         is_repeated = cos_1CD.shape[-1] > half and torch.equal(cos_1CD[..., 0::2], cos_1CD[..., 1::2])
         taken = slice(None, None, 2) if is_repeated else slice(None, half)
@@ -87,6 +88,7 @@ class Described:
             hidden=config.hidden_size,
             num_query_heads=config.num_attention_heads,
             vocabulary=len(self.embedding.weight),
+            first_context=first_context(config),
             context_limit=context_limit(config),
             layer_inputs=0 if self._input_norm is None else config.hidden_size_per_layer_input,
             eps=first(norm, "eps", "variance_epsilon"),
@@ -155,8 +157,8 @@ class Described:
         inputs = (self.input_embedding, self.input_projection, self._input_norm)
         known = {id(each) for each in (self.embedding, self.head, self._final_norm, *inputs)}
         inside = {id(module) for layer in self.layers for module in layer.module.modules()}
-        for name, module in self._base.named_modules():
-            if list(module.parameters(recurse=False)) and id(module) not in known | inside:
+        for name, module, _ in saved(self._base):
+            if id(module) not in known | inside:
                 raise Undescribed(f"it has {name}")
         if getattr(self.head, "bias", None) is not None:
             raise Undescribed("its head has a bias")

@@ -1,6 +1,6 @@
 """What one layer of a decoder of transformers computes, read from its family, its modules and its configuration."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,27 +58,32 @@ class DescribedLayer:
         return first(self._around_experts, "gate", "router")
 
     @property
-    def _dense_gate(self) -> Any:
-        """What weighs the MLP beside experts; or None."""
-        return first(self._around_experts, "shared_expert_gate")
+    def _chosen_by(self) -> dict[str, Any]:
+        """What chooses among its experts and weighs them, by the kernels' names, as the model has it."""
+        router, gate = self._router, first(self._around_experts, "shared_expert_gate")
+        owners = (first(router, "moe_statics"), router, self._around_experts)
+        biases = (first(each, "e_score_correction_bias") for each in owners)
+        found = {
+            "router": getattr(router, "proj", router).weight,
+            "router_bias": first(router, "bias"),
+            "router_norm": first(router, "scale"),
+            "choice_bias": next((bias for bias in biases if bias is not None), None),
+            "expert_scale": first(router, "per_expert_scale", "routed_scaling_factor"),
+            "dense_gate": first(gate, "weight"),
+        }
+        return {name: each for name, each in found.items() if each is not None}
 
     def routing(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what chooses among its experts and weighs them, by the kernels' names."""
-        router = self._router
-        owners = (first(router, "moe_statics"), router, self._around_experts)
-        choice_bias = next(
-            (bias for each in owners if (bias := first(each, "e_score_correction_bias")) is not None), None
-        )
-        scale = first(router, "per_expert_scale", "routed_scaling_factor")
-        found = {
-            "router": _padded(first(router, "proj", "weight")),
-            "router_bias": first(router, "bias"),
-            "router_norm": _padded(router.scale * router.scalar_root_size) if hasattr(router, "scale") else None,
-            "choice_bias": None if choice_bias is None else choice_bias.flatten(),
-            "expert_scale": None if scale is None else torch.as_tensor(scale).expand(len(self.experts.down_proj)),
-            "dense_gate": None if self._dense_gate is None else _padded(self._dense_gate.weight[0]),
+        computed: Mapping[str, Callable[[Any], torch.Tensor]] = {
+            "router": _padded,
+            "router_norm": lambda scale: _padded(scale * self._router.scalar_root_size),
+            "choice_bias": torch.flatten,
+            "expert_scale": lambda scale: torch.as_tensor(scale).expand(len(self.experts.down_proj)),
+            "dense_gate": lambda weight_1K: _padded(weight_1K[0]),
         }
-        yield from ((name, each.detach().float()) for name, each in found.items() if each is not None)
+        for name, weight in self._chosen_by.items():
+            yield name, computed.get(name, torch.Tensor.detach)(weight).detach().float()
 
     @property
     def _key_norm(self) -> Any:
@@ -87,8 +92,7 @@ class DescribedLayer:
     @property
     def sinks(self) -> torch.Tensor | None:
         """The score of each query head that no value has; or None."""
-        sinks = getattr(self.attention, "sinks", None)
-        return None if sinks is None else sinks.detach().float()
+        return first(self.attention, "sinks")
 
     def expert_matrices(self) -> Iterator[tuple[str, Sequence[Sequence[torch.Tensor]]]]:
         """Yield the names of its matrices and biases, and those of each expert, whose blocks are in turns."""
@@ -167,20 +171,27 @@ class DescribedLayer:
         """Raise Undescribed when the layer has a weight that the description does not read."""
         read = {source.module for sources in self.sizes.sources.values() for source in sources}
         known = {id(each) for each in (self.query_norm, self._key_norm, *(self.norm(name) for name in _NORMS))}
+        weights: list[Any] = [self.sinks, getattr(self.module, "layer_scalar", None)]
         if self._around_experts is not None:
             if getattr(self._router, "num_group", 1) > 1:
                 raise Undescribed("its experts are chosen by groups")
-            known |= {id(self.experts), id(self._dense_gate), *map(id, self._router.modules())}
-        if self.sinks is not None:
-            known.add(id(self.attention))
-        for name, module in self.module.named_modules():
-            if list(module.parameters(recurse=False)) and name not in read and id(module) not in known:
+            known.add(id(self.experts))
+            weights += self._chosen_by.values()
+        known |= set(map(id, weights))
+        for name, module, weight in saved(self.module):
+            if name.rpartition(".")[0] not in read and not {id(module), id(weight)} & known:
                 raise Undescribed(f"its layers have a {name}")
 
 
 def first(module: Any, *names: str) -> Any:
     """Return the first of these attributes that is there; None where none is."""
     return next((found for name in names if (found := getattr(module, name, None)) is not None), None)
+
+
+def saved(module: nn.Module) -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
+    """Yield the name, the owner and the values of each parameter and of each buffer that is saved with them."""
+    for name, values in module.state_dict(keep_vars=True).items():
+        yield name, module.get_submodule(name.rpartition(".")[0]), values
 
 
 def _submodule(layer: Any, path: str) -> Any:
@@ -190,9 +201,8 @@ def _submodule(layer: Any, path: str) -> Any:
         return None
 
 
-def _padded(weights: Any) -> torch.Tensor:
-    """Return these weights, or those of this module, with whole groups of inputs."""
-    tensor: torch.Tensor = getattr(weights, "weight", weights)
+def _padded(tensor: torch.Tensor) -> torch.Tensor:
+    """Return these weights with whole groups of inputs."""
     return nn.functional.pad(tensor, (0, -tensor.shape[-1] % native.GROUP))
 
 

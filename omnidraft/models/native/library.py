@@ -16,7 +16,7 @@ RANKS_TOGETHER = 4
 """Ranks of low-rank factors are padded to multiples of this."""
 MATRICES, TURNS = ("qkv", "out", "gate_up", "down", "input_gate", "input_out"), "gate_up"
 """The matrices of a layer in the order of the kernels' LayerMatrix; the one whose parts have their blocks in turns."""
-LAYOUT = "11"
+LAYOUT = "12"
 """The layout of packed weights, the same for every variant of the kernels. Change it whenever `omnidraft_pack` or the
 parts in weights.py change: files packed in another layout are packed anew."""
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
@@ -88,6 +88,7 @@ class TextStruct(Structure):
         ("parents", POINTER(c_int)),
         ("kv", c_void_p),
         ("factors", POINTER(FactorsStruct)),
+        ("rotation_offset", c_int),
     ]
 
 

@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count, groupby, repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -55,16 +55,14 @@ class NativeModel:
         sizes = self._weights.sizes
         self.vocab_size = sizes.vocabulary
         self.hidden_size = sizes.hidden
-        self.context_limit = sizes.context_limit
+        self.first_context, self.context_limit = sizes.first_context, sizes.context_limit
         self._free: list[torch.Tensor] = []
         """Memory of passes that ended: as many pieces as ran at the same time, whatever the number of texts."""
         self._threads = ThreadCount()
 
-    def open(
-        self, capacity: int = 0, *, keeps_hidden: bool = False, factors: PackedFactors | None = None
-    ) -> "NativeKvBackend":
+    def open(self, capacity: int = 0, **options: Any) -> "NativeKvBackend":
         """See kv_session.KvModel."""
-        return NativeKvBackend(self, capacity, keeps_hidden=keeps_hidden, factors=factors)
+        return NativeKvBackend(self, capacity, **options)
 
     def forward(self, segments: Sequence[PassSegment]) -> list[torch.Tensor]:
         """See kv_session.KvModel. Raises ContractError."""
@@ -183,6 +181,7 @@ def _text_struct(segment: PassSegment) -> native.TextStruct:
         parents=_ints(range(-1, len(segment.ids) - 1) if segment.parents is None else segment.parents),
         kv=backend.kv.data_ptr(),
         factors=None if backend.factors is None else ctypes.pointer(backend.factors.struct),
+        rotation_offset=backend.rotation_offset,
     )
 
 
@@ -207,9 +206,19 @@ def _passes(segments: Sequence[PassSegment]) -> Iterator[list[PassSegment]]:
 class NativeKvBackend:
     """Implements kv_session.KvBackend."""
 
-    def __init__(self, model: NativeModel, capacity: int, *, keeps_hidden: bool, factors: PackedFactors | None) -> None:
+    def __init__(
+        self,
+        model: NativeModel,
+        capacity: int,
+        *,
+        keeps_hidden: bool = False,
+        factors: PackedFactors | None = None,
+        rotation_offset: int = 0,
+    ) -> None:
+        """See kv_session.KvModel."""
         self._model = model
         self.factors = factors
+        self.rotation_offset = rotation_offset
         self.keeps_hidden = keeps_hidden
         self.hidden_RH = torch.empty(0, model.hidden_size, dtype=torch.float32)
         self.capacity = 0
@@ -225,7 +234,8 @@ class NativeKvBackend:
     def require_room(self, segment: PassSegment) -> None:
         """Allocate slots for the segment's keys. Raises ContractError."""
         ids, needed = segment.ids, segment.end
-        if not (needed <= self._model.context_limit and min(ids) >= 0 and max(ids) < self._model.vocab_size):
+        limit = self._model.context_limit if self.rotation_offset else self._model.first_context
+        if not (needed <= limit and min(ids) >= 0 and max(ids) < self._model.vocab_size):
             raise ContractError(f"{needed} ids or an id of {list(ids)}: more than this model's tables hold")
         if needed > self.capacity:
             self._grow(needed)

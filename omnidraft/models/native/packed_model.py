@@ -95,6 +95,7 @@ class ModelSizes:
     hidden: int
     num_query_heads: int
     vocabulary: int
+    first_context: int
     context_limit: int
     layer_inputs: int
     eps: float

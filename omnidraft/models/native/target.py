@@ -18,7 +18,7 @@ from omnidraft.models.native.model import MAX_ROWS, NativeModel
 from omnidraft.models.native.packed_cache import PackedCache
 from omnidraft.models.native.packed_model import PackedModel
 from omnidraft.models.text_target import TextTarget
-from omnidraft.ports import Mode, TreeLimits, ids_needed
+from omnidraft.ports import Mode, TreeLimits, ids_needed, rotation_offset
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,7 +38,8 @@ class NativeTarget(TextTarget):
     ) -> None:
         """See NativeModel for precisions, library.load for kernels and errors."""
         self._model = own = NativeModel(model, precision, native.load(kernels))
-        super().__init__(own.vocab_size, own.context_limit, f"{name}-{precision}-{own.bits}")
+        fingerprint = f"{name}-{precision}-{own.bits}"
+        super().__init__(own.vocab_size, own.context_limit, fingerprint, first_context=own.first_context)
 
     def limits(self, mode: Mode) -> TreeLimits:
         """See ports.Target."""
@@ -46,10 +47,10 @@ class NativeTarget(TextTarget):
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> KvSession:
         """See ports.Target."""
-        ids_needed(prompt_ids, max_new_tokens, self.context_limit)
+        offset = rotation_offset(self, ids_needed(prompt_ids, max_new_tokens, self.context_limit))
         if mode == "reproducible":
             self.require_self_test(_TESTED_SLOTS)
-        return KvSession(self._model, prompt_ids[:-1], self.limits(mode), len(prompt_ids))
+        return KvSession(self._model, prompt_ids[:-1], self.limits(mode), len(prompt_ids), offset)
 
     def kv_bytes(self, num_ids: int, mode: Mode) -> int:
         """See ports.Target."""

@@ -66,7 +66,7 @@ class ModelParts:
         for norm, weights in layer.norms():
             yield _tensor(name(norm), weights)
         if layer.sinks is not None:
-            yield _tensor(name("sinks"), layer.sinks)
+            yield _tensor(name("sinks"), layer.sinks.detach().float())
         if layer.experts is not None:
             for part, tensor in layer.routing():
                 yield _tensor(name(part), tensor)

@@ -28,8 +28,8 @@ from omnidraft.system import usable_processors
 MAX_ROWS = 64
 """Maximum number of rows of a pass with logits."""
 _MAX_TOKENS = 2048
-_MATRICES = {*library.MATRICES, "head", "input_projection"}
-"""The parts of our kernels' models that every pass reads whole."""
+_MATRICES, _EXPERTS = {*library.MATRICES, "head", "input_projection"}, {"expert_gate_up", "expert_down"}
+"""The parts of our kernels' models that every pass reads whole; those of which a row reads its experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class TimedEngine:
     """A loaded model, which reads ids as the whole of a text."""
 
     weight_bytes: int
-    """Memory of the matrices that a pass reads: all but the embedding, of which it reads a few rows."""
+    """Memory of the matrices that a pass over one row reads: all but the embedding and the experts of other rows."""
     vocab_size: int
     score: Callable[[list[int]], object]
     """Computes the logits after each id; at most MAX_ROWS ids."""
@@ -84,14 +84,20 @@ def _native(spec: EngineSpec) -> TimedEngine:
         raise ModelError(f"our kernels do not compute {spec.model}: {reason}")
     native = NativeModel(model, spec.format, kernels)
     backend = native.open(_MAX_TOKENS)
-    parts = ModelParts(model, spec.format, kernels).parts
-    weight_bytes = sum(part.num_bytes for part in parts if part.name.split(".")[-1] in _MATRICES)
     return TimedEngine(
-        weight_bytes,
+        _read_bytes(ModelParts(model, spec.format, kernels)),
         native.vocab_size,
         score=lambda ids: native.forward([PassSegment(backend, 0, range(-1, len(ids) - 1), ids, len(ids))]),
         read=lambda ids: native.forward([PassSegment(backend, 0, None, ids, 1)]),
     )
+
+
+def _read_bytes(model: ModelParts) -> int:
+    of_matrices, of_experts = (
+        sum(part.num_bytes for part in model.parts if part.name.split(".")[-1] in names)
+        for names in (_MATRICES, _EXPERTS)
+    )
+    return of_matrices + of_experts * model.sizes.experts_per_row // max(model.sizes.num_experts, 1)
 
 
 def _torch(spec: EngineSpec) -> TimedEngine:

@@ -160,6 +160,17 @@ def test_a_limit_is_a_ceiling_that_the_context_lowers(engine: Engine, max_new_to
     assert engine.decode_request(replace(request, max_new_tokens=7)).max_new_tokens == 7
 
 
+def test_an_answer_of_no_given_length_stays_in_the_first_context_behind_a_prompt_that_leaves_half_of_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = make_request(max_new_tokens=None)
+    num_prompt_ids = len(engine.decode_request(request).prompt_ids)
+    for first_context, whole in ((2 * num_prompt_ids, 2 * num_prompt_ids), (2 * num_prompt_ids - 1, 1024)):
+        monkeypatch.setattr(engine.decoder.target, "first_context", first_context)
+        assert num_prompt_ids + engine.decode_request(request).max_new_tokens == whole
+        assert engine.decode_request(replace(request, max_new_tokens=500)).max_new_tokens == 500
+
+
 def test_drafted_and_accepted_tokens_are_counted_by_source(engine: Engine, metrics: CountingMetrics) -> None:
     before = engine.slot.current
     answer = ids(engine.stream(make_request(num_draft_tokens=0)))

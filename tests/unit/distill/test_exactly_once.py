@@ -94,7 +94,7 @@ def test_batches_do_not_depend_on_how_polls_fell(pair, tmp_path) -> None:
         assert all(torch.equal(masters[name], runs[0][1][name]) for name in masters)
 
 
-@pytest.mark.parametrize(("partitions", "die_after"), [(1, 0), (3, 1), (1, 3), (3, 5)])
+@pytest.mark.parametrize(("partitions", "die_after"), [(1, 0), (3, 5)])
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(pair, tmp_path, partitions, die_after) -> None:
     whole, broken = (Setting(pair, tmp_path / name, partitions=partitions) for name in ("whole", "broken"))
     for setting in (whole, broken):
@@ -115,8 +115,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(pair, tmp_path, pa
     assert [getattr(whole.manifest(), name) for name in same] == [getattr(broken.manifest(), name) for name in same]
 
 
-@pytest.mark.parametrize("die_after", [4, 6])
-def test_a_partition_that_is_added_changes_no_batch_of_a_killed_and_resumed_run(pair, tmp_path, die_after) -> None:
+def test_a_partition_that_is_added_changes_no_batch_of_a_killed_and_resumed_run(pair, tmp_path) -> None:
     """It is added after the snapshot that the run resumes from; the resumed one sees it from its first poll on."""
     whole, broken = (Setting(pair, tmp_path / name, partitions=3) for name in ("whole", "broken"))
     for setting in (whole, broken):
@@ -124,7 +123,7 @@ def test_a_partition_that_is_added_changes_no_batch_of_a_killed_and_resumed_run(
     options = {"steps_per_snapshot": 4}
     one, learned_whole = whole.distiller(reader=GrowingReader(whole.log, "t", 5), **options)
     run_until_idle(one)
-    dying, before = broken.distiller(reader=GrowingReader(broken.log, "t", 5), die_after=die_after, **options)
+    dying, before = broken.distiller(reader=GrowingReader(broken.log, "t", 5), die_after=6, **options)
     with pytest.raises(Killed):
         run_until_idle(dying)
     resumed, after = broken.distiller(reader=GrowingReader(broken.log, "t", 0), **options)

@@ -39,7 +39,7 @@ def setting(lively_pair, tmp_path: Path) -> Setting:
     return setting_of(lively_pair, tmp_path)
 
 
-def emit(setting: Setting, num: int = 20, start: int = 0, tenants=TENANTS) -> None:
+def emit(setting: Setting, num: int = 12, start: int = 0, tenants=TENANTS) -> None:
     """In turn; each tenant says one thing again and again, which its factors learn."""
     for at in range(start, start + num):
         for number, tenant in enumerate(tenants):
@@ -118,7 +118,7 @@ def test_a_killed_and_resumed_run_publishes_the_same_factors_as_an_uninterrupted
         emit(setting)
     expected = run(whole)
     with pytest.raises(Killed):
-        run_until_idle(distiller(broken, die_after=5))
+        run_until_idle(distiller(broken, die_after=3))
     assert run(broken) == expected
     for each in expected.values():
         [one], [other] = (bundle.tensors(setting.fetched(), each.file).values() for setting in (whole, broken))
@@ -136,7 +136,7 @@ def test_an_order_to_forget_takes_a_tenants_factors_alone_and_one_that_comes_bac
     assert {from_tensor(each).tenant for name, each in setting.masters().items() if name.startswith(FACTORS)} == {
         "stayer"
     }
-    for at in range(20):
+    for at in range(12):
         setting.emit(*names(1, 5000 + at), tenant="leaver", time_ms=NOW_MS + 1)
     assert run(setting, control=setting.control())["leaver"].version < 4
     written = {

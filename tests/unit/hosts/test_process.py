@@ -201,7 +201,7 @@ class Lingering:
     def __del__(self):
         time.sleep(600)
 
-lingering = []
+lingering, process.EXIT_S = [], 1.0
 
 def live(settings):
     atexit.register(print, "handled", flush=True)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from omnidraft.errors import ModelError, RequestError
 from pipelines.bench.kernels import __main__ as command
@@ -13,6 +14,7 @@ from pipelines.bench.kernels import measurement
 from pipelines.bench.kernels.engine import MAX_ROWS, EngineSpec, load
 from pipelines.bench.kernels.measurement import running
 from tests.cli_runs import run_pipeline
+from tests.unit.models.tiny import SHAPE
 
 pytestmark = pytest.mark.long
 
@@ -38,6 +40,18 @@ def test_passes_and_prompts_are_timed(system: str, format: str, tiny_models: tup
     assert engine.answer({"pass": 3})["seconds"] > 0
     assert engine.answer({"prompt": MAX_ROWS + 3})["seconds"] > 0
     assert engine.weight_bytes > 0
+
+
+def test_the_bytes_of_a_pass_are_those_of_one_rows_experts(tmp_path: Path) -> None:
+    def weight_bytes(**changes: int) -> int:
+        folder = tmp_path / str(changes)
+        config = AutoConfig.for_model("qwen3_moe", **SHAPE, moe_intermediate_size=32, **changes)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        return load(spec(folder)).weight_bytes
+
+    one, two = (weight_bytes(num_experts=4, num_experts_per_tok=count) for count in (1, 2))
+    assert two - one == SHAPE["num_hidden_layers"] * 3 * SHAPE["hidden_size"] * 32 * 2
+    assert two == weight_bytes(num_experts=8, num_experts_per_tok=2)
 
 
 def test_an_engine_computes_on_no_more_threads_than_its_containers_quota(

@@ -134,9 +134,9 @@ def ask_for_stream(url: str, path: str, connection: HTTPConnection) -> HTTPRespo
 def test_a_stream_begins_at_once_and_is_never_silent(
     tool_engine: Engine, long_url: str, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr(event_stream, "PING_S", 0.1)
+    monkeypatch.setattr(event_stream, "PING_S", 0.05)
     connection = HTTPConnection(long_url.removeprefix("http://"), timeout=PATIENCE_S)
-    with slow_prompts(tool_engine, 0.05) as num_read, closing(connection):
+    with slow_prompts(tool_engine, 0.02) as num_read, closing(connection):
         asked_s = time.monotonic()
         response = ask_for_stream(long_url, path, connection)
         first = response.readline()

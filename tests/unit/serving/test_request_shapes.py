@@ -118,12 +118,14 @@ A_SCHEMA = {
     "required": ["a"],
     "additionalProperties": False,
 }
+SOON = [*"aeinst ", "\n"]
+"""Where a text stops that nothing limits."""
 SHAPES: Mapping[str, Shape] = {
-    "limit.none": chat(max_tokens=None, stop=["\n"]),
-    "limit.large": chat(max_completion_tokens=64_000, stop=["\n"]),
-    "limit.minus-one": chat(max_tokens=-1, stop=["\n"]),
+    "limit.none": chat(max_tokens=None, stop=SOON),
+    "limit.large": chat(max_completion_tokens=64_000, stop=SOON),
+    "limit.minus-one": chat(max_tokens=-1, stop=SOON),
     "limit.float": chat(max_tokens=3.0, check=num_tokens(3)),
-    "limit.anthropic": messages(max_tokens=32_000, stop_sequences=["\n"]),
+    "limit.anthropic": messages(max_tokens=32_000, stop_sequences=SOON),
     "field.unknown": chat(ignored=("made_up",), made_up={"a": 1}),
     "field.reasoning_effort": chat(reasoning_effort="low"),
     "field.verbosity": chat(ignored=("verbosity",), verbosity="low"),
@@ -178,8 +180,10 @@ SHAPES: Mapping[str, Shape] = {
     "rl.return_token_ids": completion(return_token_ids=True, check=has_ids),
     "tools.long-name": chat(tools=[{"type": "function", "function": {"name": "mcp__" + "a" * 100}}]),
     "tools.dotted-name": chat(tools=[{"type": "function", "function": {"name": "files.read", "parameters": {}}}]),
-    "tools.130": chat(
-        tools=[{"type": "function", "function": {"name": f"t{number}"}} for number in range(130)], tool_choice="none"
+    "tools.130": chat(  # which are not too many: they are too long
+        400,
+        tools=[{"type": "function", "function": {"name": f"t{i}", "description": "abc " * 50}} for i in range(130)],
+        says="maximum context",
     ),
     "tools.extra-field": chat(tools=[TOOL | {"cache_control": {"type": "ephemeral"}}]),
     "tools.type-null": chat(tools=[{"type": "function", "function": {"name": "a", "parameters": {"type": None}}}]),

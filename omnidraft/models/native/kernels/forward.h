@@ -185,7 +185,7 @@ template <class W, class Head, class T, class E> struct Forward {
             norm_head(first + head * d);
         else
             std::memcpy(to, first + head * d, sizeof(float) * d);
-        if (layer.cos) rotate(to, layer, position(row));
+        if (layer.cos) rotate(to, layer, text(row).rotation_offset + position(row));
         if (norm && m.norms_rotated) norm_head(to);
     }
 

@@ -11,7 +11,7 @@ struct Layer {
     const float *expert_norm, *post_expert_norm, *router_norm;  // of what experts read and give, and the router reads
     const float *query_norm, *key_norm, *value_norm;            // [D], or of all heads together
     const float *bias, *out_bias, *gate_up_bias, *down_bias;    // in the order of the matrices' blocks
-    const float *cos, *sin;                                     // [positions, rotated / 2]
+    const float *cos, *sin;                                     // [positions, rotated / 2]; of long texts behind those of short ones
     const float* sinks;                                         // [Q], a score for each head that no value has
     const float *router, *router_bias;                          // [experts, padded H], and [experts] or null
     const float *choice_bias, *expert_scale;                    // [experts], of scores that choose; of what each gives
@@ -70,6 +70,7 @@ struct Text {
     const int* parents;  // of all nodes; -1 is the text's last id
     char* kv;
     const Factors* factors;  // added to the weights for this text's rows; or null
+    int rotation_offset;     // of its first position in `cos` and `sin`
 };
 
 // Rows of one or more texts. Row r is node `nodes[r]` of text `texts[r]`; every node without keys must be among them.

@@ -168,7 +168,7 @@ def virtual_clock() -> Iterator[Machine]:
 def quiet_rate() -> float:
     """Tokens a second after a start beside no load."""
     with virtual_clock() as machine:
-        passes = decode(machine, 1000, lambda: None)
+        passes = decode(machine, 600, lambda: None)
     return tokens_per_s(passes[len(passes) // 2 :])
 
 

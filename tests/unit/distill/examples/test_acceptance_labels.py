@@ -124,15 +124,15 @@ def test_an_accepted_node_is_right_and_at_temperature_0_that_is_its_label() -> N
 
 
 def test_drafting_without_a_look_at_the_noise_is_right_as_often_as_the_soft_labels_say() -> None:
-    """About 2,400 drafted tokens: the mean of their labels is off by 0.01 on average, by 0.05 once in a million."""
+    """About 1,200 drafted tokens: the mean of their labels is off by 0.014 on average, by 0.07 once in a million."""
     soft, right = [], []
-    for seed in range(36):
+    for seed in range(18):
         record = trace(make_request(seed=seed, num_draft_tokens=6, max_new_tokens=60), make_drafter())
         labels = node_labels(record, FIRST_T)
         soft.append(labels.soft_L)
         right.append(labels.right_L)
-    assert len(np.concatenate(soft)) > 1200
-    assert np.concatenate(soft).mean() == pytest.approx(np.concatenate(right).mean(), abs=0.05)
+    assert len(np.concatenate(soft)) > 600
+    assert np.concatenate(soft).mean() == pytest.approx(np.concatenate(right).mean(), abs=0.07)
 
 
 def test_with_the_noise_in_view_drafted_tokens_are_right_more_often_than_soft_labels_say() -> None:

@@ -74,9 +74,9 @@ def test_replay_keeps_what_new_records_would_overwrite(pair) -> None:
     agreement = {}
     for replay_records in (0, 1):
         learner = pair.learner(learning_rate=1e-2, replay_records=replay_records)
-        for _ in range(30):
+        for _ in range(20):
             learner.step([first])
-        for _ in range(60):
+        for _ in range(40):
             report = learner.step([then])
         assert (report.num_records, report.num_replayed) == (1, replay_records)
         assert report.num_tokens == len(then.emitted_ids)

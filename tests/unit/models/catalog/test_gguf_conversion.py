@@ -19,7 +19,7 @@ from tests.tiny_gguf import write_gguf, written
 from tests.unit.models.catalog.gguf_families import GGUF_FAMILIES, gguf_family_model
 from tests.unit.models.tiny import SHAPE, VOCAB_SIZE, tiny_model
 
-IDS = torch.arange(40)[None] * 7 % VOCAB_SIZE
+IDS = torch.arange(80)[None] * 7 % VOCAB_SIZE  # past Phi-4-mini's first context
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 TOKENS = [*LETTERS, "ab", *(f"more{number}" for number in range(VOCAB_SIZE - len(LETTERS) - 1))]
 

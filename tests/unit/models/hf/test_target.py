@@ -13,10 +13,9 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma3nTextConfig,
     GPT2Config,
-    LlamaConfig,
 )
 
-from omnidraft.errors import ConfigError, ModelError, ModeRefused, RequestError
+from omnidraft.errors import ConfigError, ModelError, ModeRefused
 from omnidraft.models.hf import slot_model
 from omnidraft.models.hf.target import TransformersTarget, load_model
 from omnidraft.models.hf.trainable_drafter import load_trainable
@@ -207,16 +206,6 @@ def test_the_context_can_be_filled_to_its_last_id(mode):
         scores = session.score(DraftTree.empty(token))
         session.keep((0,))
     torch.testing.assert_close(scores[0], whole_pass(model, [*ids, 5, 6, 7])[-1], **CLOSE)
-
-
-def test_a_model_that_rotates_long_texts_otherwise_takes_short_ones_alone():
-    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 4.0}
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64, **factors}
-    config = LlamaConfig(**{**SHAPE, "head_dim": 16, "max_position_embeddings": 256}, rope_parameters=rope)
-    target = TransformersTarget(AutoModelForCausalLM.from_config(config), PASSES, name="x", precision="float32")
-    assert target.context_limit == 64
-    with pytest.raises(RequestError):
-        target.open(text(60), 5, "fast")
 
 
 def test_a_closed_session_frees_its_keys_and_closing_twice_is_allowed():

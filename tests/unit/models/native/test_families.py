@@ -76,7 +76,18 @@ def test_what_the_pass_does_not_compute_is_said(change, reason):
     assert reason in (unsupported_reason(LlamaForCausalLM(LlamaConfig(**SHAPE | change))) or "")
 
 
-def test_a_weight_that_no_description_reads_is_said():
-    model = LlamaForCausalLM(LlamaConfig(**SHAPE))
-    model.model.layers[1].self_attn.extra = torch.nn.Linear(4, 4)
-    assert unsupported_reason(model) == "its layers have a self_attn.extra"
+@pytest.mark.parametrize(
+    ("family", "owner", "reason"),
+    [
+        ("Llama 3", "model.layers.1.self_attn", "its layers have a self_attn.extra"),
+        ("MiniMax M2", "model.layers.1.mlp", "its layers have a mlp.extra"),
+        ("gpt-oss", "model.layers.1.self_attn", "its layers have a self_attn.extra"),
+        ("GLM-4.5", "model.layers.1.mlp.gate", "its layers have a mlp.gate.extra"),
+        ("Qwen3", "model", "it has extra"),
+    ],
+)
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_weight_that_no_description_reads_is_said(family, owner, reason, is_trained):
+    model, values = copy.deepcopy(family_model(family)), torch.ones(4)
+    model.get_submodule(owner).extra = torch.nn.Parameter(values) if is_trained else torch.nn.Buffer(values)
+    assert unsupported_reason(model) == reason

@@ -1,8 +1,7 @@
 """Keys and values of one request in preallocated slots; the caller sets where a pass writes and how far it reads.
 
-transformers calls `update` once a layer and pass. Rejected drafts cost nothing: the next pass overwrites them. Several
-rows are texts that share the kept ids: a pass of one row writes into all of them.
-Shapes: B rows, C slots (the capacity), H key heads, D head size, S positions.
+transformers calls `update` once a layer and pass. Rejected drafts cost nothing: the next pass overwrites them.
+Shapes: C slots (the capacity), H key heads, D head size, S positions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,17 +16,16 @@ class _SlotLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, capacity: int, num_rows: int) -> None:
+    def __init__(self, capacity: int) -> None:
         super().__init__()
         self.capacity = capacity
-        self.num_rows = num_rows
         self.start = 0
         self.visible = capacity
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         _, heads, _, size = key_states.shape
-        self.keys = key_states.new_zeros(self.num_rows, heads, self.capacity, size)
-        self.values = value_states.new_zeros(self.num_rows, heads, self.capacity, value_states.shape[-1])
+        self.keys = key_states.new_zeros(1, heads, self.capacity, size)
+        self.values = value_states.new_zeros(1, heads, self.capacity, value_states.shape[-1])
         self.is_initialized = True
 
     def update(
@@ -37,10 +35,10 @@ class _SlotLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        batch, end = key_states.shape[0], self.start + key_states.shape[2]
+        end = self.start + key_states.shape[2]
         self.keys[:, :, self.start : end] = key_states
         self.values[:, :, self.start : end] = value_states
-        return self.keys[:batch, :, : self.visible], self.values[:batch, :, : self.visible]
+        return self.keys[:, :, : self.visible], self.values[:, :, : self.visible]
 
     def grow(self, capacity: int) -> None:
         """Go on in so many slots."""
@@ -67,20 +65,18 @@ class KvSlots(Cache):
         num_layers: int,
         capacity: int,
         *,
-        num_rows: int = 1,
         keeps_hidden: bool = False,
         factors: Any = None,
         rotation_offset: int = 0,
     ) -> None:
         """See kv_session.KvModel."""
         self.capacity = capacity
-        self.num_rows = num_rows
         self.start, self.visible = 0, capacity
         self.keeps_hidden = keeps_hidden
         self.hidden_RH = torch.empty(0, dtype=torch.float32)
         self.factors = factors
         self.rotation_offset = rotation_offset
-        self._slots = [_SlotLayer(capacity, num_rows) for _ in range(num_layers)]
+        self._slots = [_SlotLayer(capacity) for _ in range(num_layers)]
         super().__init__(layers=list(self._slots))
 
     def set_range(self, start: int, visible: int) -> None:
@@ -98,7 +94,7 @@ class KvSlots(Cache):
     @property
     def num_bytes(self) -> int:
         """The memory of all keys and values."""
-        return sum(slots_BHCD.nbytes for slots_BHCD in self._tensors())
+        return sum(slots_1HCD.nbytes for slots_1HCD in self._tensors())
 
     @torch.inference_mode()
     def move(self, sources: Sequence[int], start: int) -> None:
@@ -106,25 +102,16 @@ class KvSlots(Cache):
         if list(sources) == list(range(start, start + len(sources))):
             return
         index_S = torch.tensor(sources)
-        for slots_BHCD in self._tensors():
-            slots_BHCD[:, :, start : start + len(sources)] = slots_BHCD[:, :, index_S]
-
-    @torch.inference_mode()
-    def spread(self, row: int, start: int, count: int) -> None:
-        """Copy `count` slots of this row, from `start` on, to all other rows."""
-        others = [other for other in range(self.num_rows) if other != row]
-        if not others:
-            return
-        for slots_BHCD in self._tensors():
-            slots_BHCD[others, :, start : start + count] = slots_BHCD[row, :, start : start + count]
+        for slots_1HCD in self._tensors():
+            slots_1HCD[:, :, start : start + len(sources)] = slots_1HCD[:, :, index_S]
 
     @torch.inference_mode()
     def copy(self, source: "KvSlots", num_ids: int) -> None:
-        """Copy the first slots of the source's first row into all rows."""
+        """See kv_session.KvBackend."""
         for layer, other in zip(self._slots, source._slots, strict=True):
             if other.keys is not None and other.values is not None:
                 layer.start = 0
-                layer.update(other.keys[:1, :, :num_ids], other.values[:1, :, :num_ids])
+                layer.update(other.keys[:, :, :num_ids], other.values[:, :, :num_ids])
 
     @torch.inference_mode()
     def grow(self, capacity: int) -> None:
@@ -135,8 +122,7 @@ class KvSlots(Cache):
 
     def enlarged(self, capacity: int) -> "KvSlots":
         """Return a copy with more slots."""
-        size, offset = len(self._slots), self.rotation_offset
-        larger = KvSlots(size, self.capacity, num_rows=self.num_rows, rotation_offset=offset)
+        larger = KvSlots(len(self._slots), self.capacity, rotation_offset=self.rotation_offset)
         for layer, copy in zip(self._slots, larger._slots, strict=True):
             copy.keys, copy.values = layer.keys, layer.values
         larger.grow(capacity)

@@ -1,8 +1,8 @@
 """One text of the transformers target in reproducible mode: every pass has one shape, whatever is drafted.
 
-A tree is laid out as chains; after the pass all rows get the keys of the path's row. Slots come with the text. Bits
-depend on their number, which is that of an id's position: a tree across such a border is computed in two passes.
-Shapes: N nodes of a tree, B rows of a batch, S ids of a row, C slots, V vocabulary.
+Trees are chains. Slots come with the text. Bits depend on their number, which is that of an id's position: a chain
+across such a border is computed in two passes.
+Shapes: N nodes of a tree, S ids of a pass, C slots, V vocabulary.
 
 Texts of a pass are grouped by their numbers of rows, so that an accelerator computes the attention of a group at once.
 Every text of a group is padded to the rows of the longest, fewer than twice its own, and to the slots of the longest.
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from omnidraft.models.hf.kv_slots import KvSlots
-from omnidraft.models.hf.tree_layout import ChainLayout, chain_visibility, lay_out, pad
+from omnidraft.models.hf.tree_layout import chain_visibility, pad
 from omnidraft.models.text_session import ChunkedSession
 from omnidraft.ports import DraftTree, TreeLimits
 
@@ -92,8 +92,8 @@ def attend_in_groups(
     return mixed
 
 
-Compute = Callable[[KvSlots, Sequence[Sequence[int]], torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""Slots, ids [B, S], positions [S], visible slots [S, C] and the number of logits -> logits [B, num_logits, V]."""
+Compute = Callable[[KvSlots, Sequence[int], torch.Tensor, torch.Tensor, int], torch.Tensor]
+"""Slots, ids [S], positions [S], visible slots [S, C] and the number of logits -> logits [num_logits, V]."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,7 @@ class PassShape:
     """The shape of all passes of a target in reproducible mode; texts depend on it."""
 
     width: int = 6
-    """Ids in a row: one emitted token and `width - 1` drafted ones."""
-    chains: int = 1
-    """Rows, each a chain of the tree. Above 1 trees fit, with `chains` times the memory for keys; a pass computes
-    `chains * width` ids, drafted or not."""
+    """Ids of a pass over a tree, which is a chain: one emitted token and `width - 1` drafted ones."""
     prefill_rows: int = 48
     """Ids of a padded pass over a prompt."""
     capacity_step: int = 256
@@ -130,14 +127,13 @@ class PaddedSession(ChunkedSession):
         self._compute = compute
         self._shape = shape
         self.backend = backend
-        self._chains: ChainLayout | None = None
         self._later: KvSlots | None = None
         """The slots of a tree that reaches into the next capacity."""
         self._require = require
 
     def _read(self, ids: Sequence[int]) -> None:
         self._grow(self._num_read)
-        self._pass(self.backend, self._num_read, [pad(ids, self._chunk)], num_logits=0)
+        self._pass(self.backend, self._num_read, pad(ids, self._chunk), num_logits=0)
 
     def _take(self, source: Any, num_ids: int) -> int:
         if source.backend.rotation_offset != self.backend.rotation_offset:
@@ -149,24 +145,20 @@ class PaddedSession(ChunkedSession):
     def _score(self, tree: DraftTree) -> torch.Tensor:
         width, start = self._shape.width, self.num_kept
         self._grow(start)
-        self._chains = lay_out(tree, rows=self._shape.chains, width=width)
-        # all columns are read, because the head's matrix product has one width too
-        logits_BSV = self._pass(self.backend, start, self._chains.ids_BS, num_logits=width)
+        # all logits are computed, because the head's matrix product has one width too
+        logits_SV = self._pass(self.backend, start, pad(tree.tokens, width), num_logits=width)
         num_here = self._end - start
         self._later = None
-        if max(tree.depths) >= num_here:
+        if len(tree) > num_here:
             self._later = self._enlarged()
-            later_ids_BS = [pad(ids[num_here:], width) for ids in self._chains.ids_BS]
-            later_BSV = self._pass(self._later, self._end, later_ids_BS, num_logits=width)
-            logits_BSV = torch.cat([logits_BSV[:, :num_here], later_BSV[:, : width - num_here]], dim=1)
-        return self._chains.node_logits(logits_BSV).float()
+            later_SV = self._pass(self._later, self._end, pad(tree.tokens[num_here:], width), num_logits=width)
+            logits_SV = torch.cat([logits_SV[:num_here], later_SV])
+        return logits_SV[: len(tree)].float()
 
     def keep(self, nodes: Sequence[int]) -> None:
-        assert self._chains is not None
         if self._later is not None and self.num_kept + len(nodes) > self._end:
             self.backend = self._later
         self._later = None
-        self.backend.spread(self._chains.row_of(nodes), self.num_kept, len(nodes))
         self.num_kept += len(nodes)
 
     @property
@@ -186,8 +178,8 @@ class PaddedSession(ChunkedSession):
     def close(self) -> None:
         self.backend = KvSlots(0, 0)
 
-    def _pass(self, slots: KvSlots, start: int, ids_BS: Sequence[Sequence[int]], *, num_logits: int) -> torch.Tensor:
-        """Return the logits [B, num_logits, V] of rows that begin at slot `start`; padding ids continue them."""
-        positions_S, sees_SC = chain_visibility(start, len(ids_BS[0]), slots.capacity)
+    def _pass(self, slots: KvSlots, start: int, ids_S: Sequence[int], *, num_logits: int) -> torch.Tensor:
+        """Return the logits [num_logits, V] of ids that begin at slot `start`."""
+        positions_S, sees_SC = chain_visibility(start, len(ids_S), slots.capacity)
         slots.set_range(start, slots.capacity)
-        return self._compute(slots, ids_BS, positions_S, sees_SC, num_logits)
+        return self._compute(slots, ids_S, positions_S, sees_SC, num_logits)

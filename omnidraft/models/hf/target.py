@@ -1,10 +1,10 @@
 """The target as a transformers model: it scores trees, keeps accepted nodes, and has reproducible padded passes.
 
-Reproducible mode: every pass is a batch of `chains` rows of `width` ids that reads all `capacity` slots; prefill runs
-in chunks of one size from position 0. Then no bit of a logit depends on the draft (algorithms.md, section 3), which
+Reproducible mode: every pass is a chain of `width` ids that reads all `capacity` slots; prefill runs in chunks of one
+size from position 0. Then no bit of a logit depends on the draft (algorithms.md, section 3), which
 `self_test` verifies here. Several texts are computed one after another.
 Fast mode: passes hold the trees of all texts, and read the slots in use.
-Shapes: B rows of a batch, S ids of a row, C slots, V vocabulary.
+Shapes: S ids of a pass, C slots, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -58,8 +58,8 @@ class TransformersTarget(TextTarget):
         self._slots = own = SlotModel(model)
         self._model = model
         self._shape = shape = shape or PassShape()
-        self._tested_chains, self._tested_width = shape.chains, shape.width
-        passes = f"b{shape.chains}-w{shape.width}-p{shape.prefill_rows}-c{shape.capacity_step}"
+        self._tested_width = shape.width
+        passes = f"w{shape.width}-p{shape.prefill_rows}-c{shape.capacity_step}"
         named = fingerprint(model, passes, name, precision, kernels)
         super().__init__(own.vocab_size, own.context_limit, named, first_context=own.first_context)
         self.max_rows = _MAX_ROWS if model.device.type == "cpu" else _MAX_ROWS_ON_ACCELERATOR
@@ -68,8 +68,8 @@ class TransformersTarget(TextTarget):
         """See ports.Target."""
         if mode == "fast":
             return TreeLimits(_MAX_NODES)
-        chains, depth = self._shape.chains, self._shape.width - 1
-        return TreeLimits(chains * depth, num_chains=chains, depth=depth)
+        depth = self._shape.width - 1
+        return TreeLimits(depth, num_chains=1, depth=depth)
 
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TextSession:
         """See ports.Target."""
@@ -82,7 +82,7 @@ class TransformersTarget(TextTarget):
     def _padded_session(
         self, capacity: int, prompt_ids: Sequence[int], require: Callable[[int], None], offset: int = 0
     ) -> PaddedSession:
-        slots = KvSlots(self._slots.num_layers, capacity, num_rows=self._shape.chains, rotation_offset=offset)
+        slots = KvSlots(self._slots.num_layers, capacity, rotation_offset=offset)
         return PaddedSession(self.compute, self._shape, slots, prompt_ids, self.limits("reproducible"), require)
 
     def _tested_session(self, num_slots: int) -> PaddedSession:
@@ -92,7 +92,7 @@ class TransformersTarget(TextTarget):
         """See ports.Target."""
         if mode == "fast":
             return self._slots.kv_bytes(num_ids)
-        return self._padded_capacity(num_ids) * self._shape.chains * self._slots.bytes_of_slot
+        return self._padded_capacity(num_ids) * self._slots.bytes_of_slot
 
     def _padded_capacity(self, num_ids: int) -> int:
         """Return the slots for so many ids and a padded pass behind them, which double from the fewest on."""
@@ -105,26 +105,26 @@ class TransformersTarget(TextTarget):
     def compute(
         self,
         slots: KvSlots,
-        ids_BS: Sequence[Sequence[int]],
+        ids_S: Sequence[int],
         positions_S: torch.Tensor,
         sees_SC: torch.Tensor,
         num_logits: int,
     ) -> torch.Tensor:
-        """Return the logits [B, num_logits, V] of the first ids of each row; keys go to the range of `slots`."""
+        """Return the logits [num_logits, V] of the first ids; keys go to the range of `slots`."""
         device = self._model.device
         positions_S, sees_SC = positions_S.to(device), sees_SC.to(device)
         positions_1S = positions_S[None].clamp(max=self.context_limit - 1)  # only padding can be beyond it
         with _experts_by_row(self._model):
             output = self._model(
-                input_ids=torch.tensor(ids_BS, device=device),
+                input_ids=torch.tensor([ids_S], device=device),
                 position_ids=positions_1S + slots.rotation_offset,
                 attention_mask=self._slots.attention.masks(sees_SC, positions_S, slots.start, len(positions_S)),
                 past_key_values=slots,
                 use_cache=True,
                 logits_to_keep=torch.arange(num_logits, device=device),
             )
-        logits_BSV: torch.Tensor = output.logits
-        return logits_BSV
+        logits_SV: torch.Tensor = output.logits[0]
+        return logits_SV
 
 
 def transformers_target(model: PreTrainedModel, *, name: str, precision: str, kernels: str = "auto") -> Target:

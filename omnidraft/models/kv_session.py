@@ -3,7 +3,7 @@
 Shapes: R new rows, V vocabulary, H hidden size.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -127,8 +127,8 @@ class KvSession(TextSession):
         self.backend = self._model.open()
 
 
-Steps = Generator[PassSegment, torch.Tensor, torch.Tensor]
-"""Yields at most one segment, is sent its logits [R, V], and returns the logits that its caller needs."""
+Step = tuple[PassSegment | None, Callable[[torch.Tensor | None], torch.Tensor]]
+"""What has to be computed, if anything, and what makes the logits that its caller needs of its logits [R, V]."""
 
 
 class BranchingSession:
@@ -144,34 +144,42 @@ class BranchingSession:
 
     def prefill_or_extend(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
         """See ports.DraftSession."""
-        return run_together(self._model, [self.prefill_or_extend_steps(keep, ids)])[0]
+        return run_together(self._model, [self.prefill_or_extend_step(keep, ids)])[0]
 
     def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
         """See ports.DraftSession."""
-        return run_together(self._model, [self.branch_steps(ids, parents)])[0]
+        return run_together(self._model, [self.branch_step(ids, parents)])[0]
 
-    def prefill_or_extend_steps(self, keep: int, ids: Sequence[int]) -> Steps:
-        """Run `prefill_or_extend` as steps, so that the caller can batch the computation."""
+    def prefill_or_extend_step(self, keep: int, ids: Sequence[int]) -> Step:
+        """Begin `prefill_or_extend`, so that the caller can compute it with others."""
         path = self._matching_path(ids) if keep == self._length else []
         self.backend.move([keep + node for node in path], keep)
-        if new_ids := ids[len(path) :]:
-            logits_V = (yield PassSegment(self.backend, keep + len(path), None, new_ids, 1))[0]
-            self._state_RH = self._new_hidden()
-        else:
-            logits_V, self._state_RH = self._logits[path[-1]], self._hidden[path[-1] : path[-1] + 1]
-        self._length = keep + len(ids)
-        self._clear_branches()
-        return logits_V
 
-    def branch_steps(self, ids: Sequence[int], parents: Sequence[int]) -> Steps:
-        """Run `branch` as steps, so that the caller can batch the computation."""
-        logits_RV = yield PassSegment(self.backend, self._length, [*self._parents, *parents], ids, len(ids))
-        self._parents += parents
-        self._ids += ids
-        self._logits += logits_RV
-        self._state_RH = self._new_hidden()
-        self._hidden += self._state_RH
-        return logits_RV
+        def finish(logits_1V: torch.Tensor | None) -> torch.Tensor:
+            if logits_1V is None:
+                logits_V, self._state_RH = self._logits[path[-1]], self._hidden[path[-1] : path[-1] + 1]
+            else:
+                logits_V, self._state_RH = logits_1V[0], self._new_hidden()
+            self._length = keep + len(ids)
+            self._clear_branches()
+            return logits_V
+
+        new_ids = ids[len(path) :]
+        return PassSegment(self.backend, keep + len(path), None, new_ids, 1) if new_ids else None, finish
+
+    def branch_step(self, ids: Sequence[int], parents: Sequence[int]) -> Step:
+        """Begin `branch`, so that the caller can compute it with others."""
+
+        def finish(logits_RV: torch.Tensor | None) -> torch.Tensor:
+            assert logits_RV is not None
+            self._parents += parents
+            self._ids += ids
+            self._logits += logits_RV
+            self._state_RH = self._new_hidden()
+            self._hidden += self._state_RH
+            return logits_RV
+
+        return PassSegment(self.backend, self._length, [*self._parents, *parents], ids, len(ids)), finish
 
     def acceptance_probabilities(self) -> Sequence[AcceptanceFn] | None:
         """See ports.DraftSession."""
@@ -199,22 +207,11 @@ class BranchingSession:
         return path
 
 
-def run_together(model: KvModel, all_steps: Sequence[Steps]) -> list[torch.Tensor]:
-    """Run the steps of different texts with one call of the model; return their results."""
-    returned: dict[int, torch.Tensor] = {}
-    segments: dict[int, PassSegment] = {}
-    for number, steps in enumerate(all_steps):
-        try:
-            segments[number] = next(steps)
-        except StopIteration as done:
-            returned[number] = done.value
-    computed = model.forward(list(segments.values())) if segments else ()
-    for number, logits_RV in zip(segments, computed, strict=True):
-        try:
-            all_steps[number].send(logits_RV)
-        except StopIteration as done:
-            returned[number] = done.value
-    return [returned[number] for number in range(len(all_steps))]
+def run_together(model: KvModel, steps: Sequence[Step]) -> list[torch.Tensor]:
+    """Run steps of different texts with one call of the model; return their results."""
+    segments = [segment for segment, _ in steps if segment is not None]
+    computed = iter(model.forward(segments) if segments else ())
+    return [finish(None if segment is None else next(computed)) for segment, finish in steps]
 
 
 class KvDrafter:
@@ -237,9 +234,8 @@ class KvDrafter:
 
     def prefill_or_extend_all(self, requests: Sequence[tuple[Any, int, Sequence[int]]]) -> list[torch.Tensor]:
         """See ports.DraftModel; the sessions are this model's."""
-        steps = [session.prefill_or_extend_steps(keep, ids) for session, keep, ids in requests]
-        return run_together(self._model, steps)
+        return run_together(self._model, [session.prefill_or_extend_step(keep, ids) for session, keep, ids in requests])
 
     def branch_all(self, requests: Sequence[tuple[Any, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
         """See ports.DraftModel."""
-        return run_together(self._model, [session.branch_steps(ids, parents) for session, ids, parents in requests])
+        return run_together(self._model, [session.branch_step(ids, parents) for session, ids, parents in requests])

@@ -130,6 +130,22 @@ def test_reproducible_mode_gives_the_same_bits_where_the_slots_double(precision)
         assert torch.equal(scores[0], plain[index])
 
 
+def test_whole_chunks_are_taken_over_and_not_read_again(monkeypatch):
+    target, prompt = tiny_target("llama"), text(19)
+    source, session = (target.open(prompt, 5, "reproducible") for _ in range(2))
+    source.score(DraftTree.empty(prompt[-1]))
+    assert target.reuse(session, source, 13) == session.num_kept == PASSES.prefill_rows
+    starts, read = [], session._pass
+
+    def counted(slots, start, *args, **options):
+        starts.append(start)
+        return read(slots, start, *args, **options)
+
+    monkeypatch.setattr(session, "_pass", counted)
+    session.score(DraftTree.empty(prompt[-1]))
+    assert starts == [8, 16, 18]
+
+
 def test_a_prompt_whose_pass_failed_is_still_unread(monkeypatch):
     target, prompt = tiny_target("llama"), text(19)
     expected = target.open(prompt, 5, "reproducible").score(DraftTree.empty(prompt[-1]))

@@ -16,7 +16,7 @@ from omnidraft.models.catalog.gguf_file import ROPE_TENSORS, GgufFile
 _SETTINGS: Mapping[str, Sequence[str]] = {
     "context_length": ("max_position_embeddings", "n_positions"),
     "embedding_length": ("hidden_size", "n_embd"),
-    "feed_forward_length": ("intermediate_size", "n_inner", "ffn_hidden_size"),
+    "feed_forward_length": ("intermediate_size", "n_inner"),
     "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
     "expert_shared_feed_forward_length": (
         "shared_expert_intermediate_size",
@@ -64,7 +64,7 @@ _READ_ELSEWHERE = (
     "full_attention_interval", "attention.recurrent_layers", "attention.shared_kv_layers",
     "embedding_length_per_layer_input", "attention.key_length_swa", "attention.value_length_swa",
     "attention.key_length_mla", "attention.value_length_mla", "attention.q_lora_rank", "rope.dimension_count_swa",
-    "rope.dimension_sections", "tensor_data_layout", "attention.key_length", "attention.value_length",
+    "rope.dimension_sections", "attention.key_length", "attention.value_length",
     "attention.sliding_window", "attention.sliding_window_pattern", "attention.temperature_scale",
     "rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scaling.type", "rope.scaling.factor",
     "rope.scaling.finetuned", "rope.scaling.original_context_length", "rope.scaling.attn_factor",
@@ -106,7 +106,6 @@ def config_of(file: GgufFile) -> PreTrainedConfig:
         "n_layer": file.num_layers,
         "vocab_size": file.shape("token_embd.weight")[0],
         "num_key_value_heads": num_keys,
-        "num_kv_heads": num_keys,
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
     if "rope_parameters" not in own and "rope_parameters" in known:

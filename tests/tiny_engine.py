@@ -13,7 +13,6 @@ import pytest
 from omnidraft import assembly, config
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
-from omnidraft.models.serial_passes import forward_serially
 from omnidraft.ports import DraftTree, Noise, Proposer, ProposerSession, Request, Source, Step, TreeLimits
 from omnidraft.serving.queued_request import QueuedRequest
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -186,7 +185,9 @@ class _BrokenTarget:
         return _BrokenSession(self.whole.open(*args), self.error, self.num_good)
 
     def forward(self, trees: Any, prompts: Any = ()) -> Any:
-        return forward_serially(trees, prompts)
+        for session, num_ids in prompts:
+            session.read(num_ids)
+        return [session.score(tree) for session, tree in trees]
 
 
 @dataclass

@@ -49,7 +49,7 @@ def write_gguf_beside(folder: Path) -> Path:
     return write_gguf(model, folder.with_name(f"{folder.name}.gguf"), tokens, kinds)
 
 
-def write_tokenizer_gguf(file: Path, architecture: str = "mamba", pre: str = "gpt-2") -> list[str]:
+def write_tokenizer_gguf(file: Path, architecture: str = "rwkv7", pre: str = "gpt-2") -> list[str]:
     """A file without weights; its tokens, the last of which ends a text."""
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "<|eot_id|>"]
     types = [gguf.TokenType.NORMAL] * (len(tokens) - 1) + [gguf.TokenType.CONTROL]

@@ -21,7 +21,7 @@ from omnidraft.decode.snapshot.slot import FactorSwitch, LoadedSnapshot
 from omnidraft.distill.resume_encryption import decrypt_records
 from omnidraft.errors import ConfigError, SnapshotCorrupt, SnapshotError, SnapshotNotFound
 from omnidraft.memory.memory_file import Owners
-from omnidraft.models.kv_session import BatchingDrafter
+from omnidraft.models.kv_session import KvDrafter
 from omnidraft.models.loading import SharedDrafter
 from omnidraft.models.native.drafter import cached_drafter
 from omnidraft.ports import DraftModel, Metrics, RecordCipher, SnapshotVersion
@@ -152,7 +152,7 @@ def load_tenant_factors(
         return None
     files = {each.tenant: each for each in manifest.tenant_factors if each.file is not None}
     known = {tenant: each for tenant, each in files.items() if not switch.is_forgotten(tenant, manifest)}
-    if not known or not isinstance(model, BatchingDrafter):
+    if not known or not isinstance(model, KvDrafter):
         return None
     base = weights_digest(weights)
     openers, cipher = {}, record_cipher(settings)

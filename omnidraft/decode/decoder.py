@@ -32,6 +32,7 @@ from omnidraft.ports import (
     Target,
     Timings,
     TokenDistributions,
+    rotation_offset,
 )
 from omnidraft.vocab.tokenizer import Vocabulary
 
@@ -176,15 +177,10 @@ class Decoder:
         drafting = None
         if proposer is not None and request.num_draft_tokens:
             drafting = self._drafting.open(proposer, request)
+        if cache_scope is not None and rotation_offset(self.target, len(request.prompt_ids) + request.max_new_tokens):
+            cache_scope += "\0long"  # whose keys are of no use to other texts
         sequence = SequenceState(
-            request,
-            drawing.noise,
-            drawing.distributions,
-            drawing.stop,
-            self._drafting,
-            drafting,
-            client,
-            cache_scope,
+            request, drawing.noise, drawing.distributions, drawing.stop, self._drafting, drafting, client, cache_scope
         )
         self.scheduler.add(sequence)
         return sequence

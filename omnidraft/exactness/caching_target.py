@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from omnidraft.exactness.tracing_target import WrappedTarget
-from omnidraft.models.serial_passes import forward_serially, require_new
+from omnidraft.models.text_session import TextSession, forward
 from omnidraft.ports import DraftTree, Mode, Noise, Proposer, ProposerSession, Request, Target, TreeLimits
 
 MAX_ROWS = 512
@@ -44,12 +44,12 @@ class CachingTarget(WrappedTarget):
         self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
     ) -> list[torch.Tensor]:
         """See ports.Target."""
-        return forward_serially(trees, prompts)
+        return forward(trees, prompts)
 
     def reuse(self, session: Any, source: Any, num_ids: int) -> int:
         """See ports.Target. Nothing is reused: a replayed session computes its own keys."""
-        require_new(session)
-        return 0
+        num_reused: int = session.reuse(source, num_ids)
+        return num_reused
 
     def logits(self, key: Pass) -> torch.Tensor:
         """Return the logits [N, V] of this pass, computed by a real session that replays its history."""
@@ -83,23 +83,20 @@ def _texts(history: History, tree: DraftTree) -> list[tuple[int, ...]]:
     return texts
 
 
-class _CachingSession:
+class _CachingSession(TextSession):
     """Implements ports.TargetSession."""
 
     def __init__(self, target: CachingTarget, prompt_ids: tuple[int, ...], max_new_tokens: int, mode: Mode) -> None:
+        super().__init__(prompt_ids[:-1], target.limits(mode))
         self._target = target
         self._opened_with = (prompt_ids, max_new_tokens, mode)
         self._history: History = ()
         self._tree = DraftTree.empty(prompt_ids[-1])
-        self.num_unread = len(prompt_ids) - 1
-        self.num_kept = 0
 
-    def read(self, num_ids: int) -> None:
-        self.num_unread -= num_ids
-        self.num_kept += num_ids
+    def _read(self, ids: Sequence[int]) -> None:
+        pass
 
-    def score(self, tree: DraftTree) -> torch.Tensor:
-        self.read(self.num_unread)
+    def _score(self, tree: DraftTree) -> torch.Tensor:
         self._tree = tree
         return self._target.logits((self._opened_with, self._history, tree))
 

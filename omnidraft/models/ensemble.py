@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from omnidraft.errors import ConfigError
-from omnidraft.models.serial_passes import require_new, require_valid_pass
+from omnidraft.models.text_session import require_valid_pass
 from omnidraft.ports import DraftTree, Mode, Target, TargetSession, TreeLimits
 
 
@@ -61,7 +61,6 @@ class EnsembleTarget:
 
     def reuse(self, session: Any, source: Any, num_ids: int) -> int:
         """See ports.Target; the sessions are this target's."""
-        require_new(session)
         pairs = zip(self._members, session.parts, source.parts, strict=True)
         return min(member.reuse(own, other, num_ids) for member, own, other in pairs)
 

@@ -59,8 +59,7 @@ def automatic(kernels: str = "auto") -> str:
 
 def _fastest(seconds: Mapping[str, float]) -> str:
     """Return the first of ORDER that is not significantly slower than the fastest."""
-    limit = (1 + choice.TIMING_NOISE) * min(seconds.values())
-    return next(name for name in ORDER if name in seconds and seconds[name] <= limit)
+    return min(choice.near_fastest(seconds), key=ORDER.index)
 
 
 def warn_of_rounding(model: nn.Module, precision: str, name: str) -> None:

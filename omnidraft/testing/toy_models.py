@@ -7,12 +7,12 @@ Shapes: S states of a table, V vocabulary, N nodes of a tree.
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 
-from omnidraft.errors import ContractError, RequestError, VocabularyError
-from omnidraft.models.serial_passes import forward_serially, require_new
+from omnidraft.errors import ContractError, VocabularyError
+from omnidraft.models.text_session import TextSession
+from omnidraft.models.text_target import TextTarget
 from omnidraft.ports import AcceptanceFn, DraftSession, DraftTree, Mode, TreeLimits, ids_needed
 from omnidraft.vocab.tokenizer import Vocabulary
 
@@ -47,16 +47,15 @@ class ToyTable:
         return self.logits_SV[self.state(ids)]
 
 
-class ToyTarget:
+class ToyTarget(TextTarget):
     """Implements ports.Target."""
 
+    max_rows = 64
+
     def __init__(self, table: ToyTable, *, context_limit: int = 4096, limits: TreeLimits | None = None) -> None:
+        super().__init__(table.vocab_size, context_limit, f"toy-{table.vocab_size}-{table.order}")
         self.table = table
-        self.vocab_size = table.vocab_size
-        self.context_limit = self.first_context = context_limit
         self._limits = limits or TreeLimits(64)
-        self.fingerprint = f"toy-{table.vocab_size}-{table.order}"
-        self.max_rows = 64
 
     def limits(self, mode: Mode) -> TreeLimits:
         """See ports.Target."""
@@ -67,63 +66,44 @@ class ToyTarget:
         needed = ids_needed(prompt_ids, max_new_tokens, self.context_limit)
         return ToyTargetSession(self, prompt_ids[:-1], needed)
 
-    def forward(
-        self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
-    ) -> list[torch.Tensor]:
-        """See ports.Target."""
-        return forward_serially(trees, prompts)
-
-    def reuse(self, session: Any, source: Any, num_ids: int) -> int:
-        """See ports.Target. Raises ContractError when the texts do not begin with the same ids."""
-        require_new(session)
-        return session.copy_ids(source, num_ids)
-
     def kv_bytes(self, num_ids: int, mode: Mode) -> int:
         """See ports.Target."""
         return num_ids
 
 
-class ToyTargetSession:
+class ToyTargetSession(TextSession):
     """Implements ports.TargetSession over the ids that were kept."""
 
     def __init__(self, target: ToyTarget, prompt_ids: Sequence[int], capacity: int) -> None:
         """`prompt_ids` are those to be read before the first root."""
+        super().__init__(prompt_ids, target.limits("fast"))
         self._target = target
-        self._prompt_ids = tuple(prompt_ids)
         self.kept: list[int] = []
         self._capacity = capacity
         self._scored: DraftTree | None = None
         self._is_closed = False
 
-    @property
-    def num_kept(self) -> int:
-        """See ports.TargetSession."""
-        return len(self.kept)
+    def _read(self, ids: Sequence[int]) -> None:
+        """Raises ContractError when the session is closed."""
+        self._require_open()
+        self.kept += ids
 
-    @property
-    def num_unread(self) -> int:
-        """See ports.TargetSession."""
-        return max(len(self._prompt_ids) - len(self.kept), 0)
-
-    def read(self, num_ids: int) -> None:
-        """See serial_passes.SerialSession. Raises ContractError when the session is closed."""
+    def _require_open(self) -> None:
         if self._is_closed:
             raise ContractError("the session is closed")
-        self.kept += self._prompt_ids[len(self.kept) :][:num_ids]
 
-    def copy_ids(self, source: "ToyTargetSession", num_ids: int) -> int:
-        """See ToyTarget.reuse."""
-        if self._is_closed or source._is_closed:
-            raise ContractError("reuse: a session is closed")
-        shared = source.kept[: min(num_ids, self.num_unread)]
-        if shared != list(self._prompt_ids[: len(shared)]):
-            raise ContractError(f"reuse: the texts do not begin with the same {len(shared)} ids")
-        self.kept = shared
-        return len(shared)
+    def _take(self, source: "ToyTargetSession", num_ids: int) -> int:
+        """Raises ContractError when the texts do not begin with the same ids."""
+        self._require_open()
+        source._require_open()
+        self.kept = source.kept[:num_ids]
+        if self.kept != list(self._prompt_ids[:num_ids]):
+            raise ContractError(f"reuse: the texts do not begin with the same {num_ids} ids")
+        return num_ids
 
-    def score(self, tree: DraftTree) -> torch.Tensor:
-        """See ports.TargetSession. Raises ContractError for a malformed tree, or one that is too large."""
-        self.read(self.num_unread)
+    def _score(self, tree: DraftTree) -> torch.Tensor:
+        """Raises ContractError for a malformed tree, or one that is too large."""
+        self._require_open()
         self._check(tree)
         self._scored = tree
         table = self._target.table
@@ -143,6 +123,7 @@ class ToyTargetSession:
         if any(tree.parents[child] != parent for parent, child in pairwise(nodes)):
             raise ContractError(f"keep: {list(nodes)} is no path of {tree.parents}")
         self.kept += [tree.tokens[node] for node in nodes]
+        self.num_kept += len(nodes)
 
     def close(self) -> None:
         """See ports.TargetSession."""
@@ -153,8 +134,6 @@ class ToyTargetSession:
             raise ContractError("score: the last tree was not kept")
         if len(self.kept) + len(tree) > self._capacity:
             raise ContractError(f"score: {len(self.kept)} kept and {len(tree)} nodes, room for {self._capacity}")
-        if not tree.fits(self._target.limits("fast")):
-            raise RequestError(f"score: this target takes {self._target.limits('fast')}")
         if any(not 0 <= parent < node for node, parent in enumerate(tree.parents) if node):
             raise ContractError(f"score: a parent stands before its children, got {tree.parents}")
         siblings = list(zip(tree.parents, tree.tokens, strict=True))[1:]

@@ -160,7 +160,7 @@ def test_no_prompt_near_the_drafters_limit_kills_its_request(engine: Engine) -> 
 
 @pytest.mark.drafting_fails
 @pytest.mark.parametrize("engine", ["native"], indirect=True)
-@pytest.mark.parametrize("call", ["prefill_or_extend_steps", "branch_steps"])
+@pytest.mark.parametrize("call", ["prefill_or_extend_step", "branch_step"])
 def test_a_drafter_that_breaks_costs_no_answer(
     engine: Engine, call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,7 +22,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from omnidraft import assembly
 from omnidraft.config import ApiKey, WorkerSettings
 from omnidraft.hosts.http_server import Deadlines
-from omnidraft.models.serial_passes import forward_serially
 from omnidraft.ports import DraftTree, Mode, Target, TargetSession, TreeLimits
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
@@ -468,7 +467,9 @@ class BrokenAfter:
     def forward(
         self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
     ) -> list[torch.Tensor]:
-        return forward_serially(trees, prompts)
+        for session, num_ids in prompts:
+            session.read(num_ids)
+        return [session.score(tree) for session, tree in trees]
 
     def reuse(self, session: Any, source: Any, num_ids: int) -> int:
         return 0

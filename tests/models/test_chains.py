@@ -7,7 +7,7 @@ from omnidraft.models.hf.attention import takes_chains_only
 from omnidraft.models.hf.target import transformers_target
 from tests.models.families import RECURRENT, make_model
 from tests.unit.decode.toys import emitted
-from tests.unit.models.hf.test_chain_target import VOCABULARY, check_texts, own_text, request
+from tests.unit.models.hf.test_chain_target import VOCABULARY, check_rejected_chains, check_texts, own_text, request
 from tests.unit.models.native.families import VOCAB_SIZE
 from tests.unit.models.random_trees import OracleProposer
 
@@ -31,3 +31,5 @@ def test_family(name):
     assert tuple(emitted(decoder.decode(request(), OracleProposer(wanted, limits, VOCAB_SIZE, seed=3)))) == wanted
     for mode in ("fast", "reproducible"):
         check_texts(target, mode)
+    if limits.num_nodes:
+        check_rejected_chains(target)

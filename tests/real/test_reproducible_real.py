@@ -18,7 +18,7 @@ def test_trees_give_a_real_target_the_bits_of_plain_decoding(precision: str) -> 
     """50 positions of its own greedy text; in bfloat16 a row's bits depend on the width of its pass."""
     target = load_target(resolve("qwen2.5-coder-0.5b"), name="qwen2.5-coder-0.5b", precision=precision)
     if isinstance(target, TransformersTarget):
-        target = TransformersTarget(target._model, PassShape(width=4, chains=2), name="two", precision=precision)
+        target = TransformersTarget(target._model, PassShape(width=4), name="four", precision=precision)
     prompt, plain, following = list(range(1000, 1040)), [], []
     session = target.open(prompt, 60, "reproducible")
     for _ in range(50):

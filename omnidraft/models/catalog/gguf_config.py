@@ -10,37 +10,66 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from omnidraft.errors import ModelError
-from omnidraft.models.catalog.gguf_architectures import OTHERWISE, ROPE_TENSORS, Architecture, Json, architecture_of
-from omnidraft.models.catalog.gguf_file import GgufFile
+from omnidraft.models.catalog.gguf_architectures import OTHERWISE, Architecture, Json, architecture_of
+from omnidraft.models.catalog.gguf_file import ROPE_TENSORS, GgufFile
 
 _SETTINGS: Mapping[str, Sequence[str]] = {
-    "context_length": ("max_position_embeddings",),
-    "embedding_length": ("hidden_size",),
-    "block_count": ("num_hidden_layers",),
-    "feed_forward_length": ("intermediate_size",),
+    "context_length": ("max_position_embeddings", "n_positions"),
+    "embedding_length": ("hidden_size", "n_embd"),
+    "feed_forward_length": ("intermediate_size", "n_inner"),
     "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
-    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
-    "expert_count": ("num_experts", "num_local_experts"),
-    "expert_used_count": ("num_experts_per_tok",),
-    "attention.head_count": ("num_attention_heads",),
-    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
-    "attention.layer_norm_epsilon": ("layer_norm_eps", "norm_epsilon", "norm_eps"),
+    "expert_shared_feed_forward_length": (
+        "shared_expert_intermediate_size",
+        "shared_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+    ),
+    "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "expert_used_count": ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"),
+    "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "expert_weights_scale": ("routed_scaling_factor",),
+    "expert_weights_norm": ("norm_topk_prob",),
+    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
+    "interleave_moe_layer_step": ("moe_layer_interval",),
+    "attention.head_count": ("num_attention_heads", "n_head"),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps", "layer_norm_epsilon"),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon"),
     "attention.scale": ("attention_multiplier",),
+    "attention.clamp_kqv": ("clip_qkv",),
+    "attention.kv_lora_rank": ("kv_lora_rank",),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
     "embedding_scale": ("embedding_multiplier",),
     "residual_scale": ("residual_multiplier",),
     "logit_scale": ("logits_scaling", "logit_scale"),
     "use_parallel_residual": ("use_parallel_residual",),
+    "shortconv.l_cache": ("conv_L_cache",),
+    "ssm.conv_kernel": ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim"),
+    "ssm.state_size": ("state_size", "ssm_state_size", "mamba_d_state", "linear_key_head_dim"),
+    "ssm.group_count": ("n_groups", "mamba_n_groups", "linear_num_key_heads"),
+    "ssm.time_step_rank": (
+        "linear_num_value_heads",
+        "num_heads",
+        "time_step_rank",
+        "mamba_dt_rank",
+        "mamba_n_heads",
+        "mamba_num_heads",
+    ),
 }
 """What a file calls a setting, and the names for it in transformers, of which the first counts that a class has."""
 _READ_ELSEWHERE = (
-    "vocab_size", "use_parallel_residual", "expert_shared_feed_forward_length", "attention.head_count_kv",
-    "attention.key_length", "attention.value_length", "attention.sliding_window", "attention.sliding_window_pattern",
-    "attention.temperature_scale", "rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scaling.type",
-    "rope.scaling.factor", "rope.scaling.finetuned", "rope.scaling.original_context_length",
-    "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_fast",
-    "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_log_multiplier",
+    "vocab_size", "context_length", "block_count", "feed_forward_length", "expert_shared_count", "nextn_predict_layers",
+    "use_parallel_residual", "expert_gating_func", "expert_shared_feed_forward_length", "attention.head_count_kv",
+    "full_attention_interval", "attention.recurrent_layers", "attention.shared_kv_layers",
+    "embedding_length_per_layer_input", "attention.key_length_swa", "attention.value_length_swa",
+    "attention.key_length_mla", "attention.value_length_mla", "attention.q_lora_rank", "rope.dimension_count_swa",
+    "rope.dimension_sections", "attention.key_length", "attention.value_length",
+    "attention.sliding_window", "attention.sliding_window_pattern", "attention.temperature_scale",
+    "rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scaling.type", "rope.scaling.factor",
+    "rope.scaling.finetuned", "rope.scaling.original_context_length", "rope.scaling.attn_factor",
+    "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_log_multiplier",
 )  # fmt: skip
 """What is read elsewhere, or says nothing about any model here that its weights do not."""
 _PRESENCE: Mapping[str, Sequence[str]] = {
@@ -61,23 +90,31 @@ def config_of(file: GgufFile) -> PreTrainedConfig:
     kind: Any = CONFIG_MAPPING[model_type]
     default = kind()
     known = default.to_dict().keys()
-    present = [key for key in _SETTINGS if key in file.settings]
+    present = [key for key in _SETTINGS if key in file.settings and key not in row.reads]
     names = {key: name for key in present for name in reversed(_SETTINGS[key]) if name in known}
-    _require_known(file, names.keys())
+    _require_known(file, {*names, *row.reads})
     read = {name: file.setting(key) for key, name in names.items()}
     found = {name: tensor in file.tensors for tensor, names in _PRESENCE.items() for name in names}
     tokens = {f"{role}_token_id": file.get(f"tokenizer.ggml.{role}_token_id") for role in ("bos", "eos")}
-    always = {**tokens, "pad_token_id": None, "head_dim": file.head_size, "dtype": torch.bfloat16}
+    own = {"head_dim": file.head_size, **row.fixed, **row.settings(file)}
+    always = {**tokens, "pad_token_id": None, "dtype": torch.bfloat16}
+    num_keys = own.get("num_key_value_heads") or file.setting(
+        "attention.head_count_kv", file.count("attention.head_count")
+    )
     common = {
+        "num_hidden_layers": file.num_layers,
+        "n_layer": file.num_layers,
         "vocab_size": file.shape("token_embd.weight")[0],
-        "num_key_value_heads": file.setting("attention.head_count_kv", file.count("attention.head_count")),
+        "num_key_value_heads": num_keys,
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "rope_parameters": _rope(file, row, is_by_layer="full_attention" in (default.rope_parameters or {})),
     }
+    if "rope_parameters" not in own and "rope_parameters" in known:
+        is_by_layer = "full_attention" in (default.rope_parameters or {})
+        common["rope_parameters"] = _rope(file, row, own["head_dim"], is_by_layer)
     if original := file.setting("rope.scaling.original_context_length"):
         common["original_max_position_embeddings"] = original
-    settings = {**read, **found, **common, **_windows(file), **row.fixed, **row.settings(file)}
-    config: PreTrainedConfig = kind(**{name: settings[name] for name in settings if name in known}, **always)
+    settings = {**read, **found, **common, **_windows(file)}
+    config: PreTrainedConfig = kind(**{**{name: settings[name] for name in settings if name in known}, **always, **own})
     return config
 
 
@@ -98,18 +135,18 @@ def _windows(file: GgufFile) -> Json:
     """Return which layers see how far; nothing of layers where their class knows it."""
     window, pattern = file.setting("attention.sliding_window"), file.settings.get("attention.sliding_window_pattern")
     if not window:
-        return {"sliding_window": None, "layer_types": ["full_attention"] * file.count("block_count")}
+        return {"sliding_window": None, "layer_types": ["full_attention"] * file.num_layers}
     if pattern is None:
         return {"sliding_window": window}
     layers = ["sliding_attention" if is_sliding else "full_attention" for is_sliding in pattern]
     return {"sliding_window": window, "layer_types": layers}
 
 
-def _rope(file: GgufFile, row: Architecture, is_by_layer: bool) -> Json:
+def _rope(file: GgufFile, row: Architecture, head_size: int, is_by_layer: bool) -> Json:
     """Return the rotary parameters, by kind of layer where a class has them so."""
     theta = file.setting("rope.freq_base", 1e4)
     scaled = {"rope_theta": theta, **_scaling(file)}
-    share = file.setting("rope.dimension_count", file.head_size) / file.head_size
+    share = file.setting("rope.dimension_count", head_size) / head_size
     if share != 1:
         scaled["partial_rotary_factor"] = share
     if not is_by_layer:
@@ -162,6 +199,8 @@ def _llama_3(file: GgufFile) -> Json:
 
 def _yarn(file: GgufFile) -> Json:
     spread = file.setting("rope.scaling.yarn_log_multiplier")
+    if spread is not None and file.architecture == "deepseek2":
+        spread = round(spread * 10, 6)  # llama.cpp has the factor of the logarithm, transformers ten times that
     found = {
         "factor": file.setting("rope.scaling.factor"),
         "original_max_position_embeddings": file.setting("rope.scaling.original_context_length"),

@@ -5,6 +5,7 @@ array over the same pages, and torch dequantises what it can, a few rows at a ti
 the same bits.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ import torch
 from omnidraft.errors import ModelError
 from omnidraft.models.weights_name import gguf_parts
 
+ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Factors of rotary frequencies, which are settings in transformers."""
+_LAYER = re.compile(r"blk\.(\d+)\.")
 ROWS = 256  # dequantised at once: few enough for a processor's cache, enough to pay for a call of torch
 
 
@@ -34,6 +38,21 @@ class GgufFile:
         self.settings = {field.name.removeprefix(prefix): field.contents() for field in own}
         """Those of the architecture."""
 
+    @property
+    def num_layers(self) -> int:
+        """Without those that draft for the others."""
+        return self.count("block_count") - int(self.setting("nextn_predict_layers", 0))
+
+    @property
+    def weights(self) -> dict[str, gguf.ReaderTensor]:
+        """The tensors that are weights of the model, and no settings or layers that draft for it."""
+        end = self.num_layers
+        return {
+            name: tensor
+            for name, tensor in self.tensors.items()
+            if name not in ROPE_TENSORS and not ((layer := _LAYER.match(name)) and int(layer[1]) >= end)
+        }
+
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value of the metadata."""
         return self.fields[key].contents() if key in self.fields else default
@@ -45,13 +64,20 @@ class GgufFile:
         return self.fields[key].contents()
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """Return a setting, which may be named once for each layer. Raises ModelError where these differ."""
+        """Return a setting, which may be named once for each layer; 0 stands for layers without. Raises ModelError
+        where layers differ."""
         value = self.settings.get(key, default)
         if not isinstance(value, list):
             return value
-        if len(set(value)) > 1:
+        different = set(value) - {0}
+        if len(different) > 1:
             raise ModelError(f"{self.name} has layers that differ ({key}), which is not converted")
-        return value[0]
+        return different.pop() if different else 0
+
+    def by_layer(self, key: str) -> list[Any]:
+        """Return a setting of each layer."""
+        value = self.needed(f"{self.architecture}.{key}")
+        return value if isinstance(value, list) else [value] * self.count("block_count")
 
     def count(self, key: str) -> int:
         """Return a setting that every file has. Raises ModelError where this one has not."""
@@ -61,7 +87,7 @@ class GgufFile:
     @property
     def whole_head_size(self) -> int:
         """The size of a head where all together are as wide as the model."""
-        return self.count("embedding_length") // self.count("attention.head_count")
+        return self.count("embedding_length") // max(self.count("attention.head_count"), 1)
 
     @property
     def head_size(self) -> int:

@@ -49,8 +49,8 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
-def _words(digits: str, signs: str = r"[^\s\p{L}\p{N}]+[\r\n]*") -> str:
-    return rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?{signs}|{_SPACES}"
+def _words(digits: str, signs: str = r"[^\s\p{L}\p{N}]+[\r\n]*", letters: str = r"\p{L}+") -> str:
+    return rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?{letters}|{digits}| ?{signs}|{_SPACES}"
 
 
 def _cased_words(digits: str, ending: str) -> str:
@@ -69,11 +69,16 @@ _DEEPSEEK = (
 _THREE_DIGITS = (_words(r"\p{N}{1,3}"),)
 SPLITTINGS: Mapping[str, Splitting] = {
     **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"),
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"),
         Splitting(_THREE_DIGITS, ignores_merges=True, begins=True),
     ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), Splitting(_THREE_DIGITS)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), Splitting((_words(r"\p{N}"),), composes=True)),
+    "qwen35": Splitting(
+        (_words(r"\p{N}", r"[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r"[\p{L}\p{M}]+"),),
+        composes=True,
+    ),
+    "minimax-m2": Splitting((_cased_words(r"\p{N}{1,3}", f"{_ENDINGS}?"),)),
     "seed-coder": Splitting((_words(r"\p{N}{1}", r"[^\s\p{L}\p{N}\r\n]+"),)),
     **dict.fromkeys(
         ("gpt-4o", "llama4", "kanana2"), Splitting((_cased_words(r"\p{N}{1,3}", f"{_ENDINGS}?"),), ignores_merges=True)
@@ -82,7 +87,7 @@ SPLITTINGS: Mapping[str, Splitting] = {
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), Splitting(_DEEPSEEK)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone"), Splitting((), splits_digits=True)),
     "command-r": Splitting((), splits_digits=True, composes=True),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "exaone4", "trillion"), Splitting(())),
+    **dict.fromkeys(("gpt-2", "phi-2", "granite-docling", "mpt", "olmo", "exaone4", "trillion"), Splitting(())),
 }
 """By `tokenizer.ggml.pre`, as llama.cpp groups them."""
 
@@ -99,6 +104,8 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
             tokens = [_SPACE * len(token) if not token.strip(" ") else token for token in tokens]
             tokenizer, begins = _sentencepiece(file, tokens, types)
             defaults = _SENTENCEPIECE_ROLES
+        case "gemma4":
+            tokenizer, begins = _sentencepiece(file, tokens, types)
         case kind:
             raise ModelError(f"{file.name} has a tokenizer of the kind {kind!r}, which cannot be converted")
     ids = {role: file.get(f"tokenizer.ggml.{key}_token_id", defaults.get(role)) for role, key in _ROLES.items()}
@@ -124,9 +131,7 @@ def _byte_level(file: GgufFile, tokens: list[str], types: list[int]) -> tuple[To
             f"{file.name} splits texts by {name!r} (tokenizer.ggml.pre), which is not known here: its texts would get "
             "other tokens than the model learned; give the hub id or folder of the same model"
         )
-    pairs = (merge.split(" ", 1) for merge in file.needed("tokenizer.ggml.merges"))
-    merges = [(left, right) for left, right in pairs]
-    tokenizer = Tokenizer(BPE(_vocab(tokens, types), merges, ignore_merges=splitting.ignores_merges))
+    tokenizer = Tokenizer(BPE(_vocab(tokens, types), _merges(file), ignore_merges=splitting.ignores_merges))
     if splitting.composes:
         tokenizer.normalizer = normalizers.NFC()
     steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in splitting.patterns]
@@ -141,12 +146,16 @@ def _sentencepiece(file: GgufFile, tokens: list[str], types: list[int]) -> tuple
     """Return the tokenizer, and that a prompt begins with a token where the file does not say."""
     from transformers.tokenization_utils_base import generate_merges
 
-    vocab, scores = _vocab(tokens, types), file.needed("tokenizer.ggml.scores")
-    is_gemma = file.architecture.startswith("gemma")  # its scores do not tell the order of merges, its ids do
-    merges = generate_merges(vocab, {token: -index if is_gemma else scores[index] for token, index in vocab.items()})
+    vocab = _vocab(tokens, types)
+    if file.get("tokenizer.ggml.model") == "gemma4":
+        merges = _merges(file)
+    elif file.architecture.startswith("gemma"):  # its scores do not tell the order of merges, its ids do
+        merges = _runs_first(generate_merges(vocab, {token: -index for token, index in vocab.items()}))
+    else:
+        scores = file.needed("tokenizer.ggml.scores")
+        merges = generate_merges(vocab, {token: scores[index] for token, index in vocab.items()})
     unknown = tokens[file.get("tokenizer.ggml.unknown_token_id", _SENTENCEPIECE_ROLES["unk"])]
-    ordered = _runs_first(merges) if is_gemma else merges
-    tokenizer = Tokenizer(BPE(vocab, ordered, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    tokenizer = Tokenizer(BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     has_prefix = file.get("tokenizer.ggml.add_space_prefix", True)
     prefix = [normalizers.Prepend(_SPACE)] if has_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
@@ -154,6 +163,11 @@ def _sentencepiece(file: GgufFile, tokens: list[str], types: list[int]) -> tuple
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer, True
+
+
+def _merges(file: GgufFile) -> list[tuple[str, str]]:
+    pairs = (merge.split(" ", 1) for merge in file.needed("tokenizer.ggml.merges"))
+    return [(left, right) for left, right in pairs]
 
 
 def _vocab(tokens: list[str], types: list[int]) -> dict[str, int]:

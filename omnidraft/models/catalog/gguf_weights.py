@@ -3,19 +3,20 @@
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 import gguf
 import torch
 
 from omnidraft.errors import ModelError
-from omnidraft.models.catalog.gguf_architectures import OTHERWISE, ROPE_TENSORS, architecture_of
+from omnidraft.models.catalog.gguf_architectures import OTHERWISE, architecture_of
 from omnidraft.models.catalog.gguf_file import GgufFile
+from omnidraft.models.catalog.gguf_layouts import COMMON
 
-_EXPERTS = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(gate_up|down)_proj(_bias)?")
-_FUSED = re.compile(r"model\.layers\.(\d+)\.shared_mlp\.(input|output)_linear\.weight")
+_LAYER = re.compile(r"\.(\d+)\.")
 _HEAD_NORM = re.compile(r"model\.layers\.(\d+)\.self_attn\.([qk])_layernorm\.norms\.(\d+)\.weight")
+ENDINGS = (".weight", ".bias")
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 """A file without the second uses the first as the head."""
 
@@ -23,7 +24,7 @@ _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 def fill(model: Any, source: GgufFile) -> None:
     """Give a model the weights of a file. Raises ModelError where one of them has weights that the other lacks."""
     row = architecture_of(source)
-    weights = _Weights(model, source, source.tensors.keys(), source.values)
+    weights = _Weights(model, source, source.weights.keys(), source.values)
     state = {
         name: row.read(name, weights.of(name, each.shape)).to(each.dtype) for name, each in _own_state(model).items()
     }
@@ -44,7 +45,7 @@ def laid_out(model: Any, base: GgufFile) -> dict[str, torch.Tensor]:
     """
     row = architecture_of(base)
     state = {name: each.detach() for name, each in _own_state(model).items()}
-    shapes = {name: base.shape(name) for name in base.tensors if name not in (*ROPE_TENSORS, _HEAD)}
+    shapes = {name: base.shape(name) for name in base.weights if name != _HEAD}
     shapes[_EMBEDDING] = tuple(model.get_input_embeddings().weight.shape)
     if "lm_head.weight" in state:
         shapes[_HEAD] = tuple(state["lm_head.weight"].shape)
@@ -82,8 +83,8 @@ class _Weights:
             values: returns one of them.
         """
         self._model, self._source, self._tensors, self._values_of = model, source, tensors, values
-        self._row = architecture_of(source)
-        self._heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}
+        own = architecture_of(source).layouts
+        self._layouts = {**own, **COMMON, **own}  # its own come first
         kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == source.architecture)
         num_layers = int(source.needed(f"{source.architecture}.block_count"))
         self._names = gguf.get_tensor_name_map(kind, num_layers)
@@ -92,7 +93,7 @@ class _Weights:
 
     def require_all_read(self, advice: str) -> None:
         """Raise ModelError where a tensor was not used."""
-        if unread := self._tensors - self._read - set(ROPE_TENSORS):
+        if unread := self._tensors - self._read:
             raise ModelError(
                 f"{self._source.name} has weights that {type(self._model).__name__} lacks ({_listed(unread)}); {advice}"
             )
@@ -111,52 +112,28 @@ class _Weights:
         return values.reshape(shape)
 
     def _values(self, name: str) -> torch.Tensor | None:
-        if experts := _EXPERTS.fullmatch(name):
-            return self._experts(*experts.groups())
         if norm := _HEAD_NORM.fullmatch(name):
             layer, which, head = norm.groups()
-            values = self._tensor(f"blk.{layer}.attn_{which}_norm.weight")
-            return None if values is None else values[int(head)]
-        if fused := _FUSED.fullmatch(name):
-            return self._fused(*fused.groups())
-        found = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if found is not None and not found.endswith((".weight", ".bias")):
-            found = f"{found}.weight"  # attention sinks
-        values = self._tensor(found)
-        if values is None:
-            return None
-        num_heads = self._heads.get(name.split(".")[-2]) if self._row.is_permuted else None
-        return values if num_heads is None else _unpermuted(values, num_heads)
+            return self._tensor(f"blk.{layer}.attn_{which}_norm.weight")[int(head)]
+        for ending, (tensors, layout) in self._layouts.items():
+            if name.endswith(ending) and (parts := self._of_layer(name, tensors)):
+                return layout(self._source, *parts)
+        found = self._names.get_name(name, ENDINGS) or self._names.get_name(
+            name.replace("model", "backbone", 1), ENDINGS
+        )
+        return next((self._tensor(f"{found}{end}") for end in ("", *ENDINGS) if f"{found}{end}" in self._tensors), None)
 
-    def _experts(self, layer: str, which: str, bias: str | None) -> torch.Tensor | None:
-        kind, is_gpt_oss = "bias" if bias else "weight", self._source.architecture == "gpt-oss"
-        tensors = [self._tensor(f"blk.{layer}.ffn_{part}_exps.{kind}") for part in which.split("_")]
-        parts = [each for each in tensors if each is not None]
-        if len(parts) < len(tensors):
-            return None
-        if not is_gpt_oss:
-            return torch.cat(parts, dim=1)
-        values = torch.stack(parts, dim=2).flatten(1, 2) if len(parts) > 1 else parts[0]
-        return values if bias else values.transpose(1, 2).contiguous()
+    def _of_layer(self, name: str, tensors: Sequence[str]) -> list[torch.Tensor]:
+        """Return these tensors of a weight's layer; none where the file has not all of them."""
+        layer = _LAYER.search(name)
+        names = [f"blk.{layer[1]}.{tensor}" for tensor in tensors] if layer else []
+        if not self._tensors >= set(names):
+            names = [each.replace("_shexp", "") for each in names]  # of a Granite without others
+        return [self._tensor(each) for each in names] if self._tensors >= set(names) else []
 
-    def _fused(self, layer: str, which: str) -> torch.Tensor | None:
-        tensors = [f"blk.{layer}.ffn_{part}" for part in (("gate", "up") if which == "input" else ("down",))]
-        kind = "_shexp.weight" if f"{tensors[0]}_shexp.weight" in self._tensors else ".weight"
-        parts = [each for name in tensors if (each := self._tensor(f"{name}{kind}")) is not None]
-        return torch.cat(parts) if parts else None
-
-    def _tensor(self, name: str | None) -> torch.Tensor | None:
-        if name not in self._tensors:
-            return None
+    def _tensor(self, name: str) -> torch.Tensor:
         self._read.add(name)
         return self._values_of(name)
-
-
-def _unpermuted(values: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Return rows of queries or keys with the first halves of all pairs before the second ones, head by head."""
-    size = len(values) // num_heads
-    pairs = values.reshape(num_heads, size // 2, 2, *values.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -16,8 +16,6 @@ from omnidraft.files import may_write, put_in_place, sync_tree
 
 MARKER = "omnidraft.json"
 
-FreeBytes = Callable[[Path], int]
-
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -77,14 +75,9 @@ def make_folder(folder: Path) -> None:
     raise ModelError(f"no model can be put into {folder}: {reason}; give OMNIDRAFT_HOME a place that can be written")
 
 
-def free_bytes(folder: Path) -> int:
-    """Return the free space of the disk that `folder` is on."""
-    return shutil.disk_usage(folder).free
-
-
-def require_space(name: str, needed_bytes: int, folder: Path, *, free: FreeBytes = free_bytes) -> None:
+def require_space(name: str, needed_bytes: int, folder: Path) -> None:
     """Raise ModelDownloadError, with both numbers, when the disk of `folder` has less free space."""
-    available_bytes = free(folder)
+    available_bytes = shutil.disk_usage(folder).free
     if available_bytes < needed_bytes:
         raise ModelDownloadError(
             f"{name} needs {needed_bytes:,} bytes of disk space in {folder}, {available_bytes:,} bytes are free"

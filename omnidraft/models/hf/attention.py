@@ -59,11 +59,12 @@ class AttentionMasks:
         has_window = "sliding_attention" in layers or (not layers and getattr(config, "use_sliding_window", True))
         self._window: int | None = window if has_window else None
 
-    def masks(self, sees_SC: torch.Tensor, positions_S: torch.Tensor, start: int) -> Masks:
-        """Return the masks for every layer type; slot C holds position C, but from `start` on this pass's rows."""
+    def masks(self, sees_SC: torch.Tensor, positions_S: torch.Tensor, start: int, num_rows: int) -> Masks:
+        """Return the masks of the last rows for every layer type; slot C holds position C, but from `start` on those of
+        all S rows."""
         positions_C = torch.arange(sees_SC.shape[1], device=sees_SC.device)
         positions_C[start : start + len(positions_S)] = positions_S
-        return self.of(sees_SC, positions_S[:, None] - positions_C)
+        return self.of(sees_SC[-num_rows:], positions_S[-num_rows:, None] - positions_C)
 
     def of(self, sees_RK: torch.Tensor, distance_RK: torch.Tensor) -> Masks:
         """Return the masks of rows that see these keys, which are so many positions before them."""

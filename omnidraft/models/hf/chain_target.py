@@ -23,10 +23,11 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from omnidraft.errors import ContractError, ModelError
+from omnidraft.errors import ModelError
 from omnidraft.models.hf.attention import first_context
 from omnidraft.models.hf.recurrent_rows import LayerState, RecurrentRows, restore
-from omnidraft.models.serial_passes import forward_serially, require_new
+from omnidraft.models.text_session import ChunkedSession
+from omnidraft.models.text_target import TextTarget
 from omnidraft.ports import DraftTree, Mode, TreeLimits, ids_needed
 
 logger = logging.getLogger(__name__)
@@ -165,15 +166,13 @@ class StateReader:
         return cache
 
 
-class ChainTarget:
+class ChainTarget(TextTarget):
     """Implements ports.Target. Texts are computed one after another."""
 
     def __init__(self, model: PreTrainedModel, *, fingerprint: str) -> None:
         self._reader = StateReader(model.eval())
         config = model.config.get_text_config()
-        self.vocab_size: int = config.vocab_size
-        self.context_limit = self.first_context = first_context(config)
-        self.fingerprint = f"{fingerprint}-p{_PROMPT_ROWS}"
+        super().__init__(config.vocab_size, first_context(config), f"{fingerprint}-p{_PROMPT_ROWS}")
         self.max_rows = _PROMPT_ROWS if model.device.type == "cpu" else _MAX_ROWS_ON_ACCELERATOR
         small, large = (self._reader.num_bytes(each) for each in (_NUM_CHECKED, 2 * _NUM_CHECKED))
         self._bytes_of_id = (large - small) // _NUM_CHECKED
@@ -187,63 +186,39 @@ class ChainTarget:
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "ChainSession":
         """See ports.Target."""
         ids_needed(prompt_ids, max_new_tokens, self.context_limit)
-        return ChainSession(self._reader, self.limits(mode), prompt_ids[:-1])
-
-    def forward(
-        self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
-    ) -> list[torch.Tensor]:
-        """See ports.Target; the sessions are this target's."""
-        return forward_serially(trees, prompts)
-
-    def reuse(self, session: Any, source: Any, num_ids: int) -> int:
-        """See ports.Target; the sessions are this target's."""
-        require_new(session)
-        return session.begin_with(source, num_ids)
+        return ChainSession(self._reader, prompt_ids[:-1], self.limits(mode))
 
     def kv_bytes(self, num_ids: int, mode: Mode) -> int:
         """See ports.Target."""
         return _NUM_STATES * (self._bytes_of_state + num_ids * self._bytes_of_id)
 
 
-class ChainSession:
+class ChainSession(ChunkedSession):
     """Implements ports.TargetSession."""
 
-    def __init__(self, reader: StateReader, limits: TreeLimits, prompt_ids: Sequence[int]) -> None:
+    _chunk = _PROMPT_ROWS
+
+    def __init__(self, reader: StateReader, prompt_ids: Sequence[int], limits: TreeLimits) -> None:
+        super().__init__(prompt_ids, limits)
         self._reader = reader
-        self._limits = limits
-        self._prompt_ids = tuple(prompt_ids)
         self._state = self._after = self._of_prompt = TextState()
         """Of the kept ids; after the last pass; of the prompt's whole chunks."""
-        self.num_kept = 0
 
-    @property
-    def num_unread(self) -> int:
-        return max(len(self._prompt_ids) - self.num_kept, 0)
+    def _read(self, ids: Sequence[int]) -> None:
+        self._state = self._reader.read_prompt(self._state, ids)
+        if len(ids) == _PROMPT_ROWS:
+            self._of_prompt = self._state
 
-    def read(self, num_ids: int) -> None:
-        """Count so many unread prompt ids as kept; compute the chunks that hold them, whole ones from position 0."""
-        end = self.num_kept + num_ids
-        while self._state.num_ids < end:
-            start = self._state.num_ids
-            chunk = self._prompt_ids[start : start + _PROMPT_ROWS]
-            self._state = self._reader.read_prompt(self._state, chunk)
-            if len(chunk) == _PROMPT_ROWS:
-                self._of_prompt = self._state
-        self.num_kept = end
-
-    def begin_with(self, source: "ChainSession", num_ids: int) -> int:
-        """Begin with the longest state that another text has of so many first ids; return the number of ids."""
-        states = [source._of_prompt, source._state][: 2 if self._limits.num_nodes else 1]
-        fitting = [each for each in states if each.num_ids <= num_ids and source._limits == self._limits]
+    def reuse(self, source: "ChainSession", num_ids: int) -> int:
+        """Begin with the longest state that another text has of so many first ids."""
+        self._require_new()
+        states = [source._of_prompt, source._state][: 2 if self.limits.num_nodes else 1]
+        fitting = [each for each in states if each.num_ids <= num_ids and source.limits == self.limits]
         self._state = self._of_prompt = max(fitting, key=lambda state: state.num_ids, default=TextState())
-        self.num_kept = self._state.num_ids
+        self.num_kept = self._num_read = self._state.num_ids
         return self.num_kept
 
-    def score(self, tree: DraftTree) -> torch.Tensor:
-        if not tree.fits(self._limits):
-            raise ContractError(f"a tree of {len(tree) - 1} drafted nodes does not fit {self._limits}")
-        if self.num_unread:
-            self.read(self.num_unread)
+    def _score(self, tree: DraftTree) -> torch.Tensor:
         logits_NV, self._after = self._reader.read(self._state, tree.tokens, len(tree))
         return logits_NV
 

@@ -1,8 +1,7 @@
 """Keys and values of one request in preallocated slots; the caller sets where a pass writes and how far it reads.
 
-transformers calls `update` once a layer and pass. Rejected drafts cost nothing: the next pass overwrites them. Several
-rows are texts that share the kept ids: a pass of one row writes into all of them.
-Shapes: B rows, C slots (the capacity), H key heads, D head size, S positions.
+transformers calls `update` once a layer and pass. Rejected drafts cost nothing: the next pass overwrites them.
+Shapes: C slots (the capacity), H key heads, D head size, S positions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,17 +16,16 @@ class _SlotLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, capacity: int, num_rows: int) -> None:
+    def __init__(self, capacity: int) -> None:
         super().__init__()
         self.capacity = capacity
-        self.num_rows = num_rows
         self.start = 0
         self.visible = capacity
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         _, heads, _, size = key_states.shape
-        self.keys = key_states.new_zeros(self.num_rows, heads, self.capacity, size)
-        self.values = value_states.new_zeros(self.num_rows, heads, self.capacity, value_states.shape[-1])
+        self.keys = key_states.new_zeros(1, heads, self.capacity, size)
+        self.values = value_states.new_zeros(1, heads, self.capacity, value_states.shape[-1])
         self.is_initialized = True
 
     def update(
@@ -37,10 +35,17 @@ class _SlotLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        batch, end = key_states.shape[0], self.start + key_states.shape[2]
+        end = self.start + key_states.shape[2]
         self.keys[:, :, self.start : end] = key_states
         self.values[:, :, self.start : end] = value_states
-        return self.keys[:batch, :, : self.visible], self.values[:batch, :, : self.visible]
+        return self.keys[:, :, : self.visible], self.values[:, :, : self.visible]
+
+    def grow(self, capacity: int) -> None:
+        """Go on in so many slots."""
+        keys, values = self.keys, self.values
+        self.capacity, self.start, self.keys, self.values = capacity, 0, None, None
+        if keys is not None and values is not None:
+            self.update(keys, values)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.visible, 0
@@ -53,20 +58,30 @@ class _SlotLayer(CacheLayerMixin):
 
 
 class KvSlots(Cache):
-    """All layers' slots."""
+    """All layers' slots. Implements kv_session.KvBackend."""
 
-    def __init__(self, num_layers: int, capacity: int, *, num_rows: int = 1, rotation_offset: int = 0) -> None:
-        """See ports.rotation_offset."""
+    def __init__(
+        self,
+        num_layers: int,
+        capacity: int,
+        *,
+        keeps_hidden: bool = False,
+        factors: Any = None,
+        rotation_offset: int = 0,
+    ) -> None:
+        """See kv_session.KvModel."""
         self.capacity = capacity
-        self.num_rows = num_rows
+        self.start, self.visible = 0, capacity
+        self.keeps_hidden = keeps_hidden
+        self.hidden_RH = torch.empty(0, dtype=torch.float32)
+        self.factors = factors
         self.rotation_offset = rotation_offset
-        self.start = 0
-        self._slots = [_SlotLayer(capacity, num_rows) for _ in range(num_layers)]
+        self._slots = [_SlotLayer(capacity) for _ in range(num_layers)]
         super().__init__(layers=list(self._slots))
 
     def set_range(self, start: int, visible: int) -> None:
         """Let the next pass write from slot `start` on and read the first `visible` slots."""
-        self.start = start
+        self.start, self.visible = start, visible
         for layer in self._slots:
             layer.start, layer.visible = start, visible
 
@@ -79,49 +94,36 @@ class KvSlots(Cache):
     @property
     def num_bytes(self) -> int:
         """The memory of all keys and values."""
-        return sum(slots_BHCD.nbytes for slots_BHCD in self._tensors())
+        return sum(slots_1HCD.nbytes for slots_1HCD in self._tensors())
 
     @torch.inference_mode()
-    def gather(self, sources: Sequence[int], start: int) -> None:
-        """Move the slots `sources` to `start`, `start + 1`, ... ."""
+    def move(self, sources: Sequence[int], start: int) -> None:
+        """See kv_session.KvBackend."""
         if list(sources) == list(range(start, start + len(sources))):
             return
         index_S = torch.tensor(sources)
-        for slots_BHCD in self._tensors():
-            slots_BHCD[:, :, start : start + len(sources)] = slots_BHCD[:, :, index_S]
+        for slots_1HCD in self._tensors():
+            slots_1HCD[:, :, start : start + len(sources)] = slots_1HCD[:, :, index_S]
 
     @torch.inference_mode()
-    def spread(self, row: int, start: int, count: int) -> None:
-        """Copy `count` slots of this row, from `start` on, to all other rows."""
-        others = [other for other in range(self.num_rows) if other != row]
-        if not others:
-            return
-        for slots_BHCD in self._tensors():
-            slots_BHCD[others, :, start : start + count] = slots_BHCD[row, :, start : start + count]
-
-    @torch.inference_mode()
-    def copy(self, source: "KvSlots", count: int) -> None:
-        """Copy the first `count` slots of the source's first row into all rows."""
+    def copy(self, source: "KvSlots", num_ids: int) -> None:
+        """See kv_session.KvBackend."""
         for layer, other in zip(self._slots, source._slots, strict=True):
-            if other.keys is None or other.values is None:
-                continue
-            if layer.keys is None or layer.values is None:
-                layer.lazy_initialization(other.keys, other.values)
-            assert layer.keys is not None
-            assert layer.values is not None
-            layer.keys[:, :, :count] = other.keys[:1, :, :count]
-            layer.values[:, :, :count] = other.values[:1, :, :count]
+            if other.keys is not None and other.values is not None:
+                layer.start = 0
+                layer.update(other.keys[:, :, :num_ids], other.values[:, :, :num_ids])
 
     @torch.inference_mode()
+    def grow(self, capacity: int) -> None:
+        """Go on in so many slots."""
+        self.capacity = capacity
+        for layer in self._slots:
+            layer.grow(capacity)
+
     def enlarged(self, capacity: int) -> "KvSlots":
         """Return a copy with more slots."""
-        size, offset = len(self._slots), self.rotation_offset
-        larger = KvSlots(size, capacity, num_rows=self.num_rows, rotation_offset=offset)
+        larger = KvSlots(len(self._slots), self.capacity, rotation_offset=self.rotation_offset)
         for layer, copy in zip(self._slots, larger._slots, strict=True):
-            if layer.keys is not None and layer.values is not None:
-                copy.lazy_initialization(layer.keys, layer.values)
-                assert copy.keys is not None
-                assert copy.values is not None
-                copy.keys[:, :, : self.capacity] = layer.keys
-                copy.values[:, :, : self.capacity] = layer.values
+            copy.keys, copy.values = layer.keys, layer.values
+        larger.grow(capacity)
         return larger

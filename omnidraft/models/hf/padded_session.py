@@ -1,8 +1,8 @@
 """One text of the transformers target in reproducible mode: every pass has one shape, whatever is drafted.
 
-A tree is laid out as chains; after the pass all rows get the keys of the path's row. Slots come with the text. Bits
-depend on their number, which is that of an id's position: a tree across such a border is computed in two passes.
-Shapes: N nodes of a tree, B rows of a batch, S ids of a row, C slots, V vocabulary.
+Trees are chains. Slots come with the text. Bits depend on their number, which is that of an id's position: a chain
+across such a border is computed in two passes.
+Shapes: N nodes of a tree, S ids of a pass, C slots, V vocabulary.
 
 Texts of a pass are grouped by their numbers of rows, so that an accelerator computes the attention of a group at once.
 Every text of a group is padded to the rows of the longest, fewer than twice its own, and to the slots of the longest.
@@ -13,12 +13,13 @@ Shapes there: R rows of a pass, B texts of a group, S their padded rows, C their
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from omnidraft.errors import ContractError
 from omnidraft.models.hf.kv_slots import KvSlots
-from omnidraft.models.hf.tree_layout import ChainLayout, chain_visibility, lay_out, pad
+from omnidraft.models.hf.tree_layout import chain_visibility, pad
+from omnidraft.models.text_session import ChunkedSession
 from omnidraft.ports import DraftTree, TreeLimits
 
 TextKeys = tuple[slice, torch.Tensor, torch.Tensor]
@@ -91,8 +92,8 @@ def attend_in_groups(
     return mixed
 
 
-Compute = Callable[[KvSlots, Sequence[Sequence[int]], torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""Slots, ids [B, S], positions [S], visible slots [S, C] and the number of logits -> logits [B, num_logits, V]."""
+Compute = Callable[[KvSlots, Sequence[int], torch.Tensor, torch.Tensor, int], torch.Tensor]
+"""Slots, ids [S], positions [S], visible slots [S, C] and the number of logits -> logits [num_logits, V]."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,7 @@ class PassShape:
     """The shape of all passes of a target in reproducible mode; texts depend on it."""
 
     width: int = 6
-    """Ids in a row: one emitted token and `width - 1` drafted ones."""
-    chains: int = 1
-    """Rows, each a chain of the tree. Above 1 trees fit, with `chains` times the memory for keys; a pass computes
-    `chains * width` ids, drafted or not."""
+    """Ids of a pass over a tree, which is a chain: one emitted token and `width - 1` drafted ones."""
     prefill_rows: int = 48
     """Ids of a padded pass over a prompt."""
     capacity_step: int = 256
@@ -111,107 +109,77 @@ class PassShape:
     masked computation."""
 
 
-class PaddedSession:
+class PaddedSession(ChunkedSession):
     """Implements ports.TargetSession."""
 
     def __init__(
         self,
         compute: Compute,
         shape: PassShape,
+        backend: KvSlots,
+        prompt_ids: Sequence[int],
         limits: TreeLimits,
-        slots: KvSlots,
-        prompt_ids: Sequence[int] = (),
-        require: Callable[[int], None] = lambda capacity: None,
+        require: Callable[[int], None],
     ) -> None:
-        """Begin with these slots. `require` raises where bits would depend on drafts at a capacity."""
+        """Begin with these slots. `require` raises where bits would depend on drafts with so many."""
+        super().__init__(prompt_ids, limits)
+        self._chunk = shape.prefill_rows
         self._compute = compute
         self._shape = shape
-        self._limits = limits
-        self.slots = slots
-        self._chains: ChainLayout | None = None
-        self._later_slots: KvSlots | None = None
-        """Those of a tree that reaches into the next capacity."""
+        self.backend = backend
+        self._later: KvSlots | None = None
+        """The slots of a tree that reaches into the next capacity."""
         self._require = require
-        self._prompt_ids = tuple(prompt_ids)
-        self._num_prefilled = 0
-        """The end of the last chunk that was computed, which happens as soon as its first id is read."""
-        self.num_kept = 0
 
-    @property
-    def num_unread(self) -> int:
-        return max(len(self._prompt_ids) - self.num_kept, 0)
+    def _read(self, ids: Sequence[int]) -> None:
+        self._grow(self._num_read)
+        self._pass(self.backend, self._num_read, pad(ids, self._chunk), num_logits=0)
 
-    def read(self, num_ids: int) -> None:
-        """Count so many unread prompt ids as kept; compute the padded chunks, from position 0, that hold them."""
-        end, rows = self.num_kept + num_ids, self._shape.prefill_rows
-        while self._num_prefilled < end:
-            start = self._num_prefilled
-            chunk = self._prompt_ids[start : start + rows]
-            self._grow(start)
-            self._pass(self.slots, start, [pad(chunk, rows)], num_logits=0)
-            self._num_prefilled += len(chunk)
-        self.num_kept = end  # an error leaves them unread
-
-    def reusable(self, source: "PaddedSession", num_ids: int) -> int:
-        """Return the number of first ids, at most `num_ids`, whose keys the source computed as this session would: in
-        whole chunks of its prompt."""
-        rows = self._shape.prefill_rows
-        return min(num_ids, len(source._prompt_ids)) // rows * rows
-
-    def copy_keys(self, source_slots: KvSlots, num_ids: int) -> None:
-        """Begin with the keys of so many ids of another text."""
+    def _take(self, source: Any, num_ids: int) -> int:
+        if source.backend.rotation_offset != self.backend.rotation_offset:
+            return 0
         self._grow(num_ids)
-        self.slots.copy(source_slots, num_ids)
-        self.num_kept = self._num_prefilled = num_ids
+        self.backend.copy(source.backend, num_ids)
+        return num_ids
 
-    def score(self, tree: DraftTree) -> torch.Tensor:
-        if not tree.fits(self._limits):
-            raise ContractError(
-                f"a tree of {len(tree) - 1} drafted nodes does not fit {self._limits} (reproducible mode)"
-            )
-        if self.num_unread:
-            self.read(self.num_unread)
+    def _score(self, tree: DraftTree) -> torch.Tensor:
         width, start = self._shape.width, self.num_kept
         self._grow(start)
-        self._chains = lay_out(tree, rows=self._shape.chains, width=width)
-        # all columns are read, because the head's matrix product has one width too
-        logits_BSV = self._pass(self.slots, start, self._chains.ids_BS, num_logits=width)
+        # all logits are computed, because the head's matrix product has one width too
+        logits_SV = self._pass(self.backend, start, pad(tree.tokens, width), num_logits=width)
         num_here = self._end - start
-        self._later_slots = None
-        if max(tree.depths) >= num_here:
-            self._later_slots = self._enlarged()
-            later_ids_BS = [pad(ids[num_here:], width) for ids in self._chains.ids_BS]
-            later_BSV = self._pass(self._later_slots, self._end, later_ids_BS, num_logits=width)
-            logits_BSV = torch.cat([logits_BSV[:, :num_here], later_BSV[:, : width - num_here]], dim=1)
-        return self._chains.node_logits(logits_BSV).float()
+        self._later = None
+        if len(tree) > num_here:
+            self._later = self._enlarged()
+            later_SV = self._pass(self._later, self._end, pad(tree.tokens[num_here:], width), num_logits=width)
+            logits_SV = torch.cat([logits_SV[:num_here], later_SV])
+        return logits_SV[: len(tree)].float()
 
     def keep(self, nodes: Sequence[int]) -> None:
-        assert self._chains is not None
-        if self._later_slots is not None and self.num_kept + len(nodes) > self._end:
-            self.slots = self._later_slots
-        self._later_slots = None
-        self.slots.spread(self._chains.row_of(nodes), self.num_kept, len(nodes))
+        if self._later is not None and self.num_kept + len(nodes) > self._end:
+            self.backend = self._later
+        self._later = None
         self.num_kept += len(nodes)
 
     @property
     def _end(self) -> int:
         """The position from which on a pass does not fit into the slots."""
-        return self.slots.capacity - max(self._shape.width, self._shape.prefill_rows) + 1
+        return self.backend.capacity - max(self._shape.width, self._shape.prefill_rows) + 1
 
     def _grow(self, start: int) -> None:
         """Take as many slots as ids at this position are computed with."""
         while start >= self._end:
-            self.slots = self._enlarged()
+            self.backend = self._enlarged()
 
     def _enlarged(self) -> KvSlots:
-        self._require(2 * self.slots.capacity)
-        return self.slots.enlarged(2 * self.slots.capacity)
+        self._require(2 * self.backend.capacity)
+        return self.backend.enlarged(2 * self.backend.capacity)
 
     def close(self) -> None:
-        self.slots = KvSlots(0, 0)
+        self.backend = KvSlots(0, 0)
 
-    def _pass(self, slots: KvSlots, start: int, ids_BS: Sequence[Sequence[int]], *, num_logits: int) -> torch.Tensor:
-        """Return the logits [B, num_logits, V] of rows that begin at slot `start`; padding ids continue them."""
-        positions_S, sees_SC = chain_visibility(start, len(ids_BS[0]), slots.capacity)
+    def _pass(self, slots: KvSlots, start: int, ids_S: Sequence[int], *, num_logits: int) -> torch.Tensor:
+        """Return the logits [num_logits, V] of ids that begin at slot `start`."""
+        positions_S, sees_SC = chain_visibility(start, len(ids_S), slots.capacity)
         slots.set_range(start, slots.capacity)
-        return self._compute(slots, ids_BS, positions_S, sees_SC, num_logits)
+        return self._compute(slots, ids_S, positions_S, sees_SC, num_logits)

@@ -47,7 +47,8 @@ class HfTokenizer:
         """
         self._folder = Path(folder)
         self._resolved = resolve(self._folder, cache)
-        self._special_of = self._resolved.special_ids_by_text
+        self.special_ids: Mapping[str, int] = self._resolved.special_ids_by_text
+        """The special tokens, which spell nothing, by their text."""
         self.vocabulary = self._resolved.vocabulary(vocab_size)
         continuing, beginning = self._resolved.continuing_json, self._resolved.beginning_json
         self._backend = Backend.from_str(continuing)
@@ -109,14 +110,9 @@ class HfTokenizer:
         """What frames thoughts, in this vocabulary."""
         if (form := self.reasoning_format) is None:
             return None
-        texts = {self._special_of[text]: text.encode() for text in form.markers if text in self._special_of}
+        texts = {self.special_ids[text]: text.encode() for text in form.markers if text in self.special_ids}
         closing, may_return = form.closing + form.turn, form.is_anywhere
         return ThoughtMarkers(self.vocabulary, texts, form.opening, closing, header=form.header, may_return=may_return)
-
-    @property
-    def special_ids(self) -> Mapping[str, int]:
-        """The special tokens, which spell nothing, by their text."""
-        return self._special_of
 
     def chat_prompt_ids(
         self,
@@ -140,31 +136,17 @@ class HfTokenizer:
         """
         if not self.has_chat_template:
             raise RequestError(f"the tokenizer in {self._folder} has no chat template; send a plain prompt instead")
-        try:
-            text = self._render(messages, tools, tool_format or self.tool_format, options or {}, continues_last)
+        try:  # with whatever looks like a special token in the messages escaped, so that the others are the template's
+            form = tool_format or self.tool_format
+            escaped = map_strings(template_messages(messages, form), self._escape_special_tokens)
+            escaped_tools = map_strings(tools, self._escape_special_tokens)
+            if (tools or has_calls(messages)) and not self._template_knows_tools:
+                escaped, escaped_tools = plain_messages(escaped, escaped_tools, form), ()
+            text = self._resolved.render(escaped, escaped_tools, options or {}, continues_last=continues_last)
         except (TemplateError, *_TEMPLATE_BUGS) as exc:
             first_line = str(exc).partition("\n")[0].replace(UNREACHABLE, "")  # others hold the whole chat
             raise RequestError(f"the chat template refuses these messages: {first_line}") from exc
-        return self._prompt_ids(text)
-
-    def templated_ids(self, text: str) -> list[int]:
-        """Encode a prompt that a client has templated: special tokens that are written in it count as such."""
-        return self._prompt_ids(text)
-
-    def _render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
-        tool_format: ToolFormat,
-        options: Mapping[str, Any],
-        continues_last: bool,
-    ) -> str:
-        """Return the text of a chat; whatever looks like a special token in it is the template's."""
-        escaped = map_strings(template_messages(messages, tool_format), self._escape_special_tokens)
-        escaped_tools = map_strings(tools, self._escape_special_tokens)
-        if (tools or has_calls(messages)) and not self._template_knows_tools:
-            escaped, escaped_tools = plain_messages(escaped, escaped_tools, tool_format), ()
-        return self._resolved.render(escaped, escaped_tools, options, continues_last=continues_last)
+        return self.templated_ids(text)
 
     @cached_property
     def _template_knows_tools(self) -> bool:
@@ -180,22 +162,22 @@ class HfTokenizer:
 
     @cached_property
     def _specials(self) -> re.Pattern[str]:
-        longest_first = sorted(self._special_of, key=len, reverse=True)
+        longest_first = sorted(self.special_ids, key=len, reverse=True)
         return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
     def _escape_special_tokens(self, content: str) -> str:
         """Insert a character that no text contains into whatever looks like a special token."""
-        if not self._special_of:
+        if not self.special_ids:
             return content
         return self._specials.sub(
             lambda match: match[0][0] + UNREACHABLE + match[0][1:], content.replace(UNREACHABLE, "")
         )
 
-    def _prompt_ids(self, text: str) -> list[int]:
-        """Encode the template's special tokens as their ids, and the text between them as text, without the white space
-        that they absorb."""
-        parts = self._specials.split(text) if self._special_of else [text]
-        found = [self._special_of.get(part) for part in parts]  # every second one is special
+    def templated_ids(self, text: str) -> list[int]:
+        """Encode a prompt that was templated: special tokens that are written in it as their ids, and the text between
+        them as text, without the white space that they absorb."""
+        parts = self._specials.split(text) if self.special_ids else [text]
+        found = [self.special_ids.get(part) for part in parts]  # every second one is special
         ids: list[int] = []
         for number, part in enumerate(parts):
             if (special := found[number]) is not None:

@@ -57,7 +57,10 @@ class LlamaModel:
             raise ModelError(f"llama.cpp cannot load {gguf}; its messages are on stderr")
         weakref.finalize(self, lib.llama_model_free, self.pointer)
         if lib.llama_model_is_recurrent(self.pointer) or lib.llama_model_is_hybrid(self.pointer):
-            raise ModelError(f"{gguf.name} has recurrent layers, whose state cannot be taken back when a draft fails")
+            raise ModelError(
+                f"{gguf.name} has recurrent layers, whose state llama.cpp cannot take back when a draft fails; leave "
+                "models.engine at 'transformers', which converts most such files and drafts for them"
+            )
         self._vocabulary = lib.llama_model_get_vocab(self.pointer)
         self.vocab_size: int = lib.llama_vocab_n_tokens(self._vocabulary)
         self.context_limit: int = lib.llama_model_n_ctx_train(self.pointer)

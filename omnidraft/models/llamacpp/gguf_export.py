@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType,
 from transformers import PreTrainedModel
 
 from omnidraft.errors import ModelError
-from omnidraft.models.catalog.gguf_architectures import ARCHITECTURES, ROPE_TENSORS
+from omnidraft.models.catalog.gguf_architectures import ARCHITECTURES
 from omnidraft.models.catalog.gguf_file import GgufFile
 from omnidraft.models.catalog.gguf_weights import laid_out
 
@@ -49,7 +49,7 @@ def write_gguf(model: PreTrainedModel, base: Path, file: Path, *, tokenizer: Pat
             form = GGMLQuantizationType.F32 if is_float32 else kind
             writer.add_tensor(name, quants.quantize(weight.numpy(), form), raw_dtype=form)
         for name, tensor in source.tensors.items():
-            if name in ROPE_TENSORS:
+            if name not in source.weights:
                 writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

@@ -7,12 +7,14 @@ Shapes: N nodes of a tree, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from omnidraft.errors import ContractError
 from omnidraft.models.llamacpp.context import MAX_SEQUENCES, BatchEntry, Context
+from omnidraft.models.text_session import TextSession
 from omnidraft.ports import DraftTree, TreeLimits
 
 _CELL_STEP = 2048
@@ -41,22 +43,13 @@ class SharedContext:
         assert self._context is not None
         return self._context
 
-    def forward(
-        self,
-        trees: Sequence[tuple["SharedSession", DraftTree]],
-        prompts: Sequence[tuple["SharedSession", int]] = (),
-    ) -> list[torch.Tensor]:
-        """See ports.Target."""
-        sessions = [session for session, _ in (*trees, *prompts)]
+    def compute(self, rows: Sequence[tuple["SharedSession", Sequence[int], DraftTree | None]]) -> list[torch.Tensor]:
+        """Compute the rows of these texts; return the logits of each."""
+        sessions = [session for session, *_ in rows]
         self.admit(sessions, sum(each.num_cells for each in sessions))
-        entries = [entry for session, tree in trees for entry in session.tree_entries(tree)]
-        entries += [entry for session, num_ids in prompts for entry in session.prompt_entries(num_ids)]
-        if not entries:
-            return []
-        logits_NV = self.context.decode(entries)
-        for session, num_ids in prompts:
-            session.num_kept += num_ids
-        return list(logits_NV.split([len(tree) for _, tree in trees]))
+        entries = [session.entries(ids, tree) for session, ids, tree in rows]
+        logits_NV = self.context.decode([entry for each in entries for entry in each])
+        return list(logits_NV.split([sum(entry.has_logits for entry in each) for each in entries]))
 
     def admit(self, sessions: Sequence["SharedSession"], num_needed: int) -> None:
         """Put these texts into the context, where they need so many cells, and save others that are in the way."""
@@ -93,14 +86,13 @@ class SharedContext:
         self._context = self._open_context(-(-num_cells // _CELL_STEP) * _CELL_STEP, MAX_SEQUENCES)
 
 
-class SharedSession:
+class SharedSession(TextSession):
     """Implements ports.TargetSession. Its cells are in the shared context, or saved."""
 
-    def __init__(self, shared: SharedContext, limits: TreeLimits, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, shared: SharedContext, prompt_ids: Sequence[int], limits: TreeLimits) -> None:
+        super().__init__(prompt_ids, limits)
         self._shared = shared
-        self._limits = limits
-        self._prompt_ids = tuple(prompt_ids)
-        self.num_kept = 0
+        self.compute = shared.compute
         self.first: int = -1
         """The first of its sequences; -1 while it is not in the context."""
         self._saved: np.ndarray | None = None
@@ -112,11 +104,7 @@ class SharedSession:
     @property
     def num_cells(self) -> int:
         """The most cells that the next pass needs for this text."""
-        return max(len(self._prompt_ids), self.num_kept) + 1 + self._limits.num_nodes
-
-    @property
-    def num_unread(self) -> int:
-        return max(len(self._prompt_ids) - self.num_kept, 0)
+        return max(len(self._prompt_ids), self.num_kept) + 1 + self.limits.num_nodes
 
     def enter(self, first: int) -> None:
         """Take the sequences from `first` on, with the cells that were saved; none if these cannot be loaded."""
@@ -131,37 +119,33 @@ class SharedSession:
         self._saved = self._shared.context.save(self.first) if self.num_kept else None
         self._release()
 
-    def prompt_entries(self, num_ids: int) -> list[BatchEntry]:
-        """Return so many unread prompt ids; the pass makes them kept."""
-        self._drop_tree()
-        return self._unscored(self._prompt_ids[self.num_kept :][:num_ids])
+    def prompt_rows(self, num_ids: int) -> tuple["SharedSession", Sequence[int], None]:
+        return self, self._prompt_ids[self.num_kept :][:num_ids], None
 
-    def tree_entries(self, tree: DraftTree) -> list[BatchEntry]:
-        """Return the nodes of a tree behind the kept ids."""
-        if not tree.fits(self._limits):
-            raise ContractError(f"a tree of {len(tree) - 1} drafted nodes does not fit {self._limits}")
+    def tree_rows(self, tree: DraftTree) -> tuple["SharedSession", Sequence[int], DraftTree]:
+        return self, tree.tokens, tree
+
+    def entries(self, ids: Sequence[int], tree: DraftTree | None) -> list[BatchEntry]:
+        """Return the entries of ids of the prompt, or of a tree, behind the kept ids."""
         self._drop_tree()
+        if tree is None:
+            return self._unscored(ids)
         self._tree = tree
         self._sequences = [tuple(self.first + leaf for leaf in leaves) for leaves in sequences(tree)]
         for other in self._sequences[0][1:]:
             self._shared.context.share(self.first, other)
-        nodes = zip(tree.tokens, tree.depths, self._sequences, strict=True)
+        nodes = zip(ids, tree.depths, self._sequences, strict=True)
         return [BatchEntry(token, self.num_kept + depth, members) for token, depth, members in nodes]
 
-    def copy_keys(self, source: "SharedSession", num_ids: int) -> int:
-        """Begin with ids of another text, whose cells are shared; return the number of ids."""
-        num_same = min(num_ids, source.num_kept, self.num_unread)
-        if num_same:
-            self._shared.admit([source, self], source.num_kept + self.num_cells)
-            if self._shared.context.is_whole(source.first):
-                self._shared.context.share(source.first, self.first, 0, num_same)
-                self.num_kept = num_same
-        return self.num_kept
-
-    def score(self, tree: DraftTree) -> torch.Tensor:
-        if num_unread := self.num_unread:
-            self._shared.forward([], [(self, num_unread)])
-        return self._shared.forward([(self, tree)])[0]
+    def _take(self, source: Any, num_ids: int) -> int:
+        """Share the source's cells."""
+        if not isinstance(source, SharedSession):
+            return 0
+        self._shared.admit([source, self], source.num_kept + self.num_cells)
+        if not self._shared.context.is_whole(source.first):
+            return 0
+        self._shared.context.share(source.first, self.first, 0, num_ids)
+        return num_ids
 
     def keep(self, nodes: Sequence[int]) -> None:
         if self._sequences:

@@ -5,18 +5,17 @@ Shapes: R rows of a pass, C slots, K key heads, D head size, V vocabulary, H hid
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from itertools import count, groupby, repeat
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from omnidraft.errors import ContractError
-from omnidraft.models.kv_session import ForwardRequest
+from omnidraft.models.kv_session import PassSegment
 from omnidraft.models.native import library as native
 from omnidraft.models.native.factors import PackedFactors
 from omnidraft.models.native.packed_model import PackedModel
-from omnidraft.models.native.scratch_pool import ScratchPool
 from omnidraft.models.native.thread_count import ThreadCount
 
 if TYPE_CHECKING:
@@ -57,8 +56,29 @@ class NativeModel:
         self.vocab_size = sizes.vocabulary
         self.hidden_size = sizes.hidden
         self.first_context, self.context_limit = sizes.first_context, sizes.context_limit
-        self._scratch = ScratchPool()
+        self._free: list[torch.Tensor] = []
+        """Memory of passes that ended: as many pieces as ran at the same time, whatever the number of texts."""
         self._threads = ThreadCount()
+
+    def open(self, capacity: int = 0, **options: Any) -> "NativeKvBackend":
+        """See kv_session.KvModel."""
+        return NativeKvBackend(self, capacity, **options)
+
+    def forward(self, segments: Sequence[PassSegment]) -> list[torch.Tensor]:
+        """See kv_session.KvModel. Raises ContractError."""
+        for segment in segments:
+            segment.backend.require_room(segment)
+        sizes = [segment.num_logits for segment in segments]
+        keeps_hidden = any(segment.backend.keeps_hidden for segment in segments)
+        logits_RV = torch.empty(sum(sizes), self.vocab_size, dtype=torch.float32)
+        hidden_RH = torch.empty(sum(sizes) if keeps_hidden else 0, self.hidden_size, dtype=torch.float32)
+        end = 0
+        for group in _passes(segments):
+            start, end = end, end + sum(segment.num_logits for segment in group)
+            self.compute(group, logits_RV[start:end], hidden_RH[start:end] if keeps_hidden else hidden_RH)
+        for segment, hidden in zip(segments, hidden_RH.split(sizes), strict=True) if keeps_hidden else ():
+            segment.backend.hidden_RH = hidden
+        return list(logits_RV.split_with_sizes(sizes))
 
     def slots(self, capacity: int) -> torch.Tensor:
         """Return empty keys and values, [2, K, C * D] of each layer that stores them; the keys of eight slots are
@@ -84,7 +104,7 @@ class NativeModel:
         size_of_slot = self._weights.sizes.values_per_slot * self._weights.kv_dtype.itemsize
         return _round_up(num_ids, _CAPACITY_STEP) * size_of_slot
 
-    def compute(self, segments: Sequence["PassSegment"], logits_RV: torch.Tensor, hidden_RH: torch.Tensor) -> None:
+    def compute(self, segments: Sequence[PassSegment], logits_RV: torch.Tensor, hidden_RH: torch.Tensor) -> None:
         """Compute one pass over the rows of several texts, without the interpreter's lock. The results of a text do not
         depend on the other texts.
 
@@ -92,42 +112,55 @@ class NativeModel:
             logits_RV: the output: `num_logits` last rows of each segment, in order.
             hidden_RH: the output for the normed last hidden states of the same rows; may be empty.
         """
-        numbered = list(enumerate(segments))
-        unscored = [(number, row) for number, each in numbered for row in range(each.num_without_logits)]
-        scored = [(n, row) for n, each in numbered for row in range(each.num_without_logits, len(each.ids))]
-        rows = [*unscored, *scored]
+        unscored: list[tuple[int, int, int]] = []
+        scored: list[tuple[int, int, int]] = []
+        for text, each in enumerate(segments):
+            rows = list(zip(each.ids, repeat(text), count(each.num_before)))
+            unscored += rows[: len(rows) - each.num_logits]
+            scored += rows[len(rows) - each.num_logits :]
+        ids, texts, nodes = zip(*unscored, *scored, strict=True)
         limit = torch.get_num_threads()
         threads = limit if self._takes_all_threads else self._threads.choose(limit)
         capacity = max(segment.backend.capacity for segment in segments)
         rank = max(segment.backend.rank for segment in segments)
-        with self._scratch.take(self._scratch_bytes(capacity, rank, threads)) as scratch:
+        with self._scratch(capacity, rank, threads) as scratch:
             self._library.omnidraft_forward(
                 self._weights.struct,
                 native.PassStruct(
-                    rows=len(rows),
+                    rows=len(ids),
                     logit_rows=len(scored),
                     capacity=capacity,
                     rank=rank,
                     threads=threads,
-                    ids=_ints([segments[number].ids[row] for number, row in rows]),
-                    texts=_ints([number for number, _ in rows]),
-                    nodes=_ints([segments[number].num_before + row for number, row in rows]),
-                    text=(native.TextStruct * len(segments))(*(segment.struct for segment in segments)),
+                    ids=_ints(ids),
+                    texts=_ints(texts),
+                    nodes=_ints(nodes),
+                    text=(native.TextStruct * len(segments))(*map(_text_struct, segments)),
                     scratch=scratch.data_ptr(),
                     logits=logits_RV.data_ptr(),
-                    hidden=hidden_RH.data_ptr() if len(hidden_RH) else None,
+                    hidden=hidden_RH.data_ptr() if hidden_RH.numel() else None,
                 ),
                 self._threads.spent_s,
             )
 
     def pack_factors(self, tensors: Mapping[str, torch.Tensor]) -> PackedFactors:
-        """Return low-rank factors for texts of this model. Raises SnapshotCorrupt when they do not fit it."""
+        """See kv_session.KvModel."""
         return PackedFactors(self._weights.sizes, tensors)
 
-    def _scratch_bytes(self, capacity: int, rank: int, threads: int) -> int:
-        """Return the memory of a pass of any number of rows."""
-        size: int = self._library.omnidraft_scratch_bytes(self._weights.struct, MAX_ROWS, capacity, rank, threads)
-        return size
+    @contextmanager
+    def _scratch(self, capacity: int, rank: int, threads: int) -> Iterator[torch.Tensor]:
+        """Lend the memory of a pass of any number of rows, with any content. Any thread may take some."""
+        num_bytes = self._library.omnidraft_scratch_bytes(self._weights.struct, MAX_ROWS, capacity, rank, threads)
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = torch.empty(0, dtype=torch.uint8)
+        if memory.numel() < num_bytes:
+            memory = torch.empty(num_bytes, dtype=torch.uint8)
+        try:
+            yield memory
+        finally:
+            self._free.append(memory)
 
     def move(self, kv: torch.Tensor, capacity: int, sources: Sequence[int], start: int) -> None:
         """See kv_session.KvBackend."""
@@ -140,63 +173,16 @@ def _packed(model: "PreTrainedModel", precision: str, library: native.Library) -
     return packed_in_memory(model, precision, library)
 
 
-@dataclass(frozen=True, slots=True)
-class PassSegment:
-    """The rows of one text in a pass: the last `ids` of a tree behind its first `length` ids."""
-
-    backend: "NativeKvBackend"
-    length: int
-    parents: Sequence[int] | None
-    """Parents of all nodes of the tree; None: the ids are a chain."""
-    ids: Sequence[int]
-    num_logits: int
-    """Number of last ids whose logits are computed."""
-
-    @property
-    def num_before(self) -> int:
-        """The number of nodes before the ids, whose keys are stored."""
-        return 0 if self.parents is None else len(self.parents) - len(self.ids)
-
-    @property
-    def num_without_logits(self) -> int:
-        return len(self.ids) - self.num_logits
-
-    @property
-    def struct(self) -> native.TextStruct:
-        return native.TextStruct(
-            length=self.length,
-            capacity=self.backend.capacity,
-            parents=_ints(range(-1, len(self.ids) - 1) if self.parents is None else self.parents),
-            kv=self.backend.kv.data_ptr(),
-            factors=None if self.backend.factors is None else ctypes.pointer(self.backend.factors.struct),
-            rotation_offset=self.backend.rotation_offset,
-        )
-
-    def split(self, num_rows: int) -> "tuple[PassSegment, PassSegment]":
-        """Return the first rows, and those that can be computed after them."""
-        ids, rest = self.ids[:num_rows], self.ids[num_rows:]
-        num_logits = max(self.num_logits - len(rest), 0)
-        parents = None if self.parents is None else self.parents[: self.num_before + num_rows]
-        length = self.length + num_rows if parents is None else self.length
-        return (
-            replace(self, parents=parents, ids=ids, num_logits=num_logits),
-            replace(self, length=length, ids=rest, num_logits=self.num_logits - num_logits),
-        )
-
-
-def compute_segments(model: NativeModel, segments: Sequence[PassSegment]) -> list[torch.Tensor]:
-    """Compute the rows of different texts in as few passes as possible; return the logits of each."""
-    sizes = [segment.num_logits for segment in segments]
-    keeps_hidden = any(segment.backend.keeps_hidden for segment in segments)
-    logits_RV = torch.empty(sum(sizes), model.vocab_size, dtype=torch.float32)
-    hidden_RH = torch.empty(sum(sizes) if keeps_hidden else 0, model.hidden_size, dtype=torch.float32)
-    end = 0
-    for group in _passes(segments):
-        start, end = end, end + sum(segment.num_logits for segment in group)
-        model.compute(group, logits_RV[start:end], hidden_RH[start:end])
-    for segment, hidden in zip(segments, hidden_RH.split(sizes), strict=True) if keeps_hidden else ():
-        segment.backend.hidden_RH = hidden
-    return list(logits_RV.split(sizes))
+def _text_struct(segment: PassSegment) -> native.TextStruct:
+    backend = segment.backend
+    return native.TextStruct(
+        length=segment.length,
+        capacity=backend.capacity,
+        parents=_ints(range(-1, len(segment.ids) - 1) if segment.parents is None else segment.parents),
+        kv=backend.kv.data_ptr(),
+        factors=None if backend.factors is None else ctypes.pointer(backend.factors.struct),
+        rotation_offset=backend.rotation_offset,
+    )
 
 
 def _passes(segments: Sequence[PassSegment]) -> Iterator[list[PassSegment]]:
@@ -223,19 +209,13 @@ class NativeKvBackend:
     def __init__(
         self,
         model: NativeModel,
-        capacity: int = 0,
+        capacity: int,
         *,
         keeps_hidden: bool = False,
         factors: PackedFactors | None = None,
         rotation_offset: int = 0,
     ) -> None:
-        """
-        Args:
-            capacity: initial number of slots; more are allocated when needed.
-            keeps_hidden: False leaves `hidden_RH` empty.
-            factors: this text's own, of the same model; None computes with the shared weights alone.
-            rotation_offset: see ports.rotation_offset.
-        """
+        """See kv_session.KvModel."""
         self._model = model
         self.factors = factors
         self.rotation_offset = rotation_offset
@@ -251,23 +231,14 @@ class NativeKvBackend:
         """The rank of the text's factors; 0 without any."""
         return 0 if self.factors is None else self.factors.rank
 
-    def compute(self, request: ForwardRequest) -> torch.Tensor:
-        return compute_segments(self._model, [self.requested(request)])[0]
-
-    def requested(self, request: ForwardRequest) -> PassSegment:
-        """Return the rows of this request."""
-        num_logits = 1 if request.parents is None else len(request.ids)
-        return self.segment(request.length, request.parents, request.ids, num_logits)
-
-    def segment(self, length: int, parents: Sequence[int] | None, ids: Sequence[int], num_logits: int) -> PassSegment:
-        """Return a segment of a pass, with slots allocated for its keys. Raises ContractError."""
-        needed = length + len(ids if parents is None else parents)
+    def require_room(self, segment: PassSegment) -> None:
+        """Allocate slots for the segment's keys. Raises ContractError."""
+        ids, needed = segment.ids, segment.end
         limit = self._model.context_limit if self.rotation_offset else self._model.first_context
         if not (needed <= limit and min(ids) >= 0 and max(ids) < self._model.vocab_size):
             raise ContractError(f"{needed} ids or an id of {list(ids)}: more than this model's tables hold")
         if needed > self.capacity:
             self._grow(needed)
-        return PassSegment(self, length, parents, ids, num_logits)
 
     def move(self, sources: Sequence[int], start: int) -> None:
         if list(sources) != list(range(start, start + len(sources))):

@@ -7,10 +7,12 @@ command line, the services, Ray's actors, the pipelines and vLLM's host.
 import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+
+import torch
 
 from omnidraft.errors import KernelsUnavailable, ModelError
 from omnidraft.models.catalog import store
@@ -29,7 +31,7 @@ NO_KERNELS, PORTABLE = "torch", "portable"
 """Settings: without our kernels; with bits that are the same on every processor in every format."""
 NOT_PORTABLE = {"amx", "avx512_bf16"}
 """Variants whose bits in packed16 are not those of the others."""
-TIMING_NOISE = 0.1
+_TIMING_NOISE = 0.1
 """Relative difference of two measured times that is not significant."""
 _RETRY_S = 3600.0
 """A trial of our kernels that could not run is not repeated for so long: without them a start goes on."""
@@ -85,9 +87,9 @@ def _torch_products(home: Path) -> TorchProducts:
         tried.append((isa, _try_torch(home, isa)))
         if tried[-1][1].fault is None:
             break
-    isa, outcome = max(tried, key=lambda each: len(each[1].seconds))  # among equals the first, which is the fastest
-    refused = tuple((str(other or "all instructions"), other_outcome.fault or "") for other, other_outcome in tried)
-    refused = refused[: [other for other, _ in tried].index(isa)]
+    best = max(range(len(tried)), key=lambda at: len(tried[at][1].seconds))  # among equals the first: the fastest
+    isa, outcome = tried[best]
+    refused = tuple((str(wider or "all instructions"), each.fault or "") for wider, each in tried[:best])
     if isa is not None and not preset:
         os.environ[ISA_VARIABLE] = isa
         logger.warning(
@@ -102,8 +104,6 @@ def _torch_products(home: Path) -> TorchProducts:
 
 
 def _try_torch(home: Path, isa: str | None) -> Outcome:
-    import torch
-
     return run_once(
         (sys.executable, "-m", "omnidraft.models.probe.torch_products"),
         name=f"torch's matrix products with {isa or 'all instructions'}",
@@ -115,8 +115,6 @@ def _try_torch(home: Path, isa: str | None) -> Outcome:
 
 def _threads() -> dict[str, str]:
     """Return the variable by which a trial computes on as many threads as this process."""
-    import torch
-
     return {"OMP_NUM_THREADS": str(torch.get_num_threads())}
 
 
@@ -132,7 +130,7 @@ def training_seconds() -> Mapping[str, float]:
 @cache
 def _training_seconds(home: Path, formats: tuple[str, ...]) -> Mapping[str, float]:
     return run_once(
-        (sys.executable, "-m", "omnidraft.models.probe.training_steps", *formats),
+        (sys.executable, "-m", "omnidraft.models.probe.torch_products", *formats),
         name="the products of a training step",
         home=home,
         depends_on=_torch_as_it_is(),
@@ -154,14 +152,11 @@ def kernels(variant: str = "auto") -> Kernels:
     if variant == NO_KERNELS:
         raise KernelsUnavailable(f"models.kernels = '{NO_KERNELS}' asks for no kernels of ours")
     formats = SIXTEEN_BITS & torch_products().outcome.seconds.keys()
-    return _kernels(store.default_home(), variant, tuple(formats), os.environ.get("CXX"))
-
-
-def _kernels(home: Path, variant: str, formats: tuple[str, ...], compiler: str | None) -> Kernels:
-    found, refused = _usable_kernels(home, variant, formats, compiler)
+    found, refused = _usable_kernels(store.default_home(), variant, tuple(formats), os.environ.get("CXX"))
     if not found:
         raise KernelsUnavailable(f"our kernels do not work here: {refusals(refused, 'compiled for ')}")
-    return replace(_fastest(found), refused=refused)
+    times = {name: _relative_time(each.seconds_per_token) for name, each in found.items()}
+    return replace(found[next(near_fastest(times))], refused=refused)
 
 
 @cache
@@ -191,7 +186,14 @@ def _usable(home: Path, variant: str, formats: tuple[str, ...]) -> Kernels:
     """Return this build of our kernels. Raises ModelError unless it can be opened and is sound."""
     library = kernel_library(variant, home / "native")
     open_library(library)  # before the trial, which ends in vain where the system refuses the library to this process
-    outcome = _try_kernels(home, variant, library, formats)
+    outcome = run_once(
+        (sys.executable, "-m", "omnidraft.models.probe.kernel_passes", str(library.resolve()), *formats),
+        name=f"our kernels for {variant}",
+        home=home,
+        depends_on=_torch_as_it_is(),
+        environ=_threads(),
+        retry_s=_RETRY_S,
+    )
     if outcome.fault is not None:
         raise KernelsUnavailable(outcome.fault)
     return Kernels(variant, library, outcome.seconds)
@@ -205,10 +207,9 @@ def _candidates(variant: str) -> Sequence[str]:
     return [name for name in announced if variant != PORTABLE or name not in NOT_PORTABLE] or list(VARIANTS)[-1:]
 
 
-def _fastest(found: Mapping[str, Kernels]) -> Kernels:
-    """Return the first that is not significantly slower than the fastest in 16 bits."""
-    times = {name: _relative_time(each.seconds_per_token) for name, each in found.items()}
-    return next(found[name] for name, time in times.items() if time <= (1 + TIMING_NOISE) * min(times.values()))
+def near_fastest(seconds: Mapping[str, float]) -> Iterator[str]:
+    """Yield the names of those that are not significantly slower than the fastest, in their order."""
+    return (name for name, each in seconds.items() if each <= (1 + _TIMING_NOISE) * min(seconds.values()))
 
 
 def _is_faster_than_torch(seconds_per_token: Mapping[str, float]) -> bool:
@@ -225,22 +226,9 @@ def _relative_time(seconds_per_token: Mapping[str, float]) -> float:
 
 def _torch_as_it_is() -> tuple[str | None, ...]:
     """Return what the times of torch's products depend on, besides the processor."""
-    import torch
-
     return torch.__version__, os.environ.get(ISA_VARIABLE)
 
 
 def refusals(refused: Iterable[tuple[str, str]], prefix: str = "") -> str:
     """Return one line with the name and the problem of each refused implementation."""
     return ", ".join(f"{prefix}{name}: {problem}" for name, problem in refused)
-
-
-def _try_kernels(home: Path, variant: str, library: Path, formats: tuple[str, ...]) -> Outcome:
-    return run_once(
-        (sys.executable, "-m", "omnidraft.models.probe.kernel_passes", str(library.resolve()), *formats),
-        name=f"our kernels for {variant}",
-        home=home,
-        depends_on=_torch_as_it_is(),
-        environ=_threads(),
-        retry_s=_RETRY_S,
-    )

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from omnidraft.models.kv_session import ForwardRequest
+from omnidraft.models.kv_session import PassSegment
 from omnidraft.models.native import library as native
-from omnidraft.models.native.model import NativeKvBackend, NativeModel
+from omnidraft.models.native.model import NativeModel
 from omnidraft.models.probe.subprocess_trial import report_part, report_wrong
 from omnidraft.models.probe.torch_products import FORMATS, seconds_per_token
 
@@ -62,19 +62,22 @@ def _model(sizes: dict[str, Any]) -> LlamaForCausalLM:
 
 
 def _last_logits(model: LlamaForCausalLM, precision: str, kernels: native.Library, ids: list[int]) -> torch.Tensor:
-    backend, done = NativeKvBackend(NativeModel(model, precision, kernels), _CAPACITY), 0
+    native_model, done = NativeModel(model, precision, kernels), 0
+    backend = native_model.open(_CAPACITY)
     for size in _CHUNKS[:-1]:
-        backend.compute(ForwardRequest(done, None, ids[done : done + size]))
+        native_model.forward([PassSegment(backend, done, None, ids[done : done + size], 1)])
         done += size
-    return backend.compute(ForwardRequest(done, _chain(len(ids) - done), ids[done:]))[-1]
+    rest = ids[done:]
+    return native_model.forward([PassSegment(backend, done, _chain(len(rest)), rest, len(rest))])[0][-1]
 
 
 def _passes(kernels: native.Library, formats: Sequence[str]) -> dict[str, Callable[[int], object]]:
     """Return functions that compute a given number of rows, by format."""
     model = _model(_MEASURED)
-    packed = NativeKvBackend(NativeModel(model, "packed16", kernels, takes_all_threads=True), _CAPACITY)
+    packed = NativeModel(model, "packed16", kernels, takes_all_threads=True)
+    backend = packed.open(_CAPACITY)
     passes: dict[str, Callable[[int], object]] = {
-        "packed16": lambda rows: packed.compute(ForwardRequest(0, _chain(rows), range(rows)))
+        "packed16": lambda rows: packed.forward([PassSegment(backend, 0, _chain(rows), range(rows), rows)])
     }
     for name in formats:
         converted = model.to(FORMATS[name])  # type: ignore[arg-type]

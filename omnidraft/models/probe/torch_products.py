@@ -1,11 +1,18 @@
 """A trial of torch's matrix products: run as a program, in a process that may die.
 
 It also says how number formats are compared: by the time of a token at the best number of rows.
+
+With formats as arguments it times the products of a training step instead. A step multiplies hundreds of rows, and its
+gradients multiply transposed matrices. Where the processor has no products of bfloat16, torch computes those of a few
+rows quickly, since they read half the bytes, and gradients a hundred times more slowly than in float32. One thread's
+processor time is compared: a machine that is busy, as at the first start of everything, made bfloat16 look twice as
+slow instead of twice as fast.
 Shapes: R rows, K inputs, N outputs.
 """
 
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -22,10 +29,17 @@ TOKENS_OF_ROWS = {1: 1.0, 5: 2.7, 8: 3.2, 16: 3.4}
 _BUDGET_S = 0.3
 """Time budget for each format and number of rows, besides a first pass for warm-up."""
 _MAX_PASSES = 20
+_STEP_ROWS, _STEP_NK = 256, (1536, 576)
 
 
-def main() -> None:
-    """Try float32 first, which everything needs."""
+def main(trained: Sequence[str]) -> None:
+    """Measure training steps in these formats. Without any try all products, float32 first, which everything needs."""
+    if trained:
+        torch.set_num_threads(1)
+        steps = {name: _step(FORMATS[name]) for name in trained}
+        for name, seconds in fastest(steps, _STEP_ROWS, clock=time.process_time).items():
+            report_part(name, seconds)
+        return
     for name, dtype in FORMATS.items():
         if problem := _problem(dtype):
             report_wrong(f"{name}: {problem}")
@@ -75,6 +89,17 @@ def _layer(dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
     return lambda rows: torch.nn.functional.linear(torch.randn(rows, _MEASURED_NK[1], dtype=dtype), weight_NK)
 
 
+def _step(dtype: torch.dtype) -> Callable[[int], None]:
+    """Return a function that computes a linear layer over a given number of random rows, and its gradients."""
+    weight_NK = torch.randn(_STEP_NK, dtype=dtype, requires_grad=True)
+
+    def compute(rows: int) -> None:
+        x_RK = torch.randn(rows, _STEP_NK[1], dtype=dtype, requires_grad=True)
+        torch.nn.functional.linear(x_RK, weight_NK).sum().backward()
+
+    return compute
+
+
 def fastest(
     passes: Mapping[str, Callable[[int], object]], rows: int, *, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
@@ -92,4 +117,4 @@ def fastest(
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

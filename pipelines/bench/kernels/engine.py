@@ -19,9 +19,9 @@ from omnidraft.errors import ModelError, OmnidraftError
 from omnidraft.models import precision
 from omnidraft.models.catalog import store
 from omnidraft.models.hf.target import load_model
-from omnidraft.models.kv_session import ForwardRequest
+from omnidraft.models.kv_session import PassSegment
 from omnidraft.models.native import library
-from omnidraft.models.native.model import NativeKvBackend, NativeModel
+from omnidraft.models.native.model import NativeModel
 from omnidraft.models.native.weights import ModelParts, unsupported_reason
 from omnidraft.system import usable_processors
 
@@ -83,12 +83,12 @@ def _native(spec: EngineSpec) -> TimedEngine:
     if reason := unsupported_reason(model):
         raise ModelError(f"our kernels do not compute {spec.model}: {reason}")
     native = NativeModel(model, spec.format, kernels)
-    backend = NativeKvBackend(native, _MAX_TOKENS)
+    backend = native.open(_MAX_TOKENS)
     return TimedEngine(
         _read_bytes(ModelParts(model, spec.format, kernels)),
         native.vocab_size,
-        score=lambda ids: backend.compute(ForwardRequest(0, range(-1, len(ids) - 1), ids)),
-        read=lambda ids: backend.compute(ForwardRequest(0, None, ids)),
+        score=lambda ids: native.forward([PassSegment(backend, 0, range(-1, len(ids) - 1), ids, len(ids))]),
+        read=lambda ids: native.forward([PassSegment(backend, 0, None, ids, 1)]),
     )
 
 

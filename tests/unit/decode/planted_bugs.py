@@ -14,8 +14,8 @@ class RootRowForAll(ToyTarget):
 
     def open(self, prompt_ids, max_new_tokens, mode):
         class Session(ToyTargetSession):
-            def score(self, tree):
-                logits_NV = super().score(tree)
+            def _score(self, tree):
+                logits_NV = super()._score(tree)
                 return logits_NV[:1].expand_as(logits_NV)
 
         return Session(self, prompt_ids[:-1], len(prompt_ids) + max_new_tokens)
@@ -68,5 +68,6 @@ class Keeps(ToyTarget):
             def keep(self, nodes):
                 tree, self._scored = self._scored, None
                 self.kept += [tree.tokens[node] for node in choose(tree, nodes)]
+                self.num_kept = len(self.kept)
 
         return Session(self, prompt_ids[:-1], 10**6)

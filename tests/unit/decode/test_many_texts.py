@@ -291,6 +291,16 @@ class Copying(ToyTarget):
         return self.num_copied[-1]
 
 
+def test_keys_are_sought_among_texts_that_are_rotated_alike():
+    target = Copying()
+    target.first_context = len(PROMPT) + 10
+    together = Decoder(target, TARGET_TOKENIZER.vocabulary)
+    for max_new_tokens in (10, 11, 11, 10):
+        ask(together, scope="a", max_new_tokens=max_new_tokens)
+        finish(together)
+    assert target.num_copied == [len(PROMPT) - 1] * 2
+
+
 @pytest.mark.parametrize("mode", ["fast", "reproducible"])
 def test_a_text_that_makes_way_where_memory_is_free_reads_its_prompt_once(mode):
     target = Copying()

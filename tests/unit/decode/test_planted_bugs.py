@@ -243,6 +243,7 @@ class ReEncoded(ToyTarget):
                 self.kept = TARGET_TOKENIZER.vocabulary.byte_table.longest_match(
                     TARGET_TOKENIZER.vocabulary.spell(self.kept)
                 )
+                self.num_kept = len(self.kept)
 
         return Session(self, prompt_ids[:-1], 10**6)
 
@@ -388,16 +389,14 @@ def test_bug_12_the_end_of_the_context_is_run_over():
 class SlotsAsPositions(TransformersTarget):
     """Rows are placed where their slot is, so that siblings stand one behind the other."""
 
-    def open(self, *args):
-        session = super().open(*args)
-        scored_rows = session.scored_rows
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        placed = self._slots._placed
 
-        def planted(tree):
-            rows = scored_rows(tree)
-            return replace(rows, positions_R=rows.start + torch.arange(len(rows.ids)))
+        def planted(segment):
+            return segment.length + torch.arange(len(segment.ids)), placed(segment)[1]
 
-        session.scored_rows = planted
-        return session
+        self._slots._placed = planted
 
 
 class OneMaskForAll(TransformersTarget):
@@ -405,7 +404,7 @@ class OneMaskForAll(TransformersTarget):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._attention._window = None
+        self._slots.attention._window = None
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ class RoundedTarget(ToyTarget):
 
 
 class _RoundedSession(ToyTargetSession):
-    def score(self, tree: DraftTree) -> torch.Tensor:
-        logits_NV = super().score(tree)
+    def _score(self, tree: DraftTree) -> torch.Tensor:
+        logits_NV = super()._score(tree)
         target = self._target
         assert isinstance(target, RoundedTarget)
         generator = torch.Generator().manual_seed(1000 * len(self.kept) + len(tree))

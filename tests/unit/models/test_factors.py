@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from omnidraft.errors import SnapshotCorrupt
 from omnidraft.models.hf.drafter import TorchDrafter
-from omnidraft.models.kv_session import BatchingDrafter
+from omnidraft.models.kv_session import KvDrafter
 from omnidraft.models.native.drafter import NativeDrafter
 from omnidraft.snapshots.low_rank import B
 from tests.unit.models.factor_cases import merged, random_factors
@@ -20,7 +20,7 @@ from tests.unit.models.native.test_drafter import SHAPES, model
 from tests.unit.models.session_driver import drive
 from tests.unit.models.tiny import text, whole_pass
 
-DRAFTERS: dict[str, Callable[..., BatchingDrafter]] = {
+DRAFTERS: dict[str, Callable[..., KvDrafter]] = {
     "kernels": lambda shape: NativeDrafter(model(shape), "float32"),
     "int8 kernels": lambda shape: NativeDrafter(model(shape), "int8"),
     "transformers": lambda shape: TorchDrafter(copy.deepcopy(model(shape))),
@@ -34,7 +34,7 @@ def assert_close(got: torch.Tensor, reference: torch.Tensor) -> None:
 
 
 @lru_cache(maxsize=32)
-def drafter(kind: str, shape: str = "grouped queries") -> BatchingDrafter:
+def drafter(kind: str, shape: str = "grouped queries") -> KvDrafter:
     return DRAFTERS[kind](shape)
 
 

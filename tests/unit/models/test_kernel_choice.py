@@ -31,9 +31,11 @@ def choose(names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Chooses among variants whose trials end like this; some cannot be opened in this process."""
 
     def chosen(outcomes: Mapping[str, Outcome | ModelError], closed: Sequence[str] = ()) -> Kernels:
-        def outcome_of(home: Path, name: str, library: Path, formats: tuple[str, ...]) -> Outcome:
-            names.append(name)
-            outcome = outcomes[name]
+        def run_once(command: Sequence[str], *, name: str, **facts: Any) -> Outcome:
+            if not name.startswith("our kernels for "):
+                return Outcome({"float32": 20.0, "bfloat16": 12.0})
+            names.append(name.split()[-1])
+            outcome = outcomes[names[-1]]
             if isinstance(outcome, ModelError):
                 raise outcome
             return outcome
@@ -44,9 +46,10 @@ def choose(names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
         monkeypatch.setattr(choice, "_candidates", lambda variant: list(outcomes))
         monkeypatch.setattr(choice, "kernel_library", lambda name, folder: folder / name)
-        monkeypatch.setattr(choice, "_try_kernels", outcome_of)
+        monkeypatch.setattr(choice, "run_once", run_once)
         monkeypatch.setattr(choice, "open_library", opened)
-        return choice._kernels(tmp_path, "auto", ("bfloat16",), "no compiler runs here")
+        monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path))
+        return choice.kernels()
 
     return chosen
 
@@ -90,6 +93,14 @@ def test_kernels_that_cannot_be_tried_are_unavailable_and_not_tried_again(choose
     assert names == BOTH
 
 
+@pytest.fixture
+def some_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every variant is compiled, and this process may open it."""
+    monkeypatch.setattr(choice, "kernel_library", lambda name, folder: tmp_path / "some.so")
+    monkeypatch.setattr(choice, "open_library", lambda library: None)
+
+
+@pytest.mark.usefixtures("some_library")
 def test_trials_compute_on_as_many_threads_as_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`run_once` has the variables in the key of an outcome."""
     environs: list[Mapping[str, str]] = []
@@ -103,7 +114,7 @@ def test_trials_compute_on_as_many_threads_as_this_process(tmp_path: Path, monke
     torch.set_num_threads(3)
     try:
         choice._try_torch(tmp_path, "AVX2")
-        choice._try_kernels(tmp_path, "avx2", tmp_path / "some.so", ())
+        choice._usable(tmp_path, "avx2", ())
     finally:
         torch.set_num_threads(threads)
     assert environs == [{"OMP_NUM_THREADS": "3", choice.ISA_VARIABLE: "AVX2"}, {"OMP_NUM_THREADS": "3"}]
@@ -119,12 +130,13 @@ def num_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
     return lambda: len(trials.read_text().split())
 
 
+@pytest.mark.usefixtures("some_library")
 def test_kernels_that_could_not_be_tried_are_tried_again_after_an_hour(
     num_trials: Callable[[], int], tmp_path: Path
 ) -> None:
     def start() -> int:
         with pytest.raises(ModelError, match=r"could not be tried here, exit code 3: .*60 minutes.*probes is deleted"):
-            choice._try_kernels(tmp_path, "avx2", tmp_path / "some.so", ())
+            choice._usable(tmp_path, "avx2", ())
         return num_trials()
 
     assert (start(), start()) == (1, 1)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnidraft.models.kv_session import BranchingSession, ForwardRequest
+from omnidraft.models.kv_session import BranchingSession, PassSegment
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable
 from tests.unit.models.session_driver import drive
 
@@ -16,14 +16,19 @@ TABLE = ToyTable.random(VOCAB_SIZE, seed=1, order=6, num_states=997)
 
 
 class IdRows:
-    """Implements kv_session.KvBackend with ids for keys."""
+    """Implements kv_session.KvModel and KvBackend, for one text, with ids for keys."""
 
     def __init__(self) -> None:
         self.slots: dict[int, int] = {}
         self.num_computed = 0
 
-    def compute(self, request: ForwardRequest) -> torch.Tensor:
-        length, parents, ids = request.length, request.parents, request.ids
+    def open(self, **options: object) -> "IdRows":
+        return self
+
+    def forward(self, segments: Sequence[PassSegment]) -> list[torch.Tensor]:
+        return [self._compute(each.length, each.parents, each.ids) for each in segments]
+
+    def _compute(self, length: int, parents: Sequence[int] | None, ids: Sequence[int]) -> torch.Tensor:
         if parents is None:
             self._put(length, ids)
             return TABLE.logits([self.slots[slot] for slot in range(length + len(ids))])[None]

@@ -12,9 +12,8 @@ from omnidraft.errors import ContextExceeded, ContractError
 from omnidraft.models.hf.drafter import TorchDrafter
 from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.models.hf.trainable_drafter import TransformersTrainable
-from omnidraft.models.kv_session import ForwardRequest
+from omnidraft.models.kv_session import PassSegment
 from omnidraft.models.native.drafter import NativeDrafter
-from omnidraft.models.native.model import NativeKvBackend
 from omnidraft.models.native.target import NativeTarget
 from omnidraft.ports import DraftTree, Mode
 from tests.models.families import make_model
@@ -104,10 +103,11 @@ def test_a_text_may_fill_the_whole_context_and_no_more(path: str):
 
 def test_a_text_that_was_opened_as_a_short_one_does_not_grow_long():
     """Its positions would be those of long texts."""
-    backend = NativeKvBackend(target(OURS)._model)
-    backend.compute(ForwardRequest(0, None, SHORT))
+    own = target(OURS)._model
+    backend = own.open()
+    own.forward([PassSegment(backend, 0, None, SHORT, 1)])
     with pytest.raises(ContractError):
-        backend.compute(ForwardRequest(FIRST, None, [5]))
+        own.forward([PassSegment(backend, FIRST, None, [5], 1)])
 
 
 def test_drafters_read_learn_and_draft_within_the_first_context():

@@ -37,9 +37,9 @@ class Slow(ToyTarget):
 
     def open(self, prompt_ids, max_new_tokens, mode):
         class Session(ToyTargetSession):
-            def score(self, tree):
+            def _score(self, tree):
                 cost_model.time.sleep(0.002 * (1 + len(tree)))
-                return super().score(tree)
+                return super()._score(tree)
 
         return Session(self, prompt_ids[:-1], len(prompt_ids) + max_new_tokens)
 
@@ -85,10 +85,10 @@ class Counting(Slow):
         target = self
 
         class Session(ToyTargetSession):
-            def score(self, tree):
+            def _score(self, tree):
                 target.passes.append(len(tree))
                 cost_model.time.sleep(0.004 * target.pace * (1 + len(tree)))
-                return super().score(tree)
+                return super()._score(tree)
 
         return Session(self, prompt_ids[:-1], len(prompt_ids) + max_new_tokens)
 
@@ -161,11 +161,11 @@ def test_load_in_intervals_of_as_many_passes_as_there_are_sizes_hides_no_size(di
             class Session(ToyTargetSession):
                 num_passes = 0
 
-                def score(self, tree):
+                def _score(self, tree):
                     is_disturbed = self.num_passes % 5 == disturbed
                     self.num_passes += 1
                     cost_model.time.sleep(0.002 * (1 + len(tree)) + 0.03 * is_disturbed)
-                    return super().score(tree)
+                    return super()._score(tree)
 
             return Session(self, prompt_ids[:-1], len(prompt_ids) + max_new_tokens)
 

@@ -80,9 +80,9 @@ def timed_models(machine: Machine) -> tuple[ToyTarget, ToyDrafter]:
     """A target, and a drafter that knows most of it."""
 
     class Session(ToyTargetSession):
-        def score(self, tree):
+        def _score(self, tree):
             machine.spend("pass", len(tree))
-            return super().score(tree)
+            return super()._score(tree)
 
     class Target(ToyTarget):
         def open(self, prompt_ids, max_new_tokens, mode):

@@ -39,10 +39,10 @@ def byte_level(folder: Path, pre: str, **more: Any) -> Any:
 
 
 def sentencepiece(folder: Path, tokens: dict[str, tuple[int, float]], architecture: str = "llama", **more: Any) -> Any:
-    """A tokenizer of tokens with a kind and a score each."""
+    """A tokenizer of tokens with a kind and a score each, of another model than Llama's for Gemma 4."""
     writer = gguf.GGUFWriter(folder / "sentencepiece.gguf", architecture)
     writer.add_tensor("token_embd.weight", np.zeros((len(tokens), 4), np.float32))
-    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_model("gemma4" if architecture == "gemma4" else "llama")
     writer.add_token_list(list(tokens))
     writer.add_token_types([kind for kind, _ in tokens.values()])
     writer.add_token_scores([score for _, score in tokens.values()])
@@ -140,6 +140,13 @@ def test_sentencepiece_without_the_space_before_a_text(tmp_path: Path) -> None:
 def test_gemma_merges_by_id_and_takes_the_longest_run_of_spaces_first(tmp_path: Path) -> None:
     tokenizer = sentencepiece(tmp_path, WORDS, "gemma3", add_space_prefix=False)
     assert pieces(tokenizer, "    a") == [SPACE * 3, SPACE + "a"]
+
+
+def test_gemma_4_merges_as_its_file_says_and_within_a_whole_text(tmp_path: Path) -> None:
+    merges = [f"{SPACE} a", "a b"]
+    tokenizer = sentencepiece(tmp_path, WORDS, "gemma4", add_space_prefix=False, token_merges=merges, bos_token_id=1)
+    assert pieces(tokenizer, "ab ab!") == ["ab", SPACE + "a", "b", "<0x21>"]
+    assert tokenizer.encode("b") == [1, 8]
 
 
 def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:

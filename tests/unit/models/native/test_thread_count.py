@@ -10,20 +10,21 @@ from omnidraft.models.native.thread_count import FIRST_PAUSE_S, LAST_PAUSE_S, WI
 
 TWO_THREADS_ON_ONE_CORE = """
 import os, time, torch
-from omnidraft.models.kv_session import ForwardRequest
+from omnidraft.models.kv_session import PassSegment
 from omnidraft.models.native import library
-from omnidraft.models.native.model import NativeKvBackend, NativeModel
+from omnidraft.models.native.model import NativeModel
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 shape = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2}
 model = Qwen2ForCausalLM(Qwen2Config(**shape, num_key_value_heads=2, num_hidden_layers=30))
-backend = NativeKvBackend(NativeModel(model.eval(), "int8", library.load()))
+native = NativeModel(model.eval(), "int8", library.load())
+backend = native.open()
 torch.set_num_threads(2)
-backend.compute(ForwardRequest(0, None, [1]))  # which starts the second thread
+native.forward([PassSegment(backend, 0, None, [1], 1)])  # which starts the second thread
 for thread in os.listdir("/proc/self/task"):
     os.sched_setaffinity(int(thread), [min(os.sched_getaffinity(0))])
 started_s = time.process_time()
-backend.compute(ForwardRequest(1, None, [2]))
+native.forward([PassSegment(backend, 1, None, [2], 1)])
 print(time.process_time() - started_s)
 """
 

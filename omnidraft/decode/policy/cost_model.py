@@ -87,8 +87,12 @@ class CostCurve:
         variance = doubt @ self._covariance @ doubt
         return max(self(rows) * math.exp(-_LEAST_SD * variance / math.sqrt(variance + _NOISE**2)), least_s)
 
-    def update(self, rows: int, seconds: float) -> None:
-        """Correct the curve by one observation."""
+    def doubt(self) -> None:
+        """Know as little as after a start of how slow all sizes are alike."""
+        self._covariance += max(_SCALE_SD**2 - self._covariance.min(), 0.0)
+
+    def update(self, rows: int, seconds: float) -> bool:
+        """Correct the curve by one observation; return whether other load may have begun or ended."""
         gradient, last = self._gradient(rows), len(self._table) - 1
         expected = self._weights[min(rows, last)] @ np.exp(self._log_s) * self(rows) / self(min(rows, last))
         error = math.log(max(seconds, 1e-9) / expected)
@@ -97,9 +101,12 @@ class CostCurve:
         variance = gradient @ shared + _NOISE**2
         largest = min(3 * math.sqrt(variance), _MAX_LOG_ERROR)
         self._log_s += shared / variance * min(max(error, -largest), largest)
-        if abs(error) < largest:  # else it may have been a hiccup, which makes nothing more certain
+        if is_usual := abs(error) < largest:
             self._covariance -= np.outer(shared, shared) / variance
+        else:
+            self.doubt()  # it was a hiccup or another load, as the next observation tells
         self._tabulate(int(np.argmax(gradient)))
+        return not is_usual
 
     def _gradient(self, rows: int) -> np.ndarray:
         """Return how the log seconds of so many rows follow those of each measured size."""
@@ -137,6 +144,11 @@ class StepCosts:
             sizes = {_text_size(drafter), *_STEP_ROWS}
             self._curve = _kept_curve(self._file, self._key, partial(measure_steps, drafter), _STEP_ROWS, sizes)
         return self._curve
+
+    def doubt(self) -> None:
+        """See CostCurve."""
+        if self._curve is not None:
+            self._curve.doubt()
 
     def __call__(self, rows: int) -> float:
         assert self._curve is not None, "no drafter was measured"
@@ -180,9 +192,10 @@ class MeasuredCosts:
         return self._passes.get(self._target.limits(mode))
 
     def update_pass(self, mode: Mode, rows: int, seconds: float) -> None:
-        """Add the duration of one pass; ignored while its cost curve is not measured."""
-        if (curve := self.measured(mode)) is not None:
-            curve.update(rows, seconds)
+        """Add the duration of one pass; ignored while its cost curve is not measured. What made it another one than
+        believed may do so to drafter steps, which may not be observed."""
+        if (curve := self.measured(mode)) is not None and curve.update(rows, seconds):
+            self.step_s.doubt()
 
 
 class _Measure(Protocol):

@@ -49,8 +49,10 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
-def _words(digits: str, signs: str = r"[^\s\p{L}\p{N}]+[\r\n]*", letters: str = r"\p{L}+") -> str:
-    return rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?{letters}|{digits}| ?{signs}|{_SPACES}"
+def _words(
+    digits: str, signs: str = r"[^\s\p{L}\p{N}]+[\r\n]*", letters: str = r"\p{L}+", spaces: str = _SPACES
+) -> str:
+    return rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?{letters}|{digits}| ?{signs}|{spaces}"
 
 
 def _cased_words(digits: str, ending: str) -> str:
@@ -66,6 +68,10 @@ _DEEPSEEK = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
 )
+_PHRASES = r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
+_SPACES_BY_POWERS = "".join(
+    [r"\s*[\r\n]+|", *(rf"\s{{{2**power}}}(?!\S)|" for power in range(9, 1, -1)), r"\s{1,2}(?!\S)|\s{1}"]
+)
 _THREE_DIGITS = (_words(r"\p{N}{1,3}"),)
 SPLITTINGS: Mapping[str, Splitting] = {
     **dict.fromkeys(
@@ -78,6 +84,11 @@ SPLITTINGS: Mapping[str, Splitting] = {
         (_words(r"\p{N}", r"[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r"[\p{L}\p{M}]+"),),
         composes=True,
     ),
+    **dict.fromkeys(("hunyuan", "solar-open"), Splitting((_words(r"\p{N}"),))),
+    "exaone-moe": Splitting(
+        (_words(r"\p{N}", r"[^\s\p{L}\p{N}]+[\r\n/]?", _PHRASES, r"\s*[\r\n]|\s+(?!\S)|\s+"),),
+    ),
+    "jais-2": Splitting((_words(r"\p{N}{1,3}", spaces=_SPACES_BY_POWERS),)),
     "minimax-m2": Splitting((_cased_words(r"\p{N}{1,3}", f"{_ENDINGS}?"),)),
     "seed-coder": Splitting((_words(r"\p{N}{1}", r"[^\s\p{L}\p{N}\r\n]+"),)),
     **dict.fromkeys(

@@ -16,7 +16,7 @@ def make_record(
     """Rounds of two drafted nodes, the first of them accepted, which emit two tokens each; each request has a prompt of
     its own."""
     rng = np.random.default_rng(num_emitted * 1000 + num_kept)
-    num_rounds, own = (num_emitted + 1) // 2, crc32(request_of(request_id).encode())
+    num_rounds, own = (num_emitted + 1) // 2, crc32(request_of(request_id).encode(errors="surrogatepass"))
     record = TraceRecord(
         request_id=request_id,
         segment=0,

@@ -50,9 +50,10 @@ def content(setting: Setting, place: str) -> dict[str, Any]:
 
 
 def is_plain(setting: Setting, place: str) -> bool:
-    """Return whether any tensor contains the prompt of the records, as they are encoded."""
-    prompt = setting.pair.record().prompt_ids.tobytes()
-    return any(prompt in each.contiguous().numpy().tobytes() for each in content(setting, place).values())
+    """Return whether any tensor contains the prompt of a record, as they are encoded."""
+    prompts = [setting.record(name).prompt_ids.tobytes() for name in (*setting.names(12), *names(8, 100))]
+    tensors = [each.contiguous().numpy().tobytes() for each in content(setting, place).values()]
+    return any(prompt in tensor for prompt in prompts for tensor in tensors)
 
 
 def num_records(setting: Setting, place: str, log: dict[str, Any]) -> int:
@@ -61,7 +62,7 @@ def num_records(setting: Setting, place: str, log: dict[str, Any]) -> int:
 
 
 def test_with_kafka_and_no_key_store_records_open_with_the_master_key_alone(setting: Setting) -> None:
-    setting.emit(*names(12))
+    setting.emit(*setting.names(12))
     run(setting, KAFKA)
     for place in PLACES:
         assert not is_plain(setting, place)
@@ -75,7 +76,7 @@ def test_with_kafka_and_no_key_store_records_open_with_the_master_key_alone(sett
 
 
 def test_a_snapshot_with_plain_records_is_resumed_and_the_next_one_has_none(setting: Setting) -> None:
-    setting.emit(*names(12))
+    setting.emit(*setting.names(12))
     run(setting, {"url": URL})
     assert all(is_plain(setting, place) for place in PLACES)
     setting.emit(*names(8, 100))
@@ -84,7 +85,7 @@ def test_a_snapshot_with_plain_records_is_resumed_and_the_next_one_has_none(sett
 
 
 def test_a_key_store_may_be_added_later(setting: Setting, tmp_path: Path) -> None:
-    setting.emit(*names(12))
+    setting.emit(*setting.names(12))
     run(setting, KAFKA)
     setting.emit(*names(8, 100))
     with_store = KAFKA | {"key_store": f"sqlite:///{tmp_path}/keys.db"}

@@ -41,10 +41,11 @@ def setting(lively_pair, tmp_path: Path) -> Setting:
 
 def emit(setting: Setting, num: int = 12, start: int = 0, tenants=TENANTS) -> None:
     """In turn; each tenant says one thing again and again, which its factors learn."""
-    for at in range(start, start + num):
-        for number, tenant in enumerate(tenants):
+    named = [setting.names(num, 1000 * number + start, every=2) for number, _ in enumerate(tenants)]
+    for names_at in zip(*named, strict=True):
+        for number, (name, tenant) in enumerate(zip(names_at, tenants, strict=True)):
             text = TEXTS[(number + 2) % len(TEXTS)]
-            setting.emit(*names(1, 1000 * number + at), text=text, seed=0, tenant=tenant, time_ms=NOW_MS)
+            setting.emit(name, text=text, seed=0, tenant=tenant, time_ms=NOW_MS)
 
 
 def distiller(setting: Setting, *, groups: TenantGroups | None = None, confidence: float = 0.5, **options) -> Distiller:
@@ -136,8 +137,7 @@ def test_an_order_to_forget_takes_a_tenants_factors_alone_and_one_that_comes_bac
     assert {from_tensor(each).tenant for name, each in setting.masters().items() if name.startswith(FACTORS)} == {
         "stayer"
     }
-    for at in range(12):
-        setting.emit(*names(1, 5000 + at), tenant="leaver", time_ms=NOW_MS + 1)
+    setting.emit(*setting.names(12, 5000, every=2), tenant="leaver", time_ms=NOW_MS + 1)
     assert run(setting, control=setting.control())["leaver"].version < 4
     written = {
         each.tenant: each

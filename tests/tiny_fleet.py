@@ -56,11 +56,11 @@ class Fleet:
         return httpx.post(f"{self.url}/v1/completions", json=asked, headers=headers, timeout=PATIENCE_S)
 
     def ask_until(self, is_enough: Callable[[], bool], timeout_s: float) -> None:
-        """Ask, with one seed after the other."""
+        """Ask one question after the other, of which some are held out."""
         deadline, seed = time.monotonic() + timeout_s, 0
         while not is_enough():
             assert time.monotonic() < deadline, "it never came"
-            self.ask(seed=seed, temperature=1.0).raise_for_status()
+            self.ask(prompt=f"{PROMPT} {seed}", seed=seed, temperature=1.0).raise_for_status()
             seed += 1
 
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -19,10 +18,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from omnidraft import assembly, config
 from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.errors import ConfigError
-from omnidraft.ports import NoopTracing
+from omnidraft.ports import Message, NoopTracing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.telemetry.tracing import TIMEOUT_S, OtelTracing
 from omnidraft.traces import codec
+from omnidraft.traces.record import TraceRecord
 from tests.tiny_fleet import LEARNER, Fleet, fleet_settings, running_fleet
 
 
@@ -173,29 +173,28 @@ def test_the_record_in_the_log_names_its_span(traced: tuple[Fleet, Collector]) -
     fleet, found = traced
     span, text = only(of_client(found.named("trace record"))), only(of_client(found.named("decode")))
     assert (span.parent_span_id, span.kind) == (text.span_id, Span.SPAN_KIND_PRODUCER)
+    message, record = logged(fleet, span)
+    assert message.headers["traceparent"].decode() == record.traceparent == traceparent(span)
+    assert facts(span.attributes)["omnidraft.size_bytes"] > 100
+
+
+def logged(fleet: Fleet, span: Span) -> tuple[Message, TraceRecord]:
+    """The record in the log that this span tells of."""
     reader = assembly.log_reader(fleet.settings, fleet.settings.log.traces_topic)
     messages = reader.poll(1000, 1.0).messages
     reader.close()
-    header = {each.headers["traceparent"].decode() for each in messages}
-    assert traceparent(span) in header
-    told = facts(span.attributes)
-    record = next(
-        record
-        for record in (codec.decode(each.value, each.headers) for each in messages)
-        if record.request_id == told["omnidraft.request_id"]
-    )
-    assert record.traceparent == traceparent(span)
-    assert told["omnidraft.size_bytes"] > 100
+    named = facts(span.attributes)["omnidraft.request_id"]
+    records = [(each, codec.decode(each.value, each.headers)) for each in messages]
+    return next((message, record) for message, record in records if record.request_id == named)
 
 
 def test_steps_link_their_records_and_snapshots_their_steps(traced: tuple[Fleet, Collector]) -> None:
-    _, found = traced
+    fleet, found = traced
     steps = {traceparent(span): span for span in found.named("learning step")}
     linked = set().union(*map(links, steps.values()))
     found.wait_for(lambda: linked <= {traceparent(span) for span in found.named("trace record")})  # another process's
     record = only(of_client(found.named("trace record")))
-    named = SimpleNamespace(request=facts(record.attributes)["omnidraft.request_id"])
-    is_learned = not is_held_out(named, LEARNER["held_out_every"])
+    is_learned = not is_held_out(logged(fleet, record)[1], LEARNER["held_out_every"])
     assert (traceparent(record) in linked) == is_learned
     for step in steps.values():
         assert 1 <= len(links(step)) <= 2

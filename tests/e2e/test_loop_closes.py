@@ -5,6 +5,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 
 import httpx
@@ -21,6 +22,8 @@ from omnidraft.traces import codec
 from tests.cli_runs import run_cli
 from tests.soak.cluster import service_command
 
+MORE = count(1000)
+"""Questions that nobody asked before: of one question all answers are held out, or none."""
 NUM_FIRST, NUM_SECOND = 20, 20
 """Each leads to a snapshot: fewer than the four records of its steps are learnable among 20 once in 3e7 runs."""
 TIMEOUT_S = 180.0
@@ -180,7 +183,7 @@ def asks_until_read(url: str, registry: Registry, num_records: int) -> bool:
     if sum(newest(registry).manifest.offsets.values()) >= num_records:
         return True
     time.sleep(1.0)
-    ask(url, 0)
+    ask(url, next(MORE))
     return False
 
 
@@ -191,6 +194,6 @@ def wait_for_learned_champion(fleet: LocalCluster, registry: Registry, url: str)
     """
 
     def is_taken_up() -> bool:
-        return ask(url, 0)["snapshot_version"] == registry.resolve("champion").version >= 2
+        return ask(url, next(MORE))["snapshot_version"] == registry.resolve("champion").version >= 2
 
     fleet.wait_for(is_taken_up, "worker at a learned champion", TIMEOUT_S)

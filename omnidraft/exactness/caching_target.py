@@ -9,12 +9,12 @@ Shapes: N nodes of a tree, V vocabulary.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from omnidraft.exactness.tracing_target import WrappedTarget
-from omnidraft.models.text_session import TextSession, forward
+from omnidraft.models.text_session import TextSession
+from omnidraft.models.text_target import SessionCalls
 from omnidraft.ports import DraftTree, Mode, Noise, Proposer, ProposerSession, Request, Target, TreeLimits
 
 MAX_ROWS = 512
@@ -29,8 +29,8 @@ Pass = tuple[Opened, History, DraftTree]
 """All that a pass of a session can depend on."""
 
 
-class CachingTarget(WrappedTarget):
-    """Caches the passes of another target; the oldest are evicted first."""
+class CachingTarget(SessionCalls, WrappedTarget):
+    """Caches the passes of another target; the oldest are evicted first. A replayed session reuses no keys."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
@@ -39,17 +39,6 @@ class CachingTarget(WrappedTarget):
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> "_CachingSession":
         """See ports.Target."""
         return _CachingSession(self, tuple(prompt_ids), max_new_tokens, mode)
-
-    def forward(
-        self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
-    ) -> list[torch.Tensor]:
-        """See ports.Target."""
-        return forward(trees, prompts)
-
-    def reuse(self, session: Any, source: Any, num_ids: int) -> int:
-        """See ports.Target. Nothing is reused: a replayed session computes its own keys."""
-        num_reused: int = session.reuse(source, num_ids)
-        return num_reused
 
     def logits(self, key: Pass) -> torch.Tensor:
         """Return the logits [N, V] of this pass, computed by a real session that replays its history."""

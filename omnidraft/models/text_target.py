@@ -12,7 +12,22 @@ from omnidraft.models.text_session import TextSession, forward
 from omnidraft.ports import DraftTree, Mode, TreeLimits
 
 
-class TextTarget(ABC):
+class SessionCalls:
+    """The calls of ports.Target that text_session.py answers."""
+
+    def forward(
+        self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
+    ) -> list[torch.Tensor]:
+        """See ports.Target; the sessions are this target's."""
+        return forward(trees, prompts)
+
+    def reuse(self, session: Any, source: Any, num_ids: int) -> int:
+        """See ports.Target; the sessions are this target's."""
+        num_reused: int = session.reuse(source, num_ids)
+        return num_reused
+
+
+class TextTarget(SessionCalls, ABC):
     """Implements ports.Target. One pass at a time."""
 
     max_rows: int
@@ -36,17 +51,6 @@ class TextTarget(ABC):
     @abstractmethod
     def open(self, prompt_ids: Sequence[int], max_new_tokens: int, mode: Mode) -> TextSession:
         """See ports.Target. Raises ModeRefused when reproducible mode does not hold on this machine."""
-
-    def forward(
-        self, trees: Sequence[tuple[Any, DraftTree]], prompts: Sequence[tuple[Any, int]] = ()
-    ) -> list[torch.Tensor]:
-        """See ports.Target; the sessions are this target's."""
-        return forward(trees, prompts)
-
-    def reuse(self, session: Any, source: Any, num_ids: int) -> int:
-        """See ports.Target; the sessions are this target's."""
-        num_reused: int = session.reuse(source, num_ids)
-        return num_reused
 
     @abstractmethod
     def kv_bytes(self, num_ids: int, mode: Mode) -> int:

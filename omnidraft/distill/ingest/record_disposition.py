@@ -37,7 +37,7 @@ def is_held_out(record: TraceRecord, held_out_every: int) -> bool:
 
 def hash_of_prompt(record: TraceRecord) -> int:
     """Return a hash of 64 bits of the ids of the record's prompt, the same in every process."""
-    return _hash_64(record.prompt_ids.astype("<u4").tobytes())
+    return hash_64(record.prompt_ids.astype("<u4").tobytes())
 
 
 def disposition(key: int, held_out: bool, *seen: Container[int]) -> Disposition:
@@ -53,15 +53,12 @@ def forget_oldest(seen: OrderedDict[int, None], num_kept: int) -> None:
         seen.popitem(last=False)
 
 
-def hash_64(text: str) -> int:
+def hash_64(content: str | bytes) -> int:
     """Return a hash of 64 bits, the same in every process."""
-    return _hash_64(text.encode())
+    data = content.encode() if isinstance(content, str) else content
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
 
 
 def hash_63(text: str) -> int:
     """Return a hash of 63 bits, which a tensor of int64 holds."""
     return hash_64(text) >> 1
-
-
-def _hash_64(data: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")

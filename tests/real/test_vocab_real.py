@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from omnidraft.demo.answers import recorded
 from omnidraft.errors import VocabularyError
 from omnidraft.models.catalog.store import default_home
 from omnidraft.models.hf.tokenizer import HfTokenizer
@@ -101,6 +102,11 @@ def test_smollm2_and_qwen_share_what_they_are_known_to_share(
     by_role = [token for token in pair[0].vocabulary.special_ids if alignment.pieces(token)]
     assert alignment.num_direct - len(by_role) == 39_234
     assert {0, 1, 2} <= set(by_role)
+
+
+def test_the_demos_recorded_answers_are_of_the_vocabularies_of_today(alignment: Alignment) -> None:
+    held_out, learned = recorded(200)
+    assert {record.alignment for record in (*held_out, *learned)} == {alignment.fingerprint}
 
 
 def decoded(spelled: bytes) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from omnidraft.config import SchedulerSettings
-from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting
+from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeSession, propose_all
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.round import PassResult, run_pass
 from omnidraft.decode.sampling.grammar import Grammars, Matcher
@@ -91,7 +91,6 @@ class Decoder:
         self.costs = costs
         self._noise = noise
         self.failures = failures or DraftingFailures()
-        self._drafting = SafeDrafting(target.vocab_size, self.failures)
         self.scheduler = Scheduler(target, scheduling or SchedulerSettings())
         self._num_beside_prompts = 0
         """Rounds since the last one whose pass could be measured."""
@@ -174,25 +173,24 @@ class Decoder:
         cache_scope: str | None = None,
     ) -> SequenceState:
         """Add a text that is drawn and ended as `drawing` says; of its request's settings, drafts know alone."""
-        drafting = None
-        if proposer is not None and request.num_draft_tokens:
-            drafting = self._drafting.open(proposer, request)
         if cache_scope is not None and rotation_offset(self.target, len(request.prompt_ids) + request.max_new_tokens):
             cache_scope += "\0long"  # whose keys are of no use to other texts
         sequence = SequenceState(
-            request, drawing.noise, drawing.distributions, drawing.stop, self._drafting, drafting, client, cache_scope
+            request, drawing.noise, drawing.distributions, drawing.stop, client=client, cache_scope=cache_scope
         )
+        if proposer is not None and request.num_draft_tokens:
+            sequence.draft = SafeSession(proposer, request, self.target.vocab_size, self.failures)
         self.scheduler.add(sequence)
         return sequence
 
     def move(self, sequence: SequenceState, proposer: Proposer) -> None:
         """Draft for a running sequence with another snapshot's proposer from now on; its text does not change."""
         if sequence.draft is not None:
-            self._drafting.close(sequence.draft)
-            sequence.draft = self._drafting.open(proposer, sequence.request)
+            sequence.draft.close()
+            sequence.draft = SafeSession(proposer, sequence.request, self.target.vocab_size, self.failures)
             emitted = sequence.ids[len(sequence.request.prompt_ids) :]
             if emitted:
-                self._drafting.observe_all([(sequence.draft, emitted)])
+                sequence.draft.observe(emitted)
 
     def abort(self, sequence: SequenceState, *, keeps_keys: bool = False) -> None:
         """End a sequence, and free its keys or leave them to others; nothing happens when it has ended already."""
@@ -245,12 +243,12 @@ class Decoder:
         drafted = [(sequence, each) for sequence in scheduled.running if (each := sequence.draft_request(self.target))]
         num_prompts = self.scheduler.num_admitted - len(trees)
         others = OtherTexts(len(trees) - len(drafted), num_prompts, scheduled.num_other_rows)
-        proposed = self._drafting.propose_all([each for _, each in drafted], others)
+        proposed = propose_all([each for _, each in drafted], others)
         trees |= {sequence: tree for (sequence, _), tree in zip(drafted, proposed, strict=True)}
         return list(trees.items())
 
     def _draw_all(self, drafts: Sequence[tuple[SequenceState, DraftTree]], result: PassResult) -> list[SequenceOutput]:
-        """Let every text draw its path; show the paths to the drafts' proposers."""
+        """Let every text draw its path; show all paths to the drafts' proposers afterwards."""
         outputs = []
         for sequence, tree in drafts:
             if sequence in result.logits:
@@ -259,8 +257,9 @@ class Decoder:
                     outputs.append(SequenceOutput(sequence, step))
                 except Exception as exc:  # one text's failure must not end the others
                     outputs.append(SequenceOutput(sequence, error=exc))
-        emitted = [(each.sequence.draft, each.step.emitted) for each in outputs if each.step is not None]
-        self._drafting.observe_all([(draft, ids) for draft, ids in emitted if draft is not None])
+        for each in outputs:
+            if each.step is not None and each.sequence.draft is not None:
+                each.sequence.draft.observe(each.step.emitted)
         return outputs
 
     def _update_costs(

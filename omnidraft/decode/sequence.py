@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from omnidraft.decode.drafting.safe_drafting import SafeDrafting, SafeRequest, SafeText
+from omnidraft.decode.drafting.safe_drafting import SafeRequest, SafeSession
 from omnidraft.decode.logprobs import client_logprobs, top_k_logprobs
 from omnidraft.decode.verification import draw_path
 from omnidraft.errors import ContractError
@@ -34,8 +34,7 @@ class SequenceState:
     noise: Noise
     pipeline: TokenDistributions
     stop_checker: StopCondition
-    drafting: SafeDrafting
-    draft: SafeText | None
+    draft: SafeSession | None = None
     """Its state in the drafter; None decodes plainly."""
     client: str = ""
     """Sequences are scheduled fairly over clients."""
@@ -127,10 +126,10 @@ class SequenceState:
             self.session.close()
             self.session = None
         if self.draft is not None:
-            self.drafting.pause(self.draft)
+            self.draft.pause()
 
     def close(self) -> None:
         """Free the keys for good."""
         self.release()
         if self.draft is not None:
-            self.drafting.close(self.draft)
+            self.draft.close()

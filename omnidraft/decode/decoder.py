@@ -28,10 +28,8 @@ from omnidraft.ports import (
     Proposer,
     Request,
     Step,
-    StopCondition,
     Target,
     Timings,
-    TokenDistributions,
     rotation_offset,
 )
 from omnidraft.vocab.tokenizer import Vocabulary
@@ -48,15 +46,6 @@ class SequenceOutput:
     sequence: SequenceState
     step: Step | None = None
     error: Exception | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """Draws the tokens of one text, and says where it ends."""
-
-    noise: Noise
-    distributions: TokenDistributions
-    stop: StopCondition
 
 
 class Decoder:
@@ -121,18 +110,26 @@ class Decoder:
             RequestError: before the first step, when the target cannot take the prompt or the grammar does not compile;
                 later, when no token can follow under the grammar.
         """
-        alone = copy.copy(self)
-        alone.scheduler = Scheduler(self.target, SchedulerSettings())
-        sequence = alone.add(request, proposer)
+        alone = self.alone()
+        yield from alone.steps(alone.add(request, proposer))
+
+    def alone(self) -> "Decoder":
+        """Return the same decoder without its sequences."""
+        other = copy.copy(self)
+        other.scheduler = Scheduler(self.target, SchedulerSettings())
+        return other
+
+    def steps(self, sequence: SequenceState) -> Iterator[Step]:
+        """Yield the steps of the only sequence; raise what ended it."""
         try:
             while not sequence.is_finished:
-                for output in alone.step():
+                for output in self.step():
                     if output.error is not None:
                         raise output.error
                     assert output.step is not None
                     yield output.step
         finally:
-            alone.close()
+            self.close()
 
     def add(
         self, request: Request, proposer: Proposer | None, *, client: str = "", cache_scope: str | None = None
@@ -148,12 +145,15 @@ class Decoder:
         """
         sampling = self.grammars.prepared(request.sampling, client=client, cache_scope=cache_scope)
         request = replace(request, sampling=sampling)
-        drawing = Drawing(
+        sequence = SequenceState(
+            request,
             self._noise(request.seed, request.choice, self.target.vocab_size),
             LogitsPipeline(request, self.matcher(request)),
             StopChecker(request, self._vocabulary),
+            client,
+            cache_scope,
         )
-        return self.add_drawn(request, drawing, proposer, client=client, cache_scope=cache_scope)
+        return self.add_sequence(sequence, proposer)
 
     def matcher(self, request: Request) -> Matcher | None:
         """Return what keeps the text to its grammar and its thoughts to their budget. Raises RequestError."""
@@ -163,23 +163,13 @@ class Decoder:
         constraint = constraint_of(None, request.thoughts)
         return None if constraint is None else Matcher(constraint, request.stop_ids)
 
-    def add_drawn(
-        self,
-        request: Request,
-        drawing: Drawing,
-        proposer: Proposer | None,
-        *,
-        client: str = "",
-        cache_scope: str | None = None,
-    ) -> SequenceState:
-        """Add a text that is drawn and ended as `drawing` says; of its request's settings, drafts know alone."""
-        if cache_scope is not None and rotation_offset(self.target, len(request.prompt_ids) + request.max_new_tokens):
-            cache_scope += "\0long"  # whose keys are of no use to other texts
-        sequence = SequenceState(
-            request, drawing.noise, drawing.distributions, drawing.stop, client=client, cache_scope=cache_scope
-        )
+    def add_sequence(self, sequence: SequenceState, proposer: Proposer | None) -> SequenceState:
+        """Add a text whose own parts draw and end it; of its request's settings, drafts know alone. Return it."""
+        request, scope = sequence.request, sequence.cache_scope
         if proposer is not None and request.num_draft_tokens:
             sequence.draft = SafeSession(proposer, request, self.target.vocab_size, self.failures)
+        if scope is not None and rotation_offset(self.target, len(request.prompt_ids) + request.max_new_tokens):
+            sequence.cache_scope = scope + "\0long"  # whose keys are of no use to other texts
         self.scheduler.add(sequence)
         return sequence
 
@@ -204,7 +194,8 @@ class Decoder:
         self.scheduler.prefixes.clear()
 
     def step(self) -> list[SequenceOutput]:
-        """Run one round; return the steps of the sequences that drew tokens, and the errors of those that failed."""
+        """Run one round; return the steps of the sequences that drew tokens, and the errors of those that failed. Their
+        observers have been told."""
         started_s = time.perf_counter()
         scheduled = self._schedule()
         drafts = self._draft(scheduled)
@@ -223,7 +214,10 @@ class Decoder:
         round_s = time.perf_counter() - started_s
         outputs += _with_timings(steps, scheduled.num_other_rows, result.seconds, round_s)
         for output in outputs:
+            if output.step is not None:
+                output.sequence.take(output.step)
             if output.error is not None or output.sequence.is_finished:
+                output.sequence.end(output.error)
                 self.abort(output.sequence)
         return outputs
 

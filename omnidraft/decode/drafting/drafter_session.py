@@ -16,8 +16,7 @@ import torch
 from omnidraft.decode.common_prefix import common_prefix
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, temperature_bin
 from omnidraft.decode.drafting.draft_tree_builder import TextDraft
-from omnidraft.decode.drafting.forced_prefixes import ForcedPrefixes
-from omnidraft.decode.drafting.forced_tokens import ForcedRuns
+from omnidraft.decode.drafting.forced_tokens import ForcedPrefixes, ForcedRuns
 from omnidraft.decode.drafting.loaded_factors import OpenSession
 from omnidraft.decode.drafting.ranking import CandidateRanker
 from omnidraft.decode.drafting.token_mapping import AFTER_TEXT, DraftPrefix, TokenMapper

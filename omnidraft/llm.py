@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 from omnidraft import assembly, config
+from omnidraft.decode.decoder import SequenceOutput
 from omnidraft.decode.engine import Engine
-from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest
+from omnidraft.decode.generation import GenerationRequest
+from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.device.learning import IdleLearning
 from omnidraft.errors import ConfigError, RequestError
@@ -117,7 +119,7 @@ class LLM:
         loaded = config.load(None if settings is None else Path(settings), models=models, **sections)
         self.learning: IdleLearning | None = None
         """Its `wait()` until all is learned, and its `problem`; None without `learn=True`."""
-        self._inboxes: dict[Generation, deque[GenerationOutput]] = {}
+        self._inboxes: dict[SequenceState, deque[SequenceOutput]] = {}
         """What rounds had for each text and its reader has not taken: a round runs all texts, whoever asks for it."""
         self._engine: Engine
         if learn and home is not None and snapshot is None:
@@ -204,7 +206,7 @@ class LLM:
 
         asked = [(prompt, request) for prompt, fields in prompts for request in params.requests(fields)]
         results = [RequestOutput(prompt, [CompletionOutput(each) for each in range(params.n)]) for prompt, _ in prompts]
-        texts: dict[Generation, tuple[RequestOutput, CompletionOutput]] = {}
+        texts: dict[SequenceState, tuple[RequestOutput, CompletionOutput]] = {}
         with self._undisturbed(), tqdm(total=len(asked), desc="Generated", unit="text", disable=not use_tqdm) as bar:
             try:
                 for number, (_, request) in enumerate(asked):
@@ -222,7 +224,7 @@ class LLM:
                     self._remove(generation)
         for generation, (result, _) in texts.items():
             result.num_prompt_tokens = generation.num_prompt_tokens
-            result.num_cached_tokens = max(result.num_cached_tokens, generation.num_cached_tokens)
+            result.num_cached_tokens = max(result.num_cached_tokens, generation.num_reused)
             result.seeds.append(generation.seed)
         return results
 
@@ -230,13 +232,13 @@ class LLM:
         """Return the block inside which nothing is learned."""
         return nullcontext() if self.learning is None else self.learning.request()
 
-    def _add(self, request: GenerationRequest) -> Generation:
+    def _add(self, request: GenerationRequest) -> SequenceState:
         """Add a text to the next rounds, with an inbox. Raises RequestError."""
         generation = self._engine.add_request(request, client=_SCOPE, cache_scope=_SCOPE)
         self._inboxes[generation] = deque()
         return generation
 
-    def _remove(self, generation: Generation) -> None:
+    def _remove(self, generation: SequenceState) -> None:
         """End a text, if it has not ended, and drop its inbox."""
         self._engine.abort(generation)
         del self._inboxes[generation]
@@ -244,9 +246,9 @@ class LLM:
     def _run_round(self) -> None:
         """Run one round of all texts, and put each output into the inbox of its text."""
         for output in self._engine.step():
-            self._inboxes[output.generation].append(output)
+            self._inboxes[output.sequence].append(output)
 
-    def _take_steps(self, generation: Generation) -> Iterator[Step]:
+    def _take_steps(self, generation: SequenceState) -> Iterator[Step]:
         """Take the steps out of the inbox of a text, also those that come meanwhile. Raises what ended the text."""
         inbox = self._inboxes[generation]
         while inbox:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnidraft import assembly, config
-from omnidraft.decode.decoder import Decoder, Drawing
+from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.step_stats import DecodeStats
@@ -190,26 +190,21 @@ class _Batch:
         """Decode all rows to their ends. Raises RequestError, and what ended a row."""
         decoder = self._decoder
         try:
-            memorizers = dict(self._add(row, grammar, num_draft_tokens) for row in range(len(self._request.rows)))
-            while not all(sequence.is_finished for sequence in memorizers):
+            sequences = [self._add(row, grammar, num_draft_tokens) for row in range(len(self._request.rows))]
+            while not all(sequence.is_finished for sequence in sequences):
                 for output in decoder.step():
                     if output.error is not None:
                         raise output.error
                     assert output.step is not None
-                    memorizers[output.sequence].take(output.step)
                     self.stats.take(output.step)
                     _put(streamer, output.step.emitted)
         finally:
             decoder.close()  # no keys are kept: at the next call the model may have other weights
-        for memorizer in memorizers.values():
-            memorizer.end(None)
         if self._request.is_sampled:
             self._noise.finish(max(len(row.emitted) for row in self._request.rows))
 
-    def _add(
-        self, number: int, grammar: Grammar | None, num_draft_tokens: int | None
-    ) -> tuple[SequenceState, TextMemorizer]:
-        """Add a row to the decoder; return its sequence and what remembers it."""
+    def _add(self, number: int, grammar: Grammar | None, num_draft_tokens: int | None) -> SequenceState:
+        """Add a row to the decoder; return its sequence, which is remembered."""
         from omnidraft.models.hf.generation.rows import RowDistributions, RowStop
 
         decoder, request, row = self._decoder, self._request, self._request.rows[number]
@@ -220,9 +215,9 @@ class _Batch:
             row, request.processors_of(number), scores, matcher, is_sampled=request.is_sampled
         )
         stop = RowStop(row, request.criteria, scores)
-        drawing = Drawing(self._noise.row(number, len(row.prompt)), distributions, stop)
-        sequence = decoder.add_drawn(text, drawing, self._loaded.proposer, client=_SCOPE, cache_scope=_SCOPE)
-        return sequence, TextMemorizer(self._loaded.host.recent, text)
+        noise, memorizer = self._noise.row(number, len(row.prompt)), TextMemorizer(self._loaded.host.recent, text)
+        sequence = SequenceState(text, noise, distributions, stop, _SCOPE, _SCOPE, (memorizer,))
+        return decoder.add_sequence(sequence, self._loaded.proposer)
 
     def _text(
         self, prompt: tuple[int, ...], max_new_tokens: int, sampling: Sampling, num_draft_tokens: int | None

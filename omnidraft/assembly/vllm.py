@@ -17,7 +17,7 @@ from omnidraft.assembly.recording import trace_producer
 from omnidraft.assembly.registries import require_named, snapshot_reader
 from omnidraft.assembly.snapshot_loading import named_or_base, snapshot_loader
 from omnidraft.config import Settings
-from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting
+from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeSession
 from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.external.request_options import RequestOptions
 from omnidraft.decode.external.round_scheduler import IDLE_S, TRACE_ROWS, RoundLimits, RoundScheduler
@@ -98,7 +98,6 @@ class SequenceOpener:
         self._slot = slot
         self._producer = producer
         self.failures = DraftingFailures(metrics, settings.models.target)
-        self.drafting = SafeDrafting(len(tokenizers.target.vocabulary), self.failures)
         self._worker = f"{socket.gethostname()}-{os.getpid()}"
 
     def open(self, prompt_ids: np.ndarray, options: RequestOptions) -> ExternalSequence:
@@ -116,7 +115,7 @@ class SequenceOpener:
         return ExternalSequence(
             TokenBuffer(prompt_ids),
             snapshot,
-            self.drafting.open(snapshot.proposer, request),
+            SafeSession(snapshot.proposer, request, len(self.tokenizers.target.vocabulary), self.failures),
             builder,
             options=options,
         )
@@ -159,7 +158,6 @@ def _rounds(
     return RoundScheduler(
         opener,
         SequenceTracker["ExternalSequence"](keep_s=KEEP_S, max_inactive=MOST_INACTIVE),
-        opener.drafting,
         update_pass,
         memory,
         opener.metrics,

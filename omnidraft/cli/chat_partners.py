@@ -10,7 +10,7 @@ import httpx
 from omnidraft.client import CHAT, ApiError, OpenAIClient
 from omnidraft.decode.drafted_spans import DraftedSpans
 from omnidraft.decode.engine import Engine
-from omnidraft.decode.generation import Generation, GenerationRequest
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import RequestError
 from omnidraft.ports import Sampling
@@ -62,14 +62,14 @@ class LocalPartner:
         generation = self._engine.add_request(request, client=_SCOPE, cache_scope=_SCOPE)
         try:
             while not generation.is_over:
-                yield from self._round(generation, spans)
+                yield from self._round(spans)
         finally:
             self._engine.abort(generation)
 
     def close(self) -> None:
         self._engine.decoder.close()
 
-    def _round(self, generation: Generation, spans: DraftedSpans) -> Iterator[Span]:
+    def _round(self, spans: DraftedSpans) -> Iterator[Span]:
         with _interrupted_afterwards():
             outputs = self._engine.step()
         for output in outputs:

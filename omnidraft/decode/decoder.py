@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from omnidraft.config import SchedulerSettings
-from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting
+from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeSession, propose_all
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.round import PassResult, run_pass
 from omnidraft.decode.sampling.grammar import Grammars, Matcher
@@ -28,10 +28,8 @@ from omnidraft.ports import (
     Proposer,
     Request,
     Step,
-    StopCondition,
     Target,
     Timings,
-    TokenDistributions,
     rotation_offset,
 )
 from omnidraft.vocab.tokenizer import Vocabulary
@@ -48,15 +46,6 @@ class SequenceOutput:
     sequence: SequenceState
     step: Step | None = None
     error: Exception | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """Draws the tokens of one text, and says where it ends."""
-
-    noise: Noise
-    distributions: TokenDistributions
-    stop: StopCondition
 
 
 class Decoder:
@@ -91,7 +80,6 @@ class Decoder:
         self.costs = costs
         self._noise = noise
         self.failures = failures or DraftingFailures()
-        self._drafting = SafeDrafting(target.vocab_size, self.failures)
         self.scheduler = Scheduler(target, scheduling or SchedulerSettings())
         self._num_beside_prompts = 0
         """Rounds since the last one whose pass could be measured."""
@@ -122,18 +110,26 @@ class Decoder:
             RequestError: before the first step, when the target cannot take the prompt or the grammar does not compile;
                 later, when no token can follow under the grammar.
         """
-        alone = copy.copy(self)
-        alone.scheduler = Scheduler(self.target, SchedulerSettings())
-        sequence = alone.add(request, proposer)
+        alone = self.alone()
+        yield from alone.steps(alone.add(request, proposer))
+
+    def alone(self) -> "Decoder":
+        """Return the same decoder without its sequences."""
+        other = copy.copy(self)
+        other.scheduler = Scheduler(self.target, SchedulerSettings())
+        return other
+
+    def steps(self, sequence: SequenceState) -> Iterator[Step]:
+        """Yield the steps of the only sequence; raise what ended it."""
         try:
             while not sequence.is_finished:
-                for output in alone.step():
+                for output in self.step():
                     if output.error is not None:
                         raise output.error
                     assert output.step is not None
                     yield output.step
         finally:
-            alone.close()
+            self.close()
 
     def add(
         self, request: Request, proposer: Proposer | None, *, client: str = "", cache_scope: str | None = None
@@ -149,12 +145,15 @@ class Decoder:
         """
         sampling = self.grammars.prepared(request.sampling, client=client, cache_scope=cache_scope)
         request = replace(request, sampling=sampling)
-        drawing = Drawing(
+        sequence = SequenceState(
+            request,
             self._noise(request.seed, request.choice, self.target.vocab_size),
             LogitsPipeline(request, self.matcher(request)),
             StopChecker(request, self._vocabulary),
+            client,
+            cache_scope,
         )
-        return self.add_drawn(request, drawing, proposer, client=client, cache_scope=cache_scope)
+        return self.add_sequence(sequence, proposer)
 
     def matcher(self, request: Request) -> Matcher | None:
         """Return what keeps the text to its grammar and its thoughts to their budget. Raises RequestError."""
@@ -164,35 +163,24 @@ class Decoder:
         constraint = constraint_of(None, request.thoughts)
         return None if constraint is None else Matcher(constraint, request.stop_ids)
 
-    def add_drawn(
-        self,
-        request: Request,
-        drawing: Drawing,
-        proposer: Proposer | None,
-        *,
-        client: str = "",
-        cache_scope: str | None = None,
-    ) -> SequenceState:
-        """Add a text that is drawn and ended as `drawing` says; of its request's settings, drafts know alone."""
-        drafting = None
+    def add_sequence(self, sequence: SequenceState, proposer: Proposer | None) -> SequenceState:
+        """Add a text whose own parts draw and end it; of its request's settings, drafts know alone. Return it."""
+        request, scope = sequence.request, sequence.cache_scope
         if proposer is not None and request.num_draft_tokens:
-            drafting = self._drafting.open(proposer, request)
-        if cache_scope is not None and rotation_offset(self.target, len(request.prompt_ids) + request.max_new_tokens):
-            cache_scope += "\0long"  # whose keys are of no use to other texts
-        sequence = SequenceState(
-            request, drawing.noise, drawing.distributions, drawing.stop, self._drafting, drafting, client, cache_scope
-        )
+            sequence.draft = SafeSession(proposer, request, self.target.vocab_size, self.failures)
+        if scope is not None and rotation_offset(self.target, len(request.prompt_ids) + request.max_new_tokens):
+            sequence.cache_scope = scope + "\0long"  # whose keys are of no use to other texts
         self.scheduler.add(sequence)
         return sequence
 
     def move(self, sequence: SequenceState, proposer: Proposer) -> None:
         """Draft for a running sequence with another snapshot's proposer from now on; its text does not change."""
         if sequence.draft is not None:
-            self._drafting.close(sequence.draft)
-            sequence.draft = self._drafting.open(proposer, sequence.request)
+            sequence.draft.close()
+            sequence.draft = SafeSession(proposer, sequence.request, self.target.vocab_size, self.failures)
             emitted = sequence.ids[len(sequence.request.prompt_ids) :]
             if emitted:
-                self._drafting.observe_all([(sequence.draft, emitted)])
+                sequence.draft.observe(emitted)
 
     def abort(self, sequence: SequenceState, *, keeps_keys: bool = False) -> None:
         """End a sequence, and free its keys or leave them to others; nothing happens when it has ended already."""
@@ -206,7 +194,8 @@ class Decoder:
         self.scheduler.prefixes.clear()
 
     def step(self) -> list[SequenceOutput]:
-        """Run one round; return the steps of the sequences that drew tokens, and the errors of those that failed."""
+        """Run one round; return the steps of the sequences that drew tokens, and the errors of those that failed. Their
+        observers have been told."""
         started_s = time.perf_counter()
         scheduled = self._schedule()
         drafts = self._draft(scheduled)
@@ -225,7 +214,10 @@ class Decoder:
         round_s = time.perf_counter() - started_s
         outputs += _with_timings(steps, scheduled.num_other_rows, result.seconds, round_s)
         for output in outputs:
+            if output.step is not None:
+                output.sequence.take(output.step)
             if output.error is not None or output.sequence.is_finished:
+                output.sequence.end(output.error)
                 self.abort(output.sequence)
         return outputs
 
@@ -245,12 +237,12 @@ class Decoder:
         drafted = [(sequence, each) for sequence in scheduled.running if (each := sequence.draft_request(self.target))]
         num_prompts = self.scheduler.num_admitted - len(trees)
         others = OtherTexts(len(trees) - len(drafted), num_prompts, scheduled.num_other_rows)
-        proposed = self._drafting.propose_all([each for _, each in drafted], others)
+        proposed = propose_all([each for _, each in drafted], others)
         trees |= {sequence: tree for (sequence, _), tree in zip(drafted, proposed, strict=True)}
         return list(trees.items())
 
     def _draw_all(self, drafts: Sequence[tuple[SequenceState, DraftTree]], result: PassResult) -> list[SequenceOutput]:
-        """Let every text draw its path; show the paths to the drafts' proposers."""
+        """Let every text draw its path; show all paths to the drafts' proposers afterwards."""
         outputs = []
         for sequence, tree in drafts:
             if sequence in result.logits:
@@ -259,8 +251,9 @@ class Decoder:
                     outputs.append(SequenceOutput(sequence, step))
                 except Exception as exc:  # one text's failure must not end the others
                     outputs.append(SequenceOutput(sequence, error=exc))
-        emitted = [(each.sequence.draft, each.step.emitted) for each in outputs if each.step is not None]
-        self._drafting.observe_all([(draft, ids) for draft, ids in emitted if draft is not None])
+        for each in outputs:
+            if each.step is not None and each.sequence.draft is not None:
+                each.sequence.draft.observe(each.step.emitted)
         return outputs
 
     def _update_costs(

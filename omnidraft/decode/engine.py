@@ -7,9 +7,9 @@ from threading import Event
 
 from omnidraft.config import DecodeSettings
 from omnidraft.decode import prompting
-from omnidraft.decode.decoder import Decoder
+from omnidraft.decode.decoder import Decoder, SequenceOutput
 from omnidraft.decode.drafting.session_pool import DrafterMemory
-from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest, GenerationStream
+from omnidraft.decode.generation import GenerationRequest, GenerationStream
 from omnidraft.decode.mode_refusal import text_error
 from omnidraft.decode.prompt_logprobs import PromptToken, score_prompt
 from omnidraft.decode.prompting import Pair
@@ -62,7 +62,6 @@ class Engine:
         self._drafter_memory = drafter_memory or DrafterMemory(0)
         self._num_preemptions = 0
         self._must_forget = Event()
-        self._generations: dict[SequenceState, Generation] = {}
 
     def add_request(
         self,
@@ -72,7 +71,7 @@ class Engine:
         client: str = "",
         cache_scope: str | None = None,
         decoded: Request | None = None,
-    ) -> Generation:
+    ) -> SequenceState:
         """Add a text to the next rounds, with this snapshot or else with the one that the slot gives its id.
 
         Args:
@@ -85,51 +84,55 @@ class Engine:
         """
         snapshot = snapshot or self.slot.snapshot_for(request.request_id)
         decode_request = replace(decoded or self.decode_request(request), cache_scope=cache_scope)
-        sequence = self.decoder.add(decode_request, snapshot.proposer, client=client, cache_scope=cache_scope)
-        try:
-            observers = self._observers(request, decode_request, snapshot)
-        except BaseException:
-            self.decoder.abort(sequence)
-            raise
-        generation = Generation(snapshot, sequence, request.request_id, observers)
-        self._generations[sequence] = generation
-        return generation
+        return self._add(self.decoder, request, decode_request, snapshot, client=client, cache_scope=cache_scope)
 
-    def step(self) -> list[GenerationOutput]:
+    def _add(
+        self,
+        decoder: Decoder,
+        request: GenerationRequest,
+        decode_request: Request,
+        snapshot: LoadedSnapshot,
+        *,
+        client: str = "",
+        cache_scope: str | None = None,
+    ) -> SequenceState:
+        sequence = decoder.add(decode_request, snapshot.proposer, client=client, cache_scope=cache_scope)
+        try:
+            sequence.observers = self._observers(request, decode_request, snapshot)
+        except BaseException:
+            decoder.abort(sequence)
+            raise
+        sequence.snapshot, sequence.request_id = snapshot, request.request_id
+        return sequence
+
+    def step(self) -> list[SequenceOutput]:
         """Run one round over all texts; return the steps of those that drew tokens, and the errors that ended texts."""
         if self._must_forget.is_set():
             self._forget()
-        outputs = []
-        for output in self.decoder.step():
-            generation, error = self._generations[output.sequence], output.error
-            if error is not None:
-                error = text_error(error, output.sequence.request.mode, self._decode.mode)
-            if not generation.has_begun:
-                self._count_prefix(generation)
-            if output.step is None:
-                generation.end(error)
-            else:
-                generation.take(output.step)
-            if generation.is_over:
-                del self._generations[output.sequence]
-            elif generation.num_emitted >= self.segment_tokens:
-                self._follow_slot(generation)
-            outputs.append(GenerationOutput(generation, output.step, error))
+        outputs = self.decoder.step()
+        for at, output in enumerate(outputs):
+            sequence = output.sequence
+            if output.error is not None:
+                outputs[at] = replace(output, error=text_error(output.error, sequence.request.mode, self._decode.mode))
+            if not sequence.has_begun:
+                self._count_prefix(sequence)
+            if not sequence.is_over and sequence.num_emitted >= self.segment_tokens:
+                self._follow_slot(sequence)
         self._count_preemptions()
         return outputs
 
-    def _follow_slot(self, generation: Generation) -> None:
+    def _follow_slot(self, sequence: SequenceState) -> None:
         """Move a long text from a snapshot that no longer serves, so that it can be freed; choices move to the same."""
-        if all(each.proposer is not generation.snapshot.proposer for each in self.slot.serving):
-            snapshot = self.slot.snapshot_for(request_of(generation.request_id))
-            self.decoder.move(generation.sequence, snapshot.proposer)
-            generation.move(snapshot)
+        if all(each.proposer is not sequence.snapshot.proposer for each in self.slot.serving):
+            snapshot = self.slot.snapshot_for(request_of(sequence.request_id))
+            self.decoder.move(sequence, snapshot.proposer)
+            sequence.move(snapshot)
 
-    def _count_prefix(self, generation: Generation) -> None:
-        generation.has_begun = True
+    def _count_prefix(self, sequence: SequenceState) -> None:
+        sequence.has_begun = True
         add = partial(self._metrics.add, target=self.pair.target)
-        add("omnidraft_prefix_cache_queries_total", generation.num_prompt_tokens)
-        add("omnidraft_prefix_cache_hits_total", generation.num_cached_tokens)
+        add("omnidraft_prefix_cache_queries_total", sequence.num_prompt_tokens)
+        add("omnidraft_prefix_cache_hits_total", sequence.num_reused)
 
     def _count_preemptions(self) -> None:
         num_preemptions = self.decoder.scheduler.num_preemptions
@@ -137,11 +140,9 @@ class Engine:
             added, self._num_preemptions = num_preemptions - self._num_preemptions, num_preemptions
             self._metrics.add("omnidraft_preemptions_total", added, target=self.pair.target)
 
-    def abort(self, generation: Generation) -> None:
+    def abort(self, sequence: SequenceState) -> None:
         """End a text early, if it runs; what was read of its prompt stays for a client that asks again."""
-        if self._generations.pop(generation.sequence, None) is not None:
-            self.decoder.abort(generation.sequence, keeps_keys=True)
-            generation.end(None)
+        self.decoder.abort(sequence, keeps_keys=True)
 
     def has_room(self, client: str, reserved: Sequence[str] = ()) -> bool:
         """See Scheduler.has_room."""
@@ -155,7 +156,7 @@ class Engine:
     def _forget(self) -> None:
         self._must_forget.clear()
         self.decoder.scheduler.prefixes.clear()
-        for sequence in self._generations:
+        for sequence in self.decoder.scheduler.sequences:
             sequence.forget()
         self._drafter_memory.forget()
         if self.recent is not None:
@@ -164,13 +165,13 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether texts run or wait."""
-        return bool(self._generations)
+        return bool(self.decoder.scheduler.sequences)
 
     def stream(self, request: GenerationRequest, snapshot: LoadedSnapshot | None = None) -> GenerationStream:
         """Start a text that is generated alone, beside no other one; see `add_request`."""
         snapshot = snapshot or self.slot.snapshot_for(request.request_id)
         decode_request = self.decode_request(request)
-        steps = self._observed_steps(request, decode_request, snapshot)
+        steps = self._steps_alone(request, decode_request, snapshot)
         return GenerationStream(snapshot, decode_request.seed, len(decode_request.prompt_ids), steps)
 
     def score_prompt(self, request: GenerationRequest, decode_request: Request) -> Iterator[list[PromptToken]]:
@@ -182,21 +183,11 @@ class Engine:
         except ModeRefused as exc:
             raise text_error(exc, decode_request.mode, self._decode.mode) from None
 
-    def _observed_steps(
+    def _steps_alone(
         self, request: GenerationRequest, decode_request: Request, snapshot: LoadedSnapshot
     ) -> Generator[Step, None, None]:
-        observers, error = self._observers(request, decode_request, snapshot), None
-        try:
-            for step in self.decoder.decode(decode_request, snapshot.proposer):
-                for observer in observers:
-                    observer.take(step)
-                yield step
-        except Exception as exc:
-            error = exc
-            raise
-        finally:
-            for observer in observers:
-                observer.end(error)
+        alone = self.decoder.alone()
+        yield from alone.steps(self._add(alone, request, decode_request, snapshot))
 
     def _observers(
         self, request: GenerationRequest, decode_request: Request, snapshot: LoadedSnapshot

@@ -1,4 +1,4 @@
-"""What a client asks to be generated, in text, and what it gets round by round."""
+"""What a client asks to be generated, in text."""
 
 import secrets
 import uuid
@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from omnidraft.decode.sampling.noise import choice_seed
-from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
-from omnidraft.decode.step_telemetry import StepObserver
 from omnidraft.params import require_integer, unsigned_seed
 from omnidraft.ports import Mode, Sampling, Step, Target
 from omnidraft.tools.tool_use import ToolUse
@@ -137,61 +135,3 @@ class GenerationStream:
     num_prompt_tokens: int
     steps: Generator[Step, None, None]
     """Closing it ends the text early and frees the target's memory."""
-
-
-@dataclass(slots=True, eq=False)
-class Generation:
-    """One text that is generated beside others."""
-
-    snapshot: LoadedSnapshot
-    sequence: SequenceState
-    request_id: str
-    observers: tuple[StepObserver, ...]
-    num_emitted: int = 0
-    """Tokens since the snapshot drafts for it."""
-    has_begun: bool = False
-    """Whether a round gave it anything."""
-    is_over: bool = False
-
-    @property
-    def seed(self) -> int:
-        return self.sequence.request.seed
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.sequence.request.prompt_ids)
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """Prompt tokens whose keys came from another text."""
-        return self.sequence.num_reused
-
-    def take(self, step: Step) -> None:
-        """Show a step to the observers."""
-        self.num_emitted += len(step.emitted)
-        for observer in self.observers:
-            observer.take(step)
-        if step.finish_reason is not None:
-            self.end(None)
-
-    def move(self, snapshot: LoadedSnapshot) -> None:
-        """Account for another snapshot that drafts from now on."""
-        self.snapshot, self.num_emitted = snapshot, 0
-        for observer in self.observers:
-            observer.move(snapshot.version)
-
-    def end(self, error: Exception | None) -> None:
-        """Tell the observers, once, that nothing follows."""
-        if not self.is_over:
-            self.is_over = True
-            for observer in self.observers:
-                observer.end(error)
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationOutput:
-    """The result of one round for a text: a step, or the error that ended it."""
-
-    generation: Generation
-    step: Step | None = None
-    error: Exception | None = None

@@ -186,6 +186,7 @@ class Scheduler:
         try:
             self._open(sequence)
         except Exception as exc:  # whatever the target has against it is this sequence's end, and no other's
+            sequence.end(exc)
             sequence.close()
             scheduled.failed.append((sequence, exc))
             return False

@@ -1,4 +1,4 @@
-"""One text under way: what was emitted, its keys in the target, and how its next tokens are drawn.
+"""One text under way: what was emitted, its keys in the target, how its next tokens are drawn, and who follows it.
 
 Shapes: N nodes of a tree, V vocabulary.
 """
@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from omnidraft.decode.drafting.safe_drafting import SafeDrafting, SafeRequest, SafeText
+from omnidraft.decode.drafting.safe_drafting import SafeRequest, SafeSession
 from omnidraft.decode.logprobs import client_logprobs, top_k_logprobs
+from omnidraft.decode.snapshot.slot import LoadedSnapshot
+from omnidraft.decode.step_telemetry import StepObserver
 from omnidraft.decode.verification import draw_path
 from omnidraft.errors import ContractError
 from omnidraft.ports import (
@@ -34,13 +36,21 @@ class SequenceState:
     noise: Noise
     pipeline: TokenDistributions
     stop_checker: StopCondition
-    drafting: SafeDrafting
-    draft: SafeText | None
-    """Its state in the drafter; None decodes plainly."""
     client: str = ""
     """Sequences are scheduled fairly over clients."""
     cache_scope: str | None = None
     """Sequences of one scope may reuse each other's keys; None reuses nothing."""
+    observers: tuple[StepObserver, ...] = ()
+    request_id: str = ""
+    snapshot: LoadedSnapshot = field(init=False)
+    """The snapshot that drafts for it; set by an engine alone."""
+    num_emitted: int = 0
+    """Tokens since the snapshot drafts for it."""
+    has_begun: bool = False
+    """Whether a round gave it anything."""
+    is_over: bool = False
+    draft: SafeSession | None = None
+    """Its state in the drafter; None decodes plainly."""
     session: TargetSession | None = None
     """The keys in the target; None while the sequence waits for its turn."""
     num_reused: int = 0
@@ -51,6 +61,14 @@ class SequenceState:
 
     def __post_init__(self) -> None:
         self.ids = list(self.request.prompt_ids)
+
+    @property
+    def seed(self) -> int:
+        return self.request.seed
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_ids)
 
     @property
     def num_left(self) -> int:
@@ -98,9 +116,11 @@ class SequenceState:
     def draw(self, tree: DraftTree, logits_NV: torch.Tensor, trace_top_k: int | None) -> Step:
         """Let the target draw its path through the tree, and keep it. Raises RequestError, ContractError."""
         position = len(self.ids)
+        rows = logits_NV.float().numpy() if logits_NV.is_cpu else logits_NV
 
         def draw(node: int, index: int) -> int:
-            logits_V: np.ndarray = logits_NV[node].float().cpu().numpy()  # row by row: most branches are not taken
+            row = rows[node]
+            logits_V = row if isinstance(row, np.ndarray) else row.float().cpu().numpy()  # most branches are not taken
             token = self.noise.draw(*self.pipeline.distribution(logits_V), position + index)
             self.pipeline.take(token)
             return token
@@ -117,6 +137,25 @@ class SequenceState:
         stop_string = self.stop_checker.stop_string
         return Step(tree, path.emitted, path.nodes, text, finish_reason, Timings(), traced, shown, stop_string)
 
+    def take(self, step: Step) -> None:
+        """Show a step to the observers."""
+        self.num_emitted += len(step.emitted)
+        for observer in self.observers:
+            observer.take(step)
+
+    def move(self, snapshot: LoadedSnapshot) -> None:
+        """Account for another snapshot that drafts from now on."""
+        self.snapshot, self.num_emitted = snapshot, 0
+        for observer in self.observers:
+            observer.move(snapshot.version)
+
+    def end(self, error: Exception | None) -> None:
+        """Tell the observers, once, that nothing follows."""
+        if not self.is_over:
+            self.is_over = True
+            for observer in self.observers:
+                observer.end(error)
+
     def forget(self) -> None:
         """Leave no keys behind, neither in the target nor in the drafter."""
         self.cache_scope, self.request = None, replace(self.request, is_forgotten=True)
@@ -127,10 +166,11 @@ class SequenceState:
             self.session.close()
             self.session = None
         if self.draft is not None:
-            self.drafting.pause(self.draft)
+            self.draft.pause()
 
     def close(self) -> None:
-        """Free the keys for good."""
+        """End the text, and free its keys for good."""
+        self.end(None)
         self.release()
         if self.draft is not None:
-            self.drafting.close(self.draft)
+            self.draft.close()

@@ -6,6 +6,7 @@ answer, not in them.
 
 import codecs
 
+from omnidraft.errors import RequestError
 from omnidraft.ports import FinishReason, Request
 from omnidraft.vocab.thoughts import Phase
 from omnidraft.vocab.tokenizer import Vocabulary
@@ -15,13 +16,18 @@ class StopChecker:
     """Follows the tokens of one answer, decides when it ends and which text may be shown."""
 
     def __init__(self, request: Request, vocabulary: Vocabulary) -> None:
+        """Raises RequestError where a stop string is no text: what ended the answer could not be told."""
+        try:
+            self._stop_strings = {stop: stop.decode() for stop in request.stop_strings}
+        except UnicodeDecodeError as exc:
+            raise RequestError(f"stop: {exc.object!r} is not UTF-8; give whole characters") from None
         self._request = request
         self._vocabulary = vocabulary
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._pending = b""
         self._num_emitted = 0
         self._state = None if request.thoughts is None else request.thoughts.start
-        self._longest_stop = max((len(stop) for stop in request.stop_strings), default=0)
+        self._longest_stop = max(map(len, self._stop_strings), default=0)
         self.finish_reason: FinishReason | None = None
         self.stop_string: str | None = None
         """The stop string that ended the answer, if one did."""
@@ -36,11 +42,11 @@ class StopChecker:
         if self._request.thoughts is not None and self._state is not None:
             self._state = self._request.thoughts.after(self._state, token)
         start = len(self._pending) - self._num_content
-        matches = [(at, stop) for stop in self._request.stop_strings if (at := self._pending.find(stop, start)) >= 0]
+        matches = [(at, stop) for stop in self._stop_strings if (at := self._pending.find(stop, start)) >= 0]
         if matches:
             at, stop = min(matches)
             at += len(stop) * self._request.keeps_stop
-            self._pending, self.stop_string = self._pending[:at], stop.decode()
+            self._pending, self.stop_string = self._pending[:at], self._stop_strings[stop]
             self.finish_reason = FinishReason.STOP
         elif self._num_emitted >= self._request.max_new_tokens:
             self.finish_reason = FinishReason.LENGTH
@@ -69,6 +75,6 @@ class StopChecker:
         """Return the length of the longest suffix that is a prefix of a stop string."""
         for length in range(min(self._longest_stop, self._num_content), 0, -1):
             tail = self._pending[-length:]
-            if any(stop.startswith(tail) for stop in self._request.stop_strings):
+            if any(stop.startswith(tail) for stop in self._stop_strings):
                 return length
         return 0

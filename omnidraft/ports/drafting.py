@@ -128,11 +128,6 @@ class Proposer(Protocol):
         are distinct. A proposer that cannot batch inherits this: one text after another."""
         return [each.session.propose(each.position, each.limits, each.noise) for each in requests]
 
-    def observe_all(self, emitted: Sequence[tuple[ProposerSession, Sequence[int]]]) -> None:
-        """Learn the ids that the target emitted for each of these texts after the last trees."""
-        for session, ids in emitted:
-            session.observe(ids)
-
 
 @dataclass(frozen=True, slots=True)
 class RoundText:

@@ -122,7 +122,7 @@ class Answer:
         prompts = [text.generation for text in texts[:: self.body.n or 1] if text.generation]
         num_prompt = sum(each.num_prompt_tokens for each in prompts)
         num_completion = sum(text.stats.num_tokens for text in texts)
-        num_cached = sum(each.num_cached_tokens for each in prompts)
+        num_cached = sum(each.num_reused for each in prompts)
         return Usage(
             prompt_tokens=num_prompt,
             completion_tokens=num_completion,

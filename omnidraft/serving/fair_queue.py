@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from omnidraft.decode.generation import Generation
+from omnidraft.decode.sequence import SequenceState
 from omnidraft.serving.queued_request import QueuedRequest, QueuedText
 
 MAX_IDLE_CLIENTS = 256
@@ -189,7 +189,7 @@ class EngineQueue:
     running: dict[QueuedRequest, float] = field(default_factory=dict)
     """With the start of each, by the monotonic clock."""
     scoring: PromptScoring = field(default_factory=PromptScoring)
-    texts: dict[Generation, tuple[QueuedRequest, int]] = field(default_factory=dict)
+    texts: dict[SequenceState, tuple[QueuedRequest, int]] = field(default_factory=dict)
     """The running texts, each with its index among those of its request."""
 
     def retry_after_s(self) -> int:

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from omnidraft.decode.engine import Engine
-from omnidraft.decode.generation import Generation, GenerationRequest
+from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.prompt_logprobs import PromptToken
 from omnidraft.decode.prompting import prompt_bytes
+from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Request, Step
@@ -21,7 +22,7 @@ class QueuedText:
     stats: DecodeStats = field(default_factory=DecodeStats)
     decoded: Request | None = None
     """The request in ids; None until QueuedRequest.tokenize was called."""
-    generation: Generation | None = None
+    generation: SequenceState | None = None
     """None until decoding begins."""
     prompt_tokens: list[PromptToken] = field(default_factory=list)
     """The prompt's tokens after the first, with their log-probabilities, where the request asks for them."""

@@ -5,8 +5,8 @@ import threading
 import time
 from collections import defaultdict
 
+from omnidraft.decode.decoder import SequenceOutput
 from omnidraft.decode.engine import Engine
-from omnidraft.decode.generation import GenerationOutput
 from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Metrics
 from omnidraft.serving.fair_queue import EngineQueue
@@ -205,17 +205,17 @@ class RequestQueue:
         for output in outputs:
             self._hand_over(output, queue)
 
-    def _hand_over(self, output: GenerationOutput, queue: EngineQueue) -> None:
-        if output.generation not in queue.texts:
+    def _hand_over(self, output: SequenceOutput, queue: EngineQueue) -> None:
+        if output.sequence not in queue.texts:
             return  # another text of its request failed in the same round
-        request, index = queue.texts[output.generation]
+        request, index = queue.texts[output.sequence]
         if output.step is not None:
             request.texts[index].stats.take(output.step)
             request.put((index, output.step))
         if output.error is not None:
             self._finish(request, queue, output.error)
-        elif output.generation.is_over:
-            del queue.texts[output.generation]
+        elif output.sequence.is_over:
+            del queue.texts[output.sequence]
             if all(other is not request for other, _ in queue.texts.values()):
                 self._finish(request, queue, None)
 

@@ -9,7 +9,6 @@ Shapes: D the drafter's vocabulary, T the target's, one more than its ids where 
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from omnidraft.decode.sampling.grammar_cursor import GrammarCursor
 from omnidraft.decode.sampling.logits_pipeline import Bias, Penalties, repetition_penalised
@@ -66,16 +65,16 @@ class DraftConstraints:
             return False
         return self._cursor is None or self._cursor.allows_all(path, tokens)
 
-    def adjusted(self, logits_D: torch.Tensor, alignment: Alignment, path: Sequence[int]) -> torch.Tensor:
+    def adjusted(self, logits_D: np.ndarray, alignment: Alignment, path: Sequence[int]) -> np.ndarray:
         """Return the drafter's logits after the path as penalties, bias and grammar leave them, each token changed like
         the target token that it begins with; -inf where that is forbidden."""
         first_D = alignment.first_D
-        logits = logits_D.float().cpu().numpy()[: len(first_D)].copy()
+        logits = logits_D[: len(first_D)].copy()
         self._shift.apply(logits, first_D, alignment.num_target, path)
         if self._cursor is not None:
             is_allowed_T = np.append(self._cursor.allowed(path, alignment.num_target), False)
             logits[~is_allowed_T[first_D]] = -np.inf
-        return torch.from_numpy(logits)
+        return logits
 
     def forced(self, path: Sequence[int]) -> tuple[list[int], bool]:
         """Return what must follow the path and whether nothing else can: the one token or the stop ids; or tokens that

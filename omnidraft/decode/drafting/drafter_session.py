@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from omnidraft.decode.common_prefix import common_prefix
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, temperature_bin
 from omnidraft.decode.drafting.draft_tree_builder import TextDraft
-from omnidraft.decode.drafting.forced_prefixes import ForcedPrefixes
-from omnidraft.decode.drafting.forced_tokens import ForcedRuns
+from omnidraft.decode.drafting.forced_tokens import ForcedPrefixes, ForcedRuns
 from omnidraft.decode.drafting.loaded_factors import OpenSession
 from omnidraft.decode.drafting.ranking import CandidateRanker
 from omnidraft.decode.drafting.token_mapping import AFTER_TEXT, DraftPrefix, TokenMapper
+from omnidraft.errors import ModelError
 from omnidraft.ports import DraftSession, Request, RoundPlan
 
 if TYPE_CHECKING:
@@ -219,30 +220,34 @@ class Extension:
         return self.session.model, ids, parents
 
     def expand_all(self, prefixes: Sequence[DraftPrefix], logits_RD: torch.Tensor, plan: RoundPlan) -> None:
-        """Add the drafter's candidates after each of these prefixes, whose rows the last step computed."""
+        """Add the drafter's candidates after each of these prefixes, whose rows the last step computed. Raises
+        ModelError where these are no numbers."""
         assert self.session.model is not None
+        rows = logits_RD.float().cpu().numpy()
+        if not np.isfinite(rows.max(-1)).all():
+            raise ModelError("the drafter's logits are not finite; roll back to the previous snapshot")
         head = self.session.model.acceptance_probabilities() if plan.uses_acceptance_head else None
         for prefix in prefixes:
             assert prefix.row is not None
             row = prefix.row - self.num_branched  # counted from the end of the step's rows
             prefix.acceptance = None if head is None else head[row]
             if prefix.heals:
-                self._expand_healed(prefix, logits_RD[row])
+                self._expand_healed(prefix, rows[row])
             else:
-                self._expand(prefix, logits_RD[row], self.num_candidates, prefix.share)
+                self._expand(prefix, rows[row], self.num_candidates, prefix.share)
 
-    def _expand_healed(self, prefix: DraftPrefix, logits_D: torch.Tensor) -> None:
+    def _expand_healed(self, prefix: DraftPrefix, logits_D: np.ndarray) -> None:
         """Add the tokens that begin with the line break at the end of the text; the break alone is a candidate too, of
         which a chain takes the likelier."""
         healing = self.session.drafter.healing
         assert healing is not None
-        logits, q = healing.divided(logits_D.float().cpu().numpy())
+        logits, q = healing.divided(logits_D)
         is_likely = q > 0.5
-        self._expand(prefix, torch.from_numpy(logits), self.num_candidates - is_likely, 1 - q)
+        self._expand(prefix, logits, self.num_candidates - is_likely, 1 - q)
         if is_likely or self.num_candidates > 1:
             self._add_prefix(DraftPrefix(prefix, healing.break_id, ends=prefix.ends, share=q))
 
-    def _expand(self, prefix: DraftPrefix, logits_D: torch.Tensor, num_candidates: int, share: float) -> None:
+    def _expand(self, prefix: DraftPrefix, logits_D: np.ndarray, num_candidates: int, share: float) -> None:
         """Add the drafter's candidates after this prefix, which have this share of what may follow, and the new
         prefixes that may be extended."""
         session, tree, noise = self.session, self.draft.tree, self.draft.noise

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
-from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder, TextDraft
+from omnidraft.decode.drafting.draft_tree_builder import TextDraft
 from omnidraft.decode.drafting.suffix_source import MatchDrafting
+from omnidraft.decode.drafting.tree_proposer import DraftSource, DraftSourceSession
 from omnidraft.memory.match import SuffixMatch
 from omnidraft.memory.prediction_alignment import PredictionAlignment
 from omnidraft.ports import Request, RoundPlan, Source
@@ -20,8 +21,8 @@ out ids."""
 
 
 @dataclass(frozen=True, slots=True)
-class PredictionSource:
-    """Implements tree_proposer.DraftSource."""
+class PredictionSource(DraftSource):
+    """Drafts for texts that a client predicts."""
 
     vocab_size: int
     """Ids from here on are never drafted."""
@@ -31,36 +32,26 @@ class PredictionSource:
         drafting = MatchDrafting.of(request, Source.PREDICTION, "predicted", self.vocab_size, calibrator)
         return PredictionSession(request, drafting)
 
-    def extend_all(self, sessions: Sequence["PredictionSession"], drafts: Sequence[TextDraft], plan: RoundPlan) -> None:
-        """See tree_proposer.DraftSource."""
-        for session, draft in zip(sessions, drafts, strict=True):
-            session.extend(draft.tree, draft.limits.num_nodes)
 
-
-class PredictionSession:
-    """Implements tree_proposer.DraftSourceSession."""
+class PredictionSession(DraftSourceSession):
+    """The places of the prediction that one text may stand at."""
 
     def __init__(self, request: Request, drafting: MatchDrafting) -> None:
         self._ids = request.prediction_ids
         self._drafting = drafting
         self._alignment = PredictionAlignment(self._ids) if self._ids else None
 
-    def extend(self, tree: DraftTreeBuilder, num_nodes: int) -> None:
-        """Add up to `num_nodes` nodes from each place that the text may stand at. Behind a run of equal ids its length
-        tells how sure the next one is; behind a change the alignment does."""
+    def extend(self, draft: TextDraft, plan: RoundPlan) -> None:
+        """Draft from each place that the text may stand at. Behind a run of equal ids its length tells how sure the
+        next one is; behind a change the alignment does."""
+        num_nodes = draft.limits.num_nodes
         if self._alignment is not None and num_nodes:
             for place in self._alignment.best(_MAX_PLACES):
                 match = SuffixMatch(self._ids, [place.position], place.run, 1)
                 known = None if place.run else place.probability
-                self._drafting.extend(tree, "predicted" if place.run else "changed", match, num_nodes, known)
+                self._drafting.extend(draft.tree, "predicted" if place.run else "changed", match, num_nodes, known)
 
     def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:
         """See tree_proposer.DraftSourceSession."""
         if self._alignment is not None:
             self._alignment.append(emitted)
-
-    def reset(self) -> None:
-        """See tree_proposer.DraftSourceSession."""
-
-    def close(self) -> None:
-        """See tree_proposer.DraftSourceSession."""

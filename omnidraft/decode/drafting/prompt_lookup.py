@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, CandidateKind
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder, TextDraft
+from omnidraft.decode.drafting.tree_proposer import DraftSource, DraftSourceSession
 from omnidraft.ports import Request, RoundPlan, Source
 
 _LONGEST, _SHORTEST = 4, 2
@@ -17,23 +18,16 @@ _MOST_INDEXED = 16_384
 _PRIOR = 0.3
 
 
-class PromptLookup:
-    """Implements tree_proposer.DraftSource."""
+class PromptLookup(DraftSource):
+    """Drafts for texts whose ends occurred in them before."""
 
     def open(self, request: Request, calibrator: AcceptanceCalibrator) -> "PromptLookupSession":
         """See tree_proposer.DraftSource."""
         return PromptLookupSession(request.prompt_ids, calibrator)
 
-    def extend_all(
-        self, sessions: Sequence["PromptLookupSession"], drafts: Sequence[TextDraft], plan: RoundPlan
-    ) -> None:
-        """See tree_proposer.DraftSource."""
-        for session, draft in zip(sessions, drafts, strict=True):
-            session.extend(draft.tree)
 
-
-class PromptLookupSession:
-    """Implements tree_proposer.DraftSourceSession."""
+class PromptLookupSession(DraftSourceSession):
+    """The places of one text by the tokens before them."""
 
     def __init__(self, prompt_ids: Sequence[int], calibrator: AcceptanceCalibrator) -> None:
         self._calibrator = calibrator
@@ -41,23 +35,17 @@ class PromptLookupSession:
         self._next_index: dict[tuple[int, ...], int] = {}
         self._add(prompt_ids[-_MOST_INDEXED:])
 
-    def extend(self, tree: DraftTreeBuilder) -> None:
+    def extend(self, draft: TextDraft, plan: RoundPlan) -> None:
         """Copy what followed the longest match of the text's end."""
         for length in range(_LONGEST, _SHORTEST - 1, -1):
             next_index = self._next_index.get(tuple(self._ids[-length:]))
             if next_index is not None and next_index < len(self._ids):
-                self._copy(tree, self._ids[next_index : next_index + _MOST_COPIED], length)
+                self._copy(draft.tree, self._ids[next_index : next_index + _MOST_COPIED], length)
                 return
 
     def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:
         """See tree_proposer.DraftSourceSession."""
         self._add(emitted)
-
-    def reset(self) -> None:
-        """See tree_proposer.DraftSourceSession."""
-
-    def close(self) -> None:
-        """See tree_proposer.DraftSourceSession."""
 
     def _copy(self, tree: DraftTreeBuilder, ids: Sequence[int], length: int) -> None:
         node: int | None = 0

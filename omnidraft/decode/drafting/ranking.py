@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from omnidraft.decode.drafting.constraints import DraftConstraints
 from omnidraft.ports import Noise, Sampling
@@ -49,8 +48,8 @@ class Candidate:
 class CandidateRanker:
     """The drafter's next target tokens after one prefix."""
 
-    def __init__(self, logits_D: torch.Tensor, alignment: Alignment, sampling: Sampling) -> None:
-        ids_K, q_K = most_probable(logits_D.float().cpu().numpy())
+    def __init__(self, logits_D: np.ndarray, alignment: Alignment, sampling: Sampling) -> None:
+        ids_K, q_K = most_probable(logits_D)
         is_known = (ids_K < alignment.num_draft) & (q_K > 0)
         is_known[is_known] = alignment.first_D[ids_K[is_known]] < alignment.num_target
         self._draft_ids, self._draft_q = ids_K[is_known], q_K[is_known]

@@ -1,13 +1,14 @@
 """The exception boundary of drafting: no exception of a proposer ends a text.
 
 A draft is never needed, so here every exception is caught: a bug, a broken snapshot, out of memory. After a failure the
-state of the drafter's KV cache is unknown and forgotten. Texts that failed together are drafted for one by one in the
-next round, so that the one at fault is found; it continues as plain decoding gives it, without drafts to its end.
+state of the drafter's KV cache is unknown and forgotten. Texts that failed together are drafted for one by one at once,
+so that the one at fault is found; it continues as plain decoding gives it, without drafts to its end.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from omnidraft.errors import ContractError
@@ -56,130 +57,107 @@ class DraftingFailures:
             )
 
 
-@dataclass(slots=True, eq=False)
-class SafeText:
-    """One text that SafeDrafting drafts for."""
+class SafeSession:
+    """A proposer's session for one text, which raises nothing: once it has failed alone, it drafts no more."""
 
-    proposer: Proposer
-    session: ProposerSession | None
-    """None once drafting failed for it alone; it gets no more drafts."""
-    root: int
-    """The last emitted id."""
-    is_suspect: bool = False
-    """Whether drafting failed for it and others together; it is drafted for alone until that succeeds."""
+    def __init__(self, proposer: Proposer, request: Request, vocab_size: int, failures: DraftingFailures) -> None:
+        """Begin a text of a target with a vocabulary of `vocab_size`."""
+        self.proposer, self.vocab_size, self.failures = proposer, vocab_size, failures
+        self.root = request.prompt_ids[-1]
+        """The last emitted id."""
+        self.session: ProposerSession | None = None
+        """None once drafting failed."""
+        try:
+            self.session = proposer.open(request)
+        except Exception as exc:  # the boundary: see above
+            failures.report(exc)
+
+    def observe(self, emitted: Sequence[int]) -> None:
+        """See ports.ProposerSession."""
+        self.root = emitted[-1]
+        self._call(lambda session: session.observe(emitted))
+
+    def pause(self) -> None:
+        """See ports.ProposerSession."""
+        self._call(lambda session: session.pause())
+
+    def reset(self) -> None:
+        """See ports.ProposerSession."""
+        self._call(lambda session: session.reset())
+
+    def close(self) -> None:
+        """See ports.ProposerSession."""
+        self._call(lambda session: session.close())
+
+    def fail(self, error: Exception) -> None:
+        """Report an exception and draft no more; the KV cache, whose state is unknown, is forgotten."""
+        self.failures.report(error)
+        session, self.session = self.session, None
+        with suppress(Exception):  # the boundary: see above; the failure is reported
+            if session is not None:
+                session.reset()
+
+    def _call(self, call: Callable[[ProposerSession], None]) -> None:
+        try:
+            if self.session is not None:
+                call(self.session)
+        except Exception as exc:  # the boundary: see above
+            self.fail(exc)
 
 
 @dataclass(frozen=True, slots=True)
 class SafeRequest:
     """One text that a tree is drafted for; see ports.DraftRequest."""
 
-    text: SafeText
+    text: SafeSession
     position: int
     limits: TreeLimits
     noise: Noise
 
 
-class SafeDrafting:
-    """Drafts for many texts, each with the proposer of its snapshot, and never raises."""
-
-    def __init__(self, vocab_size: int, failures: DraftingFailures) -> None:
-        """Draft for a target with a vocabulary of `vocab_size`."""
-        self._vocab_size = vocab_size
-        self._failures = failures
-
-    def open(self, proposer: Proposer, request: Request) -> SafeText:
-        """Begin a text."""
-        text = SafeText(proposer, None, request.prompt_ids[-1])
-        try:
-            text.session = proposer.open(request)
-        except Exception as exc:  # the boundary: see above
-            self._failures.report(exc)
-        return text
-
-    def propose_all(self, requests: Sequence[SafeRequest], others: OtherTexts = NO_OTHERS) -> list[DraftTree]:
-        """See ports.Proposer; an empty tree replaces one that would change the text."""
-        trees = {id(each.text): DraftTree.empty(each.text.root) for each in requests}
-        for group in _groups(requests):
-            drafted = self._propose(group, others.with_more(len(requests) - len(group)))
-            trees |= {id(each.text): tree for each, tree in drafted if self._is_harmless(each, tree)}
-        return [trees[id(each.text)] for each in requests]
-
-    def observe_all(self, emitted: Sequence[tuple[SafeText, Sequence[int]]]) -> None:
-        """See ports.Proposer. Texts are observed one by one, so that a failure costs no other text its drafts."""
-        for text, ids in emitted:
-            text.root = ids[-1]
-            if text.session is not None:
-                try:
-                    text.proposer.observe_all([(text.session, ids)])
-                except Exception as exc:  # the boundary: see above
-                    self._fail([text], exc)
-
-    def pause(self, text: SafeText) -> None:
-        """See ports.ProposerSession."""
-        self._call(text, lambda session: session.pause())
-
-    def reset(self, text: SafeText) -> None:
-        """See ports.ProposerSession."""
-        self._call(text, lambda session: session.reset())
-
-    def close(self, text: SafeText) -> None:
-        """See ports.ProposerSession."""
-        self._call(text, lambda session: session.close())
-
-    def _propose(self, group: Sequence[SafeRequest], others: OtherTexts) -> list[tuple[SafeRequest, DraftTree]]:
-        """Return the trees of texts that are drafted for together; none after a failure."""
-        requests = [
-            DraftRequest(each.text.session, each.position, each.limits, each.noise)
-            for each in group
-            if each.text.session is not None
-        ]
-        try:
-            drafted = list(zip(group, group[0].text.proposer.propose_all(requests, others), strict=True))
-        except Exception as exc:  # the boundary: see above
-            self._fail([each.text for each in group], exc)
-            return []
-        for each in group:
-            each.text.is_suspect = False
-        return drafted
-
-    def _is_harmless(self, request: SafeRequest, tree: DraftTree) -> bool:
-        try:
-            require_harmless(tree, request.text.root, request.limits, self._vocab_size)
-        except Exception as exc:  # the boundary: see above
-            self._fail([request.text], exc)
-            return False
-        return True
-
-    def _fail(self, texts: Sequence[SafeText], error: Exception) -> None:
-        """Report the exception and forget the KV caches, whose state is unknown."""
-        self._failures.report(error)
-        for text in texts:
-            text.is_suspect = True
-            session = text.session
-            if len(texts) == 1:
-                text.session = None
-            if session is not None:
-                try:
-                    session.reset()
-                except Exception:  # the boundary: see above; the failure is reported
-                    text.session = None
-
-    def _call(self, text: SafeText, call: Callable[[ProposerSession], None]) -> None:
-        try:
-            if text.session is not None:
-                call(text.session)
-        except Exception as exc:  # the boundary: see above
-            self._fail([text], exc)
-
-
-def _groups(requests: Sequence[SafeRequest]) -> list[list[SafeRequest]]:
-    """Return the texts that are drafted for together: those of one proposer, suspects alone, failed ones not at all."""
-    groups: dict[tuple[int, int], list[SafeRequest]] = {}
-    for each in requests:
+def propose_all(requests: Sequence[SafeRequest], others: OtherTexts = NO_OTHERS) -> list[DraftTree]:
+    """See ports.Proposer: each text is drafted for by its own, and an empty tree replaces one that would change it."""
+    trees = [DraftTree.empty(each.text.root) for each in requests]
+    groups: dict[int, list[int]] = {}
+    for at, each in enumerate(requests):
         if each.text.session is not None:
-            alone = id(each.text) if each.text.is_suspect else 0
-            groups.setdefault((id(each.text.proposer), alone), []).append(each)
-    return list(groups.values())
+            groups.setdefault(id(each.text.proposer), []).append(at)
+    for group in groups.values():
+        drafted = _propose([requests[at] for at in group], others.with_more(len(requests) - len(group)))
+        for at, tree in zip(group, drafted, strict=True):
+            trees[at] = tree
+    return trees
+
+
+def _propose(requests: Sequence[SafeRequest], others: OtherTexts) -> list[DraftTree]:
+    """Return the trees of texts of one proposer. Where drafting for several fails, each is drafted for alone, so that
+    the one at fault is found."""
+    first = requests[0].text
+    inner = [
+        DraftRequest(each.text.session, each.position, each.limits, each.noise)
+        for each in requests
+        if each.text.session is not None
+    ]
+    try:
+        drafted = first.proposer.propose_all(inner, others)
+        return [_harmless(each, tree) for each, tree in zip(requests, drafted, strict=True)]
+    except Exception as exc:  # the boundary: see above
+        if len(requests) == 1:
+            first.fail(exc)
+            return [DraftTree.empty(first.root)]
+        first.failures.report(exc)
+    for each in requests:
+        each.text.reset()
+    return [propose_all([each], others.with_more(len(requests) - 1))[0] for each in requests]
+
+
+def _harmless(request: SafeRequest, tree: DraftTree) -> DraftTree:
+    try:
+        require_harmless(tree, request.text.root, request.limits, request.text.vocab_size)
+    except Exception as exc:  # the boundary: see above
+        request.text.fail(exc)
+        return DraftTree.empty(request.text.root)
+    return tree
 
 
 def require_harmless(tree: DraftTree, root: int, limits: TreeLimits, vocab_size: int) -> None:

@@ -22,6 +22,7 @@ from omnidraft.decode.drafting.acceptance_stats import (
     temperature_bin,
 )
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder, TextDraft
+from omnidraft.decode.drafting.tree_proposer import DraftSource, DraftSourceSession
 from omnidraft.memory.incremental_index import IncrementalIndex
 from omnidraft.memory.local_alignment import LocalAlignment
 from omnidraft.memory.match import SuffixMatch
@@ -67,8 +68,8 @@ def no_fleet_memory(tenant: str) -> SuffixIndex | None:
 
 
 @dataclass(frozen=True, slots=True)
-class SuffixSource:
-    """Implements tree_proposer.DraftSource."""
+class SuffixSource(DraftSource):
+    """Drafts from the text itself, from those of the worker and from those of the fleet."""
 
     vocab_size: int
     """Ids from here on are never drafted, whatever a memory holds."""
@@ -80,17 +81,9 @@ class SuffixSource:
         is drafted no more."""
         return SuffixSession(self, request, calibrator)
 
-    def extend_all(self, sessions: Sequence["SuffixSession"], drafts: Sequence[TextDraft], plan: RoundPlan) -> None:
-        """See tree_proposer.DraftSource."""
-        for session, draft in zip(sessions, drafts, strict=True):
-            if draft.limits.num_nodes and plan.should_search(draft.index):
-                started_s = time.perf_counter()
-                session.extend(draft.tree, draft.limits.num_nodes)
-                draft.tree.search_s += time.perf_counter() - started_s
 
-
-class SuffixSession:
-    """Implements tree_proposer.DraftSourceSession."""
+class SuffixSession(DraftSourceSession):
+    """What one text has said, and where the memories go on behind its end."""
 
     def __init__(self, source: SuffixSource, request: Request, calibrator: AcceptanceCalibrator) -> None:
         self._source = source
@@ -101,20 +94,17 @@ class SuffixSession:
         self._alignment = LocalAlignment()
         self._append(request.prompt_ids)
 
-    def extend(self, tree: DraftTreeBuilder, num_nodes: int) -> None:
-        """Add up to `num_nodes` nodes from each memory."""
-        for memory, match in self._matches():
-            self._drafting.extend(tree, memory, match, num_nodes)
+    def extend(self, draft: TextDraft, plan: RoundPlan) -> None:
+        """Draft from each memory, where searching them pays."""
+        if draft.limits.num_nodes and plan.should_search(draft.index):
+            started_s = time.perf_counter()
+            for memory, match in self._matches():
+                self._drafting.extend(draft.tree, memory, match, draft.limits.num_nodes)
+            draft.tree.search_s += time.perf_counter() - started_s
 
     def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:
         """See tree_proposer.DraftSourceSession."""
         self._append(emitted)
-
-    def reset(self) -> None:
-        """See tree_proposer.DraftSourceSession."""
-
-    def close(self) -> None:
-        """See tree_proposer.DraftSourceSession."""
 
     def _append(self, ids: Sequence[int]) -> None:
         self._text.append(ids)
@@ -142,9 +132,10 @@ class SuffixSession:
     def _aligned(self, min_score: int) -> Iterator[tuple[Memory, SuffixMatch]]:
         """Yield the places in this text that its end, with changes, resembles by at least `min_score`."""
         for place in self._alignment.best(_MAX_ALIGNED):
-            if place.score >= min_score:
-                match = SuffixMatch(self._text.ids, [place.position], place.score, 1)
-                yield "aligned" if place.is_equal else "changed", match
+            if place.score < min_score:
+                return  # the others say less still
+            match = SuffixMatch(self._text.ids, [place.position], place.score, 1)
+            yield "aligned" if place.is_equal else "changed", match
 
 
 @dataclass(frozen=True, slots=True)

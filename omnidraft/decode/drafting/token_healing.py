@@ -55,8 +55,10 @@ class TokenHealing:
         that it is the break alone, among all that begin with it."""
         assert self.break_id is not None
         ids = [self.break_id, *self._behind_break]
-        odds = np.exp(logits_D[ids] - logits_D[ids].max())
         logits = np.full_like(logits_D, -np.inf)
+        if (best := logits_D[ids].max()) == -np.inf:
+            return logits, 1.0
+        odds = np.exp(logits_D[ids] - best)
         logits[ids[1:]] = logits_D[ids[1:]]
         return logits, float(odds[0] / odds.sum())
 

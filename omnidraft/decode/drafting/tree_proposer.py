@@ -40,9 +40,11 @@ class DraftSourceSession(Protocol):
 
     def reset(self) -> None:
         """See ports.ProposerSession."""
+        return
 
     def close(self) -> None:
         """Free the memory, which is taken again when the text is drafted for again."""
+        return
 
 
 class DraftSource(Protocol):
@@ -53,7 +55,9 @@ class DraftSource(Protocol):
 
     def extend_all(self, sessions: Sequence[Any], drafts: Sequence[TextDraft], plan: RoundPlan) -> None:
         """Add candidates to the tree of each of these sessions, which are this source's, after the root, or after those
-        of other sources."""
+        of other sources. A source that cannot batch inherits this: one text after another."""
+        for session, draft in zip(sessions, drafts, strict=True):
+            session.extend(draft, plan)
 
 
 class TreeProposer(Proposer):
@@ -79,20 +83,19 @@ class TreeProposer(Proposer):
 
     def propose_all(self, requests: Sequence[DraftRequest], others: OtherTexts = NO_OTHERS) -> list[DraftTree]:
         """See ports.Proposer. Texts of one mode are drafted for together."""
-        trees: dict[int, DraftTree] = {}
         by_mode: dict[Mode, list[DraftRequest]] = {}
         for each in requests:
             by_mode.setdefault(_session(each).request.mode, []).append(each)
-        for mode, group in by_mode.items():
-            beside = others.with_more(len(requests) - len(group))
-            for each, tree in zip(group, self._propose_group(group, self.policy_for(mode), beside), strict=True):
-                trees[id(each)] = tree
-        return [trees[id(each)] for each in requests]
+        trees = {
+            mode: iter(self._propose_group(group, self.policy_for(mode), others.with_more(len(requests) - len(group))))
+            for mode, group in by_mode.items()
+        }
+        return [next(trees[_session(each).request.mode]) for each in requests]
 
     def _propose_group(self, requests: Sequence[DraftRequest], policy: Policy, others: OtherTexts) -> list[DraftTree]:
         sessions = [_session(each) for each in requests]
         texts = [RoundText(each.request.tenant, each.request.max_new_tokens, each.request.work) for each in sessions]
-        plan, this_round = policy.start_round(texts, others), Round(policy, others)
+        plan, this_round = policy.start_round(texts, others), Round(policy, others, len(texts))
         drafts = [each.begin(index, requests[index], this_round) for index, each in enumerate(sessions)]
         for number, source in enumerate(self.sources):
             for session in sessions:
@@ -113,16 +116,16 @@ class Round:
 
     policy: Policy
     others: OtherTexts
-    waiting: set[int] = field(default_factory=set)
-    """Identities of the texts whose emitted ids are not known yet."""
+    num_waiting: int
+    """Texts whose emitted ids are not known yet."""
     outcomes: list[TextOutcome] = field(default_factory=list)
 
-    def end(self, session: "TreeSession", outcome: TextOutcome | None) -> None:
+    def end(self, outcome: TextOutcome | None) -> None:
         """Add the outcome of one text; None where there is none, because drafting failed or the text ended."""
-        self.waiting.discard(id(session))
+        self.num_waiting -= 1
         if outcome is not None:
             self.outcomes.append(outcome)
-        if self.outcomes and not self.waiting:
+        if self.outcomes and not self.num_waiting:
             self.policy.update(self.outcomes, self.others)
 
 
@@ -157,7 +160,6 @@ class TreeSession:
         num_drafter_nodes = min(limits.num_nodes, self.request.num_draft_tokens)
         self._draft = TextDraft(index, tree, request.position, limits, request.noise, num_drafter_nodes)
         self._round = this_round
-        this_round.waiting.add(id(self))
         return self._draft
 
     def extend_forced(self) -> None:
@@ -224,7 +226,7 @@ class TreeSession:
     def _end_round(self, outcome: TextOutcome | None) -> None:
         ended, self._round, self._draft = self._round, None, None
         if ended is not None:
-            ended.end(self, outcome)
+            ended.end(outcome)
 
     def _calibrate(self, tree: DraftTreeBuilder, reached: Sequence[tuple[int, int]]) -> None:
         for node, token in reached:

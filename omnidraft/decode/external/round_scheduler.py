@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting, SafeRequest
+from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeRequest, propose_all
 from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.external.request_options import NO_OPTIONS, RequestOptions
 from omnidraft.decode.external.sequence_tracker import ExternalSequence, SequenceTracker
@@ -77,7 +77,6 @@ class RoundScheduler:
         self,
         factory: SequenceFactory,
         tracker: SequenceTracker[ExternalSequence],
-        drafting: SafeDrafting,
         update_pass: Callable[[int, float], None],
         memory: DrafterMemory,
         metrics: Metrics,
@@ -91,7 +90,6 @@ class RoundScheduler:
     ) -> None:
         self._factory = factory
         self._tracker = tracker
-        self._drafting = drafting
         self._update_pass = update_pass
         self._memory = memory
         self._metrics = metrics
@@ -180,7 +178,7 @@ class RoundScheduler:
         self._failures.report(error)
         self._last_round = None
         for seq in self._tracker.clear():
-            self._drafting.reset(seq.drafting)
+            seq.drafting.reset()
 
     def _match(
         self, emitted: Sequence[Sequence[int]], ids_of: Callable[[int], np.ndarray], options_of: OptionsOf
@@ -238,7 +236,7 @@ class RoundScheduler:
                 seq.record_builder.take(step)
                 if new_ids[-1] in self._stop_ids:  # most likely over: the engine may not come back to say so
                     seq.record_builder.flush(FinishReason.STOP)
-            self._drafting.observe_all([(seq.drafting, new_ids)])
+            seq.drafting.observe(new_ids)
             self._tracker.append(seq, new_ids)
 
     def _step(self, seq: ExternalSequence, ids: Sequence[int], pass_s: float, logits_NV: torch.Tensor | None) -> Step:
@@ -261,21 +259,21 @@ class RoundScheduler:
             if seq.record_builder is not None:
                 seq.record_builder.flush(FinishReason.STOP if is_over else None)
             if is_over:
-                self._drafting.close(seq.drafting)
+                seq.drafting.close()
                 self._tracker.remove(seq)
             else:
-                self._drafting.pause(seq.drafting)
+                seq.drafting.pause()
 
     def _evict(self) -> None:
         for seq in self._tracker.evict():
-            self._drafting.close(seq.drafting)
+            seq.drafting.close()
 
     def _draft(self, active: Sequence[ExternalSequence]) -> dict[int, list[int]]:
         """Return the draft tokens by the identity of a sequence."""
         if not active:
             return {}
         requests = [SafeRequest(seq.drafting, len(seq.tokens), self._tree_limits(seq), _NO_NOISE) for seq in active]
-        for seq, tree in zip(active, self._drafting.propose_all(requests), strict=True):
+        for seq, tree in zip(active, propose_all(requests), strict=True):
             seq.tree = tree
         self._last_round = _Round(tuple(active), sum(len(seq.tree) - 1 for seq in active), self._clock())
         return {id(seq): list(seq.tree.tokens[1:]) for seq in active}

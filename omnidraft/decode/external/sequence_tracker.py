@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from omnidraft.decode.drafting.safe_drafting import SafeText
+from omnidraft.decode.drafting.safe_drafting import SafeSession
 from omnidraft.decode.external.request_options import NO_OPTIONS, RequestOptions
 from omnidraft.decode.recording.record_builder import TraceRecordBuilder
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
@@ -157,7 +157,7 @@ class ExternalSequence:
 
     tokens: TokenBuffer
     snapshot: LoadedSnapshot
-    drafting: SafeText
+    drafting: SafeSession
     record_builder: TraceRecordBuilder | None
     tree: DraftTree = field(default_factory=lambda: DraftTree.empty(0))
     """The draft that the engine received last and is scoring now."""

@@ -36,7 +36,7 @@ kernels or another device, or the earlier start was disturbed while it measured 
 
 def wait_for(tensors: Iterable[torch.Tensor]) -> None:
     """Wait until these are computed; those of a processor are."""
-    for device in {each.device for each in tensors if each.device.type == "cuda"}:
+    for device in {each.device for each in tensors if each.is_cuda}:
         torch.cuda.synchronize(device)
 
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnidraft.decode.stop_checker import StopChecker
+from omnidraft.errors import RequestError
 from omnidraft.ports import FinishReason, Request
 from omnidraft.vocab.tokenizer import Vocabulary
 
@@ -80,3 +81,8 @@ def test_how_tokens_fall_into_steps_never_shows(step, ids, max_new_tokens):
     assert "".join(by_steps) == "".join(one_by_one)
     assert reason == same_reason
     assert not any(stop.decode() in "".join(one_by_one) for stop in stops)
+
+
+def test_a_stop_string_that_is_no_text_is_refused_before_anything_is_decoded():
+    with pytest.raises(RequestError, match=r"stop.*UTF-8"):
+        watch(ids_of(b"a"), stops=(b"\xe2\x82",))

@@ -11,8 +11,10 @@ from math import ceil
 import pytest
 
 from omnidraft.config import WorkerSettings
+from omnidraft.decode.decoder import SequenceOutput
 from omnidraft.decode.engine import Engine
-from omnidraft.decode.generation import Generation, GenerationOutput, GenerationRequest
+from omnidraft.decode.generation import GenerationRequest
+from omnidraft.decode.sequence import SequenceState
 from omnidraft.errors import ContractError, RequestError
 from omnidraft.ports import Request, Sampling
 from omnidraft.serving.app import ServedModel, application
@@ -217,12 +219,12 @@ def test_requests_are_decoded_side_by_side(
     """Each is the text that it is alone; the short ones do not wait for the long one."""
     generations = [replace(GENERATION, seed=seed, max_new_tokens=40 if seed == 1 else 5) for seed in range(1, 5)]
     alone = ["".join(step.text for step in many_engine.stream(each).steps) for each in generations]
-    step, rounds, are_submitted = many_engine.step, list[list[Generation]](), threading.Event()
+    step, rounds, are_submitted = many_engine.step, list[list[SequenceState]](), threading.Event()
 
-    def noted() -> list[GenerationOutput]:
+    def noted() -> list[SequenceOutput]:
         are_submitted.wait(PATIENCE_S)
         outputs = step()
-        rounds.append([output.generation for output in outputs])
+        rounds.append([output.sequence for output in outputs])
         return outputs
 
     monkeypatch.setattr(many_engine, "step", noted)

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from omnidraft.decode.common_prefix import common_prefix
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
-from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting, SafeRequest, require_harmless
+from omnidraft.decode.drafting.safe_drafting import (
+    DraftingFailures,
+    SafeRequest,
+    SafeSession,
+    propose_all,
+    require_harmless,
+)
 from omnidraft.decode.drafting.session_pool import DrafterMemory, SessionPool
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.policy.chain import FixedPolicy, ThresholdPolicy
@@ -105,7 +111,8 @@ def test_a_text_is_drafted_for_as_if_it_were_alone_in_any_order(policy, limits, 
             trees = proposer.propose_all([draft(session, limits=limits) for session in sessions.values()])
             for at, tree in zip(sessions, trees, strict=True):
                 drafted[at].append(tree)
-            proposer.observe_all([(session, emitted) for session in sessions.values()])
+            for session in sessions.values():
+                session.observe(emitted)
         worlds.append(drafted)
     together, shuffled, *alone = worlds
     assert together == shuffled
@@ -136,7 +143,8 @@ def test_long_prompts_are_read_in_pieces_beside_other_texts_and_drafted_for_as_i
         for _ in range(10):
             model.advanced.clear()
             rounds.append(proposer.propose_all([draft(session, position=3000) for session in sessions]))
-            proposer.observe_all([(session, [3, 4]) for session in sessions])
+            for session in sessions:
+                session.observe([3, 4])
             num_read.append(sum(map(sum, model.advanced)))
         assert all(len(tree) > 1 for tree, *_ in rounds)
         worlds.append((max(num_read), sum(num_read), rounds[-1]))
@@ -168,7 +176,8 @@ def test_the_policy_learns_once_a_round_from_the_texts_that_went_on():
     seen, proposer = [], make_drafter(policy=policy)
     first, second, third = (proposer.open(request_of(text)) for text in TEXTS[:3])
     proposer.propose_all([draft(first), draft(second), draft(third)], others=OtherTexts(1, 2, 7))
-    proposer.observe_all([(first, [3]), (second, [3])])
+    first.observe([3])
+    second.observe([3])
     assert seen == []
     third.close()
     assert seen == [(2, OtherTexts(1, 2, 7))]
@@ -185,26 +194,27 @@ def test_texts_that_begin_end_and_fail_in_any_order_have_harmless_trees(seed, ha
     poison = DRAFT_TOKENIZER.encode("\u20ac")[0]
     policy = FixedPolicy() if policy_name == "fixed" else cost_policy()
     proposer = proposer_over(Counting(poison), policy, memory)
-    safe, texts, num_poisoned = SafeDrafting(len(TARGET_PIECES), failures), [], 0
+    texts, num_poisoned = [], 0
     for _ in range(25):
         if rng.random() < 0.5 and len(texts) < 6:
             text = rng.choice(TEXTS)
             num_poisoned += "\u20ac" in text
             request = request_of(text, tenant=rng.choice("ab"), max_new_tokens=rng.randint(1, 40))
-            texts.append((safe.open(proposer, request), len(request.prompt_ids)))
+            safe = SafeSession(proposer, request, len(TARGET_PIECES), failures)
+            texts.append((safe, len(request.prompt_ids)))
         rng.shuffle(texts)
         taking_part = texts[: rng.randint(0, len(texts))]
         limits = TreeLimits(rng.randint(0, 6), rng.choice([None, 1, 2]), rng.choice([None, 3]))
         requests = [SafeRequest(text, position, limits, NOISE) for text, position in taking_part]
-        trees = safe.propose_all(requests, OtherTexts(rng.randint(0, 9)))
+        trees = propose_all(requests, OtherTexts(rng.randint(0, 9)))
         for request, tree in zip(requests, trees, strict=True):
             require_harmless(tree, request.text.root, limits, len(TARGET_PIECES))
         for at, (text, position) in enumerate(taking_part):
             emitted = [rng.choice([T[b"a"], T[b"he"], T[b"."], T[b"ab"]]) for _ in range(rng.randint(1, 3))]
-            safe.observe_all([(text, emitted)])
+            text.observe(emitted)
             texts[at] = (text, position + len(emitted))
         for text, _ in [each for each in texts if rng.random() < 0.1]:
-            rng.choice([safe.close, safe.pause])(text)
+            rng.choice([text.close, text.pause])()
             texts = [each for each in texts if each[0] is not text]
     assert all(str(error) == "this text is poison" for error in errors)
     assert num_poisoned or not errors

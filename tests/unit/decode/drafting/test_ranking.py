@@ -34,7 +34,7 @@ def slow(logits, temperature, weight, position):
 def test_candidates_are_ranked_and_weighed_as_defined(seed, temperature, weight, position):
     logits = np.random.default_rng(seed).normal(size=len(DRAFT_PIECES)) * 3
     q, order = slow(logits, temperature, weight, position)
-    best = CandidateRanker(torch.tensor(logits), ALIGNMENT, Sampling(temperature)).best(5, weight, NOISE, position)
+    best = CandidateRanker(logits.astype(np.float32), ALIGNMENT, Sampling(temperature)).best(5, weight, NOISE, position)
     assert [each.target_id for each in best] == order[:5]
     for each in best:
         assert each.q == pytest.approx(q[each.target_id], rel=1e-5)  # sums of float32
@@ -45,7 +45,7 @@ def test_candidates_are_ranked_and_weighed_as_defined(seed, temperature, weight,
 
 
 def test_confidence_is_q_as_the_temperature_makes_it():
-    logits = torch.zeros(len(DRAFT_PIECES))
+    logits = np.zeros(len(DRAFT_PIECES), np.float32)
     logits[DRAFT_PIECES.index(b"a")] = 2.0
     cold, warm = (
         CandidateRanker(logits, ALIGNMENT, Sampling(temperature)).best(1, 0.0, NOISE, 0)[0]
@@ -58,14 +58,14 @@ def test_confidence_is_q_as_the_temperature_makes_it():
 @pytest.mark.parametrize("temperature", [1e-307, 5e-324])
 def test_the_least_temperatures_rank_like_none_and_leave_numbers(temperature):
     """A confidence that is no number would spoil what all tenants' rounds of a policy share."""
-    logits = torch.linspace(0.0, 3.0, len(DRAFT_PIECES))
+    logits = np.linspace(0.0, 3.0, len(DRAFT_PIECES), dtype=np.float32)
     cold = CandidateRanker(logits, ALIGNMENT, Sampling(temperature)).best(3, 1.0, NOISE, 0)
     assert [each.confidence for each in cold] == [1.0, 0.0, 0.0]
     assert cold[0].target_id == CandidateRanker(logits, ALIGNMENT, Sampling(0.0)).best(1, 0.0, NOISE, 0)[0].target_id
 
 
 def test_each_weight_says_what_it_would_have_guessed_first():
-    logits = torch.zeros(len(DRAFT_PIECES))
+    logits = np.zeros(len(DRAFT_PIECES), np.float32)
     ranking = CandidateRanker(logits, ALIGNMENT, Sampling(1.0))
     firsts = ranking.first_ids((0.0, 0.5, 1.0), NOISE, 9)
     assert firsts == [ranking.best(1, weight, NOISE, 9)[0].target_id for weight in (0.0, 0.5, 1.0)]

@@ -4,11 +4,22 @@ import logging
 from dataclasses import dataclass, field, replace
 
 import pytest
+import torch
 
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures
-from omnidraft.ports import DraftTree, Proposer, ProposerSession
+from omnidraft.ports import DraftTree, Proposer, ProposerSession, Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
-from tests.unit.decode.toys import TABLE, TableProposer, emitted, make_drafter, make_request, slow_decode, toy_decoder
+from omnidraft.testing.toy_models import ToyTable
+from tests.unit.decode.toys import (
+    DRAFT_PIECES,
+    TABLE,
+    TableProposer,
+    emitted,
+    make_drafter,
+    make_request,
+    slow_decode,
+    toy_decoder,
+)
 
 pytestmark = pytest.mark.drafting_fails
 FAILURES = "omnidraft_drafting_failures_total"
@@ -117,6 +128,19 @@ def test_a_tree_that_would_change_the_text_is_an_empty_one(tokens, parents):
     steps = list(toy_decoder(failures=DraftingFailures(metrics)).decode(request, Misfit()))
     assert emitted(steps) == slow_decode(TABLE, request)
     assert metrics.value(FAILURES) == 1
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.0), Sampling(1.0, logit_bias={3: 1.0})], ids=str)
+@pytest.mark.parametrize("logit", [float("nan"), float("inf"), -float("inf")])
+def test_a_drafter_whose_logits_are_no_numbers_has_failed(logit, sampling, recwarn):
+    broken = torch.full((len(DRAFT_PIECES) + 1, len(DRAFT_PIECES)), -1.0)
+    broken[:, 3 if logit > 0 or logit != logit else slice(None)] = logit
+    request, metrics = make_request(sampling, seed=2), CountingMetrics()
+    decoder = toy_decoder(failures=DraftingFailures(metrics))
+    steps = list(decoder.decode(request, make_drafter(ToyTable(broken, order=1))))
+    assert metrics.value(FAILURES) == 1
+    assert not recwarn.list
+    assert emitted(steps) == slow_decode(TABLE, request)
 
 
 def test_a_drafter_that_cannot_read_the_prompt_only_costs_the_draft():

@@ -8,8 +8,9 @@ import pytest
 
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
-from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
+from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder, TextDraft
 from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSession, SuffixSource, no_fleet_memory
+from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.memory.recent_texts import RecentTexts
@@ -138,12 +139,17 @@ def test_a_hostile_memory_changes_no_text(temperature: float, limits: TreeLimits
         recent.add(SCOPE, text)
 
 
+def extended(session: SuffixSession, num_nodes: int) -> DraftTreeBuilder:
+    tree = DraftTreeBuilder(0, num_nodes)
+    session.extend(TextDraft(0, tree, 0, TreeLimits(num_nodes), NOISE, num_nodes), FixedPolicy())
+    return tree
+
+
 def acceptance_of(proposer_calibrator: AcceptanceCalibrator, length: int) -> float:
     """What the first node of a match of this length is expected to be worth."""
     prompt = list(range(3, 3 + length))
     source = SuffixSource(25, fleet=no_fleet_memory)
-    tree = DraftTreeBuilder(0, 5)
-    SuffixSession(source, request_for([*prompt, 2, 24, *prompt]), proposer_calibrator).extend(tree, 5)
+    tree = extended(SuffixSession(source, request_for([*prompt, 2, 24, *prompt]), proposer_calibrator), 5)
     return tree.nodes[1].acceptance
 
 
@@ -213,8 +219,7 @@ def test_a_planted_secret_of_one_tenant_is_drafted_for_no_other_in_2000_requests
     for number in range(2000):
         tenant = draws.choice(tenants)
         request = request_for([draws.randrange(20), *shared[: draws.randrange(2, 5)]], tenant=tenant)
-        tree = DraftTreeBuilder(request.prompt_ids[-1], 8)
-        SuffixSession(source, request, calibrator).extend(tree, 8)
+        tree = extended(SuffixSession(source, request, calibrator), 8)
         drafted = {node.token for node in tree.nodes[1:]}
         assert not drafted & (set(secret_of.values()) - {secret_of[tenant]}), number
         num_drafted += secret_of[tenant] in drafted

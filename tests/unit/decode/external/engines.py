@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeDrafting
+from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeSession
 from omnidraft.decode.drafting.session_pool import DrafterMemory, SessionPool
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.external.prompt_mapping import map_prompt
@@ -162,20 +162,19 @@ class ToyFactory:
 
     def __init__(self, *, is_traced: bool = False) -> None:
         self.slot: SnapshotSlot | None = None
-        self.drafting: SafeDrafting | None = None
+        self.failures: DraftingFailures = Strict()
         self.records: list[TraceRecord] = []
         self._is_traced = is_traced
         self.num_opened = 0
 
     def open(self, prompt_ids: np.ndarray, options: RequestOptions) -> ExternalSequence:
         assert self.slot is not None
-        assert self.drafting is not None
         snapshot = self.slot.current
         ids = prompt_ids.tolist()
         prompt = map_prompt(ids, TARGET_TOKENIZER.vocabulary, DRAFT_TOKENIZER, ALIGNMENT, longest=2048)
         tail, tenant = tuple(prompt.rest), options.tenant or "default"
         request = Request(tuple(ids), tuple(prompt.ids), 1000, stop_ids=STOP_IDS, mode="fast", drafter_prompt_tail=tail)
-        state = self.drafting.open(snapshot.proposer, request)
+        state = SafeSession(snapshot.proposer, request, len(TARGET_PIECES), self.failures)
         self.num_opened += 1
         builder = None
         if self._is_traced and options.is_stored:
@@ -200,7 +199,6 @@ def make_rounds(
     """The real rounds over toys; what fails ends the test unless `failures` are counted."""
     clock = clock or Clock()
     memory = memory or DrafterMemory(100_000)
-    drafting = SafeDrafting(len(TARGET_PIECES), failures or Strict())
     proposer = proposer or make_drafter(has_lookup=True)
     chosen_policy = policy or FixedPolicy()
     proposer.policy_for = lambda mode: chosen_policy
@@ -211,11 +209,10 @@ def make_rounds(
         keep_s=keep_left_s, max_inactive=max_inactive, clock=clock
     )
     factory = factory or ToyFactory()
-    factory.slot, factory.drafting = slot, drafting
+    factory.slot, factory.failures = slot, failures or Strict()
     rounds = RoundScheduler(
         factory,
         tracker,
-        drafting,
         update_pass,
         memory,
         metrics or CountingMetrics(),

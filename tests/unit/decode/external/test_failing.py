@@ -53,7 +53,7 @@ def rounds_over(model: ToyDrafter, **options):
 
 
 @pytest.mark.parametrize(("call", "at"), [("prefill", 0), ("branch", 0), ("prefill", 5)])
-def test_a_failure_costs_one_rounds_drafts_and_is_drafted_from_afresh(call, at):
+def test_a_failure_costs_one_text_its_drafts_at_most_and_is_drafted_from_afresh(call, at):
     rounds, tracker, metrics = rounds_over(Breaking(call=call, at=at))
     engine = BatchingEngine(rounds, TABLE)
     requests = [engine.ask(prompt, 20) for prompt in prompts(12)]
@@ -61,13 +61,11 @@ def test_a_failure_costs_one_rounds_drafts_and_is_drafted_from_afresh(call, at):
     assert all(each.emitted == plain(TABLE, each) for each in requests)
     assert metrics.value(FAILURES, target="t") == 1
     assert engine.num_rows > engine.num_passes * 3  # it went on drafting
-    assert not any(text.drafting.is_suspect for text in tracker) or any(
-        text.drafting.session is None for text in tracker
-    )
+    assert sum(text.drafting.session is None for text in tracker) <= 1
 
 
 def test_a_text_that_kills_every_round_loses_its_drafts_and_the_others_keep_theirs():
-    """Euro signs are poison; the texts without go on in common steps two rounds later."""
+    """Euro signs are poison; the texts without go on in common steps in the next round."""
     rounds, tracker, metrics = rounds_over(Breaking(poison=D["\u20ac".encode()]))
     engine = BatchingEngine(rounds, TABLE, max_seqs=8)
     requests = [engine.ask(prompt, 30) for prompt in prompts(8)]

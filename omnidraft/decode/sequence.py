@@ -116,9 +116,11 @@ class SequenceState:
     def draw(self, tree: DraftTree, logits_NV: torch.Tensor, trace_top_k: int | None) -> Step:
         """Let the target draw its path through the tree, and keep it. Raises RequestError, ContractError."""
         position = len(self.ids)
+        rows = logits_NV.float().numpy() if logits_NV.is_cpu else logits_NV
 
         def draw(node: int, index: int) -> int:
-            logits_V: np.ndarray = logits_NV[node].float().cpu().numpy()  # row by row: most branches are not taken
+            row = rows[node]
+            logits_V = row if isinstance(row, np.ndarray) else row.float().cpu().numpy()  # most branches are not taken
             token = self.noise.draw(*self.pipeline.distribution(logits_V), position + index)
             self.pipeline.take(token)
             return token

@@ -132,9 +132,10 @@ class SuffixSession(DraftSourceSession):
     def _aligned(self, min_score: int) -> Iterator[tuple[Memory, SuffixMatch]]:
         """Yield the places in this text that its end, with changes, resembles by at least `min_score`."""
         for place in self._alignment.best(_MAX_ALIGNED):
-            if place.score >= min_score:
-                match = SuffixMatch(self._text.ids, [place.position], place.score, 1)
-                yield "aligned" if place.is_equal else "changed", match
+            if place.score < min_score:
+                return  # the others say less still
+            match = SuffixMatch(self._text.ids, [place.position], place.score, 1)
+            yield "aligned" if place.is_equal else "changed", match
 
 
 @dataclass(frozen=True, slots=True)

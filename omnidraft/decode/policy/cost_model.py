@@ -16,7 +16,7 @@ from omnidraft.progress import stages
 
 def wait_for(tensors: Iterable[torch.Tensor]) -> None:
     """Wait until these are computed; those of a processor are."""
-    for device in {each.device for each in tensors if each.device.type == "cuda"}:
+    for device in {each.device for each in tensors if each.is_cuda}:
         torch.cuda.synchronize(device)
 
 

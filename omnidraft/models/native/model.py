@@ -5,8 +5,9 @@ Shapes: R rows of a pass, C slots, K key heads, D head size, V vocabulary, H hid
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from functools import cache, partial
 from itertools import count, groupby, repeat
+from mmap import mmap
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,6 +60,7 @@ class NativeModel:
         self._free: list[torch.Tensor] = []
         """Memory of passes that ended: as many pieces as ran at the same time, whatever the number of texts."""
         self._threads = ThreadCount()
+        self._scratch_bytes = cache(partial(library.omnidraft_scratch_bytes, self._weights.struct, MAX_ROWS))
 
     def open(self, capacity: int = 0, **options: Any) -> "NativeKvBackend":
         """See kv_session.KvModel."""
@@ -71,20 +73,22 @@ class NativeModel:
         sizes = [segment.num_logits for segment in segments]
         keeps_hidden = any(segment.backend.keeps_hidden for segment in segments)
         logits_RV = torch.empty(sum(sizes), self.vocab_size, dtype=torch.float32)
-        hidden_RH = torch.empty(sum(sizes) if keeps_hidden else 0, self.hidden_size, dtype=torch.float32)
-        end = 0
+        hidden_RH = torch.empty(sum(sizes), self.hidden_size, dtype=torch.float32) if keeps_hidden else None
+        first_row = 0
         for group in _passes(segments):
-            start, end = end, end + sum(segment.num_logits for segment in group)
-            self.compute(group, logits_RV[start:end], hidden_RH[start:end] if keeps_hidden else hidden_RH)
-        for segment, hidden in zip(segments, hidden_RH.split(sizes), strict=True) if keeps_hidden else ():
-            segment.backend.hidden_RH = hidden
-        return list(logits_RV.split_with_sizes(sizes))
+            self.compute(group, logits_RV, hidden_RH, first_row)
+            first_row += sum(segment.num_logits for segment in group)
+        if hidden_RH is not None:
+            for segment, hidden in zip(segments, hidden_RH.split(sizes), strict=True):
+                segment.backend.hidden_RH = hidden
+        return [logits_RV] if len(sizes) == 1 else list(logits_RV.split_with_sizes(sizes))
 
     def slots(self, capacity: int) -> torch.Tensor:
         """Return empty keys and values, [2, K, C * D] of each layer that stores them; the keys of eight slots are
-        interleaved.
-        """
-        return torch.zeros(capacity * self._weights.sizes.values_per_slot, dtype=self._weights.kv_dtype)
+        interleaved. The system zeroes a page when it is first used, and most of a text's slots are not at once."""
+        dtype = self._weights.kv_dtype
+        num_bytes = capacity * self._weights.sizes.values_per_slot * dtype.itemsize
+        return torch.frombuffer(mmap(-1, num_bytes), dtype=dtype) if num_bytes else torch.empty(0, dtype=dtype)
 
     def copy_slots(self, source: torch.Tensor, to: torch.Tensor, num_slots: int) -> None:
         """Copy the first slots, so many of which are whole groups of interleaved keys, to other slots."""
@@ -104,13 +108,19 @@ class NativeModel:
         size_of_slot = self._weights.sizes.values_per_slot * self._weights.kv_dtype.itemsize
         return _round_up(num_ids, _CAPACITY_STEP) * size_of_slot
 
-    def compute(self, segments: Sequence[PassSegment], logits_RV: torch.Tensor, hidden_RH: torch.Tensor) -> None:
+    def compute(
+        self,
+        segments: Sequence[PassSegment],
+        logits_RV: torch.Tensor,
+        hidden_RH: torch.Tensor | None = None,
+        first_row: int = 0,
+    ) -> None:
         """Compute one pass over the rows of several texts, without the interpreter's lock. The results of a text do not
         depend on the other texts.
 
         Args:
-            logits_RV: the output: `num_logits` last rows of each segment, in order.
-            hidden_RH: the output for the normed last hidden states of the same rows; may be empty.
+            logits_RV: the output, from `first_row` on: `num_logits` last rows of each segment, in order.
+            hidden_RH: the output for the normed last hidden states of the same rows; None needs none.
         """
         unscored: list[tuple[int, int, int]] = []
         scored: list[tuple[int, int, int]] = []
@@ -123,7 +133,9 @@ class NativeModel:
         threads = limit if self._takes_all_threads else self._threads.choose(limit)
         capacity = max(segment.backend.capacity for segment in segments)
         rank = max(segment.backend.rank for segment in segments)
-        with self._scratch(capacity, rank, threads) as scratch:
+        scratch = self._take_scratch(capacity, rank, threads)
+        to_row = torch.float32.itemsize * first_row
+        try:
             self._library.omnidraft_forward(
                 self._weights.struct,
                 native.PassStruct(
@@ -137,30 +149,26 @@ class NativeModel:
                     nodes=_ints(nodes),
                     text=(native.TextStruct * len(segments))(*map(_text_struct, segments)),
                     scratch=scratch.data_ptr(),
-                    logits=logits_RV.data_ptr(),
-                    hidden=hidden_RH.data_ptr() if hidden_RH.numel() else None,
+                    logits=logits_RV.data_ptr() + to_row * self.vocab_size,
+                    hidden=None if hidden_RH is None else hidden_RH.data_ptr() + to_row * self.hidden_size,
                 ),
                 self._threads.spent_s,
             )
+        finally:
+            self._free.append(scratch)
 
     def pack_factors(self, tensors: Mapping[str, torch.Tensor]) -> PackedFactors:
         """See kv_session.KvModel."""
         return PackedFactors(self._weights.sizes, tensors)
 
-    @contextmanager
-    def _scratch(self, capacity: int, rank: int, threads: int) -> Iterator[torch.Tensor]:
-        """Lend the memory of a pass of any number of rows, with any content. Any thread may take some."""
-        num_bytes = self._library.omnidraft_scratch_bytes(self._weights.struct, MAX_ROWS, capacity, rank, threads)
+    def _take_scratch(self, capacity: int, rank: int, threads: int) -> torch.Tensor:
+        """Return the memory of a pass of any number of rows, with any content. Any thread may take some."""
+        num_bytes = self._scratch_bytes(capacity, rank, threads)
         try:
             memory = self._free.pop()
         except IndexError:
             memory = torch.empty(0, dtype=torch.uint8)
-        if memory.numel() < num_bytes:
-            memory = torch.empty(num_bytes, dtype=torch.uint8)
-        try:
-            yield memory
-        finally:
-            self._free.append(memory)
+        return memory if memory.numel() >= num_bytes else torch.empty(num_bytes, dtype=torch.uint8)
 
     def move(self, kv: torch.Tensor, capacity: int, sources: Sequence[int], start: int) -> None:
         """See kv_session.KvBackend."""

@@ -10,8 +10,6 @@ from omnidraft.decode import prompting
 from omnidraft.decode.decoder import Decoder, SequenceOutput
 from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.generation import GenerationRequest, GenerationStream
-from omnidraft.decode.mode_refusal import text_error
-from omnidraft.decode.prompt_logprobs import PromptToken, score_prompt
 from omnidraft.decode.prompting import Pair
 from omnidraft.decode.recording.record_builder import SEGMENT_TOKENS, RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
@@ -20,10 +18,11 @@ from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.step_telemetry import StepCounter, StepObserver, TextSpan
-from omnidraft.errors import ModeRefused
+from omnidraft.decode.teacher_forcing import PromptToken, score_prompt
+from omnidraft.errors import ModeRefused, RequestError
 from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.params import check_sampling, require_integer, require_text
-from omnidraft.ports import Metrics, NoopTracing, Request, Span, Step, Tracing, ids_needed, recorded_work
+from omnidraft.ports import Metrics, Mode, NoopTracing, Request, Span, Step, Tracing, ids_needed, recorded_work
 from omnidraft.traces.request_ids import request_of
 from omnidraft.vocab.thoughts import Thoughts
 
@@ -113,7 +112,7 @@ class Engine:
         for at, output in enumerate(outputs):
             sequence = output.sequence
             if output.error is not None:
-                outputs[at] = replace(output, error=text_error(output.error, sequence.request.mode, self._decode.mode))
+                outputs[at] = replace(output, error=self._text_error(output.error, sequence.request.mode))
             if not sequence.has_begun:
                 self._count_prefix(sequence)
             if not sequence.is_over and sequence.num_emitted >= self.segment_tokens:
@@ -181,7 +180,14 @@ class Engine:
         try:
             yield from score_prompt(self.decoder, decode_request, request.num_prompt_log_probs)
         except ModeRefused as exc:
-            raise text_error(exc, decode_request.mode, self._decode.mode) from None
+            raise self._text_error(exc, decode_request.mode) from None
+
+    def _text_error(self, error: Exception, mode: Mode) -> Exception:
+        """Return the error that ends a text of this mode: the request's own where the target refuses a mode that is
+        not the deployment's, since no setting is wrong then."""
+        if isinstance(error, ModeRefused) and mode != self._decode.mode:
+            return RequestError(f"mode: not served here: {error.reason}")
+        return error
 
     def _steps_alone(
         self, request: GenerationRequest, decode_request: Request, snapshot: LoadedSnapshot

@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from traceback import clear_frames
 
 import torch
@@ -17,7 +16,8 @@ from omnidraft.ports import DraftTree, Target
 logger = logging.getLogger(__name__)
 
 _MAX_KINDS = 64
-"""Kinds of failures that are remembered as told."""
+"""Kinds of failures that are logged at most."""
+_told: set[str] = set()
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[\d.]+")
 
 
@@ -41,7 +41,7 @@ def run_pass(
     it: where a pass over several fails, each is computed alone."""
     result, started_s = PassResult(), time.perf_counter()
     sequences = [each for each, _ in (*trees, *prompts)]
-    failure: _Failure | None = None
+    failure = ""
     try:
         _forward(target, trees, prompts, result)
     except Exception as exc:  # found out below whose it is
@@ -50,8 +50,8 @@ def run_pass(
         if len(sequences) == 1:
             result.errors[sequences[0]] = exc
         else:
-            failure = _Failure.of(exc)
-    if failure is not None:
+            failure = f"{type(exc).__name__}: {exc}"
+    if failure:
         alone = [run_pass(target, [each], []) for each in trees] + [run_pass(target, [], [each]) for each in prompts]
         result.logits = {sequence: logits for each in alone for sequence, logits in each.logits.items()}
         result.errors = {sequence: error for each in alone for sequence, error in each.errors.items()}
@@ -61,29 +61,12 @@ def run_pass(
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """The error that a pass raised. Two of one type whose messages differ in numbers alone are equal, since
-    a message may count bytes."""
-
-    type_name: str
-    wording: str
-    """The message without its numbers."""
-    message: str = field(compare=False)
-
-    @classmethod
-    def of(cls, error: Exception) -> "_Failure":
-        message = str(error)
-        return cls(type(error).__name__, _NUMBERS.sub("#", message), message)
-
-
-@lru_cache(_MAX_KINDS)
-def _warn_once(failure: _Failure) -> None:
-    logger.warning(
-        "texts are computed one by one, as the target cannot compute several in a pass: %s: %s",
-        failure.type_name,
-        failure.message,
-    )
+def _warn_once(failure: str) -> None:
+    """Log a kind of failure when it is new: two whose messages differ in numbers alone, as of bytes, are one."""
+    kind = _NUMBERS.sub("#", failure)
+    if kind not in _told and len(_told) < _MAX_KINDS:
+        _told.add(kind)
+        logger.warning("texts are computed one by one, as the target cannot compute several in a pass: %s", failure)
 
 
 def _forward(

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from pydantic_core import to_json
 
-from omnidraft.decode.prompt_logprobs import PromptToken
+from omnidraft.decode.teacher_forcing import PromptToken
 from omnidraft.serving.answer import Answer
 from omnidraft.serving.error_handlers import told
 from omnidraft.serving.event_stream import DONE, PING, last_error_events, unnamed_event

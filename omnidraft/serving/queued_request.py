@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
-from omnidraft.decode.prompt_logprobs import PromptToken
 from omnidraft.decode.prompting import prompt_bytes
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.step_stats import DecodeStats
+from omnidraft.decode.teacher_forcing import PromptToken
 from omnidraft.errors import OmnidraftError
 from omnidraft.ports import Request, Step
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from omnidraft.decode.drafted_spans import DraftedSpan, TokenOffsets
-from omnidraft.decode.prompt_logprobs import PromptToken
+from omnidraft.decode.teacher_forcing import PromptToken
 from omnidraft.ports import Step
 from omnidraft.serving.response_schemas import FinishReason, Json
 from omnidraft.vocab.tokenizer import Vocabulary

@@ -5,6 +5,7 @@ in the target's.
 Shapes: D the drafter's vocabulary.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -42,15 +43,12 @@ class DrafterSession:
         self.mapper = TokenMapper(drafter.alignment, drafter.cache, calibrator, drafter.healing)
         self.forced = ForcedPrefixes(drafter.tokenizer, drafter.target_vocabulary, ForcedRuns(request, calibrator))
         self.request = request
-        self.temperature = request.sampling.temperature
-        self.stop_ids = request.stop_ids
         self.model: DraftSession | None = None
         """None until the text is drafted for, and again after `close` and `reset`."""
         self.fed: list[int] = []
         """The ids whose keys the model's session holds."""
         self.first_ids: dict[int, list[int | None]] = {}
         """The first candidate of each noise weight after the nodes of the last tree."""
-        self._tenant = request.tenant
         self._cache_scope = request.tenant if request.cache_scope is None else request.cache_scope
         self._keys_scope: Hashable = None
         """The scope of the texts that may reuse the keys in the model's session."""
@@ -63,9 +61,10 @@ class DrafterSession:
 
     def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:
         """See tree_proposer.DraftSourceSession."""
+        temperature, work = self.request.sampling.temperature, self.request.work
         for node, token in reached:
             if node in self.first_ids:
-                self.drafter.noise_coupling.update(self.temperature, self.first_ids[node], token, self.request.work)
+                self.drafter.noise_coupling.update(temperature, self.first_ids[node], token, work)
         self.context.observe(emitted)
 
     def reset(self) -> None:
@@ -145,11 +144,11 @@ class DrafterSession:
 
     def _own_opener(self) -> OpenSession | None:
         """Return what opens sessions with the tenant's own factors; None where it drafts with the shared weights."""
-        return None if self.drafter.factors is None else self.drafter.factors.opener(self._tenant)
+        return None if self.drafter.factors is None else self.drafter.factors.opener(self.request.tenant)
 
     def _scope(self, opener: OpenSession | None) -> Hashable:
         """Return whose texts may reuse keys of such a session, which depend on the factors that made them."""
-        return self._cache_scope, None if opener is None else self._tenant
+        return self._cache_scope, None if opener is None else self.request.tenant
 
     def num_missed(self, ids: list[int]) -> int:
         """Return the number of ids without keys; the last id is always read again."""
@@ -224,7 +223,7 @@ class Extension:
         ModelError where these are no numbers."""
         assert self.session.model is not None
         rows = logits_RD.float().cpu().numpy()
-        if not np.isfinite(rows.max(-1)).all():
+        if not math.isfinite(rows.max()):
             raise ModelError("the drafter's logits are not finite; roll back to the previous snapshot")
         head = self.session.model.acceptance_probabilities() if plan.uses_acceptance_head else None
         for prefix in prefixes:
@@ -251,17 +250,17 @@ class Extension:
         """Add the drafter's candidates after this prefix, which have this share of what may follow, and the new
         prefixes that may be extended."""
         session, tree, noise = self.session, self.draft.tree, self.draft.noise
+        sampling, work = session.request.sampling, session.request.work
         coupling, end = session.drafter.noise_coupling, max(prefix.ends, key=tree.value)
-        alignment, work = session.mapper.alignment_at(prefix), session.request.work
-        constraints, path = tree.constraints, tree.tokens_to(end)
+        alignment, constraints, path = session.mapper.alignment_at(prefix), tree.constraints, tree.tokens_to(end)
         if constraints is not None:
             logits_D = constraints.adjusted(logits_D, alignment, path)
-        ranker = CandidateRanker(logits_D, alignment, session.request.sampling)
-        weight, at = coupling.best(session.temperature, work), self.draft.position + tree.nodes[end].depth
-        tree.noise_weight = weight if session.temperature else 0.0
-        if session.temperature and share >= 0.5:
+        ranker = CandidateRanker(logits_D, alignment, sampling)
+        weight, at = coupling.best(sampling.temperature, work), self.draft.position + tree.nodes[end].depth
+        tree.noise_weight = weight if sampling.temperature else 0.0
+        if sampling.temperature and share >= 0.5:
             session.first_ids[end] = ranker.first_ids(coupling.weights, noise, at)
-        style = (temperature_bin(session.temperature), tree.noise_weight)
+        style = (temperature_bin(sampling.temperature), tree.noise_weight)
         for rank, each in enumerate(ranker.best(num_candidates, weight, noise, at)):
             candidate = each if constraints is None else ranker.continued(each, constraints, path)
             next_prefix = session.mapper.add(tree, prefix, candidate.with_share(share), rank, style)
@@ -271,7 +270,7 @@ class Extension:
 
     def _add_prefix(self, prefix: DraftPrefix) -> None:
         """Let the drafter extend the prefix, or the one behind what is forced after it, unless the text ends there."""
-        tree, stop_ids = self.draft.tree, self.session.stop_ids
+        tree, stop_ids = self.draft.tree, self.session.request.stop_ids
         prefix.ends = tuple(node for node in prefix.ends if tree.nodes[node].token not in stop_ids)
         behind = self.session.forced.behind(tree, prefix) if prefix.ends else None
         if behind is not None:

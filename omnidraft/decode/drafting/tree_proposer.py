@@ -94,8 +94,8 @@ class TreeProposer(Proposer):
 
     def _propose_group(self, requests: Sequence[DraftRequest], policy: Policy, others: OtherTexts) -> list[DraftTree]:
         sessions = [_session(each) for each in requests]
-        texts = [RoundText(each.request.tenant, each.request.max_new_tokens, each.request.work) for each in sessions]
-        plan, this_round = policy.start_round(texts, others), Round(policy, others, len(texts))
+        plan = policy.start_round([each.text for each in sessions], others)
+        this_round = Round(policy, others, len(sessions))
         drafts = [each.begin(index, requests[index], this_round) for index, each in enumerate(sessions)]
         for number, source in enumerate(self.sources):
             for session in sessions:
@@ -134,6 +134,7 @@ class TreeSession:
 
     def __init__(self, proposer: TreeProposer, request: Request) -> None:
         self.request = request
+        self.text = RoundText(request.tenant, request.max_new_tokens, request.work)
         self.calibrator = proposer.calibrators.of_new_text(request.tenant, request.work)
         self.sources = tuple(each.open(request, self.calibrator) for each in proposer.sources)
         self._constraints = DraftConstraints(request) if DraftConstraints.are_needed(request) else None
@@ -208,14 +209,13 @@ class TreeSession:
         self._num_emitted = 0
 
     def _outcome(self, tree: DraftTreeBuilder, num_emitted: int, reached: Sequence[tuple[int, int]]) -> TextOutcome:
-        tenant, work = self.request.tenant, self.request.work
         without, accepted = self.nodes_without, [node for node, _ in reached]
         return TextOutcome(
-            tenant,
+            self.text.tenant,
             num_emitted,
             len(self._scored),
             tree.step_rows,
-            work,
+            self.text.work,
             num_nodes_without=len(without),
             num_accepted_without=sum(node in without for node in accepted),
             search_s=tree.search_s,

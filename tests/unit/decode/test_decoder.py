@@ -182,8 +182,9 @@ def test_a_text_that_is_to_be_forgotten_leaves_no_keys_with_the_next_snapshot_ei
 
 
 class DeviceRows(torch.Tensor):
-    """Logits that know the sizes of those that were converted."""
+    """Logits of another device, which know the sizes of those that were converted."""
 
+    is_cpu = False
     sizes: ClassVar[list[torch.Size]] = []
 
     def float(self, *args, **options):

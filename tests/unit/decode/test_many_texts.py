@@ -13,8 +13,8 @@ from omnidraft.config import SchedulerSettings
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.policy.cost_model import CostCurve, MeasuredCosts
 from omnidraft.decode.prefix_cache import PrefixCache
-from omnidraft.decode.prompt_logprobs import score_prompt
 from omnidraft.decode.sequence import SequenceState
+from omnidraft.decode.teacher_forcing import score_prompt
 from omnidraft.errors import ContextExceeded, ContractError
 from omnidraft.ports import Mode, Request, Sampling, TreeLimits
 from omnidraft.testing.toy_models import ToyTarget

@@ -7,7 +7,7 @@ from typing import cast
 
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
-from omnidraft.decode.prompt_logprobs import PromptToken
+from omnidraft.decode.teacher_forcing import PromptToken
 from omnidraft.ports import Request
 from omnidraft.serving.fair_queue import PromptScoring
 from omnidraft.serving.queued_request import QueuedRequest

@@ -22,7 +22,7 @@ from omnidraft.decode.drafting.tree_proposer import DraftSource, TreeProposer
 from omnidraft.decode.external.prompt_mapping import map_prompt
 from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
 from omnidraft.decode.policy.cost import CostPolicy
-from omnidraft.decode.policy.cost_file import CostFile
+from omnidraft.decode.policy.cost_measurement import CostFile
 from omnidraft.decode.policy.cost_model import CostCurve, MeasuredCosts, Seconds, StepCosts
 from omnidraft.decode.prefill_chunk import MAX_PREFILL_S
 from omnidraft.errors import ContractError, VocabularyError

@@ -4,8 +4,9 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from omnidraft.assembly.snapshot_loading import named_or_base, snapshot_loader
 from omnidraft.config import Settings
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeSession
 from omnidraft.decode.drafting.session_pool import DrafterMemory
-from omnidraft.decode.external.probing_policy import ProbingPolicy
 from omnidraft.decode.external.request_options import RequestOptions
 from omnidraft.decode.external.round_scheduler import IDLE_S, TRACE_ROWS, RoundLimits, RoundScheduler
 from omnidraft.decode.external.sequence_tracker import (
@@ -28,8 +28,7 @@ from omnidraft.decode.external.sequence_tracker import (
     SequenceTracker,
     TokenBuffer,
 )
-from omnidraft.decode.external.step_time_model import StepTimeModel
-from omnidraft.decode.policy.cost_model import StepCosts
+from omnidraft.decode.policy.cost_model import StepCosts, guessed_passes
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
@@ -64,18 +63,18 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
     is_recorded = has_tenants or settings.worker.tenant not in settings.recorder.opted_out
     producer = trace_producer(settings, metrics) if is_recorded else None
     tokenizers, throttle = vocabularies(settings), DriftThrottle()
-    step_s, passes, memory = StepCosts(), StepTimeModel(), drafter_memory()
+    step_s, passes, memory = StepCosts(), guessed_passes(), drafter_memory()
 
     def num_draft_tokens(tenant: str | None) -> int:
         return throttle.limit(tenant or settings.worker.tenant, "text", num_tokens)
 
-    inner = policy(settings.decode, lambda: passes, step_s, num_candidates=1)
-    probing = ProbingPolicy(inner, passes, lambda: num_draft_tokens(None))
-    shared = SharedDrafting(lambda mode: probing, step_s, memory)
+    chains = policy(settings.decode, lambda: passes, step_s, num_candidates=1)
+    shared = SharedDrafting(lambda mode: chains, step_s, memory)
     load = snapshot_loader(settings, tokenizers, shared, is_external=True)
     slot = SnapshotSlot(named_or_base(settings, load, pinned))
     limits = RoundLimits(num_draft_tokens, TRACE_ROWS, IDLE_S)
-    rounds = _rounds(SequenceOpener(settings, tokenizers, slot, producer, metrics), limits, passes, memory)
+    opener = SequenceOpener(settings, tokenizers, slot, producer, metrics)
+    rounds = _rounds(opener, limits, partial(step_s.observe_pass, passes), memory)
     updater = None
     if pinned is None:
         reader = snapshot_reader(settings)
@@ -153,13 +152,13 @@ class SequenceOpener:
 
 
 def _rounds(
-    opener: SequenceOpener, limits: RoundLimits, passes: StepTimeModel, memory: DrafterMemory
+    opener: SequenceOpener, limits: RoundLimits, update_pass: Callable[[int, float], None], memory: DrafterMemory
 ) -> RoundScheduler:
     settings = opener.settings
     return RoundScheduler(
         opener,
         SequenceTracker["ExternalSequence"](keep_s=KEEP_S, max_inactive=MOST_INACTIVE),
-        passes,
+        update_pass,
         memory,
         opener.metrics,
         target=settings.models.target,

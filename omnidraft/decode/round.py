@@ -9,7 +9,7 @@ from traceback import clear_frames
 
 import torch
 
-from omnidraft.decode.policy.cost_model import wait_for
+from omnidraft.decode.policy.cost_measurement import wait_for
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.ports import DraftTree, Target
 

@@ -116,7 +116,7 @@ class SequenceState:
     def draw(self, tree: DraftTree, logits_NV: torch.Tensor, trace_top_k: int | None) -> Step:
         """Let the target draw its path through the tree, and keep it. Raises RequestError, ContractError."""
         position = len(self.ids)
-        rows = logits_NV.float().numpy() if logits_NV.is_cpu else logits_NV
+        rows = logits_NV.numpy() if logits_NV.is_cpu and logits_NV.dtype is torch.float32 else logits_NV
 
         def draw(node: int, index: int) -> int:
             row = rows[node]

@@ -20,7 +20,8 @@ from omnidraft.decode.drafting.loaded_factors import LoadedFactors
 from omnidraft.decode.drafting.session_pool import SessionPool
 from omnidraft.decode.drafting.token_healing import TokenHealing
 from omnidraft.decode.drafting.token_mapping import AFTER_TEXT, DraftPrefix
-from omnidraft.decode.policy.cost_model import CostCurve, wait_for
+from omnidraft.decode.policy.cost_measurement import wait_for
+from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.ports import DraftModel, Request, RoundPlan
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.ngram_cache import NgramCache

@@ -21,7 +21,6 @@ from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeReques
 from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.external.request_options import NO_OPTIONS, RequestOptions
 from omnidraft.decode.external.sequence_tracker import ExternalSequence, SequenceTracker
-from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.logprobs import top_k_logprobs
 from omnidraft.decode.sampling.noise import ForbiddenNoise
 from omnidraft.decode.step_telemetry import count_step
@@ -78,7 +77,7 @@ class RoundScheduler:
         self,
         factory: SequenceFactory,
         tracker: SequenceTracker[ExternalSequence],
-        passes: StepTimeModel,
+        update_pass: Callable[[int, float], None],
         memory: DrafterMemory,
         metrics: Metrics,
         *,
@@ -91,7 +90,7 @@ class RoundScheduler:
     ) -> None:
         self._factory = factory
         self._tracker = tracker
-        self._passes = passes
+        self._update_pass = update_pass
         self._memory = memory
         self._metrics = metrics
         self._target = target
@@ -214,7 +213,7 @@ class RoundScheduler:
         if last is None or {id(seq) for seq in seqs} != {id(seq) for seq in last.seqs}:
             return 0.0
         pass_s = now_s - last.at_s
-        self._passes.update(len(last.seqs) + last.num_nodes, pass_s)
+        self._update_pass(len(last.seqs) + last.num_nodes, pass_s)
         return pass_s
 
     def _observe(

@@ -15,18 +15,21 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 
 from omnidraft.decode.policy.cost_model import Seconds
-from omnidraft.decode.policy.drafting_stats import (
+from omnidraft.decode.policy.gains import (
     EMA_WEIGHT,
+    MAX_STREAMS,
     MIN_GAIN,
+    TRIAL_ROUNDS,
     AnswerLength,
     DraftingStats,
+    PlainRounds,
+    SearchGains,
     SpentText,
+    StreamStats,
     load_of,
     stream_of,
 )
 from omnidraft.decode.policy.saved_tokens import saved_tokens
-from omnidraft.decode.policy.search_gains import SearchGains
-from omnidraft.decode.policy.stream_stats import MAX_STREAMS, TRIAL_ROUNDS, PlainRounds, StreamStats
 from omnidraft.ports import NO_OTHERS, OtherTexts, RoundText, TextOutcome, Work
 
 CATCH_UP = 4
@@ -66,7 +69,8 @@ class CostPolicy:
 
     def start_round(self, texts: Sequence[RoundText], others: OtherTexts = NO_OTHERS) -> "CostPlan":
         """See ports.Policy."""
-        is_plain = not others.num_prompt_rows and self._must_measure_plain(len(texts))
+        is_padded = self.pass_s(1) == self.pass_s(_MANY_ROWS)  # then each pass measures a plain one
+        is_plain = not others.num_prompt_rows and not is_padded and self._plain_rounds.is_due(load_of(len(texts)))
         return CostPlan(self, texts, others, is_plain=is_plain)
 
     def update(self, outcomes: Sequence[TextOutcome], others: OtherTexts = NO_OTHERS) -> None:
@@ -92,10 +96,6 @@ class CostPolicy:
         if num_emitted:
             for each in (tenant, None):
                 self.length(each, work).add(num_emitted)
-
-    def _must_measure_plain(self, num_texts: int) -> bool:
-        """Return whether the next round measures a plain pass; where all passes have one size, each of them does."""
-        return self._plain_rounds.is_due(load_of(num_texts)) and self.pass_s(1) < self.pass_s(_MANY_ROWS)
 
     def _spent(self, outcomes: Sequence[TextOutcome], others: OtherTexts) -> list[SpentText]:
         """Return the seconds of each text: its share of a plain pass, and of nodes and steps by their number. A text
@@ -161,7 +161,7 @@ class CostPlan:
         self._has_trial = self._has_gain = False
         self._first_tried: dict[tuple[str, Work], int] = {}
 
-    @property
+    @cached_property
     def rate(self) -> float:
         """Tokens per second that further drafting must beat; at least that of plain decoding."""
         stats = [self._stats(*stream) for stream in {stream_of(text) for text in self._texts}]

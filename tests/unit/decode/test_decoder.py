@@ -216,8 +216,9 @@ def test_who_follows_a_text_sees_every_step_and_learns_once_what_ended_it(ended_
 
 
 class DeviceRows(torch.Tensor):
-    """Logits that know the sizes of those that were converted."""
+    """Logits of another device, which know the sizes of those that were converted."""
 
+    is_cpu = False
     sizes: ClassVar[list[torch.Size]] = []
 
     def float(self, *args, **options):

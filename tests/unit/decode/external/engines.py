@@ -10,12 +10,10 @@ import torch
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeSession
 from omnidraft.decode.drafting.session_pool import DrafterMemory, SessionPool
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
-from omnidraft.decode.external.probing_policy import ProbingPolicy
 from omnidraft.decode.external.prompt_mapping import map_prompt
 from omnidraft.decode.external.request_options import NO_OPTIONS, RequestOptions
 from omnidraft.decode.external.round_scheduler import RoundLimits, RoundScheduler
 from omnidraft.decode.external.sequence_tracker import ExternalSequence, SequenceTracker, TokenBuffer
-from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
@@ -190,7 +188,7 @@ def make_rounds(
     proposer: TreeProposer | None = None,
     factory: ToyFactory | None = None,
     policy: Policy | None = None,
-    passes: StepTimeModel | None = None,
+    update_pass: Callable[[int, float], object] = lambda rows, seconds: None,
     metrics: CountingMetrics | None = None,
     clock: Clock | None = None,
     memory: DrafterMemory | None = None,
@@ -200,10 +198,10 @@ def make_rounds(
 ) -> tuple[RoundScheduler, SnapshotSlot, SequenceTracker[ExternalSequence]]:
     """The real rounds over toys; what fails ends the test unless `failures` are counted."""
     clock = clock or Clock()
-    passes, memory = passes or StepTimeModel(), memory or DrafterMemory(100_000)
+    memory = memory or DrafterMemory(100_000)
     proposer = proposer or make_drafter(has_lookup=True)
-    probing = ProbingPolicy(policy or FixedPolicy(), passes, lambda: NUM_TOKENS)
-    proposer.policy_for = lambda mode: probing
+    chosen_policy = policy or FixedPolicy()
+    proposer.policy_for = lambda mode: chosen_policy
     *others, drafter = proposer.sources
     proposer.sources = (*others, replace(drafter, pool=SessionPool(memory), extends_to_depth=True))
     slot = SnapshotSlot(LoadedSnapshot(None, "base", proposer, None, None))
@@ -215,7 +213,7 @@ def make_rounds(
     rounds = RoundScheduler(
         factory,
         tracker,
-        passes,
+        update_pass,
         memory,
         metrics or CountingMetrics(),
         target="t",

@@ -10,11 +10,10 @@ import torch
 
 from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.external.sequence_tracker import ExternalSequence
-from omnidraft.decode.external.step_time_model import StepTimeModel
 from omnidraft.decode.logprobs import top_k_logprobs
 from omnidraft.decode.policy.chain import ThresholdPolicy
 from omnidraft.decode.policy.cost import CostPolicy
-from omnidraft.decode.policy.cost_model import CostCurve
+from omnidraft.decode.policy.cost_model import CostCurve, guessed_passes
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.toy_models import ToyTable
 from omnidraft.traces import codec
@@ -169,9 +168,9 @@ def test_a_text_keeps_its_snapshot_and_the_next_takes_the_new_one():
 )
 def test_drafts_are_as_many_as_pay(pass_s, is_worth_it):
     """Texts that soon repeat themselves, where rows cost nearly nothing or all: it knows neither before."""
-    clock, passes, metrics = Clock(), StepTimeModel(), CountingMetrics()
+    clock, passes, metrics = Clock(), guessed_passes(), CountingMetrics()
     policy = CostPolicy(passes, CostCurve({1: 0.01}), num_candidates=1)
-    rounds, _, _ = make_rounds(policy=policy, passes=passes, clock=clock, metrics=metrics)
+    rounds, _, _ = make_rounds(policy=policy, update_pass=passes.update, clock=clock, metrics=metrics)
     engine = BatchingEngine(rounds, TABLE, clock=clock, pass_s=pass_s, max_seqs=1)
     for prompt in prompts(30):
         engine.ask(prompt, 40)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from omnidraft.decode.policy import cost_model
-from omnidraft.decode.policy.cost_file import CostFile
-from omnidraft.decode.policy.cost_model import CostCurve, MeasuredCosts, measure_steps
+from omnidraft.decode.policy import cost_measurement
+from omnidraft.decode.policy.cost_measurement import CostFile, measure_steps
+from omnidraft.decode.policy.cost_model import CostCurve, MeasuredCosts
 from omnidraft.ports import TreeLimits
 from omnidraft.testing.toy_models import ToyDrafter, ToyTable, ToyTarget, ToyTargetSession
 
@@ -29,7 +29,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def _a_clock_that_no_other_load_advances(monkeypatch):
-    monkeypatch.setattr(cost_model, "time", Clock())
+    monkeypatch.setattr(cost_measurement, "time", Clock())
 
 
 class Slow(ToyTarget):
@@ -38,7 +38,7 @@ class Slow(ToyTarget):
     def open(self, prompt_ids, max_new_tokens, mode):
         class Session(ToyTargetSession):
             def _score(self, tree):
-                cost_model.time.sleep(0.002 * (1 + len(tree)))
+                cost_measurement.time.sleep(0.002 * (1 + len(tree)))
                 return super()._score(tree)
 
         return Session(self, prompt_ids[:-1], len(prompt_ids) + max_new_tokens)
@@ -87,7 +87,7 @@ class Counting(Slow):
         class Session(ToyTargetSession):
             def _score(self, tree):
                 target.passes.append(len(tree))
-                cost_model.time.sleep(0.004 * target.pace * (1 + len(tree)))
+                cost_measurement.time.sleep(0.004 * target.pace * (1 + len(tree)))
                 return super()._score(tree)
 
         return Session(self, prompt_ids[:-1], len(prompt_ids) + max_new_tokens)
@@ -164,7 +164,7 @@ def test_load_in_intervals_of_as_many_passes_as_there_are_sizes_hides_no_size(di
                 def _score(self, tree):
                     is_disturbed = self.num_passes % 5 == disturbed
                     self.num_passes += 1
-                    cost_model.time.sleep(0.002 * (1 + len(tree)) + 0.03 * is_disturbed)
+                    cost_measurement.time.sleep(0.002 * (1 + len(tree)) + 0.03 * is_disturbed)
                     return super()._score(tree)
 
             return Session(self, prompt_ids[:-1], len(prompt_ids) + max_new_tokens)
@@ -246,8 +246,8 @@ def test_steps_are_measured_once():
 
 
 def test_a_second_start_measures_two_sizes_of_steps_only_and_another_drafter_all(tmp_path, monkeypatch):
-    measured, step = [], cost_model._step_s
-    monkeypatch.setattr(cost_model, "_step_s", lambda *args: measured.append(args[-1]) or 0.001 + 0 * step(*args))
+    measured, step = [], cost_measurement._step_s
+    monkeypatch.setattr(cost_measurement, "_step_s", lambda *args: measured.append(args[-1]) or 0.001 + 0 * step(*args))
 
     def start(name: str) -> set[int]:
         measured.clear()
@@ -260,6 +260,6 @@ def test_a_second_start_measures_two_sizes_of_steps_only_and_another_drafter_all
 
 def test_a_hiccup_of_several_steps_is_not_taken_for_their_cost(monkeypatch):
     """Four steps in a row take 50 ms more, as on a machine that others use too."""
-    hiccups, step = [0.05] * 4, cost_model._step_s
-    monkeypatch.setattr(cost_model, "_step_s", lambda *args: step(*args) + (hiccups.pop() if hiccups else 0.0))
+    hiccups, step = [0.05] * 4, cost_measurement._step_s
+    monkeypatch.setattr(cost_measurement, "_step_s", lambda *args: step(*args) + (hiccups.pop() if hiccups else 0.0))
     assert measure_steps(ToyDrafter(TABLE))[1] < 0.02

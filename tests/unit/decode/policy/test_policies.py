@@ -9,7 +9,7 @@ import pytest
 from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
 from omnidraft.decode.policy.cost import CostPlan, CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
-from omnidraft.decode.policy.stream_stats import TRIAL_SHARE
+from omnidraft.decode.policy.gains import TRIAL_SHARE
 from omnidraft.ports import NO_OTHERS, OtherTexts, Policy, RoundPlan, RoundText, TextOutcome
 
 TENANT = "default"
@@ -174,9 +174,10 @@ def test_a_step_that_pays_beside_the_nodes_of_a_memory_is_taken():
 
 
 @pytest.mark.parametrize(
-    ("pass_s", "num_plain"), [(flat(1.0, 1.2), 10), (CostCurve({6: 1.0}), 0)], ids=["any size", "padded"]
+    ("pass_s", "num_plain"), [(flat(1.0, 1.2), 12), (CostCurve({6: 1.0}), 0)], ids=["any size", "padded"]
 )
 def test_one_round_in_33_measures_a_plain_pass_unless_all_passes_have_one_size(pass_s, num_plain):
+    """After 4, 8 and 16 rounds with drafts at first."""
     policy, num_nodes = CostPolicy(pass_s, flat(0.05, 0.05)), []
     for _ in range(330):
         plan = alone(policy)
@@ -267,6 +268,7 @@ def test_what_the_next_pass_will_be_as_sure_of_waits_for_it_where_rows_are_dear(
     policy = CostPolicy(pass_s, lambda rows: 0.001)
     for _ in range(20):
         policy.update([TextOutcome(TENANT, 3, 8, [])])
+    policy.update([TextOutcome(TENANT, 1, 0, [])])
     assert policy.start_round([RoundText(TENANT, 100)]).prune(values, acceptances) == num_kept
 
 

@@ -8,7 +8,7 @@ import pytest
 from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
-from omnidraft.decode.policy.stream_stats import TRIAL_SHARE
+from omnidraft.decode.policy.gains import TRIAL_SHARE
 from omnidraft.ports import RoundText, TextOutcome
 
 TENANT = "default"

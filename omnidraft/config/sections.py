@@ -58,8 +58,9 @@ class ModelSettings(Section):
     set it where several machines serve; a worker that cannot compute it refuses to start. With `engine = "llamacpp"`
     the GGUF file has it."""
     drafter_precision: Precision = "auto"
-    """The precision of the drafter; it changes agreement, never the text. `auto`: int8 for models that our kernels know
-    where our kernels work, else the target's `auto`: there int8 costs agreement."""
+    """The precision of the drafter; it changes agreement, never the text. `auto`: for models that our kernels
+    know, where our kernels work, int4 before anything was learned and int8 after, else the target's `auto`: there int8
+    costs agreement."""
     kernels: Kernels = "auto"
     """The instructions of our kernels. `auto`: the widest that survive a trial in a process of its own and are faster
     than torch there, or else the fastest that survive it, or torch. Texts in int8, int4 and float32 are the same with

@@ -128,8 +128,7 @@ def guessed_passes() -> CostCurve:
 
 
 class StepCosts:
-    """Seconds of drafter steps by number of rows, measured with the first drafter; later ones differ in their weights
-    only."""
+    """Seconds of drafter steps by number of rows, measured with the first drafter; what later ones take is observed."""
 
     def __init__(self, file: CostFile | None = None, drafter_name: str = "") -> None:
         """

@@ -23,6 +23,8 @@ def saved_tokens(
 ) -> list[float]:
     """Return the seconds that these nodes save, in tokens at `rate`: each those of a token in rounds that draft chains
     of its acceptance, as long as is best, for `num_drafted` of the texts that share the target; 1 / `rate` at most."""
+    if not any(acceptances):
+        return list(values)
     seconds = np.array([pass_s(num_texts + num_drafted * int(length)) for length in _CHAIN_LENGTHS])
     each = np.minimum(acceptances, _ALMOST_SURE)[:, None]
     tokens = num_texts + num_drafted * each * (1 - each**_CHAIN_LENGTHS) / (1 - each)

@@ -17,7 +17,7 @@ from omnidraft.models.hf.target import load_model
 from omnidraft.models.kv_session import KvDrafter
 from omnidraft.models.native import library as native
 from omnidraft.models.native.build import VARIANTS
-from omnidraft.models.native.drafter import AUTOMATIC, NativeDrafter
+from omnidraft.models.native.drafter import AUTOMATIC, AUTOMATIC_LEARNED, NativeDrafter
 from omnidraft.models.native.packed_cache import PackedCache
 from omnidraft.models.native.packed_model import PackedModel
 from omnidraft.models.native.weights import unsupported_reason
@@ -51,7 +51,8 @@ def load_drafter(
         ModelError: the folder holds no model, or the precision cannot be computed here.
         SnapshotCorrupt: the tensors do not fit the model.
     """
-    packed_as = AUTOMATIC if precision == "auto" else precision
+    automatic = AUTOMATIC if tensors is None else AUTOMATIC_LEARNED
+    packed_as = automatic if precision == "auto" else precision
     state = cache.state(folder, packed_as) if cache else None
     model, head = load_learned(folder, tensors, train)
     if unsupported_reason(model) is None:

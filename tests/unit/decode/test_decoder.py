@@ -181,6 +181,40 @@ def test_a_text_that_is_to_be_forgotten_leaves_no_keys_with_the_next_snapshot_ei
     assert bool(new.sources[-1].pool.ended) is not is_forgotten
 
 
+class Follower:
+    """Implements step_telemetry.StepObserver."""
+
+    def __init__(self):
+        self.steps, self.ends = [], []
+
+    def take(self, step):
+        self.steps.append(step)
+
+    def end(self, error):
+        self.ends.append(error)
+
+
+@pytest.mark.parametrize("ended_by", ["its last token", "its client", "closing", "its prompt", "its pass"])
+def test_who_follows_a_text_sees_every_step_and_learns_once_what_ended_it(ended_by, monkeypatch):
+    decoder, follower = toy_decoder(), Follower()
+    sequence = decoder.add(make_request(Sampling(0.0), max_new_tokens=5), None)
+    sequence.observers = (follower,)
+    failing = {"its prompt": "open", "its pass": "forward"}.get(ended_by)
+    if failing is not None:
+        monkeypatch.setattr(ToyTarget, failing, lambda *args: (_ for _ in ()).throw(RuntimeError(ended_by)))
+    outputs = decoder.step()
+    outputs += decoder.step()
+    if ended_by == "its client":
+        decoder.abort(sequence)
+    if ended_by == "closing":
+        decoder.close()
+    for _ in range(4):
+        outputs += decoder.step()
+    decoder.close()
+    assert follower.steps == [output.step for output in outputs if output.step is not None]
+    assert [str(error or "") for error in follower.ends] == [ended_by if failing else ""]
+
+
 class DeviceRows(torch.Tensor):
     """Logits of another device, which know the sizes of those that were converted."""
 

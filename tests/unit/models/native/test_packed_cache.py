@@ -114,6 +114,13 @@ def test_learned_weights_are_not_cached(source, cache):
     assert cache.files() == []
 
 
+@pytest.mark.parametrize(("is_learned", "precision"), [(False, "int4"), (True, "int8")])
+def test_a_drafter_has_4_bits_until_it_learned(source, is_learned, precision):
+    tensors = {name: weight.detach() for name, weight in load_model(source).named_parameters()} if is_learned else None
+    automatic, named = (load_drafter(source, each, tensors, "full").open() for each in ("auto", precision))
+    assert torch.equal(automatic.prefill_or_extend(0, text(30)), named.prefill_or_extend(0, text(30)))
+
+
 def test_the_file_is_safetensors_and_holds_the_parts_where_the_cache_line_begins(source, cache):
     path = packed_path(source, cache)
     with safe_open(path, framework="numpy") as file:

@@ -18,7 +18,7 @@ from omnidraft.ports import Noise, Sampling
 from omnidraft.vocab.alignment import Alignment
 
 _NUM_RANKED = 128
-_SPANS = (6.0, 12.0)
+_SPANS = (6.0, 9.0, 12.0)
 """The most probable tokens are sought among the logits that are so close to the largest one, where those are enough."""
 
 
@@ -147,4 +147,6 @@ def most_probable(logits_D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         threshold = np.partition(logits_D[ids], len(ids) - num)[len(ids) - num]
         ids = ids[logits_D[ids] >= threshold]
     ids_K = ids[np.argsort(-logits_D[ids], kind="stable")[:num]]
-    return ids_K, np.exp(logits_D[ids_K] - max_logit).astype(np.float64) / np.exp(logits_D - max_logit).sum()
+    p_D = logits_D - max_logit
+    np.exp(p_D, out=p_D)
+    return ids_K, p_D[ids_K].astype(np.float64) / p_D.sum()

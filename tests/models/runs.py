@@ -127,7 +127,7 @@ class Server:
             for output in self._engine.step():
                 if output.error is not None:
                     raise output.error
-                texts[output.generation].ids += output.step.emitted
+                texts[output.sequence].ids += output.step.emitted
                 stats.take(output.step)
         assert drafted or not stats.num_scored
         return list(texts.values()), stats

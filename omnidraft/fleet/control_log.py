@@ -1,152 +1,253 @@
-"""The control log: announcements between the fleet's processes, JSON messages on one topic per fleet.
+"""The control log: a topic whose newest message of each key holds. Kafka compacts it, SQLite deletes what was replaced.
 
-{"kind": "champion", "version": 7}                  every worker serves this snapshot; ends any canary
-{"kind": "canary", "version": 8, "share": 0.1}      serve it to this share of the requests, the champion to the others
-{"kind": "pause"} / {"kind": "resume"}              stop or resume learning
-{"kind": "restart", "start": "latest", "restart_id": "..."}  learn from earliest, latest or offsets; each is done once
-{"kind": "rewind", "version": 7, "restart_id": "..."}  go back to this champion's weights: what came after was refused
-{"kind": "drift", "tenant": "t", "work": "text"}    agreement on this tenant's traffic of this kind fell: draft less for
-                                                    it, learn faster; "level" is the agreement before
-{"kind": "drift_over", "tenant": "t", "work": "text"}  it recovered, or is what is normal now
-{"kind": "best", "version": 5, "tenant": "t"}       from the distiller: this snapshot agrees best with that traffic
-{"kind": "forget", "tenant": "t", "forget_id": "...", "until_ms": 1764000000000}  keep nothing of the tenant from before
-{"kind": "factors_off", "tenant": "t"}              draft for this tenant without its own factors, as for all others
-{"kind": "factors_on", "tenant": "t"}               and with them again
-Each may name the pair it is about ("target", "drafter"), else it is about all, and may give operators a "reason".
-Its offset is its sequence number; the highest holds. All are written to the first partition, however many there are.
-Signed ones carry a sequence of their own; see authentication.py.
+A message's key is KIND/TARGET/DRAFTER and what narrows it, without the pair for what concerns every pair, each part
+quoted as in a URL. Its value is JSON: {"key": ..., "sequence": ..., "at_ms": ..., "reason": ..., "value": {...}}, with
+`value` null where it was removed. Sequences grow over all who write: each is the time in milliseconds, or one more than
+the newest in the log where clocks differ (a hybrid logical clock, https://cse.buffalo.edu/tech-reports/2014-04.pdf), so
+neither the position in the log nor a message written again brings an old value back.
 """
 
 import json
-from dataclasses import dataclass, replace
-from typing import Literal, Unpack
+import logging
+import time
+from collections.abc import Callable
+from urllib.parse import quote, unquote
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from omnidraft.errors import WireError
-from omnidraft.ports import Announcement, AnnouncementFields, AnnouncementKind, LogWriter, Message, Outgoing, Work
+from omnidraft.errors import BusError, OffsetOutOfRange, SignatureRefused, WireError
+from omnidraft.fleet.control_signing import UNSIGNED_KINDS, ControlSigning
+from omnidraft.ports import (
+    FLEET_KINDS,
+    VALUES,
+    ControlState,
+    ControlValue,
+    Entry,
+    Key,
+    LogReader,
+    LogWriter,
+    Message,
+    Metrics,
+    Offsets,
+    Outgoing,
+)
 
-KEY = b"control"
 PARTITION = 0
+MAX_MESSAGES = 1000
+READ_S = 2.0
+"""The wait for the rest of the log before something is put."""
+MAX_SILENCE_S = 20.0
+"""Seconds of polls without a message after which the rest of a log counts as unreadable."""
 
-Subject = Literal["snapshot", "learning", "restart", "rewind", "traffic", "best", "forget", "factors"]
-_SUBJECTS: dict[AnnouncementKind, Subject] = {
-    "champion": "snapshot",
-    "canary": "snapshot",
-    "pause": "learning",
-    "resume": "learning",
-    "restart": "restart",
-    "rewind": "rewind",
-    "drift": "traffic",
-    "drift_over": "traffic",
-    "best": "best",
-    "forget": "forget",
-    "factors_off": "factors",
-    "factors_on": "factors",
-}
-FOR_ALL_PAIRS: frozenset[AnnouncementKind] = frozenset({"forget", "factors_off", "factors_on"})
-"""Kinds about a tenant, which concern every pair without naming one."""
-_WITH_TENANT = FOR_ALL_PAIRS | {"drift", "drift_over", "best"}
-
-
-def subject(announcement: Announcement) -> tuple[Subject, str | None, Work | None]:
-    """Return its subject, tenant and kind of request; a later announcement with the same ones supersedes it."""
-    return _SUBJECTS[announcement.kind], announcement.tenant, announcement.work
+logger = logging.getLogger(__name__)
 
 
 class _Wire(BaseModel):
-    model_config = ConfigDict(frozen=True)  # unknown keys are allowed: a later controller may say more
+    model_config = ConfigDict(frozen=True)
 
-    kind: AnnouncementKind
-    version: int | None = None
-    share: float | None = Field(None, gt=0, le=1)
-    tenant: str | None = None
+    key: str
+    sequence: int = Field(ge=0)
+    at_ms: int
     reason: str | None = None
-    start: str | None = Field(None, pattern=r"^(earliest|latest|\d{1,9}:\d{1,18}( \d{1,9}:\d{1,18})*)$")
-    restart_id: str | None = Field(None, min_length=1, max_length=64)
-    forget_id: str | None = Field(None, min_length=1, max_length=64)
-    until_ms: int | None = Field(None, ge=0)
-    fence: str | None = None
-    digest: str | None = None
-    sequence: int = 0
-    issued_ms: int | None = None
-    work: Work | None = None
-    level: float | None = Field(None, ge=0, le=1)
-    target: str | None = None
-    drafter: str | None = None
-
-    @model_validator(mode="after")
-    def _has_the_fields_of_its_kind(self) -> "_Wire":
-        if (self.kind in ("champion", "canary", "best", "rewind")) != (self.version is not None):
-            raise ValueError("champion, canary, best and rewind have a version, nothing else has")
-        if (self.kind == "canary") != (self.share is not None):
-            raise ValueError("a canary has a share, nothing else has")
-        if (self.kind in _WITH_TENANT) != (self.tenant is not None):
-            raise ValueError("what is about traffic or factors has a tenant, nothing else has")
-        is_of_drift = self.kind in ("drift", "drift_over")
-        if is_of_drift != (self.work is not None) or (self.level is not None and not is_of_drift):
-            raise ValueError("a drift and its end have a kind of request and may have a level, nothing else has")
-        if (self.kind == "restart") != (self.start is not None):
-            raise ValueError("a restart has a start, nothing else has")
-        if (self.kind in ("restart", "rewind")) != (self.restart_id is not None):
-            raise ValueError("restart and rewind have a name, nothing else has")
-        if {self.kind == "forget"} != {self.forget_id is not None, self.until_ms is not None}:
-            raise ValueError("an order to forget has a name and a time, nothing else has")
-        return self
+    value: dict[str, object] | None
 
 
-class _AllFields(AnnouncementFields, total=False):
-    target: str | None
-    drafter: str | None
-    start: str
-    forget_id: str
-    until_ms: int
+class ControlLog:
+    """Implements ports.ControlFollower and ports.ControlWriter for one pair. The log is opened when it is needed.
 
-
-def publish_announcement(
-    writer: LogWriter, kind: AnnouncementKind, version: int | None = None, **fields: Unpack[_AllFields]
-) -> None:
-    """Publish an announcement to every process. Repeating one does no harm.
-
-    Raises:
-        BusError: the log cannot be written.
-        ValueError: this kind needs another field, or has none of these.
+    Args:
+        signing: signs what is put, and refuses what nobody signed who may; None: neither.
+        is_keeper: write the newest genuine messages again where others were written over them, which would be all that
+            is left of their keys once the topic is compacted, or where the log lost them.
     """
-    writer.append([Outgoing(KEY, announcement_json(kind, version, **fields), partition=PARTITION)])
 
+    def __init__(
+        self,
+        open_reader: Callable[[], LogReader],
+        open_writer: Callable[[], LogWriter],
+        metrics: Metrics,
+        *,
+        target: str,
+        drafter: str,
+        signing: ControlSigning | None = None,
+        is_keeper: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._open_reader, self._open_writer, self._metrics = open_reader, open_writer, metrics
+        self._pair, self._signing, self._is_keeper, self._clock = (target, drafter), signing, is_keeper, clock
+        self._reader: LogReader | None = None
+        self._writer: LogWriter | None = None
+        self._next: dict[int, int] = {}
+        self._state = ControlState()
+        self._changed: dict[Key, Entry] = {}
+        self._newest_sequence = 0
+        self._genuine: dict[Key, Outgoing] = {}
+        """The newest message of each key, for its keeper."""
+        self._overwritten: set[Key] = set()
+        self._refusals: list[WireError] = []
+        self._silent_s = 0.0
+        """Seconds that `poll_all` has waited since the last message or error."""
 
-def announcement_json(kind: AnnouncementKind, version: int | None = None, **fields: Unpack[_AllFields]) -> bytes:
-    """Encode an announcement. Raises ValueError when this kind needs another field, or has none of these."""
-    wire = _Wire(kind=kind, version=version, **fields)
-    return json.dumps(wire.model_dump(exclude_none=True, exclude={"sequence"})).encode()
+    def put(self, key: Key, value: ControlValue | None, reason: str | None = None) -> None:
+        """See ports.ControlWriter. Raises ValueError when this kind of key has values of another kind."""
+        kind = VALUES[key[0]]
+        if value is not None and type(value) is not kind:
+            raise ValueError(f"{key[0]} is a {kind.__name__}, not a {type(value).__name__}")
+        if key[0] not in UNSIGNED_KINDS:  # whose keys have one writer each
+            self._read(READ_S, at_end_s=0.0)
+        now_ms = int(self._clock() * 1000)
+        sequence = self._newest_sequence = max(now_ms, self._newest_sequence + 1)
+        name = self._name(key)
+        wire = {"key": name, "sequence": sequence, "at_ms": now_ms, "reason": reason}
+        payload = json.dumps(wire | {"value": value and value.model_dump(mode="json", exclude_none=True)}).encode()
+        headers = {} if self._signing is None else self._signing.headers(key[0], payload)
+        self._append([Outgoing(name.encode(), payload, headers, partition=PARTITION)])
 
+    def poll(self, timeout_s: float) -> tuple[ControlState, tuple[Entry, ...]]:
+        """See ports.ControlFollower."""
+        self._read(timeout_s, at_end_s=0.0 if self._changed else timeout_s)
+        return self._take_changes()
 
-@dataclass(frozen=True, slots=True)
-class LogAnnouncer:
-    """Implements ports.Announcer on the control log."""
+    def poll_all(self, timeout_s: float) -> tuple[ControlState, tuple[Entry, ...]]:
+        """See ports.ControlFollower. Messages that a log still does not give after MAX_SILENCE_S are left out."""
+        before, silent_s, self._silent_s = dict(self._next), self._silent_s, 0.0
+        unread = self._read(timeout_s, at_end_s=0.0)
+        if self._holds(unread):
+            self._silent_s = timeout_s + (silent_s if self._next == before else 0.0)
+            silence = f"the control log gave nothing for {self._silent_s:.0f} s before its ends {unread}"
+            if self._silent_s < MAX_SILENCE_S:
+                raise BusError(silence)
+            logger.warning("%s: these messages count as unreadable", silence)
+        return self._take_changes()
 
-    writer: LogWriter
-    target: str
-    drafter: str
+    def read_whole(self, timeout_s: float = READ_S) -> ControlState:
+        """Return what holds, for a process that looks once: `poll_all`, repeated while the log is only silent.
 
-    def publish(self, kind: AnnouncementKind, version: int | None = None, **fields: Unpack[AnnouncementFields]) -> None:
-        """See ports.Announcer."""
-        publish_announcement(self.writer, kind, version, target=self.target, drafter=self.drafter, **fields)
+        Raises:
+            BusError: the log cannot be read.
+        """
+        while True:
+            try:
+                return self.poll_all(timeout_s)[0]
+            except BusError:
+                if not self._silent_s:
+                    raise
 
+    def close(self) -> None:
+        """Close the log."""
+        for each in (self._reader, self._writer):
+            if each is not None:
+                each.close()
+        self._reader = self._writer = None
 
-def parse_announcement(message: Message) -> Announcement:
-    """Decode an announcement. Raises WireError when the message is not one."""
-    if message.damage is not None:
-        raise WireError(f"control message {message.partition}:{message.offset}: {message.damage.error}")
-    try:
-        return replace(parse_payload(message.value), sequence=message.offset)
-    except WireError as exc:
-        raise WireError(f"control message {message.offset}: {exc}") from exc
+    def _holds(self, unread: Offsets) -> bool:
+        """Return whether the log holds messages before one of these ends; retention may have deleted them."""
+        firsts = self._reader.first_offsets() if unread and self._reader else {}
+        return any(firsts.get(partition, 0) < end for partition, end in unread.items())
 
+    def _read(self, timeout_s: float, *, at_end_s: float) -> Offsets:
+        """Read up to the end of the log, or until nothing comes within `timeout_s`; return the ends not reached.
 
-def parse_payload(payload: bytes) -> Announcement:
-    """Decode an announcement with the sequence it carries, 0 without one. Raises WireError."""
-    try:
-        return Announcement(**_Wire.model_validate_json(payload).model_dump())
-    except ValidationError as exc:
-        raise WireError(exc.errors()[0]["msg"]) from exc
+        Args:
+            at_end_s: seconds to wait for a message where all were read before.
+        """
+        if self._reader is None:
+            self._reader = self._open_reader()
+            self._reader.seek(self._next)
+        try:
+            unread = self._read_on(self._reader, timeout_s, at_end_s)
+        except OffsetOutOfRange as exc:
+            logger.warning("reading the control log from its first message again: %s", exc)
+            self._next, self._overwritten = {}, set(self._genuine)
+            self._reader.seek({})
+            unread = self._read_on(self._reader, timeout_s, at_end_s)
+        self._report_refusals()
+        if self._overwritten and not unread:
+            self._append([self._genuine[key] for key in self._overwritten])
+            self._overwritten = set()
+        return unread
+
+    def _read_on(self, reader: LogReader, timeout_s: float, at_end_s: float) -> Offsets:
+        ends = reader.end_offsets()
+        wait_s = timeout_s if self._unread(ends) else at_end_s
+        while True:
+            polled = reader.poll(MAX_MESSAGES, wait_s)
+            self._next |= polled.next_offsets
+            for message in polled.messages:
+                self._receive(message)
+            unread = self._unread(ends)
+            if not polled.next_offsets or not unread:
+                return unread
+
+    def _unread(self, ends: Offsets) -> Offsets:
+        """Return those of these ends that were not reached yet."""
+        return {partition: end for partition, end in ends.items() if self._next.get(partition, 0) < end}
+
+    def _take_changes(self) -> tuple[ControlState, tuple[Entry, ...]]:
+        changed, self._changed = self._changed, {}
+        return self._state, tuple(sorted(changed.values(), key=lambda each: each.sequence))
+
+    def _receive(self, message: Message) -> None:
+        """Take in a message about our pair, or about all, if it is the newest of its key."""
+        if message.damage is not None and message.damage.reason == "missing":
+            return  # it was compacted
+        key = self._key(message.key)
+        if key is None:
+            return
+        known = self._state.entries.get(key)
+        try:
+            entry = self._entry(message, key)
+            if self._signing is not None:
+                self._signing.check(entry, message.value, message.headers, self._clock())
+            if known is not None and entry.sequence < known.sequence:
+                raise SignatureRefused(f"sequence {entry.sequence} of {key[0]} came after {known.sequence}")
+        except WireError as exc:
+            self._refusals.append(exc)
+            self._overwritten |= {key} & self._genuine.keys()
+            return
+        if self._is_keeper:
+            self._genuine[key] = Outgoing(message.key, message.value, message.headers, partition=PARTITION)
+            self._overwritten.discard(key)
+        if key[0] not in UNSIGNED_KINDS:
+            self._newest_sequence = max(self._newest_sequence, entry.sequence)
+        if known is None or entry.sequence > known.sequence:
+            self._state = ControlState({**self._state.entries, key: entry})
+            self._changed[key] = entry
+
+    def _entry(self, message: Message, key: Key) -> Entry:
+        """Decode a message. Raises WireError."""
+        if message.damage is not None:
+            raise WireError(f"control message {message.offset}: {message.damage.error}")
+        try:
+            wire = _Wire.model_validate_json(message.value)
+            value = None if wire.value is None else VALUES[key[0]].model_validate(wire.value)
+        except ValidationError as exc:
+            raise WireError(f"control message {message.offset}: {exc.errors()[0]['msg']}") from exc
+        if wire.key.encode() != message.key:
+            raise WireError(f"control message {message.offset} was written under another key than its own")
+        return Entry(key, value, wire.sequence, wire.at_ms, wire.reason)
+
+    def _name(self, key: Key) -> str:
+        """Return the key of a message."""
+        pair = () if key[0] in FLEET_KINDS else self._pair
+        return "/".join(quote(part, safe="") for part in (key[0], *pair, *key[1:]))
+
+    def _key(self, name: bytes) -> Key | None:
+        """Return the key that a message is about; None: it is of another pair, or of a kind that is not known here."""
+        kind, *parts = (unquote(part) for part in name.decode(errors="replace").split("/"))
+        if kind not in VALUES:
+            return None
+        if kind in FLEET_KINDS:
+            return kind, *parts
+        return (kind, *parts[2:]) if tuple(parts[:2]) == self._pair else None
+
+    def _append(self, messages: list[Outgoing]) -> None:
+        self._writer = self._writer or self._open_writer()
+        self._writer.append(messages)
+
+    def _report_refusals(self) -> None:
+        """Count and log the messages refused, as malformed, forged or old, since the last call, in one line however many there are."""
+        if self._refusals:
+            logger.error("refused %d control message(s), the last one: %s", len(self._refusals), self._refusals[-1])
+            self._metrics.add("omnidraft_control_messages_refused_total", len(self._refusals))
+            self._refusals = []

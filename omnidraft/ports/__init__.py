@@ -2,6 +2,29 @@
 
 from omnidraft.config import Mode
 from omnidraft.params import Grammar, Sampling
+from omnidraft.ports.control import (
+    FLEET_KINDS,
+    VALUES,
+    WORKER_NEWS_S,
+    Best,
+    Canary,
+    Champion,
+    ControlFollower,
+    ControlState,
+    ControlValue,
+    ControlWriter,
+    Drift,
+    Entry,
+    FactorsOff,
+    Forget,
+    Key,
+    Lease,
+    Order,
+    Pause,
+    Restart,
+    Rewind,
+    WorkerNews,
+)
 from omnidraft.ports.decoding import (
     LogProbs,
     Noise,
@@ -32,15 +55,8 @@ from omnidraft.ports.drafting import (
     TrainableHead,
 )
 from omnidraft.ports.fleet import (
-    CHAMPION_STATEMENT,
     JUDGEMENT,
     VOID,
-    Announcement,
-    AnnouncementFields,
-    AnnouncementKind,
-    Announcer,
-    ControlFollower,
-    DriftingTraffic,
     Metrics,
     NoopSpan,
     NoopTracing,

@@ -1,16 +1,12 @@
-"""What the processes of a fleet share: the registry of snapshots, the announcements of the control log, and telemetry,
-whose metrics add up over all of them."""
+"""What the processes of a fleet share: the registry of snapshots, and telemetry, whose metrics add up over all of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypedDict, Unpack
+from typing import Protocol
 
-from omnidraft.ports.decoding import Work
 from omnidraft.snapshots.manifest import Manifest
 
-CHAMPION_STATEMENT = "omnidraft.champion"
-"""The name of the note with a version's signed statement; see fleet/champion_statements.py."""
 JUDGEMENT = "judgement"
 """The name of the note with what the controller decided about a version, and why."""
 VOID = "void"
@@ -26,8 +22,6 @@ class SnapshotVersion:
     manifest: Manifest
     aliases: tuple[str, ...]
     created_ms: int
-    statement: str | None = None
-    """The signed statement that it is the champion, unverified; None: it never was, or nobody signs."""
     judgement: str | None = None
     """What the controller decided about it, and why, for operators; None: nothing yet."""
     removed_parts: tuple[str, ...] = ()
@@ -110,128 +104,6 @@ class Registry(SnapshotReader, Protocol):
 
     def log_file(self, version: int, path: Path) -> None:
         """Store a picture or report with this version."""
-
-
-AnnouncementKind = Literal[
-    "champion",
-    "canary",
-    "pause",
-    "resume",
-    "restart",
-    "rewind",
-    "drift",
-    "drift_over",
-    "best",
-    "forget",
-    "factors_off",
-    "factors_on",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Announcement:
-    """A message on the control log. Of several about the same subject the one with the highest sequence holds."""
-
-    sequence: int
-    """The offset of this message in the control log; of a signed one, the sequence that was signed."""
-    kind: AnnouncementKind
-    version: int | None = None
-    target: str | None = None
-    """The target of the pair it is about; a message that names neither target nor drafter is about every pair."""
-    drafter: str | None = None
-    share: float | None = None
-    """The share of the requests that a canary serves."""
-    tenant: str | None = None
-    """The tenant whose traffic changed, who is to be forgotten, or whose factors are turned off or on."""
-    reason: str | None = None
-    """A sentence for operators."""
-    start: str | None = None
-    """The position at which learning continues: `earliest`, `latest`, or offsets such as `0:120 1:96`."""
-    restart_id: str | None = None
-    """Names one restart or rewind, so that no process carries it out twice; a rewind has the refused snapshot's id."""
-    forget_id: str | None = None
-    """Names one order to forget a tenant, so that manifests can say that it was carried out."""
-    until_ms: int | None = None
-    """Unix milliseconds: the order concerns the tenant's records up to then, the newest that there was when it was
-    given."""
-    fence: str | None = None
-    """The registry's fence from before the version was chosen; see Registry.fence."""
-    digest: str | None = None
-    """The digest of the snapshot's manifest: whatever the registry has under this version, it must be that one."""
-    issued_ms: int | None = None
-    """When it was signed; None: it is not signed."""
-    work: Work | None = None
-    """The kind of request whose agreement changed, for a drift and its end."""
-    level: float | None = None
-    """The mean agreement before it fell, for a drift and its end; None: not known."""
-
-
-class AnnouncementFields(TypedDict, total=False):
-    """Optional fields of an announcement about one pair; see Announcement."""
-
-    share: float
-    tenant: str
-    reason: str
-    fence: str
-    restart_id: str
-    digest: str
-    work: Work
-    level: float | None
-
-
-class Announcer(Protocol):
-    """Publishes announcements about one pair."""
-
-    def publish(self, kind: AnnouncementKind, version: int | None = None, **fields: Unpack[AnnouncementFields]) -> None:
-        """Publish to every process. Repeating an announcement does no harm.
-
-        Raises:
-            BusError: the log cannot be written.
-            ValueError: this kind needs another field, or has none of these.
-        """
-
-
-class ControlFollower(Protocol):
-    """Consumes the announcements that concern one process."""
-
-    def poll(self, timeout_s: float) -> Sequence[Announcement]:
-        """Return the announcements in force that were not returned before, waiting up to `timeout_s` for one.
-
-        Raises:
-            BusError: the log cannot be read; polling again may succeed, and nothing is lost.
-        """
-
-    def poll_all(self, timeout_s: float) -> Sequence[Announcement]:
-        """Do what `poll` does, for a start: nothing that the log holds by now is missing.
-
-        Raises:
-            BusError: the log cannot be read, or gave nothing for `timeout_s` before its end; then it may be repeated,
-                and nothing is lost.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class DriftingTraffic:
-    """The drifts that have begun and are not over, each of a tenant's requests of one kind."""
-
-    streams: frozenset[tuple[str | None, Work | None]] = frozenset()
-
-    def after(self, announcement: Announcement) -> "DriftingTraffic":
-        """Return the traffic that drifts after a `drift` or `drift_over`; any other announcement changes nothing."""
-        stream = {(announcement.tenant, announcement.work)}
-        match announcement.kind:
-            case "drift":
-                return DriftingTraffic(self.streams | stream)
-            case "drift_over":
-                return DriftingTraffic(self.streams - stream)
-        return self
-
-    def includes(self, tenant: str, work: Work | None = None) -> bool:
-        """Return whether this traffic drifts; without a kind, whether any of the tenant's does."""
-        return any(each[0] == tenant and work in (None, each[1]) for each in self.streams)
-
-    def __bool__(self) -> bool:
-        return bool(self.streams)
 
 
 class Metrics(Protocol):

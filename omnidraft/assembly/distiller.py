@@ -5,10 +5,10 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from omnidraft import __version__
-from omnidraft.assembly.fleet import base_serving_tensors, control_follower, recent_records, snapshot_comparison
+from omnidraft.assembly.fleet import base_serving_tensors, control_log, recent_records, snapshot_comparison
 from omnidraft.assembly.logs import log_reader, log_writer, record_cipher, trace_source
 from omnidraft.assembly.models import TargetVocabulary, Vocabularies, drafter_hash, vocabularies
 from omnidraft.assembly.registries import registry
@@ -38,9 +38,6 @@ from omnidraft.telemetry.metrics import LabelledMetrics
 from omnidraft.threads import attentive
 
 logger = logging.getLogger(__name__)
-
-_HEEDED: Final = ("pause", "resume", "restart", "rewind", "drift", "drift_over", "forget")
-"""The kinds of orders and statements that a distiller acts on."""
 
 
 def distillation(
@@ -108,7 +105,8 @@ class _Parts:
     ) -> Distiller:
         settings, tokenizers, files, section = self._settings, self._tokenizers, self._files, self._settings.learner
         snapshots = attentive(registry(settings), lambda: made.meanwhile())
-        follower = control_follower(settings, self._metrics, _HEEDED)
+        control = control_log(settings, self._metrics)
+        comparison = snapshot_comparison(settings, snapshots, control, tokenizers, self._learner, self._folder)
         made = Distiller(
             self._source,
             self._batcher,
@@ -125,8 +123,8 @@ class _Parts:
             forgetting=self._forgetting(),
             memory=files.memory,
             metrics=self._metrics,
-            control=TrainingControl(follower),
-            compare_earlier=snapshot_comparison(settings, snapshots, tokenizers, self._learner, self._folder).compare,
+            control=TrainingControl(control),
+            compare_earlier=comparison.compare,
             progress=progress,
             on_empty_poll=on_empty_poll,
             spans=spans,

@@ -1,8 +1,8 @@
-"""The controller of a fleet, its announcements and what follows them, the fleet's status, and the audit of its log."""
+"""The controller of a fleet, its control log, the fleet's status, and the audit of its log."""
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from omnidraft.assembly.logs import (
-    control_reader,
-    control_writer,
     existing_log_reader,
     log_reader,
+    log_writer,
+    require_log,
     topic_names,
     trace_source,
 )
 from omnidraft.assembly.models import Vocabularies
 from omnidraft.assembly.registries import existing_registry, registry
-from omnidraft.assembly.signing import authenticator, champion_statements, require_signer, restate_s
+from omnidraft.assembly.signing import control_signing, require_signer, restate_s
 from omnidraft.audit.findings import Report
 from omnidraft.audit.log_replay import DeadLetterReasons
 from omnidraft.audit.run import DiscardingWriter, dead_letter_reasons
@@ -35,13 +35,12 @@ from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.publisher import BATCHER
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import SnapshotNotFound
-from omnidraft.fleet.control_follower import LogControlFollower
-from omnidraft.fleet.control_log import LogAnnouncer
+from omnidraft.fleet.control_log import ControlLog
 from omnidraft.fleet.controller import Controller
 from omnidraft.fleet.drift import DriftDetector
-from omnidraft.fleet.drift_recovery import FOLLOWED_KINDS, DriftRecovery
+from omnidraft.fleet.drift_recovery import DriftRecovery
 from omnidraft.fleet.request_stats import RequestStatsReader
-from omnidraft.ports import AnnouncementKind, Announcer, ControlFollower, LogReader, Metrics, Registry, SnapshotVersion
+from omnidraft.ports import LogReader, Metrics, Registry, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics, LabelledMetrics
 from omnidraft.threads import attentive
@@ -50,53 +49,54 @@ if TYPE_CHECKING:
     from omnidraft.fleet.overview import Overview
 
 
-def announcer(settings: Settings) -> Announcer:
-    """Return the announcer of `models.target` and its drafter. Raises BusError."""
-    return LogAnnouncer(control_writer(settings), settings.models.target, settings.models.followed_drafter)
+def control_log(settings: Settings, metrics: Metrics, *, is_keeper: bool = False) -> ControlLog:
+    """Return the control log of `models.target` and its drafter, signed and verified if keys are set. It is opened when
+    it is first needed.
 
-
-def control_follower(
-    settings: Settings, metrics: Metrics, kinds: Iterable[AnnouncementKind], *, must_be_named: bool = False
-) -> ControlFollower:
-    """Return a follower of the announcements about `models.target` and its drafter, verified if keys are set.
-
-    Raises:
-        BusError: the log cannot be reached.
-        StorageError: `registry.accepted_file` cannot be used.
+    Args:
+        is_keeper: see ControlLog.
     """
-    reader, models = log_reader(settings, settings.log.control_topic), settings.models
-    metrics = LabelledMetrics(metrics, target=models.target)
-    return LogControlFollower(
-        reader,
-        metrics,
-        kinds=kinds,
+    topic, models = settings.log.control_topic, settings.models
+    return ControlLog(
+        partial(log_reader, settings, topic),
+        partial(log_writer, settings, topic),
+        LabelledMetrics(metrics, target=models.target),
         target=models.target,
         drafter=models.followed_drafter,
-        must_be_named=must_be_named,
-        authenticator=authenticator(settings),
+        signing=control_signing(settings),
+        is_keeper=is_keeper,
     )
+
+
+def ordering_log(settings: Settings) -> ControlLog:
+    """Return the control log for an order, which nobody would follow where no service has begun a log.
+
+    Raises:
+        RequestError: there is no log, or none of the fleet's topics is in it.
+        BusError: the log cannot be reached.
+    """
+    require_log(settings)
+    return control_log(settings, CountingMetrics())
 
 
 def controller(settings: Settings, metrics: Metrics) -> Controller:
     """Return the controller of `models.target` and its drafter. Raises BusError, RegistryError; ConfigError when
-    announcements have to be signed and it has no key for that."""
+    values have to be signed and it has no key for that."""
     require_signer(settings, ("controller", "operator"))
     metrics = LabelledMetrics(metrics, target=settings.models.target)
     snapshots = attentive(registry(settings), lambda: made.meanwhile())
-    announce, models = announcer(settings), settings.models
-    statements = champion_statements(settings, partial(control_reader, settings))
+    control, models = control_log(settings, metrics, is_keeper=True), settings.models
     recovery = DriftRecovery(
         snapshots,
-        announce,
+        control,
         DriftDetector(),
         metrics,
         target=models.target,
         gate=settings.controller,
-        statements=statements,
     )
     made = Controller(
         snapshots,
-        announce,
+        control,
         settings.controller,
         metrics,
         target=models.target,
@@ -104,24 +104,23 @@ def controller(settings: Settings, metrics: Metrics) -> Controller:
             log_reader(settings, settings.log.traces_topic), target=models.target, drafter=models.followed_drafter
         ),
         recovery=recovery,
-        follower=control_follower(settings, metrics, FOLLOWED_KINDS),
-        statements=statements,
         restate_s=restate_s(settings),
     )
     return made
 
 
 def snapshot_comparison(
-    settings: Settings, snapshots: Registry, tokenizers: Vocabularies, learner: Learner, folder: Path
+    settings: Settings,
+    snapshots: Registry,
+    control: ControlLog,
+    tokenizers: Vocabularies,
+    learner: Learner,
+    folder: Path,
 ) -> SnapshotComparison:
-    """Return the comparison of the snapshots of `models.target` on a tenant's newest records.
-
-    Raises:
-        BusError: the log cannot be reached.
-    """
+    """Return the comparison of the snapshots of `models.target` on a tenant's newest records."""
     recent = recent_records(settings, tokenizers.alignment.fingerprint)
     base = partial(base_serving_tensors, settings, tokenizers)
-    return SnapshotComparison(snapshots, learner, recent, announcer(settings), base, folder / "earlier")
+    return SnapshotComparison(snapshots, learner, recent, control, base, folder / "earlier")
 
 
 def base_serving_tensors(settings: Settings, tokenizers: Vocabularies) -> dict[str, Tensor]:
@@ -160,11 +159,11 @@ def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":
         topics=lambda: topic_names(settings),
         reader=lambda topic: log_reader(settings, topic),
         worker=partial(worker_status, metrics_key=settings.worker.metrics_key),
-        authenticator=lambda target: authenticator(settings.for_target(target), is_remembering=False),
+        control=lambda target: control_log(settings.for_target(target), CountingMetrics()),
     )
     urls = tuple(workers) or (worker_url(settings),)
     now_ms = time.time_ns() // 1_000_000
-    return gather(sources, settings, CountingMetrics(), urls, now_ms, are_guessed=not workers)
+    return gather(sources, settings, urls, now_ms, are_guessed=not workers)
 
 
 def worker_url(settings: Settings) -> str:

@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from omnidraft.assembly.drafting import drafter_memory, drafter_of, drafter_prompt, measured_costs, shared_drafting
-from omnidraft.assembly.fleet import control_follower
+from omnidraft.assembly.fleet import control_log
 from omnidraft.assembly.models import TargetVocabulary, Vocabularies, aligned, target
 from omnidraft.assembly.registries import require_named
-from omnidraft.assembly.signing import champion_check
 from omnidraft.assembly.snapshot_loading import (
     SnapshotLoader,
     champion_or_base,
@@ -31,21 +30,16 @@ from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.sampling.grammar import Grammars
 from omnidraft.decode.sampling.grammar_trial import GrammarTrial
 from omnidraft.decode.scheduler import Scheduler
-from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
-from omnidraft.decode.snapshot.slot import FactorSwitch, LoadedSnapshot, SnapshotSlot
+from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
+from omnidraft.decode.snapshot.tenant_rules import TenantRules
 from omnidraft.decode.snapshot.updater import SnapshotUpdater
 from omnidraft.errors import RequestError
 from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.models.loading import SharedDrafter, in_background_thread
-from omnidraft.ports import Announcement, AnnouncementKind, Metrics, Proposer, SnapshotReader, Target, Tracing
+from omnidraft.ports import Metrics, Proposer, SnapshotReader, Target, Tracing
 from omnidraft.progress import stages
 from omnidraft.registry.staging import own_folder, remove_abandoned
 from omnidraft.tools.formats import FORMATS
-
-_FOLLOWED: Final[tuple[AnnouncementKind, ...]] = (
-    *("champion", "canary", "drift", "drift_over"),
-    *("forget", "factors_off", "factors_on"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +78,16 @@ class DecodingHost:
         self.costs = measured_costs(settings, self.target)
         self.recent = RecentTexts() if settings.decode.suffix_memory else RecentTexts(0)
         self.drafter_memory = drafter_memory()
-        self._memories, self._switch = memory_loader(settings, metrics), FactorSwitch()
+        self._rules = TenantRules()
         shared = shared_drafting(
             settings.decode, self.costs, self.recent, self.drafter_memory, has_drafter=settings.models.has_drafter
         )
-        self.load = snapshot_loader(settings, tokenizers, shared, base, self._memories, self._switch)
+        memories = memory_loader(settings, metrics, self._rules)
+        self.load = snapshot_loader(settings, tokenizers, shared, base, memories, self._rules)
 
-    def serve(
-        self, snapshots: SnapshotReader, *, is_alone: bool = True, begins_with_champion: bool = False
-    ) -> ServedTarget:
+    def serve(self, snapshots: SnapshotReader, *, begins_with_champion: bool = False) -> ServedTarget:
         """Return the target with an engine that follows the champion, unless `worker.snapshot` names a snapshot. It
-        begins with the base drafter, or with the champion, which takes longer.
-
-        Args:
-            is_alone: whether the process has no other target.
-        """
+        begins with the base drafter, or with the champion, which takes longer."""
         settings, pinned = self.settings, self.settings.worker.snapshot
         self.costs.passes(settings.decode.mode)  # whatever the policy: metrics compare with plain decoding
         load = self.load
@@ -110,12 +99,9 @@ class DecodingHost:
         if pinned is not None:
             return ServedTarget(engine, self.target, None)
 
-        def forget(order: Announcement) -> None:
-            self._memories.forget(order)
-            engine.forget_texts()
-
-        follow = partial(snapshot_updater, settings, self._metrics, snapshots, tracing=self._tracing)
-        updater = follow(engine.slot, engine.drift_throttle, load, forget, must_be_named=not is_alone)
+        updater = snapshot_updater(
+            settings, self._metrics, snapshots, engine.slot, load, engine.forget_texts, tracing=self._tracing
+        )
         return ServedTarget(engine, self.target, updater)
 
     def engine(self, first: LoadedSnapshot) -> Engine:
@@ -135,7 +121,7 @@ class DecodingHost:
         return Engine(
             self.decoder(Grammars(tokenizer.vocabulary, GrammarTrial(tokenizer.vocabulary))),
             pair,
-            SnapshotSlot(first, self._switch),
+            SnapshotSlot(first, self._rules),
             self._producer,
             self._metrics,
             decode=settings.decode,
@@ -164,37 +150,33 @@ def snapshot_updater(
     metrics: Metrics,
     snapshots: SnapshotReader,
     slot: SnapshotSlot,
-    throttle: DriftThrottle,
     load: SnapshotLoader,
-    forget: Callable[[Announcement], None],
+    forget: Callable[[], None],
     *,
     tracing: Tracing | None = None,
-    must_be_named: bool = False,
 ) -> SnapshotUpdater:
     """Return what keeps a slot at the fleet's champion and canary.
 
     Args:
-        forget: called with an order to forget a tenant; drops what this process keeps of earlier texts.
-        must_be_named: see control_follower.
+        forget: called after an order to forget a tenant; drops what this process keeps of earlier texts.
     """
 
-    def forget_all(order: Announcement) -> None:
-        forget(order)
+    def forget_all() -> None:
+        forget()
         remove_abandoned()
 
     return SnapshotUpdater(
         snapshots,
         slot,
         partial(in_background_thread, load),
-        control_follower(settings, metrics, _FOLLOWED, must_be_named=must_be_named),
-        throttle,
+        control_log(settings, metrics),
         settings.worker,
         metrics,
         target=settings.models.target,
         staging=own_folder(),
         tracing=tracing,
         forget=forget_all,
-        check_champion=champion_check(settings),
+        follows_registry=not settings.registry.trusted_keys,
     )
 
 

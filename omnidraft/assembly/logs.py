@@ -3,12 +3,10 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from omnidraft import extras
-from omnidraft.assembly import signing
 from omnidraft.bus import sqlite_topic
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.config import LogSettings, Settings
@@ -35,7 +33,9 @@ class _SqliteLog:
         self._settings, self._path = settings, settings.path
 
     def writer(self, topic: str) -> LogWriter:
-        return SqliteWriter(self._path, topic, **self._options(topic), keep_s=_retention_s(self._settings, topic))
+        log = self._settings
+        options = {"keep_s": _retention_s(log, topic), "is_compacted": topic == log.control_topic}
+        return SqliteWriter(self._path, topic, **self._options(topic), **options)
 
     def reader(self, topic: str) -> LogReader:
         return SqliteReader(self._path, topic, **self._options(topic))
@@ -80,6 +80,7 @@ class _KafkaLog:
             "request_timeout_s": log.request_timeout_s,
             "access": log.kafka,
             "keep_s": _retention_s(log, topic),
+            "is_compacted": topic == log.control_topic,
         }
 
     def topics(self) -> dict[str, TopicFacts]:
@@ -113,16 +114,13 @@ def _retention_s(log: LogSettings, topic: str) -> float | None:
     hours = {
         log.traces_topic: log.retention_hours,
         log.dead_letters_topic: log.dead_letters_retention_hours,
-        log.control_topic: math.inf,
     }.get(topic)
     return None if hours is None else hours * 3600
 
 
 def log_writer(settings: Settings, topic: str) -> LogWriter:
-    """Return a writer of this topic, which encrypts records and signs announcements if keys are set. Raises BusError
-    when the log cannot be reached."""
-    if topic == settings.log.control_topic:
-        return signing.signing_writer(settings, _open(settings).writer(topic), partial(control_reader, settings))
+    """Return a writer of this topic, which encrypts records if keys are set. Raises BusError when the log cannot be
+    reached."""
     writer, keys = _open(settings).writer(topic), _keys(settings, topic)
     if not keys:
         return writer
@@ -162,18 +160,8 @@ def key_store(settings: Settings) -> "KeyStore | None":
     return KeyStore(url, settings.log.request_timeout_s)
 
 
-def control_writer(settings: Settings) -> LogWriter:
-    """Return a writer of the control topic. Raises BusError when the log cannot be reached."""
-    return log_writer(settings, settings.log.control_topic)
-
-
-def control_reader(settings: Settings) -> LogReader:
-    """Return a reader of the control topic. Raises BusError when the log cannot be reached."""
-    return log_reader(settings, settings.log.control_topic)
-
-
 def _keys(settings: Settings, topic: str) -> tuple[str, ...]:
-    """Return the encryption keys of a topic. Announcements contain no users' data and are not encrypted."""
+    """Return the encryption keys of a topic. Control values contain no users' data and are not encrypted."""
     log = settings.log
     if topic not in (log.traces_topic, log.dead_letters_topic):
         return ()
@@ -225,16 +213,11 @@ def existing_log_reader(settings: Settings, topic: str) -> LogReader:
     return log_reader(settings, topic)
 
 
-def existing_control_writer(settings: Settings) -> LogWriter:
-    """Return a writer of the control topic for orders, which nobody would follow where no service has begun a log.
-
-    Raises:
-        RequestError: there is no log, or none of the fleet's topics is in it.
-        BusError: the log cannot be reached.
-    """
+def require_log(settings: Settings) -> None:
+    """Raise RequestError where no service has begun a log, so that nobody would follow an order; BusError: it cannot be
+    reached."""
     if not settings.log.exists or not topic_names(settings):
         raise RequestError(f"there is no log at {settings.log.url} yet: {NOT_YET}")
-    return control_writer(settings)
 
 
 def record_cipher(settings: Settings) -> RecordCipher | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from omnidraft import extras
 from omnidraft.assembly import signing
-from omnidraft.assembly.logs import NOT_YET, control_reader
+from omnidraft.assembly.logs import NOT_YET
 from omnidraft.config import Settings, masked
 from omnidraft.decode.snapshot.loading import fetch_for_serving
 from omnidraft.errors import RegistryError
@@ -30,16 +30,7 @@ UNPUBLISHED = 0
 
 
 def registry(settings: Settings) -> Registry:
-    """Return the registry of `models.target` and its drafter, whose promotions are signed if keys are set.
-
-    Raises:
-        RegistryError: it cannot be reached.
-        StorageError: `registry.accepted_file` cannot be used.
-    """
-    return signing.attested(settings, _plain_registry(settings), partial(control_reader, settings))
-
-
-def _plain_registry(settings: Settings) -> Registry:
+    """Return the registry of `models.target` and its drafter. Raises RegistryError when it cannot be reached."""
     section, pair = settings.registry, (settings.models.followed_drafter, settings.models.target)
     options: dict[str, Any] = {
         "keep_resume": section.keep_resume,
@@ -63,14 +54,14 @@ def snapshot_reader(settings: Settings) -> SnapshotReader:
         RegistryError: nothing answers at its address.
     """
     if not settings.registry.is_in_mlflow:
-        return _plain_registry(settings)
+        return registry(settings)
     if not extras.is_installed("mlflow") and not settings.registry.exists:
         logger.info("without MLflow no learned drafter is looked for (pip install 'omnidraft[mlflow]')")
         return EmptyRegistry()
     _require_mlflow(settings)
 
     check_reachable(settings.registry.url)
-    return DeferredRegistry(partial(_plain_registry, settings))
+    return DeferredRegistry(partial(registry, settings))
 
 
 def experiment(settings: Settings, name: str) -> Experiment | None:

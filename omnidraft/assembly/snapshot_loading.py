@@ -17,7 +17,8 @@ from omnidraft.assembly.registries import UNPUBLISHED, fetched, named_folder, re
 from omnidraft.config import Settings
 from omnidraft.decode.drafting.loaded_factors import LoadedFactors
 from omnidraft.decode.snapshot.fleet_memory import MemoryLoader
-from omnidraft.decode.snapshot.slot import FactorSwitch, LoadedSnapshot
+from omnidraft.decode.snapshot.slot import LoadedSnapshot
+from omnidraft.decode.snapshot.tenant_rules import TenantRules
 from omnidraft.distill.resume_encryption import decrypt_records
 from omnidraft.errors import ConfigError, SnapshotCorrupt, SnapshotError, SnapshotNotFound
 from omnidraft.memory.memory_file import Owners
@@ -64,7 +65,7 @@ def snapshot_loader(
     shared: SharedDrafting,
     base: SharedDrafter | None = None,
     memories: MemoryLoader | None = None,
-    switch: FactorSwitch | None = None,
+    rules: TenantRules | None = None,
     *,
     is_external: bool = False,
 ) -> SnapshotLoader:
@@ -74,7 +75,7 @@ def snapshot_loader(
     Args:
         base: the base drafter shared with other loaders; None gives this loader its own.
         memories: loads the fleet's memory; None: there is none.
-        switch: turns tenants' factors off; None loads no factors.
+        rules: tell whose factors are off; None loads no factors.
         is_external: see proposer.
     """
     drafters = base
@@ -93,7 +94,7 @@ def snapshot_loader(
             tensors = bundle.serving_tensors(folder) if folder else None
             model = drafters.get() if tensors is None else _learned(settings, tokenizers, tensors, manifest)
             ngrams = ngram_cache(settings, tokenizers, bundle.ngrams(folder) if folder else None)
-            factors = load_tenant_factors(settings, manifest, folder, model, tensors, switch)
+            factors = load_tenant_factors(settings, manifest, folder, model, tensors, rules)
             made = proposer(settings.decode, tokenizers, shared, model, ngrams, fleet, factors, is_external=is_external)
         name, number = (manifest.snapshot_id if manifest else "base"), (version.version if version else None)
         return LoadedSnapshot(number, name, made, ngrams, manifest, factors=factors)
@@ -133,10 +134,10 @@ def load_tenant_factors(
     folder: Path | None,
     model: DraftModel,
     weights: Mapping[str, Tensor] | None,
-    switch: FactorSwitch | None,
+    rules: TenantRules | None,
 ) -> LoadedFactors | None:
     """Return the tenants of a verified snapshot folder that draft with factors of their own; None if it has none, is
-    the base drafter, or no factors are wanted (no switch).
+    the base drafter, or no factors are wanted (no rules).
 
     Those of forgotten tenants, those that were fitted on other weights, and those that cannot be decrypted are left
     out: these tenants draft with the shared weights.
@@ -148,10 +149,10 @@ def load_tenant_factors(
         SnapshotCorrupt: factors do not fit the model.
         KeyStoreError: the key store does not answer.
     """
-    if manifest is None or folder is None or weights is None or switch is None:
+    if manifest is None or folder is None or weights is None or rules is None:
         return None
     files = {each.tenant: each for each in manifest.tenant_factors if each.file is not None}
-    known = {tenant: each for tenant, each in files.items() if not switch.is_forgotten(tenant, manifest)}
+    known = {tenant: each for tenant, each in files.items() if not rules.is_forgotten(tenant, manifest)}
     if not known or not isinstance(model, KvDrafter):
         return None
     base = weights_digest(weights)
@@ -162,7 +163,7 @@ def load_tenant_factors(
         elif (tensors := _read(folder, each.file or "", tenant, cipher)) is not None:
             openers[tenant] = model.with_factors(tensors)
     logger.info("snapshot %s: %d tenants draft with factors of their own", manifest.snapshot_id, len(openers))
-    return LoadedFactors(openers, lambda tenant: switch.serves(tenant, manifest), recorded_as(settings))
+    return LoadedFactors(openers, lambda tenant: rules.serves_factors(tenant, manifest), recorded_as(settings))
 
 
 def _read(folder: Path, name: str, tenant: str, cipher: RecordCipher | None) -> Mapping[str, Tensor] | None:
@@ -180,14 +181,15 @@ def _read(folder: Path, name: str, tenant: str, cipher: RecordCipher | None) -> 
     return None
 
 
-def memory_loader(settings: Settings, metrics: Metrics) -> MemoryLoader:
-    """Return the loader of the memory in a worker's snapshots of one pair."""
+def memory_loader(settings: Settings, metrics: Metrics, rules: TenantRules | None = None) -> MemoryLoader:
+    """Return the loader of the memory in a worker's snapshots of one pair. `rules` tell who was forgotten."""
     return MemoryLoader(
         Owners(settings.memory.groups),
         metrics,
         target=settings.models.target,
         cipher=record_cipher(settings),
         recorded_as=recorded_as(settings),
+        rules=rules,
     )
 
 

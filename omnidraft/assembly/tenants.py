@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omnidraft.assembly.logs import control_reader, control_writer, key_store, log_reader, tenant_keys, topic_names
+from omnidraft.assembly.fleet import control_log
+from omnidraft.assembly.logs import key_store, log_reader, tenant_keys, topic_names
 from omnidraft.assembly.registries import existing_registry
-from omnidraft.assembly.signing import authenticator
 from omnidraft.bus import sqlite_forget
 from omnidraft.config import Settings
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.tenant_messages import TenantMatcher, TenantMessages, mark
 from omnidraft.errors import ConfigError, RequestError
-from omnidraft.fleet.forget_orders import AffectedSnapshots, affected_snapshots, last_order, order_forgetting, purge
+from omnidraft.fleet.forget_orders import AffectedSnapshots, affected_snapshots, order_forgetting, purge
 from omnidraft.memory.memory_file import Owner, Owners
 from omnidraft.ports import LogReader, Message
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -214,11 +214,11 @@ def _delete_messages(settings: Settings, path: Path, tenant: str, on_message: On
 
 def _order(settings: Settings, tenant: str, data: TenantData, *, is_needed: bool) -> str:
     """Return the order that covers all that was found: the last one, or else a new one."""
-    with closing(control_reader(settings)) as reader:
-        last = last_order(reader, CountingMetrics(), tenant, authenticator(settings, is_remembering=False))
-    newest_ms, until_ms = max(data.traces.newest_ms, data.dead_letters.newest_ms), (last and last.until_ms) or 0
-    is_covered = newest_ms <= until_ms and (newest_ms > 0 or time.time() * 1000 - until_ms < 1000 * _REPEATED_S)
-    if not is_needed and is_covered and last is not None and last.forget_id is not None:
-        return last.forget_id
-    with closing(control_writer(settings)) as writer:
-        return order_forgetting(writer, tenant, newest_ms)
+    control = control_log(settings, CountingMetrics())
+    with closing(control):
+        last = control.read_whole().forget(tenant)
+        newest_ms, until_ms = max(data.traces.newest_ms, data.dead_letters.newest_ms), last.until_ms if last else 0
+        is_covered = newest_ms <= until_ms and (newest_ms > 0 or time.time() * 1000 - until_ms < 1000 * _REPEATED_S)
+        if not is_needed and is_covered and last is not None:
+            return last.id
+        return order_forgetting(control, tenant, newest_ms)

@@ -31,7 +31,6 @@ from omnidraft.decode.external.sequence_tracker import (
 from omnidraft.decode.policy.cost_model import StepCosts, guessed_passes
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.trace_producer import TraceProducer
-from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.snapshot.updater import SnapshotUpdater
 from omnidraft.ports import Metrics, Request
@@ -62,11 +61,11 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
     require_named(settings, pinned)
     is_recorded = has_tenants or settings.worker.tenant not in settings.recorder.opted_out
     producer = trace_producer(settings, metrics) if is_recorded else None
-    tokenizers, throttle = vocabularies(settings), DriftThrottle()
+    tokenizers = vocabularies(settings)
     step_s, passes, memory = StepCosts(), guessed_passes(), drafter_memory()
 
     def num_draft_tokens(tenant: str | None) -> int:
-        return throttle.limit(tenant or settings.worker.tenant, "text", num_tokens)
+        return slot.rules.limit(tenant or settings.worker.tenant, "text", num_tokens)
 
     chains = policy(settings.decode, lambda: passes, step_s, num_candidates=1)
     shared = SharedDrafting(lambda mode: chains, step_s, memory)
@@ -78,7 +77,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
     updater = None
     if pinned is None:
         reader = snapshot_reader(settings)
-        updater = snapshot_updater(settings, metrics, reader, slot, throttle, load, lambda _: rounds.forget_texts())
+        updater = snapshot_updater(settings, metrics, reader, slot, load, rounds.forget_texts)
     return Batching(rounds, producer, updater, slot)
 
 

@@ -75,9 +75,7 @@ def worker(
         tokenizers = [served_vocabularies(pair, progress) for pair in pairs]
         base = base_drafter(settings, tokenizers[0]) if isinstance(tokenizers[0], Vocabularies) else None
         return tuple(
-            DecodingHost(pair, metrics, words, base=base, producer=producer, tracing=tracing).serve(
-                snapshots, is_alone=len(pairs) == 1
-            )
+            DecodingHost(pair, metrics, words, base=base, producer=producer, tracing=tracing).serve(snapshots)
             for pair, words, snapshots in zip(pairs, tokenizers, readers, strict=True)
         )
 

@@ -21,7 +21,7 @@ from kafka.net.compat import KafkaNetClient
 
 from omnidraft.config import KafkaSettings
 from omnidraft.errors import BusError, LogTruncated, MessageTooLarge, OffsetOutOfRange
-from omnidraft.ports import TopicFacts
+from omnidraft.ports import COMPACTION_LAG_S, TopicFacts
 
 MAX_MESSAGE_BYTES = 2 << 20
 """Twice Kafka's default, so that a dead letter fits with its additional headers."""
@@ -110,28 +110,37 @@ def _admin(servers: str, access: KafkaSettings, timeout_s: float) -> Iterator[Ka
 
 
 def ensure_topic(
-    servers: str, topic: str, partitions: int, timeout_s: float, access: KafkaSettings, keep_s: float | None
+    servers: str,
+    topic: str,
+    partitions: int,
+    timeout_s: float,
+    access: KafkaSettings,
+    keep_s: float | None,
+    is_compacted: bool,
 ) -> None:
     """Create the topic unless it exists; another process may do so at the same time.
 
     Args:
         keep_s: retention in seconds, inf for unlimited; None: the broker's default.
+        is_compacted: keep the newest message of each key instead.
     """
     with suppress(TopicAlreadyExistsError), _admin(servers, access, timeout_s) as admin:
         if topic not in admin.list_topics():
-            new_topic = {"num_partitions": partitions, "configs": _configs(keep_s)}
+            new_topic = {"num_partitions": partitions, "configs": _configs(keep_s, is_compacted)}
             admin.create_topics({topic: new_topic}, timeout_ms=int(timeout_s * 1000), wait_for_metadata=True)
 
 
-def _configs(keep_s: float | None) -> dict[str, str]:
-    """Return a new topic's settings. It is never compacted, because readers rely on offsets without gaps. The broker's
-    clock stamps messages, so that a writer whose clock is wrong neither keeps them for ever nor has them deleted at
-    once."""
+def _configs(keep_s: float | None, is_compacted: bool) -> dict[str, str]:
+    """Return a new topic's settings. The broker's clock stamps messages, so that a writer whose clock is wrong neither
+    keeps them for ever nor has them deleted at once."""
     configs = {
         "max.message.bytes": str(MAX_MESSAGE_BYTES),
-        "cleanup.policy": "delete",
+        "cleanup.policy": "compact" if is_compacted else "delete",
         "message.timestamp.type": "LogAppendTime",
     }
+    if is_compacted:
+        lag_ms = str(int(COMPACTION_LAG_S * 1000))
+        return configs | {"min.compaction.lag.ms": lag_ms, "segment.ms": lag_ms, "min.cleanable.dirty.ratio": "0.1"}
     if keep_s is None:
         return configs
     if math.isinf(keep_s):
@@ -176,7 +185,8 @@ def describe(servers: str, topics: Sequence[str], access: KafkaSettings, timeout
 
 
 def _facts(num_partitions: int, config: Mapping[str, Mapping[str, str]]) -> TopicFacts:
-    retention_ms = int(config["retention.ms"]["value"])
+    is_compacted = config["cleanup.policy"]["value"] == "compact"
+    retention_ms = -1 if is_compacted else int(config["retention.ms"]["value"])
     return TopicFacts(
         num_partitions,
         max_message_bytes=int(config["max.message.bytes"]["value"]),

@@ -42,6 +42,7 @@ class KafkaWriter:
         request_timeout_s: float = 10.0,
         access: KafkaSettings | None = None,
         keep_s: float | None = None,
+        is_compacted: bool = False,
     ) -> None:
         """
         Args:
@@ -49,6 +50,7 @@ class KafkaWriter:
             partitions: number of partitions, when the topic has to be created.
             access: security and credentials; None: plain text.
             keep_s: retention in seconds, when the topic has to be created; inf: unlimited, None: the broker's default.
+            is_compacted: whether it keeps the newest message of each key instead, likewise.
 
         Raises:
             BusError: no broker answers within the timeout.
@@ -58,7 +60,7 @@ class KafkaWriter:
         self._access = access or KafkaSettings()
         self._producer: KafkaProducer | None = None
         with translate_errors(f"opening {topic}", servers):
-            ensure_topic(servers, topic, partitions, request_timeout_s, self._access, keep_s)
+            ensure_topic(servers, topic, partitions, request_timeout_s, self._access, keep_s, is_compacted)
             self._producer = self._connect()
 
     def append(self, messages: Sequence[Outgoing]) -> None:
@@ -127,6 +129,7 @@ class KafkaReader:
         request_timeout_s: float = 10.0,
         access: KafkaSettings | None = None,
         keep_s: float | None = None,
+        is_compacted: bool = False,
     ) -> None:
         """
         Args:
@@ -134,6 +137,7 @@ class KafkaReader:
             partitions: number of partitions, when the topic has to be created.
             access: security and credentials; None: plain text.
             keep_s: retention in seconds, when the topic has to be created; inf: unlimited, None: the broker's default.
+            is_compacted: whether it keeps the newest message of each key instead, likewise.
 
         Raises:
             BusError: no broker answers within the timeout.
@@ -141,7 +145,7 @@ class KafkaReader:
         self._servers, self._topic, self._timeout_s = servers, topic, request_timeout_s
         self._access = access or KafkaSettings()
         with translate_errors(f"opening {topic}", servers):
-            ensure_topic(servers, topic, partitions, request_timeout_s, self._access, keep_s)
+            ensure_topic(servers, topic, partitions, request_timeout_s, self._access, keep_s, is_compacted)
             self._consumer = self._connect()
         self._active_partitions: set[int] = set()
         """Partitions that returned records since the last check for gaps."""

@@ -2,7 +2,8 @@
 
 An append is one transaction and on disk when it returns. Offsets of a partition are gapless: they are assigned inside
 that transaction, under SQLite's single write lock, and never twice. A writer with a retention deletes expired messages,
-some at a time, in the transaction of each append; their bytes are overwritten.
+some at a time, in the transaction of each append; their bytes are overwritten. A compacted topic keeps the newest
+message of each key.
 Cells that were not written by us are read as their bytes; the decoder of messages judges them.
 
 Expiry goes by clocks that may be wrong. A message's time is its writer's clock. Messages are stored in the order of
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from omnidraft.bus.sqlite_topic import SqliteTopic
 from omnidraft.errors import OffsetOutOfRange
-from omnidraft.ports import Message, Offsets, Outgoing, PollResult
+from omnidraft.ports import COMPACTION_LAG_S, Message, Offsets, Outgoing, PollResult
 
 POLL_INTERVAL_S = 0.05
 MALFORMED = "malformed_headers"
@@ -39,9 +40,15 @@ class SqliteWriter:
         partitions: int = 1,
         timeout_s: float = 10.0,
         keep_s: float | None = None,
+        is_compacted: bool = False,
     ) -> None:
-        """`keep_s` is the retention in seconds; None or inf: unlimited."""
+        """
+        Args:
+            keep_s: the retention in seconds; None or inf: unlimited.
+            is_compacted: delete the messages of a key that a newer one has replaced for COMPACTION_LAG_S.
+        """
         self._topic = SqliteTopic(path, topic, partitions, timeout_s)
+        self._is_compacted = is_compacted
         self._keep_ms = None if keep_s is None or math.isinf(keep_s) else int(keep_s * 1000)
         if self._keep_ms is not None:
             self.append(())  # deletes what expired since the last writer
@@ -52,6 +59,8 @@ class SqliteWriter:
                 expire(self._topic, self._keep_ms)
             next_offsets = self._topic.next_offsets()
             self._insert(messages, next_offsets)
+            for message in messages if self._is_compacted else ():
+                _compact(self._topic, message.key)
             rows = [(offset, self._topic.name, partition) for partition, offset in next_offsets.items()]
             update = "UPDATE partitions SET next_offset = ? WHERE topic = ? AND partition = ?"
             self._topic.connection.executemany(update, rows)
@@ -173,6 +182,17 @@ def _headers(cell: bytes) -> dict[str, bytes]:
         return {name: value.encode("latin-1") for name, value in json.loads(cell).items()}
     except (ValueError, AttributeError, RecursionError):  # no JSON, no object, or a value that is not latin-1 text
         return {MALFORMED: cell[:_MALFORMED_BYTES]}
+
+
+def _compact(topic: SqliteTopic, key: bytes) -> None:
+    """Delete the messages of this key that were replaced COMPACTION_LAG_S ago. Call inside a transaction."""
+    replaced_ms = time.time_ns() // 1_000_000 - int(COMPACTION_LAG_S * 1000)
+    topic.connection.execute(
+        "DELETE FROM messages WHERE topic = ?1 AND key = ?2 AND EXISTS (SELECT 1 FROM messages AS newer"
+        " WHERE newer.topic = ?1 AND newer.partition = messages.partition AND newer.key = ?2"
+        " AND newer.offset > messages.offset AND newer.timestamp_ms <= ?3)",
+        (topic.name, key, replaced_ms),
+    )
 
 
 MAX_EXPIRED = 256

@@ -14,7 +14,7 @@ from omnidraft.cli.options import AsJson, Config, Target, group, printable
 from omnidraft.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
-    from omnidraft.ports import Registry, SnapshotVersion
+    from omnidraft.ports import ControlValue, Key, Registry, SnapshotVersion
 
 app = group("Versions of the drafter: list, show, promote, roll back, export.")
 app.command("export")(export)
@@ -118,7 +118,7 @@ def sign(
 def new_key(
     role: Annotated[
         str,
-        typer.Option(help="Who signs with it: distiller (snapshots), controller (announcements) or operator (both)."),
+        typer.Option(help="Who signs with it: distiller (snapshots), controller (what serves) or operator (both)."),
     ] = "operator",
     out: Annotated[
         Path | None, typer.Option(help="A new file for the private key, which only you can read; else it is printed.")
@@ -153,13 +153,10 @@ def _without_keys(settings: "config.Settings") -> "config.Settings":
 
 
 def _promote(name: str, settings: "config.Settings") -> None:
-    from functools import partial
-
     from omnidraft import assembly
     from omnidraft.fleet import orders
 
-    models, registry, open_control = settings.models, _registry(settings), partial(assembly.control_writer, settings)
-    chosen = orders.promote(registry, open_control, name, target=models.target, drafter=models.followed_drafter)
+    chosen = orders.promote(_registry(settings), assembly.ordering_log(settings), name)
     print(f"champion is version {chosen.version}")
 
 
@@ -193,22 +190,16 @@ OfTarget = Annotated[str | None, typer.Option("--target", help="For this target 
 @learning_app.command("pause")
 def pause_learning(target: OfTarget = None, config_path: Config = None) -> None:
     """Stop learning after the present step; serving continues."""
-    from omnidraft import assembly
-    from omnidraft.fleet.control_log import publish_announcement
+    from omnidraft.ports import Pause
 
-    settings = _learning_settings(config_path, target)
-    publish_announcement(assembly.existing_control_writer(settings), "pause", target=target)
+    _order(_learning_settings(config_path, target), target, ("pause",), Pause())
     _print_order("pauses", target)
 
 
 @learning_app.command("resume")
 def resume_learning(target: OfTarget = None, config_path: Config = None) -> None:
     """Resume learning."""
-    from omnidraft import assembly
-    from omnidraft.fleet.control_log import publish_announcement
-
-    settings = _learning_settings(config_path, target)
-    publish_announcement(assembly.existing_control_writer(settings), "resume", target=target)
+    _order(_learning_settings(config_path, target), target, ("pause",), None)
     _print_order("resumes", target)
 
 
@@ -270,17 +261,26 @@ def _order_restart(start: str, target: str | None, settings: "config.Settings") 
     import uuid
 
     from omnidraft import assembly
-    from omnidraft.fleet.control_log import publish_announcement
+    from omnidraft.ports import Restart
 
-    control, restart_id = assembly.existing_control_writer(settings), uuid.uuid4().hex
+    assembly.require_log(settings)
     offsets = " ".join(start.replace(",", " ").split())
     if offsets == "latest":
         offsets = _latest_offsets(settings)
     try:
-        publish_announcement(control, "restart", target=target, start=offsets, restart_id=restart_id)
+        order = Restart(start=offsets, id=uuid.uuid4().hex)
     except ValueError as exc:
         raise typer.BadParameter(f"{start!r} is not earliest, latest or offsets such as '0:120 1:96'") from exc
+    _order(settings, target, ("restart",), order)
     _print_order(f"restarts from {offsets}", target)
+
+
+def _order(settings: "config.Settings", target: str | None, key: "Key", value: "ControlValue | None") -> None:
+    """Put this on the control log, for one target or for all."""
+    from omnidraft import assembly
+
+    for each in settings.models.targets if target is None else (target,):
+        assembly.ordering_log(settings.for_target(each)).put(key, value)
 
 
 def _latest_offsets(settings: "config.Settings") -> str:

@@ -140,11 +140,12 @@ def _events(fleet: "Overview") -> Iterable[Text]:
             )
         for drifting in each.drifting or ():
             yield Text(f"{each.target}: drift: {printable(drifting.reason or drifting.tenant)}", style="yellow")
-        if each.events:
-            last = each.events[-1]
+        if each.changes:
+            last = each.changes[-1]
             version = "" if last.version is None else f" version {last.version}"
             why = f": {printable(last.reason)}" if last.reason else ""
-            yield Text(f"{each.target}: {_age(fleet.taken_ms - last.at_ms)} ago: {last.kind}{version}{why}")
+            what = f"{printable(' '.join(last.key))}{version}{' is over' if last.is_over else ''}{why}"
+            yield Text(f"{each.target}: {_age(fleet.taken_ms - last.at_ms)} ago: {what}")
 
 
 def _standing(standing: "NamedVersion", now_ms: int) -> tuple[str, ...]:

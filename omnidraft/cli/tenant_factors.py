@@ -1,7 +1,7 @@
 """`omnidraft tenants factors`: which tenants draft with factors of their own; turn one's off or on."""
 
 import json
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -42,22 +42,21 @@ def turn_off(tenant: Tenant, config_path: Config = None) -> None:
 
     They go on learning. Texts that have begun keep what they began with.
     """
-    _announce("factors_off", tenant, config_path)
+    _order(tenant, config_path, is_on=False)
 
 
 @app.command("on")
 def turn_on(tenant: Tenant, config_path: Config = None) -> None:
     """Draft for a tenant with its factors again, where a snapshot has some that are better."""
-    _announce("factors_on", tenant, config_path)
+    _order(tenant, config_path, is_on=True)
 
 
-def _announce(kind: Literal["factors_off", "factors_on"], tenant: str, config_path: Config) -> None:
+def _order(tenant: str, config_path: Config, *, is_on: bool) -> None:
     from omnidraft import assembly
-    from omnidraft.fleet.control_log import publish_announcement
+    from omnidraft.ports import FactorsOff
 
-    settings = config.load(config_path)
-    publish_announcement(assembly.existing_control_writer(settings), kind, tenant=tenant)
-    _print(f"{printable(tenant)}: {kind.replace('_', ' ')}, every worker is told")
+    assembly.ordering_log(config.load(config_path)).put(("factors", tenant), None if is_on else FactorsOff())
+    _print(f"{printable(tenant)}: factors {'on' if is_on else 'off'}, every worker is told")
 
 
 def _described(each: "TenantFactors") -> str:

@@ -12,7 +12,7 @@ KEY_BYTES = 32
 """The length of every key, private or public."""
 PRIVATE_KEY_PREFIX = "ed25519-private:"
 ROLES = ("distiller", "controller", "operator")
-"""Who signs: a distiller its snapshots, a controller its announcements, an operator both."""
+"""Who signs: a distiller its snapshots, a controller what serves, an operator both."""
 MIN_KEY_CHARS = 16
 HIDDEN = "***"
 

@@ -90,7 +90,7 @@ class ModelSettings(Section):
 
     @property
     def followed_drafter(self) -> str:
-        """The drafter in the names of the snapshots and announcements that this process follows."""
+        """The drafter in the names of the snapshots and of the control log that this process follows."""
         return self.memory_of or self.drafter
 
     @property
@@ -234,7 +234,8 @@ class WorkerSettings(Section):
     """The time accepted requests have to finish after SIGTERM; then they end with an error. Whatever kills the process
     has to wait 10 seconds longer, for the log to take the last records."""
     poll_s: float = Field(2.0, gt=0)
-    """The interval at which the registry is read for the champion, in case an announcement was missed."""
+    """The longest wait for the control log, and the interval at which the registry is read for a champion that the log does
+    not name yet."""
     tenant: TenantName = "default"
     """The tenant of requests that name none."""
     snapshot: str | None = None

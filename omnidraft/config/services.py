@@ -109,7 +109,7 @@ class StoreSettings(Section):
 
 
 class LogSettings(StoreSettings):
-    """The log of trace records, dead letters and announcements."""
+    """The log of trace records, dead letters and what holds in the fleet."""
 
     url: LogUrl = "sqlite:///runs/omnidraft/log.db"
     """sqlite:///path or kafka://host:port[,host:port]."""
@@ -121,7 +121,7 @@ class LogSettings(StoreSettings):
     """The retention of trace records. A learner that is down for longer loses the records it has not read. None: the
     broker's default, unlimited in SQLite. Kafka's topics get it when we create them; SQLite deletes on writing."""
     dead_letters_retention_hours: float | None = Field(None, gt=0)
-    """The retention of dead letters. Announcements never expire."""
+    """The retention of dead letters."""
     encryption_keys: tuple[EncryptionKey, ...] = ()
     """Master keys: the first one wraps the tenants' keys in `key_store` and any unwraps them, so a new key goes in
     front. Trace records, dead letters and records in snapshots are encrypted, each with its tenant's key; what belongs
@@ -180,15 +180,12 @@ class RegistrySettings(StoreSettings):
     without an alias (champion, previous, challenger) lose them, keep their manifest, and cannot serve again. Higher
     needs more of the registry's disk."""
     private_key: PrivateKeyText | None = None
-    """Signs what this process publishes: a distiller's snapshots, a controller's or an operator's announcements.
-    Workers have none. Give it as OMNIDRAFT_REGISTRY__PRIVATE_KEY; `omnidraft snapshots new-key` makes one."""
+    """Signs what this process publishes: a distiller's snapshots, a controller's or an operator's values of the control
+    log. Workers have none. Give it as OMNIDRAFT_REGISTRY__PRIVATE_KEY; `omnidraft snapshots new-key` makes one."""
     trusted_keys: tuple[PublicKeyText, ...] = ()
     """Public keys with what each may sign, as `distiller:ed25519:...`, `controller:ed25519:...` or
-    `operator:ed25519:...`. With any, snapshots and announcements without a signature of theirs are refused. Empty:
+    `operator:ed25519:...`. With any, snapshots and control values without a signature of theirs are refused. Empty:
     nothing is verified."""
-    accepted_file: Path = Path("runs/omnidraft/accepted.json")
-    """Beside `trusted_keys`: where a process remembers the newest announcement that it accepted, so that no older one
-    is accepted after a restart. Processes of one machine may share it."""
 
     @model_validator(mode="after")
     def _trusts_somebody(self) -> "RegistrySettings":

@@ -15,7 +15,6 @@ from omnidraft.decode.recording.record_builder import SEGMENT_TOKENS, RecordCont
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.sequence import SequenceState
-from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.step_telemetry import StepCounter, StepObserver, TextSpan
 from omnidraft.decode.teacher_forcing import PromptToken, score_prompt
@@ -46,7 +45,6 @@ class Engine:
     ) -> None:
         """Serve one pair. Tenants that are `opted_out` are never recorded. Texts that end are remembered in `recent`,
         which the draft sources of the slot's snapshots read; their drafters keep keys in `drafter_memory`."""
-        self.drift_throttle = DriftThrottle()
         self.pair = pair
         self.slot = slot
         self.decoder = decoder
@@ -230,7 +228,7 @@ class Engine:
         request = prompting.with_grammar(request, self.pair)
         check_sampling(request.sampling, len(self.pair.target_tokenizer.vocabulary))
         work = recorded_work(has_grammar=request.sampling.grammar is not None)
-        default = self.drift_throttle.limit(request.tenant, work, self._decode.num_draft_tokens)
+        default = self.slot.rules.limit(request.tenant, work, self._decode.num_draft_tokens)
         is_default = request.num_draft_tokens is None and default == self._decode.num_draft_tokens
         num_draft = default if request.num_draft_tokens is None else request.num_draft_tokens
         require_integer("num_draft_tokens", num_draft, at_least=0)

@@ -26,9 +26,9 @@ from omnidraft.demo.measure import ChatClient, SpeedComparison, compare, moved_s
 from omnidraft.demo.recorded import HELD_OUT_EVERY, NUM_TEST, QUESTIONS
 from omnidraft.demo.screen import bar, console, downloads, spinner
 from omnidraft.errors import RequestError, cannot_write
-from omnidraft.fleet.control_log import publish_announcement
-from omnidraft.ports import Outgoing, Registry, SnapshotVersion
+from omnidraft.ports import Outgoing, Pause, Registry, SnapshotVersion
 from omnidraft.system import usable_processors
+from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 
 START_TIMEOUT_S = 600.0
@@ -116,7 +116,7 @@ def _service_command(name: str, plan: DemoPlan) -> list[str]:
 
 def _start_services(plan: DemoPlan, settings: config.Settings, cluster: LocalCluster, url: str) -> Registry:
     """Start all services and return their registry. The worker is last and alone: it measures what its passes cost."""
-    publish_announcement(assembly.control_writer(settings), "pause")
+    assembly.control_log(settings, CountingMetrics()).put(("pause",), Pause())
     with _pulled(settings):
         for name in ("controller", "distiller"):  # they wait for the models
             cluster.start(name, _service_command(name, plan))
@@ -190,14 +190,14 @@ def _learn(plan: DemoPlan, settings: config.Settings, cluster: LocalCluster, reg
     per_snapshot = settings.learner.steps_per_snapshot * settings.learner.records_per_step
     last = plan.num_snapshots + 1
     curve = LearningCurve(settings, registry, plan.out / "judged")
-    control = assembly.control_writer(settings)
+    control = assembly.control_log(settings, CountingMetrics())
     with spinner("judging the drafter as it comes on recorded answers that nobody learns from"):
         curve.add(registry.versions()[0])
     for number in range(2, last + 1):
-        publish_announcement(control, "resume")
+        control.put(("pause",), None)
         with spinner(f"the distiller learns from {per_snapshot} answers, then publishes version {number} of {last}"):
             published = _published(cluster, registry, number)
-        publish_announcement(control, "pause")  # two processes that compute with all threads would take turns waiting
+        control.put(("pause",), Pause())  # two processes that compute with all threads would take turns waiting
         with spinner(f"judging version {number}"):
             cluster.wait_until_idle("distiller", LEARN_TIMEOUT_S)
             curve.add(published)

@@ -6,7 +6,7 @@ read last hold.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +15,7 @@ from omnidraft.distill.evaluation.held_out import HeldOutMeasurement
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import BusError
-from omnidraft.ports import Announcement, ControlFollower, DriftingTraffic, Metrics
+from omnidraft.ports import ControlFollower, ControlState, Drift, Entry, Forget, Metrics, Restart, Rewind
 
 logger = logging.getLogger(__name__)
 
@@ -31,56 +31,59 @@ class TrainingControl:
     def __init__(self, follower: ControlFollower | None = None) -> None:
         """Without a follower there are never any orders."""
         self._follower = follower
-        self.is_paused = False
-        self.restart: Announcement | None = None
-        """The newest order to restart; the caller remembers whether it was carried out."""
-        self.rewind: Announcement | None = None
-        """The newest order to go back to the champion, likewise."""
-        self._forgets: list[Announcement] = []
-        self._drifting, self._new_drifts = DriftingTraffic(), list[str]()
+        self._state = ControlState()
+        self._forgets: dict[str, Forget] = {}
+        self._new_drifts: list[str] = []
 
     def start(self, timeout_s: float) -> None:
         """Take in what was ordered before, which has to be known before anything is learned. Kafka's first answer takes
         a while. Raises BusError; then it may be repeated."""
         if self._follower is not None:
-            self._apply(self._follower.poll_all(timeout_s))
+            self._apply(*self._follower.poll_all(timeout_s))
 
     def poll(self) -> None:
-        """Take in new announcements, without waiting for any."""
+        """Take in what changed, without waiting for anything."""
         if self._follower is not None:
             with suppress(BusError):
-                self._apply(self._follower.poll(0.0))
+                self._apply(*self._follower.poll(0.0))
+
+    @property
+    def is_paused(self) -> bool:
+        return self._state.is_paused
+
+    @property
+    def restart(self) -> Restart | None:
+        """The newest order to restart; the caller remembers whether it was carried out."""
+        return self._state.value(Restart, "restart")
+
+    @property
+    def rewind(self) -> Rewind | None:
+        """The newest order to go back to the champion, likewise."""
+        return self._state.value(Rewind, "rewind")
 
     @property
     def is_drifting(self) -> bool:
         """Whether any tenant's traffic drifts."""
-        return bool(self._drifting)
+        return bool(self._state.of(Drift))
 
     def new_drifts(self) -> list[str]:
         """Return the tenants whose traffic began to drift since the last call."""
+        drifting = {tenant for tenant, _ in self._state.of(Drift)}
         new, self._new_drifts = dict.fromkeys(self._new_drifts), []
-        return [tenant for tenant in new if self._drifting.includes(tenant)]
+        return [tenant for tenant in new if tenant in drifting]
 
-    def new_forgets(self) -> list[Announcement]:
-        """Return the orders to forget a tenant that came since the last call; at first all that were ever given."""
-        orders, self._forgets = self._forgets, []
+    def new_forgets(self) -> dict[str, Forget]:
+        """Return the orders to forget a tenant that came since the last call; at first the newest of every tenant."""
+        orders, self._forgets = self._forgets, {}
         return orders
 
-    def _apply(self, announcements: Iterable[Announcement]) -> None:
-        for announcement in announcements:
-            match announcement.kind:
-                case "pause" | "resume":
-                    self.is_paused = announcement.kind == "pause"
-                case "restart":
-                    self.restart = announcement
-                case "rewind":
-                    self.rewind = announcement
-                case "forget":
-                    self._forgets.append(announcement)
-                case "drift" | "drift_over":
-                    self._drifting = self._drifting.after(announcement)
-                    if announcement.kind == "drift" and announcement.tenant is not None:
-                        self._new_drifts.append(announcement.tenant)
+    def _apply(self, state: ControlState, changes: Sequence[Entry]) -> None:
+        self._state = state
+        for each in changes:
+            if isinstance(each.value, Forget):
+                self._forgets[each.key[1]] = each.value
+            elif isinstance(each.value, Drift):
+                self._new_drifts.append(each.key[1])
 
 
 @dataclass(frozen=True, slots=True)

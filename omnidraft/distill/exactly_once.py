@@ -7,7 +7,7 @@ nothing twice that any snapshot shows, and leaves nothing out.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from omnidraft.distill.retrying import Result, Stop, Wait, retry, wait
 from omnidraft.distill.training.learner import Learner
 from omnidraft.distill.training.step_report import LearningSpans, StepReport, count, mean_losses
 from omnidraft.errors import BusError, ConfigError, LogReplaced
-from omnidraft.ports import OVER_SHARE, Announcement, Metrics, NoopTracing
+from omnidraft.ports import OVER_SHARE, Forget, Metrics, NoopTracing, Restart
 from omnidraft.snapshots import bundle
 
 CONTROL_TIMEOUT_S = 2.0
@@ -160,7 +160,7 @@ class Distiller:
             self._follow_control(stop)
             self._wait(WAITING_S, stop)
 
-    def _restart(self, order: Announcement, stop: Stop) -> None:
+    def _restart(self, order: Restart, stop: Stop) -> None:
         """Publish the steps so far; move; publish the new offsets. So a restart is carried out once, and the snapshots
         before and after it each account for a range of one log."""
         if self._reports:
@@ -191,7 +191,7 @@ class Distiller:
         logger.warning("learning goes back to champion %d, as ordered", champion.version.version)
         self._publish(stop)
 
-    def _forget(self, orders: Sequence[Announcement], stop: Stop) -> None:
+    def _forget(self, orders: Mapping[str, Forget], stop: Stop) -> None:
         """Read buffered records again, now without these tenants; publish a snapshot that knows nothing of them."""
         self._learner.count_skipped(self._batcher.take_skipped())
         self._batcher.start_at(self._batcher.offsets())
@@ -210,8 +210,8 @@ class Distiller:
             self._restart(order, stop)
         if orders := self._forgetting.note(self._control.new_forgets()):
             self._forget(orders, stop)
-        if (order := self._control.rewind) is not None and order.restart_id != self._publisher.settled_rewind:
-            self._rewind(order.restart_id or "", stop)
+        if (order := self._control.rewind) is not None and order.id != self._publisher.settled_rewind:
+            self._rewind(order.id, stop)
         for tenant in self._control.new_drifts():
             self._compare_earlier(tenant)
 

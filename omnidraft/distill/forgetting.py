@@ -14,7 +14,7 @@ from typing import Any, Literal
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.memory.text_memory import Dated, TextMemory
 from omnidraft.distill.training.learner import Learner
-from omnidraft.ports import FORGOTTEN, Announcement, Metrics, RecordCipher
+from omnidraft.ports import FORGOTTEN, Forget, Metrics, RecordCipher
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.ngram_cache import NgramCache
@@ -99,7 +99,7 @@ class Forgetting:
         self._new_cache, self._learned_records = new_cache, learned_records
         self._memory, self._cipher = memory, cipher
         self._done: tuple[str, ...] = ()
-        self._noted: list[Announcement] = []
+        self._noted: dict[str, Forget] = {}
         """The orders that are still to be carried out."""
 
     def resume(self, manifest: Manifest, num_forgotten: int) -> None:
@@ -122,23 +122,21 @@ class Forgetting:
         texts = () if self._memory is None else self._memory.texts()
         return [*self._batcher.held_out, *self._learner.replayed(), *texts]
 
-    def note(self, orders: Sequence[Announcement]) -> list[Announcement]:
+    def note(self, orders: Mapping[str, Forget]) -> dict[str, Forget]:
         """Skip and drop the records of these tenants from now on, and return all orders that were noted and not carried
-        out yet."""
-        for order in orders:
-            if order.tenant is not None and order.until_ms is not None:
-                self._retention.forget(order.tenant, order.until_ms)
+        out yet, by tenant."""
+        for tenant, order in orders.items():
+            self._retention.forget(tenant, order.until_ms)
         if orders:
             self._drop_forgotten()
-        done = set(self._done)
-        self._noted = [order for order in (*self._noted, *orders) if order.forget_id not in done]
+        noted = {**self._noted, **orders}
+        self._noted = {tenant: order for tenant, order in noted.items() if order.id not in self._done}
         return self._noted
 
-    def mark_done(self, orders: Sequence[Announcement]) -> None:
+    def mark_done(self, orders: Mapping[str, Forget]) -> None:
         """Note that these orders were carried out, or that there was nothing to do."""
-        ids = tuple(order.forget_id for order in orders if order.forget_id is not None)
-        self._noted = [order for order in self._noted if order not in orders]
-        self._done = (*self._done, *ids)[-MAX_NOTED:]
+        self._done = (*self._done, *(order.id for order in orders.values()))[-MAX_NOTED:]
+        self._noted = {tenant: order for tenant, order in self._noted.items() if order.id not in self._done}
 
     def go_back(self, manifest: Manifest, num_forgotten: int) -> None:
         """Forget again what the learner has again after it went back to this snapshot; see `resume`. Raises BusError;
@@ -149,15 +147,14 @@ class Forgetting:
         if set(self._done) - set(manifest.forgets):
             self._rebuild_cache()
 
-    def carry_out(self, orders: Sequence[Announcement]) -> None:
+    def carry_out(self, orders: Mapping[str, Forget]) -> None:
         """Rebuild the n-gram cache without the tenants of these orders, whose keys are destroyed. Raises BusError; then
         it may be repeated."""
         if self._cipher is not None:
             self._cipher.clear_cache()
         num_records = self._rebuild_cache()
-        for order in orders:
-            if self._memory is not None and order.tenant is not None:
-                self._memory.renew(order.tenant)
+        for tenant in orders if self._memory is not None else ():
+            self._memory.renew(tenant)
         self.mark_done(orders)
         logger.warning(
             "%d tenants are forgotten: the n-gram cache is rebuilt from %d records of others; the weights stay",

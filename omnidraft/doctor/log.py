@@ -39,11 +39,8 @@ def topic(settings: Settings, name: str) -> Finding:
     if facts.max_message_bytes is not None and facts.max_message_bytes < NEEDED_MESSAGE_BYTES:
         message = f"takes messages of {facts.max_message_bytes:,} bytes, {NEEDED_MESSAGE_BYTES:,} are needed"
         return problem(check, message, "raise the topic's max.message.bytes to 2097152")
-    expected = log.partitions if name == log.traces_topic else 1
-    message = f"{facts.num_partitions} partitions, the settings say {expected}"
-    if name == log.control_topic and facts.num_partitions != 1:
-        return problem(check, message, "make it anew with one partition: its offsets number the announcements")
-    if facts.num_partitions != expected:
+    message = f"{facts.num_partitions} partitions, the settings say {log.partitions}"
+    if name == log.traces_topic and facts.num_partitions != log.partitions:
         return warning(check, message, "set log.partitions to what the topic has; they count when a topic is made")
     return _retention(check, log, name, facts) or ok(check, f"{facts.num_partitions} partitions")
 
@@ -61,7 +58,9 @@ def _retention(check: str, log: LogSettings, name: str, facts: TopicFacts) -> Fi
         advice = f"set the topic's retention.ms to {limit * HOUR_MS:.0f}; settings count when a topic is made"
         return warning(check, f"{message}, {setting} says {limit:g}", advice)
     if name == log.control_topic and hours is not None:
-        return warning(check, message, "set the topic's retention.ms to -1: a pause that expires is a pause that ends")
+        return warning(
+            check, message, "set the topic's cleanup.policy to compact: a pause that expires is a pause that ends"
+        )
     if hours is not None and limit is None and hours < LEAST_RETENTION_HOURS:
         return warning(check, message, "raise retention.ms: what a learner that was away has not read by then is lost")
     return None

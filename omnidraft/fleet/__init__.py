@@ -1,1 +1,1 @@
-"""Coordination of many processes: which snapshot serves, and the announcements that say so."""
+"""Coordination of many processes: which snapshot serves, and the control log that says so."""

@@ -74,6 +74,6 @@ class Challengers:
 
 def _is_unnamed(version: SnapshotVersion) -> bool:
     """Return whether nobody named, promoted or decided about a version that is old enough for that."""
-    is_unknown = not version.aliases and is_undecided(version.judgement) and version.statement is None
+    is_unknown = not version.aliases and is_undecided(version.judgement)
     age_s = time.time() - version.created_ms / 1000
     return is_unknown and version.is_servable and UNNAMED_S < age_s < ABANDONED_S

@@ -246,7 +246,7 @@ class ControlLog:
         self._writer.append(messages)
 
     def _report_refusals(self) -> None:
-        """Count and log the messages refused, as malformed, forged or old, since the last call, in one line however many there are."""
+        """Count and log the messages refused since the last call, in one line however many there are."""
         if self._refusals:
             logger.error("refused %d control message(s), the last one: %s", len(self._refusals), self._refusals[-1])
             self._metrics.add("omnidraft_control_messages_refused_total", len(self._refusals))

@@ -7,26 +7,18 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from omnidraft.config import ControllerSettings
-from omnidraft.errors import BusError, SignatureRefused, SnapshotCorrupt, SnapshotError, SnapshotStale
+from omnidraft.errors import BusError, SnapshotCorrupt, SnapshotError, SnapshotStale
 from omnidraft.fleet import challengers as judgements
 from omnidraft.fleet.canary_trial import CanaryTrial
 from omnidraft.fleet.challengers import Challengers, find_version, is_undecided, was_only_canary
-from omnidraft.fleet.champion_statements import ChampionStatements
+from omnidraft.fleet.control_log import ControlLog
 from omnidraft.fleet.drift_recovery import DriftRecovery, Rewinds
 from omnidraft.fleet.promotion import Decision, decide, decide_first, lineage_between, lineage_to, signed_versions
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.fleet.tenant_gate import MOST_HISTORY
-from omnidraft.ports import (
-    CHAMPION_STATEMENT,
-    JUDGEMENT,
-    VOID,
-    Announcer,
-    ControlFollower,
-    Metrics,
-    Registry,
-    SnapshotVersion,
-)
+from omnidraft.ports import JUDGEMENT, VOID, Canary, Champion, ControlState, Metrics, Registry, SnapshotVersion
 from omnidraft.snapshots.manifest import digest
+from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
 
 POLL_S, CONTROL_TIMEOUT_S = 1.0, 2.0
 """Waits between steps, and of the first for the control log, whose open drifts must be known before traffic is read."""
@@ -40,40 +32,41 @@ class Controller:
 
     Order: annotate the reason, promote, annotate that it was promoted, announce. The alias is authoritative, and the
     champion is announced once after every start and whenever it is not the one announced last; so the next step repairs
-    what a controller killed in between, or an alias moved by hand, left inconsistent. With `statements`, an alias that
-    was moved without a signed statement is not announced. An announced champion ends any canary, so a killed controller
-    leaves none behind. Announcing twice does no harm. A decision made before an operator promoted is void, and that
-    challenger is not judged again: the next one is judged against the champion that the operator chose.
+    what a controller killed in between, or an alias moved by hand, left inconsistent. Where values are signed, an alias
+    that neither the control log nor this process vouches for is not announced. An announced champion ends any canary,
+    so a killed controller leaves none behind. Announcing twice does no harm. A decision made before an operator
+    promoted is void, and that challenger is not judged again: the next one is judged against the champion that the
+    operator chose.
     """
 
     def __init__(
         self,
         registry: Registry,
-        announcer: Announcer,
+        control: ControlLog,
         settings: ControllerSettings,
         metrics: Metrics,
         *,
         target: str,
         traffic: RequestStatsReader | None = None,
         recovery: DriftRecovery | None = None,
-        follower: ControlFollower | None = None,
-        statements: ChampionStatements | None = None,
+        signing: SnapshotSigning = UNSIGNED,
         restate_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             traffic: statistics of served requests; needed for canaries and for drift.
-            recovery: receives `traffic` without a canary's, and before it the announcements of `follower`.
-            statements: None announces whatever the registry calls champion.
+            recovery: receives `traffic` without a canary's, and before it what changed in the control log.
+            signing: without keys, whatever the registry calls champion is announced.
             restate_s: the seconds after which the champion is announced again, before its announcement is too old.
         """
-        self._registry, self._announcer, self._target = registry, announcer, target
+        self._registry, self._control, self._target = registry, control, target
         self._settings, self._metrics, self._clock = settings, metrics, clock
-        self._traffic, self._recovery, self._follower = traffic, recovery, follower
+        self._traffic, self._recovery = traffic, recovery
         self._challengers = Challengers(registry, clock)
         self._judged_version: int | None = None
-        self._statements, self._restate_s = statements, restate_s
+        self._signing, self._restate_s, self._state = signing, restate_s, ControlState()
+        self._promoted_version: int | None = None
         self._announced_version: int | None = None
         self._announced_s = 0.0
         self._refused_version: int | None = None
@@ -81,7 +74,7 @@ class Controller:
         self._canaries: set[int] = set()
         """The canary and those before it that did not become champion; workers may still finish requests with them."""
         self._has_resumed = False
-        self._rewinds = Rewinds(registry, announcer, target)
+        self._rewinds = Rewinds(registry, control, target)
         self._open_promotion: tuple[int, Decision, str] | None = None
         """Version, decision and fence of a promotion that an error cut off; it may have moved the alias."""
 
@@ -141,7 +134,7 @@ class Controller:
         if (challenger.judgement or "").startswith((VOID, judgements.PROMOTED)):
             self._judged_version = challenger.version  # that was decided, before this process began
             return
-        if champion is not None and not self._has_statement(champion):
+        if champion is not None and not self._is_vouched_for(champion):
             return  # its manifest is half of the comparison
         if champion is None or champion.version != challenger.version:
             self._judge(challenger, champion, fence)
@@ -156,9 +149,9 @@ class Controller:
 
     def _decide(self, challenger: SnapshotVersion, champion: SnapshotVersion | None) -> Decision:
         if champion is None:
-            return decide_first(challenger, signed_versions(self._registry, self._statements), self._settings)
+            return decide_first(challenger, signed_versions(self._registry, self._signing), self._settings)
         newest = max(challenger.version - champion.version, 0) + VERSIONS_OF_HISTORY
-        versions = signed_versions(self._registry, self._statements, newest)
+        versions = signed_versions(self._registry, self._signing, newest)
         between = lineage_between(versions, challenger.manifest, champion.manifest)
         history = lineage_to(versions, champion.manifest, MOST_HISTORY)
         return decide(challenger.manifest, champion.manifest, self._settings, between=between, history=history)
@@ -168,17 +161,19 @@ class Controller:
         share = self._settings.canary_share
         self._registry.annotate(version, {JUDGEMENT: f"{judgements.CANARY} {share:.1%}: {decision.reason}"})
         manifest = self._registry.resolve(str(version)).manifest
-        self._announcer.publish("canary", version, share=share, reason=decision.reason, digest=digest(manifest))
+        canary = Canary(version=version, share=share, digest=digest(manifest))
+        self._control.put(("canary",), canary, decision.reason)
         self._trial = CanaryTrial(version, champion, self._settings, self._clock(), fence)
         self._canaries.add(version)
         logger.info("%s: canary %d beside champion %d: %s", self._target, version, champion, decision.reason)
 
     def _resume_recovery(self) -> None:
         """Go on with the drifts that the control log has open, before any traffic is read."""
-        if not self._has_resumed and self._follower is not None and self._recovery is not None:
+        if not self._has_resumed and self._recovery is not None:
             versions = self._registry.versions(VERSIONS_OF_HISTORY)
             self._canaries |= {each.version for each in versions if was_only_canary(each)}
-            self._recovery.resume(self._follower.poll_all(CONTROL_TIMEOUT_S))
+            state, _ = self._control.poll_all(CONTROL_TIMEOUT_S)
+            self._recovery.resume(state)
         self._has_resumed = True
 
     def _read_traffic(self) -> None:
@@ -186,8 +181,9 @@ class Controller:
         if self._traffic is None or not self._has_resumed:
             return
         if self._recovery:
-            for announcement in self._follower.poll(0.0) if self._follower is not None else ():
-                self._recovery.on_announcement(announcement)
+            self._state, changes = self._control.poll(0.0)
+            for each in changes:
+                self._recovery.on_change(each)
             self._recovery.announce()
         for request in self._traffic.new():
             if self._trial and not request.is_past:
@@ -223,6 +219,7 @@ class Controller:
             self._registry.annotate(version, {JUDGEMENT: f"{VOID}: {exc}"})
             logger.warning("%s: a decision is void: %s", self._target, exc)
             return False
+        self._promoted_version = version
         return True
 
     def _count_decision(self, version: int, decision: Decision) -> None:
@@ -239,11 +236,11 @@ class Controller:
         """Announce the champion unless it is the one announced last, and not long ago. A champion that changed while a
         canary ran ends that trial; one that changed during its announcement is announced next."""
         while (champion := find_version(self._registry, "champion")) is not None and self._must_announce(champion):
-            if not self._is_attested(champion):
+            if not self._is_vouched_for(champion):
                 return
             self._note_promotion(champion)
             self._void_trial(champion)
-            self._announcer.publish("champion", champion.version, digest=digest(champion.manifest))
+            self._control.put(("champion",), Champion(version=champion.version, digest=digest(champion.manifest)))
             self._announced_s = self._clock()
             if self._announced_version is not None and champion.version < self._announced_version:
                 self._metrics.add("omnidraft_rollbacks_total")
@@ -277,24 +274,22 @@ class Controller:
         is_due = self._restate_s is not None and self._clock() - self._announced_s >= self._restate_s
         return is_due and self._trial is None
 
-    def _is_attested(self, champion: SnapshotVersion) -> bool:
-        """Return whether somebody who may made it the champion, and renew the statement that says so."""
-        if not self._has_statement(champion):
-            return False
-        if self._statements is not None:
-            self._registry.annotate(champion.version, {CHAMPION_STATEMENT: self._statements.make(champion)})
-        return True
-
-    def _has_statement(self, champion: SnapshotVersion) -> bool:
-        if self._statements is None:
+    def _is_vouched_for(self, champion: SnapshotVersion) -> bool:
+        """Return whether the control log names it, or this process made it the champion; all are, without keys."""
+        if self._signing.trusted_keys is None or champion.version == self._promoted_version:
             return True
-        try:
-            self._statements.check(champion)
-        except SignatureRefused as exc:
-            if champion.version != self._refused_version:
-                self._metrics.add("omnidraft_champions_refused_total")
-                logger.error("%s: neither announced nor compared with: %s", self._target, exc)
-            self._refused_version = champion.version
-            return False
-        self._refused_version = None
-        return True
+        self._state, _ = self._control.poll(0.0)
+        named = self._state.champion
+        if named is not None and named == Champion(version=champion.version, digest=digest(champion.manifest)):
+            self._refused_version = None
+            return True
+        if champion.version != self._refused_version:
+            self._metrics.add("omnidraft_champions_refused_total")
+            logger.error(
+                "%s: neither announced nor compared with: version %d is called champion, which nobody vouches for; an "
+                "operator who wants it to serve promotes it: `omnidraft snapshots promote`",
+                self._target,
+                champion.version,
+            )
+        self._refused_version = champion.version
+        return False

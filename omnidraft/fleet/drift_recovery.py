@@ -17,28 +17,31 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.fleet.challengers import find_version
-from omnidraft.fleet.champion_statements import ChampionStatements
 from omnidraft.fleet.drift import MOST_STREAMS, DriftChange, DriftDetector, traffic_name
 from omnidraft.fleet.promotion import Decision, decide, lineage_between, signed_versions
 from omnidraft.fleet.request_stats import RequestStats
 from omnidraft.fleet.tenant_gate import fallen_tenants
 from omnidraft.ports import (
     JUDGEMENT,
-    Announcement,
-    AnnouncementKind,
-    Announcer,
+    Best,
+    ControlState,
+    ControlWriter,
+    Drift,
+    Entry,
     Metrics,
     Registry,
+    Rewind,
     SnapshotReader,
     SnapshotVersion,
     Work,
 )
 from omnidraft.snapshots.manifest import Manifest, TenantAgreement
+from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
 
 logger = logging.getLogger(__name__)
 
@@ -96,10 +99,10 @@ class Rewinds:
     """Counts the challengers of one pair that were worse, since this process started."""
 
     def __init__(
-        self, registry: SnapshotReader, announcer: Announcer, target: str, limit: int | None = REWIND_AFTER
+        self, registry: SnapshotReader, control: ControlWriter, target: str, limit: int | None = REWIND_AFTER
     ) -> None:
         """Give the order after `limit` challengers, never if that is None."""
-        self._registry, self._announcer, self._limit, self._target = registry, announcer, limit, target
+        self._registry, self._control, self._limit, self._target = registry, control, limit, target
         self._worse: frozenset[int] = frozenset()
 
     def count(self, version: int, decision: Decision) -> None:
@@ -115,13 +118,9 @@ class Rewinds:
         if (champion := find_version(self._registry, "champion")) is None:
             return
         reason = f"{len(self._worse)} challengers in a row were worse than champion {champion.version}"
-        self._announcer.publish("rewind", champion.version, restart_id=challenger.snapshot_id, reason=reason)
+        self._control.put(("rewind",), Rewind(version=champion.version, id=challenger.snapshot_id), reason)
         self._worse = frozenset()
         logger.warning("%s: learning goes back to champion %d: %s", self._target, champion.version, reason)
-
-
-FOLLOWED_KINDS: tuple[AnnouncementKind, ...] = ("best", "drift", "drift_over")
-"""The announcements that DriftRecovery has to receive, at the start those in force."""
 
 
 class DriftRecovery:
@@ -130,21 +129,21 @@ class DriftRecovery:
     def __init__(
         self,
         registry: Registry,
-        announcer: Announcer,
+        control: ControlWriter,
         detector: DriftDetector,
         metrics: Metrics,
         *,
         target: str,
         gate: ControllerSettings | None = None,
-        statements: ChampionStatements | None = None,
+        signing: SnapshotSigning = UNSIGNED,
     ) -> None:
         """
         Args:
             gate: what another champion must not do to the other tenants; None takes the defaults.
-            statements: only measurements in signed manifests are believed; None believes all.
+            signing: only measurements in manifests that it trusts are believed.
         """
-        self._statements = statements
-        self._registry, self._announcer, self._detector = registry, announcer, detector
+        self._signing = signing
+        self._registry, self._control, self._detector = registry, control, detector
         self._metrics, self._target, self._gate = metrics, target, gate or ControllerSettings()
         self._alarms: deque[Callable[[], None]] = deque()
         """What is still to be announced, oldest first."""
@@ -186,25 +185,22 @@ class DriftRecovery:
                 logger.warning("%s: a reaction to a drift is left out: %s", self._target, exc)
             self._reactions.popleft()
 
-    def resume(self, announcements: Sequence[Announcement]) -> None:
-        """Go on with the drifts that are open by the control log. Called once, before the first request.
+    def resume(self, state: ControlState) -> None:
+        """Go on with the drifts that are open by the control log. Called once, before the first request. A `best` that
+        was handled before has a fence that has passed."""
+        for each in sorted(state.entries.values(), key=lambda each: each.sequence):
+            if isinstance(each.value, Drift) or (isinstance(each.value, Best) and each.value.fence is not None):
+                self.on_change(each)
 
-        Args:
-            announcements: all that are in force, in their order. A `best` among them that was handled before has a
-                fence that has passed.
-        """
-        for each in announcements:
-            if each.kind == "drift" or each.fence is not None:
-                self.on_announcement(each)
-
-    def on_announcement(self, announcement: Announcement) -> None:
-        """Let `react` promote the version announced as `best` by the distiller, unless the drift is over by then. A
-        drift of a stream without requests was announced before this process began, and read late."""
-        tenant, work = announcement.tenant, announcement.work
-        if announcement.kind == "drift" and tenant is not None and work is not None:
-            self._detector.resume_drift(tenant, work, announcement.level)
-        elif announcement.kind == "best" and announcement.version is not None:
-            self._reactions.append(partial(self._promote_best, announcement.version, announcement))
+    def on_change(self, entry: Entry) -> None:
+        """Let `react` promote the version that the distiller found `best`, unless the drift is over by then. A drift of
+        a stream without requests was put before this process began, and read late."""
+        value = entry.value
+        if isinstance(value, Drift):
+            tenant, work = entry.key[1:]
+            self._detector.resume_drift(tenant, cast(Work, work), value.level)
+        elif isinstance(value, Best):
+            self._reactions.append(partial(self._promote_best, entry.key[1], value, entry.reason))
 
     def _end_evicted(self) -> None:
         for tenant, work in self._detector.evict():
@@ -225,7 +221,7 @@ class DriftRecovery:
         self, kind: Literal["drift", "drift_over"], tenant: str, work: Work, level: float | None, reason: str
     ) -> None:
         logger.warning("%s: %s: %s", self._target, kind, reason)
-        self._announcer.publish(kind, tenant=tenant, work=work, level=level, reason=reason)
+        self._control.put(("drift", tenant, work), Drift(level=level) if kind == "drift" else None, reason)
         counter = "omnidraft_drift_alarms_total" if kind == "drift" else "omnidraft_drifts_over_total"
         self._metrics.add(counter, target=self._target)  # tenants are too many to be labels
 
@@ -246,19 +242,17 @@ class DriftRecovery:
         if previous is not None and self._registry.resolve("champion").version == suspect:
             self._promote(previous.version, tenant, reason, fence)
 
-    def _promote_best(self, version: int, announcement: Announcement) -> None:
-        tenant = announcement.tenant or ""
+    def _promote_best(self, tenant: str, best: Best, reason: str | None) -> None:
         if not self._detector.is_drifting(tenant):
             return
-        fence = announcement.fence or self._registry.fence()
-        if self._registry.resolve("champion").version != version:
-            reason = announcement.reason or "agrees best with the traffic that drifted"
-            self._promote(version, tenant, reason, fence)
+        fence = best.fence or self._registry.fence()
+        if self._registry.resolve("champion").version != best.version:
+            self._promote(best.version, tenant, reason or "agrees best with the traffic that drifted", fence)
 
     def _promote(self, version: int, tenant: str, reason: str, fence: str) -> None:
         """Let it be made the champion next, unless other tenants lose by it."""
         candidate, champion = self._registry.resolve(str(version)), self._registry.resolve("champion")
-        versions = signed_versions(self._registry, self._statements)
+        versions = signed_versions(self._registry, self._signing)
         if against := objection(candidate, champion, versions, self._gate, tenant=tenant):
             logger.warning("%s: not back to snapshot %d: %s", self._target, version, against)
             return

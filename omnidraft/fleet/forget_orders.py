@@ -6,38 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omnidraft.errors import RegistryError, SnapshotError
-from omnidraft.fleet.authentication import Authenticator
 from omnidraft.fleet.challengers import find_version
-from omnidraft.fleet.control_follower import LogControlFollower
-from omnidraft.fleet.control_log import publish_announcement
-from omnidraft.ports import Announcement, LogReader, LogWriter, Metrics, Offsets, Registry, SnapshotVersion
+from omnidraft.fleet.control_log import ControlLog
+from omnidraft.ports import Forget, Offsets, Registry, SnapshotVersion
 from omnidraft.snapshots.bundle import ALL_PARTS, PRUNED_PARTS, parts_of
 
-POLL_S = 0.5
 
-
-def last_order(
-    reader: LogReader, metrics: Metrics, tenant: str, authenticator: Authenticator | None = None
-) -> Announcement | None:
-    """Return the newest genuine order to forget this tenant. Raises BusError."""
-    follower = LogControlFollower(reader, metrics, kinds=("forget",), authenticator=authenticator)
-    orders = follower.read_whole(POLL_S)
-    return next((order for order in reversed(orders) if order.tenant == tenant), None)
-
-
-def order_forgetting(writer: LogWriter, tenant: str, newest_ms: int) -> str:
+def order_forgetting(control: ControlLog, tenant: str, newest_ms: int) -> str:
     """Order every distiller and worker to forget what it has of this tenant; return the order's name.
 
     Args:
         newest_ms: the time of the tenant's newest record. The order reaches up to it, even if the clock of the worker
-            that made it was ahead of ours.
+            that made it was ahead of ours, and up to where the last one did.
 
     Raises:
         BusError: the log cannot be written.
     """
-    forget_id, until_ms = uuid.uuid4().hex[:12], max(time.time_ns() // 1_000_000, newest_ms)
-    publish_announcement(writer, "forget", tenant=tenant, forget_id=forget_id, until_ms=until_ms)
-    return forget_id
+    last = control.read_whole().forget(tenant)
+    until_ms = max(time.time_ns() // 1_000_000, newest_ms, last.until_ms if last else 0)
+    order = Forget(id=uuid.uuid4().hex[:12], until_ms=until_ms)
+    control.put(("forget", tenant), order)
+    return order.id
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,19 +13,10 @@ from typing import TypeVar
 
 from omnidraft.config import Settings
 from omnidraft.errors import BusError, OmnidraftError
-from omnidraft.fleet.authentication import Authenticator
-from omnidraft.fleet.control_follower import MAX_SILENCE_S
-from omnidraft.fleet.control_history import ControlEvent
-from omnidraft.fleet.control_state import CanaryState, ControlState, DriftingTenant, read_control_state
+from omnidraft.fleet.control_log import MAX_SILENCE_S, ControlLog
 from omnidraft.fleet.learned_versions import MOST_VERSIONS, LearnedVersion, learned_versions
 from omnidraft.fleet.workers import WorkerStatus
-from omnidraft.ports import (
-    LogReader,
-    Metrics,
-    Offsets,
-    Registry,
-    SnapshotVersion,
-)
+from omnidraft.ports import ControlState, Drift, LogReader, Offsets, Registry, SnapshotVersion
 
 _T = TypeVar("_T")
 
@@ -51,6 +42,37 @@ class NamedVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class CanaryState:
+    """A canary that serves now."""
+
+    version: int
+    share: float
+    """The share of the requests it serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriftingTenant:
+    """A tenant on whose traffic of one kind agreement fell."""
+
+    tenant: str
+    work: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ControlChange:
+    """The last that was said under one key of the control log."""
+
+    at_ms: int
+    key: tuple[str, ...]
+    version: int | None
+    """The version it is about, if it is about one."""
+    is_over: bool
+    """Whether what was said before ended."""
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class TargetOverview:
     """The status of one pair."""
 
@@ -65,8 +87,8 @@ class TargetOverview:
     drifting: tuple[DriftingTenant, ...] | None
     history: tuple[LearnedVersion, ...] = ()
     """The newest versions, oldest first."""
-    events: tuple[ControlEvent, ...] = ()
-    """What was announced of late, oldest first; empty as well when the control log does not answer."""
+    changes: tuple[ControlChange, ...] = ()
+    """What the control log says of it, oldest first; empty as well when the control log does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +117,7 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class OverviewSources:
-    """Access to the services. Each call but the last may raise an OmnidraftError; none creates anything."""
+    """Access to the services. Each call but that of a worker may raise an OmnidraftError; none creates anything."""
 
     registry: Callable[[str], Registry]
     """Opens the registry of a target and the drafter."""
@@ -105,8 +127,8 @@ class OverviewSources:
     """Opens a reader of a topic that exists."""
     worker: Callable[[str], WorkerStatus]
     """Fetches the status of the worker at a URL."""
-    authenticator: Callable[[str], Authenticator | None] = lambda target: None
-    """Verifies the announcements about a target; None takes all for genuine."""
+    control: Callable[[str], ControlLog]
+    """Opens the control log of a target and the drafter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +160,6 @@ class _ProblemList:
 def overview(
     sources: OverviewSources,
     settings: Settings,
-    metrics: Metrics,
     workers: Sequence[str],
     now_ms: int,
     *,
@@ -151,7 +172,7 @@ def overview(
             is a note and no problem.
     """
     problems = _ProblemList()
-    log = _log(sources, settings, metrics, problems)
+    log = _log(sources, settings, problems)
     pairs = tuple(_pair(target, sources, problems, log) for target in settings.models.targets)
     statuses = tuple(sources.worker(url) for url in workers)
     lines = [f"worker {each.url}: {each.problem}" for each in statuses if each.problem]
@@ -166,7 +187,7 @@ def overview(
     return Overview(now_ms, pairs, log.trace_ends, log.dead_letters, statuses, tuple(problems.lines), tuple(notes))
 
 
-def _log(sources: OverviewSources, settings: Settings, metrics: Metrics, problems: _ProblemList) -> _LogStatus:
+def _log(sources: OverviewSources, settings: Settings, problems: _ProblemList) -> _LogStatus:
     """Read the three topics; one that does not exist yet counts as empty. Kafka does not list topics that a login may
     not use either, such as that of dead letters for a worker's, so there it is unknown what they hold."""
     known: Collection[str] | None = None
@@ -187,9 +208,7 @@ def _log(sources: OverviewSources, settings: Settings, metrics: Metrics, problem
     with problems.noted("dead letters"):
         dead_letters = _read(log.dead_letters_topic, known, sources, _dead_letters, no_letters)
     with problems.noted("control log"):
-        states = _read(
-            log.control_topic, known, sources, lambda reader: _control_states(reader, settings, metrics, sources), idle
-        )
+        states = {each: _control_state(sources, each) for each in idle} if log.control_topic in known else idle
     return _LogStatus(ends, newest_ms, dead_letters, states)
 
 
@@ -205,17 +224,18 @@ def _read(
 def _pair(target: str, sources: OverviewSources, problems: _ProblemList, log: _LogStatus) -> TargetOverview:
     control, ends = log.control_states.get(target), log.trace_ends
     state: tuple[bool | None, CanaryState | None, tuple[DriftingTenant, ...] | None] = (None, None, None)
-    events = control.events if control is not None else ()
+    changes: tuple[ControlChange, ...] = ()
     if control is not None:
-        state = (control.is_learning_paused, control.canary, control.drifting)
+        canary = control.canary and CanaryState(control.canary.version, control.canary.share)
+        state, changes = (control.is_paused, canary, _drifting(control)), _changes(control)
     versions: Sequence[SnapshotVersion] | None = None
     with problems.noted(f"registry of {target}"):
         versions = sources.registry(target).versions(MOST_VERSIONS)
     if versions is None:
-        return TargetOverview(target, None, None, *state, events=events)
+        return TargetOverview(target, None, None, *state, changes=changes)
     learned = versions[-1].manifest.offsets if versions else {}
     lag = {partition: end - learned.get(partition, 0) for partition, end in ends.items()} if ends is not None else None
-    return TargetOverview(target, named_versions(versions), lag, *state, learned_versions(versions), events)
+    return TargetOverview(target, named_versions(versions), lag, *state, learned_versions(versions), changes)
 
 
 def named_versions(versions: Sequence[SnapshotVersion]) -> tuple[NamedVersion, ...]:
@@ -231,22 +251,23 @@ def _named_version(name: str, version: SnapshotVersion) -> NamedVersion:
     )
 
 
-def _control_states(
-    reader: LogReader, settings: Settings, metrics: Metrics, sources: OverviewSources
-) -> dict[str, ControlState]:
-    """Return the control state of every target."""
-    drafter = settings.models.followed_drafter
-    return {
-        target: read_control_state(
-            reader,
-            metrics,
-            target=target,
-            drafter=drafter,
-            timeout_s=POLL_S,
-            authenticator=sources.authenticator(target),
-        )
-        for target in settings.models.targets
-    }
+def _control_state(sources: OverviewSources, target: str) -> ControlState:
+    with closing(sources.control(target)) as control:
+        return control.read_whole()
+
+
+def _drifting(state: ControlState) -> tuple[DriftingTenant, ...]:
+    drifts = [each for each in state.entries.values() if isinstance(each.value, Drift)]
+    return tuple(DriftingTenant(*each.key[1:], each.reason or "") for each in drifts)
+
+
+def _changes(state: ControlState) -> tuple[ControlChange, ...]:
+    entries = sorted(state.entries.values(), key=lambda each: each.sequence)
+    return tuple(
+        ControlChange(each.at_ms, each.key, getattr(each.value, "version", None), each.value is None, each.reason)
+        for each in entries
+        if each.kind != "worker"
+    )
 
 
 def _newest_ms(reader: LogReader) -> int | None:

@@ -12,10 +12,10 @@ from statistics import NormalDist
 
 from omnidraft.config import ControllerSettings
 from omnidraft.fleet.challengers import PROMOTED
-from omnidraft.fleet.champion_statements import ChampionStatements
 from omnidraft.fleet.tenant_gate import Change, change_without_best, equal_weight_change, fallen_tenants
 from omnidraft.ports import Registry, SnapshotVersion
 from omnidraft.snapshots.manifest import Manifest
+from omnidraft.snapshots.signing import SnapshotSigning
 
 _PAIR = {"target", "drafter", "drafter_hash", "alignment"}
 _UNPAIRED_DOUBT = "other records show only large gains for sure: promote it by hand if it shall serve nonetheless"
@@ -242,13 +242,10 @@ def lineage_between(versions: Sequence[SnapshotVersion], challenger: Manifest, c
     return between
 
 
-def signed_versions(
-    registry: Registry, statements: ChampionStatements | None, newest: int | None = None
-) -> list[SnapshotVersion]:
+def signed_versions(registry: Registry, signing: SnapshotSigning, newest: int | None = None) -> list[SnapshotVersion]:
     """Return the versions whose measurements may be believed: all, where nothing is signed; of these many newest ones
     if a number is given. Raises RegistryError."""
-    versions = registry.versions(newest)
-    return [each for each in versions if statements is None or statements.is_signed(each)]
+    return [each for each in registry.versions(newest) if signing.trusts(each.manifest)]
 
 
 def lineage_to(versions: Sequence[SnapshotVersion], newest: Manifest, most: int) -> list[Manifest]:

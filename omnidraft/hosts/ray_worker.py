@@ -1,7 +1,7 @@
 """A decoding worker as a Ray Serve replica: the engine of one target, its HTTP application, and its snapshot updater.
 
 Serve starts one process per replica, calls `check_health`, and calls `__del__` when the replica is to stop: then
-accepted requests are finished and the traces flushed. Each replica follows the announcements by itself, as a worker
+accepted requests are finished and the traces flushed. Each replica follows the control log by itself, as a worker
 does.
 """
 

@@ -56,7 +56,7 @@ class WorkerRuntime:
         """The application as requests reach it, with metrics and spans."""
 
     def start(self) -> None:
-        """Start following the announcements. Call it when all that stays in memory is loaded."""
+        """Start following the control log. Call it when all that stays in memory is loaded."""
         freeze_loaded_objects()
         for thread in self._updaters:
             thread.start()

@@ -67,6 +67,7 @@ from omnidraft.ports.fleet import (
     Tracing,
 )
 from omnidraft.ports.log import (
+    COMPACTION_LAG_S,
     DEAD_LETTER_REASONS,
     DROP_REASONS,
     EXPIRED,

@@ -1,4 +1,4 @@
-"""What the processes of a fleet share: the registry of snapshots, and telemetry, whose metrics add up over all of them."""
+"""What the processes of a fleet share: the registry of snapshots, and telemetry, whose metrics add up over all."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

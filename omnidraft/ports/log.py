@@ -11,6 +11,8 @@ from typing import Literal, Protocol, get_args
 
 Offsets = Mapping[int, int]
 """Partition -> offset of the next message to read."""
+COMPACTION_LAG_S = 3600.0
+"""How long a compacted topic keeps a message that a newer one of its key replaced: readers that run see both."""
 
 DropReason = Literal["queue_full", "closed", "invalid", "too_large", "redacted", "redactor_failed"]
 """The worker did not write the record."""

@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from omnidraft import files
 from omnidraft.errors import RegistryError, SnapshotNotFound
 from omnidraft.files import put_in_place
-from omnidraft.ports import CHAMPION_STATEMENT, JUDGEMENT, VOID, SnapshotVersion
+from omnidraft.ports import JUDGEMENT, VOID, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
 from omnidraft.registry.retention import Retention
 from omnidraft.snapshots import bundle
@@ -184,10 +184,9 @@ class DirectoryRegistry:
         notes = self._notes(version)
         if notes is None:  # they may have been an operator's decision against it
             notes = {JUDGEMENT: f"{VOID}: its notes are damaged"}
-        told = notes.get(CHAMPION_STATEMENT), notes.get(JUDGEMENT)
         present = {path.name for path in (folder / "snapshot").iterdir()}
         removed = tuple(part for part in bundle.parts_of(manifest) if part not in present)
-        return SnapshotVersion(version, manifest, names, manifest.created_ms, *told, removed)
+        return SnapshotVersion(version, manifest, names, manifest.created_ms, notes.get(JUDGEMENT), removed)
 
     def _notes(self, version: int) -> dict[str, str] | None:
         """Return the notes of a version; None when they are damaged."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.errors import SnapshotNotFound, SnapshotStale
-from omnidraft.ports import CHAMPION_STATEMENT, JUDGEMENT, SnapshotVersion
+from omnidraft.ports import JUDGEMENT, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
 from omnidraft.registry.manifest_export import from_tags, to_tags
 from omnidraft.registry.mlflow_runs import Runs
@@ -283,9 +283,8 @@ class MlflowRegistry:
         number = int(registered.version)
         names = tuple(sorted(alias for alias, version in aliases.items() if version == number))
         manifest, tags = _manifest_of(registered), registered.tags
-        told = tags.get(CHAMPION_STATEMENT), tags.get(JUDGEMENT)
         removed = tuple(part for part in bundle.parts_of(manifest) if tags.get(part) == REMOVED)
-        return SnapshotVersion(number, manifest, names, registered.creation_timestamp, *told, removed)
+        return SnapshotVersion(number, manifest, names, registered.creation_timestamp, tags.get(JUDGEMENT), removed)
 
     def _translate_errors(self, action: str) -> AbstractContextManager[None]:
         return translate_errors(self._url, action)

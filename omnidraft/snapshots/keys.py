@@ -1,4 +1,4 @@
-"""Key pairs that sign snapshots and announcements, and the roles of their owners.
+"""Key pairs that sign snapshots and control values, and the roles of their owners.
 
 Signatures are Ed25519 over DSSE's pre-authentication encoding (https://github.com/secure-systems-lab/dsse), made and
 verified by securesystemslib, the signer of TUF and in-toto: the type of what is signed is signed with it, so that a

@@ -10,8 +10,8 @@ Folder layout (bundle.py reads and writes it):
 
 Signatures are over the manifest, which has the checksum of every file: the signed text is the manifest as JSON with
 sorted keys, without the signatures and without fields at their defaults, so that fields added later do not invalidate
-old signatures. They do not cover the version number, which the registry gives: signed announcements bind it (see
-fleet/champion_statements.py).
+old signatures. They do not cover the version number, which the registry gives: signed control values bind it (see
+fleet/control_signing.py).
 """
 
 import hashlib

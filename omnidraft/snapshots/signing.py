@@ -51,6 +51,14 @@ class SnapshotSigning:
         except SignatureRefused as exc:
             raise SnapshotCorrupt(f"{name} is refused: {exc}; publish it again from a copy that you trust") from exc
 
+    def trusts(self, manifest: Manifest) -> bool:
+        """Return whether `require` takes the manifest."""
+        try:
+            self.require(manifest)
+        except SnapshotCorrupt:
+            return False
+        return True
+
 
 UNSIGNED = SnapshotSigning()
 """No keys."""

@@ -59,7 +59,7 @@ COMMON: Mapping[str, MetricDefinition] = {
         "Control messages that nobody of registry.trusted_keys signed, or that were sent again.", "target"
     ),
     "omnidraft_champions_refused_total": _counter(
-        "Champions of the registry without a signed statement that is about them and new enough.", "target"
+        "Champions of the registry that the signed control log does not name.", "target"
     ),
     "omnidraft_control_messages_skipped_total": _counter("Control messages that could not be read.", "target"),
 }

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from omnidraft.decode.snapshot.tenant_rules import TenantRules
 from omnidraft.errors import RecordForgotten, SnapshotCorrupt, UnknownKey
 from omnidraft.memory.memory_file import MemoryFile, Owner, Owners, map_file
 from omnidraft.memory.suffix_index import SuffixIndex
-from omnidraft.ports import Announcement, Metrics, RecordCipher, SnapshotVersion, UnreadableReason
+from omnidraft.ports import Metrics, RecordCipher, SnapshotVersion, UnreadableReason
 from omnidraft.snapshots.bundle import MEMORY, key_id_of
 
 UNREADABLE = "omnidraft_memory_files_unreadable_total"
@@ -37,7 +38,7 @@ class SnapshotMemory:
 
 
 class MemoryLoader:
-    """Loads the memory of one pair's snapshots. One thread at a time may call `load`, another one `forget`."""
+    """Loads the memory of one pair's snapshots. One thread at a time may call `load`."""
 
     def __init__(
         self,
@@ -47,17 +48,18 @@ class MemoryLoader:
         target: str,
         cipher: RecordCipher | None = None,
         recorded_as: Callable[[str], str | None] = lambda tenant: tenant,
+        rules: TenantRules | None = None,
     ) -> None:
         """
         Args:
             cipher: of the keys of the log; without it encrypted files serve nobody.
             recorded_as: returns the name under which a tenant's records are written; None: none are.
+            rules: tell who was forgotten.
         """
-        self.owners, self.recorded_as = owners, recorded_as
+        self.owners, self.recorded_as, self._rules = owners, recorded_as, rules or TenantRules()
         self._metrics, self._target, self._cipher = metrics, target, cipher
         self._loaded: WeakValueDictionary[str, MemoryFile] = WeakValueDictionary()
         """Checksum -> what was read of such a file, for as long as a snapshot uses it."""
-        self._forgotten_ms: dict[str, int] = {}
 
     def load(self, version: SnapshotVersion | None, folder: Path | None) -> SnapshotMemory:
         """Return the memory in a verified snapshot folder; files that cannot be used are counted and left out.
@@ -71,16 +73,9 @@ class MemoryLoader:
         files = [self._load(path, checksums.get(MEMORY + path.name)) for path in paths]
         return SnapshotMemory(self, {file.owner: file for file in files if file is not None})
 
-    def forget(self, order: Announcement) -> None:
-        """Draft nothing from what the tenant of this order said before it."""
-        if order.tenant is not None and order.until_ms is not None:
-            before = self._forgotten_ms.get(order.tenant, order.until_ms)
-            self._forgotten_ms = {**self._forgotten_ms, order.tenant: max(order.until_ms, before)}
-
     def is_forgotten(self, file: MemoryFile) -> bool:
         """Return whether the file has texts of a tenant from before it was to be forgotten."""
-        forgotten_ms = self._forgotten_ms
-        return any(oldest_ms <= forgotten_ms.get(tenant, -1) for tenant, oldest_ms in file.oldest_ms.items())
+        return any(self._rules.was_forgotten_since(tenant, oldest_ms) for tenant, oldest_ms in file.oldest_ms.items())
 
     def _load(self, path: Path, checksum: str | None) -> MemoryFile | None:
         reason: UnreadableReason

@@ -1,43 +1,12 @@
 """The snapshot that serves new requests, the previous one for a rollback, and the canary."""
 
 import hashlib
-from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from omnidraft.decode.drafting.loaded_factors import LoadedFactors
-from omnidraft.errors import SnapshotStale
-from omnidraft.ports import Announcement, Proposer
+from omnidraft.decode.snapshot.tenant_rules import TenantRules
+from omnidraft.ports import Proposer
 from omnidraft.snapshots.manifest import Manifest
-
-
-class FactorSwitch:
-    """Follows announcements. One thread updates it, any thread reads it."""
-
-    def __init__(self) -> None:
-        self._off: frozenset[str] = frozenset()
-        self._forgets: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
-        """The orders to forget each tenant."""
-
-    def on_announcement(self, announcement: Announcement) -> None:
-        """Apply `factors_off`, `factors_on` and `forget`; ignore all others."""
-        tenant = announcement.tenant
-        if tenant is None:
-            return
-        match announcement.kind:
-            case "factors_off":
-                self._off |= {tenant}
-            case "factors_on":
-                self._off -= {tenant}
-            case "forget" if announcement.forget_id is not None:
-                self._forgets[tenant] |= {announcement.forget_id}
-
-    def serves(self, tenant: str, manifest: Manifest) -> bool:
-        """Return whether the tenant may draft with the factors of this snapshot."""
-        return tenant not in self._off and not self.is_forgotten(tenant, manifest)
-
-    def is_forgotten(self, tenant: str, manifest: Manifest) -> bool:
-        """Return whether the snapshot was made before an order to forget the tenant was carried out."""
-        return any(order not in manifest.forgets for order in self._forgets.get(tenant, ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +21,14 @@ class LoadedSnapshot:
     """The proposer's n-gram cache."""
     manifest: Manifest | None
     """None for the base drafter."""
-    sequence: int = 0
-    """Sequence of the announcement it serves for; set by the swap, not by loaders."""
     factors: LoadedFactors | None = None
     """The tenants whose own factors the proposer uses; None: there are none."""
 
-    def forget_factors(self, switch: FactorSwitch) -> None:
+    def forget_factors(self, rules: TenantRules) -> None:
         """Free the factors of tenants that were forgotten since the snapshot was made."""
         if self.factors is not None and self.manifest is not None:
             for tenant in self.factors.tenants:
-                if switch.is_forgotten(tenant, self.manifest):
+                if rules.is_forgotten(tenant, self.manifest):
                     self.factors.forget(tenant)
 
 
@@ -93,10 +60,10 @@ class SnapshotSlot:
     any thread reads. The snapshot before the previous one is freed when the last request that holds it ends.
     """
 
-    def __init__(self, first: LoadedSnapshot, factor_switch: FactorSwitch | None = None) -> None:
-        """`factor_switch` is that of the loader of its snapshots."""
+    def __init__(self, first: LoadedSnapshot, rules: TenantRules | None = None) -> None:
+        """`rules` are those of the loader of its snapshots."""
         self._state = _SlotState(first)
-        self._factor_switch = factor_switch or FactorSwitch()
+        self.rules = rules or TenantRules()
 
     @property
     def current(self) -> LoadedSnapshot:
@@ -129,25 +96,14 @@ class SnapshotSlot:
         return state.canary.snapshot if state.canary and state.canary.takes(request_id) else state.current
 
     def swap(self, offered: LoadedSnapshot) -> None:
-        """Serve this snapshot, which ends any canary; the same version again only updates the sequence.
+        """Serve this snapshot, which ends any canary."""
+        offered.forget_factors(self.rules)  # of who was forgotten during its load
+        self._state = _SlotState(offered, self._state.current)
 
-        Raises:
-            SnapshotStale: a later announcement already serves: two loaders raced, the later one stays.
-        """
-        state = self._state
-        if offered.sequence < state.current.sequence:
-            raise SnapshotStale(f"have announcement {state.current.sequence}, was offered {offered.sequence}")
-        offered.forget_factors(self._factor_switch)  # of who was forgotten during its load
-        if offered.version == state.current.version:
-            self._state = replace(state, current=offered)
-        else:
-            self._state = _SlotState(offered, state.current)
-
-    def on_announcement(self, announcement: Announcement) -> None:
-        """Turn tenants' factors off or on, and free those of forgotten tenants; ignore all other announcements."""
-        self._factor_switch.on_announcement(announcement)
+    def forget_factors(self) -> None:
+        """Free the factors of tenants that were forgotten."""
         for each in self.loaded:
-            each.forget_factors(self._factor_switch)
+            each.forget_factors(self.rules)
 
     def drop_previous(self) -> None:
         """Free the previous snapshot; a rollback has to load it again."""
@@ -156,5 +112,5 @@ class SnapshotSlot:
     def set_canary(self, canary: Canary | None) -> None:
         """Serve a share of requests with the canary; None ends the trial."""
         if canary is not None:
-            canary.snapshot.forget_factors(self._factor_switch)
+            canary.snapshot.forget_factors(self.rules)
         self._state = replace(self._state, canary=canary)

@@ -1,11 +1,8 @@
-"""Updates the served snapshot: follows announcements, loads beside the old snapshot, then swaps or starts a canary.
+"""Updates the served snapshot: follows the control log, loads beside the old snapshot, then swaps or starts a canary.
 
-An announcement names the version to serve at once; the registry's alias `champion` is read whenever no announcement
-came for `poll_s`, and is authoritative. A champion read from the registry takes the sequence of the newest announcement
-received, so every later announcement still wins over it.
-Orders wait neither for the registry nor for a load: these run beside the thread that follows announcements.
-With `check_champion`, a champion is taken from the registry only with a signed statement about that very snapshot, and
-what an announcement names is loaded only if it is the snapshot that was announced.
+The log says which version is champion. Until it has named one, the registry's alias `champion` is read every `poll_s`,
+unless values are signed: that is nobody's word.
+Orders wait neither for the registry nor for a load: these run beside the thread that follows the log.
 """
 
 import logging
@@ -13,32 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from omnidraft.config import WorkerSettings
-from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.loading import Loader, SnapshotLoading, is_expected
 from omnidraft.decode.snapshot.slot import Canary, LoadedSnapshot, SnapshotSlot
-from omnidraft.errors import (
-    BusError,
-    OmnidraftError,
-    SignatureRefused,
-    SnapshotCorrupt,
-    SnapshotError,
-    SnapshotNotFound,
-    SnapshotStale,
-)
-from omnidraft.ports import (
-    Announcement,
-    ControlFollower,
-    Metrics,
-    SnapshotReader,
-    SnapshotVersion,
-    Tracing,
-)
-from omnidraft.snapshots.manifest import digest
+from omnidraft.errors import BusError, OmnidraftError, SnapshotCorrupt, SnapshotError, SnapshotNotFound
+from omnidraft.ports import Champion, ControlFollower, ControlState, Entry, Metrics, SnapshotReader, Tracing
 from omnidraft.threads import beside
 
 logger = logging.getLogger(__name__)
@@ -60,12 +40,10 @@ class SnapshotUpdater:
     started, the previous champion serves meanwhile. A registry or log that is down is retried; nothing is raised.
 
     Args:
-        drift_throttle: receives the announcements of drift.
         target: name of the slot's target, for log lines and metrics.
-        forget: called with an order to forget a tenant; drops what this process keeps of earlier texts.
+        forget: called after an order to forget a tenant; drops what this process keeps of earlier texts.
         staging: a folder of this process alone; the files of snapshots that are no longer loaded are removed.
-        check_champion: returns the sequence of the signed statement about a champion, or raises SignatureRefused;
-            None takes the registry's word for it.
+        follows_registry: False where values of the log are signed, and the registry's alias is nobody's word.
     """
 
     def __init__(
@@ -73,8 +51,7 @@ class SnapshotUpdater:
         registry: SnapshotReader,
         slot: SnapshotSlot,
         loader: Loader,
-        follower: ControlFollower,
-        drift_throttle: DriftThrottle,
+        control: ControlFollower,
         settings: WorkerSettings,
         metrics: Metrics,
         *,
@@ -82,26 +59,27 @@ class SnapshotUpdater:
         staging: Path,
         clock: Callable[[], float] = time.monotonic,
         tracing: Tracing | None = None,
-        forget: Callable[[Announcement], None] = lambda order: None,
-        check_champion: Callable[[SnapshotVersion], int] | None = None,
+        forget: Callable[[], None] = lambda: None,
+        follows_registry: bool = True,
     ) -> None:
         self._registry = registry
         self._slot = slot
         self._loading = SnapshotLoading(
             registry, loader, staging, self._follow, metrics, target=target, clock=clock, tracing=tracing
         )
-        self._follower = follower
-        self._drift_throttle = drift_throttle
+        self._control = control
         self._settings = settings
         self._metrics = metrics
         self._target = target
         self._clock = clock
         self._forget = forget
-        self._check_champion = check_champion
-        self._sequence = slot.current.sequence
-        self._canary: Announcement | None = None
-        self._waiting: Announcement | None = None
-        """The champion or canary that was announced during a load, if it has to be loaded too."""
+        self._follows_registry = follows_registry
+        self._champion: Champion | None = None
+        """What is to serve, by the log or the registry."""
+        self._is_told = False
+        """Whether the log has named a champion."""
+        self._has_news = False
+        """Whether something came during a load that may have to be loaded too."""
         self._failures: dict[int, _Failure] = {}
         self._is_connected = True
 
@@ -111,83 +89,70 @@ class SnapshotUpdater:
             self.step(stop)
 
     def step(self, stop: threading.Event) -> None:
-        """Wait for announcements for up to `poll_s`, then serve the version that they, or else the registry, name."""
-        announcements = self._poll(stop) if self._waiting is None else (self._waiting,)
-        self._waiting = None
-        for each in announcements:
-            self._on_announcement(each)
-        if not any(each.kind == "champion" for each in announcements):
-            self._serve_champion()
-        if self._canary is not None:
-            self._start_canary(self._canary)
-
-    def _poll(self, stop: threading.Event) -> Sequence[Announcement]:
+        """Wait for a change for up to `poll_s`, then serve the version that the log, or else the registry, names."""
         try:
-            return self._follower.poll(self._settings.poll_s)
+            self._apply(*self._control.poll(0.0 if self._has_news else self._settings.poll_s))
         except BusError as exc:
             self._report_disconnected(exc)
             stop.wait(self._settings.poll_s)
-            return ()
+        self._has_news = False
+        if self._follows_registry and not self._is_told:
+            self._ask_registry()
+        self._serve_champion()
+        self._serve_canary()
 
     def _follow(self) -> None:
-        """Carry out what was announced, except a load, which waits for the one under way."""
+        """Carry out what was ordered, except a load, which waits for the one under way."""
         with suppress(BusError):
-            for each in self._follower.poll(0.0):
-                if each.kind not in ("champion", "canary"):
-                    self._on_announcement(each)
-                    continue
-                self._waiting = None if self._slotted(each.version, each.digest) else each
-                if self._waiting is None:
-                    self._on_announcement(each)
+            self._apply(*self._control.poll(0.0))
 
-    def _on_announcement(self, announcement: Announcement) -> None:
-        self._slot.on_announcement(announcement)
-        if announcement.kind == "champion" and announcement.version is not None:
-            self._sequence, self._canary = announcement.sequence, None
-            self._serve(announcement.version, announcement.digest, announcement.sequence)
+    def _apply(self, state: ControlState, changes: Sequence[Entry]) -> None:
+        self._slot.rules.state = state
+        kinds = {each.kind for each in changes}
+        if state.champion not in (None, self._champion):
+            self._champion, self._is_told = state.champion, True
+            if (slotted := self._slotted(state.champion)) is not None:
+                self._swap(slotted)
+        if self._slot.canary is not None and state.canary is None:
             self._slot.set_canary(None)
+        if "forget" in kinds:
+            self._slot.forget_factors()
+            self._forget()
+        if kinds:
+            self._has_news = self._is_connected = True
             self._remove_unloaded_files()
-        elif announcement.kind == "canary":
-            self._sequence, self._canary = announcement.sequence, announcement
-        elif announcement.kind == "forget":
-            self._forget(announcement)
-            self._remove_unloaded_files()
-        else:
-            self._drift_throttle.on_announcement(announcement)
 
-    def _serve_champion(self) -> None:
-        """Serve the champion, unless nothing was promoted yet, the registry is down, or nobody vouches for it."""
-        sequence = self._sequence  # what is announced meanwhile is later than what the registry answers
+    def _ask_registry(self) -> None:
+        """Take the registry's champion, for as long as the log names none."""
         try:
-            champion = beside(self._follow, partial(self._registry.resolve, "champion"))
-            if self._check_champion is not None:
-                sequence = max(sequence, self._check_champion(champion))
-                self._sequence = max(self._sequence, sequence)
-        except SignatureRefused as exc:
-            self._metrics.add("omnidraft_champions_refused_total", target=self._target)
-            self._report_disconnected(exc)
+            answer = beside(self._follow, partial(self._registry.resolve, "champion"))
         except SnapshotNotFound:
             pass
-        except SnapshotCorrupt as exc:
-            self._report_disconnected(exc)
-            self._serve_previous(sequence)
         except SnapshotError as exc:
             self._report_disconnected(exc)
+            if isinstance(exc, SnapshotCorrupt):
+                self._serve_previous()
         else:
             self._is_connected = True
-            self._serve(champion.version, None if self._check_champion is None else digest(champion.manifest), sequence)
+            if not self._is_told:
+                self._champion = Champion(version=answer.version)
 
-    def _serve(self, version: int, expected: str | None, sequence: int) -> None:
-        """Serve this version. `expected`: the digest of its manifest; None: whatever the registry has."""
-        self._load_and(version, expected, partial(self._swap, sequence=sequence))
-        if version in self._failures:
-            self._serve_previous(sequence)
-
-    def _serve_previous(self, sequence: int) -> None:
-        """Serve the previous champion rather than the base drafter while the champion cannot be loaded. Where champions
-        are checked the base drafter serves: nobody vouches for what the registry calls previous."""
-        if self._slot.current.version is not None or self._check_champion is not None:
+    def _serve_champion(self) -> None:
+        champion = self._champion
+        if champion is None:
             return
+        loaded = self._loaded(champion)
+        if loaded is not None and self._champion is champion:  # else another one was told during its load
+            self._swap(loaded)
+        if champion.version in self._failures:
+            self._serve_previous()
+
+    def _serve_previous(self) -> None:
+        """Serve the previous champion rather than the base drafter while the champion cannot be loaded. Where values
+        are signed the base drafter serves: nobody vouches for what the registry calls previous."""
+        if self._slot.current.version is not None or not self._follows_registry:
+            return
+        champion = self._champion
         try:
             previous = beside(self._follow, partial(self._registry.resolve, "previous")).version
         except SnapshotError:
@@ -195,63 +160,58 @@ class SnapshotUpdater:
         logger.warning(
             "%s: the champion cannot be loaded; the previous one, snapshot %d, serves", self._target, previous
         )
-        self._load_and(previous, None, partial(self._swap, sequence=sequence))
+        loaded = self._loaded(Champion(version=previous))
+        if loaded is not None and self._champion is champion:
+            self._swap(loaded)
 
-    def _start_canary(self, announcement: Announcement) -> None:
+    def _serve_canary(self) -> None:
         """Serve a canary, unless it is on trial already or serves as the champion."""
-        on_trial = self._slot.canary and self._slot.canary.snapshot.version
-        if (
-            announcement.version is None
-            or announcement.share is None
-            or announcement.version in (on_trial, self._slot.current.version)
-        ):
+        canary, on_trial = self._slot.rules.state.canary, self._slot.canary and self._slot.canary.snapshot.version
+        if canary is None or canary.version in (on_trial, self._slot.current.version):
             return
-        share = announcement.share
-
-        def begin(loaded: LoadedSnapshot) -> None:
-            if self._canary is announcement:  # else it ended during its load
-                self._slot.set_canary(Canary(loaded, share))
-
-        self._load_and(announcement.version, announcement.digest, begin)
-        if self._slot.canary:
-            logger.info("%s: snapshot %d serves %.1f %% of requests", self._target, announcement.version, share * 100)
-
-    def _load_and(self, version: int, expected: str | None, apply: Callable[[LoadedSnapshot], None]) -> None:
-        """Load a version and apply it. This is the refresh boundary: whatever is wrong with it, the old snapshot keeps
-        serving."""
-        failure = self._failures.get(version)
-        if failure and self._clock() < failure.retry_at:
-            return
-        try:
-            apply(self._slotted(version, expected) or self._loading.load(version, expected))
-            self._failures.pop(version, None)
+        loaded = self._loaded(canary)
+        if loaded is not None and self._slot.rules.state.canary == canary:  # else it ended during its load
+            self._slot.set_canary(Canary(loaded, canary.share))
             self._remove_unloaded_files()
-        except SnapshotStale as exc:
-            logger.info("%s: kept the later snapshot: %s", self._target, exc)
-        except Exception as exc:  # whatever the registry or the loader raises must not end this thread
-            self._record_failure(version, exc)
+            logger.info("%s: snapshot %d serves %.1f %% of requests", self._target, canary.version, canary.share * 100)
 
-    def _slotted(self, version: int | None, expected: str | None) -> LoadedSnapshot | None:
+    def _loaded(self, wanted: Champion) -> LoadedSnapshot | None:
+        """Return this version, loaded if it is not in memory. This is the refresh boundary: whatever is wrong with it,
+        the old snapshot keeps serving."""
+        failure = self._failures.get(wanted.version)
+        if failure and self._clock() < failure.retry_at:
+            return None
+        try:
+            loaded = self._slotted(wanted) or self._loading.load(wanted.version, wanted.digest)
+        except Exception as exc:  # whatever the registry or the loader raises must not end this thread
+            self._record_failure(wanted.version, exc)
+            return None
+        self._failures.pop(wanted.version, None)
+        return loaded
+
+    def _slotted(self, wanted: Champion) -> LoadedSnapshot | None:
         """Return the snapshot if it is still loaded, so that a rollback is a swap."""
         for slotted in self._slot.loaded:
-            if slotted.version == version and is_expected(slotted.manifest, expected):
+            if slotted.version == wanted.version and is_expected(slotted.manifest, wanted.digest):
                 return slotted
         return None
 
-    def _swap(self, loaded: LoadedSnapshot, *, sequence: int) -> None:
-        before = self._slot.current.version
-        started = self._clock()
-        self._slot.swap(replace(loaded, sequence=sequence))
-        swap_s = self._clock() - started
-        if loaded.version == before:
+    def _swap(self, loaded: LoadedSnapshot) -> None:
+        before = self._slot.current
+        if loaded is before:
             return
+        started = self._clock()
+        self._slot.swap(loaded)
+        swap_s = self._clock() - started
         self._metrics.observe("omnidraft_snapshot_swap_seconds", swap_s, target=self._target)
         if _forgets(loaded) - _forgets(self._slot.previous):
             self._slot.drop_previous()  # it knows what this one has forgotten
         if loaded.version is not None and (manifest := loaded.manifest) is not None:
             labels = {"target": manifest.target, "drafter": manifest.drafter}
             self._metrics.set("omnidraft_snapshot_version_info", loaded.version, **labels)
-        logger.info("%s: swapped snapshot %s -> %s in %.3f ms", self._target, before, loaded.version, swap_s * 1000)
+        swapped = (before.version, loaded.version, swap_s * 1000)
+        logger.info("%s: swapped snapshot %s -> %s in %.3f ms", self._target, *swapped)
+        self._remove_unloaded_files()
 
     def _remove_unloaded_files(self) -> None:
         self._loading.remove_files(but={each.version for each in self._slot.loaded})

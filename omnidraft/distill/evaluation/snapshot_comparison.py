@@ -1,7 +1,7 @@
 """Comparison of snapshots on drifted traffic: the one that serves need not agree best any more.
 
 All are measured on the same records, the tenant's newest, which only the champion may have learned; a snapshot's
-offsets tell, not its time. The result is announced on the control log; the controller decides. It is advice: a failure
+offsets tell, not its time. The result is put on the control log; the controller decides. It is advice: a failure
 on the way is logged, and learning goes on.
 Source: docs/algorithms.md, sections 9 and 11.
 """
@@ -20,7 +20,7 @@ from omnidraft.distill.evaluation.agreement import share
 from omnidraft.distill.ingest.topic_scan import RecentRecords
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import BusError, ConfigError, SnapshotCorrupt, SnapshotError, SnapshotNotFound
-from omnidraft.ports import Announcer, Offsets, Registry, SnapshotVersion
+from omnidraft.ports import Best, ControlWriter, Offsets, Registry, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.stats import paired_standard_error
@@ -55,7 +55,7 @@ class SnapshotComparison:
         registry: Registry,
         learner: Learner,
         recent: RecentRecords,
-        announcer: Announcer,
+        control: ControlWriter,
         base: Callable[[], Mapping[str, Tensor]],
         folder: Path,
     ) -> None:
@@ -66,10 +66,11 @@ class SnapshotComparison:
             folder: snapshots are fetched there, and removed.
         """
         self._registry, self._learner, self._recent = registry, learner, recent
-        self._announcer, self._base, self._folder = announcer, base, folder
+        self._control, self._base, self._folder = control, base, folder
 
     def compare(self, tenant: str) -> None:
-        """Announce the snapshot that agrees best with this tenant's newest records, if it surely beats the champion."""
+        """Tell the control log which snapshot agrees best with this tenant's newest records, if it surely beats the
+        champion."""
         try:
             self._compare(tenant)
         except (BusError, SnapshotError) as exc:
@@ -96,7 +97,7 @@ class SnapshotComparison:
         reason = f"agreement on the {len(records)} newest records of {tenant}, by version: {by_version}"
         logger.info(reason)
         if _is_surely_better(best, serving, records):
-            self._announcer.publish("best", best.version, tenant=tenant, reason=reason, fence=fence)
+            self._control.put(("best", tenant), Best(version=best.version, fence=fence), reason)
 
     def _measure(self, version: SnapshotVersion, records: Sequence[TraceRecord]) -> _Measurement | None:
         """Return None for a snapshot that is damaged or gone, or does not fit the drafter, as its rank is another."""

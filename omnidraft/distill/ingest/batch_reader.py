@@ -15,7 +15,7 @@ from omnidraft.distill.ingest.batcher import Batch, Batcher
 from omnidraft.distill.ingest.log_position import LogPosition, TruncationMark
 from omnidraft.distill.ingest.trace_consumer import SKIPPED, PolledRecords, TraceConsumer
 from omnidraft.errors import BusError, LogReplaced, LogTruncated, OffsetOutOfRange
-from omnidraft.ports import PASSED_OVER, Announcement, Metrics, Offsets
+from omnidraft.ports import PASSED_OVER, Metrics, Offsets, Restart
 from omnidraft.snapshots.manifest import Manifest
 
 POLL_RECORDS = 64
@@ -91,7 +91,7 @@ class BatchReader:
         """Place the consumer where the batcher goes on. Raises LogReplaced, BusError."""
         self.position.seek()
 
-    def restart(self, order: Announcement) -> bool:
+    def restart(self, order: Restart) -> bool:
         """Return whether reading goes on where this order says. Raises BusError."""
         has_moved = self.position.restart(order)
         if has_moved:

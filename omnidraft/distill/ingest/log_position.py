@@ -20,7 +20,7 @@ from omnidraft import files
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.trace_consumer import SKIPPED, PolledRecords, TraceConsumer
 from omnidraft.errors import LogReplaced
-from omnidraft.ports import EXPIRED, Announcement, Metrics, Offsets
+from omnidraft.ports import EXPIRED, Metrics, Offsets, Restart
 from omnidraft.snapshots.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -104,23 +104,23 @@ class LogPosition:
         self._log_id = log_id
         self._truncation.set(None)  # it was of learning that has begun anew since
 
-    def is_new(self, order: Announcement) -> bool:
+    def is_new(self, order: Restart) -> bool:
         """Return whether this restart was neither carried out nor ignored."""
-        return order.restart_id not in self._restarts
+        return order.id not in self._restarts
 
-    def mark_done(self, order: Announcement | None) -> None:
+    def mark_done(self, order: Restart | None) -> None:
         """Note that this order was carried out, or is not to be."""
-        if order is not None and order.restart_id is not None:
-            self._restarts = (*self._restarts, order.restart_id)
+        if order is not None:
+            self._restarts = (*self._restarts, order.id)
 
-    def restart(self, order: Announcement) -> bool:
+    def restart(self, order: Restart) -> bool:
         """Return whether reading goes on where this order says; if the log has no such offsets, the order is ignored.
 
         Raises:
             BusError: the log cannot be read.
         """
         log_id, firsts, ends = self._consumer.identity(), self._consumer.first_offsets(), self._consumer.end_offsets()
-        offsets = _ordered(order.start or "", firsts, ends)
+        offsets = _ordered(order.start, firsts, ends)
         held = " ".join(f"{partition}:{first}-{ends[partition]}" for partition, first in sorted(firsts.items()))
         if not all(firsts.get(each, 1) <= offset <= ends.get(each, 0) for each, offset in offsets.items()):
             logger.error("learning is not restarted at %s: the log holds %s; order other offsets", order.start, held)

@@ -1,107 +1,199 @@
-"""The newest announcement is told once, and nothing on the topic can stop its readers."""
+"""The newest value of each key holds, and nothing on the topic can stop its readers."""
+
+import json
 
 import pytest
 
 from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter, delete_before
 from omnidraft.errors import BusError
-from omnidraft.fleet import control_log
-from omnidraft.fleet.control_follower import MAX_SILENCE_S, LogControlFollower
-from omnidraft.ports import Announcement, Outgoing
+from omnidraft.fleet.control_log import MAX_SILENCE_S, ControlLog
+from omnidraft.ports import (
+    Best,
+    Canary,
+    Champion,
+    ControlState,
+    Drift,
+    FactorsOff,
+    Forget,
+    Outgoing,
+    Pause,
+    Restart,
+    WorkerNews,
+)
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from tests.control_logs import control_over
 from tests.silent_reader import SilentReader
+
+CHAMPION = ("champion",)
+REFUSED = "omnidraft_control_messages_refused_total"
 
 
 @pytest.fixture
-def log():
+def log() -> MemoryLog:
     return MemoryLog(partitions=3)
 
 
 @pytest.fixture
-def writer(log):
-    return MemoryWriter(log, "control")
+def control(log: MemoryLog) -> ControlLog:
+    return control_over(log)
 
 
-@pytest.fixture
-def metrics():
-    return CountingMetrics()
+def promote(control: ControlLog, *versions: int) -> None:
+    for version in versions:
+        control.put(CHAMPION, Champion(version=version))
 
 
-def follow(log, metrics, kinds=("champion",), **pair):
-    return LogControlFollower(MemoryReader(log, "control"), metrics, kinds=kinds, **pair)
+def test_after_a_long_absence_only_the_last_champion_is_a_change(log, control):
+    promote(control, *range(1, 10), 4)  # the memory log gives three messages a poll
+    follower = control_over(log)
+    state, changes = follower.poll(0)
+    assert (state.champion, [each.value for each in changes]) == (Champion(version=4), [Champion(version=4)])
+    assert follower.poll(0) == (state, ())
+    promote(control, 10)
+    state, changes = follower.poll(0)
+    assert (state.champion.version, len(changes)) == (10, 1)
 
 
-def test_after_a_long_absence_only_the_last_champion_is_told(log, writer, metrics):
-    for version in range(1, 10):  # the memory log gives three messages a poll
-        control_log.publish_announcement(writer, "champion", version)
-    control_log.publish_announcement(writer, "champion", 4)  # a rollback
-    follower = follow(log, metrics)
-    assert follower.poll(0) == (Announcement(9, "champion", 4),)
-    assert follower.poll(0) == ()
-    control_log.publish_announcement(writer, "champion", 10)
-    assert follower.poll(0) == (Announcement(10, "champion", 10),)
+def test_every_kind_of_value_is_read_as_it_was_put(log, control):
+    values = {
+        ("champion",): Champion(version=3, digest="d"),
+        ("canary",): Canary(version=4, share=0.1),
+        ("pause",): Pause(),
+        ("restart",): Restart(start="0:12 1:9", id="r"),
+        ("drift", "a/b ü", "text"): Drift(level=0.5),
+        ("best", "a/b ü"): Best(version=2, fence="f"),
+        ("forget", ""): Forget(id="o", until_ms=3),
+        ("factors", "a"): FactorsOff(),
+        ("worker", "w"): WorkerNews(address="http://w", release="1", serves={"big": None}),
+    }
+    for key, value in values.items():
+        control.put(key, value, f"why {key[0]}")
+    entries = control_over(log).read_whole().entries
+    assert {key: (each.value, each.reason) for key, each in entries.items()} == {
+        key: (value, f"why {key[0]}") for key, value in values.items()
+    }
 
 
-def test_each_follower_hears_its_kinds_only(log, writer, metrics):
-    control_log.publish_announcement(writer, "pause")
-    control_log.publish_announcement(writer, "champion", 1)
-    control_log.publish_announcement(writer, "resume")
-    learner, worker = follow(log, metrics, ("pause", "resume")), follow(log, metrics)
-    assert learner.poll(0) == (Announcement(2, "resume"),)
-    assert worker.poll(0) == (Announcement(1, "champion", 1),)
-
-
-def test_pairs_on_one_topic_hear_their_own_champion_only(log, writer, metrics):
-    control_log.publish_announcement(writer, "champion", 3, target="big", drafter="small")
-    control_log.publish_announcement(writer, "champion", 9, target="huge", drafter="small")
-    control_log.publish_announcement(writer, "champion", 5, target="big", drafter="other")
-    followers = [follow(log, metrics, target=target, drafter="small") for target in ("big", "huge", "unheard of")]
-    heard = [follower.poll(0) for follower in followers]
-    assert heard == [
-        (Announcement(0, "champion", 3, "big", "small"),),
-        (Announcement(1, "champion", 9, "huge", "small"),),
-        (),
+def test_what_is_removed_holds_no_more_and_says_why(log, control):
+    control.put(("drift", "t", "text"), Drift())
+    control.put(("pause",), Pause())
+    control.put(("drift", "t", "text"), None, "it recovered")
+    state, changes = control_over(log).poll(0)
+    assert (state.is_drifting("t", "text"), state.is_paused, state.of(Drift)) == (False, True, {})
+    assert [(each.kind, each.value, each.reason) for each in changes] == [
+        ("pause", Pause(), None),
+        ("drift", None, "it recovered"),
     ]
-    assert follow(log, metrics).poll(0) == (Announcement(2, "champion", 5, "big", "other"),)
 
 
-def test_a_message_that_names_no_pair_is_for_all_but_those_who_serve_several(log, writer, metrics):
-    control_log.publish_announcement(writer, "champion", 2, target="big", drafter="small")
-    control_log.publish_announcement(writer, "champion", 3)
-    alone, among = (
-        follow(log, metrics, target="big", drafter="small", must_be_named=several) for several in (False, True)
-    )
-    assert alone.poll(0) == (Announcement(1, "champion", 3),)
-    assert among.poll(0) == (Announcement(0, "champion", 2, "big", "small"),)
+def test_pairs_on_one_topic_have_their_own_champions_and_the_tenants_in_common(log, control):
+    other = control_over(log, target="huge")
+    promote(control, 3)
+    promote(other, 9)
+    other.put(("forget", "t"), Forget(id="o", until_ms=1))
+    states = [each.poll(0)[0] for each in (control, other, control_over(log, drafter="unheard of"))]
+    assert [state.champion and state.champion.version for state in states] == [3, 9, None]
+    assert [state.forget("t") for state in states] == [Forget(id="o", until_ms=1)] * 3
 
 
-def test_learning_is_paused_for_one_target_or_for_all(log, writer, metrics):
-    kinds = ("pause", "resume")
-    big, huge = (follow(log, metrics, kinds, target=target, drafter="small") for target in ("big", "huge"))
-    control_log.publish_announcement(writer, "pause")
-    assert [told.kind for told in (*big.poll(0), *huge.poll(0))] == ["pause", "pause"]
-    control_log.publish_announcement(writer, "resume", target="huge")
-    assert (big.poll(0), [told.kind for told in huge.poll(0)]) == ((), ["resume"])
+def test_a_champion_after_a_canary_ends_it(log, control):
+    promote(control, 1)
+    control.put(("canary",), Canary(version=2, share=0.1))
+    assert control.poll(0)[0].canary == Canary(version=2, share=0.1)
+    promote(control, 1)
+    assert control.poll(0)[0].canary is None
+
+
+def test_the_newest_value_holds_whatever_the_clocks_of_its_writers(log):
+    fast, slow = control_over(log, clock=lambda: 2e9), control_over(log, clock=lambda: 1e9)
+    promote(fast, 1)
+    promote(slow, 2)
+    promote(fast, 3)
+    promote(slow, 4)
+    assert control_over(log).read_whole().champion == Champion(version=4)
+
+
+def test_an_old_message_that_is_written_again_is_refused(log, control):
+    promote(control, 1, 2)
+    old = MemoryReader(log, "control").poll(1, 0).messages[0]
+    MemoryWriter(log, "control").append([Outgoing(old.key, old.value, old.headers)])
+    metrics = CountingMetrics()
+    for follower in (control, control_over(log, metrics)):
+        assert follower.poll(0)[0].champion == Champion(version=2)
+    assert metrics.value(REFUSED) == 1
+
+
+def test_the_keeper_of_the_log_writes_again_what_others_wrote_over(log, control):
+    """Compaction would leave the last message of the key alone."""
+    keeper = control_over(log, is_keeper=True)
+    promote(control, 1, 2)
+    old = MemoryReader(log, "control").poll(1, 0).messages[0]
+    for value in (old.value, b"rubbish"):
+        keeper.poll(0)
+        MemoryWriter(log, "control").append([Outgoing(old.key, value, partition=0)])
+        keeper.poll(0)
+        last = log.topic("control")[0][-1]
+        assert json.loads(last.value)["value"] == {"version": 2}
+    number = sum(map(len, log.topic("control")))
+    keeper.poll(0)
+    assert sum(map(len, log.topic("control"))) == number  # once
+
+
+def test_the_keeper_writes_again_what_a_log_that_was_made_anew_has_lost(tmp_path):
+    def control(*, is_keeper):
+        path = tmp_path / "log.db"
+        return ControlLog(
+            lambda: SqliteReader(path, "control"),
+            lambda: SqliteWriter(path, "control", is_compacted=True),
+            CountingMetrics(),
+            target="big",
+            drafter="small",
+            is_keeper=is_keeper,
+        )
+
+    keeper = control(is_keeper=True)
+    promote(keeper, 7)
+    keeper.poll(0)
+    for path in tmp_path.glob("log.db*"):
+        path.unlink()
+    keeper.poll(0)
+    assert control(is_keeper=False).read_whole().champion == Champion(version=7)
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        *(b"", b"\xff", b"[]", b'{"kind": "champion"}', b'{"kind": "dance"}', b'{"kind": "pause", "version": 1}'),
-        *(b'{"kind": "canary", "version": 1}', b'{"kind": "canary", "version": 1, "share": 2}', b'{"kind": "drift"}'),
-        b'{"kind": "drift", "tenant": "a"}',
+        *(b"", b"\xff", b"[]", b'{"key": "champion/big/org%2Fsmall", "sequence": 1, "at_ms": 1, "value": {}}'),
+        b'{"key": "champion/big/org%2Fsmall", "sequence": -1, "at_ms": 1, "value": {"version": 2}}',
+        b'{"key": "champion/huge/org%2Fsmall", "sequence": 99999999999999, "at_ms": 1, "value": {"version": 2}}',
     ],
 )
-def test_a_malformed_message_is_skipped_and_counted(log, writer, metrics, value):
-    control_log.publish_announcement(writer, "champion", 1)
-    writer.append([Outgoing(control_log.KEY, value)])
-    assert follow(log, metrics).poll(0) == (Announcement(0, "champion", 1),)
-    assert metrics.value("omnidraft_control_messages_skipped_total") == 1
+def test_a_malformed_message_is_refused_and_counted(log, control, value):
+    promote(control, 1)
+    MemoryWriter(log, "control").append([Outgoing(b"champion/big/org%2Fsmall", value)])
+    metrics = CountingMetrics()
+    assert control_over(log, metrics).read_whole().champion == Champion(version=1)
+    assert metrics.value(REFUSED) == 1
 
 
-def test_a_key_of_a_later_controller_does_no_harm(log, writer, metrics):
-    writer.append([Outgoing(control_log.KEY, b'{"kind": "champion", "version": 2, "canary": 0.1}')])
-    assert follow(log, metrics).poll(0) == (Announcement(0, "champion", 2),)
+def test_kinds_and_fields_of_a_later_version_do_no_harm(log, control):
+    promote(control, 1)
+    messages = [Outgoing(b"dance/big/org%2Fsmall", b"{}"), Outgoing(b"", b"{}")]
+    wire = {"key": "pause/big/org%2Fsmall", "sequence": 9, "at_ms": 1, "value": {"until": "noon"}, "more": 1}
+    messages.append(Outgoing(wire["key"].encode(), json.dumps(wire).encode()))
+    MemoryWriter(log, "control").append(messages)
+    metrics = CountingMetrics()
+    state = control_over(log, metrics).read_whole()
+    assert (state.champion.version, state.is_paused, metrics.value(REFUSED)) == (1, True, 0)
+
+
+def test_what_has_not_its_kinds_fields_cannot_be_put(control):
+    with pytest.raises(ValueError, match="share"):
+        Canary(version=1, share=2)
+    with pytest.raises(ValueError, match="a Champion, not a Pause"):
+        control.put(CHAMPION, Pause())
+    assert control.poll(0) == (ControlState(), ())
 
 
 class FailsOnce(MemoryReader):
@@ -116,63 +208,52 @@ class FailsOnce(MemoryReader):
         return super().poll(max_messages, timeout_s)
 
 
-def test_what_was_read_before_the_log_went_down_is_told_when_it_is_back(log, writer, metrics):
-    for version in (1, 2, 3):
-        control_log.publish_announcement(writer, "champion", version)
-    for _ in range(3):
-        control_log.publish_announcement(writer, "pause")
-    follower = LogControlFollower(FailsOnce(log, "control"), metrics, kinds=("champion",))
+def test_what_was_read_before_the_log_went_down_is_told_when_it_is_back(log, control):
+    promote(control, *range(1, 7))
+    follower = control_over(log, reader=lambda: FailsOnce(log, "control"))
     with pytest.raises(BusError):
         follower.poll(0)
-    assert follower.poll(0) == (Announcement(2, "champion", 3),)
+    state, changes = follower.poll(0)
+    assert (state.champion.version, len(changes)) == (6, 1)
 
 
-def test_a_start_is_complete_at_the_end_of_the_log_and_not_at_the_first_silence(log, writer, metrics):
-    for version in range(1, 7):
-        control_log.publish_announcement(writer, "champion", version)
-    follower = LogControlFollower(SilentReader(log, "control", (1, 3)), metrics, kinds=("champion",))
+def test_a_start_is_complete_at_the_end_of_the_log_and_not_at_the_first_silence(log, control):
+    promote(control, *range(1, 7))
+    follower = control_over(log, reader=lambda: SilentReader(log, "control", (1, 3)))
     for _ in range(2):
         with pytest.raises(BusError, match="gave nothing for"):
             follower.poll_all(MAX_SILENCE_S / 2 + 1)  # a message ends the silence
-        control_log.publish_announcement(writer, "champion", 7)
-    assert follower.poll_all(0) == (Announcement(7, "champion", 7),)
+        promote(control, 7)
+    assert follower.poll_all(0)[0].champion == Champion(version=7)
 
 
-def test_a_start_goes_on_without_messages_that_the_log_does_not_give_for_long(log, writer, metrics, caplog):
-    for version in range(1, 7):
-        control_log.publish_announcement(writer, "champion", version)
-    follower = LogControlFollower(SilentReader(log, "control", range(1, 99)), metrics, kinds=("champion",))
+def test_a_start_goes_on_without_messages_that_the_log_does_not_give_for_long(log, control, caplog):
+    promote(control, *range(1, 7))
+    follower = control_over(log, reader=lambda: SilentReader(log, "control", range(1, 99)))
     for _ in range(3):
         with pytest.raises(BusError, match="gave nothing for"):
             follower.poll_all(MAX_SILENCE_S / 4)
-    assert follower.poll_all(MAX_SILENCE_S / 4) == (Announcement(2, "champion", 3),)
+    assert follower.poll_all(MAX_SILENCE_S / 4)[0].champion == Champion(version=3)
     assert "these messages count as unreadable" in caplog.text
 
 
-def test_a_start_waits_for_no_message_that_retention_deleted(tmp_path, metrics):
+def test_a_start_waits_for_no_message_that_retention_deleted(tmp_path):
     path = tmp_path / "log.db"
-    control_log.publish_announcement(SqliteWriter(path, "control"), "champion", 1)
+    writer = SqliteWriter(path, "control")
+    writer.append([Outgoing(b"champion/big/org%2Fsmall", b"{}")])
     delete_before(path, "control", {0: 1})
-    follower = LogControlFollower(SqliteReader(path, "control"), metrics, kinds=("champion",))
-    assert follower.poll_all(0) == ()
+    follower = control_over(MemoryLog(1), reader=lambda: SqliteReader(path, "control"))
+    assert follower.poll_all(0) == (ControlState(), ())
 
 
-def test_one_look_at_a_slow_log_misses_nothing(log, writer, metrics):
-    for version in range(1, 7):
-        control_log.publish_announcement(writer, "champion", version)
-    follower = LogControlFollower(SilentReader(log, "control", (0, 1, 3)), metrics, kinds=("champion",))
-    assert follower.read_whole(MAX_SILENCE_S / 4) == (Announcement(5, "champion", 6),)
+@pytest.mark.parametrize(("silent", "champion"), [((0, 1, 3), 6), (range(1, 99), 3)])
+def test_one_look_at_a_slow_log_misses_nothing_that_it_gives(log, control, silent, champion):
+    promote(control, *range(1, 7))
+    follower = control_over(log, reader=lambda: SilentReader(log, "control", silent))
+    assert follower.read_whole(MAX_SILENCE_S / 4).champion == Champion(version=champion)
 
 
-def test_one_look_at_a_log_that_gives_nothing_more_ends(log, writer, metrics, caplog):
-    for version in range(1, 7):
-        control_log.publish_announcement(writer, "champion", version)
-    follower = LogControlFollower(SilentReader(log, "control", range(1, 99)), metrics, kinds=("champion",))
-    assert follower.read_whole(MAX_SILENCE_S / 4) == (Announcement(2, "champion", 3),)
-    assert "these messages count as unreadable" in caplog.text
-
-
-def test_one_look_at_a_log_that_goes_away_says_so(log, writer, metrics):
+def test_one_look_at_a_log_that_goes_away_says_so(log, control):
     class Gone(SilentReader):
         num_asked = 0
 
@@ -182,58 +263,7 @@ def test_one_look_at_a_log_that_goes_away_says_so(log, writer, metrics):
                 raise BusError("no broker answers")
             return super().end_offsets()
 
-    control_log.publish_announcement(writer, "champion", 1)
-    follower = LogControlFollower(Gone(log, "control", range(99)), metrics, kinds=("champion",))
+    promote(control, 1)
+    follower = control_over(log, reader=lambda: Gone(log, "control", range(99)))
     with pytest.raises(BusError, match="no broker answers"):
         follower.read_whole(MAX_SILENCE_S / 9)
-
-
-def test_a_champion_after_a_canary_supersedes_it_and_drifts_of_tenants_hold_side_by_side(log, writer, metrics):
-    control_log.publish_announcement(writer, "champion", 1)
-    control_log.publish_announcement(writer, "canary", 2, share=0.1)
-    control_log.publish_announcement(writer, "drift", tenant="a", work="text", reason="fell")
-    control_log.publish_announcement(writer, "drift", tenant="b", work="text")
-    control_log.publish_announcement(writer, "drift_over", tenant="b", work="text")
-    kinds = ("champion", "canary", "drift", "drift_over")
-    follower = follow(log, metrics, kinds)
-    assert follower.poll(0) == (
-        Announcement(1, "canary", 2, share=0.1),
-        Announcement(2, "drift", tenant="a", work="text", reason="fell"),
-        Announcement(4, "drift_over", tenant="b", work="text"),
-    )
-    control_log.publish_announcement(writer, "champion", 1)
-    assert [told.kind for told in follow(log, metrics, kinds).poll(0)] == ["drift", "drift_over", "champion"]
-
-
-def test_drifts_of_one_tenants_kinds_of_requests_hold_side_by_side(log, writer, metrics):
-    for work in ("text", "constrained"):
-        control_log.publish_announcement(writer, "drift", tenant="a", work=work)
-    control_log.publish_announcement(writer, "drift_over", tenant="a", work="text")
-    assert follow(log, metrics, ("drift", "drift_over")).poll(0) == (
-        Announcement(1, "drift", tenant="a", work="constrained"),
-        Announcement(2, "drift_over", tenant="a", work="text"),
-    )
-
-
-@pytest.mark.parametrize("fields", [{"work": "text"}, {"level": 0.7}], ids=["kind of request", "level"])
-def test_only_drifts_have_a_kind_of_request_and_a_level(writer, fields):
-    with pytest.raises(ValueError, match="have a kind of request and may have a level"):
-        control_log.publish_announcement(writer, "factors_off", tenant="a", **fields)
-
-
-def test_a_message_that_lacks_what_its_kind_needs_is_not_written(log, writer, metrics):
-    with pytest.raises(ValueError, match="a canary has a share"):
-        control_log.publish_announcement(writer, "canary", 2)
-    assert follow(log, metrics).poll(0) == ()
-
-
-def test_an_order_to_forget_reaches_every_pair_and_each_tenants_newest_one_holds(log, writer, metrics):
-    for tenant, until_ms in (("a", 1), ("b", 2), ("a", 3)):
-        control_log.publish_announcement(
-            writer, "forget", tenant=tenant, forget_id=f"{tenant}{until_ms}", until_ms=until_ms
-        )
-    follower = follow(log, metrics, ("forget",), target="big", drafter="small", must_be_named=True)
-    orders = follower.poll(0)
-    assert [(each.tenant, each.forget_id, each.until_ms) for each in orders] == [("b", "b2", 2), ("a", "a3", 3)]
-    with pytest.raises(ValueError, match="a name and a time"):
-        control_log.publish_announcement(writer, "forget", tenant="a")

@@ -20,7 +20,7 @@ Service = TypeVar("Service")
 
 def within(timeout_s: float, call: Callable[[], Result]) -> Result:
     """Return what the call returns. Raises what it raises; TimeoutError: it goes on, and its result is lost."""
-    future = _start(call)
+    future = started(call)
     if not wait([future], timeout_s).done:
         raise TimeoutError(f"no answer within {timeout_s:.0f} s")
     return future.result()
@@ -29,7 +29,7 @@ def within(timeout_s: float, call: Callable[[], Result]) -> Result:
 def beside(meanwhile: Callable[[], None], call: Callable[[], Result]) -> Result:
     """Return what the call returns, or raise what it raises; until then the calling thread calls `meanwhile` again and
     again, which must not raise."""
-    future = _start(call)
+    future = started(call)
     while not wait([future], CHECK_S).done:
         meanwhile()
     return future.result()
@@ -49,7 +49,8 @@ class _Attentive:
         return lambda *args, **options: beside(self._meanwhile, partial(method, *args, **options))
 
 
-def _start(call: Callable[[], Result]) -> Future[Result]:
+def started(call: Callable[[], Result]) -> Future[Result]:
+    """Return the result to be of a call in a daemon thread of its own."""
     future = Future[Result]()
 
     def run() -> None:

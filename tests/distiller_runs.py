@@ -20,15 +20,14 @@ from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.distill.publisher import LEARNER, Identity, Publisher
 from omnidraft.distill.retrying import Stop
 from omnidraft.distill.training.learner import Learner, StepReport
-from omnidraft.fleet.control_follower import LogControlFollower
-from omnidraft.fleet.control_log import publish_announcement
-from omnidraft.ports import Outgoing, PollResult
+from omnidraft.ports import Forget, Outgoing, PollResult
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
+from tests.control_logs import control_over
 
 TEXTS = ("The river goes into the sea. ", "Where does the water go?", "def add(first, second): return first")
 
@@ -189,12 +188,10 @@ class Setting:
 
     def control(self) -> TrainingControl:
         """What is ordered on the control topic by now, and from now on."""
-        reader, kinds = MemoryReader(self.log, "control"), ("forget", "rewind", "pause", "resume")
-        return TrainingControl(LogControlFollower(reader, CountingMetrics(), kinds=kinds))
+        return TrainingControl(control_over(self.log))
 
     def forget(self, tenant: str, *, until_ms: int, forget_id: str = "order") -> None:
-        told = {"tenant": tenant, "until_ms": until_ms, "forget_id": forget_id}
-        publish_announcement(MemoryWriter(self.log, "control"), "forget", **told)
+        control_over(self.log).put(("forget", tenant), Forget(id=forget_id, until_ms=until_ms))
 
 
 def until_idle(num_idle: int = 5):

@@ -4,16 +4,13 @@ import threading
 from pathlib import Path
 
 from omnidraft import assembly, config
-from omnidraft.assembly.fleet import control_follower
 from omnidraft.assembly.registries import snapshot_reader
-from omnidraft.assembly.signing import champion_check
+from omnidraft.assembly.signing import follows_registry
 from omnidraft.config import WorkerSettings
-from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.snapshot.updater import SnapshotUpdater
 from omnidraft.files import sha256_of
-from omnidraft.fleet.control_log import publish_announcement
-from omnidraft.ports import Registry
+from omnidraft.ports import Champion, ControlValue
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.keys import PrivateKey, Role, TrustedKeys, new_private_key
 from omnidraft.snapshots.manifest import digest
@@ -45,10 +42,10 @@ def new_signing() -> SnapshotSigning:
 def settings_of(
     keys: Keys, folder: Path, role: str = "worker", registry_url: str | None = None, **registry: object
 ) -> config.Settings:
-    """Settings of one process; a worker has no private key. Each role remembers in a file of its own."""
+    """Settings of one process; a worker has no private key."""
     private = {} if role == "worker" else {"private_key": keys.texts[role]}
     url = registry_url or f"directory:///{folder}/registry"
-    section = {"url": url, "trusted_keys": keys.public, "accepted_file": folder / f"{role}.json", "keep_resume": 3}
+    section = {"url": url, "trusted_keys": keys.public, "keep_resume": 3}
     return config.load(
         None,
         {},
@@ -69,13 +66,12 @@ class Worker:
             snapshot_reader(settings),
             self.slot,
             self._load,
-            control_follower(settings, self.metrics, ("champion", "canary", "drift", "drift_over")),
-            DriftThrottle(2),
+            assembly.control_log(settings, self.metrics),
             WorkerSettings(poll_s=0.001),
             self.metrics,
             target=TARGET,
             staging=staging,
-            check_champion=champion_check(settings),
+            follows_registry=follows_registry(settings),
         )
 
     def _load(self, version, folder):
@@ -91,12 +87,9 @@ def promote(settings: config.Settings, version: int) -> None:
     """What `omnidraft snapshots promote` does."""
     registry = assembly.registry(settings)
     registry.promote(version)
-    announce(settings, registry, "champion", version)
+    put(settings, ("champion",), Champion(version=version, digest=digest(registry.resolve(str(version)).manifest)))
 
 
-def announce(settings: config.Settings, registry: Registry, kind, version: int, **fields: object) -> None:
-    """Announce a version with its digest."""
-    bound = {"target": TARGET, "drafter": DRAFTER, "digest": digest(registry.resolve(str(version)).manifest)}
-    writer = assembly.log_writer(settings, settings.log.control_topic)
-    publish_announcement(writer, kind, version, **bound, **fields)
-    writer.close()
+def put(settings: config.Settings, key: tuple[str, ...], value: ControlValue | None) -> None:
+    """Put this on the control log, as the process with these settings does."""
+    assembly.control_log(settings, CountingMetrics()).put(key, value)

@@ -84,7 +84,9 @@ class _Parts:
         self._groups = TenantGroups(section.tenants)
         self._learner, alignment = learner(settings, tokenizers), tokenizers.alignment.fingerprint
         self._pinned = None if section.pinned_held_out is None else read_pinned(section.pinned_held_out, alignment)
-        reader, dead_letters = log_reader(settings, log.traces_topic), log_writer(settings, log.dead_letters_topic)
+        self._meanwhile: Callable[[], None] = lambda: None
+        reader = attentive(log_reader(settings, log.traces_topic), lambda: self._meanwhile())
+        dead_letters = attentive(log_writer(settings, log.dead_letters_topic), lambda: self._meanwhile())
         self._detector, self._truncation = _notes(settings, notes)
         self._batcher = Batcher(
             reader.partitions(),
@@ -104,7 +106,7 @@ class _Parts:
         self, progress: Callable[[Status], None], on_empty_poll: Callable[[], None], spans: LearningSpans
     ) -> Distiller:
         settings, tokenizers, files, section = self._settings, self._tokenizers, self._files, self._settings.learner
-        snapshots = attentive(registry(settings), lambda: made.meanwhile())
+        snapshots = attentive(registry(settings), lambda: self._meanwhile())
         control = control_log(settings, self._metrics)
         comparison = snapshot_comparison(settings, snapshots, control, tokenizers, self._learner, self._folder)
         made = Distiller(
@@ -129,6 +131,7 @@ class _Parts:
             on_empty_poll=on_empty_poll,
             spans=spans,
         )
+        self._meanwhile = made.meanwhile
         return made
 
     def _forgetting(self) -> Forgetting:

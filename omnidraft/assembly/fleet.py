@@ -148,7 +148,7 @@ def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":
     """Return the status of all targets and workers; services that do not answer are among its problems.
 
     Args:
-        workers: their URLs; empty means the worker that the settings describe.
+        workers: their URLs; empty means those that announced themselves, or else the one that the settings describe.
     """
     from omnidraft.fleet.overview import OverviewSources
     from omnidraft.fleet.overview import overview as gather
@@ -161,9 +161,8 @@ def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":
         worker=partial(worker_status, metrics_key=settings.worker.metrics_key),
         control=lambda target: control_log(settings.for_target(target), CountingMetrics()),
     )
-    urls = tuple(workers) or (worker_url(settings),)
     now_ms = time.time_ns() // 1_000_000
-    return gather(sources, settings, urls, now_ms, are_guessed=not workers)
+    return gather(sources, settings, workers, now_ms, guess=worker_url(settings))
 
 
 def worker_url(settings: Settings) -> str:

@@ -14,6 +14,7 @@ from omnidraft.assembly.drafting import drafter_memory, drafter_of, drafter_prom
 from omnidraft.assembly.fleet import control_log
 from omnidraft.assembly.models import TargetVocabulary, Vocabularies, aligned, target
 from omnidraft.assembly.registries import require_named
+from omnidraft.assembly.signing import follows_registry
 from omnidraft.assembly.snapshot_loading import (
     SnapshotLoader,
     champion_or_base,
@@ -176,7 +177,7 @@ def snapshot_updater(
         staging=own_folder(),
         tracing=tracing,
         forget=forget_all,
-        follows_registry=not settings.registry.trusted_keys,
+        follows_registry=follows_registry(settings),
     )
 
 

@@ -34,8 +34,8 @@ class _SqliteLog:
 
     def writer(self, topic: str) -> LogWriter:
         log = self._settings
-        options = {"keep_s": _retention_s(log, topic), "is_compacted": topic == log.control_topic}
-        return SqliteWriter(self._path, topic, **self._options(topic), **options)
+        keep_s, is_compacted = _retention_s(log, topic), topic == log.control_topic
+        return SqliteWriter(self._path, topic, **self._options(topic), keep_s=keep_s, is_compacted=is_compacted)
 
     def reader(self, topic: str) -> LogReader:
         return SqliteReader(self._path, topic, **self._options(topic))

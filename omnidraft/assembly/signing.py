@@ -25,6 +25,11 @@ def require_signer(settings: Settings, roles: Sequence[Role]) -> None:
         signing.require_signer(roles)
 
 
+def follows_registry(settings: Settings) -> bool:
+    """Return whether a worker takes the registry's word for the champion, until the control log names one."""
+    return not settings.registry.trusted_keys
+
+
 def restate_s(settings: Settings) -> float | None:
     """Return the seconds after which the controller puts the champion again; None: never, nothing is signed."""
     return MAX_AGE_S / 4 if settings.registry.trusted_keys else None

@@ -16,6 +16,9 @@ import sqlalchemy as sa
 from omnidraft.errors import KeyStoreError
 from omnidraft.private_files import PRIVATE, create
 
+CONNECT_TIMEOUT_S = 3
+"""How long a server has to take a connection, of which every call makes one: whoever calls may have orders waiting."""
+
 _TABLE = sa.Table(
     "omnidraft_tenant_keys",
     sa.MetaData(),
@@ -45,7 +48,7 @@ class KeyStore:
         """`url` is sqlite:///path or postgresql://user@host/database. Nothing is opened before the first call."""
         self._url = sa.make_url(url)
         self._path = Path(self._url.database or "") if self._url.get_backend_name() == "sqlite" else None
-        timeout = {"timeout": timeout_s} if self._path else {"connect_timeout": max(2, int(timeout_s))}
+        timeout = {"timeout": timeout_s} if self._path else {"connect_timeout": CONNECT_TIMEOUT_S}
         self._engine = sa.create_engine(self._url, poolclass=sa.NullPool, connect_args=timeout)
         if self._path:
             sa.event.listen(self._engine, "connect", _overwrite_deleted)

@@ -70,20 +70,24 @@ WATCH_S = 2.0
 
 def status(
     worker: Annotated[
-        list[str] | None, typer.Option(help="URL of a worker, repeatable; without it the one of the settings.")
+        list[str] | None, typer.Option(help="URL of a worker, repeatable; without it those that announced themselves.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Again every two seconds, until Ctrl-C.")] = False,
     config_path: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print versions, the learner's lag, dead letters and workers; exit code 1 when a service does not answer."""
+    """Print versions, the learner's lag, dead letters and workers.
+
+    The exit code is 1 when a service does not answer, or a worker does not serve the champion.
+    """
     from omnidraft import assembly
 
     settings, urls = config.load(config_path), [url.rstrip("/") for url in worker or ()]
     console = Console(markup=False, highlight=False)
     try:
         while True:
-            fleet = assembly.overview(settings, urls)
+            with Console(stderr=True).status("asking the log, the registry and the workers"):
+                fleet = assembly.overview(settings, urls)
             if watch and console.is_terminal and not as_json:
                 console.clear()
             _show(fleet, console, as_json=as_json)
@@ -113,7 +117,7 @@ def _parts(fleet: "Overview") -> Iterable[RenderableType]:
     yield from _events(fleet)
     yield _log_line(fleet)
     yield _workers(fleet.workers)
-    yield from (Text(f"cannot be reached: {problem}", style="red") for problem in fleet.problems)
+    yield from (Text(f"problem: {printable(problem)}", style="red") for problem in fleet.problems)
     yield from (Text(note, style="yellow") for note in fleet.notes)
 
 

@@ -234,8 +234,8 @@ class WorkerSettings(Section):
     """The time accepted requests have to finish after SIGTERM; then they end with an error. Whatever kills the process
     has to wait 10 seconds longer, for the log to take the last records."""
     poll_s: float = Field(2.0, gt=0)
-    """The longest wait for the control log, and the interval at which the registry is read for a champion that the log does
-    not name yet."""
+    """The longest wait for the control log, and the interval at which the registry is read for a champion while the log
+    names none."""
     tenant: TenantName = "default"
     """The tenant of requests that name none."""
     snapshot: str | None = None

@@ -210,8 +210,8 @@ class Distiller:
             self._restart(order, stop)
         if orders := self._forgetting.note(self._control.new_forgets()):
             self._forget(orders, stop)
-        if (order := self._control.rewind) is not None and order.id != self._publisher.settled_rewind:
-            self._rewind(order.id, stop)
+        if (rewind := self._control.rewind) is not None and rewind.id != self._publisher.settled_rewind:
+            self._rewind(rewind.id, stop)
         for tenant in self._control.new_drifts():
             self._compare_earlier(tenant)
 

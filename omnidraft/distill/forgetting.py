@@ -153,8 +153,9 @@ class Forgetting:
         if self._cipher is not None:
             self._cipher.clear_cache()
         num_records = self._rebuild_cache()
-        for tenant in orders if self._memory is not None else ():
-            self._memory.renew(tenant)
+        if self._memory is not None:
+            for tenant in orders:
+                self._memory.renew(tenant)
         self.mark_done(orders)
         logger.warning(
             "%d tenants are forgotten: the n-gram cache is rebuilt from %d records of others; the weights stay",

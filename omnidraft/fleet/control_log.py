@@ -192,19 +192,19 @@ class ControlLog:
         if message.damage is not None and message.damage.reason == "missing":
             return  # it was compacted
         key = self._key(message.key)
-        if key is None:
+        if key is None and message.damage is None:
             return
-        known = self._state.entries.get(key)
         try:
             entry = self._entry(message, key)
+            known = self._state.entries.get(key)
             if self._signing is not None:
                 self._signing.check(entry, message.value, message.headers, self._clock())
-            if known is not None and entry.sequence < known.sequence:
-                raise SignatureRefused(f"sequence {entry.sequence} of {key[0]} came after {known.sequence}")
+            self._require_newer(entry, known)
         except WireError as exc:
             self._refusals.append(exc)
             self._overwritten |= {key} & self._genuine.keys()
             return
+        key = entry.key
         if self._is_keeper:
             self._genuine[key] = Outgoing(message.key, message.value, message.headers, partition=PARTITION)
             self._overwritten.discard(key)
@@ -214,10 +214,15 @@ class ControlLog:
             self._state = ControlState({**self._state.entries, key: entry})
             self._changed[key] = entry
 
-    def _entry(self, message: Message, key: Key) -> Entry:
+    def _require_newer(self, entry: Entry, known: Entry | None) -> None:
+        """Raise SignatureRefused where a newer entry of its key is known; the same one again does no harm."""
+        if known is not None and entry.sequence < known.sequence:
+            raise SignatureRefused(f"sequence {entry.sequence} of {entry.kind} came after {known.sequence}")
+
+    def _entry(self, message: Message, key: Key | None) -> Entry:
         """Decode a message. Raises WireError."""
-        if message.damage is not None:
-            raise WireError(f"control message {message.offset}: {message.damage.error}")
+        if message.damage is not None or key is None:
+            raise WireError(f"control message {message.offset}: {message.damage and message.damage.error}")
         try:
             wire = _Wire.model_validate_json(message.value)
             value = None if wire.value is None else VALUES[key[0]].model_validate(wire.value)

@@ -20,7 +20,7 @@ MAX_AGE_S = 7 * 24 * 3600.0
 """The age from which no champion or canary is taken up, so that old ones cannot be replayed to who starts, nor does a
 controller that was away over a weekend leave workers without. It puts the champion again four times as often."""
 UNSIGNED_KINDS = frozenset({"worker"})
-"""What anybody may write: it says nothing that anybody acts on."""
+"""What anybody may write: each says something of itself alone."""
 SIGNERS: Mapping[str, tuple[Role, ...]] = {
     **dict.fromkeys(("champion", "canary", "drift", "rewind", "order", "lease"), ("controller", "operator")),
     "best": ("distiller", "operator"),

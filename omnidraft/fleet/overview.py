@@ -15,8 +15,16 @@ from omnidraft.config import Settings
 from omnidraft.errors import BusError, OmnidraftError
 from omnidraft.fleet.control_log import MAX_SILENCE_S, ControlLog
 from omnidraft.fleet.learned_versions import MOST_VERSIONS, LearnedVersion, learned_versions
-from omnidraft.fleet.workers import WorkerStatus
-from omnidraft.ports import ControlState, Drift, LogReader, Offsets, Registry, SnapshotVersion
+from omnidraft.fleet.workers import WorkerStatus, announced, laggards, told_status
+from omnidraft.ports import (
+    ControlState,
+    Drift,
+    LogReader,
+    Offsets,
+    Registry,
+    SnapshotVersion,
+)
+from omnidraft.threads import within
 
 _T = TypeVar("_T")
 
@@ -24,6 +32,8 @@ ALIASES = ("champion", "challenger", "previous")
 POLL_S = 2.0
 AT_WORK_S = 600.0
 """The age of the newest trace record up to which workers count as running."""
+LIMIT_S = 10.0
+"""The wait for each registry, and for the log's first answer."""
 MOST_DEAD_LETTERS = 1000
 """The number of newest dead letters of each partition whose reasons are read."""
 
@@ -153,7 +163,7 @@ class _ProblemList:
     def noted(self, what: str) -> Iterator[None]:
         try:
             yield
-        except OmnidraftError as exc:
+        except (OmnidraftError, TimeoutError) as exc:
             self.lines.append(f"{what}: {exc}")
 
 
@@ -163,28 +173,31 @@ def overview(
     workers: Sequence[str],
     now_ms: int,
     *,
-    are_guessed: bool = False,
+    guess: str,
 ) -> Overview:
-    """Return the status of all targets and of the workers at these URLs. Never raises an OmnidraftError.
+    """Return the status of all targets and of the workers at these URLs, or else of those that announced themselves.
+    Never raises an OmnidraftError.
 
     Args:
-        are_guessed: nobody named these workers. So where none of them is there while others write trace records, that
-            is a note and no problem.
+        guess: the URL of a worker where none is named or announced. So where it is not there while others write trace
+            records, that is a note and no problem.
     """
-    problems = _ProblemList()
+    problems, notes = _ProblemList(), list[str]()
     log = _log(sources, settings, problems)
     pairs = tuple(_pair(target, sources, problems, log) for target in settings.models.targets)
-    statuses = tuple(sources.worker(url) for url in workers)
+    news = {} if workers else announced(log.control_states.values(), now_ms)
+    statuses = [told_status(name, entry, sources.worker, now_ms) for name, entry in news.items()]
+    statuses += [sources.worker(url) for url in workers or (() if news else (guess,))]
     lines = [f"worker {each.url}: {each.problem}" for each in statuses if each.problem]
-    notes: list[str] = []
     age_s = math.inf if log.newest_ms is None else (now_ms - log.newest_ms) / 1000
-    if are_guessed and age_s <= AT_WORK_S and not any(each.served for each in statuses):
-        notes = [
-            f"{each}; but a worker wrote a trace record {age_s:.0f} s ago: name it with --worker" for each in lines
-        ]
+    if not (workers or news) and age_s <= AT_WORK_S and not any(each.served for each in statuses):
+        hint = f"but a worker wrote a trace record {age_s:.0f} s ago: name it with --worker"
+        notes = [f"{each}; {hint}" for each in lines]
     else:
         problems.lines += lines
-    return Overview(now_ms, pairs, log.trace_ends, log.dead_letters, statuses, tuple(problems.lines), tuple(notes))
+    problems.lines += laggards(statuses, log.control_states)
+    everything = (tuple(statuses), tuple(problems.lines), tuple(notes))
+    return Overview(now_ms, pairs, log.trace_ends, log.dead_letters, *everything)
 
 
 def _log(sources: OverviewSources, settings: Settings, problems: _ProblemList) -> _LogStatus:
@@ -192,7 +205,7 @@ def _log(sources: OverviewSources, settings: Settings, problems: _ProblemList) -
     not use either, such as that of dead letters for a worker's, so there it is unknown what they hold."""
     known: Collection[str] | None = None
     with problems.noted("log"):
-        known = sources.topics()
+        known = within(LIMIT_S, sources.topics)
     if known is None:
         return _LogStatus()
     log, idle = settings.log, dict.fromkeys(settings.models.targets, ControlState())
@@ -226,11 +239,11 @@ def _pair(target: str, sources: OverviewSources, problems: _ProblemList, log: _L
     state: tuple[bool | None, CanaryState | None, tuple[DriftingTenant, ...] | None] = (None, None, None)
     changes: tuple[ControlChange, ...] = ()
     if control is not None:
-        canary = control.canary and CanaryState(control.canary.version, control.canary.share)
+        canary = None if control.canary is None else CanaryState(control.canary.version, control.canary.share)
         state, changes = (control.is_paused, canary, _drifting(control)), _changes(control)
     versions: Sequence[SnapshotVersion] | None = None
     with problems.noted(f"registry of {target}"):
-        versions = sources.registry(target).versions(MOST_VERSIONS)
+        versions = within(LIMIT_S, lambda: sources.registry(target).versions(MOST_VERSIONS))
     if versions is None:
         return TargetOverview(target, None, None, *state, changes=changes)
     learned = versions[-1].manifest.offsets if versions else {}
@@ -258,7 +271,7 @@ def _control_state(sources: OverviewSources, target: str) -> ControlState:
 
 def _drifting(state: ControlState) -> tuple[DriftingTenant, ...]:
     drifts = [each for each in state.entries.values() if isinstance(each.value, Drift)]
-    return tuple(DriftingTenant(*each.key[1:], each.reason or "") for each in drifts)
+    return tuple(DriftingTenant(each.key[1], each.key[2], each.reason or "") for each in drifts)
 
 
 def _changes(state: ControlState) -> tuple[ControlChange, ...]:

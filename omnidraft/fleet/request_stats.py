@@ -3,11 +3,14 @@
 Every trace record is one served request, or a segment of a long one.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
 from omnidraft.errors import WireError
 from omnidraft.ports import LogReader, Message, Work, recorded_work
+from omnidraft.threads import started
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 
@@ -16,6 +19,8 @@ HISTORY_MESSAGES = 500
 MAX_MESSAGES = 500
 MOST_MESSAGES = 10_000
 """The number of messages that one call of `new` reads at most."""
+ANSWER_S = 1.0
+"""The wait for the log and the key store of its records; what they answer later is taken by a later call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +73,22 @@ class RequestStatsReader:
         self._next_offsets = {each: max(0, end - HISTORY_MESSAGES) for each, end in self._start_offsets.items()}
         self._is_positioned = False
         """Whether the log's reader stands at the next offsets; not after a call that did not come to its end."""
+        self._reading: Future[None] | None = None
+        self._unread = deque[RequestStats]()
 
     def new(self) -> Iterator[RequestStats]:
-        """Yield the records since the last call, from at most MOST_MESSAGES messages. Raises BusError; the next call
-        continues behind the last record that was yielded."""
+        """Yield the records since the last call, from at most MOST_MESSAGES messages; none where the log is silent.
+        Raises BusError; the next call continues behind the last record that was yielded."""
+        if not self._unread:
+            self._reading = self._reading or started(self._read)
+            if wait([self._reading], ANSWER_S).done:
+                answer, self._reading = self._reading, None
+                if not self._unread:
+                    answer.result()
+        while self._reading is None and self._unread:
+            yield self._unread.popleft()
+
+    def _read(self) -> None:
         if not self._is_positioned:
             self._seek()
         self._is_positioned = False
@@ -82,7 +99,7 @@ class RequestStatsReader:
                 self._next_offsets[message.partition] = message.next_offset
                 record = self._decode(message.value, message.headers)
                 if record is not None:
-                    yield replace(request_stats(record), is_past=self._is_past(message))
+                    self._unread.append(replace(request_stats(record), is_past=self._is_past(message)))
             self._next_offsets |= polled.next_offsets
         self._is_positioned = True
 

@@ -1,14 +1,20 @@
-"""The status of a decoding worker over HTTP: liveness, readiness, and statistics of each target it serves."""
+"""The status of decoding workers: which announced themselves on the control log, and what each says of itself over
+HTTP: liveness, readiness, and statistics of each target it serves."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
+from omnidraft.ports import WORKER_NEWS_S, ControlState, Entry, WorkerNews
+
 OWNER = "omnidraft"
 """`owned_by` in a worker's list of models; other servers have another one."""
+
+SILENT_S, GONE_S = 3 * WORKER_NEWS_S, 3600.0
+"""The age of a worker's news from which it counts as gone without saying so, and that from which nobody misses it."""
 
 _Samples = Mapping[str, list[tuple[Mapping[str, str], float]]]
 
@@ -37,6 +43,36 @@ class WorkerStatus:
     is_alive: bool = False
     is_ready: bool = False
     served: tuple[ServedTargetStatus, ...] = ()
+
+
+def announced(states: Iterable[ControlState], now_ms: int) -> dict[str, Entry]:
+    """Return the newest news of each worker, by name."""
+    entries = [each for state in states for each in state.entries.values() if isinstance(each.value, WorkerNews)]
+    newest = {each.key[1]: each for each in sorted(entries, key=lambda each: each.key)}
+    return {name: each for name, each in newest.items() if now_ms - each.at_ms < 1000 * GONE_S}
+
+
+def told_status(name: str, entry: Entry, ask: Callable[[str], WorkerStatus], now_ms: int) -> WorkerStatus:
+    """Return the status of a worker that announced itself: from itself, where it has an address."""
+    news, age_s = entry.value, (now_ms - entry.at_ms) / 1000
+    assert isinstance(news, WorkerNews)
+    if age_s > SILENT_S:
+        return WorkerStatus(news.address or name, f"was last heard of {age_s:.0f} s ago")
+    if news.address is not None:
+        return ask(news.address)
+    served = (ServedTargetStatus(target, version, 0, 0, None, None) for target, version in news.serves.items())
+    return WorkerStatus(name, None, is_alive=True, is_ready=True, served=tuple(served))
+
+
+def laggards(workers: Sequence[WorkerStatus], states: Mapping[str, ControlState]) -> Iterator[str]:
+    """Yield a line for each worker that does not serve the champion."""
+    champions = {target: state.champion.version for target, state in states.items() if state.champion is not None}
+    for worker in workers:
+        for each in worker.served:
+            champion = champions.get(each.target, each.version)
+            if each.version != champion:
+                serves = "the base drafter" if each.version is None else f"snapshot {each.version}"
+                yield f"worker {worker.url}: serves {serves} of {each.target}, the champion is {champion}"
 
 
 def worker_status(url: str, timeout_s: float = 3.0, *, metrics_key: SecretStr | None = None) -> WorkerStatus:

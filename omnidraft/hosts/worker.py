@@ -6,14 +6,16 @@
 import logging
 import socket
 import threading
+from contextlib import suppress
 from functools import partial
 
-from omnidraft import assembly
+from omnidraft import __version__, assembly
 from omnidraft.config import Settings, WorkerSettings
 from omnidraft.decode.recording.trace_producer import DRAIN_S
-from omnidraft.errors import ConfigError
+from omnidraft.errors import BusError, ConfigError
 from omnidraft.hosts.http_server import http_server
 from omnidraft.hosts.process import end_at_once_on_interrupt, freeze_loaded_objects, stop_on_signals
+from omnidraft.ports import WORKER_NEWS_S, WorkerNews
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.serving.telemetry_middleware import TelemetryMiddleware
@@ -48,6 +50,7 @@ class WorkerRuntime:
         ]
         producer = self._worker.producer
         threads: list[Supervised] = [*self._updaters, *([producer] if producer is not None else [])]
+        self._announcing: threading.Thread | None = None
         self.vital: tuple[Supervised, ...] = (self._requests, *threads)
         """Without each of these the worker is not healthy."""
         served = [ServedModel(each.engine, each.target.fingerprint) for each in self._worker.served]
@@ -55,11 +58,32 @@ class WorkerRuntime:
         self.traced_app = TelemetryMiddleware(self.app, self.metrics, self._tracing)
         """The application as requests reach it, with metrics and spans."""
 
-    def start(self) -> None:
-        """Start following the control log. Call it when all that stays in memory is loaded."""
+    def start(self, address: str | None = None) -> None:
+        """Start following the control log, and telling it what serves here, at this URL if others reach it. Call it
+        when all that stays in memory is loaded."""
         freeze_loaded_objects()
         for thread in self._updaters:
             thread.start()
+        if self._updaters:
+            self._announcing = threading.Thread(target=self._announce, args=(address,), name="news", daemon=True)
+            self._announcing.start()
+
+    def _announce(self, address: str | None) -> None:
+        """Put what serves here on the control log again and again, in a thread that may wait for the log."""
+        control, key = assembly.control_log(self._settings, self.metrics), ("worker", self.engine.pair.worker)
+        has_failed = False
+        while not self.stop.is_set():
+            serves = {each.engine.pair.target: each.engine.slot.current.version for each in self._worker.served}
+            try:
+                control.put(key, WorkerNews(address=address, release=__version__, serves=serves))
+            except BusError as exc:
+                if not has_failed:
+                    logger.warning("`omnidraft status` does not list this worker: %s", exc)
+                has_failed = True
+            self.stop.wait(WORKER_NEWS_S)
+        with suppress(BusError):
+            control.put(key, None, "it was stopped")
+            control.close()
 
     def drain(self) -> None:
         """Refuse new requests and finish accepted ones; what is not finished by `worker.drain_timeout_s` fails."""
@@ -72,6 +96,8 @@ class WorkerRuntime:
             thread.join(DRAIN_S)
         if self._worker.producer is not None:
             self._worker.producer.close()
+        if self._announcing is not None:
+            self._announcing.join(DRAIN_S)
         self._tracing.close()
         logger.info("stopped")
 
@@ -95,9 +121,9 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
     stop_on_signals(worker.stop)
     server = http_server(worker.traced_app, settings.worker)
     http = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
-    worker.start()
-    http.start()
     host, port = listener.getsockname()[:2]
+    worker.start(_address(host, port))
+    http.start()
     logger.info("serving %s on http://%s:%d", ", ".join(settings.models.targets), host, port)
     if settings.worker.page:
         logger.info("ask and watch: http://%s:%d/", host, port)
@@ -109,6 +135,16 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
     http.join(DRAIN_S)
     worker.close()
     return 1 if has_failed else 0
+
+
+def _address(host: str, port: int) -> str:
+    """Return the URL at which others reach a worker that listens there."""
+    if host in ("0.0.0.0", "::"):
+        try:
+            host = socket.gethostbyname(socket.gethostname())
+        except OSError:
+            host = socket.gethostname()
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _listening(settings: WorkerSettings) -> socket.socket:

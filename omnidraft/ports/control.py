@@ -101,8 +101,8 @@ class Lease(ControlValue):
 class WorkerNews(ControlValue):
     """`worker/NAME`: a worker that runs, put again every WORKER_NEWS_S. Concerns every pair, and nobody signs it."""
 
-    address: str
-    """Its URL."""
+    address: str | None
+    """Its URL; None: it is behind another one's."""
     release: str
     """The version of its code."""
     serves: Mapping[str, int | None]

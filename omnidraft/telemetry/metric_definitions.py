@@ -61,7 +61,6 @@ COMMON: Mapping[str, MetricDefinition] = {
     "omnidraft_champions_refused_total": _counter(
         "Champions of the registry that the signed control log does not name.", "target"
     ),
-    "omnidraft_control_messages_skipped_total": _counter("Control messages that could not be read.", "target"),
 }
 
 WORKER: Mapping[str, MetricDefinition] = {

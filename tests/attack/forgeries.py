@@ -1,6 +1,5 @@
 """Forgeries by somebody who can write to the registry and to the control log, and holds no key that would do."""
 
-import base64
 import json
 import random
 import shutil
@@ -8,15 +7,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from omnidraft import assembly, config
 from omnidraft.files import sha256_of
-from omnidraft.fleet.authentication import HEADER, PAYLOAD_TYPE, AnnouncementSigner, SignedLog
-from omnidraft.fleet.control_log import KEY, PARTITION, announcement_json
-from omnidraft.ports import CHAMPION_STATEMENT, Message, Outgoing
+from omnidraft.fleet.control_log import PARTITION, ControlLog
+from omnidraft.fleet.control_signing import HEADER, PAYLOAD_TYPE, ControlSigning
+from omnidraft.ports import Canary, Champion, Message, Outgoing
 from omnidraft.snapshots import bundle, signing
 from omnidraft.snapshots.manifest import Manifest, digest, signed_payload
-from tests.signed_fleet import DRAFTER, TARGET, Keys, announce, promote, settings_of
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from tests.signed_fleet import DRAFTER, TARGET, Keys, promote, put, settings_of
 from tests.snapshot_folders import make_bundle, version_folder
 
 CHAMPION, OLD, CHALLENGER = 2, 1, 3
@@ -32,7 +34,8 @@ def genuine_fleet(folder: Path) -> Keys:
     for number in (1, 2, 3):
         assembly.registry(distiller).publish(make_bundle(folder / "bundles", f"s{number}"), number - 1 or None)
     promote(operator, OLD)
-    announce(controller, assembly.registry(controller), "canary", CHALLENGER, share=0.5)
+    manifest = assembly.registry(controller).resolve(str(CHALLENGER)).manifest
+    put(controller, ("canary",), Canary(version=CHALLENGER, share=0.5, digest=digest(manifest)))
     promote(controller, CHAMPION)
     return keys
 
@@ -51,7 +54,7 @@ class Attacker:
         return config.load(None, {}, log={"url": f"sqlite:///{self.folder}/log.db"})
 
     def messages(self) -> list[Message]:
-        """The genuine announcements: the old champion, the canary, the champion."""
+        """The genuine messages: the old champion, the canary, the champion."""
         reader, found = assembly.log_reader(self.settings, self.settings.log.control_topic), []
         while polled := reader.poll(100, 0.0).messages:
             found += polled
@@ -61,7 +64,9 @@ class Attacker:
     def append(self, value: bytes, signatures: bytes | dict[str, str] | None) -> None:
         header = json.dumps(signatures).encode() if isinstance(signatures, dict) else signatures
         writer = assembly.log_writer(self.settings, self.settings.log.control_topic)
-        writer.append([Outgoing(KEY, value, {} if header is None else {HEADER: header}, partition=PARTITION)])
+        headers = {} if header is None else {HEADER: header}
+        name = _name("canary" if b'"canary/' in value else "champion")
+        writer.append([Outgoing(name.encode(), value, headers, partition=PARTITION)])
         writer.close()
 
     def remove_log(self) -> None:
@@ -70,26 +75,27 @@ class Attacker:
 
     def claim(self, version: int, kind: str = "champion") -> bytes:
         """A payload that says what nobody did: newer than everything, and bound to that snapshot."""
-        said = {"target": TARGET, "drafter": DRAFTER, "digest": digest(self.manifest(version))}
-        wire = json.loads(announcement_json(kind, version, **said, **({"share": 1.0} if kind == "canary" else {})))
         now_ms = int(time.time() * 1000) + self.dice.randrange(10_000)
-        return json.dumps(wire | {"sequence": now_ms, "issued_ms": now_ms}).encode()
+        share = {"share": 1.0} if kind == "canary" else {}
+        value = {"version": version, "digest": digest(self.manifest(version)), **share}
+        wire = {"key": _name(kind), "sequence": now_ms, "at_ms": now_ms, "value": value}
+        return json.dumps(wire).encode()
 
     def signed_long_ago(self, version: int) -> tuple[bytes, dict[str, str]]:
-        """A genuine announcement of the controller, from before the oldest that holds."""
-        wire = announcement_json(
-            "champion", version, target=TARGET, drafter=DRAFTER, digest=digest(self.manifest(version))
-        )
-        reader = assembly.log_reader(self.settings, self.settings.log.control_topic)
-        signer = AnnouncementSigner(
-            self.keys["controller"],
-            self.keys.trusted,
-            SignedLog(lambda: reader, self.keys.trusted),
+        """A genuine message of the controller, from before the oldest that holds."""
+        log, signing = MemoryLog(), ControlSigning(self.keys["controller"], self.keys.trusted)
+        control = ControlLog(
+            lambda: MemoryReader(log, "control"),
+            lambda: MemoryWriter(log, "control"),
+            CountingMetrics(),
+            target=TARGET,
+            drafter=DRAFTER,
+            signing=signing,
             clock=lambda: time.time() - LONG_AGO_S,
         )
-        signed = signer.sign(wire)
-        reader.close()
-        return signed
+        control.put(("champion",), Champion(version=version, digest=digest(self.manifest(version))))
+        (message,) = log.topic("control")[0]
+        return message.value, json.loads(message.headers[HEADER])
 
     def signature(self, owner: str, payload: bytes, payload_type: str = PAYLOAD_TYPE) -> dict[str, str]:
         key = self.keys[owner]
@@ -129,23 +135,10 @@ class Attacker:
         (path,) = (self.folder / "registry").glob("*/aliases.json")
         path.write_text(json.dumps(json.loads(path.read_text()) | {"champion": version}))
 
-    def notes(self, version: int) -> dict[str, str]:
-        path = version_folder(self.folder / "registry", version) / "notes.json"
-        return json.loads(path.read_text()) if path.exists() else {}
 
-    def state(self, version: int, payload: bytes, signatures: dict[str, str]) -> None:
-        """Move the alias to a version, with this statement beside it."""
-        listed = [
-            {"keyid": name, "sig": base64.b64encode(bytes.fromhex(signature)).decode()}
-            for name, signature in signatures.items()
-        ]
-        envelope = {"payload": base64.b64encode(payload).decode(), "payloadType": PAYLOAD_TYPE, "signatures": listed}
-        self.put_statement(version, json.dumps(envelope))
-
-    def put_statement(self, version: int, statement: str) -> None:
-        path = version_folder(self.folder / "registry", version) / "notes.json"
-        path.write_text(json.dumps(self.notes(version) | {CHAMPION_STATEMENT: statement}))
-        self.move_alias(version)
+def _name(kind: str) -> str:
+    """The key of a message of the pair."""
+    return f"{kind}/{TARGET}/{quote(DRAFTER, safe='')}"
 
 
 def other(attacker: Attacker) -> int:
@@ -185,27 +178,6 @@ def swap_the_snapshot(attacker: Attacker) -> None:
 
 def only_move_the_alias(attacker: Attacker) -> None:
     attacker.move_alias(other(attacker))
-
-
-def copy_a_statement(attacker: Attacker) -> None:
-    attacker.put_statement(CHALLENGER, attacker.notes(attacker.dice.choice((OLD, CHAMPION)))[CHAMPION_STATEMENT])
-
-
-def flip_a_statement(attacker: Attacker) -> None:
-    said = base64.b64decode(json.loads(attacker.notes(CHAMPION)[CHAMPION_STATEMENT])["payload"])
-    edited = attacker.claim(CHALLENGER) if attacker.dice.random() < 0.3 else attacker.flipped(said)
-    attacker.state(other(attacker), edited, attacker.signature("distiller", said))
-
-
-def state_as_somebody_else(attacker: Attacker) -> None:
-    version = other(attacker)
-    payload, owner = attacker.claim(version), attacker.dice.choice(("stranger", "distiller", "id", "type", "none"))
-    attacker.state(version, payload, _signatures(attacker, owner, payload))
-
-
-def state_rubbish(attacker: Attacker) -> None:
-    rubbish = ("[" * 50_000, "{}", "null", "void", '{"payload": 1}', '{"payload": "", "signatures": 3}')
-    attacker.put_statement(other(attacker), attacker.dice.choice(rubbish) + " " * attacker.dice.randrange(100))
 
 
 def announce_as_somebody_else(attacker: Attacker) -> None:
@@ -260,7 +232,7 @@ def keep_an_announcement_for_long(attacker: Attacker) -> None:
     attacker.remove_log()
     attacker.append(payload, signatures)
     if attacker.dice.random() < 0.5:
-        attacker.state(version, payload, signatures)
+        attacker.move_alias(version)
 
 
 def _signatures(attacker: Attacker, owner: str, payload: bytes) -> dict[str, str]:
@@ -279,13 +251,7 @@ ON_FILES: tuple[Forgery, ...] = (
     flip_the_manifest,
     sign_the_snapshot_as_somebody_else,
     swap_the_snapshot,
-)
-ON_STATEMENTS: tuple[Forgery, ...] = (
     only_move_the_alias,
-    copy_a_statement,
-    flip_a_statement,
-    state_as_somebody_else,
-    state_rubbish,
 )
 ON_THE_LOG: tuple[Forgery, ...] = (
     announce_as_somebody_else,
@@ -295,5 +261,5 @@ ON_THE_LOG: tuple[Forgery, ...] = (
     replay_an_announcement,
 )
 BACK_IN_TIME: tuple[Forgery, ...] = (bring_back_an_old_log, empty_the_log)
-"""Against who remembers: a worker that starts with nothing knows of no later champion."""
-FORGERIES = ON_FILES + ON_STATEMENTS + ON_THE_LOG + BACK_IN_TIME + (keep_an_announcement_for_long,)
+"""Against who has followed the log: a worker that starts beside a log without its end knows of no later champion."""
+FORGERIES = ON_FILES + ON_THE_LOG + BACK_IN_TIME + (keep_an_announcement_for_long,)

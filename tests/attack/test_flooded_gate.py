@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from omnidraft.fleet.control_follower import LogControlFollower
 
 from omnidraft.config import ControllerSettings, LearnerSettings
 from omnidraft.distill.control import Status, TrainingControl
 from omnidraft.distill.evaluation.held_out import HeldOut, read_pinned
 from omnidraft.distill.ingest.batcher import HELD_OUT_RECORDS
 from omnidraft.distill.ingest.tenant_shares import TENANT_SHARE, TenantGroups
-from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.control_log import LogAnnouncer
 from omnidraft.fleet.controller import Controller
 from omnidraft.fleet.drift_recovery import REWIND_AFTER, Rewinds

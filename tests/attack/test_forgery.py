@@ -10,9 +10,9 @@ import pytest
 
 from omnidraft.assembly.registries import snapshot_reader
 from omnidraft.decode.snapshot import loading
-from omnidraft.errors import SnapshotCorrupt
+from omnidraft.errors import SignatureRefused, SnapshotCorrupt
 from omnidraft.files import sha256_of
-from omnidraft.fleet import accepted_announcements, authentication, champion_statements
+from omnidraft.fleet import control_log, control_signing
 from omnidraft.registry import staging
 from omnidraft.snapshots import bundle, keys, signing
 from omnidraft.snapshots.manifest import Manifest, signed_payload
@@ -24,7 +24,7 @@ from tests.snapshot_folders import version_folder
 
 NUM_FORGERIES = 200
 NUM_TAMPERED = 400
-STATES = ("running", "restarted", "new")
+STATES = ("running", "new")
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,6 @@ class Trial:
         """Return whether a worker serves, or has loaded, anything but the champion's own weights."""
         folder = self.scratch / str(next(self.numbers))
         shutil.copytree(self.genuine, folder, ignore=shutil.ignore_patterns("staging", "bundles"))
-        if state == "new":
-            (folder / "worker.json").unlink()
         worker = Worker(settings_of(self.keys, folder), folder / "staging")
         if state == "running":
             assert worker.step() == CHAMPION
@@ -69,7 +67,7 @@ class Trial:
 def _concerns(forgery: forgeries.Forgery, state: str) -> bool:
     if forgery is forgeries.keep_an_announcement_for_long:
         return state == "new"
-    return forgery not in forgeries.BACK_IN_TIME or state == "restarted"
+    return forgery not in forgeries.BACK_IN_TIME or state == "running"
 
 
 @pytest.fixture
@@ -90,8 +88,6 @@ def test_without_a_forgery_every_worker_serves_the_champion(trial):
     for state in STATES:
         folder = trial.scratch / state
         shutil.copytree(trial.genuine, folder, ignore=shutil.ignore_patterns("staging"))
-        if state == "new":
-            (folder / "worker.json").unlink()
         worker = Worker(settings_of(trial.keys, folder), folder / "staging")
         assert (worker.step(), worker.loads) == (CHAMPION, [(CHAMPION, trial.weights)])
 
@@ -224,13 +220,13 @@ def _any_role(self, payload, payload_type, signatures, roles):
 def _any_type(self, payload, payload_type, signatures, roles):
     try:
         VERIFY(self, payload, payload_type, signatures, roles)
-    except authentication.SignatureRefused:
+    except SignatureRefused:
         VERIFY(self, payload, signing.PAYLOAD_TYPE, signatures, roles)
 
 
 def _any_key(self, payload, payload_type, signatures, roles):
     if not signatures:
-        raise authentication.SignatureRefused("none")
+        raise SignatureRefused("none")
 
 
 def _presence_only(folder, parts):
@@ -244,12 +240,10 @@ BUGS = {
     "takes any key": [(keys.TrustedKeys, "verify", _any_key)],
     "ignores roles": [(keys.TrustedKeys, "verify", _any_role)],
     "ignores what was signed": [(keys.TrustedKeys, "verify", _any_type)],
-    "forgets sequences": [(accepted_announcements.AcceptedAnnouncements, "check", _ignore)],
-    "forgets over a restart": [(accepted_announcements.AcceptedAnnouncements, "_read", lambda self: {})],
-    "ignores age": [(authentication, "require_fresh", _ignore), (champion_statements, "require_fresh", _ignore)],
-    "ignores which snapshot was announced": [(loading, "_require_expected", _ignore)],
-    "ignores what a statement is about": [(champion_statements.ChampionStatements, "_require_about", _ignore)],
-    "trusts the alias": [(signed_fleet, "champion_check", _ignore)],
+    "forgets sequences": [(control_log.ControlLog, "_require_newer", _ignore)],
+    "ignores age": [(control_signing, "_require_fresh", _ignore)],
+    "ignores which snapshot was put": [(loading, "_require_expected", _ignore)],
+    "trusts the alias": [(signed_fleet, "follows_registry", lambda settings: True)],
     "verifies before it fetches only": [(staging.bundle, "verify", _presence_only)],
 }
 

@@ -11,15 +11,12 @@ from threading import Event, Thread
 import pytest
 
 from omnidraft import assembly, config
-from omnidraft.assembly.fleet import control_follower
 from omnidraft.assembly.registries import snapshot_reader
 from omnidraft.config import WorkerSettings
-from omnidraft.decode.snapshot.drift_throttle import DriftThrottle
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.snapshot.updater import SnapshotUpdater
 from omnidraft.errors import RegistryError
-from omnidraft.fleet import control_log
-from omnidraft.ports import Outgoing
+from omnidraft.ports import Champion, Drift, Forget, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from tests.tiny_engine import PATIENCE_S
@@ -69,7 +66,6 @@ def hung_mlflow() -> Iterator[HungMlflow]:
 
 
 IN_EFFECT_S = 3.0
-KINDS = ("champion", "canary", "drift", "drift_over", "forget")
 
 
 @pytest.fixture
@@ -113,29 +109,35 @@ class Worker:
     """A worker's updater as wired, whose snapshots 1 and 2 are in memory; 2 serves."""
 
     def __init__(self, settings: config.Settings, staging: Path) -> None:
-        self.writer = assembly.log_writer(settings, settings.log.control_topic)
-        self.forgotten: list[str | None] = []
+        self.fleet = assembly.control_log(settings, CountingMetrics())
+        self.num_forgotten = 0
         self.slot = SnapshotSlot(self.snapshot(1))
         self.slot.swap(self.snapshot(2))
         self.updater = SnapshotUpdater(
             snapshot_reader(settings),
             self.slot,
             lambda version, folder: self.snapshot(version.version),
-            control_follower(settings, CountingMetrics(), KINDS),
-            DriftThrottle(2),
+            assembly.control_log(settings, CountingMetrics()),
             WorkerSettings(poll_s=0.05),
             CountingMetrics(),
             target="big",
             staging=staging,
-            forget=lambda order: self.forgotten.append(order.tenant),
+            forget=self.forget,
         )
 
     @staticmethod
     def snapshot(version: int) -> LoadedSnapshot:
         return LoadedSnapshot(version, f"s{version}", object(), None, None)
 
-    def announce(self, kind, version=None, **fields: object) -> None:
-        control_log.publish_announcement(self.writer, kind, version, **fields)
+    def forget(self) -> None:
+        self.num_forgotten += 1
+
+    def is_forgetting_and_rolling_back(self) -> bool:
+        """Order both; return whether each is in effect soon."""
+        self.fleet.put(("forget", "t"), Forget(id="order", until_ms=1))
+        is_forgotten = is_soon(lambda: self.num_forgotten == 1 and self.slot.rules.was_forgotten_since("t", 1))
+        self.fleet.put(("champion",), Champion(version=1))
+        return is_forgotten and is_soon(lambda: self.slot.current.version == 1)
 
 
 @pytest.fixture
@@ -147,23 +149,17 @@ def test_a_worker_forgets_and_rolls_back_while_the_registry_hangs(worker: Worker
     mlflow.hangs.set()
     with running(worker.updater.run, mlflow):
         time.sleep(0.5)  # it asks for the champion
-        worker.announce("forget", tenant="t", forget_id="order", until_ms=1)
-        assert is_soon(lambda: worker.forgotten == ["t"])
-        worker.announce("champion", 1)
-        assert is_soon(lambda: worker.slot.current.version == 1)
+        assert worker.is_forgetting_and_rolling_back()
 
 
 def test_a_worker_forgets_and_rolls_back_while_a_snapshot_is_loaded(worker: Worker, mlflow: HungMlflow) -> None:
     """The one that is loaded for an order that was overtaken never serves."""
     worker.updater.step(threading.Event())  # which opens the registry
     mlflow.hangs.set()
-    worker.announce("champion", 3)
+    worker.fleet.put(("champion",), Champion(version=3))
     with running(worker.updater.run, mlflow):
         time.sleep(0.5)
-        worker.announce("forget", tenant="t", forget_id="order", until_ms=1)
-        assert is_soon(lambda: worker.forgotten == ["t"])
-        worker.announce("champion", 1)
-        assert is_soon(lambda: worker.slot.current.version == 1)
+        assert worker.is_forgetting_and_rolling_back()
     assert worker.slot.current.version == 1
 
 
@@ -191,11 +187,11 @@ def test_a_controller_announces_a_drift_while_the_registry_hangs_or_is_gone(
         mlflow.shutdown()
         mlflow.server_close()
     mlflow.hangs.set()
-    follower = control_follower(settings, metrics, ("drift",))
+    follower = assembly.control_log(settings, metrics)
     with running(controller.run, mlflow):
         time.sleep(0.5)  # it asks for the challenger
         serve(settings, "after", number=20, is_good=False)
-        assert is_soon(lambda: any(each.kind == "drift" for each in follower.poll(0.0)))
+        assert is_soon(lambda: bool(follower.poll(0.0)[0].of(Drift)))
 
 
 def test_a_read_of_a_server_that_hangs_fails_after_seconds_however_long_uploads_may_take(

@@ -43,10 +43,8 @@ from omnidraft.errors import (
     SnapshotNotFound,
     StorageError,
 )
-from omnidraft.fleet import control_log
-from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.request_stats import RequestStatsReader
-from omnidraft.ports import Outgoing, PollResult
+from omnidraft.ports import Champion, Outgoing, PollResult, Restart
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.serving.app import application
 from omnidraft.serving.request_queue import RequestQueue
@@ -55,6 +53,7 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from omnidraft.threads import SupervisedThread
 from omnidraft.traces import archive, codec
+from tests.control_logs import control_in, control_over
 from tests.distiller_runs import Setting, learned, names, run_until_idle
 from tests.snapshot_folders import make_bundle, version_folder
 from tests.snapshot_followers import Worker, champion
@@ -99,8 +98,8 @@ class Outage(Setting):
                 writer.append([Outgoing(codec.key(record), codec.encode(record), codec.headers(record))])
 
     def distiller(self, **changes):
-        follower = LogControlFollower(MemoryReader(self.control, "c"), CountingMetrics(), kinds=("pause", "restart"))
-        options = {"reader": PromptReader(self.path, "t"), "control": TrainingControl(follower)} | changes
+        control = TrainingControl(control_over(self.control))
+        options = {"reader": PromptReader(self.path, "t"), "control": control} | changes
         return super().distiller(**options)
 
     def learn(self, **changes) -> list[str]:
@@ -110,8 +109,7 @@ class Outage(Setting):
         return learned(journal)
 
     def order_restart(self, start: str) -> None:
-        order = {"start": start, "restart_id": uuid.uuid4().hex}
-        control_log.publish_announcement(MemoryWriter(self.control, "c"), "restart", **order)
+        control_over(self.control).put(("restart",), Restart(start=start, id=uuid.uuid4().hex))
 
     def audit(self) -> Report:
         letters = dead_letter_reasons("t", dead_letters.read(MemoryReader(self.log, "dead"), idle_s=0))
@@ -309,18 +307,15 @@ def test_a_restart_to_a_place_that_the_log_lacks_is_refused_and_learning_goes_on
 
 def test_a_control_log_that_was_made_anew_is_followed_and_nothing_in_it_looks_stale(tmp_path):
     path = tmp_path / "log.db"
-    with closing(SqliteWriter(path, "control")) as writer:
-        for version in range(1, 6):
-            control_log.publish_announcement(writer, "champion", version)
-    follower = LogControlFollower(SqliteReader(path, "control"), CountingMetrics(), kinds=("champion",))
-    (before,) = follower.poll(0)
+    for version in range(1, 6):
+        control_in(path).put(("champion",), Champion(version=version))
+    follower = control_in(path)
+    assert follower.poll(0)[0].champion == Champion(version=5)
     for each in tmp_path.iterdir():
         each.unlink()
-    with closing(SqliteWriter(path, "control")) as writer:
-        control_log.publish_announcement(writer, "champion", 3)
-    (after,) = follower.poll(0)
-    assert (after.version, before.version) == (3, 5)
-    assert after.sequence > before.sequence
+    time.sleep(0.01)  # sequences are times
+    control_in(path).put(("champion",), Champion(version=3))
+    assert follower.poll(0)[0].champion == Champion(version=3)
 
 
 def test_cells_that_are_no_headers_are_dead_letters_and_stop_nobody(outage):

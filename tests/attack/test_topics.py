@@ -13,16 +13,17 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from omnidraft.bus import kafka_log
+from omnidraft.bus import kafka_client, kafka_log
 from omnidraft.bus.kafka_log import KafkaReader, KafkaWriter
 from omnidraft.distill.ingest import dead_letters, topic_scan
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.fleet import control_log
-from omnidraft.fleet.control_follower import LogControlFollower
+from omnidraft.fleet.control_log import ControlLog
+from omnidraft.ports import Champion, Pause
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from tests import hostile_batches
@@ -155,17 +156,21 @@ def test_a_batch_that_cannot_be_unpacked_is_one_dead_letter_of_all_its_offsets(k
     assert letter.cut == "the value is damaged bytes of the log, not a message"
 
 
+def control_at(servers: str, topic: str, metrics: CountingMetrics) -> ControlLog:
+    readers, writers = partial(KafkaReader, servers, topic), partial(KafkaWriter, servers, topic, is_compacted=True)
+    return ControlLog(readers, writers, metrics, target="big", drafter="small")
+
+
 def test_a_control_topic_with_a_broken_record_still_tells_what_serves(kafka_bootstrap, topic):
     metrics = CountingMetrics()
-    with closing(KafkaWriter(kafka_bootstrap, topic)) as writer:
-        control_log.publish_announcement(writer, "champion", 1)
+    with closing(control_at(kafka_bootstrap, topic, CountingMetrics())) as control:
+        control.put(("champion",), Champion(version=1))
         with RawProducer(kafka_bootstrap, topic) as producer:
-            producer.produce(batch([record(0, b'{"kind": "pause"}', b"control", [(b"\xff", b"")])]))
-        control_log.publish_announcement(writer, "champion", 2)
-    with closing(KafkaReader(kafka_bootstrap, topic)) as reader:
-        follower = LogControlFollower(reader, metrics, kinds=("champion", "pause"))
-        assert [(each.kind, each.version) for each in follower.poll(5.0)] == [("champion", 2)]
-    assert metrics.value("omnidraft_control_messages_skipped_total") == 1
+            producer.produce(batch([record(0, b"{}", b"pause/big/small", [(b"\xff", b"")])]))
+        control.put(("champion",), Champion(version=2))
+    with closing(control_at(kafka_bootstrap, topic, metrics)) as follower:
+        assert follower.read_whole(5.0).champion == Champion(version=2)
+    assert metrics.value("omnidraft_control_messages_refused_total") == 1
 
 
 def add_partitions(servers: str, topic: str, num: int) -> None:
@@ -206,36 +211,55 @@ def until_taken(producer: RawProducer, sent: bytes, partition: int) -> None:
         time.sleep(0.05)
 
 
-def test_a_control_topic_that_got_partitions_goes_on_in_its_first_and_the_others_count(
-    kafka_bootstrap,
-    topic,
-    monkeypatch,
-):
+def test_values_count_in_whatever_partition_they_are(kafka_bootstrap, topic, monkeypatch):
     monkeypatch.setattr(kafka_log, "METADATA_MAX_AGE_S", 1)
-    with closing(KafkaWriter(kafka_bootstrap, topic)) as writer:
-        control_log.publish_announcement(writer, "champion", 1)
-        with closing(KafkaReader(kafka_bootstrap, topic)) as reader:
-            follower = LogControlFollower(reader, CountingMetrics(), kinds=("champion", "pause"))
-            assert [each.version for each in follower.poll(5.0)] == [1]
-            add_partitions(kafka_bootstrap, topic, 5)
-            now_ms = time.time_ns() // 1_000_000
-            late = Batch(record(0, b'{"kind": "champion", "version": 2}'), 1, timestamp_ms=now_ms).encode()
-            with RawProducer(kafka_bootstrap, topic) as producer:
-                until_taken(producer, late, partition=4)
-            assert told_within(follower, 15) == [("champion", 2, 0)]
-            control_log.publish_announcement(writer, "champion", 3)
-            assert told_within(follower, 15) == [("champion", 3, 1)]
-    with closing(KafkaReader(kafka_bootstrap, topic)) as reader:
-        assert reader.end_offsets() == {0: 2, 1: 0, 2: 0, 3: 0, 4: 1}
-        afresh = LogControlFollower(reader, CountingMetrics(), kinds=("champion", "pause"))
-        assert told_within(afresh, 15) == [("champion", 3, 1)]
+    wire = {"key": "champion/big/small", "sequence": 10**15, "at_ms": 1, "value": {"version": 2}}
+    with (
+        closing(control_at(kafka_bootstrap, topic, CountingMetrics())) as control,
+        closing(control_at(kafka_bootstrap, topic, CountingMetrics())) as follower,
+    ):
+        control.put(("champion",), Champion(version=1))
+        assert follower.poll(5.0)[0].champion == Champion(version=1)
+        add_partitions(kafka_bootstrap, topic, 5)
+        late = record(0, json.dumps(wire).encode(), wire["key"].encode())
+        with RawProducer(kafka_bootstrap, topic) as producer:
+            until_taken(producer, batch([late]), partition=4)
+        assert is_told(follower, 2)
+        control.put(("champion",), Champion(version=3))
+        assert is_told(follower, 3)
 
 
-def told_within(follower: LogControlFollower, seconds: float) -> list[tuple]:
-    deadline = time.monotonic() + seconds
-    while not (told := follower.poll(0.3)) and time.monotonic() < deadline:
-        pass
-    return [(each.kind, each.version, each.sequence) for each in told]
+def is_told(follower: ControlLog, version: int) -> bool:
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline:
+        if follower.poll(0.3)[0].champion == Champion(version=version):
+            return True
+    return False
+
+
+def test_a_compacted_topic_is_read_over_the_gaps_that_compaction_leaves(kafka_bootstrap, topic, monkeypatch):
+    """The broker compacts closed segments, here at once."""
+    monkeypatch.setattr(kafka_client, "COMPACTION_LAG_S", 0.1)
+    with closing(control_at(kafka_bootstrap, topic, CountingMetrics())) as control:
+        control.put(("pause",), Pause())
+        for version in range(1, 30):
+            control.put(("champion",), Champion(version=version))
+        deadline = time.monotonic() + 90
+        while num_messages(kafka_bootstrap, topic) > 20 and time.monotonic() < deadline:
+            time.sleep(1)
+            control.put(("champion",), Champion(version=30))  # closes a segment
+        assert num_messages(kafka_bootstrap, topic) <= 20
+        metrics = CountingMetrics()
+        with closing(control_at(kafka_bootstrap, topic, metrics)) as follower:
+            state = follower.read_whole(5.0)
+    assert (state.is_paused, state.champion) == (True, Champion(version=30))
+    assert metrics.value("omnidraft_control_messages_refused_total") == 0
+
+
+def num_messages(servers: str, topic: str) -> int:
+    with closing(KafkaReader(servers, topic)) as reader:
+        polls = topic_scan.polls_until(lambda: reader.poll(100, 1.0), reader.end_offsets())
+        return sum(message.damage is None for polled in polls for message in polled.messages)
 
 
 def put(segment: Path, number: int, at: int, layout: str, value: int) -> None:

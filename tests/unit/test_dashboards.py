@@ -16,7 +16,6 @@ UNSHOWN = {
     "omnidraft_build_info",  # for joins
     "omnidraft_spans_ended_total",
     "omnidraft_spans_exported_total",  # an alert asks for it
-    "omnidraft_control_messages_skipped_total",
     "omnidraft_spec_decode_accepted_tokens_per_pass",  # vLLM's dashboards ask for it
     "omnidraft_kept_records_dropped_total",  # a log line says as much
     "omnidraft_followed_texts",  # vLLM's, whose queue says as much

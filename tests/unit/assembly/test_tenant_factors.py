@@ -14,16 +14,19 @@ from omnidraft.assembly.snapshot_loading import snapshot_loader
 from omnidraft.bus.encryption import new_key
 from omnidraft.config import LearnerSettings, Settings
 from omnidraft.decode.policy.cost_model import MeasuredCosts
-from omnidraft.decode.snapshot.slot import FactorSwitch, LoadedSnapshot
+from omnidraft.decode.snapshot.slot import LoadedSnapshot
+from omnidraft.decode.snapshot.tenant_rules import TenantRules
 from omnidraft.distill.resume_encryption import encrypt_records
 from omnidraft.errors import SnapshotCorrupt
-from omnidraft.ports import Announcement, SnapshotVersion
+from omnidraft.ports import FactorsOff, Forget, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.low_rank import B
 from omnidraft.snapshots.manifest import TenantFactors
 from omnidraft.snapshots.tenant_factors import FittedFactors, file_name, tensor_name, to_tensor, weights_digest
+from omnidraft.testing.memory_log import MemoryLog
 from omnidraft.traces.redaction import hash_of_tenant
 from tests.cli_runs import run_cli
+from tests.control_logs import control_over
 from tests.snapshot_folders import manifest
 from tests.tiny_engine import tiny_settings
 
@@ -73,10 +76,10 @@ class Snapshots:
         written = bundle.write(self.folder / name, manifest(name, **names, tenant_factors=told), parts)
         return SnapshotVersion(1, written, (), 1)
 
-    def load(self, version: SnapshotVersion, switch: FactorSwitch | None = None) -> LoadedSnapshot:
+    def load(self, version: SnapshotVersion, rules: TenantRules | None = None) -> LoadedSnapshot:
         costs = MeasuredCosts(assembly.target(self.settings, self.tokenizers))
         shared = assembly.shared_drafting(self.settings.decode, costs)
-        load = snapshot_loader(self.settings, self.tokenizers, shared, switch=switch or FactorSwitch())
+        load = snapshot_loader(self.settings, self.tokenizers, shared, rules=rules or TenantRules())
         return load(version, self.folder / version.manifest.snapshot_id)
 
 
@@ -112,12 +115,14 @@ def test_the_tenants_of_a_snapshot_draft_with_their_own_factors(snapshots: Snaps
 
 
 def test_factors_that_are_off_or_forgotten_do_not_serve(snapshots: Snapshots) -> None:
-    switch = FactorSwitch()
-    switch.on_announcement(Announcement(1, "forget", tenant="a", forget_id="x", until_ms=1))
-    factors = snapshots.load(snapshots.write("s"), switch).factors
+    rules, log = TenantRules(), MemoryLog(1)
+    control_over(log).put(("forget", "a"), Forget(id="x", until_ms=1))
+    rules.state = control_over(log).read_whole()
+    factors = snapshots.load(snapshots.write("s"), rules).factors
     assert factors.tenants == {"b"}
     assert factors.opener("b")
-    switch.on_announcement(Announcement(2, "factors_off", tenant="b"))
+    control_over(log).put(("factors", "b"), FactorsOff())
+    rules.state = control_over(log).read_whole()
     assert factors.opener("b") is None
 
 

@@ -11,7 +11,7 @@ from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest, GenerationStream
 from omnidraft.decode.snapshot.slot import Canary
 from omnidraft.errors import ConfigError, ContextExceeded, ModeRefused, RequestError
-from omnidraft.ports import Announcement, Grammar, Sampling
+from omnidraft.ports import ControlState, Drift, Entry, Grammar, Sampling, Work
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
@@ -357,29 +357,34 @@ def test_a_mode_that_the_target_refuses_is_the_requests_error_unless_it_is_the_d
         next(engine.score_prompt(own, engine.decode_request(own)))
 
 
+def let_drift(engine: Engine, work: Work) -> None:
+    key = ("drift", "drifting", work)
+    engine.slot.rules.state = ControlState({key: Entry(key, Drift(), 0, 0)})
+
+
 def test_while_a_tenants_traffic_drifts_less_is_drafted_for_it_and_the_text_is_the_same(engine: Engine) -> None:
     def drafted(**fields: object) -> int:
         return engine.decode_request(make_request(**fields)).num_draft_tokens
 
     before = ids(engine.stream(make_request(tenant="drifting")))
-    engine.drift_throttle.on_announcement(Announcement(0, "drift", tenant="drifting", work="text"))
+    let_drift(engine, "text")
     try:
         assert (drafted(tenant="other"), drafted(tenant="drifting")) == (5, 3)
         assert drafted(tenant="drifting", num_draft_tokens=4) == 4  # the request decides
         assert ids(engine.stream(make_request(tenant="drifting"))) == before
     finally:
-        engine.drift_throttle.on_announcement(Announcement(1, "drift_over", tenant="drifting", work="text"))
+        engine.slot.rules.state = ControlState()
     assert drafted(tenant="drifting") == 5
 
 
 def test_a_drift_of_constrained_text_throttles_calls_of_tools_and_no_free_text(engine: Engine) -> None:
-    engine.drift_throttle.on_announcement(Announcement(0, "drift", tenant="drifting", work="constrained"))
+    let_drift(engine, "constrained")
     try:
         for grammar, num_drafted in ((None, 5), (Grammar("regex", "[ab]*"), 3), (Grammar("tools", "{}"), 3)):
             request = make_request(tenant="drifting", sampling=Sampling(grammar=grammar))
             assert engine.decode_request(request).num_draft_tokens == num_drafted
     finally:
-        engine.drift_throttle.on_announcement(Announcement(1, "drift_over", tenant="drifting", work="constrained"))
+        engine.slot.rules.state = ControlState()
 
 
 def test_a_text_after_an_order_to_forget_reuses_no_keys(engine: Engine) -> None:

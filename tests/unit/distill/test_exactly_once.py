@@ -13,12 +13,13 @@ from omnidraft.distill.ingest import batcher
 from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.distill.ingest.trace_consumer import PolledRecords
 from omnidraft.errors import BusError, ConfigError, RegistryError, SnapshotStale
-from omnidraft.ports import Announcement, Outgoing, PollResult
+from omnidraft.ports import Drift, Outgoing, Pause, PollResult
 from omnidraft.snapshots import bundle
 from omnidraft.testing.memory_log import MemoryLog, MemoryWriter
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 from omnidraft.traces.schema import MAX_PAYLOAD_BYTES
+from tests.control_logs import Orders
 from tests.distiller_runs import Killed, Setting, SlowReader, learned, names, run_until_idle, until_idle
 from tests.trace_records import make_record
 
@@ -368,21 +369,7 @@ def test_a_log_or_registry_that_is_away_for_a_while_costs_nothing(setting) -> No
     assert [version.version for version in setting.registry.versions()] == [1, 2, 3]
 
 
-class Telling:
-    """Announces a kind at the poll of this number; `down` polls fail."""
-
-    def __init__(self, *, down=(), tenant=None, **polls: int) -> None:
-        self.kinds = {number: kind for kind, number in polls.items()}
-        self.down, self.tenant, self.num_polls = down, tenant, -1
-
-    def poll(self, timeout_s: float) -> list[Announcement]:
-        self.num_polls += 1
-        if self.num_polls in self.down:
-            raise BusError("down")
-        kind = self.kinds.get(self.num_polls)
-        return [Announcement(self.num_polls, kind, tenant=self.tenant)] if kind else []
-
-    poll_all = poll
+DRIFT = ("drift", "t", "text")
 
 
 def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_same(
@@ -394,7 +381,7 @@ def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_
     calm.log = setting.log
     noted = []
     hasty, _ = setting.distiller(
-        control=TrainingControl(Telling(drift=0, drift_over=60, tenant="t", down=(1, 2))),
+        control=TrainingControl(Orders((0, DRIFT, Drift()), (60, DRIFT, None), down=(1, 2))),
         compare_earlier=noted.append,
     )
     run_until_idle(hasty)
@@ -407,7 +394,8 @@ def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_
 
 def test_while_paused_nothing_is_learned(setting) -> None:
     setting.emit(*names(4))
-    distillation, journal = setting.distiller(control=TrainingControl(Telling(pause=0, resume=10)))
+    orders = Orders((0, ("pause",), Pause()), (10, ("pause",), None))
+    distillation, journal = setting.distiller(control=TrainingControl(orders))
     seen = []
     inner = until_idle(40)(distillation)
 

@@ -23,16 +23,14 @@ from omnidraft.distill.resume_encryption import decrypt_records, encrypt_records
 from omnidraft.distill.resume_tensors import records_from_tensors, records_to_tensors, tensor_to_bytes
 from omnidraft.distill.retrying import wait
 from omnidraft.errors import BusError, ConfigError, KeyStoreError, RegistryError
-from omnidraft.fleet.control_follower import LogControlFollower
-from omnidraft.fleet.control_log import publish_announcement
-from omnidraft.ports import Announcement
+from omnidraft.ports import Forget, Pause, Restart, Rewind
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.registry.manifest_export import MAX_TAG_CHARACTERS
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.bundle import MEMORY
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.testing.memory_log import MemoryWriter
 from omnidraft.threads import attentive
+from tests.control_logs import control_over
 from tests.distiller_runs import Killed, Setting, learned, names, run_until_idle, until_idle
 from tests.silent_reader import SilentReader
 from tests.snapshot_folders import manifest
@@ -172,10 +170,10 @@ def test_the_orders_that_a_manifest_notes_are_bounded(setting):
     batcher = Batcher([0], records_per_step=2, held_out_every=0, held_out_records=0)
     learner, new_cache = setting.pair.learner(), setting.pair.cache
     forgetting = Forgetting(RecordRetention(), batcher, learner, CountingMetrics(), new_cache=new_cache)
-    orders = [Announcement(0, "forget", forget_id=f"{number:012x}") for number in range(MAX_NOTED + 1)]
-    forgetting.mark_done(orders)
+    ids = tuple(f"{number:012x}" for number in range(MAX_NOTED + 1))
+    forgetting.mark_done({name: Forget(id=name, until_ms=1) for name in ids})
     noted = manifest("s1", **forgetting.manifest_fields())
-    assert noted.forgets == tuple(order.forget_id for order in orders[1:])
+    assert noted.forgets == ids[1:]
     assert len(noted.model_dump_json()) < 0.7 * MAX_TAG_CHARACTERS
 
 
@@ -190,7 +188,7 @@ def test_a_learner_that_goes_back_to_a_champion_from_before_the_order_forgets_ag
     setting.forget("leaver", until_ms=NOW_MS)
     run(setting, control=setting.control())
     without_leaver, version = bundle.ngrams(setting.fetched()), setting.registry.resolve("champion").version
-    publish_announcement(MemoryWriter(setting.log, "control"), "rewind", version=version, restart_id=refused)
+    control_over(setting.log).put(("rewind",), Rewind(version=version, id=refused))
     run(setting, control=setting.control())
     manifest = setting.manifest()
     assert (manifest.continues_id is not None, manifest.forgets) == (True, ("order",))
@@ -211,11 +209,9 @@ def test_a_new_learner_reads_nothing_of_a_tenant_forgotten_before(setting):
 
 def late_control(setting: Setting) -> TrainingControl:
     """A control log with orders whose first poll brings nothing, as Kafka's while a partition has no leader."""
-    publish_announcement(MemoryWriter(setting.log, "control"), "restart", start="latest", restart_id="old")
+    control_over(setting.log).put(("restart",), Restart(start="latest", id="old"))
     setting.forget("leaver", until_ms=NOW_MS)
-    kinds = ("forget", "rewind", "pause", "resume", "restart")
-    reader = SilentReader(setting.log, "control", range(1))
-    return TrainingControl(LogControlFollower(reader, CountingMetrics(), kinds=kinds))
+    return TrainingControl(control_over(setting.log, reader=lambda: SilentReader(setting.log, "control", range(1))))
 
 
 def test_orders_are_known_before_anything_is_read_although_the_control_log_answers_late(setting):
@@ -226,13 +222,13 @@ def test_orders_are_known_before_anything_is_read_although_the_control_log_answe
 
 
 def test_a_start_fails_while_the_control_log_is_silent_and_then_knows_every_order(setting):
-    publish_announcement(MemoryWriter(setting.log, "control"), "pause")
+    control_over(setting.log).put(("pause",), Pause())
     late = late_control(setting)
     with pytest.raises(BusError, match="control log gave nothing"):
         late.start(2.0)
     late.start(2.0)
-    assert (late.is_paused, late.restart and late.restart.restart_id) == (True, "old")
-    assert [order.tenant for order in late.new_forgets()] == ["leaver"]
+    assert (late.is_paused, late.restart) == (True, Restart(start="latest", id="old"))
+    assert list(late.new_forgets()) == ["leaver"]
 
 
 def test_an_order_is_not_carried_out_while_the_trace_log_is_silent(setting):
@@ -249,7 +245,7 @@ def test_an_order_is_not_carried_out_while_the_trace_log_is_silent(setting):
     forgetting = Forgetting(
         RecordRetention(), batcher, learner, CountingMetrics(), new_cache=new_cache, learned_records=before
     )
-    cache, orders = learner.cache, [Announcement(0, "forget", tenant="leaver", until_ms=NOW_MS, forget_id="order")]
+    cache, orders = learner.cache, {"leaver": Forget(id="order", until_ms=NOW_MS)}
     for _ in range(2):
         with pytest.raises(BusError, match="gave nothing"):
             forgetting.carry_out(orders)

@@ -12,31 +12,19 @@ import torch
 from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.publisher import LEARNER
 from omnidraft.errors import SnapshotStale
-from omnidraft.ports import Announcement, SnapshotVersion
+from omnidraft.ports import Rewind, SnapshotVersion
 from omnidraft.registry.republish import republish
 from omnidraft.snapshots import bundle
 from tests.audit_case import CLEAN, case_of
+from tests.control_logs import Orders
 from tests.distiller_runs import Killed, Setting, learned, names, run_until_idle
 from tests.tiny_pair import assert_same
 
 
-class Orders:
-    """A follower that has one order from a time on."""
-
-    def __init__(self, order: Announcement | None) -> None:
-        self.order = order
-
-    def poll(self, timeout_s: float) -> list[Announcement]:
-        given, self.order = ([self.order] if self.order else []), None
-        return given
-
-    poll_all = poll
-
-
 def rewind(setting: Setting, refused: str = "latest", champion: str = "champion") -> TrainingControl:
     version = setting.registry.resolve(champion).version
-    order = Announcement(1, "rewind", version, restart_id=setting.manifest(refused).snapshot_id)
-    return TrainingControl(Orders(order))
+    order = Rewind(version=version, id=setting.manifest(refused).snapshot_id)
+    return TrainingControl(Orders((0, ("rewind",), order)))
 
 
 def weights(setting: Setting, version: str, part: str = bundle.DRAFTER) -> dict[str, torch.Tensor]:
@@ -163,7 +151,7 @@ def test_an_order_without_anything_to_go_back_from_changes_nothing(setting: Sett
     if what == "champion by now":
         setting.registry.promote(setting.registry.resolve("latest").version)
     elif what == "of another lineage":
-        control = TrainingControl(Orders(Announcement(1, "rewind", 3, restart_id="unknown")))
+        control = TrainingControl(Orders((0, ("rewind",), Rewind(version=3, id="unknown"))))
     else:
         number = setting.registry.resolve("champion").version
         for file in setting.folder.glob(f"registry/**/v{number:06d}/snapshot/serving/*"):

@@ -6,11 +6,11 @@ import threading
 from functools import partial
 
 import pytest
+from omnidraft.fleet.control_follower import LogControlFollower
 
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import BusError, RegistryError, SnapshotNotFound, SnapshotStale
 from omnidraft.fleet import control_log
-from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.controller import Controller
 from omnidraft.fleet.drift import DriftDetector
 from omnidraft.fleet.drift_recovery import FOLLOWED_KINDS, DriftRecovery

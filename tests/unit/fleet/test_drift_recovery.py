@@ -4,10 +4,10 @@ import random
 from dataclasses import replace
 
 import pytest
+from omnidraft.fleet.control_follower import LogControlFollower
 
 from omnidraft.errors import BusError, RegistryError
 from omnidraft.fleet import control_log
-from omnidraft.fleet.control_follower import LogControlFollower
 from omnidraft.fleet.drift import MOST_STREAMS, SETTLED_VALUES, DriftDetector
 from omnidraft.fleet.drift_recovery import FOLLOWED_KINDS, DriftRecovery
 from omnidraft.registry.directory_registry import DirectoryRegistry

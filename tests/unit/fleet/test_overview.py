@@ -1,9 +1,9 @@
 """The status of a fleet, of a log in memory."""
 
 import pytest
+from omnidraft.fleet.control_follower import MAX_SILENCE_S
 
 from omnidraft.errors import RegistryError
-from omnidraft.fleet.control_follower import MAX_SILENCE_S
 from omnidraft.fleet.overview import POLL_S, DeadLetters, OverviewSources, overview
 from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics

@@ -1,11 +1,11 @@
 """Keys: who may sign what, and what settings accept."""
 
 import pytest
+from omnidraft.fleet.authentication import signers
 from pydantic import ValidationError
 
 from omnidraft import config
 from omnidraft.errors import ConfigError, SignatureRefused
-from omnidraft.fleet.authentication import signers
 from omnidraft.snapshots.keys import PrivateKey, TrustedKeys, new_private_key
 
 PAYLOAD, TYPE = b"said", "application/vnd.omnidraft.test"

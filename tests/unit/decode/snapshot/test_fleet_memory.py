@@ -11,10 +11,11 @@ from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.tenant_keys import TenantKeys
 from omnidraft.decode.snapshot.fleet_memory import MemoryLoader, SnapshotMemory
 from omnidraft.decode.snapshot.loading import fetch_for_serving
+from omnidraft.decode.snapshot.tenant_rules import TenantRules
 from omnidraft.errors import KeyStoreError, SnapshotCorrupt
 from omnidraft.memory.memory_file import Owner, Owners, encode
 from omnidraft.memory.recent_texts import MemoryText
-from omnidraft.ports import Announcement, RecordCipher, SnapshotVersion
+from omnidraft.ports import ControlState, Entry, Forget, RecordCipher, SnapshotVersion
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.bundle import MEMORY, WORKER_PARTS, encrypted_name, plain_name
@@ -173,16 +174,15 @@ def test_from_an_order_on_nothing_is_drafted_that_its_tenant_said_before_whateve
     group = Owner("group", "g")
     old = {tenant("a"): [of("a", 1, 2, time_ms=5)], group: [of("b", 1, 2, time_ms=5), of("c", 3, 4, time_ms=9)]}
     new = {tenant("a"): [of("a", 1, 7, time_ms=6)], group: [of("c", 3, 4, time_ms=9)]}
-    loader = make_loader({"b": "g", "c": "g"})
+    rules = TenantRules()
+    loader = make_loader({"b": "g", "c": "g"}, rules=rules)
     before = loader.load(*snapshot(tmp_path, old))
     assert continuation(before, "a", 1) == [2]
-    for name in "ab":
-        loader.forget(Announcement(0, "forget", tenant=name, forget_id=name, until_ms=5))
+    keys = [("forget", name) for name in "ab"]
+    rules.state = ControlState({key: Entry(key, Forget(id="order", until_ms=5), 0, 0) for key in keys})
     assert [continuation(before, name, 1) for name in "abc"] == [None, None, None]
     after = loader.load(*snapshot(tmp_path, new, name="s2"))
     assert [continuation(after, "a", 1), continuation(after, "c", 3)] == [[7], [4]]
-    loader.forget(Announcement(1, "forget", tenant="a", forget_id="older", until_ms=2))
-    assert continuation(before, "a", 1) is None
 
 
 def test_a_snapshot_without_a_memory_has_none(make_loader, tmp_path):

@@ -1,22 +1,18 @@
-"""One snapshot serves, the one before stays loaded, and a late loader cannot win."""
-
-import pytest
+"""One snapshot serves, the one before stays loaded, and a canary serves its share."""
 
 from omnidraft.decode.snapshot.slot import Canary, LoadedSnapshot, SnapshotSlot
-from omnidraft.errors import SnapshotStale
 from tests.snapshot_folders import manifest
 
 
-def loaded(version, sequence=0):
-    return LoadedSnapshot(version, f"s{version}", object(), object(), manifest(), sequence)
+def loaded(version):
+    return LoadedSnapshot(version, f"s{version}", object(), object(), manifest())
 
 
-def test_an_older_announcement_is_refused_and_changes_nothing():
+def test_a_swap_ends_the_canary_and_keeps_the_one_before():
     slot = SnapshotSlot(loaded(1))
-    slot.swap(loaded(3, sequence=7))
-    with pytest.raises(SnapshotStale, match="have announcement 7, was offered 6"):
-        slot.swap(loaded(2, sequence=6))
-    assert (slot.current.version, slot.previous.version) == (3, 1)
+    slot.set_canary(Canary(loaded(2), 0.1))
+    slot.swap(loaded(3))
+    assert (slot.current.version, slot.previous.version, slot.canary) == (3, 1, None)
 
 
 def test_a_canary_serves_its_share_of_the_requests_and_the_same_ones_on_every_worker():

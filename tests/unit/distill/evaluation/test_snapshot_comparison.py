@@ -20,14 +20,15 @@ from tests.snapshot_folders import manifest, version_folder
 from tests.tiny_pair import TEXTS
 
 
-class Announcements:
-    """Implements ports.Announcer in memory."""
+class Control:
+    """Implements ports.ControlWriter in memory."""
 
     def __init__(self) -> None:
-        self.published: list[tuple] = []
+        self.put_values: list[tuple] = []
 
-    def publish(self, kind, version=None, **fields) -> None:
-        self.published.append((kind, version, fields))
+    def put(self, key, value, reason=None) -> None:
+        assert key[0] == "best"
+        self.put_values.append((key[1], value.version, reason))
 
 
 class Setting:
@@ -38,7 +39,7 @@ class Setting:
         self.log = MemoryLog(2)
         self.registry = DirectoryRegistry(folder / "registry", "drafter", "target", keep_resume=2)
         self.learner = pair.learner()
-        self.announcements = Announcements()
+        self.control = Control()
         self.base = self.learner.serving_tensors()
 
     def publish(self, snapshot_id: str, serving=None, agreement=None, **fields) -> int:
@@ -66,7 +67,7 @@ class Setting:
         recent = RecentRecords(lambda: MemoryReader(self.log, "t"), source_over, num_records)
 
         return SnapshotComparison(
-            registry or self.registry, self.learner, recent, self.announcements, lambda: self.base, self.folder / "f"
+            registry or self.registry, self.learner, recent, self.control, lambda: self.base, self.folder / "f"
         )
 
 
@@ -99,9 +100,9 @@ def test_the_snapshot_that_knows_the_new_traffic_is_told_with_all_figures(settin
     setting.emit(TEXTS[1], 10, "other")
     before = setting.learner.serving_tensors()
     setting.earlier().compare("t")
-    ((kind, version, what),) = setting.announcements.published
-    assert (kind, version, what["tenant"]) == ("best", 2, "t")
-    assert "the 8 newest records of t, by version: 3: 0." in what["reason"]
+    ((tenant, version, reason),) = setting.control.put_values
+    assert (tenant, version) == ("t", 2)
+    assert "the 8 newest records of t, by version: 3: 0." in reason
     assert all((before[name] == tensor).all() for name, tensor in setting.learner.serving_tensors().items())
     assert [path for path in (setting.folder / "f").iterdir() if path.is_dir()] == []
     curves = (version_folder(setting.folder / "registry", 2) / "metrics.jsonl").read_text()
@@ -114,12 +115,12 @@ def test_a_snapshot_of_another_shape_is_left_out_and_nothing_is_told_where_it_is
     setting.emit(TEXTS[0], 10, "t")
     odd = setting.publish("odd", {name: tensor[:1].clone() for name, tensor in setting.base.items()})
     setting.earlier().compare("t")
-    ((kind, version, what),) = setting.announcements.published
-    assert (kind, version, f"{odd}: " in what["reason"]) == ("best", 2, False)
+    ((tenant, version, reason),) = setting.control.put_values
+    assert (tenant, version, f"{odd}: " in reason) == ("t", 2, False)
     assert f"snapshot {odd} is not compared" in caplog.text
     setting.registry.promote(odd)
     setting.earlier().compare("t")
-    assert len(setting.announcements.published) == 1
+    assert len(setting.control.put_values) == 1
 
 
 def test_a_snapshot_that_may_have_learned_the_new_traffic_is_no_earlier_one(setting: Setting) -> None:
@@ -128,8 +129,8 @@ def test_a_snapshot_that_may_have_learned_the_new_traffic_is_no_earlier_one(sett
     learned = MemoryReader(setting.log, "t").end_offsets()
     newest = setting.publish("newest", setting.learn(TEXTS[0]), agreement=0.9, offsets=learned)
     setting.earlier().compare("t")
-    ((_, version, what),) = setting.announcements.published
-    assert (version, f"{newest}: " in what["reason"]) == (2, False)
+    ((_, version, reason),) = setting.control.put_values
+    assert (version, f"{newest}: " in reason) == (2, False)
 
 
 def test_offsets_tell_which_snapshots_may_have_learned_the_records_and_those_of_another_log_tell_nothing() -> None:
@@ -151,14 +152,14 @@ def test_offsets_tell_which_snapshots_may_have_learned_the_records_and_those_of_
 def test_where_the_champion_agrees_best_nothing_is_told(setting: Setting) -> None:
     setting.emit(TEXTS[1], 10, "t")
     setting.earlier().compare("t")
-    assert setting.announcements.published == []
+    assert setting.control.put_values == []
 
 
 def test_too_few_records_say_nothing(setting: Setting) -> None:
     setting.emit(TEXTS[0], 3, "t")
     setting.earlier().compare("t")
     setting.earlier(num_records=0).compare("t")
-    assert setting.announcements.published == []
+    assert setting.control.put_values == []
 
 
 class Down(DirectoryRegistry):
@@ -172,7 +173,7 @@ def test_a_registry_that_is_away_is_no_reason_to_stop_learning(setting: Setting,
     setting.emit(TEXTS[0], 10, "t")
     down = Down(setting.folder / "registry", "drafter", "target", keep_resume=2)
     setting.earlier(down).compare("t")
-    assert (setting.announcements.published, "were not compared" in caplog.text) == ([], True)
+    assert (setting.control.put_values, "were not compared" in caplog.text) == ([], True)
 
 
 def test_a_refused_curve_is_no_reason_to_announce_nothing(setting: Setting, monkeypatch, caplog) -> None:
@@ -182,7 +183,7 @@ def test_a_refused_curve_is_no_reason_to_announce_nothing(setting: Setting, monk
     monkeypatch.setattr(setting.registry, "log_metrics", no_curves)
     setting.emit(TEXTS[0], 10, "t")
     setting.earlier().compare("t")
-    assert [(kind, version) for kind, version, _ in setting.announcements.published] == [("best", 2)]
+    assert [version for _, version, _ in setting.control.put_values] == [2]
     assert "the agreement of snapshot 2 is in no curve: the run is deleted" in caplog.text
 
 
@@ -203,8 +204,8 @@ def test_a_snapshot_without_weights_is_not_compared_and_a_champion_without_is_no
     setting.emit(TEXTS[0], 10, "t")
     setting.registry.remove_files(1, ("serving",))
     setting.earlier().compare("t")
-    ((kind, version, what),) = setting.announcements.published
-    assert (kind, version, "1: " in what["reason"]) == ("best", 2, False)
+    ((tenant, version, reason),) = setting.control.put_values
+    assert (tenant, version, "1: " in reason) == ("t", 2, False)
     shutil.rmtree(version_folder(setting.folder / "registry", 3) / "snapshot/serving")
     setting.earlier().compare("t")
     assert "snapshot 3 is not compared" in caplog.text

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from omnidraft.distill.control import TrainingControl
-from omnidraft.ports import Announcement, Outgoing
+from omnidraft.ports import Outgoing, Restart
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryWriter
 from tests.audit_case import CLEAN, HELD_OUT_EVERY, case_of
+from tests.control_logs import Orders
 from tests.distiller_runs import Killed, Setting, learned, names, run_until_idle
 
 LIMIT = {"max_lag_records": 30}
@@ -129,21 +130,13 @@ def test_counts_are_the_offsets_and_the_audit_is_clean_whenever_the_learner_died
     assert case.audit().faults == ()
 
 
-class Ordering:
-    """A control log with one order to restart at the beginning of the trace log."""
-
-    def poll(self, timeout_s: float) -> list[Announcement]:
-        return [Announcement(0, "restart", start="earliest", restart_id="one")]
-
-    poll_all = poll
-
-
 def test_where_an_operator_says_to_restart_nothing_is_passed_over(pair, tmp_path: Path) -> None:
     setting = Setting(pair, tmp_path)
     setting.emit(*names(60))
     with suppress(Killed):
         run_to_the_end(setting.distiller(die_after=2, **LIMIT)[0])
-    restarted, journal = setting.distiller(control=TrainingControl(Ordering()), die_after=1, **LIMIT)
+    control = TrainingControl(Orders((0, ("restart",), Restart(start="earliest", id="one"))))
+    restarted, journal = setting.distiller(control=control, die_after=1, **LIMIT)
     with suppress(Killed):
         run_to_the_end(restarted)
     assert (setting.manifest().offsets, setting.manifest().passed_over) == ({0: 0}, {})

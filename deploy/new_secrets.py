@@ -27,7 +27,7 @@ COMPOSE = (
 )
 """The variables of docker-compose.yml, beside those of the key pairs."""
 ROLES = ("distiller", "controller", "operator")
-"""Those who sign snapshots and announcements."""
+"""Those who sign snapshots and values of the control log."""
 
 
 def new_secret() -> str:

@@ -184,9 +184,9 @@ VERSIONS = Row(
         Panel(
             "Refused signatures",
             "short",
-            "Announcements and champions that nobody of registry.trusted_keys signed, or old ones sent again.",
+            "Values of the control log that nobody of registry.trusted_keys signed, or old ones written again.",
             (
-                Query(increase("omnidraft_control_messages_refused_total", "target"), "announcements for {{target}}"),
+                Query(increase("omnidraft_control_messages_refused_total", "target"), "values for {{target}}"),
                 Query(increase("omnidraft_champions_refused_total", "target"), "champions of {{target}}"),
             ),
         ),

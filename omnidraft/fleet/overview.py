@@ -16,14 +16,7 @@ from omnidraft.errors import BusError, OmnidraftError
 from omnidraft.fleet.control_log import MAX_SILENCE_S, ControlLog
 from omnidraft.fleet.learned_versions import MOST_VERSIONS, LearnedVersion, learned_versions
 from omnidraft.fleet.workers import WorkerStatus, announced, laggards, told_status
-from omnidraft.ports import (
-    ControlState,
-    Drift,
-    LogReader,
-    Offsets,
-    Registry,
-    SnapshotVersion,
-)
+from omnidraft.ports import ControlState, Drift, LogReader, Offsets, Registry, SnapshotVersion
 from omnidraft.threads import within
 
 _T = TypeVar("_T")
@@ -168,12 +161,7 @@ class _ProblemList:
 
 
 def overview(
-    sources: OverviewSources,
-    settings: Settings,
-    workers: Sequence[str],
-    now_ms: int,
-    *,
-    guess: str,
+    sources: OverviewSources, settings: Settings, workers: Sequence[str], now_ms: int, *, guess: str
 ) -> Overview:
     """Return the status of all targets and of the workers at these URLs, or else of those that announced themselves.
     Never raises an OmnidraftError.

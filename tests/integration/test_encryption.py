@@ -134,7 +134,7 @@ def test_a_new_key_is_one_that_the_settings_take(
     assert keys[0] != keys[1]
 
 
-def test_announcements_stay_readable_without_a_key(settings: Settings) -> None:
+def test_the_control_log_stays_readable_without_a_key(settings: Settings) -> None:
     asked = settings(NEW)
     with closing(assembly.log_writer(asked, asked.log.control_topic)) as writer:
         writer.append([Outgoing(b"k", b"champion")])

@@ -21,10 +21,9 @@ from kafka.admin import (
 )
 
 from omnidraft import assembly, config
-from omnidraft.assembly.fleet import announcer, control_follower
 from omnidraft.assembly.recording import trace_producer
 from omnidraft.errors import BusError
-from omnidraft.ports import LogReader, Message, Outgoing
+from omnidraft.ports import LogReader, Message, Outgoing, Pause, WorkerNews
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.kafka_fixture import load_local_broker, skip_without_kafka
 
@@ -57,6 +56,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory, secrets: dict[str, str]) -
 def fleet(servers: str, secrets: dict[str, str]) -> Mapping[str, config.Settings]:
     """The settings of each service."""
     return {role: settings_of(role, servers, secrets[f"OMNIDRAFT_KAFKA_{role.upper()}_PASSWORD"]) for role in ROLES}
+
+
+NEWS = WorkerNews(address=None, release="1", serves={})
 
 
 def settings_of(role: str, servers: str, password: str) -> config.Settings:
@@ -104,7 +106,8 @@ def test_each_service_does_its_work_with_its_rights_alone(fleet: Mapping[str, co
     assert read(controller, "traces")
     write(distiller, "dead letters", b"a dead letter")
     assert read(operator, "dead letters")
-    announcer(controller).publish("pause")
+    assembly.control_log(controller, CountingMetrics()).put(("pause",), Pause())
+    assembly.control_log(worker, CountingMetrics()).put(("worker", "w"), NEWS)
     for role in (worker, distiller, controller, operator):
         assert read(role, "control")
     assert set(assembly.topics(operator)) == {
@@ -115,8 +118,8 @@ def test_each_service_does_its_work_with_its_rights_alone(fleet: Mapping[str, co
         assert topic_of(role, "traces") in assembly.topic_names(role)
         with pytest.raises(BusError, match=r"may not read the settings of .*: use that of omnidraft-operator"):
             assembly.topics(role)
-    (paused,) = control_follower(worker, CountingMetrics(), ("pause",)).poll(10.0)
-    assert paused.kind == "pause"
+    state = assembly.control_log(worker, CountingMetrics()).read_whole()
+    assert (state.is_paused, state.of(WorkerNews)) == (True, {("w",): NEWS})
     producer = trace_producer(worker, CountingMetrics())
     assert producer is not None
     producer.close(5.0)
@@ -135,7 +138,7 @@ def test_dead_letters_that_a_login_may_not_see_are_unknown_and_not_zero(
 
 @pytest.mark.parametrize(
     ("role", "topic"),
-    [("worker", "control"), ("worker", "dead letters"), ("distiller", "traces"), ("controller", "traces")],
+    [("worker", "dead letters"), ("distiller", "traces"), ("controller", "traces")],
 )
 def test_nobody_writes_what_is_not_his_to_write(fleet: Mapping[str, config.Settings], role: str, topic: str) -> None:
     with pytest.raises(BusError, match=DENIED):
@@ -182,4 +185,5 @@ def test_rights_that_the_table_does_not_name_are_taken_away(servers: str, secret
     found, _ = admin.describe_acls(wanted)
     admin.close()
     granted = {(each.resource_pattern.resource_name, each.operation.name) for each in found}
-    assert granted == {("omnidraft.traces.v1", "WRITE"), ("omnidraft.snapshots.v1", "READ")}
+    control = {("omnidraft.snapshots.v1", operation) for operation in ("READ", "WRITE")}
+    assert granted == {("omnidraft.traces.v1", "WRITE")} | control

@@ -20,9 +20,8 @@ from omnidraft.assembly.models import vocabularies
 from omnidraft.assembly.snapshot_loading import ngram_cache
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.demo.local_cluster import free_port
-from omnidraft.fleet import control_log
 from omnidraft.models.hf.trainable_drafter import load_trainable
-from omnidraft.ports import Sampling
+from omnidraft.ports import Champion, Sampling
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -236,9 +235,9 @@ def publish(settings: config.Settings, folder: Path, parent: int | None) -> int:
 
 def announce(fleet: ServeFleet, settings: config.Settings, registry, version: int) -> float:
     """Seconds from the announcement until every replica serves it; the first time it has to be loaded."""
-    models, writer = settings.models, assembly.log_writer(settings, settings.log.control_topic)
+    models = settings.models
     registry.promote(version)
-    control_log.publish_announcement(writer, "champion", version, target=models.target, drafter=models.drafter)
+    assembly.control_log(settings, CountingMetrics()).put(("champion",), Champion(version=version))
 
     def is_everywhere() -> bool:
         served = [each["snapshot_version"] for each in fleet.replicas(models.target).values()]

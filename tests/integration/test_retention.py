@@ -52,10 +52,9 @@ def topic_configs(servers: str, names: tuple[str, ...]) -> Mapping[str, Mapping[
 def test_topics_that_we_make_keep_messages_as_long_as_the_settings_say(kafka_bootstrap: str, kafka: dict[str, Any]):
     settings = config.load(None, {}, log=kafka | {"retention_hours": 0.5, "dead_letters_retention_hours": 720})
     made = topic_configs(kafka_bootstrap, names := topics_made(settings))
-    assert [made[name]["retention.ms"] for name in names] == [str(HOUR_MS // 2), str(720 * HOUR_MS), "-1"]
+    assert [made[name]["retention.ms"] for name in names[:2]] == [str(HOUR_MS // 2), str(720 * HOUR_MS)]
     assert [made[name]["segment.ms"] for name in names[:2]] == [str(HOUR_MS // 16), str(90 * HOUR_MS)]
-    assert made[names[2]]["retention.bytes"] == "-1"
-    assert {made[name]["cleanup.policy"] for name in names} == {"delete"}
+    assert [made[name]["cleanup.policy"] for name in names] == ["delete", "delete", "compact"]
     facts = assembly.topics(settings)
     assert [facts[name].retention_ms for name in names] == [HOUR_MS // 2, 720 * HOUR_MS, None]
     assert [checkup.topic(settings, name).verdict for name in names] == [Verdict.OK] * 3
@@ -90,7 +89,7 @@ def poll_for(reader: LogReader, seconds: float) -> None:
         reader.poll(10, timeout_s=0.5)
 
 
-def test_an_sqlite_log_expires_traces_and_letters_by_their_settings_and_never_announcements(
+def test_an_sqlite_log_expires_traces_and_letters_by_their_settings_and_what_holds_never(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
@@ -105,7 +104,7 @@ def test_an_sqlite_log_expires_traces_and_letters_by_their_settings_and_never_an
         for name in names:
             record = make_record(f"{aged_hours} hours old")
             with closing(assembly.log_writer(settings, name)) as writer:
-                writer.append([Outgoing(codec.key(record), codec.encode(record), codec.headers(record))])
+                writer.append([Outgoing(record.request_id.encode(), codec.encode(record), codec.headers(record))])
         with closing(sqlite3.connect(tmp_path / "log.db")) as connection, connection:
             connection.execute("UPDATE messages SET timestamp_ms = timestamp_ms - ?", (aged_hours * HOUR_MS,))
             connection.execute("UPDATE topics SET held_from_ms = -1000000000")  # and the clock has said so for long

@@ -19,12 +19,11 @@ from omnidraft import assembly, config
 from omnidraft.config import WorkerSettings
 from omnidraft.doctor import machine
 from omnidraft.doctor.finding import Verdict
-from omnidraft.fleet import control_log
-from omnidraft.ports import Outgoing
+from omnidraft.ports import Outgoing, Pause
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.snapshots import bundle
-from omnidraft.telemetry.metrics import PrometheusMetrics
+from omnidraft.telemetry.metrics import CountingMetrics, PrometheusMetrics
 from tests.cli_runs import run_cli
 from tests.http_server import served
 from tests.snapshot_folders import make_bundle, manifest
@@ -77,10 +76,7 @@ def fill_log(settings: config.Settings) -> None:
     letters = assembly.log_writer(settings, settings.log.dead_letters_topic)
     reasons = (b"unreadable", b"unreadable", b"other_alignment")
     letters.append([Outgoing(b"k", b"bytes", {"reason": reason}) for reason in reasons])
-    control = assembly.log_writer(settings, settings.log.control_topic)
-    control_log.publish_announcement(control, "pause", target="somebody else's")
-    control_log.publish_announcement(control, "resume")
-    control_log.publish_announcement(control, "pause", target=settings.models.target)
+    assembly.control_log(settings, CountingMetrics()).put(("pause",), Pause())
 
 
 def publish_two(settings: config.Settings, tmp_path: Path) -> None:

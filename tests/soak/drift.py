@@ -1,5 +1,6 @@
 """Traffic changes its task under a whole fleet with real models: agreement falls, is announced, and recovers."""
 
+import json
 import time
 from collections.abc import Sequence
 from statistics import fmean
@@ -9,7 +10,6 @@ from omnidraft import assembly, prompts
 from omnidraft.config import Settings
 from omnidraft.demo.measure import ChatClient
 from omnidraft.distill.ingest import topic_scan
-from omnidraft.fleet import control_log
 from omnidraft.fleet.request_stats import RequestStats, request_stats
 from omnidraft.progress import bar
 from omnidraft.traces import codec
@@ -103,8 +103,9 @@ def _requests(settings: Settings) -> list[RequestStats]:
 def _events(settings: Settings) -> list[Event]:
     events = []
     for message in topic_scan.messages(assembly.log_reader(settings, settings.log.control_topic)):
-        announcement = control_log.parse_announcement(message)
-        events.append(Event(message.timestamp_ms, announcement.kind, announcement.reason))
+        entry = json.loads(message.value)
+        kind = entry["key"].split("/")[0] + ("_over" if entry["value"] is None else "")
+        events.append(Event(message.timestamp_ms, kind, entry["reason"]))
     return events
 
 

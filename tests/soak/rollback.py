@@ -8,8 +8,7 @@ from omnidraft import assembly
 from omnidraft.client import COMPLETIONS, OpenAIClient
 from omnidraft.config import Settings
 from omnidraft.demo.local_cluster import ServiceFailed, free_port, is_serving
-from omnidraft.fleet import control_log
-from omnidraft.ports import Registry
+from omnidraft.ports import Champion, Registry
 from omnidraft.progress import bar
 from omnidraft.snapshots.manifest import digest
 from tests.soak.acknowledged import AckMonitor
@@ -71,7 +70,7 @@ def _has_previous(registry: Registry) -> bool:
 
 def _back_and_forth(settings: Settings, registry: Registry, urls: Sequence[str]) -> list[float]:
     """Return the seconds of each rollback, from the command to the last worker; all have both snapshots in memory."""
-    models, writer = settings.models, assembly.control_writer(settings)
+    control = assembly.control_log(settings, CountingMetrics())
     _wait(urls, registry.resolve("champion").version)
     seconds = []
     with bar("rollbacks", NUM_ROLLBACKS) as advance:
@@ -80,9 +79,7 @@ def _back_and_forth(settings: Settings, registry: Registry, urls: Sequence[str])
             started = time.monotonic()
             previous = registry.resolve("previous")
             registry.promote(previous.version)
-            control_log.LogAnnouncer(writer, models.target, models.drafter).publish(
-                "champion", previous.version, digest=digest(previous.manifest)
-            )
+            control.put(("champion",), Champion(version=previous.version, digest=digest(previous.manifest)))
             _wait(urls, previous.version)
             seconds.append(time.monotonic() - started)
             advance()

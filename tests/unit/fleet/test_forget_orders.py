@@ -1,15 +1,17 @@
 """Which snapshots may hold something of a forgotten tenant, and what is deleted of them."""
 
+import time
 from pathlib import Path
 
 import pytest
 
 from omnidraft.errors import RegistryError, SnapshotNotFound
-from omnidraft.fleet.forget_orders import affected_snapshots, last_order, order_forgetting, purge
+from omnidraft.fleet.forget_orders import affected_snapshots, order_forgetting, purge
+from omnidraft.ports import Forget
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.snapshots import bundle
-from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.testing.memory_log import MemoryLog, MemoryWriter
+from omnidraft.testing.memory_log import MemoryLog
+from tests.control_logs import control_over
 from tests.silent_reader import SilentReader
 from tests.snapshot_folders import make_bundle, manifest
 
@@ -104,10 +106,9 @@ def test_a_version_that_cannot_be_deleted_is_named_and_stops_no_other(registry, 
             registry.fetch(version, tmp_path / "look", ("serving",))
 
 
-def test_the_last_order_is_found_in_a_slow_log() -> None:
-    log = MemoryLog()
-    writer = MemoryWriter(log, "control")
-    orders = [order_forgetting(writer, tenant, 0) for tenant in ("a", "a", "b")]
-    last = last_order(SilentReader(log, "control", (0, 1)), CountingMetrics(), "a")
-    assert last is not None
-    assert last.forget_id == orders[1]
+def test_a_second_order_reaches_as_far_as_the_first_at_least_in_a_slow_log() -> None:
+    log, later_ms = MemoryLog(), time.time_ns() // 10**6 + 3_600_000
+    order_forgetting(control_over(log), "a", later_ms)
+    second = order_forgetting(control_over(log, reader=lambda: SilentReader(log, "control", (0, 1))), "a", 0)
+    order_forgetting(control_over(log), "b", 0)
+    assert control_over(log).read_whole().forget("a") == Forget(id=second, until_ms=later_ms)

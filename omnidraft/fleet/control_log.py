@@ -99,7 +99,7 @@ class ControlLog:
         sequence = self._newest_sequence = max(now_ms, self._newest_sequence + 1)
         name = self._name(key)
         wire = {"key": name, "sequence": sequence, "at_ms": now_ms, "reason": reason}
-        payload = json.dumps(wire | {"value": value and value.model_dump(mode="json", exclude_none=True)}).encode()
+        payload = json.dumps(wire | {"value": value and value.model_dump(mode="json", exclude_unset=True)}).encode()
         headers = {} if self._signing is None else self._signing.headers(key[0], payload)
         self._append([Outgoing(name.encode(), payload, headers, partition=PARTITION)])
 
@@ -194,15 +194,15 @@ class ControlLog:
         key = self._key(message.key)
         if key is None and message.damage is None:
             return
+        known = self._state.entries.get(key or ())
         try:
             entry = self._entry(message, key)
-            known = self._state.entries.get(key)
             if self._signing is not None:
                 self._signing.check(entry, message.value, message.headers, self._clock())
             self._require_newer(entry, known)
         except WireError as exc:
             self._refusals.append(exc)
-            self._overwritten |= {key} & self._genuine.keys()
+            self._overwritten |= {key or ()} & self._genuine.keys()
             return
         key = entry.key
         if self._is_keeper:
@@ -210,7 +210,7 @@ class ControlLog:
             self._overwritten.discard(key)
         if key[0] not in UNSIGNED_KINDS:
             self._newest_sequence = max(self._newest_sequence, entry.sequence)
-        if known is None or entry.sequence > known.sequence:
+        if entry != known:  # of two with one sequence the later in the log holds, as it does once that is compacted
             self._state = ControlState({**self._state.entries, key: entry})
             self._changed[key] = entry
 

@@ -15,22 +15,25 @@ from omnidraft.assembly.registries import snapshot_reader
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.snapshot.updater import SnapshotUpdater
+from omnidraft.distill.forgetting import RecordRetention
 from omnidraft.errors import RegistryError
 from omnidraft.ports import Champion, Drift, Forget, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.threads import attentive
 from omnidraft.traces import codec
+from tests.distiller_runs import Setting
 from tests.tiny_engine import PATIENCE_S
 from tests.trace_records import make_record
 
 
 class HungMlflow(ThreadingHTTPServer):
-    """Answers until `hangs` is set."""
+    """Answers until `hangs` is set, and then still what is not asked with `hung_path` in its address."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.hangs, self.is_over = Event(), Event()
+        self.hangs, self.is_over, self.hung_path = Event(), Event(), ""
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -38,7 +41,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: HungMlflow
 
     def do_GET(self) -> None:
-        if self.server.hangs.is_set():
+        if self.server.hangs.is_set() and self.server.hung_path in self.path:
             self.server.is_over.wait()
             return
         is_search = "/search" in self.path
@@ -161,6 +164,20 @@ def test_a_worker_forgets_and_rolls_back_while_a_snapshot_is_loaded(worker: Work
         time.sleep(0.5)
         assert worker.is_forgetting_and_rolling_back()
     assert worker.slot.current.version == 1
+
+
+def test_a_distiller_skips_a_forgotten_tenant_while_the_registry_takes_no_snapshot(
+    settings: config.Settings, mlflow: HungMlflow, pair, tmp_path: Path
+) -> None:
+    setting, retention = Setting(pair, tmp_path), RecordRetention()
+    registry = attentive(assembly.registry(settings), lambda: distiller.meanwhile())
+    distiller, _ = setting.distiller(registry=registry, control=setting.control(), retention=retention)
+    mlflow.hung_path = "/create"
+    mlflow.hangs.set()
+    with running(lambda stop: distiller.run(stop.is_set), mlflow):
+        time.sleep(2.0)  # it publishes the base drafter
+        setting.forget("t", until_ms=1)
+        assert is_soon(lambda: retention.is_forgotten_at("t", 1))
 
 
 def serve(settings: config.Settings, name: str, *, number: int, is_good: bool) -> None:

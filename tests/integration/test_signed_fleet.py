@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from omnidraft import assembly
-from omnidraft.assembly.fleet import control_follower, controller
+from omnidraft.assembly.fleet import controller
 from omnidraft.errors import ConfigError, SnapshotCorrupt
-from omnidraft.fleet.control_log import publish_announcement
+from omnidraft.ports import Champion, Pause
 from omnidraft.registry.republish import republish
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.attack.forgeries import Attacker
 from tests.cli_runs import run_cli
-from tests.signed_fleet import DRAFTER, TARGET, Keys, Worker, settings_of
+from tests.signed_fleet import DRAFTER, TARGET, Keys, Worker, put, settings_of
 from tests.snapshot_folders import make_bundle
 
 TOLD = {"held_out_records": 8, "agreement_change_error": 0.001}
@@ -30,7 +30,7 @@ def toml(settings, path: Path) -> Path:
     path.write_text(
         f'[models]\ntarget = "{TARGET}"\ndrafter = "{DRAFTER}"\n[log]\nurl = "{log.url}"\n'
         f'[registry]\nurl = "{registry.url}"\n'
-        f'trusted_keys = [{trusted}]\naccepted_file = "{registry.accepted_file}"\n'
+        f"trusted_keys = [{trusted}]\n"
     )
     return path
 
@@ -66,23 +66,22 @@ def test_a_worker_with_public_keys_follows_the_controller_and_an_operators_rollb
     assert Worker(settings_of(keys, tmp_path, registry_url=url), tmp_path / "other").step() == 1
 
 
-def test_public_keys_neither_publish_nor_promote_nor_announce(keys, tmp_path):
+def test_public_keys_neither_publish_nor_order(keys, tmp_path):
     publisher = assembly.registry(settings_of(keys, tmp_path, "distiller"))
     publisher.publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
     worker = settings_of(keys, tmp_path)
-    registry, writer = assembly.registry(worker), assembly.log_writer(worker, worker.log.control_topic)
+    registry = assembly.registry(worker)
     with pytest.raises(SnapshotCorrupt, match="has no signature"):
         registry.publish(make_bundle(tmp_path / "made", "s2", **TOLD), 1)
-    with pytest.raises(ConfigError, match=r"registry\.private_key"):
-        registry.promote(1)
-    with pytest.raises(ConfigError, match=r"registry\.private_key"):
-        registry.promote_unless_changed(1, registry.fence())
-    for kind, version in (("champion", 1), ("pause", None)):
+    values = {("champion",): Champion(version=1, digest="d"), ("pause",): Pause()}
+    for key, value in values.items():
         with pytest.raises(ConfigError, match=r"registry\.private_key"):
-            publish_announcement(writer, kind, version, target=TARGET, drafter=DRAFTER)
-    assert [each.aliases for each in registry.versions()] == [("challenger",)]
-    with pytest.raises(ConfigError, match="distiller's key"):
-        publisher.promote(1)
+            put(worker, key, value)
+        with pytest.raises(ConfigError, match="distiller's key"):
+            put(settings_of(keys, tmp_path, "distiller"), key, value)
+    with pytest.raises(ConfigError, match="controller's key"):
+        put(settings_of(keys, tmp_path, "controller"), ("pause",), Pause())
+    assert assembly.control_log(settings_of(keys, tmp_path), CountingMetrics()).read_whole().entries == {}
     with pytest.raises(ConfigError, match="controller's key"):
         assembly.registry(settings_of(keys, tmp_path, "controller")).publish(
             make_bundle(tmp_path / "made", "s3", **TOLD), 1
@@ -102,8 +101,8 @@ def test_orders_to_the_learner_are_the_operators(arguments, keys, tmp_path, monk
         assert "Traceback" not in refused.stderr
     environ = {"OMNIDRAFT_REGISTRY__PRIVATE_KEY": keys.texts["operator"]}
     assert run_cli(("learning", *arguments, "--config", path), monkeypatch, capsys, environ).returncode == 0
-    follower = control_follower(settings_of(keys, tmp_path), CountingMetrics(), (arguments[0],))
-    assert [each.kind for each in follower.poll(0.0)] == [arguments[0]]
+    (entry,) = assembly.control_log(settings_of(keys, tmp_path), CountingMetrics()).poll(0.0)[1]
+    assert entry.kind == {"resume": "pause"}.get(arguments[0], arguments[0])
 
 
 def test_snapshots_from_before_the_keys_are_signed_by_an_operator(keys, tmp_path, monkeypatch, capsys):
@@ -158,15 +157,10 @@ def test_the_champion_is_announced_again_before_its_announcement_is_too_old(keys
     settings = settings_of(keys, tmp_path, "controller")
     judging, now = controller(settings, CountingMetrics()), 0.0
     judging._clock = lambda: now
-    sequences = []
     for days in (0.0, 1.7, 1.8, 3.4, 3.6):
         now = days * 86400
         judging.step()
-        statement = publisher.resolve("champion").statement
-        if statement not in sequences:
-            sequences.append(statement)
     assert len(Attacker(keys, tmp_path, None).messages()) == 3
-    assert len(sequences) == 3
 
 
 def test_a_new_pair_of_keys_is_printed_or_kept_in_a_file(tmp_path, monkeypatch, capsys):
@@ -194,7 +188,6 @@ def test_a_controller_that_starts_again_announces_no_moved_alias(keys, tmp_path)
     publisher.publish(make_bundle(tmp_path / "made", "s2", **better), 1)
     judging.step()
     Attacker(keys, tmp_path, None).move_alias(1)
-    settings.registry.accepted_file.unlink()
     metrics = CountingMetrics()
     controller(settings, metrics).step()
     worker = Worker(settings_of(keys, tmp_path), tmp_path / "staging")

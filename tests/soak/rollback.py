@@ -11,6 +11,7 @@ from omnidraft.demo.local_cluster import ServiceFailed, free_port, is_serving
 from omnidraft.ports import Champion, Registry
 from omnidraft.progress import bar
 from omnidraft.snapshots.manifest import digest
+from omnidraft.telemetry.metrics import CountingMetrics
 from tests.soak.acknowledged import AckMonitor
 from tests.soak.cluster import START_TIMEOUT_S, Cluster, empty_folder, service_command, tiny_settings
 from tests.soak.load_clients import load

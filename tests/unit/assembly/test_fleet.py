@@ -16,7 +16,7 @@ def fleet_settings(folder: Path) -> config.Settings:
     sections = {
         "models": {"target": "some-target", "drafter": "some-drafter"},
         "log": {"url": f"sqlite:///{folder}/log.db"},
-        "registry": {"url": f"directory:///{folder}/registry", "accepted_file": str(folder / "accepted.json")},
+        "registry": {"url": f"directory:///{folder}/registry"},
         "worker": {"port": 9},
     }
     return config.load(None, {}, **sections)

@@ -1,6 +1,7 @@
 """The newest value of each key holds, and nothing on the topic can stop its readers."""
 
 import json
+from contextlib import closing
 
 import pytest
 
@@ -22,7 +23,7 @@ from omnidraft.ports import (
 )
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
-from tests.control_logs import control_over
+from tests.control_logs import control_in, control_over
 from tests.silent_reader import SilentReader
 
 CHAMPION = ("champion",)
@@ -175,6 +176,34 @@ def test_a_malformed_message_is_refused_and_counted(log, control, value):
     metrics = CountingMetrics()
     assert control_over(log, metrics).read_whole().champion == Champion(version=1)
     assert metrics.value(REFUSED) == 1
+
+
+def test_an_sqlite_log_keeps_the_newest_of_each_key_and_what_was_replaced_of_late(tmp_path, monkeypatch):
+    path = tmp_path / "log.db"
+    control, follower = control_in(path), control_in(path)
+    control.put(("pause",), Pause())
+    promote(control, 1, 2, 3)
+    follower.poll(0)
+
+    def num_messages() -> int:
+        with closing(SqliteReader(path, "control")) as reader:
+            return len(reader.poll(100, 0).messages)
+
+    assert num_messages() == 4
+    monkeypatch.setattr("omnidraft.bus.sqlite_log.COMPACTION_LAG_S", -1.0)
+    promote(control, 4)
+    assert num_messages() == 2
+    for each in (follower, control_in(path)):
+        state, _ = each.poll(0)
+        assert (state.is_paused, state.champion) == (True, Champion(version=4))
+
+
+def test_of_two_values_with_one_sequence_the_later_in_the_log_holds(log):
+    for version in (1, 2):
+        stale = control_over(log, clock=lambda: 1e9)
+        stale._read = lambda *args, **options: {}
+        stale.put(CHAMPION, Champion(version=version))
+    assert control_over(log).read_whole().champion == Champion(version=2)
 
 
 def test_kinds_and_fields_of_a_later_version_do_no_harm(log, control):

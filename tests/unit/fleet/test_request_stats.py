@@ -1,5 +1,7 @@
 """The reader of request statistics starts near the end, reads each record once, and only those of its pair."""
 
+import threading
+import time
 from itertools import islice
 
 import numpy as np
@@ -9,6 +11,7 @@ from omnidraft.errors import BusError, OffsetOutOfRange
 from omnidraft.fleet.request_stats import HISTORY_MESSAGES, RequestStatsReader, request_stats
 from omnidraft.ports import Outgoing
 from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from tests.tiny_engine import PATIENCE_S
 from tests.trace_records import make_record
 from tests.unit.fleet.served import serve
 
@@ -128,3 +131,23 @@ def test_of_a_log_that_was_created_anew_with_fewer_partitions_the_records_since_
     assert list(stats.new()) == []
     serve(writer, 2, 4, seconds=0.1, first=3)
     assert [each.is_past for each in stats.new()] == [False] * 4
+
+
+def test_a_log_that_does_not_answer_holds_its_reader_up_for_a_moment_only(monkeypatch):
+    """As where its key store is silent."""
+    monkeypatch.setattr("omnidraft.fleet.request_stats.ANSWER_S", 0.05)
+    log, answers = MemoryLog(), threading.Event()
+
+    class Silent(MemoryReader):
+        def poll(self, max_messages, timeout_s):
+            answers.wait(PATIENCE_S)
+            return super().poll(max_messages, timeout_s)
+
+    stats = RequestStatsReader(Silent(log, "traces"), target="big", drafter="org/small")
+    serve(MemoryWriter(log, "traces"), 2, 20, seconds=0.1)
+    started = time.monotonic()
+    assert (list(stats.new()), list(stats.new())) == ([], [])
+    assert time.monotonic() - started < PATIENCE_S / 2
+    answers.set()
+    monkeypatch.setattr("omnidraft.fleet.request_stats.ANSWER_S", PATIENCE_S)
+    assert len(list(stats.new())) == 20

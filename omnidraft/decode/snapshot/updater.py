@@ -109,8 +109,9 @@ class SnapshotUpdater:
     def _apply(self, state: ControlState, changes: Sequence[Entry]) -> None:
         self._slot.rules.state = state
         kinds = {each.kind for each in changes}
+        self._is_told |= state.champion is not None
         if state.champion not in (None, self._champion):
-            self._champion, self._is_told = state.champion, True
+            self._champion = state.champion
             if (slotted := self._slotted(state.champion)) is not None:
                 self._swap(slotted)
         if self._slot.canary is not None and state.canary is None:

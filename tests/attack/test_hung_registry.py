@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -170,11 +170,18 @@ def test_a_distiller_skips_a_forgotten_tenant_while_the_registry_takes_no_snapsh
     settings: config.Settings, mlflow: HungMlflow, pair, tmp_path: Path
 ) -> None:
     setting, retention = Setting(pair, tmp_path), RecordRetention()
-    registry = attentive(assembly.registry(settings), lambda: distiller.meanwhile())
+    models = settings.models.model_copy(update={"target": "target", "drafter": "drafter"})
+    opened = assembly.registry(settings.model_copy(update={"models": models}))
+    registry = attentive(opened, lambda: distiller.meanwhile())
     distiller, _ = setting.distiller(registry=registry, control=setting.control(), retention=retention)
     mlflow.hung_path = "/create"
     mlflow.hangs.set()
-    with running(lambda stop: distiller.run(stop.is_set), mlflow):
+
+    def run(stop: threading.Event) -> None:
+        with suppress(RegistryError):  # the server's end
+            distiller.run(stop.is_set)
+
+    with running(run, mlflow):
         time.sleep(2.0)  # it publishes the base drafter
         setting.forget("t", until_ms=1)
         assert is_soon(lambda: retention.is_forgotten_at("t", 1))

@@ -194,7 +194,8 @@ def test_the_settings_load_and_name_services_that_are_there(overlay: str, tmp_pa
         assert topics[log.traces_topic]["partitions"] == log.partitions
         assert topics[log.dead_letters_topic]["partitions"] == topics[log.control_topic]["partitions"] == 1
         for topic, spec in topics.items():
-            ours = _configs(_retention_s(settings.log, topic))  # what we would create it with
+            is_compacted = topic == log.control_topic
+            ours = _configs(_retention_s(log, topic), is_compacted)  # what we would create it with
             assert {name: str(value) for name, value in spec["config"].items()} == ours, topic
         (kafka,) = of_kind(overlay, "Kafka")
         assert log.url == f"kafka://{kafka['metadata']['name']}-kafka-bootstrap:9093"

@@ -105,7 +105,7 @@ def test_a_log_without_the_topic_is_refused_and_gets_none(
 ) -> None:
     environ = {"OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db"}
     settings = config.load(None, environ)
-    assembly.control_writer(settings)
+    assembly.log_writer(settings, settings.log.control_topic)
     done = run_cli(("traces", *command), monkeypatch, capsys, environ)
     assert done.returncode == 2
     assert f"at {settings.log.url} yet: " in done.stderr

@@ -184,6 +184,10 @@ class LogReplaced(OmnidraftError):
     """The log is not the one that the snapshot learned from, or has lost its end."""
 
 
+class LeaseLost(OmnidraftError):
+    """Another controller decides for the pair."""
+
+
 class SnapshotError(OmnidraftError):
     """A snapshot cannot be obtained, read or loaded."""
 

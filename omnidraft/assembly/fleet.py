@@ -3,11 +3,12 @@
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock
 from torch import Tensor
 
 from omnidraft.assembly.logs import (
@@ -20,7 +21,7 @@ from omnidraft.assembly.logs import (
 )
 from omnidraft.assembly.models import Vocabularies
 from omnidraft.assembly.registries import existing_registry, registry
-from omnidraft.assembly.signing import control_signing, require_signer, restate_s
+from omnidraft.assembly.signing import control_signing, require_signer, restate_s, snapshot_signing, snapshot_signing
 from omnidraft.audit.findings import Report
 from omnidraft.audit.log_replay import DeadLetterReasons
 from omnidraft.audit.run import DiscardingWriter, dead_letter_reasons
@@ -34,19 +35,29 @@ from omnidraft.distill.ingest.topic_scan import DRIFT_RECORDS, RecentRecords, id
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.publisher import BATCHER
 from omnidraft.distill.training.learner import Learner
-from omnidraft.errors import SnapshotNotFound
+from omnidraft.errors import LeaseLost, SnapshotNotFound
+from omnidraft.fleet import orders
 from omnidraft.fleet.control_log import ControlLog
 from omnidraft.fleet.controller import Controller
-from omnidraft.fleet.drift import DriftDetector
 from omnidraft.fleet.drift_recovery import DriftRecovery
+from omnidraft.fleet.judge import Judge
+from omnidraft.fleet.lease import ControllerLease
 from omnidraft.fleet.request_stats import RequestStatsReader
-from omnidraft.ports import LogReader, Metrics, Registry, SnapshotVersion
+from omnidraft.ports import Champion, LogReader, Metrics, Registry, SnapshotVersion
+from omnidraft.registry.manifest_export import pair_name
+from omnidraft.registry.manifest_export import pair_name
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics, LabelledMetrics
 from omnidraft.threads import attentive
 
 if TYPE_CHECKING:
     from omnidraft.fleet.overview import Overview
+
+ANSWER_S = 10.0
+"""How long a command waits for a controller to carry out its order; one that runs needs a second."""
+
+ANSWER_S = 10.0
+"""How long a command waits for a controller to carry out its order; one that runs needs a second."""
 
 
 def control_log(settings: Settings, metrics: Metrics, *, is_keeper: bool = False) -> ControlLog:
@@ -83,30 +94,49 @@ def controller(settings: Settings, metrics: Metrics) -> Controller:
     """Return the controller of `models.target` and its drafter. Raises BusError, RegistryError; ConfigError when
     values have to be signed and it has no key for that."""
     require_signer(settings, ("controller", "operator"))
-    metrics = LabelledMetrics(metrics, target=settings.models.target)
+    metrics, models = LabelledMetrics(metrics, target=settings.models.target), settings.models
     snapshots = attentive(registry(settings), lambda: made.meanwhile())
-    control, models = control_log(settings, metrics, is_keeper=True), settings.models
-    recovery = DriftRecovery(
-        snapshots,
-        control,
-        DriftDetector(),
-        metrics,
-        target=models.target,
-        gate=settings.controller,
+    control = ControllerLease(
+        control_log(settings, metrics, is_keeper=True), lock=_controller_lock(settings), restate_s=restate_s(settings)
     )
+    shared: dict[str, Any] = {"target": models.target, "signing": snapshot_signing(settings)}
     made = Controller(
         snapshots,
         control,
-        settings.controller,
+        Judge(snapshots, control, settings.controller, has_traffic=True, **shared),
         metrics,
-        target=models.target,
         traffic=RequestStatsReader(
             log_reader(settings, settings.log.traces_topic), target=models.target, drafter=models.followed_drafter
         ),
-        recovery=recovery,
-        restate_s=restate_s(settings),
+        recovery=DriftRecovery(snapshots, control, metrics, gate=settings.controller, **shared),
+        **shared,
     )
     return made
+
+
+def order_champion(settings: Settings, control: ControlLog, version: int) -> Champion | None:
+    """Order that this version serves; see fleet/orders.py. Where the log is a file of this machine and no controller
+    runs, this process carries the order out. Raises RegistryError, too: the order is in force, not yet an alias."""
+
+    def carry_out() -> None:
+        lock = _controller_lock(settings)
+        if lock is None:
+            return
+        with suppress(LeaseLost):  # a controller runs
+            made = controller(settings, CountingMetrics())
+            with closing(made):
+                made.obey()
+                made.align()
+
+    return orders.order_champion(control, version, timeout_s=ANSWER_S, carry_out=carry_out)
+
+
+def _controller_lock(settings: Settings) -> FileLock | None:
+    """Return the lock of the pair's controller beside a log that is a file of this machine."""
+    path, models = settings.log.path, settings.models
+    if path is None:
+        return None
+    return FileLock(path.with_name(f".{path.name}.{pair_name(models.followed_drafter, models.target)}.controller"))
 
 
 def snapshot_comparison(

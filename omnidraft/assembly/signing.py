@@ -1,6 +1,8 @@
 """How processes sign and verify: private keys, trusted keys, and the age that signed values may have."""
 
 from collections.abc import Sequence
+from math import inf
+from math import inf
 
 from omnidraft.config import Settings
 from omnidraft.fleet.control_signing import MAX_AGE_S, ControlSigning
@@ -30,9 +32,9 @@ def follows_registry(settings: Settings) -> bool:
     return not settings.registry.trusted_keys
 
 
-def restate_s(settings: Settings) -> float | None:
-    """Return the seconds after which the controller puts the champion again; None: never, nothing is signed."""
-    return MAX_AGE_S / 4 if settings.registry.trusted_keys else None
+def restate_s(settings: Settings) -> float:
+    """Return the age at which the controller puts the champion again; inf: never, nothing is signed."""
+    return MAX_AGE_S / 4 if settings.registry.trusted_keys else inf
 
 
 def _private_key(settings: Settings) -> PrivateKey | None:

@@ -44,12 +44,8 @@ class CanaryTrial:
     the measured values and leaves nothing open.
     """
 
-    def __init__(self, version: int, champion: int, settings: ControllerSettings, now_s: float, fence: str) -> None:
-        """
-        Args:
-            fence: the registry's, from before the decision to try this version.
-        """
-        self.version, self.champion, self.fence = version, champion, fence
+    def __init__(self, version: int, champion: int, settings: ControllerSettings, now_s: float) -> None:
+        self.version, self.champion = version, champion
         self._settings = settings
         self._deadline_s = now_s + TIMEOUT_S
         self._arms = {version: _Arm(), champion: _Arm()}

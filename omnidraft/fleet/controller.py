@@ -1,85 +1,73 @@
-"""The controller of one pair: judges challengers, runs canaries, moves `champion`, and announces it."""
+"""The controller of one pair: it alone decides which snapshot serves, and moves the registry's aliases.
+
+What serves is what the control log says: its `champion`, put under the newest lease (lease.py). The registry's aliases
+repeat it. A snapshot becomes champion in four steps, and whichever a controller dies at, the next one goes on there:
+
+1. its judgement is noted as `promoting`: up to the next step it is judged anew;
+2. it is put into the log as `champion`, unless another was put meanwhile, and read back: from here on it serves;
+3. the alias `champion` is moved to it, and `previous` to the one before;
+4. its judgement is noted as `promoted`, with the promotion's name: from here on, an alias that says something else was
+   moved by hand.
+
+So nothing is promoted by mistake: only what has no final judgement is judged; only against the champion of the log, by
+the very manifest that the log names; and that champion must still be in force at step 2. Operators put orders into the
+log; the newest is carried out before anything else is decided, without the registry if it goes back to the champion
+before. An alias that was moved by hand, as on MLflow's page, is an order too. Where values are signed it is none, since
+who can write to the registry need not be an operator: it is moved back. A deleted champion is replaced by no guess.
+"""
 
 import logging
 import threading
-import time
-from collections.abc import Callable
+import uuid
 from contextlib import suppress
 
-from omnidraft.config import ControllerSettings
-from omnidraft.errors import BusError, SnapshotCorrupt, SnapshotError, SnapshotStale
-from omnidraft.fleet import challengers as judgements
-from omnidraft.fleet.canary_trial import CanaryTrial
-from omnidraft.fleet.challengers import Challengers, find_version, is_undecided, was_only_canary
-from omnidraft.fleet.control_log import ControlLog
+from omnidraft.errors import BusError, LeaseLost, SnapshotCorrupt, SnapshotError, SnapshotNotFound
+from omnidraft.fleet.challengers import find_version, is_open
 from omnidraft.fleet.drift_recovery import DriftRecovery, Rewinds
-from omnidraft.fleet.promotion import Decision, decide, decide_first, lineage_between, lineage_to, signed_versions
+from omnidraft.fleet.judge import Judge, Verdict
+from omnidraft.fleet.lease import ControllerLease
 from omnidraft.fleet.request_stats import RequestStatsReader
-from omnidraft.fleet.tenant_gate import MOST_HISTORY
-from omnidraft.ports import JUDGEMENT, VOID, Canary, Champion, ControlState, Metrics, Registry, SnapshotVersion
+from omnidraft.ports import Champion, Judgement, Metrics, Registry, SnapshotVersion
 from omnidraft.snapshots.manifest import digest
 from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
 
-POLL_S, CONTROL_TIMEOUT_S = 1.0, 2.0
-"""Waits between steps, and of the first for the control log, whose open drifts must be known before traffic is read."""
-VERSIONS_OF_HISTORY = 10 * MOST_HISTORY
-"""The number of versions up to the champion among which its ancestors are looked for; most were not refused."""
+POLL_S = 1.0
+"""The wait between steps."""
 logger = logging.getLogger(__name__)
 
 
 class Controller:
-    """Judges every challenger once: by its offline measurements, then, with `canary_share`, by how it serves requests.
-
-    Order: annotate the reason, promote, annotate that it was promoted, announce. The alias is authoritative, and the
-    champion is announced once after every start and whenever it is not the one announced last; so the next step repairs
-    what a controller killed in between, or an alias moved by hand, left inconsistent. Where values are signed, an alias
-    that neither the control log nor this process vouches for is not announced. An announced champion ends any canary,
-    so a killed controller leaves none behind. Announcing twice does no harm. A decision made before an operator
-    promoted is void, and that challenger is not judged again: the next one is judged against the champion that the
-    operator chose.
-    """
+    """Promotes what the judge finds better, and what operators order."""
 
     def __init__(
         self,
         registry: Registry,
-        control: ControlLog,
-        settings: ControllerSettings,
+        control: ControllerLease,
+        judge: Judge,
         metrics: Metrics,
         *,
         target: str,
         traffic: RequestStatsReader | None = None,
         recovery: DriftRecovery | None = None,
         signing: SnapshotSigning = UNSIGNED,
-        restate_s: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             traffic: statistics of served requests; needed for canaries and for drift.
-            recovery: receives `traffic` without a canary's, and before it what changed in the control log.
-            signing: without keys, whatever the registry calls champion is announced.
-            restate_s: the seconds after which the champion is announced again, before its announcement is too old.
+            recovery: receives `traffic` without a canary's.
+            signing: with trusted keys, an alias that was moved by hand is moved back.
         """
-        self._registry, self._control, self._target = registry, control, target
-        self._settings, self._metrics, self._clock = settings, metrics, clock
-        self._traffic, self._recovery = traffic, recovery
-        self._challengers = Challengers(registry, clock)
-        self._judged_version: int | None = None
-        self._signing, self._restate_s, self._state = signing, restate_s, ControlState()
-        self._promoted_version: int | None = None
-        self._announced_version: int | None = None
-        self._announced_s = 0.0
-        self._refused_version: int | None = None
-        self._trial: CanaryTrial | None = None
-        self._canaries: set[int] = set()
-        """The canary and those before it that did not become champion; workers may still finish requests with them."""
-        self._has_resumed = False
-        self._rewinds = Rewinds(registry, control, target)
-        self._open_promotion: tuple[int, Decision, str] | None = None
-        """Version, decision and fence of a promotion that an error cut off; it may have moved the alias."""
+        self._registry, self._control, self._judge, self._metrics = registry, control, judge, metrics
+        self._target, self._traffic, self._recovery, self._signing = target, traffic, recovery, signing
+        self._rewinds = Rewinds(control, target)
+        self._known: dict[int, SnapshotVersion] = {}
+        """The champion and the one before, to which an order may go back without the registry."""
+        self._serving: SnapshotVersion | None = None
+        """The champion, as the registry has it."""
+        self._problem: str | None = None
 
     def run(self, stop: threading.Event) -> None:
-        """Step until `stop` is set; while the registry or log is down, retry every POLL_S."""
+        """Step until `stop` is set; while the registry or log is down, retry every POLL_S. Raises LeaseLost."""
         is_failing = False
         while not stop.is_set():
             try:
@@ -93,203 +81,187 @@ class Controller:
             stop.wait(POLL_S)
 
     def step(self) -> None:
-        """Judge, announce and read traffic once; that is read while the registry is down, too. Raises SnapshotError,
-        BusError; the next step completes this one."""
+        """Decide what is to be decided; traffic is read while the registry is down, too.
+
+        Raises:
+            SnapshotError, BusError: the registry or the log failed; the next step goes on from there.
+            LeaseLost: another controller decides.
+        """
         try:
-            self._complete_promotion()  # before the champion is announced: an operator may have promoted meanwhile
-            self._judge_challenger()
-            self._announce_champion()
-            self._resume_recovery()
+            self.obey()
+            self._judge.resume()
+            if self.align():
+                self._settle(self._judge.judge(self._serving))
         finally:
             self._read_traffic()
         if self._recovery:
-            self._recovery.react()
-        self._end_trial()
-        self._announce_champion()
+            self._recovery.react(self._promote_again)
+        self._settle(self._judge.end_trial())
+        self._rewinds.order()
+        champion = self._control.state.champion
+        if champion is not None and self._control.state.canary and not self._judge.is_trying:
+            self._control.put_champion(champion, "the canary is over")
+
+    def close(self) -> None:
+        """Let another controller start."""
+        self._control.close()
+
+    def close(self) -> None:
+        """Let another controller start."""
+        self._control.close()
 
     def meanwhile(self) -> None:
-        """Read traffic while a call of the registry is not answered, from the thread that waits for it."""
-        with suppress(BusError):  # the next step meets it again
+        """Obey and read traffic while a call of the registry is not answered, from the thread that waits for it."""
+        with suppress(BusError, LeaseLost):  # the next step meets them again
+            self.obey(is_registry_silent=True)
             self._read_traffic()
 
-    def _complete_promotion(self) -> None:
-        """Promote what was decided, in this step or in one that was cut off; a deleted version is left alone."""
-        if self._open_promotion is None:
-            return
-        version, decision, fence = self._open_promotion
-        is_promoted = find_version(self._registry, str(version)) is not None and self._promote(version, fence)
-        self._open_promotion = None
-        if is_promoted:
-            self._count_decision(version, decision)
-
-    def _judge_challenger(self) -> None:
-        """Judge the challenger, one at a time: while a canary runs the next one waits."""
-        waiting = None if self._trial is not None else self._challengers.find()
-        if waiting is None or waiting.version == self._judged_version:
-            return
-        fence = self._registry.fence()  # before what the decision rests on is read
-        challenger, champion = self._challengers.find(), find_version(self._registry, "champion")
-        if challenger is None:
-            return
-        if (challenger.judgement or "").startswith((VOID, judgements.PROMOTED)):
-            self._judged_version = challenger.version  # that was decided, before this process began
-            return
-        if champion is not None and not self._is_vouched_for(champion):
-            return  # its manifest is half of the comparison
-        if champion is None or champion.version != challenger.version:
-            self._judge(challenger, champion, fence)
-        self._judged_version = challenger.version
-
-    def _judge(self, challenger: SnapshotVersion, champion: SnapshotVersion | None, fence: str) -> None:
-        decision = self._decide(challenger, champion)
-        if decision.promote and champion and self._settings.canary_share and self._traffic:
-            self._start_canary(challenger.version, champion.version, decision, fence)
-        else:
-            self._settle(challenger.version, decision, fence)
-
-    def _decide(self, challenger: SnapshotVersion, champion: SnapshotVersion | None) -> Decision:
-        if champion is None:
-            return decide_first(challenger, signed_versions(self._registry, self._signing), self._settings)
-        newest = max(challenger.version - champion.version, 0) + VERSIONS_OF_HISTORY
-        versions = signed_versions(self._registry, self._signing, newest)
-        between = lineage_between(versions, challenger.manifest, champion.manifest)
-        history = lineage_to(versions, champion.manifest, MOST_HISTORY)
-        return decide(challenger.manifest, champion.manifest, self._settings, between=between, history=history)
-
-    def _start_canary(self, version: int, champion: int, decision: Decision, fence: str) -> None:
-        self._announce_champion()  # before the canary, which it would end
-        share = self._settings.canary_share
-        self._registry.annotate(version, {JUDGEMENT: f"{judgements.CANARY} {share:.1%}: {decision.reason}"})
-        manifest = self._registry.resolve(str(version)).manifest
-        canary = Canary(version=version, share=share, digest=digest(manifest))
-        self._control.put(("canary",), canary, decision.reason)
-        self._trial = CanaryTrial(version, champion, self._settings, self._clock(), fence)
-        self._canaries.add(version)
-        logger.info("%s: canary %d beside champion %d: %s", self._target, version, champion, decision.reason)
-
-    def _resume_recovery(self) -> None:
-        """Go on with the drifts that the control log has open, before any traffic is read."""
-        if not self._has_resumed and self._recovery is not None:
-            versions = self._registry.versions(VERSIONS_OF_HISTORY)
-            self._canaries |= {each.version for each in versions if was_only_canary(each)}
-            state, _ = self._control.poll_all(CONTROL_TIMEOUT_S)
-            self._recovery.resume(state)
-        self._has_resumed = True
-
-    def _read_traffic(self) -> None:
-        """Announce the drifts in new requests, and add these to the trial."""
-        if self._traffic is None or not self._has_resumed:
-            return
+    def obey(self, *, is_registry_silent: bool = False) -> None:
+        """Take the lease, at first; then carry out the newest order, which supersedes those before it."""
+        changes = self._control.follow()
         if self._recovery:
-            self._state, changes = self._control.poll(0.0)
-            for each in changes:
-                self._recovery.on_change(each)
-            self._recovery.announce()
-        for request in self._traffic.new():
-            if self._trial and not request.is_past:
-                self._trial.update(request)
-            if self._recovery and request.version not in self._canaries:
-                self._recovery.update(request)
-
-    def _end_trial(self) -> None:
-        """End the canary once there is a verdict. Announcing the champion again ends a failed one on every worker."""
-        trial = self._trial
-        if trial is None or (decision := trial.verdict(self._clock())) is None:
+            self._recovery.follow(changes)
+        if not (orders := self._control.orders):
             return
-        if find_version(self._registry, str(trial.version)) is None:
-            logger.warning("%s: canary %d ends without a verdict: it was deleted", self._target, trial.version)
-        else:
-            self._settle(trial.version, decision, trial.fence)
-        self._trial, self._announced_version = None, None
-
-    def _settle(self, version: int, decision: Decision, fence: str) -> None:
-        verdict = judgements.PROMOTING if decision.promote else judgements.REFUSED
-        self._registry.annotate(version, {JUDGEMENT: f"{verdict}: {decision.reason}"})
-        if decision.promote:
-            self._open_promotion = version, decision, fence
-            self._complete_promotion()
-        else:
-            self._count_decision(version, decision)
-
-    def _promote(self, version: int, fence: str) -> bool:
-        """Return whether the version is the champion now; the decision is void if what it rests on has changed."""
+        key, order = orders[-1]
+        chosen, refusal = self._known.get(order.version), None
+        if chosen is None and is_registry_silent:
+            return
         try:
-            self._registry.promote_unless_changed(version, fence)
-        except (SnapshotStale, SnapshotCorrupt) as exc:
-            self._registry.annotate(version, {JUDGEMENT: f"{VOID}: {exc}"})
-            logger.warning("%s: a decision is void: %s", self._target, exc)
+            chosen = chosen or self._registry.resolve(str(order.version))
+            if not chosen.is_servable:
+                raise SnapshotNotFound(f"version {chosen.version} has no weights any more")
+            self._put(chosen, key[1], "", is_ordered=True)
+        except (SnapshotNotFound, SnapshotCorrupt) as exc:
+            refusal = f"refused: {exc}"
+            logger.error("%s: the order to promote version %d is %s", self._target, order.version, refusal)
+        for each, _ in orders:
+            self._control.put(each, None, refusal)
+
+    def align(self) -> bool:
+        """Let the aliases say what the log says. Return whether challengers can be compared with what serves."""
+        champion, named = self._control.state.champion, self._named()
+        if champion is None:
+            self._serving = None
+            return named is None or self._accept(named, "it is called champion, and the control log knew of none")
+        is_named = named is not None and named.version == champion.version
+        chosen = named if is_named else find_version(self._registry, champion.version)
+        if chosen is not None and champion.digest not in (None, digest(chosen.manifest)):
+            return self._complain(f"version {champion.version} of the registry is not the snapshot that was promoted")
+        judgement = chosen.judgement if chosen is not None else None
+        is_done = judgement is not None and (judgement.state, judgement.promotion) == ("promoted", champion.promotion)
+        is_by_hand = named is not None and not is_named and (is_done or chosen is None)
+        if named is not None and is_by_hand and self._signing.trusted_keys is None:
+            return self._accept(named, "its alias was moved by hand")
+        if chosen is None:
+            return self._complain(f"no champion is named any more: version {champion.version} was deleted")
+        if is_by_hand:
+            logger.warning("%s: the alias of the champion was moved by hand, and is moved back", self._target)
+        if not is_named or not is_done:
+            self._carry_out(champion, chosen)
+        self._serving, self._problem, self._known[champion.version] = chosen, None, chosen
+        self._metrics.set("omnidraft_champion_version_info", champion.version)
+        return self._control.state.champion == champion  # else an order came meanwhile
+
+    def _promote(self, version: SnapshotVersion, judgement: Judgement, *, after: str | None) -> bool:
+        """Carry out the four steps, unless the champion is another by then. Return whether it was promoted."""
+        promoting = judgement.model_copy(update={"state": "promoting", "promotion": uuid.uuid4().hex})
+        self._registry.annotate(version.version, promoting.notes())  # step 1
+        self.obey()
+        if self._control.promotion != after:
+            overtaken = judgement.model_copy(update={"state": "refused", "reason": "an order came first"})
+            self._registry.annotate(version.version, (overtaken if is_open(version) else version.judgement).notes())
             return False
-        self._promoted_version = version
+        self._put(version, promoting.promotion, judgement.reason)  # step 2
+        self.align()
         return True
 
-    def _count_decision(self, version: int, decision: Decision) -> None:
-        self._rewinds.count(version, decision)
-        try:
-            self._registry.log_metrics(version, {"promoted": float(decision.promote)}, version)
-        except SnapshotError as exc:  # a curve is not worth a second judgement
-            logger.warning("%s: the verdict on version %d is in no curve: %s", self._target, version, exc)
-        self._metrics.add("omnidraft_promotions_total" if decision.promote else "omnidraft_refusals_total")
-        verdict = judgements.PROMOTED if decision.promote else judgements.REFUSED
-        logger.info("%s version %d for %s: %s", verdict, version, self._target, decision.reason)
+    def _promote_again(self, version: SnapshotVersion, reason: str, *, after: str | None) -> None:
+        self._promote(version, Judgement(state="promoting", reason=reason), after=after)
 
-    def _announce_champion(self) -> None:
-        """Announce the champion unless it is the one announced last, and not long ago. A champion that changed while a
-        canary ran ends that trial; one that changed during its announcement is announced next."""
-        while (champion := find_version(self._registry, "champion")) is not None and self._must_announce(champion):
-            if not self._is_vouched_for(champion):
-                return
-            self._note_promotion(champion)
-            self._void_trial(champion)
-            self._control.put(("champion",), Champion(version=champion.version, digest=digest(champion.manifest)))
-            self._announced_s = self._clock()
-            if self._announced_version is not None and champion.version < self._announced_version:
-                self._metrics.add("omnidraft_rollbacks_total")
-            self._announced_version, self._trial = champion.version, None
-            self._canaries.discard(champion.version)
-            self._metrics.set("omnidraft_champion_version_info", champion.version)
-            logger.info("announced champion %d for %s", champion.version, self._target)
+    def _put(self, version: SnapshotVersion, promotion: str, reason: str, *, is_ordered: bool = False) -> None:
+        """Step 2: from here on it serves. Raises SnapshotCorrupt where snapshots are signed, and this one is not."""
+        self._signing.require(version.manifest)
+        before = self._control.state.champion
+        number, former = version.version, before and before.version
+        previous = before.previous if before is not None and former == number else former
+        chosen = Champion(
+            version=number,
+            digest=digest(version.manifest),
+            promotion=promotion,
+            previous=previous,
+            is_ordered=is_ordered,
+        )
+        self._control.put_champion(chosen, reason)
+        self._known = {each: self._known[each] for each in self._known if each == previous} | {number: version}
+        if before is not None and number < before.version:
+            self._metrics.add("omnidraft_rollbacks_total")
+        logger.info("%s: version %d serves: %s", self._target, number, reason or "an operator ordered it")
 
-    def _note_promotion(self, champion: SnapshotVersion) -> None:
-        """Annotate that a version was promoted whose judgement does not say so yet."""
-        judgement = champion.judgement or ""
-        if judgement.startswith(judgements.PROMOTING):
-            self._registry.annotate(
-                champion.version, {JUDGEMENT: judgements.PROMOTED + judgement.removeprefix(judgements.PROMOTING)}
-            )
-        elif is_undecided(champion.judgement):
-            self._registry.annotate(champion.version, {JUDGEMENT: judgements.BY_OPERATOR})
+    def _carry_out(self, champion: Champion, chosen: SnapshotVersion) -> None:
+        """Steps 3 and 4."""
+        previous = None if champion.previous is None else find_version(self._registry, champion.previous)
+        self._registry.promote(champion.version, previous.version if previous and previous.is_servable else None)
+        judgement = chosen.judgement
+        if judgement is None or judgement.promotion != champion.promotion:
+            reason, by = self._control.state.entries[("champion",)].reason or "", champion.is_ordered
+            judgement = Judgement(state="promoted", reason=reason, promotion=champion.promotion, is_ordered=by)
+        self._registry.annotate(champion.version, judgement.model_copy(update={"state": "promoted"}).notes())
 
-    def _void_trial(self, champion: SnapshotVersion) -> None:
-        """Annotate the canary that another promotion ended; nothing to note if that is its own, or it is deleted."""
-        trial = self._trial
-        if trial is None or champion.version in (trial.champion, trial.version):
-            return
-        if find_version(self._registry, str(trial.version)) is not None:
-            reason = f"version {champion.version} became champion while it was a canary beside {trial.champion}"
-            self._registry.annotate(trial.version, {JUDGEMENT: f"{VOID}: {reason}"})
+    def _accept(self, named: SnapshotVersion, reason: str) -> bool:
+        """Let the version serve that the alias names, as ordered by whoever moved it; where values are signed, ask."""
+        if self._signing.trusted_keys is not None:
+            return self._complain(f"version {named.version} is called champion, which nobody signed")
+        known = None if self._control.promotion else named.judgement  # else the log was lost, or begins
+        if known is not None and known.promotion is not None:
+            self._put(named, known.promotion, known.reason, is_ordered=known.is_ordered)
+        else:
+            self._put(named, uuid.uuid4().hex, reason, is_ordered=True)
+        return self.align()
 
-    def _must_announce(self, champion: SnapshotVersion) -> bool:
-        if champion.version != self._announced_version:
-            return True
-        is_due = self._restate_s is not None and self._clock() - self._announced_s >= self._restate_s
-        return is_due and self._trial is None
+    def _named(self) -> SnapshotVersion | None:
+        """Return what the alias names; None for a version that is damaged, too."""
+        with suppress(SnapshotCorrupt):
+            return find_version(self._registry, "champion")
+        return None
 
-    def _is_vouched_for(self, champion: SnapshotVersion) -> bool:
-        """Return whether the control log names it, or this process made it the champion; all are, without keys."""
-        if self._signing.trusted_keys is None or champion.version == self._promoted_version:
-            return True
-        self._state, _ = self._control.poll(0.0)
-        named = self._state.champion
-        if named is not None and named == Champion(version=champion.version, digest=digest(champion.manifest)):
-            self._refused_version = None
-            return True
-        if champion.version != self._refused_version:
-            self._metrics.add("omnidraft_champions_refused_total")
+    def _complain(self, problem: str) -> bool:
+        """Say once that challengers cannot be compared, until it is mended."""
+        if problem != self._problem:
             logger.error(
-                "%s: neither announced nor compared with: version %d is called champion, which nobody vouches for; an "
-                "operator who wants it to serve promotes it: `omnidraft snapshots promote`",
-                self._target,
-                champion.version,
+                "%s: %s; say which version serves: `omnidraft snapshots promote VERSION`", self._target, problem
             )
-        self._refused_version = champion.version
+            self._metrics.add("omnidraft_champions_refused_total")
+        self._problem, self._serving = problem, None
         return False
+
+    def _settle(self, verdict: Verdict | None) -> None:
+        """Carry a verdict of the judge out."""
+        if verdict is None:
+            return
+        version, decision, number = verdict.challenger, verdict.decision, verdict.challenger.version
+        if not decision.promote:
+            self._registry.annotate(number, verdict.judgement.notes())
+        elif not self._promote(version, verdict.judgement, after=verdict.after):
+            return
+        self._rewinds.count(version.manifest, is_worse=decision.is_worse)
+        try:
+            self._registry.log_metrics(number, {"promoted": float(decision.promote)}, number)
+        except SnapshotError as exc:  # a curve is not worth a second judgement
+            logger.warning("%s: the verdict on version %d is in no curve: %s", self._target, number, exc)
+        self._metrics.add("omnidraft_promotions_total" if decision.promote else "omnidraft_refusals_total")
+        logger.info("%s: version %d is %s", self._target, number, verdict.judgement)
+
+    def _read_traffic(self) -> None:
+        """Announce the drifts in new requests, and let the judge count them for a canary."""
+        canaries, champion = self._judge.canaries, self._control.state.champion
+        if self._traffic is None or canaries is None:
+            return
+        if self._recovery:
+            self._recovery.announce()
+        for request in self._traffic.new():
+            self._judge.update(request)
+            if self._recovery and (
+                request.version not in canaries or (champion and champion.version == request.version)
+            ):
+                self._recovery.update(request)

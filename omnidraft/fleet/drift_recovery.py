@@ -17,29 +17,17 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, cast
+from typing import Protocol, cast
 
 from omnidraft.config import ControllerSettings
-from omnidraft.errors import SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
+from omnidraft.errors import SnapshotCorrupt, SnapshotError, SnapshotNotFound
 from omnidraft.fleet.challengers import find_version
 from omnidraft.fleet.drift import MOST_STREAMS, DriftChange, DriftDetector, traffic_name
-from omnidraft.fleet.promotion import Decision, decide, lineage_between, signed_versions
+from omnidraft.fleet.lease import ControllerLease
+from omnidraft.fleet.promotion import believed_versions, decide, lineage_between
 from omnidraft.fleet.request_stats import RequestStats
 from omnidraft.fleet.tenant_gate import fallen_tenants
-from omnidraft.ports import (
-    JUDGEMENT,
-    Best,
-    ControlState,
-    ControlWriter,
-    Drift,
-    Entry,
-    Metrics,
-    Registry,
-    Rewind,
-    SnapshotReader,
-    SnapshotVersion,
-    Work,
-)
+from omnidraft.ports import Best, Champion, Drift, Entry, Metrics, Registry, Rewind, SnapshotVersion, Work
 from omnidraft.snapshots.manifest import Manifest, TenantAgreement
 from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
 
@@ -98,29 +86,35 @@ and on from its own place in the log."""
 class Rewinds:
     """Counts the challengers of one pair that were worse, since this process started."""
 
-    def __init__(
-        self, registry: SnapshotReader, control: ControlWriter, target: str, limit: int | None = REWIND_AFTER
-    ) -> None:
+    def __init__(self, control: ControllerLease, target: str, limit: int | None = REWIND_AFTER) -> None:
         """Give the order after `limit` challengers, never if that is None."""
-        self._registry, self._control, self._limit, self._target = registry, control, limit, target
-        self._worse: frozenset[int] = frozenset()
+        self._control, self._limit, self._target = control, limit, target
+        self._worse: list[str] = []
+        """The ids of these snapshots."""
 
-    def count(self, version: int, decision: Decision) -> None:
-        """Count a decision, and give the order if it is due. A challenger that an operator published again is none of
-        those that were worse, and no refusal from before it counts."""
-        challenger = self._registry.resolve(str(version)).manifest if decision.is_worse else None
-        if challenger is None or challenger.is_republished:
-            self._worse = frozenset()
-            return
-        self._worse |= {version}  # one judged again counts once
-        if self._limit is None or len(self._worse) < self._limit:
-            return
-        if (champion := find_version(self._registry, "champion")) is None:
+    def count(self, challenger: Manifest, *, is_worse: bool) -> None:
+        """Count a decision. A challenger that an operator published again is none of those that were worse, and no
+        refusal from before it counts."""
+        if is_worse and not challenger.is_republished:
+            self._worse.append(challenger.snapshot_id)
+        else:
+            self._worse = []
+
+    def order(self) -> None:
+        """Give the order if it is due. What raises BusError is done by the next call."""
+        champion = self._control.state.champion
+        if self._limit is None or len(self._worse) < self._limit or champion is None:
             return
         reason = f"{len(self._worse)} challengers in a row were worse than champion {champion.version}"
-        self._control.put(("rewind",), Rewind(version=champion.version, id=challenger.snapshot_id), reason)
-        self._worse = frozenset()
+        self._control.put(("rewind",), Rewind(version=champion.version, id=self._worse[-1]), reason)
+        self._worse = []
         logger.warning("%s: learning goes back to champion %d: %s", self._target, champion.version, reason)
+
+
+class Promote(Protocol):
+    """Makes a version the champion in the place of the one under this promotion, unless that is another by now."""
+
+    def __call__(self, version: SnapshotVersion, reason: str, *, after: str | None) -> None: ...
 
 
 class DriftRecovery:
@@ -129,25 +123,23 @@ class DriftRecovery:
     def __init__(
         self,
         registry: Registry,
-        control: ControlWriter,
-        detector: DriftDetector,
+        control: ControllerLease,
         metrics: Metrics,
         *,
         target: str,
-        gate: ControllerSettings | None = None,
+        gate: ControllerSettings,
         signing: SnapshotSigning = UNSIGNED,
     ) -> None:
         """
         Args:
-            gate: what another champion must not do to the other tenants; None takes the defaults.
-            signing: only measurements in manifests that it trusts are believed.
+            gate: what another champion must not do to the other tenants.
+            signing: only measurements in signed manifests are believed.
         """
-        self._signing = signing
-        self._registry, self._control, self._detector = registry, control, detector
-        self._metrics, self._target, self._gate = metrics, target, gate or ControllerSettings()
+        self._registry, self._control, self._detector = registry, control, DriftDetector()
+        self._metrics, self._target, self._gate, self._signing = metrics, target, gate, signing
         self._alarms: deque[Callable[[], None]] = deque()
         """What is still to be announced, oldest first."""
-        self._reactions: deque[Callable[[], None]] = deque()
+        self._reactions: deque[Callable[[Promote], None]] = deque()
         """What is still to be done in the registry, likewise."""
         self._past_falls: dict[tuple[str, Work], DriftChange] = {}
         """Falls in past requests that are not over, until their streams have requests again."""
@@ -175,32 +167,25 @@ class DriftRecovery:
             self._alarms[0]()
             self._alarms.popleft()
 
-    def react(self) -> None:
+    def react(self, promote: Promote) -> None:
         """Do in the registry what is to be done. What raises RegistryError is done again by the next call; what cannot
         be done, since a snapshot is gone or damaged, is left out."""
         while self._reactions:
             try:
-                self._reactions[0]()
+                self._reactions[0](promote)
             except (SnapshotNotFound, SnapshotCorrupt) as exc:
                 logger.warning("%s: a reaction to a drift is left out: %s", self._target, exc)
             self._reactions.popleft()
 
-    def resume(self, state: ControlState) -> None:
-        """Go on with the drifts that are open by the control log. Called once, before the first request. A `best` that
-        was handled before has a fence that has passed."""
-        for each in sorted(state.entries.values(), key=lambda each: each.sequence):
-            if isinstance(each.value, Drift) or (isinstance(each.value, Best) and each.value.fence is not None):
-                self.on_change(each)
-
-    def on_change(self, entry: Entry) -> None:
-        """Let `react` promote the version that the distiller found `best`, unless the drift is over by then. A drift of
-        a stream without requests was put before this process began, and read late."""
-        value = entry.value
-        if isinstance(value, Drift):
-            tenant, work = entry.key[1:]
-            self._detector.resume_drift(tenant, cast(Work, work), value.level)
-        elif isinstance(value, Best):
-            self._reactions.append(partial(self._promote_best, entry.key[1], value, entry.reason))
+    def follow(self, changes: Sequence[Entry]) -> None:
+        """Take what the control log says: drifts that began before this process did go on, and the version that the
+        distiller found best is promoted by `react`, unless the drift is over by then."""
+        for each in changes:
+            if isinstance(each.value, Drift):
+                tenant, work = each.key[1:]
+                self._detector.resume_drift(tenant, cast(Work, work), each.value.level)
+            elif isinstance(each.value, Best):
+                self._reactions.append(partial(self._promote_best, each.value, each.key[1], each.reason))
 
     def _end_evicted(self) -> None:
         for tenant, work in self._detector.evict():
@@ -208,24 +193,23 @@ class DriftRecovery:
                 continue  # it was not announced
             name = traffic_name(tenant, work)
             reason = f"agreement of {name} is watched no more: {MOST_STREAMS} others had requests since"
-            self._alarms.append(partial(self._announce, "drift_over", tenant, work, None, reason))
+            self._alarms.append(partial(self._announce, tenant, work, None, reason))
 
     def _take(self, change: DriftChange) -> None:
         tenant, reason = change.tenant, str(change)
-        self._alarms.append(partial(self._announce, change.kind, tenant, change.work, change.level, reason))
+        drift = Drift(level=change.level) if change.kind == "drift" else None
+        self._alarms.append(partial(self._announce, tenant, change.work, drift, reason))
         self._reactions.append(partial(self._annotate, change))
         if change.suspect is not None:
             self._reactions.append(partial(self._roll_back, change.suspect, tenant, reason))
 
-    def _announce(
-        self, kind: Literal["drift", "drift_over"], tenant: str, work: Work, level: float | None, reason: str
-    ) -> None:
-        logger.warning("%s: %s: %s", self._target, kind, reason)
-        self._control.put(("drift", tenant, work), Drift(level=level) if kind == "drift" else None, reason)
-        counter = "omnidraft_drift_alarms_total" if kind == "drift" else "omnidraft_drifts_over_total"
+    def _announce(self, tenant: str, work: Work, drift: Drift | None, reason: str) -> None:
+        logger.warning("%s: %s: %s", self._target, "drift" if drift else "drift over", reason)
+        self._control.put(("drift", tenant, work), drift, reason)
+        counter = "omnidraft_drift_alarms_total" if drift else "omnidraft_drifts_over_total"
         self._metrics.add(counter, target=self._target)  # tenants are too many to be labels
 
-    def _annotate(self, change: DriftChange) -> None:
+    def _annotate(self, change: DriftChange, _: Promote) -> None:
         """Annotate the champion, at best: what a registry refuses, as for a deleted run, holds nothing else up."""
         name = "drift_alarm" if change.kind == "drift" else "drift_over"
         try:
@@ -235,39 +219,30 @@ class DriftRecovery:
         except SnapshotError as exc:
             logger.warning("%s: %s is not noted at the champion: %s", self._target, change.kind, exc)
 
-    def _roll_back(self, suspect: int, tenant: str, reason: str) -> None:
+    def _roll_back(self, suspect: int, tenant: str, reason: str, promote: Promote) -> None:
         """Roll back from a champion that was bad from its first requests on to the one before."""
-        fence = self._registry.fence()
-        previous = find_version(self._registry, "previous")
-        if previous is not None and self._registry.resolve("champion").version == suspect:
-            self._promote(previous.version, tenant, reason, fence)
+        champion, previous = self._control.state.champion, find_version(self._registry, "previous")
+        if previous is not None and champion is not None and champion.version == suspect:
+            self._promote(previous, champion, tenant, reason, promote)
 
-    def _promote_best(self, tenant: str, best: Best, reason: str | None) -> None:
-        if not self._detector.is_drifting(tenant):
+    def _promote_best(self, best: Best, tenant: str, reason: str | None, promote: Promote) -> None:
+        champion = self._control.state.champion
+        if not self._detector.is_drifting(tenant) or champion is None or champion.version == best.version:
             return
-        fence = best.fence or self._registry.fence()
-        if self._registry.resolve("champion").version != best.version:
-            self._promote(best.version, tenant, reason or "agrees best with the traffic that drifted", fence)
+        if best.promotion != champion.promotion:
+            logger.warning("%s: not to snapshot %d: the champion is another by now", self._target, best.version)
+            return
+        why = reason or "agrees best with the traffic that drifted"
+        self._promote(self._registry.resolve(str(best.version)), champion, tenant, why, promote)
 
-    def _promote(self, version: int, tenant: str, reason: str, fence: str) -> None:
-        """Let it be made the champion next, unless other tenants lose by it."""
-        candidate, champion = self._registry.resolve(str(version)), self._registry.resolve("champion")
-        versions = signed_versions(self._registry, self._signing)
-        if against := objection(candidate, champion, versions, self._gate, tenant=tenant):
-            logger.warning("%s: not back to snapshot %d: %s", self._target, version, against)
+    def _promote(
+        self, candidate: SnapshotVersion, champion: Champion, tenant: str, reason: str, promote: Promote
+    ) -> None:
+        """Make it the champion, unless other tenants lose by it."""
+        serving = self._registry.resolve(str(champion.version))
+        versions = believed_versions(self._registry, self._signing)
+        if against := objection(candidate, serving, versions, self._gate, tenant=tenant):
+            logger.warning("%s: not to snapshot %d: %s", self._target, candidate.version, against)
             return
-        self._reactions.insert(1, partial(self._carry_out, version, reason, fence))
-
-    def _carry_out(self, version: int, reason: str, fence: str) -> None:
-        """Make it the champion, which the controller announces. A reaction of its own, as an error in it may have moved
-        the alias: the next call then has to ask with the same fence, whatever the registry says by now."""
-        try:
-            self._registry.promote_unless_changed(version, fence)
-        except SnapshotStale as exc:
-            logger.warning("%s: not back to snapshot %d: %s", self._target, version, exc)
-            return
-        try:
-            self._registry.annotate(version, {JUDGEMENT: f"promoted again: {reason}"})
-        except SnapshotError as exc:
-            logger.warning("%s: the promotion of snapshot %d is not noted: %s", self._target, version, exc)
-        logger.warning("%s: back to snapshot %d: %s", self._target, version, reason)
+        logger.warning("%s: to snapshot %d: %s", self._target, candidate.version, reason)
+        promote(candidate, reason, after=champion.promotion)

@@ -1,36 +1,37 @@
-"""An operator's orders: which version serves, and whether a pair learns."""
+"""An operator's order that a version is to serve. The controller carries it out; see controller.py."""
 
-from contextlib import suppress
+import time
+import uuid
+from collections.abc import Callable
 
-from omnidraft.errors import BusError, OmnidraftError, SnapshotError
-from omnidraft.fleet.challengers import BY_OPERATOR, PROMOTING, is_undecided
-from omnidraft.ports import JUDGEMENT, Champion, ControlWriter, Registry, SnapshotVersion
-from omnidraft.snapshots.manifest import digest
+from omnidraft.errors import RequestError
+from omnidraft.ports import Champion, ControlLog, Order
 
 
-def promote(registry: Registry, control: ControlWriter, name: str) -> SnapshotVersion:
-    """Make a version, by number or alias, the champion on every worker, and return it.
+def order_champion(
+    control: ControlLog, version: int, *, timeout_s: float, carry_out: Callable[[], None] = lambda: None
+) -> Champion | None:
+    """Order that this version serves, and return what serves once the order was answered, which is another version if a
+    later order came; None: no controller has answered in time, and the order waits for one.
+
+    Args:
+        carry_out: called when the order is in the log; answers it where this process is the controller.
 
     Raises:
-        SnapshotNotFound: there is none of this name.
-        RegistryError: the registry does not answer.
-        ConfigError: versions have to be signed, and there is no key for that.
-        BusError: the version is the champion, and the log does not answer.
+        RequestError: it was refused.
+        BusError: the log cannot be read or written.
+        ConfigError: orders have to be signed, and this process has no operator's key.
     """
-    chosen = registry.resolve(name)
-    is_waiting = chosen.is_servable and is_undecided(chosen.judgement)
-    if is_waiting:
-        # before the promotion, so that no controller ever takes it for one that waits, once another is champion
-        registry.annotate(chosen.version, {JUDGEMENT: BY_OPERATOR})
-    try:
-        registry.promote(chosen.version)
-    except OmnidraftError:
-        if is_waiting:  # so it still does
-            with suppress(SnapshotError):
-                registry.annotate(chosen.version, {JUDGEMENT: chosen.judgement or PROMOTING})
-        raise
-    try:
-        control.put(("champion",), Champion(version=chosen.version, digest=digest(chosen.manifest)))
-    except BusError as exc:
-        raise BusError(f"version {chosen.version} is the champion, but it cannot be announced: {exc}") from exc
-    return chosen
+    key = ("order", uuid.uuid4().hex)
+    control.put(key, Order(version=version))
+    carry_out()
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        state, _ = control.poll(0.1)
+        answer = state.entries.get(key)
+        if answer is not None and answer.value is None:
+            if answer.reason is not None:
+                raise RequestError(answer.reason)
+            return state.champion
+        if time.monotonic() > deadline_s:
+            return None

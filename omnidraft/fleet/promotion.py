@@ -11,7 +11,6 @@ from math import hypot, prod, sqrt
 from statistics import NormalDist
 
 from omnidraft.config import ControllerSettings
-from omnidraft.fleet.challengers import PROMOTED
 from omnidraft.fleet.tenant_gate import Change, change_without_best, equal_weight_change, fallen_tenants
 from omnidraft.ports import Registry, SnapshotVersion
 from omnidraft.snapshots.manifest import Manifest
@@ -30,6 +29,10 @@ class Decision:
     is_worse: bool = False
     """Whether it is refused because it measured worse than the tolerance, however uncertain that is, not because too
     little was measured."""
+    gain: float | None = None
+    """The change of held-out agreement from the champion; None: not measured."""
+    gain_error: float | None = None
+    """The standard error of the gain; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ def decide_first(
         versions: all of the pair, the challenger among them.
     """
     others = [each for each in versions if each.version != challenger.version]
-    if promoted := [each.version for each in others if (each.judgement or "").startswith(PROMOTED)]:
+    if promoted := [each.version for each in others if each.judgement and each.judgement.state == "promoted"]:
         lost = f"the registry names no champion, but version {promoted[-1]} was promoted before"
         return Decision(False, f"{lost}; say which one serves: `omnidraft snapshots promote VERSION`")
     manifest = challenger.manifest
@@ -106,10 +109,11 @@ def decide(
     verdict = f"held-out agreement {challenger.agreement_after:.4f} on {challenger.held_out_records} records, {change}"
     is_same = change.estimate == 0 and not change.error and set(challenger.forgets) <= set(champion.forgets)
     if is_same and not settings.tolerance:
-        return Decision(False, f"{verdict}: no difference")
+        return Decision(False, f"{verdict}: no difference", gain=change.estimate, gain_error=change.error)
     bound = change.bound(settings.confidence)
     if bound is None:
-        return Decision(False, f"{verdict}, too few requests to be {settings.confidence:.0%} sure of anything")
+        reason = f"{verdict}, too few requests to be {settings.confidence:.0%} sure of anything"
+        return Decision(False, reason, gain=change.estimate)
     lineage = [*between, challenger]
     falls = _falls(champion, lineage, history, settings)
     rest = _fall_of_others(champion, lineage, settings)
@@ -121,7 +125,8 @@ def decide(
     is_worse = bool(falls) or change.estimate < -settings.tolerance
     doubts = [] if is_enough or is_worse or change.is_paired else [_UNPAIRED_DOUBT]
     reason = "; ".join([f"{verdict}{speed}, {bounds}", *doubts, *falls, *rest])
-    return Decision(is_enough and is_fast and not falls and not rest, reason, is_worse)
+    is_better = is_enough and is_fast and not falls and not rest
+    return Decision(is_better, reason, is_worse, change.estimate, change.error)
 
 
 def _fall_of_others(champion: Manifest, lineage: Sequence[Manifest], settings: ControllerSettings) -> list[str]:
@@ -242,9 +247,9 @@ def lineage_between(versions: Sequence[SnapshotVersion], challenger: Manifest, c
     return between
 
 
-def signed_versions(registry: Registry, signing: SnapshotSigning, newest: int | None = None) -> list[SnapshotVersion]:
-    """Return the versions whose measurements may be believed: all, where nothing is signed; of these many newest ones
-    if a number is given. Raises RegistryError."""
+def believed_versions(registry: Registry, signing: SnapshotSigning, newest: int | None = None) -> list[SnapshotVersion]:
+    """Return the versions whose measurements may be believed: the signed ones, or all where nothing is signed; of these
+    many newest ones if a number is given. Raises RegistryError."""
     return [each for each in registry.versions(newest) if signing.trusts(each.manifest)]
 
 

@@ -10,6 +10,7 @@ from omnidraft.ports.control import (
     Canary,
     Champion,
     ControlFollower,
+    ControlLog,
     ControlState,
     ControlValue,
     ControlWriter,
@@ -55,8 +56,7 @@ from omnidraft.ports.drafting import (
     TrainableHead,
 )
 from omnidraft.ports.fleet import (
-    JUDGEMENT,
-    VOID,
+    Judgement,
     Metrics,
     NoopSpan,
     NoopTracing,

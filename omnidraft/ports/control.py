@@ -28,10 +28,19 @@ class Champion(ControlValue):
     version: int
     digest: str | None = None
     """The digest of its manifest: whatever the registry has under this version, it must be that one."""
+    lease: int = 0
+    """The sequence of the lease under which it was put; 0: nobody had one."""
+    promotion: str | None = None
+    """Names this promotion; the same version promoted again has another name. The version's judgement has it, too."""
+    previous: int | None = None
+    """The champion before it."""
+    is_ordered: bool = False
+    """Whether an operator made it the champion."""
 
 
 class Canary(Champion):
-    """`canary`: serve this snapshot to a share of the requests, the champion to the others."""
+    """`canary`: serve this snapshot to a share of the requests, the champion to the others. No canary outlives its
+    controller."""
 
     share: float = Field(gt=0, le=1)
 
@@ -67,8 +76,8 @@ class Best(ControlValue):
     """`best/TENANT`, from the distiller: this snapshot agrees best with the tenant's traffic, which drifted."""
 
     version: int
-    fence: str | None = None
-    """The registry's fence from before the version was chosen; see Registry.fence."""
+    promotion: str | None = None
+    """That of the champion it was compared with; where another one is in force, the comparison is void."""
 
 
 class Forget(ControlValue):
@@ -91,11 +100,12 @@ class Order(ControlValue):
 
 
 class Lease(ControlValue):
-    """`lease`: the controller that writes the aliases of the pair."""
+    """`lease`: a controller decides for the pair from now on, and no earlier one any longer."""
 
     holder: str
-    until_ms: int
-    """Unix milliseconds."""
+    """Names the controller."""
+    accepts: int = 0
+    """The sequence of the champion that its holder found; of champions put later only its own count."""
 
 
 class WorkerNews(ControlValue):
@@ -171,12 +181,21 @@ class ControlState:
 
     @property
     def champion(self) -> Champion | None:
-        return self.value(Champion, "champion")
+        """What serves. None, so that nothing changes, where a controller put it that had lost its lease: the holder puts
+        its own again."""
+        entry, lease = self.entries.get(("champion",)), self.value(Lease, "lease")
+        champion = self.value(Champion, "champion")
+        if entry is None or champion is None:
+            return None
+        is_accepted = lease is not None and entry.sequence <= lease.accepts
+        return champion if is_accepted or champion.lease == self.sequence("lease") else None
 
     @property
     def canary(self) -> Canary | None:
         """The canary that serves, which the next champion, or the same one put again, ends."""
-        return self.value(Canary, "canary") if self.sequence("canary") > self.sequence("champion") else None
+        canary = self.value(Canary, "canary")
+        is_ours = canary is not None and canary.lease == self.sequence("lease")
+        return canary if is_ours and self.sequence("canary") > self.sequence("champion") else None
 
     @property
     def is_paused(self) -> bool:
@@ -224,3 +243,11 @@ class ControlWriter(Protocol):
             BusError: the log cannot be written.
             ConfigError: values are signed, and this process has no key that may sign this kind.
         """
+
+
+class ControlLog(ControlFollower, ControlWriter, Protocol):
+    """Both, over one log."""
+
+    def close(self) -> None: ...
+
+    def close(self) -> None: ...

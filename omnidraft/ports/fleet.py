@@ -3,15 +3,60 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from omnidraft.snapshots.manifest import Manifest
 
-JUDGEMENT = "judgement"
-"""The name of the note with what the controller decided about a version, and why."""
-VOID = "void"
-"""How the judgement of a challenger begins that is not judged again: another promotion, as an operator's, overtook it,
-or its notes are damaged."""
+_JUDGEMENT, _IN_WORDS = "omnidraft.judgement", "judgement"
+_VERBS = {"canary": "on trial", "promoting": "promoting", "promoted": "promoted", "refused": "refused"}
+
+
+class Judgement(BaseModel):
+    """What the controller decided about a version."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    state: Literal["canary", "promoting", "promoted", "refused"]
+    """canary, promoting: it is not decided, or not carried out to its end, so a controller that starts judges it anew.
+    The others are final: nothing but another promotion changes them."""
+    reason: str
+    """A sentence for operators; empty for an order."""
+    promotion: str | None = None
+    """Names one promotion; promoting the same version again has another name. None: it never was to be promoted."""
+    is_ordered: bool = False
+    """Whether an operator promoted it."""
+    was_canary: bool = False
+    """Whether it was tried on live requests."""
+    gain: float | None = None
+    """Held-out agreement less the champion's; None: not known."""
+    gain_error: float | None = None
+    """Standard error of the gain; None: not known."""
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in ("promoted", "refused")
+
+    def __str__(self) -> str:
+        verb = f"{_VERBS[self.state]} by an operator" if self.is_ordered else _VERBS[self.state]
+        return f"{verb}: {self.reason}" if self.reason else verb
+
+    def notes(self) -> dict[str, str]:
+        """Return it as notes of a version, for programs and in words."""
+        return {_JUDGEMENT: self.model_dump_json(exclude_defaults=True), _IN_WORDS: str(self)}
+
+    @classmethod
+    def of(cls, notes: Mapping[str, str] | None) -> "Judgement | None":
+        """Return the judgement in a version's notes. Damaged notes, or None, may have been a decision against it, so they
+        are a refusal."""
+        try:
+            text = notes[_JUDGEMENT] if notes is not None else ""
+            return cls.model_validate_json(text)
+        except KeyError:
+            return None
+        except ValidationError:
+            return cls(state="refused", reason="its notes are damaged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +67,8 @@ class SnapshotVersion:
     manifest: Manifest
     aliases: tuple[str, ...]
     created_ms: int
-    judgement: str | None = None
-    """What the controller decided about it, and why, for operators; None: nothing yet."""
+    judgement: Judgement | None = None
+    """None: nothing was decided yet."""
     removed_parts: tuple[str, ...] = ()
     """Parts whose files were deleted since; the manifest stays."""
 
@@ -63,26 +108,13 @@ class Registry(SnapshotReader, Protocol):
         """Return all versions, oldest first; or this many newest ones and those with an alias, which costs the same
         after years of learning."""
 
-    def promote(self, version: int) -> None:
-        """Move `champion` to this version, and `previous` to the last champion. Neither of them is `challenger`
-        any longer, so that a rollback is not undone. Promoting the champion again moves nothing. This is the operator's
-        method: it invalidates every fence taken before.
+    def promote(self, version: int, previous: int | None = None) -> None:
+        """Move `champion` to this version, and `previous` to that one, or to the last champion. Neither of them is `challenger`
+        any longer, so that a rollback is not undone. Promoting the champion again moves nothing. Only the controller
+        calls it, after the control log names the champion.
 
         Raises:
             SnapshotNotFound: there is no such version, or its serving part was deleted.
-        """
-
-    def fence(self) -> str:
-        """Return a token that changes whenever an operator promotes and whenever the champion changes. Take it before
-        reading the data of a decision."""
-
-    def promote_unless_changed(self, version: int, fence: str) -> None:
-        """Promote by a decision made since this fence was taken. After an error, call it again with the same fence: it
-        completes what was begun, or gives way to an operator who promoted meanwhile.
-
-        Raises:
-            SnapshotStale: an operator promoted since, the champion is another, or the version's serving part was
-                deleted; the decision is void.
         """
 
     def annotate(self, version: int, notes: Mapping[str, str]) -> None:

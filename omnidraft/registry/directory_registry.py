@@ -1,6 +1,6 @@
 """Versions and aliases in plain folders, without MLflow; one lock file guards them.
 
-<root>/<pair>/aliases.json          aliases and the number of promotions by operators
+<root>/<pair>/aliases.json          alias -> version
 <root>/<pair>/v000001/snapshot/     the bundle, hard-linked where the disk allows it
 <root>/<pair>/v000001/notes.json, metrics.jsonl, reports/
 A version's folder is written aside, synced and renamed, and only then named by an alias; so a visible version is
@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from omnidraft import files
 from omnidraft.errors import RegistryError, SnapshotNotFound
 from omnidraft.files import put_in_place
-from omnidraft.ports import JUDGEMENT, VOID, SnapshotVersion
+from omnidraft.ports import Judgement, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
 from omnidraft.registry.retention import Retention
 from omnidraft.snapshots import bundle
@@ -32,8 +32,6 @@ from omnidraft.snapshots.manifest import Manifest
 from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
 
 LOCK_TIMEOUT_S = 60.0
-PROMOTIONS = "operator_promotions"
-"""Key of the number of promotions, beside the aliases."""
 _VERSION_NAME = re.compile(r"v([0-9]{6}|[1-9][0-9]{6,})")
 """The name of a version's folder. Others, such as copies that somebody keeps beside them, are no versions."""
 
@@ -73,7 +71,7 @@ class DirectoryRegistry:
                 version, is_waiting = max(map(_number, self._folders()), default=0) + 1, True
                 self._add(bundle, version, manifest)
             if is_waiting:
-                self._write_state(self._state() | {"challenger": version})
+                self._write_aliases(self._aliases() | {"challenger": version})
             self._prune()
         return self.resolve(str(version))
 
@@ -116,23 +114,17 @@ class DirectoryRegistry:
             destination = into / manifest_export.folder_name(version, manifest)
             return staging.stage(destination, manifest, parts, download, self._signing)
 
-    def promote(self, version: int) -> None:
+    def promote(self, version: int, previous: int | None = None) -> None:
         with self._locked():
             staging.check_servable(self.resolve(str(version)))
-            state = self._state()
-            self._move_champion(state | {PROMOTIONS: state.get(PROMOTIONS, 0) + 1}, version)
-
-    def fence(self) -> str:
-        with _translate_errors(self._root):
-            return _fence(self._state())
-
-    def promote_unless_changed(self, version: int, fence: str) -> None:
-        with self._locked():
-            state = self._state()
-            if _fence(state) == f"{fence.partition(':')[0]}:{version}":
-                return  # an earlier call moved it, whose answer was lost
-            staging.check_decision(self.resolve(str(version)), fence, _fence(state))
-            self._move_champion(state, version)
+            aliases = self._aliases()
+            former = aliases.get("champion", version)
+            moved = {**aliases, "champion": version}
+            if (previous := previous or former) != version:
+                moved["previous"] = previous
+            if aliases.get("challenger") in (version, former):
+                del moved["challenger"]
+            self._write_aliases(moved)
 
     def annotate(self, version: int, notes: Mapping[str, str]) -> None:
         with self._locked():
@@ -141,11 +133,10 @@ class DirectoryRegistry:
 
     def remove_files(self, version: int, parts: Sequence[str]) -> None:
         with self._locked():
-            state = self._state()
-            staging.check_removable(version, state.get("champion"), parts)
+            aliases = self._aliases()
+            staging.check_removable(version, aliases.get("champion"), parts)
             if "serving" in parts:
-                kept = {name: number for name, number in state.items() if name == PROMOTIONS or number != version}
-                self._write_state(kept)
+                self._write_aliases({name: number for name, number in aliases.items() if number != version})
             self._delete(version, parts)
 
     def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
@@ -157,15 +148,6 @@ class DirectoryRegistry:
             reports = self._folder(version) / "reports"
             reports.mkdir(exist_ok=True)
             shutil.copyfile(path, reports / path.name)
-
-    def _move_champion(self, state: Mapping[str, int], version: int) -> None:
-        moved = {**state, "champion": version}
-        champion = state.get("champion")
-        if champion is not None and champion != version:
-            moved["previous"] = champion
-        if state.get("challenger") in (version, champion):
-            moved.pop("challenger", None)
-        self._write_state(moved)
 
     def _folder(self, version: int) -> Path:
         return self._root / f"v{version:06d}"
@@ -182,11 +164,9 @@ class DirectoryRegistry:
         version = _number(folder)
         names = tuple(sorted(alias for alias, number in aliases.items() if number == version))
         notes = self._notes(version)
-        if notes is None:  # they may have been an operator's decision against it
-            notes = {JUDGEMENT: f"{VOID}: its notes are damaged"}
         present = {path.name for path in (folder / "snapshot").iterdir()}
         removed = tuple(part for part in bundle.parts_of(manifest) if part not in present)
-        return SnapshotVersion(version, manifest, names, manifest.created_ms, notes.get(JUDGEMENT), removed)
+        return SnapshotVersion(version, manifest, names, manifest.created_ms, Judgement.of(notes), removed)
 
     def _notes(self, version: int) -> dict[str, str] | None:
         """Return the notes of a version; None when they are damaged."""
@@ -229,22 +209,19 @@ class DirectoryRegistry:
                 shutil.rmtree(self._folder(version) / "snapshot" / part)
 
     def _aliases(self) -> dict[str, int]:
-        return {name: version for name, version in self._state().items() if name != PROMOTIONS}
-
-    def _state(self) -> dict[str, int]:
-        """Return aliases and number of promotions. Raises RegistryError when the file is damaged."""
+        """Raises RegistryError when the file is damaged."""
         path = self._root / "aliases.json"
         try:
-            state = _read_json(path)
-            if not all(type(number) is int for number in state.values()):
+            aliases = _read_json(path)
+            if not all(type(number) is int for number in aliases.values()):
                 raise ValueError("what is not a version number")
         except ValueError as exc:
-            advice = "move it away and name the champion again: `omnidraft snapshots promote VERSION`"
+            advice = "move it away: the controller makes it anew, with the champion that the control log names"
             raise RegistryError(f"{path} is damaged: {exc}; {advice}") from exc
-        return state
+        return aliases
 
-    def _write_state(self, state: Mapping[str, int]) -> None:
-        files.write_text(self._root / "aliases.json", json.dumps(state, indent=2))
+    def _write_aliases(self, aliases: Mapping[str, int]) -> None:
+        files.write_text(self._root / "aliases.json", json.dumps(aliases, indent=2))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -256,10 +233,6 @@ class DirectoryRegistry:
 
 def _number(folder: Path) -> int:
     return int(folder.name.removeprefix("v"))
-
-
-def _fence(state: Mapping[str, int]) -> str:
-    return f"{state.get(PROMOTIONS, 0)}:{state.get('champion', 'none')}"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -5,12 +5,10 @@ Only a ready version is visible; a publish that fails before that deletes its ve
 left is deleted a day later. A publish does not fail because of old files that cannot be deleted.
 MLflow numbers versions atomically and never twice, so among publishers with one parent the lowest number wins; the
 others delete theirs. A version that stays unready for ABANDONED_MS belongs to a publisher that died.
-An alias cannot be moved on a condition. So an operator sets a tag before moving it, and an automatic promotion checks
-that tag before and after, and gives way to the operator.
+An alias cannot be moved on a condition, so only the controller moves `champion` and `previous` (fleet/controller.py).
 Files of a local store are hard-linked in and out; through a server they travel over HTTP.
 """
 
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnidraft.errors import SnapshotNotFound, SnapshotStale
-from omnidraft.ports import JUDGEMENT, SnapshotVersion
+from omnidraft.ports import Judgement, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
 from omnidraft.registry.manifest_export import from_tags, to_tags
 from omnidraft.registry.mlflow_runs import Runs
@@ -44,8 +42,6 @@ ABANDONED_MS = 60_000
 READY_TAG = "ready"
 REMOVED = "removed"
 """The value of the tag that is named after a part, once its files are deleted."""
-OPERATOR_TAG = "omnidraft.operator"
-"""Tag of the registered model: the last promotion by an operator, as a unique id and the version."""
 
 
 class MlflowRegistry:
@@ -121,40 +117,15 @@ class MlflowRegistry:
             destination = into / manifest_export.folder_name(version, manifest)
             return staging.stage(destination, manifest, parts, download, self._signing)
 
-    def promote(self, version: int) -> None:
+    def promote(self, version: int, previous: int | None = None) -> None:
         with self._translate_errors(f"promoting version {version}"):
             staging.check_servable(self.resolve(str(version)))
-            self._client.set_registered_model_tag(self._name, OPERATOR_TAG, f"{uuid.uuid4().hex}:{version}")
-            self._move_champion(version)
-
-    def fence(self) -> str:
-        with self._translate_errors("asking for the champion"):
-            return f"{self._operator()}|{self._aliases().get('champion', 'none')}"
-
-    def promote_unless_changed(self, version: int, fence: str) -> None:
-        with self._translate_errors(f"promoting version {version}"):
-            if self._aliases().get("champion") != version:  # else an earlier call moved it, whose answer was lost
-                staging.check_decision(self.resolve(str(version)), fence, self.fence())
-                self._move_champion(version)
-            if (operator := self._operator()) != fence.partition("|")[0]:
-                if (chosen := operator.rpartition(":")[2]) != str(version):
-                    self._client.set_registered_model_alias(self._name, "champion", chosen)
-                raise SnapshotStale(f"version {version} gives way to {chosen}, which an operator promoted meanwhile")
-
-    def _move_champion(self, version: int) -> None:
-        aliases, moves = self._aliases(), [("champion", version)]
-        if (former := aliases.get("champion", version)) != version:
-            is_rollback = aliases.get("previous") == version  # `previous` says where to, until the champion has moved
-            moves.insert(1 if is_rollback else 0, ("previous", former))
-        for alias, number in moves:
-            self._client.set_registered_model_alias(self._name, alias, str(number))
-        if self._aliases().get("challenger") in (version, former):  # read again: a publication may have moved it
-            self._client.delete_registered_model_alias(self._name, "challenger")
-
-    def _operator(self) -> str:
-        """Return the tag of the last promotion by an operator, empty when there was none."""
-        model = find_model(self._client, self._url, self._name)
-        return str(model.tags.get(OPERATOR_TAG, "")) if model else ""
+            former = self._aliases().get("champion", version)
+            if (previous := previous or former) != version:
+                self._client.set_registered_model_alias(self._name, "previous", str(previous))
+            self._client.set_registered_model_alias(self._name, "champion", str(version))
+            if self._aliases().get("challenger") in (version, former):  # read again: a publication may have moved it
+                self._client.delete_registered_model_alias(self._name, "challenger")
 
     def annotate(self, version: int, notes: Mapping[str, str]) -> None:
         with self._translate_errors(f"annotating version {version}"):
@@ -284,7 +255,7 @@ class MlflowRegistry:
         names = tuple(sorted(alias for alias, version in aliases.items() if version == number))
         manifest, tags = _manifest_of(registered), registered.tags
         removed = tuple(part for part in bundle.parts_of(manifest) if tags.get(part) == REMOVED)
-        return SnapshotVersion(number, manifest, names, registered.creation_timestamp, tags.get(JUDGEMENT), removed)
+        return SnapshotVersion(number, manifest, names, registered.creation_timestamp, Judgement.of(tags), removed)
 
     def _translate_errors(self, action: str) -> AbstractContextManager[None]:
         return translate_errors(self._url, action)

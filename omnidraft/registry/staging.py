@@ -62,8 +62,6 @@ def _remove(folder: Path, lock: FileLock) -> None:
     lock.release()
 
 
-CHAMPION_CHANGED = "an operator promoted, or the champion became another, since that was decided"
-
 _T = TypeVar("_T")
 
 
@@ -146,14 +144,6 @@ def check_servable(version: SnapshotVersion) -> None:
     """Raise SnapshotNotFound when the version's weights were deleted, so that no worker could load it."""
     if not version.is_servable:
         raise missing_part(version.version, "serving")
-
-
-def check_decision(version: SnapshotVersion, fence: str, current_fence: str) -> None:
-    """Raise SnapshotStale when a decision to promote this version, made since `fence`, is void."""
-    if fence != current_fence:
-        raise SnapshotStale(f"version {version.version} is not promoted: {CHAMPION_CHANGED}")
-    if not version.is_servable:
-        raise SnapshotStale(f"not promoted: {missing_part(version.version, 'serving')}")
 
 
 def latest(versions: Sequence[SnapshotVersion]) -> SnapshotVersion:

@@ -77,13 +77,14 @@ class SnapshotComparison:
             logger.warning("earlier snapshots were not compared on the traffic of %s: %s", tenant, exc)
 
     def _compare(self, tenant: str) -> None:
-        fence = self._registry.fence()
         versions, newest = self._registry.versions(), self._recent.of(tenant)
         records = [record for _, _, record in newest]
         champion = next((each for each in versions if "champion" in each.aliases), None)
         if champion is None or len(records) < LEAST_RECORDS:
             logger.info("%d new records of %s: too few to compare snapshots on", len(records), tenant)
             return
+        promotion = champion.judgement.promotion if champion.judgement is not None else None
+        promotion = champion.judgement.promotion if champion.judgement is not None else None
         firsts = {partition: offset for partition, offset, _ in reversed(newest)}
         measured = [self._measure(each, records) for each in candidates(versions, firsts)]
         measurements = [each for each in measured if each is not None]
@@ -97,7 +98,7 @@ class SnapshotComparison:
         reason = f"agreement on the {len(records)} newest records of {tenant}, by version: {by_version}"
         logger.info(reason)
         if _is_surely_better(best, serving, records):
-            self._control.put(("best", tenant), Best(version=best.version, fence=fence), reason)
+            self._control.put(("best", tenant), Best(version=best.version, promotion=promotion), reason)
 
     def _measure(self, version: SnapshotVersion, records: Sequence[TraceRecord]) -> _Measurement | None:
         """Return None for a snapshot that is damaged or gone, or does not fit the drafter, as its rank is another."""

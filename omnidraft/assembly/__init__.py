@@ -3,7 +3,7 @@
 from omnidraft.assembly.device import learning_engine
 from omnidraft.assembly.distiller import distillation, identity, learner, learner_from_snapshot, memory_files
 from omnidraft.assembly.drafting import proposer, shared_drafting
-from omnidraft.assembly.fleet import control_log, controller, ordering_log, overview, worker_url
+from omnidraft.assembly.fleet import control_log, controller, order_champion, ordering_log, overview, worker_url
 from omnidraft.assembly.host import LoadedModel, ServedTarget, loaded_model
 from omnidraft.assembly.logs import (
     existing_log_reader,

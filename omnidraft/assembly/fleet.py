@@ -21,7 +21,7 @@ from omnidraft.assembly.logs import (
 )
 from omnidraft.assembly.models import Vocabularies
 from omnidraft.assembly.registries import existing_registry, registry
-from omnidraft.assembly.signing import control_signing, require_signer, restate_s, snapshot_signing, snapshot_signing
+from omnidraft.assembly.signing import control_signing, require_signer, restate_s, snapshot_signing
 from omnidraft.audit.findings import Report
 from omnidraft.audit.log_replay import DeadLetterReasons
 from omnidraft.audit.run import DiscardingWriter, dead_letter_reasons
@@ -45,16 +45,12 @@ from omnidraft.fleet.lease import ControllerLease
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import Champion, LogReader, Metrics, Registry, SnapshotVersion
 from omnidraft.registry.manifest_export import pair_name
-from omnidraft.registry.manifest_export import pair_name
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics, LabelledMetrics
 from omnidraft.threads import attentive
 
 if TYPE_CHECKING:
     from omnidraft.fleet.overview import Overview
-
-ANSWER_S = 10.0
-"""How long a command waits for a controller to carry out its order; one that runs needs a second."""
 
 ANSWER_S = 10.0
 """How long a command waits for a controller to carry out its order; one that runs needs a second."""

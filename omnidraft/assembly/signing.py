@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from math import inf
-from math import inf
 
 from omnidraft.config import Settings
 from omnidraft.fleet.control_signing import MAX_AGE_S, ControlSigning

@@ -37,7 +37,7 @@ app.add_typer(models.app, name="models")
 app.add_typer(traces.app, name="traces")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(snapshots.app, name="snapshots")
-app.add_typer(snapshots.learning_app, name="learning")
+app.add_typer(learning.app, name="learning")
 app.add_typer(run.app, name="run")
 
 

@@ -1,6 +1,10 @@
-"""`omnidraft snapshots` and `omnidraft learning`: versions of the drafter, and control of the learner."""
+"""`omnidraft snapshots`: versions of the drafter, and which one serves."""
 
+import ast
 import json
+import time
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,14 +15,14 @@ from rich.table import Table
 from omnidraft import config
 from omnidraft.cli.export import export
 from omnidraft.cli.options import AsJson, Config, Target, group, printable
-from omnidraft.errors import ConfigError, RequestError
+from omnidraft.errors import ConfigError, RegistryError, RequestError
 
 if TYPE_CHECKING:
-    from omnidraft.ports import ControlValue, Key, Registry, SnapshotVersion
+    from omnidraft.ports import Registry, SnapshotVersion
+    from omnidraft.snapshots.manifest import Manifest
 
 app = group("Versions of the drafter: list, show, promote, roll back, export.")
 app.command("export")(export)
-learning_app = group("Pause, resume or restart learning everywhere.")
 
 
 @app.command("list")
@@ -26,25 +30,25 @@ def list_snapshots(target: Target = None, config_path: Config = None, as_json: A
     """List all versions of the drafter for this target, with what the controller decided about each, and why."""
     versions = _registry(_settings(config_path, target)).versions()
     if as_json:
-        print(json.dumps([_as_json(each) for each in versions]))
+        print(json.dumps([_as_json(each, versions) for each in versions]))
         return
-    table = Table("version", "aliases", "records", "agreement before", "after", "loss", "id")
+    table = Table("version", "aliases", "age", "records", "agreement", "gain (95 %)", "judgement")
     for each in versions:
-        manifest = each.manifest
+        of = each.manifest
         table.add_row(
             str(each.version),
             " ".join(each.aliases),
-            str(manifest.num_records),
-            _share(manifest.agreement_before),
-            _share(manifest.agreement_after),
-            " ".join(f"{name} {value:.3f}" for name, value in manifest.losses.items()),
-            manifest.snapshot_id[:12],
+            _age(each.created_ms),
+            str(of.num_records),
+            "-" if of.agreement_after is None else f"{of.agreement_after:.3f}",
+            _gain(of),
+            each.judgement.state if each.judgement else "waits",
         )
     console = Console(markup=False, highlight=False)
     console.print(table)
     for each in versions:
         if each.judgement:
-            console.print(f"{each.version}: {printable(each.judgement)}", soft_wrap=True)
+            console.print(f"{each.version}: {printable(str(each.judgement))}", soft_wrap=True)
 
 
 @app.command("show")
@@ -54,7 +58,8 @@ def show(
     config_path: Config = None,
 ) -> None:
     """Print the manifest of a snapshot and its judgement as JSON."""
-    print(json.dumps(_as_json(_registry(_settings(config_path, target)).resolve(name)), indent=2))
+    registry = _registry(_settings(config_path, target))
+    print(json.dumps(_as_json(registry.resolve(name), registry.versions()), indent=2))
 
 
 @app.command("publish")
@@ -80,14 +85,40 @@ def promote(
     target: Target = None,
     config_path: Config = None,
 ) -> None:
-    """Make a version the champion on every worker."""
-    _promote(name, _settings(config_path, target))
+    """Order that a version serves on every worker. The controller carries it out."""
+    settings = _settings(config_path, target)
+    try:
+        version = _registry(settings).resolve(name).version
+    except RegistryError as exc:
+        if not name.isdecimal():
+            raise
+        print(f"the registry does not answer, so it is not known whether there is a version {name}: {exc}")
+        version = int(name)
+    _order(version, settings)
 
 
 @app.command("rollback")
-def rollback(target: Target = None, config_path: Config = None) -> None:
-    """Make the previous champion the champion again."""
-    _promote("previous", _settings(config_path, target))
+def rollback(
+    to: Annotated[int | None, typer.Option("--to", help="This version; without it, the champion before.")] = None,
+    is_sure: Annotated[bool, typer.Option("--yes", help="Also to a version that an operator left.")] = False,
+    target: Target = None,
+    config_path: Config = None,
+) -> None:
+    """Order that the champion before serves again, or an earlier version. The registry need not answer."""
+    from omnidraft import assembly
+
+    settings = _settings(config_path, target)
+    with closing(assembly.ordering_log(settings)) as control:
+        champion = control.read_whole().champion
+    if champion is None or (to or champion.previous) is None:
+        raise RequestError("the control log names no champion before this one: `omnidraft snapshots promote VERSION`")
+    back_to = to or champion.previous or 0
+    if champion.is_ordered and back_to > champion.version and not is_sure:
+        raise RequestError(
+            f"an operator left version {back_to} for version {champion.version}: --to VERSION goes further back, --yes "
+            f"back to {back_to} all the same"
+        )
+    _order(back_to, settings)
 
 
 @app.command("sign")
@@ -152,12 +183,23 @@ def _without_keys(settings: "config.Settings") -> "config.Settings":
     return settings.model_copy(update={"registry": settings.registry.model_copy(update=without)})
 
 
-def _promote(name: str, settings: "config.Settings") -> None:
+def _order(version: int, settings: "config.Settings") -> None:
+    """Order that this version serves, and say what became of it. An order that waits ends the command with code 1."""
     from omnidraft import assembly
-    from omnidraft.fleet import orders
 
-    chosen = orders.promote(_registry(settings), assembly.ordering_log(settings), name)
-    print(f"champion is version {chosen.version}")
+    with closing(assembly.ordering_log(settings)) as control:
+        before = control.read_whole()
+        serves = assembly.order_champion(settings, control, version)
+    if serves is None:
+        print(f"ordered: version {version}, as soon as a controller runs; none has answered yet: `omnidraft status`")
+        raise typer.Exit(1)
+    former = before.champion
+    entry = before.entries.get(("champion",))
+    was = ""
+    if former is not None and entry is not None:
+        by = "an operator" if former.is_ordered else "the controller"
+        was = f" (was {former.version}, promoted by {by} {_age(entry.at_ms)} ago)"
+    print(f"champion is version {serves.version}{was}")
 
 
 def _settings(config_path: Path | None, target: str | None) -> "config.Settings":
@@ -170,128 +212,41 @@ def _registry(settings: "config.Settings") -> "Registry":
     return assembly.existing_registry(settings)
 
 
-def _as_json(each: "SnapshotVersion") -> dict[str, Any]:
+def _as_json(each: "SnapshotVersion", versions: "Sequence[SnapshotVersion]") -> dict[str, Any]:
+    """Return all that is known of a version, in JSON's types."""
+    parents = {other.manifest.snapshot_id: other.version for other in versions}
+    manifest = each.manifest.model_dump(mode="json")
+    manifest["settings"] = {name: _typed(value) for name, value in each.manifest.settings.items()}
     return {
         "version": each.version,
+        "parent": parents.get(each.manifest.parent_id or ""),
         "aliases": each.aliases,
         "created_ms": each.created_ms,
-        "judgement": each.judgement,
-        "manifest": each.manifest.model_dump(mode="json"),
+        "judgement": each.judgement and each.judgement.model_dump(),
+        "manifest": manifest,
     }
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-OfTarget = Annotated[str | None, typer.Option("--target", help="For this target only; without it for all.")]
-
-
-@learning_app.command("pause")
-def pause_learning(target: OfTarget = None, config_path: Config = None) -> None:
-    """Stop learning after the present step; serving continues."""
-    from omnidraft.ports import Pause
-
-    _order(_learning_settings(config_path, target), target, ("pause",), Pause())
-    _print_order("pauses", target)
-
-
-@learning_app.command("resume")
-def resume_learning(target: OfTarget = None, config_path: Config = None) -> None:
-    """Resume learning."""
-    _order(_learning_settings(config_path, target), target, ("pause",), None)
-    _print_order("resumes", target)
-
-
-@learning_app.command("restart")
-def restart_learning(
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            help="earliest: all that the log holds. latest: what comes from now on. Or offsets, as in '0:120 1:96'; "
-            "partitions that are not named start at their first message.",
-        ),
-    ] = None,
-    version: Annotated[
-        str | None,
-        typer.Option(help="Or: learn on from the weights and offsets of this snapshot of a target: version or alias."),
-    ] = None,
-    target: OfTarget = None,
-    config_path: Config = None,
-) -> None:
-    """Restart learning from these offsets, once: for a log that was created anew, or restored from a backup.
-
-    Or from an earlier snapshot, which is published again as the newest: the distiller ends at its next snapshot, and
-    goes on from there when it is started again.
-    """
-    if (start is None) == (version is None):
-        raise typer.BadParameter("name either --from or --version")
-    settings = _learning_settings(config_path, target)
-    if version is not None:
-        _republish(version, target, settings)
-    elif start is not None:
-        _order_restart(start, target, settings)
-
-
-def _learning_settings(config_path: Path | None, target: str | None) -> "config.Settings":
-    """Return the settings of the fleet. Raises RequestError when this target is none that it learns for."""
-    settings = config.load(config_path)
-    targets = settings.models.targets
-    if target is not None and target not in targets:
-        raise RequestError(f"{target!r} is none of the targets in the settings: {', '.join(targets)}")
-    return settings
-
-
-def _republish(version: str, target: str | None, settings: "config.Settings") -> None:
-    from omnidraft.registry.republish import republish
-
-    targets = settings.models.targets
-    if target is None and len(targets) > 1:
-        raise typer.BadParameter(f"each target has versions of its own: name one with --target, {', '.join(targets)}")
-    settings = settings.for_target(target or settings.models.target)
-    again = republish(_registry(settings), version)
-    print(
-        f"published as version {again.version} for {settings.models.target}: a distiller that starts now goes on from "
-        f"snapshot {version}"
-    )
-
-
-def _order_restart(start: str, target: str | None, settings: "config.Settings") -> None:
-    import uuid
-
-    from omnidraft import assembly
-    from omnidraft.ports import Restart
-
-    assembly.require_log(settings)
-    offsets = " ".join(start.replace(",", " ").split())
-    if offsets == "latest":
-        offsets = _latest_offsets(settings)
+def _typed(setting: str) -> object:
+    """Return the value of a setting, which a manifest has as Python's text."""
     try:
-        order = Restart(start=offsets, id=uuid.uuid4().hex)
-    except ValueError as exc:
-        raise typer.BadParameter(f"{start!r} is not earliest, latest or offsets such as '0:120 1:96'") from exc
-    _order(settings, target, ("restart",), order)
-    _print_order(f"restarts from {offsets}", target)
+        return ast.literal_eval(setting)
+    except (ValueError, SyntaxError):
+        return setting
 
 
-def _order(settings: "config.Settings", target: str | None, key: "Key", value: "ControlValue | None") -> None:
-    """Put this on the control log, for one target or for all."""
-    from omnidraft import assembly
-
-    for each in settings.models.targets if target is None else (target,):
-        assembly.ordering_log(settings.for_target(each)).put(key, value)
-
-
-def _latest_offsets(settings: "config.Settings") -> str:
-    """Return the ends of the trace log now: what comes later is learned, whenever a distiller hears of the order."""
-    from contextlib import closing
-
-    from omnidraft import assembly
-
-    with closing(assembly.log_reader(settings, settings.log.traces_topic)) as reader:
-        return " ".join(f"{partition}:{offset}" for partition, offset in sorted(reader.end_offsets().items()))
+def _gain(manifest: "Manifest") -> str:
+    """Return the change of held-out agreement from the parent, with its error."""
+    if manifest.agreement_before is None or manifest.agreement_after is None:
+        return "-"
+    gain, error = manifest.agreement_after - manifest.agreement_before, manifest.agreement_change_error
+    return f"{gain:+.3f}" if error is None else f"{gain:+.3f} +- {1.96 * error:.3f}"
 
 
-def _print_order(what: str, target: str | None) -> None:
-    print(f"ordered: learning {what} for {target or 'all targets'}, as soon as the distiller hears of it")
+def _age(since_ms: int) -> str:
+    """Return how long ago that was, in its largest unit."""
+    seconds = max(time.time() - since_ms / 1000, 0)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -106,10 +106,6 @@ class Controller:
         """Let another controller start."""
         self._control.close()
 
-    def close(self) -> None:
-        """Let another controller start."""
-        self._control.close()
-
     def meanwhile(self) -> None:
         """Obey and read traffic while a call of the registry is not answered, from the thread that waits for it."""
         with suppress(BusError, LeaseLost):  # the next step meets them again

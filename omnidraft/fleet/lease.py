@@ -60,8 +60,10 @@ class ControllerLease:
         return [(each.key, each.value) for each in waiting if isinstance(each.value, Order)]
 
     def follow(self, timeout_s: float = 0.0) -> Sequence[Entry]:
-        """Take the lease if it was not taken, wait so long for changes, and return those since the last call. A champion
-        that a controller put which had lost its lease is overwritten with the one that was in force."""
+        """Take the lease if it was not taken, wait so long for changes, and return those since the last call.
+
+        A champion from a controller that had lost its lease is overwritten with the one that was in force.
+        """
         if self.is_taken:
             self._read(timeout_s)
         else:
@@ -93,12 +95,6 @@ class ControllerLease:
     def put_canary(self, canary: Canary, reason: str) -> None:
         """Let this snapshot serve a share of the requests."""
         self.put(("canary",), self._under_lease(canary), reason)
-
-    def close(self) -> None:
-        """Close the log, and let another controller start where the log is of this machine."""
-        self._control.close()
-        if self._lock is not None:
-            self._lock.release()
 
     def close(self) -> None:
         """Close the log, and let another controller start where the log is of this machine."""

@@ -19,7 +19,6 @@ def main(settings: Settings) -> int:
     Raises:
         OmnidraftError: the log or the registry cannot be used.
         LeaseLost: another controller decides.
-        LeaseLost: another controller decides.
     """
     metrics = PrometheusMetrics(CONTROLLER, settings.models.targets)
     controllers = [assembly.controller(settings.for_target(target), metrics) for target in settings.models.targets]

@@ -48,8 +48,8 @@ class Judgement(BaseModel):
 
     @classmethod
     def of(cls, notes: Mapping[str, str] | None) -> "Judgement | None":
-        """Return the judgement in a version's notes. Damaged notes, or None, may have been a decision against it, so they
-        are a refusal."""
+        """Return the judgement in a version's notes. Damaged notes, or None, may have held a decision against it, so they
+        count as a refusal."""
         try:
             text = notes[_JUDGEMENT] if notes is not None else ""
             return cls.model_validate_json(text)
@@ -109,9 +109,9 @@ class Registry(SnapshotReader, Protocol):
         after years of learning."""
 
     def promote(self, version: int, previous: int | None = None) -> None:
-        """Move `champion` to this version, and `previous` to that one, or to the last champion. Neither of them is `challenger`
-        any longer, so that a rollback is not undone. Promoting the champion again moves nothing. Only the controller
-        calls it, after the control log names the champion.
+        """Move `champion` to this version, and `previous` to that one, or to the last champion. Neither champion is
+        `challenger` any longer, so that a rollback is not undone. Only the controller calls it, once the control log
+        names the champion.
 
         Raises:
             SnapshotNotFound: there is no such version, or its serving part was deleted.

@@ -22,7 +22,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from omnidraft import files
-from omnidraft.errors import RegistryError, SnapshotNotFound
+from omnidraft.errors import RegistryError
 from omnidraft.files import put_in_place
 from omnidraft.ports import Judgement, SnapshotVersion
 from omnidraft.registry import manifest_export, staging
@@ -98,7 +98,7 @@ class DirectoryRegistry:
             aliases = self._aliases()
             number = aliases.get(name, int(name) if name.isdecimal() else None)
             if number is None or not self._folder(number).is_dir():
-                raise SnapshotNotFound(f"no snapshot is called {name!r}; there are {len(self._folders())} versions")
+                raise staging.not_found(name, max(map(_number, self._folders()), default=0))
             return self._read(self._folder(number), aliases)
 
     def fetch(self, version: int, into: Path, parts: Sequence[str] = ("serving",)) -> Path:

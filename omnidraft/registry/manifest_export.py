@@ -2,13 +2,18 @@
 
 import re
 from collections.abc import Mapping
+from hashlib import sha256
 from itertools import count, takewhile
+from pathlib import Path
 
+from omnidraft.ports import SKIP_REASONS
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 
 MANIFEST_TAG = "omnidraft.manifest"
 """The tag with the manifest, or with the first piece of it; the others are `omnidraft.manifest.2` and so on."""
+_OF_RECORDS = {*SKIP_REASONS, "held_out", "duplicate"}
+"""Reasons in a manifest's counts that count records; the others count positions of those that were learned."""
 MAX_TAG_CHARACTERS = 100_000
 """MLflow refuses longer tags of model versions."""
 
@@ -31,8 +36,11 @@ def _tag(number: int) -> str:
 
 
 def pair_name(drafter: str, target: str) -> str:
-    """Return `omnidraft.<drafter>.<target>`, with every character that MLflow or a file system may refuse replaced."""
-    return ".".join(["omnidraft", _plain(drafter), _plain(target)])
+    """Return `omnidraft.<drafter>.<target>`, with every character that MLflow or a file system may refuse replaced.
+
+    Of a model's folder it has the last part, and a few digits that tell it from others of this name.
+    """
+    return ".".join(["omnidraft", _short(drafter), _short(target)])
 
 
 def folder_name(version: int, manifest: Manifest) -> str:
@@ -67,22 +75,25 @@ def tags(manifest: Manifest) -> dict[str, str]:
     return shown
 
 
-def description(manifest: Manifest) -> str:
-    """Return a page of markdown about the training of this snapshot, its data and its agreement."""
+def description(manifest: Manifest, version: int, parent: int | None) -> str:
+    """Return a page of markdown about the training of this version, its data and its agreement."""
+    left_out = sorted(manifest.counts.items())
+    parent_text = f"version {parent}" if parent else f"`{manifest.parent_id}`"
     rows = {
         "Held-out agreement": _agreement(manifest),
         "Learned from": f"{manifest.num_records:,} records, {manifest.num_tokens:,} tokens",
         "Steps": f"{manifest.num_steps:,}",
         "Losses since the parent": ", ".join(f"{name} {value:.4f}" for name, value in sorted(manifest.losses.items())),
-        "Not learned from": ", ".join(f"{count} {reason}" for reason, count in sorted(manifest.counts.items())),
+        "Records left out": ", ".join(f"{count:,} {reason}" for reason, count in left_out if reason in _OF_RECORDS),
+        "Positions left out": ", ".join(f"{count:,} {of}" for of, count in left_out if of not in _OF_RECORDS),
         "Trace offsets": tags(manifest)["offsets"],
         "Weights": manifest.train,
-        "Parent": f"`{manifest.parent_id}`" if manifest.parent_id else "none, the first of its pair",
+        "Parent": parent_text if manifest.parent_id else "none, the first of its pair",
         "Code": manifest.code_version,
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items() if value)
     title = f"**{manifest.drafter}** drafting for **{manifest.target}**, snapshot `{manifest.snapshot_id}`"
-    return f"{title}\n\n| | |\n| --- | --- |\n{table}\n"
+    return f"{title}\n\n| | |\n| --- | --- |\n{table}\n\nTo serve it: `omnidraft snapshots promote {version}`\n"
 
 
 def _agreement(manifest: Manifest) -> str:
@@ -91,6 +102,13 @@ def _agreement(manifest: Manifest) -> str:
     change = manifest.agreement_after - manifest.agreement_before
     change_text = f"{manifest.agreement_before:.4f} to {manifest.agreement_after:.4f} ({change:+.4f})"
     return f"{change_text} on {manifest.held_out_records} records"
+
+
+def _short(model: str) -> str:
+    path = Path(model)
+    if not path.is_absolute():
+        return _plain(model)
+    return f"{_plain(path.name)}-{sha256(model.encode()).hexdigest()[:6]}"
 
 
 def _plain(text: str) -> str:

@@ -81,6 +81,8 @@ class MlflowRegistry:
             else:
                 staging.check_parent(newest, parent)
                 version, is_waiting = self._add(bundle, manifest, parent), True
+                with self._housekeeping("a point of the pair's curves", "logged"):
+                    self._runs.log_point(manifest_export.metrics(manifest), version)
             if is_waiting:
                 self._client.set_registered_model_alias(self._name, "challenger", str(version))
         with self._housekeeping("what is kept no longer"):
@@ -102,9 +104,11 @@ class MlflowRegistry:
         with self._translate_errors(f"resolving {name}"):
             aliases = self._aliases()
             number = aliases.get(name, int(name) if name.isdecimal() else None)
-            if number is None:
-                raise SnapshotNotFound(f"no snapshot of {self._name} is called {name!r}")
-            return self._snapshot_version(self._get(number), aliases)
+            with suppress(SnapshotNotFound), self._translate_errors(f"reading version {number}"):
+                if number is not None:
+                    return self._snapshot_version(self._get(number), aliases)
+            newest = next(newest_first(self._client, self._name), None)
+            raise staging.not_found(name, int(newest.version) if newest else 0)
 
     def fetch(self, version: int, into: Path, parts: Sequence[str] = ("serving",)) -> Path:
         with self._translate_errors(f"fetching version {version}"):
@@ -159,15 +163,21 @@ class MlflowRegistry:
                 source=artifact_uri,
                 run_id=run_id,
                 tags=manifest_export.tags(manifest) | to_tags(manifest),
-                description=manifest_export.description(manifest),
                 await_creation_for=0,
             )
             number = int(created.version)
             self._check_won(created, parent or 0)
+            text = manifest_export.description(manifest, number, self._number_of(manifest.parent_id))
+            self._client.update_model_version(self._name, created.version, text)
             self._mark_ready(number)
             self._client.update_run(run_id, name=f"v{number} {manifest.snapshot_id}")
             self._runs.finish(run_id)
         return number
+
+    def _number_of(self, snapshot_id: str | None) -> int | None:
+        """Return the newest version with this snapshot; None: there is none."""
+        versions = newest_first(self._client, self._name) if snapshot_id is not None else ()
+        return next((int(each.version) for each in versions if each.tags.get("snapshot_id") == snapshot_id), None)
 
     def _check_won(self, created: "ModelVersion", parent: int) -> None:
         """Raise SnapshotStale when another publisher's version lies between the parent and ours."""
@@ -216,8 +226,8 @@ class MlflowRegistry:
                 self._withdraw(run_id)
 
     @contextmanager
-    def _housekeeping(self, what: str) -> Iterator[None]:
-        with staging.housekeeping(what), self._translate_errors("deleting"):
+    def _housekeeping(self, what: str, done: str = "deleted") -> Iterator[None]:
+        with staging.housekeeping(what, done), self._translate_errors("housekeeping"):
             yield
 
     def _remove(self, registered: "ModelVersion", parts: Sequence[str]) -> None:

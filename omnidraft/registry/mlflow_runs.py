@@ -1,5 +1,6 @@
 """MLflow runs: those behind the registry's versions, and those of experiments that are no versions.
 
+One run more has the curves over all versions.
 Files of a version's run: manifest.json, serving/, memory/, resume/ as in the bundle, and reports/.
 """
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 ABANDONED_MS = 24 * 3_600_000
 """A publisher whose run is older and not finished died; an upload takes minutes."""
+CURVES = "all versions"
+"""The name of the run with a point for each version of the pair."""
 
 
 class Runs:
@@ -88,6 +91,14 @@ class Runs:
         """Delete a run that became no version, its files first: while any of them stay, the run can be found."""
         self._delete_files(run_id)
         self._client.delete_run(run_id)
+
+    def log_point(self, metrics: Mapping[str, float], version: int) -> None:
+        """Add this version to the curves of the pair, which are those of one run: its steps are versions."""
+        experiment = experiment_id(self._client, self._url, self._name, self._artifacts)
+        found = self._client.search_runs([experiment], f"attributes.run_name = '{CURVES}'", max_results=1)
+        run = found[0] if found else self._client.create_run(experiment, run_name=CURVES)
+        _log_metrics(self._client, run.info.run_id, metrics, version)
+        self._client.set_terminated(run.info.run_id)  # else it is taken for one that a publisher left
 
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
         """Log one point of each curve."""

@@ -127,12 +127,12 @@ def check_removable(version: int, champion: int | None, parts: Sequence[str]) ->
 
 
 @contextmanager
-def housekeeping(what: str) -> Iterator[None]:
-    """Log that something could not be deleted, instead of raising SnapshotError: what was published before is."""
+def housekeeping(what: str, done: str = "deleted") -> Iterator[None]:
+    """Log that something could not be done, instead of raising SnapshotError: what was published before is."""
     try:
         yield
     except SnapshotError as exc:
-        logger.warning("%s could not be deleted; the next publication tries again: %s", what, exc)
+        logger.warning("%s could not be %s; the next publication goes on: %s", what, done, exc)
 
 
 def missing_part(version: int, part: str) -> SnapshotNotFound:
@@ -144,6 +144,13 @@ def check_servable(version: SnapshotVersion) -> None:
     """Raise SnapshotNotFound when the version's weights were deleted, so that no worker could load it."""
     if not version.is_servable:
         raise missing_part(version.version, "serving")
+
+
+def not_found(name: str, newest: int) -> SnapshotNotFound:
+    """Return the error for a version or alias that does not exist, where this is the newest version, 0 without any."""
+    there_are = f"versions 1 to {newest}" if newest > 1 else "version 1 only" if newest else "no versions yet"
+    what = f"version {name}" if name.isdecimal() else f"snapshot called {name!r}"
+    return SnapshotNotFound(f"there is no {what}; there {'is' if newest == 1 else 'are'} {there_are}")
 
 
 def latest(versions: Sequence[SnapshotVersion]) -> SnapshotVersion:

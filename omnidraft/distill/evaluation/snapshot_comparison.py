@@ -84,7 +84,6 @@ class SnapshotComparison:
             logger.info("%d new records of %s: too few to compare snapshots on", len(records), tenant)
             return
         promotion = champion.judgement.promotion if champion.judgement is not None else None
-        promotion = champion.judgement.promotion if champion.judgement is not None else None
         firsts = {partition: offset for partition, offset, _ in reversed(newest)}
         measured = [self._measure(each, records) for each in candidates(versions, firsts)]
         measurements = [each for each in measured if each is not None]

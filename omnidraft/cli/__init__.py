@@ -8,7 +8,7 @@ import typer
 
 from omnidraft import __version__
 from omnidraft.child import run_supervised
-from omnidraft.cli import models, run, snapshots, tenants, traces
+from omnidraft.cli import learning, models, run, snapshots, tenants, traces
 from omnidraft.cli.chat import chat
 from omnidraft.cli.check import check
 from omnidraft.cli.config import config

@@ -74,6 +74,7 @@ def _learning_settings(config_path: Path | None, target: str | None) -> "config.
 
 
 def _republish(version: str, target: str | None, settings: "config.Settings") -> None:
+    from omnidraft import assembly
     from omnidraft.registry.republish import republish
 
     targets = settings.models.targets

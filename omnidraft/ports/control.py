@@ -181,8 +181,8 @@ class ControlState:
 
     @property
     def champion(self) -> Champion | None:
-        """What serves. None, so that nothing changes, where it is of a controller that had lost its lease: the holder of
-        the lease puts its own again."""
+        """What serves. None, so that nothing changes, where it is of a controller that had lost its lease: the holder
+        puts its own again."""
         entry, lease = self.entries.get(("champion",)), self.value(Lease, "lease")
         champion = self.value(Champion, "champion")
         if entry is None or champion is None:

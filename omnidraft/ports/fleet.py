@@ -48,7 +48,7 @@ class Judgement(BaseModel):
 
     @classmethod
     def of(cls, notes: Mapping[str, str] | None) -> "Judgement | None":
-        """Return the judgement in a version's notes. Damaged notes, or None, may have held a decision against it, so they
+        """Return the judgement in a version's notes. Damaged notes, or None, may have held a decision against it, and
         count as a refusal."""
         try:
             text = notes[_JUDGEMENT] if notes is not None else ""

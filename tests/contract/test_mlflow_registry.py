@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import socket
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
@@ -20,9 +20,11 @@ from omnidraft.config import LearnerSettings
 from omnidraft.distill.publisher import Identity, Publisher
 from omnidraft.distill.retrying import retry
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale, StoreLibraryMissing
+from omnidraft.ports import Judgement
 from omnidraft.registry import mlflow_runs
 from omnidraft.registry.manifest_export import MANIFEST_TAG
 from omnidraft.registry.mlflow_registry import READY_TAG, MlflowRegistry
+from omnidraft.registry.mlflow_runs import CURVES
 from omnidraft.snapshots import bundle
 from tests.contract.registries import DRAFTER
 
@@ -71,6 +73,7 @@ def remains(mlflow):
     """Return how many runs of the pair's experiment are not deleted, and the files of all."""
     (experiment,) = mlflow.client.search_experiments(filter_string=f"name = '{mlflow.name}'")
     runs = mlflow.client.search_runs([experiment.experiment_id], run_view_type=ViewType.ALL)
+    runs = [each for each in runs if each.info.run_name != CURVES]
     files = [file.path for run in runs for file in mlflow.client.list_artifacts(run.info.run_id)]
     return sum(run.info.lifecycle_stage == "active" for run in runs), sorted(files)
 
@@ -82,29 +85,6 @@ def with_champion(mlflow):
     registry.promote(1)
     registry.publish(mlflow.bundle("s2"), 1)
     return registry
-
-
-def test_a_decision_gives_way_to_an_operator_who_came_between_the_look_and_the_move(mlflow):
-    registry = with_champion(mlflow)
-    with before_next_alias(lambda: mlflow.open().promote(1)), pytest.raises(SnapshotStale, match="gives way to 1"):
-        registry.promote_unless_changed(2, registry.fence())
-    assert registry.resolve("champion").version == 1
-
-
-def test_it_does_so_too_when_its_answer_was_lost_and_it_is_told_once_more(mlflow):
-    registry = with_champion(mlflow)
-    fence = registry.fence()
-
-    def operate():
-        mlflow.open().promote(1)
-        lost.enter_context(failing("set_registered_model_alias", also_done=True))
-
-    with ExitStack() as lost, before_next_alias(operate), pytest.raises(RegistryError, match="no answer"):
-        registry.promote_unless_changed(2, fence)
-    assert registry.resolve("champion").version == 2
-    with pytest.raises(SnapshotStale, match="gives way to 1"):
-        registry.promote_unless_changed(2, fence)
-    assert registry.resolve("champion").version == 1
 
 
 def test_a_challenger_that_is_published_during_a_promotion_keeps_its_alias(mlflow):
@@ -122,17 +102,6 @@ def test_a_champion_that_is_still_called_challenger_is_not_once_it_is_rolled_bac
     mlflow.client.set_registered_model_alias(mlflow.name, "challenger", "2")
     registry.promote(1)
     assert [version.aliases for version in registry.versions()] == [("champion",), ("previous",)]
-
-
-@pytest.mark.parametrize("num_done", [0, 1])
-def test_a_rollback_that_fails_half_way_and_is_tried_again_ends_at_the_version_before(mlflow, num_done):
-    """Not at the suspect, which `previous` would name if it had moved first."""
-    registry = with_champion(mlflow)
-    registry.promote(2)
-    with failing("set_registered_model_alias", num_done=num_done), pytest.raises(RegistryError, match="no answer"):
-        registry.promote_unless_changed(registry.resolve("previous").version, registry.fence())
-    registry.promote_unless_changed(registry.resolve("previous").version, registry.fence())
-    assert registry.resolve("champion").version == 1
 
 
 def test_a_version_that_is_not_ready_is_invisible_and_an_abandoned_one_gives_way(mlflow):
@@ -160,8 +129,10 @@ def test_how_a_snapshot_was_learned_and_its_story_are_shown(mlflow, tmp_path):
     publisher.publish(publisher.stage({}, train="base"))
     publisher.publish(publisher.stage({bundle.DRAFTER: {"w": torch.zeros(2)}}))
     told = {"agreement_before": 0.7, "agreement_after": 0.8, "held_out_records": 9, "losses": {"dm": 0.5}}
+    told |= {"counts": {"held_out": 14, "inside_a_draft_token": 67}}
+    told["parent_id"] = registry.resolve("2").manifest.snapshot_id
     registry.publish(mlflow.bundle("s3", **told), 2)
-    registry.annotate(3, {"judgement": "promoted: well"})
+    registry.annotate(3, Judgement(state="promoted", reason="well").notes())
     registry.log_metrics(3, {"promoted": 1.0}, step=1)
     registry.log_file(3, mlflow.folder / "bundles/s3/manifest.json")
     versions = [client.get_model_version(mlflow.name, number) for number in "123"]
@@ -170,6 +141,13 @@ def test_how_a_snapshot_was_learned_and_its_story_are_shown(mlflow, tmp_path):
     names = ("train", "loss", "learning_rate", "lora_rank")
     assert [learned.data.params[name] for name in names] == ["lora", "dm + 0.2 ngram", "auto", "8"]
     assert "0.7000 to 0.8000 (+0.1000) on 9 records" in versions[2].description
+    assert "| Records left out | 14 held_out |" in versions[2].description
+    assert "| Positions left out | 67 inside_a_draft_token |" in versions[2].description
+    assert "| Parent | version 2 |" in versions[2].description
+    assert versions[2].description.endswith("To serve it: `omnidraft snapshots promote 3`\n")
+    (curves,) = client.search_runs([run.info.experiment_id], f"attributes.run_name = '{CURVES}'")
+    points = client.get_metric_history(curves.info.run_id, "num_records")
+    assert ([each.step for each in points], curves.info.status) == ([1, 2, 3], "FINISHED")
     assert (run.info.run_name, run.info.status, run.data.metrics["loss/dm"]) == ("v3 s3", "FINISHED", 0.5)
     assert (versions[2].tags["judgement"], run.data.metrics["promoted"]) == ("promoted: well", 1.0)
     assert [file.path for file in client.list_artifacts(run.info.run_id, "reports")] == ["reports/manifest.json"]

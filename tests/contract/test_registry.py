@@ -1,6 +1,7 @@
 """The contract of every registry: over plain folders, and where MLflow's own code decides over MLflow too."""
 
 import errno
+import json
 import os
 import shutil
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import torch
 
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.files import sha256_of
+from omnidraft.ports import Judgement
 from omnidraft.registry import mlflow_store, retention
 from omnidraft.registry.manifest_export import MAX_TAG_CHARACTERS
 from omnidraft.registry.republish import republish
@@ -21,6 +23,7 @@ from tests.signed_fleet import new_signing
 from tests.snapshot_folders import make_bundle
 
 OURS, THEIRS = new_signing(), new_signing()
+PROMOTED = Judgement(state="promoted", reason="better", promotion="p1", gain=0.1, gain_error=0.01)
 
 
 def published(store, *, promoted=0, num=2, **options):
@@ -95,6 +98,18 @@ def test_the_change_that_led_to_a_version_is_not_told_again_of_its_copy(store):
 
 
 @on_mlflow_too
+@pytest.mark.parametrize(
+    ("num", "there_are"), [(0, "are no versions yet"), (1, "is version 1 only"), (3, "are versions 1 to 3")]
+)
+def test_a_version_that_does_not_exist_is_told_with_those_that_do(store, num, there_are):
+    registry = published(store, num=num)
+    with pytest.raises(SnapshotNotFound, match=f"^there is no version 99; there {there_are}$"):
+        registry.resolve("99")
+    with pytest.raises(SnapshotNotFound, match="there is no snapshot called 'best'; there"):
+        registry.resolve("best")
+
+
+@on_mlflow_too
 def test_an_empty_registry_has_nothing(store, tmp_path):
     registry = store.open()
     assert registry.versions() == ()
@@ -117,56 +132,20 @@ def test_promoting_remembers_the_previous_and_rolling_back_is_promoting_it(store
 
 
 @on_mlflow_too
-def test_a_decision_that_nothing_overtook_is_carried_out_and_may_be_told_once_more(store):
-    """Its answer was lost."""
-    controller, operator = published(store, promoted=1), store.open()
-    fence = controller.fence()
-    assert controller.fence() == fence
+def test_previous_is_what_the_promotion_says_whatever_the_aliases_were(store):
+    registry = published(store, promoted=2, num=3)
     for _ in range(2):
-        controller.promote_unless_changed(2, fence)
-        assert aliases(controller) == [("previous",), ("champion",)]
-    assert controller.fence() != fence
-    operator.promote(1)
-    with pytest.raises(SnapshotStale):
-        controller.promote_unless_changed(2, fence)
-    assert operator.resolve("champion").version == 1
+        registry.promote(1, 3)
+        assert aliases(registry) == [("champion",), (), ("previous",)]
 
 
-@on_mlflow_too
-def test_a_controller_that_slept_undoes_no_promotion_and_no_rollback_of_an_operator(store):
-    """Also where the champion is the one that it had seen: there and back, or promoted once more."""
-    controller, operator = published(store, promoted=1), store.open()
-    fence = controller.fence()
-    operator.promote(2)
-    operator.promote(1)
-    with pytest.raises(SnapshotStale, match="an operator promoted"):
-        controller.promote_unless_changed(2, fence)
-    assert operator.resolve("champion").version == 1
-    fence = controller.fence()
-    operator.promote(1)  # it shall stay
-    with pytest.raises(SnapshotStale):
-        controller.promote_unless_changed(2, fence)
-    assert (operator.resolve("champion").version, operator.resolve("previous").version) == (1, 2)
-
-
-def test_of_two_controllers_with_one_fence_one_promotes(store):
-    first, second = published(store, promoted=1), store.open()
-    fence = first.fence()
-    with pytest.raises(SnapshotNotFound):
-        first.promote_unless_changed(7, fence)
-    first.promote_unless_changed(2, fence)
-    with pytest.raises(SnapshotStale):
-        second.promote_unless_changed(1, fence)
-    assert second.resolve("champion").version == 2
-
-
-@pytest.mark.parametrize("judgement", [None, "promoted: better"])
+@pytest.mark.parametrize("judgement", [None, PROMOTED])
 @on_mlflow_too
 def test_a_snapshot_that_is_published_again_after_its_promotion_is_no_challenger(store, judgement):
     """Its publisher never got the first answer; also after a rollback."""
     controller, publisher, folder = published(store, promoted=2), store.open(), store.folder / "bundles/s2"
     if judgement:
-        controller.annotate(2, {"judgement": judgement})
+        controller.annotate(2, judgement.notes())
     assert publisher.publish(folder, 1).aliases == ("champion",)
     controller.promote(1)
     assert publisher.publish(folder, 1).aliases == ("previous",)
@@ -176,7 +155,7 @@ def test_a_snapshot_that_was_judged_is_no_challenger_when_it_is_published_again(
     controller = published(store, num=3, promoted=3)
     for version in (2, 1):
         controller.promote(version)  # 3 has no alias any more
-    controller.annotate(3, {"judgement": "promoted by an operator"})
+    controller.annotate(3, PROMOTED.notes())
     assert store.open().publish(store.folder / "bundles/s3", 2).aliases == ()
 
 
@@ -203,7 +182,7 @@ def test_aliases_that_cannot_be_read_are_an_error_of_the_registry_until_somebody
     registry = published(DirectoryPair(tmp_path), num=1)
     aliases = next((tmp_path / "registry").rglob("aliases.json"))
     aliases.write_text(content)
-    for use in (registry.versions, registry.fence, lambda: registry.resolve("champion"), lambda: registry.promote(1)):
+    for use in (registry.versions, lambda: registry.resolve("champion"), lambda: registry.promote(1)):
         with pytest.raises(RegistryError, match="is damaged"):
             use()
     aliases.unlink()
@@ -211,22 +190,35 @@ def test_aliases_that_cannot_be_read_are_an_error_of_the_registry_until_somebody
     assert registry.resolve("champion").version == 1
 
 
+@on_mlflow_too
+def test_a_judgement_is_kept_for_programs_and_in_words(store):
+    registry = published(store, num=1)
+    assert registry.resolve("1").judgement is None
+    for judgement, words in (
+        (PROMOTED, "promoted: better"),
+        (PROMOTED.model_copy(update={"is_ordered": True, "reason": ""}), "promoted by an operator"),
+        (Judgement(state="canary", reason="better", was_canary=True), "on trial: better"),
+    ):
+        registry.annotate(1, judgement.notes())
+        assert store.open().resolve("1").judgement == judgement
+        assert (str(judgement), judgement.notes()["judgement"]) == (words, words)
+
+
 @pytest.mark.parametrize(
-    ("content", "judgement"),
-    [("{", "void: its notes are damaged"), ("[1]", "void: its notes are damaged"), ('{"judgement": 5}', None)],
+    "content", ["{", "[1]", '{"omnidraft.judgement": "{}"}', '{"omnidraft.judgement": "promoted"}']
 )
-def test_a_version_whose_notes_cannot_be_read_is_void_until_others_are_written(tmp_path, caplog, content, judgement):
+def test_a_version_whose_notes_cannot_be_read_counts_as_refused_until_others_are_written(tmp_path, caplog, content):
+    """They may have held a decision against it."""
     registry = published(store := DirectoryPair(tmp_path), num=1)
-    registry.annotate(1, {"judgement": "refused"})
+    registry.annotate(1, PROMOTED.notes())
     (store.version_folder(1) / "notes.json").write_text(content)
     for _ in range(2):
-        assert [version.judgement for version in registry.versions()] == [judgement]
+        (version,) = registry.versions()
+        assert str(version.judgement) == "refused: its notes are damaged"
     assert registry.publish(store.bundle("s2"), 1).version == 2
-    assert caplog.text.count("so version 1 has no notes and is not judged") == (judgement is not None)
-    registry.annotate(1, {"drift": "of a tenant"})
-    assert registry.resolve("1").judgement is None
-    registry.annotate(1, {"judgement": "promoted"})
-    assert registry.resolve("1").judgement == "promoted"
+    assert caplog.text.count("so version 1 has no notes and is not judged") == ("omnidraft" not in content)
+    registry.annotate(1, PROMOTED.notes())
+    assert registry.resolve("1").judgement == PROMOTED
 
 
 @pytest.mark.parametrize("name", ["v000001.bak1", "vacation2"])
@@ -361,25 +353,22 @@ def test_a_registry_that_may_delete_no_weights_and_one_that_keeps_more_resume_pa
 
 @on_mlflow_too
 def test_a_version_without_weights_is_promoted_by_nobody_and_not_published_again(store):
-    """The champion stays, and a decision about such a version is void: its canary was on trial for too long."""
     registry = published(store, promoted=1, keep_resume=1, keep_serving=1)
-    fence = registry.fence()
     registry.publish(store.bundle("s3"), 2)
     for use in (registry.promote, lambda version: republish(registry, str(version))):
         with pytest.raises(SnapshotNotFound, match="version 2 has no serving part any more"):
             use(2)
-    with pytest.raises(SnapshotStale, match="keep_serving"):
-        registry.promote_unless_changed(2, fence)
     assert aliases(store.open()) == [("champion",), (), ("challenger",)]
-    assert registry.fence() == fence
 
 
 def test_notes_curves_and_reports_are_taken(store, tmp_path):
     registry = published(store, num=1)
-    registry.annotate(1, {"judgement": "promoted"})
+    registry.annotate(1, {"drift": "of a tenant"})
     registry.log_metrics(1, {"loss/dm": 0.4}, step=2)
     registry.log_file(1, tmp_path / "bundles/s1/manifest.json")
-    assert store.open().resolve("1").judgement == "promoted"
+    (metrics,) = (store.version_folder(1) / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(metrics) == {"step": 2, "loss/dm": 0.4}
+    assert (store.version_folder(1) / "reports/manifest.json").is_file()
 
 
 def test_a_snapshot_is_published_although_files_of_an_old_one_stay_on_the_disk(tmp_path, caplog):

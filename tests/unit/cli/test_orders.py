@@ -107,31 +107,6 @@ def test_a_tenant_without_a_name_is_refused(command: Run, environ: dict[str, str
     assert num_orders(environ) == 0
 
 
-def test_a_champion_is_named_while_the_log_is_away(command: Run, environ: dict[str, str], tmp_path: Path) -> None:
-    """Workers look at the alias too."""
-    registry = assembly.registry(config.load(None, environ))
-    drafter = config.load(None, environ).models.drafter
-    for number, name in enumerate(("s1", "s2")):
-        registry.publish(make_bundle(tmp_path, name, target="big", drafter=drafter), number or None)
-    registry.promote(2)
-    (tmp_path / "log.db").mkdir()
-    done = command("snapshots", "promote", "1")
-    assert done.returncode == 2
-    assert "version 1 is the champion, but it cannot be announced: " in done.stderr
-    assert registry.resolve("champion").version == 1
-
-
-def test_a_champion_is_named_to_the_pair_that_is_followed_without_its_drafter(
-    command: Run, environ: dict[str, str], tmp_path: Path
-) -> None:
-    environ |= {"OMNIDRAFT_MODELS__DRAFTER": "none", "OMNIDRAFT_MODELS__MEMORY_OF": "org/small"}
-    settings = config.load(None, environ)
-    assembly.registry(settings).publish(make_bundle(tmp_path, target="big", drafter="org/small"), None)
-    assert command("snapshots", "promote", "1").returncode == 0
-    (champion,) = control_follower(settings, CountingMetrics(), ("champion",)).poll(0)
-    assert (champion.version, champion.drafter) == (1, "org/small")
-
-
 def test_learning_restarts_from_a_version_of_the_target_that_is_named(
     command: Run, environ: dict[str, str], tmp_path: Path
 ) -> None:

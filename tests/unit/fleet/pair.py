@@ -37,12 +37,12 @@ class Pair:
         reader, writer = reader or MemoryReader(self.log, "control"), writer or MemoryWriter(self.log, "control")
         return ControlLog(lambda: reader, lambda: writer, self.metrics, target="big", drafter="org/small")
 
-    def controller(self, *, reader=None, writer=None, registry=None, signing=UNSIGNED):
+    def controller(self, *, reader=None, writer=None, registry=None, signing=UNSIGNED, traffic=None):
         registry, pair = registry or self.registry, {"target": "big", "signing": signing}
         lease = ControllerLease(self.control(reader, writer))
         judge = Judge(registry, lease, self.settings, has_traffic=True, clock=lambda: self.now, **pair)
         recovery = DriftRecovery(registry, lease, self.metrics, gate=self.settings, **pair)
-        traffic = RequestStatsReader(MemoryReader(self.log, "traces"), target="big", drafter="org/small")
+        traffic = traffic or RequestStatsReader(MemoryReader(self.log, "traces"), target="big", drafter="org/small")
         return Controller(registry, lease, judge, self.metrics, traffic=traffic, recovery=recovery, **pair)
 
     def publish(self, snapshot_id, parent, before=None, after=None, **fields):
@@ -95,11 +95,3 @@ class Pair:
         path = self.version_folder(1).parent / "aliases.json"
         aliases = json.loads(path.read_text()) | versions
         path.write_text(json.dumps({name: number for name, number in aliases.items() if number}))
-
-
-def new_signing():
-    from omnidraft.snapshots.keys import PrivateKey, TrustedKeys, new_private_key
-    from omnidraft.snapshots.signing import SnapshotSigning
-
-    key = PrivateKey(new_private_key())
-    return SnapshotSigning(key, TrustedKeys([key.public_text("distiller")]))

@@ -17,7 +17,7 @@ UNEVEN = ControllerSettings(canary_share=0.1, confidence=0.9, canary_requests=50
 
 def verdict(settings, canary_ms, *, seed=0, number=60):
     dice = random.Random(seed)
-    trial = CanaryTrial(2, 1, settings, 0.0, "fence")
+    trial = CanaryTrial(2, 1, settings, 0.0)
     for version, ms in ((1, 20.0), (2, canary_ms)):
         for request in requests(dice, 0.7, number, version=version, ms=ms):
             trial.update(request)
@@ -38,7 +38,7 @@ def test_an_equal_canary_passes_and_one_ten_percent_slower_does_not_nearly_every
 
 
 def test_what_a_first_comparison_leaves_open_the_requests_until_the_time_is_up_decide():
-    trial, dice = CanaryTrial(2, 1, UNEVEN, 0.0, "fence"), random.Random(5)
+    trial, dice = CanaryTrial(2, 1, UNEVEN, 0.0), random.Random(5)
     serve_unevenly(trial, dice, 50)
     assert trial.verdict(1.0) is None
     serve_unevenly(trial, dice, 600)
@@ -52,7 +52,7 @@ def test_a_canary_that_is_only_uncertain_when_the_time_is_up_is_refused_and_not_
     """Of 40 equal ones with 50 requests each, 27 are refused, 11 of them since they measured slower by chance."""
     decisions = []
     for seed in range(40):
-        trial = CanaryTrial(2, 1, UNEVEN, 0.0, "fence")
+        trial = CanaryTrial(2, 1, UNEVEN, 0.0)
         serve_unevenly(trial, random.Random(seed), 50)
         decisions.append(trial.verdict(601.0))
     uncertain = [each for each in decisions if not each.promote and not each.is_worse]
@@ -68,7 +68,7 @@ def test_a_canary_at_the_tolerance_is_promoted_no_oftener_than_the_confidence_sa
     fixed); one that decides at any of the 450 calls promotes more than a third."""
     num_promoted = 0
     for seed in range(100):
-        trial, dice, decision = CanaryTrial(2, 1, UNEVEN, 0.0, "fence"), random.Random(seed), None
+        trial, dice, decision = CanaryTrial(2, 1, UNEVEN, 0.0), random.Random(seed), None
         for _ in range(500):
             serve_unevenly(trial, dice, 1, slower=slower)
             decision = decision or trial.verdict(1.0)
@@ -77,7 +77,7 @@ def test_a_canary_at_the_tolerance_is_promoted_no_oftener_than_the_confidence_sa
 
 
 def test_too_few_requests_give_no_verdict_until_time_is_up():
-    trial = CanaryTrial(2, 1, ControllerSettings(canary_requests=50), 100.0, "fence")
+    trial = CanaryTrial(2, 1, ControllerSettings(canary_requests=50), 100.0)
     for request in requests(random.Random(1), 0.7, 49, version=2):
         trial.update(request)
     for request in requests(random.Random(1), 0.7, 80, version=1):
@@ -90,7 +90,7 @@ def test_too_few_requests_give_no_verdict_until_time_is_up():
 
 
 def test_without_traffic_nothing_speaks_against_it():
-    trial = CanaryTrial(2, 1, SURE, 0.0, "fence")
+    trial = CanaryTrial(2, 1, SURE, 0.0)
     assert trial.verdict(1.0) is None
     decision = trial.verdict(601.0)
     assert decision.promote
@@ -102,7 +102,7 @@ def test_without_traffic_nothing_speaks_against_it():
 )
 def test_a_canary_that_no_worker_serves_though_many_requests_were_due_to_it_is_refused(share, num_served, promote):
     """With 200 requests of the champion 22 are due to a share of 10 percent, and 2 to one of 1 percent."""
-    trial = CanaryTrial(2, 1, ControllerSettings(canary_share=share), 0.0, "fence")
+    trial = CanaryTrial(2, 1, ControllerSettings(canary_share=share), 0.0)
     for version, number in ((1, 200), (2, num_served)):
         for request in requests(random.Random(1), 0.7, number, version=version):
             trial.update(request)
@@ -112,7 +112,7 @@ def test_a_canary_that_no_worker_serves_though_many_requests_were_due_to_it_is_r
 
 
 def test_requests_of_other_snapshots_count_for_nobody():
-    trial = CanaryTrial(2, 1, ControllerSettings(canary_requests=2), 0.0, "fence")
+    trial = CanaryTrial(2, 1, ControllerSettings(canary_requests=2), 0.0)
     for request in requests(random.Random(1), 0.7, 10, version=3):
         trial.update(request)
     assert trial.verdict(1.0) is None
@@ -120,7 +120,7 @@ def test_requests_of_other_snapshots_count_for_nobody():
 
 def test_requests_without_times_end_no_trial():
     """Anybody who may write traces can send them."""
-    trial = CanaryTrial(2, 1, ControllerSettings(canary_requests=50), 0.0, "fence")
+    trial = CanaryTrial(2, 1, ControllerSettings(canary_requests=50), 0.0)
     for version in (1, 2):
         for request in requests(random.Random(1), 0.7, 60, version=version):
             trial.update(replace(request, seconds=0.0))

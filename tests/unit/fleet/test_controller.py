@@ -1,4 +1,4 @@
-"""A challenger becomes champion when it is shown not to be worse, an operator's order comes first, and all hear of it."""
+"""A challenger becomes champion when it is shown not to be worse; an operator's order comes before it."""
 
 import shutil
 import threading
@@ -13,7 +13,7 @@ from omnidraft.registry.republish import republish
 from omnidraft.snapshots import bundle
 from omnidraft.testing.memory_log import MemoryWriter
 from omnidraft.traces import codec
-from tests.unit.fleet.pair import new_signing
+from tests.signed_fleet import new_signing
 from tests.silent_reader import SilentReader
 from tests.snapshot_folders import make_bundle
 from tests.trace_records import make_record

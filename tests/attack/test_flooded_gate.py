@@ -11,22 +11,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from omnidraft.fleet.control_follower import LogControlFollower
 
 from omnidraft.config import ControllerSettings, LearnerSettings
 from omnidraft.distill.control import Status, TrainingControl
 from omnidraft.distill.evaluation.held_out import HeldOut, read_pinned
 from omnidraft.distill.ingest.batcher import HELD_OUT_RECORDS
 from omnidraft.distill.ingest.tenant_shares import TENANT_SHARE, TenantGroups
-from omnidraft.fleet.control_log import LogAnnouncer
 from omnidraft.fleet.controller import Controller
 from omnidraft.fleet.drift_recovery import REWIND_AFTER, Rewinds
+from omnidraft.fleet.judge import Judge
+from omnidraft.fleet.lease import ControllerLease
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
+from omnidraft.testing.memory_log import MemoryWriter
 from omnidraft.traces import archive, codec
 from omnidraft.traces.record import TraceRecord
+from tests.control_logs import control_over
 from tests.distiller_runs import Setting, SlowReader, run_until_idle
 from tests.tiny_pair import Pair
 
@@ -87,10 +88,10 @@ class FloodedFleet:
         self.setting = Setting(self.pair, self.folder, learning_rate=1e-2)
         self.measuring = self.pair.learner()
         self.unseen = [self.honest(tenant) for tenant in HONEST for _ in range(12)]
-        announcer = LogAnnouncer(MemoryWriter(self.setting.log, "control"), "target", "drafter")
-        registry, metrics = self.setting.registry, CountingMetrics()
-        self.controller = Controller(registry, announcer, ControllerSettings(), metrics, target="target")
-        self.controller._rewinds = Rewinds(registry, announcer, "target", self.rewind_after)
+        lease = ControllerLease(control_over(self.setting.log, target="target", drafter="drafter"))
+        judge = Judge(self.setting.registry, lease, ControllerSettings(), target="target")
+        self.controller = Controller(self.setting.registry, lease, judge, CountingMetrics(), target="target")
+        self.controller._rewinds = Rewinds(lease, "target", self.rewind_after)
         self.champions: list[int] = []
         self.num_judged = 0
 
@@ -118,9 +119,7 @@ class FloodedFleet:
     def learn(self) -> None:
         """Learn all that waits, each snapshot judged as soon as it is there."""
         limits, groups = self.learner, TenantGroups(self.learner.tenants)
-        control = LogControlFollower(
-            MemoryReader(self.setting.log, "control"), CountingMetrics(), kinds=("rewind",), target="target"
-        )
+        control = control_over(self.setting.log, target="target", drafter="drafter")
         path, fingerprint = limits.pinned_held_out, self.pair.alignment.fingerprint
         pinned = None if path is None else read_pinned(path, fingerprint)
         distiller, _ = self.setting.distiller(

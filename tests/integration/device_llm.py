@@ -17,7 +17,7 @@ from typing import Any
 from omnidraft import LLM, SamplingParams
 from omnidraft.bus.sqlite_log import SqliteReader
 from omnidraft.distill.ingest import poison_detector
-from omnidraft.fleet.controller import Controller
+from omnidraft.fleet.judge import Judge
 from omnidraft.models.hf.trainable_drafter import TransformersTrainable
 
 PARAMS = SamplingParams(temperature=0, max_tokens=10)
@@ -79,15 +79,15 @@ def die_in_step(number: int) -> None:
 
 def die_before_promotion(modules: Path) -> None:
     """Let the controller die when it first has a challenger to judge; note before what the process has imported."""
-    judge = Controller._judge
+    decide = Judge._decide
 
-    def lethal(self: Any, challenger: Any, champion: Any, fence: str) -> None:
+    def lethal(self: Any, challenger: Any, champion: Any) -> Any:
         if champion is None:
-            return judge(self, challenger, champion, fence)
+            return decide(self, challenger, champion)
         modules.write_text("\n".join(sys.modules))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Controller._judge = lethal  # type: ignore[method-assign]
+    Judge._decide = lethal  # type: ignore[method-assign]
 
 
 def die_at_the_gate(home: Path, models: tuple[Path, Path]) -> None:

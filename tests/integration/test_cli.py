@@ -13,7 +13,7 @@ import pytest
 
 from omnidraft import assembly, config
 from omnidraft.errors import VocabularyError
-from omnidraft.ports import JUDGEMENT
+from omnidraft.ports import Judgement
 from tests.cli_runs import run_cli
 from tests.snapshot_folders import make_bundle
 from tests.tiny_engine import tiny_settings
@@ -139,7 +139,7 @@ def test_what_cannot_be_reached_or_found_is_refused_in_one_line(omnidraft: Run, 
     assert_refused(omnidraft("snapshots", "list", **registry), "http://127.0.0.1:1")
     assert_refused(omnidraft("snapshots", "show", "99"), "there is no registry at directory:///")
     (tmp_path / "registry").mkdir()
-    assert_refused(omnidraft("snapshots", "show", "99"), "no snapshot is called '99'")
+    assert_refused(omnidraft("snapshots", "show", "99"), "there is no version 99; there are no versions yet")
     assert_refused(omnidraft("snapshots", "list", "--config", tmp_path / "missing.toml"), "missing.toml")
     wrong = tmp_path / "wrong.toml"
     wrong.write_text("[decode]\nwidht = 6\n")
@@ -156,8 +156,8 @@ def test_snapshots_are_listed_shown_promoted_and_announced(
     listed = json.loads(omnidraft("snapshots", "list", "--json").stdout)
     assert [(row["version"], row["aliases"]) for row in listed] == [(1, ["champion"])]
     loaded = config.load(settings_file, {})
-    assert assembly.log_reader(loaded, loaded.log.control_topic).end_offsets() == {0: 1}
-    assert_refused(omnidraft("snapshots", "rollback"), "previous")
+    assert assembly.ordering_log(loaded).read_whole().champion.version == 1
+    assert_refused(omnidraft("snapshots", "rollback"), "names no champion before this one")
 
 
 def test_a_folder_learned_offline_becomes_the_newest_version(
@@ -168,12 +168,14 @@ def test_a_folder_learned_offline_becomes_the_newest_version(
         folder = make_bundle(tmp_path, f"s{number}", target=target, drafter=drafter)
         done = omnidraft("snapshots", "publish", folder)
         assert f"published as version {number}" in done.stdout, done.stderr
-    refused = "refused: tenant [/x] \x1b[2J fell by more than the tolerance, " + 9 * "and so on "
-    assembly.registry(config.load(settings_file, {})).annotate(1, {JUDGEMENT: refused})
+    reason = "tenant [/x] \x1b[2J fell by more than the tolerance, " + 9 * "and so on "
+    judgement = Judgement(state="refused", reason=reason)
+    assembly.registry(config.load(settings_file, {})).annotate(1, judgement.notes())
     listed = json.loads(omnidraft("snapshots", "list", "--json").stdout)
-    assert [(row["aliases"], row["judgement"]) for row in listed] == [([], refused), (["challenger"], None)]
+    assert [row["aliases"] for row in listed] == [[], ["challenger"]]
+    assert (listed[0]["judgement"]["reason"], listed[1]["judgement"]) == (reason, None)
     lines = omnidraft("snapshots", "list").stdout.splitlines()
-    assert f"1: {refused.replace(chr(27), '?').rstrip()}" in [line.rstrip() for line in lines]
+    assert f"1: refused: {reason.replace(chr(27), '?').rstrip()}" in [line.rstrip() for line in lines]
     assert_refused(omnidraft("snapshots", "publish", tmp_path), "manifest.json")
 
 

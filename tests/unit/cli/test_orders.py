@@ -8,7 +8,6 @@ import pytest
 from omnidraft.fleet.control_follower import LogControlFollower
 
 from omnidraft import assembly, config
-from omnidraft.assembly.fleet import control_follower
 from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.cli_runs import run_cli

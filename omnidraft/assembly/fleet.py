@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from omnidraft.assembly.logs import (
@@ -118,9 +118,10 @@ def order_champion(settings: Settings, control: ControlLog, version: int) -> Cha
         lock = _controller_lock(settings)
         if lock is None:
             return
-        with suppress(LeaseLost):  # a controller runs
-            made = controller(settings, CountingMetrics())
-            with closing(made):
+        with suppress(Timeout, LeaseLost):  # a controller runs
+            with lock.acquire(timeout=0):
+                pass
+            with closing(controller(settings, CountingMetrics())) as made:
                 made.obey()
                 made.align()
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from omnidraft.bus.sqlite_log import SqliteReader, SqliteWriter
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import LeaseLost, RegistryError
 from omnidraft.fleet.control_log import ControlLog
@@ -17,7 +16,8 @@ from omnidraft.fleet.lease import ControllerLease
 from omnidraft.ports import Champion, Lease, Order, Registry
 from omnidraft.snapshots.manifest import digest
 from omnidraft.telemetry.metrics import CountingMetrics
-from tests.contract.registries import DRAFTER, Pair, on_mlflow_too
+from tests.contract.registries import Pair, on_mlflow_too
+from tests.control_logs import control_in
 
 FIGURES = {"held_out_records": 8, "agreement_before": 0.7, "agreement_after": 0.8, "agreement_change_error": 0.001}
 
@@ -33,14 +33,7 @@ class Fleet:
         self.registry.publish(store.bundle("s2", parent_id="s1", **FIGURES), 1)
 
     def control(self) -> ControlLog:
-        options = {"partitions": 1, "timeout_s": 10.0}
-        return ControlLog(
-            lambda: SqliteReader(self.path, "control", **options),
-            lambda: SqliteWriter(self.path, "control", **options, keep_s=None),
-            CountingMetrics(),
-            target=self.store.target,
-            drafter=DRAFTER,
-        )
+        return control_in(self.path, target=self.store.target)
 
     def controller(self, *, registry: Registry | None = None, lock: FileLock | None = None) -> Controller:
         registry, lease = registry or self.store.open(), ControllerLease(self.control(), lock=lock)

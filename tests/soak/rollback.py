@@ -8,10 +8,8 @@ from omnidraft import assembly
 from omnidraft.client import COMPLETIONS, OpenAIClient
 from omnidraft.config import Settings
 from omnidraft.demo.local_cluster import ServiceFailed, free_port, is_serving
-from omnidraft.ports import Champion, Registry
+from omnidraft.ports import Registry
 from omnidraft.progress import bar
-from omnidraft.snapshots.manifest import digest
-from omnidraft.telemetry.metrics import CountingMetrics
 from tests.soak.acknowledged import AckMonitor
 from tests.soak.cluster import START_TIMEOUT_S, Cluster, empty_folder, service_command, tiny_settings
 from tests.soak.load_clients import load
@@ -71,17 +69,16 @@ def _has_previous(registry: Registry) -> bool:
 
 def _back_and_forth(settings: Settings, registry: Registry, urls: Sequence[str]) -> list[float]:
     """Return the seconds of each rollback, from the command to the last worker; all have both snapshots in memory."""
-    control = assembly.control_log(settings, CountingMetrics())
+    control = assembly.ordering_log(settings)
     _wait(urls, registry.resolve("champion").version)
     seconds = []
     with bar("rollbacks", NUM_ROLLBACKS) as advance:
         for _ in range(NUM_ROLLBACKS):
             time.sleep(REST_S)
             started = time.monotonic()
-            previous = registry.resolve("previous")
-            registry.promote(previous.version)
-            control.put(("champion",), Champion(version=previous.version, digest=digest(previous.manifest)))
-            _wait(urls, previous.version)
+            previous = registry.resolve("previous").version
+            assembly.order_champion(settings, control, previous)
+            _wait(urls, previous)
             seconds.append(time.monotonic() - started)
             advance()
     return seconds

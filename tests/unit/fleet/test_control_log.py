@@ -63,7 +63,7 @@ def test_every_kind_of_value_is_read_as_it_was_put(log, control):
         ("pause",): Pause(),
         ("restart",): Restart(start="0:12 1:9", id="r"),
         ("drift", "a/b ü", "text"): Drift(level=0.5),
-        ("best", "a/b ü"): Best(version=2, fence="f"),
+        ("best", "a/b ü"): Best(version=2, promotion="p"),
         ("forget", ""): Forget(id="o", until_ms=3),
         ("factors", "a"): FactorsOff(),
         ("worker", "w"): WorkerNews(address="http://w", release="1", serves={"big": None}),

@@ -120,7 +120,7 @@ class Controller:
         if not (orders := self._control.orders):
             return
         key, order = orders[-1]
-        chosen, refusal = self._known.get(order.version), None
+        chosen, refusal = self._known.get(order.version), ""
         if chosen is None and is_registry_silent:
             return
         try:
@@ -132,7 +132,7 @@ class Controller:
             refusal = f"refused: {exc}"
             logger.error("%s: the order to promote version %d is %s", self._target, order.version, refusal)
         for each, _ in orders:
-            self._control.put(each, None, refusal)
+            self._control.put(each, None, refusal or None)
 
     def align(self) -> bool:
         """Let the aliases say what the log says. Return whether challengers can be compared with what serves."""
@@ -166,7 +166,8 @@ class Controller:
         self.obey()
         if self._control.promotion != after:
             overtaken = judgement.model_copy(update={"state": "refused", "reason": "an order came first"})
-            self._registry.annotate(version.version, (overtaken if is_open(version) else version.judgement).notes())
+            former = version.judgement if not is_open(version) else None
+            self._registry.annotate(version.version, (former or overtaken).notes())
             return False
         self._put(version, promoting.promotion, judgement.reason)  # step 2
         self.align()
@@ -178,17 +179,10 @@ class Controller:
     def _put(self, version: SnapshotVersion, promotion: str, reason: str, *, is_ordered: bool = False) -> None:
         """Step 2: from here on it serves. Raises SnapshotCorrupt where snapshots are signed, and this one is not."""
         self._signing.require(version.manifest)
-        before = self._control.state.champion
-        number, former = version.version, before and before.version
-        previous = before.previous if before is not None and former == number else former
-        chosen = Champion(
-            version=number,
-            digest=digest(version.manifest),
-            promotion=promotion,
-            previous=previous,
-            is_ordered=is_ordered,
-        )
-        self._control.put_champion(chosen, reason)
+        before, number = self._control.state.champion, version.version
+        previous = None if before is None else before.previous if before.version == number else before.version
+        chosen = Champion(version=number, digest=digest(version.manifest), promotion=promotion, previous=previous)
+        self._control.put_champion(chosen.model_copy(update={"is_ordered": is_ordered}), reason)
         self._known = {each: self._known[each] for each in self._known if each == previous} | {number: version}
         if before is not None and number < before.version:
             self._metrics.add("omnidraft_rollbacks_total")

@@ -14,7 +14,6 @@ from typing import TypeVar
 from omnidraft.config import Settings
 from omnidraft.errors import BusError, OmnidraftError
 from omnidraft.fleet.control_log import MAX_SILENCE_S, ControlLog
-from omnidraft.fleet.learned_versions import MOST_VERSIONS, LearnedVersion, learned_versions
 from omnidraft.fleet.workers import WorkerStatus, announced, laggards, told_status
 from omnidraft.ports import ControlState, Drift, LogReader, Offsets, Registry, SnapshotVersion
 from omnidraft.threads import within
@@ -88,8 +87,6 @@ class TargetOverview:
     """None, like the next two: the control log does not answer."""
     canary: CanaryState | None
     drifting: tuple[DriftingTenant, ...] | None
-    history: tuple[LearnedVersion, ...] = ()
-    """The newest versions, oldest first."""
     changes: tuple[ControlChange, ...] = ()
     """What the control log says of it, oldest first; empty as well when the control log does not answer."""
 
@@ -231,12 +228,12 @@ def _pair(target: str, sources: OverviewSources, problems: _ProblemList, log: _L
         state, changes = (control.is_paused, canary, _drifting(control)), _changes(control)
     versions: Sequence[SnapshotVersion] | None = None
     with problems.noted(f"registry of {target}"):
-        versions = within(LIMIT_S, lambda: sources.registry(target).versions(MOST_VERSIONS))
+        versions = within(LIMIT_S, lambda: sources.registry(target).versions(1))
     if versions is None:
         return TargetOverview(target, None, None, *state, changes=changes)
     learned = versions[-1].manifest.offsets if versions else {}
     lag = {partition: end - learned.get(partition, 0) for partition, end in ends.items()} if ends is not None else None
-    return TargetOverview(target, named_versions(versions), lag, *state, learned_versions(versions), changes)
+    return TargetOverview(target, named_versions(versions), lag, *state, changes)
 
 
 def named_versions(versions: Sequence[SnapshotVersion]) -> tuple[NamedVersion, ...]:

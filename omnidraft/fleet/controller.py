@@ -136,7 +136,7 @@ class Controller:
 
     def align(self) -> bool:
         """Let the aliases say what the log says. Return whether challengers can be compared with what serves."""
-        champion, named = self._control.state.champion, self._named()
+        champion, named = self._control.state.champion, self._intact("champion")
         if champion is None:
             self._serving = None
             return named is None or self._accept(named, "it is called champion, and the control log knew of none")
@@ -156,12 +156,15 @@ class Controller:
         if not is_named or not is_done:
             self._carry_out(champion, chosen)
         self._serving, self._problem, self._known[champion.version] = chosen, None, chosen
+        if champion.previous not in self._known and (previous := self._intact(champion.previous)) is not None:
+            self._known[previous.version] = previous
         self._metrics.set("omnidraft_champion_version_info", champion.version)
         return self._control.state.champion == champion  # else an order came meanwhile
 
     def _promote(self, version: SnapshotVersion, judgement: Judgement, *, after: str | None) -> bool:
         """Carry out the four steps, unless the champion is another by then. Return whether it was promoted."""
-        promoting = judgement.model_copy(update={"state": "promoting", "promotion": uuid.uuid4().hex})
+        promotion = uuid.uuid4().hex
+        promoting = judgement.model_copy(update={"state": "promoting", "promotion": promotion})
         self._registry.annotate(version.version, promoting.notes())  # step 1
         self.obey()
         if self._control.promotion != after:
@@ -169,7 +172,7 @@ class Controller:
             former = version.judgement if not is_open(version) else None
             self._registry.annotate(version.version, (former or overtaken).notes())
             return False
-        self._put(version, promoting.promotion, judgement.reason)  # step 2
+        self._put(version, promotion, judgement.reason)  # step 2
         self.align()
         return True
 
@@ -190,7 +193,7 @@ class Controller:
 
     def _carry_out(self, champion: Champion, chosen: SnapshotVersion) -> None:
         """Steps 3 and 4."""
-        previous = None if champion.previous is None else find_version(self._registry, champion.previous)
+        previous = self._intact(champion.previous)
         self._registry.promote(champion.version, previous.version if previous and previous.is_servable else None)
         judgement = chosen.judgement
         if judgement is None or judgement.promotion != champion.promotion:
@@ -209,10 +212,10 @@ class Controller:
             self._put(named, uuid.uuid4().hex, reason, is_ordered=True)
         return self.align()
 
-    def _named(self) -> SnapshotVersion | None:
-        """Return what the alias names; None for a version that is damaged, too."""
+    def _intact(self, name: str | int | None) -> SnapshotVersion | None:
+        """Return the version of this name; None without one, and for one that is damaged."""
         with suppress(SnapshotCorrupt):
-            return find_version(self._registry, "champion")
+            return None if name is None else find_version(self._registry, name)
         return None
 
     def _complain(self, problem: str) -> bool:

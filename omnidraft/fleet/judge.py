@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from omnidraft.config import ControllerSettings
 from omnidraft.fleet.canary_trial import CanaryTrial
-from omnidraft.fleet.challengers import Challengers, find_version
+from omnidraft.fleet.challengers import Challengers, find_version, is_open
 from omnidraft.fleet.lease import ControllerLease
 from omnidraft.fleet.promotion import Decision, believed_versions, decide, decide_first, lineage_between, lineage_to
 from omnidraft.fleet.request_stats import RequestStats
@@ -120,6 +120,7 @@ class Judge:
         self._trial = None
         if challenger is None:
             logger.warning("%s: canary %d ends without a verdict: it was deleted", self._target, trial.version)
+        if challenger is None or not is_open(challenger):  # else an order promoted it
             return None
         return Verdict(challenger, decision, self._after, was_canary=True)
 

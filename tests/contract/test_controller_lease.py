@@ -1,5 +1,6 @@
 """What a second controller can do that is started by mistake, and what it cannot: over real logs and registries."""
 
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -162,6 +163,18 @@ def test_beside_a_log_of_this_machine_a_second_controller_does_not_start_while_t
     assert fleet.champions() == (2, 2)
     first.close()
     second.step()
+
+
+def test_the_champion_is_put_again_before_it_is_too_old_for_who_starts(fleet: Fleet) -> None:
+    now_s, sequences = time.time(), []
+    control = control_in(fleet.path, target=fleet.store.target, clock=lambda: now_s)
+    lease = ControllerLease(control, restate_s=100.0, now=lambda: now_s)
+    for seconds in (0, 90, 20, 90, 20):
+        now_s += seconds
+        lease.follow()
+        sequences.append(lease.state.sequence("champion"))
+    first, second, third = sorted(set(sequences))
+    assert sequences == [first, first, second, second, third]
 
 
 @on_mlflow_too

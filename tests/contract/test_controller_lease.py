@@ -86,8 +86,10 @@ def test_the_newest_controller_decides_and_the_one_before_ends(fleet: Fleet) -> 
 def test_a_controller_that_was_frozen_in_a_decision_promotes_nothing_once_another_has_the_lease(fleet: Fleet) -> None:
     def another() -> None:
         fleet.order(1)
-        fleet.controller().step()
+        second.obey()
+        second.align()
 
+    second = fleet.controller()
     first = fleet.controller(registry=Frozen(fleet.store.open(), "annotate", another))
     with pytest.raises(LeaseLost):
         first.step()
@@ -95,7 +97,6 @@ def test_a_controller_that_was_frozen_in_a_decision_promotes_nothing_once_anothe
     judgement = fleet.registry.resolve("2").judgement
     assert judgement is not None
     assert judgement.state == "promoting"  # which is not final: it is judged again, by the one with the lease
-    second = fleet.controller()
     second.step()
     assert fleet.champions() == (2, 2)
 

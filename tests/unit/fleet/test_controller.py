@@ -340,7 +340,7 @@ def remove_weights(pair):
 @pytest.mark.parametrize(
     ("version", "prepare", "refusal"),
     [
-        (99, lambda pair: None, "no snapshot is called '99'"),
+        (99, lambda pair: None, "there is no version 99; there are versions 1 to 2"),
         (1, damage, "not a manifest"),
         (1, remove_weights, "version 1 has no weights any more"),
     ],

@@ -32,7 +32,7 @@ def list_snapshots(target: Target = None, config_path: Config = None, as_json: A
     if as_json:
         print(json.dumps([_as_json(each, versions) for each in versions]))
         return
-    table = Table("version", "aliases", "age", "records", "agreement", "gain (95 %)", "judgement")
+    table = Table("version", "aliases", "age", "records", "agreement", "gain (95 %)", "judgement", box=None)
     for each in versions:
         of = each.manifest
         table.add_row(
@@ -113,7 +113,7 @@ def rollback(
     if champion is None or (to or champion.previous) is None:
         raise RequestError("the control log names no champion before this one: `omnidraft snapshots promote VERSION`")
     back_to = to or champion.previous or 0
-    if champion.is_ordered and back_to > champion.version and not is_sure:
+    if to is None and champion.is_ordered and back_to > champion.version and not is_sure:
         raise RequestError(
             f"an operator left version {back_to} for version {champion.version}: --to VERSION goes further back, --yes "
             f"back to {back_to} all the same"

@@ -1,6 +1,7 @@
 """`omnidraft snapshots`: an order is carried out, by whoever is the controller, and what became of it is said."""
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,11 +66,11 @@ def test_where_no_controller_runs_beside_a_log_of_this_machine_the_command_itsel
     snapshots: Run, settings: config.Settings
 ) -> None:
     assert snapshots("promote", "2").stdout == "champion is version 2\n"
-    assert (
-        snapshots("promote", "challenger").stdout == "champion is version 4 (was 2, promoted by an operator 0 s ago)\n"
-    )
+    was = r"promoted by an operator \d+ (s|min) ago"
+    assert re.fullmatch(rf"champion is version 4 \(was 2, {was}\)\n", snapshots("promote", "challenger").stdout)
     done = snapshots("rollback")
-    assert (done.returncode, done.stdout) == (0, "champion is version 2 (was 4, promoted by an operator 0 s ago)\n")
+    assert done.returncode == 0
+    assert re.fullmatch(rf"champion is version 2 \(was 4, {was}\)\n", done.stdout)
     assert champions(settings) == (2, 2)
     assert str(assembly.registry(settings).resolve("2").judgement) == "promoted by an operator"
 
@@ -148,8 +149,8 @@ def test_versions_are_listed_with_age_gain_and_judgement_and_shown_as_typed_json
     judgement = Judgement(state="refused", reason="worse \x1b[2J than [the champion]", gain=-0.1, gain_error=0.02)
     assembly.registry(settings).annotate(3, judgement.notes())
     lines = snapshots("list").stdout.splitlines()
-    (row,) = [line for line in lines if line.startswith("│ 3")]
-    assert [each.strip() for each in row.strip("│").split("│")][4:] == ["0.750", "+0.050 +- 0.020", "refused"]
+    (row,) = [line.split() for line in lines if line.split()[0] == "3"]
+    assert row[-5:] == ["0.750", "+0.050", "+-", "0.020", "refused"]
     assert "3: refused: worse ?[2J than [the champion]" in [line.rstrip() for line in lines]
     assert "2: promoted by an operator" in [line.rstrip() for line in lines]
     shown = json.loads(snapshots("show", "3").stdout)

@@ -169,6 +169,7 @@ class MlflowRegistry:
             self._check_won(created, parent or 0)
             text = manifest_export.description(manifest, number, self._number_of(manifest.parent_id))
             self._client.update_model_version(self._name, created.version, text)
+            self._client.set_tag(run_id, "mlflow.note.content", text)
             self._mark_ready(number)
             self._client.update_run(run_id, name=f"v{number} {manifest.snapshot_id}")
             self._runs.finish(run_id)

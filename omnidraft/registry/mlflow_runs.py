@@ -129,7 +129,6 @@ class Runs:
             run_id, params=[Param(name, value) for name, value in manifest_export.params(manifest).items()]
         )
         self.log_metrics(run_id, manifest_export.metrics(manifest), manifest.num_steps)
-        self._client.set_tag(run_id, "mlflow.note.content", manifest_export.description(manifest))
 
     def _put_files(self, run_id: str, artifact_uri: str, source: Path, manifest: Manifest) -> None:
         folder = local_folder(artifact_uri)

@@ -33,6 +33,7 @@ def fleet(tmp_path: Path, temporary: Path):
         fleet.process.wait()
 
 
+@pytest.mark.timeout(300)
 def test_it_learns_shows_its_metrics_and_ends_when_it_is_stopped(fleet: Fleet) -> None:
     process: subprocess.Popen[bytes] = fleet.start()
     fleet.emit(8)
@@ -42,6 +43,7 @@ def test_it_learns_shows_its_metrics_and_ends_when_it_is_stopped(fleet: Fleet) -
     assert process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.timeout(300)
 def test_what_a_killed_process_had_staged_is_removed_by_the_next_and_what_that_stages_by_itself(
     fleet: Fleet, temporary: Path
 ) -> None:

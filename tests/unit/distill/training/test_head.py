@@ -34,7 +34,7 @@ def build(pair, record) -> TrainingExample:
 
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items() if name != "counters"}
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def of_head(learner) -> dict[str, Tensor]:
@@ -138,7 +138,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(pair, train) -> N
         resumed.step(drafted(pair, 4, first))
     assert_same(resumed.state(), whole.state())
     assert_same(resumed.serving_tensors(), whole.serving_tensors())
-    assert resumed.counters == whole.counters
 
 
 def test_a_head_begins_where_a_snapshot_had_none_and_goes_on_where_it_had(pair) -> None:

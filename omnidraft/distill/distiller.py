@@ -250,6 +250,7 @@ class Distiller:
         self._retry(lambda: self.ingest.dead_letter_poison(batch), stop)
         self._metrics.add(SKIPPED, batch.num_over_share, reason=OVER_SHARE)
         self._learner.count_skipped(batch.skipped())
+        self._learning.hold_out(batch)
         if not batch.records:
             return
         span = self._spans.step(batch, self._learner.counters.num_steps)

@@ -12,7 +12,7 @@ from torch import Tensor
 from omnidraft.distill.evaluation.held_out import HeldOut, HeldOutMeasurement
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
 from omnidraft.distill.ingest.batcher import Batch, Batcher
-from omnidraft.distill.ingest.poison_detector import HELD_OUT, PoisonDetector
+from omnidraft.distill.ingest.poison_detector import IN_SNAPSHOT, PoisonDetector
 from omnidraft.distill.ingest.record_disposition import record_key
 from omnidraft.distill.ingest.trace_consumer import PartitionOffset
 from omnidraft.distill.memory.text_memory import TextMemory
@@ -57,6 +57,12 @@ class Learning:
         self._load_cache, self._load_base, self._memory = load_cache, load_base, memory
         self._held_out, self._factor_judge = held_out or HeldOut(learner), factor_judge or FactorJudge(learner)
         self.detector = detector or PoisonDetector(Path(), tries=0)
+        self._unmeasured: dict[int, PartitionOffset] = {}
+        """Key -> position of the records that were held out since the last measurement."""
+
+    def hold_out(self, batch: Batch) -> None:
+        """Note where the records that the batch holds out are in the log, in case that measuring crashes on them."""
+        self._unmeasured |= {record_key(record): (partition, offset) for partition, offset, record in batch.held_out}
 
     def step(self, batch: Batch) -> StepReport:
         """Learn from the batch, after each of its suspects was tried alone."""
@@ -114,19 +120,21 @@ class Learning:
 
     def _measure(self, serving: Mapping[str, Tensor]) -> HeldOutMeasurement:
         """Measure the agreement of these serving tensors on the held-out records, but for poison."""
-        if num_dropped := self._batcher.drop_held_out(lambda record: _position(record) in self.detector.poison):
+        if num_dropped := self._batcher.drop_held_out(lambda record: self._position(record) in self.detector.poison):
             logger.warning("%d held-out records are dropped: the process crashed on them", num_dropped)
-        held_out = {_position(record): record for record in self._batcher.held_out}
+        held_out = {self._position(record): record for record in self._batcher.held_out}
         self._try_alone(held_out)
         with self.detector.trying(list(held_out)):
-            return self._held_out.measure(held_out.values(), serving)
+            measured = self._held_out.measure(held_out.values(), serving)
+        self._unmeasured.clear()
+        return measured
 
     def _try_alone(self, records: Mapping[PartitionOffset, TraceRecord]) -> None:
         for position in self.detector.suspects(records):
             with self.detector.trying([position], alone=True):
                 self.learner.dry_run(records[position])
 
-
-def _position(record: TraceRecord) -> PartitionOffset:
-    """Return the position, for the detector, of a held-out record."""
-    return HELD_OUT, record_key(record)
+    def _position(self, record: TraceRecord) -> PartitionOffset:
+        """Return the position, for the detector, of a held-out record: in the log, or in a snapshot."""
+        key = record_key(record)
+        return self._unmeasured.get(key, (IN_SNAPSHOT, key))

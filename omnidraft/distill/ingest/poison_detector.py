@@ -18,8 +18,8 @@ from omnidraft.distill.ingest.trace_consumer import PartitionOffset
 from omnidraft.ports import Offsets
 from omnidraft.private_files import PRIVATE
 
-HELD_OUT = -1
-"""Stands for the partition of records that are held out; their keys stand for the offsets."""
+IN_SNAPSHOT = -1
+"""Stands for the partition of held-out records that a snapshot has; their keys stand for the offsets."""
 
 TRIES = 3
 """Crashes over a step's records after which they are tried one by one, and over a single record after which it is
@@ -74,8 +74,8 @@ class PoisonDetector:
         self._save_if_under_way()
 
     def published(self, offsets: Offsets) -> None:
-        """Forget the records before these offsets, which do not come up again, and those that were held out."""
-        passed = [each for each in self._crashes if each[0] == HELD_OUT or each[1] < offsets.get(each[0], 0)]
+        """Forget the records before these offsets, which do not come up again, and those of the snapshot before."""
+        passed = [each for each in self._crashes if each[0] == IN_SNAPSHOT or each[1] < offsets.get(each[0], 0)]
         if passed:
             self._forget(passed)
             self._save()

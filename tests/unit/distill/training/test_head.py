@@ -124,22 +124,6 @@ def test_rejected_tokens_weigh_more(pair, monkeypatch: pytest.MonkeyPatch) -> No
     assert learned == pytest.approx(label / (label + REJECTED_WEIGHT * (1 - label)), abs=0.01)
 
 
-@WAYS
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(pair, train) -> None:
-    options = {"head": True, "train": train}
-    whole = pair.learner(**options)
-    for first in (0, 4, 8, 12):
-        whole.step(drafted(pair, 4, first))
-    killed = pair.learner(**options)
-    killed.step(drafted(pair, 4, 0))
-    resumed = pair.learner(**options)
-    resumed.load_state({name: tensor.clone() for name, tensor in killed.state().items()})
-    for first in (4, 8, 12):
-        resumed.step(drafted(pair, 4, first))
-    assert_same(resumed.state(), whole.state())
-    assert_same(resumed.serving_tensors(), whole.serving_tensors())
-
-
 def test_a_head_begins_where_a_snapshot_had_none_and_goes_on_where_it_had(pair) -> None:
     old, new = pair.learner(), pair.learner(head=True)
     old.step(drafted(pair, 2))

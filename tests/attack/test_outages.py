@@ -172,7 +172,7 @@ def test_what_expires_under_a_running_learner_is_counted_too(outage):
             state["deleted"] = True
             outage.emit(*names(4, start=20))
             distillation.ingest.batcher.start_at({0: 2})  # as if only the first step's records had been polled
-            distillation._consumer.seek({0: 2})
+            distillation.ingest.seek()
             outage.execute("DELETE FROM messages WHERE offset < 15")
         return state["calls"] > 60
 

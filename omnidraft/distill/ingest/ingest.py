@@ -94,8 +94,9 @@ class Ingest:
         self._is_drained = False
 
     def resume(self, manifest: Manifest) -> None:
-        """Go on in the log of this snapshot; the batcher is resumed apart, and `seek` is due."""
-        self._log_id, self._restarts, self._ends = manifest.log_id, manifest.restarts, {}
+        """Go on in the log of this snapshot, and repeat no restart; the batcher is resumed apart, and `seek` is due."""
+        self._log_id, self._ends = manifest.log_id, {}
+        self._restarts = tuple(dict.fromkeys((*manifest.restarts, *self._restarts)))
 
     def log_fields(self) -> dict[str, Any]:
         """Return fields of the next manifest."""

@@ -38,8 +38,8 @@ from omnidraft.traces.record import TraceRecord
 LOOKAHEAD = 1024
 """Records buffered of a partition, about 25 kB each, before idle ones are passed over, and the most that a batch goes
 through."""
-MOST_AHEAD = 8
-"""Times LOOKAHEAD that a partition may be ahead of one whose messages are read and are all for others: 200 MB."""
+MOST_AHEAD = 4
+"""Times LOOKAHEAD that a partition may be ahead of one that has messages left, which may all be for others: 100 MB."""
 HELD_OUT_RECORDS = 24
 """As many are measured in the time of a few steps."""
 _SEEN, _TURN, _ORDER, _RECENT, _HELD_OUT = "seen", "turn", "partitions", "recent_tenants", "held_out."

@@ -128,4 +128,5 @@ def test_what_is_learned_together_depends_on_the_log_alone(stretches, polls) -> 
                 MemoryWriter(log, "t").append([message])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batcher, "LOOKAHEAD", ROOM)
+        patch.setattr(batcher, "MOST_AHEAD", 100)
         assert batches(both, polls[0], "leaver") == batches(alone, polls[1], "leaver")

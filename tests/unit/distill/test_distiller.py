@@ -20,7 +20,7 @@ from omnidraft.testing.memory_log import MemoryLog, MemoryWriter
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 from omnidraft.traces.schema import MAX_PAYLOAD_BYTES
-from tests.audit_case import CLEAN, case_of
+from tests.audit_case import CLEAN, HELD_OUT_EVERY, case_of
 from tests.distiller_runs import Killed, Setting, SlowReader, learned, names, run_until_idle, until_idle
 from tests.trace_records import make_record
 
@@ -341,8 +341,9 @@ def test_a_second_distiller_stops_the_first(setting) -> None:
 
 def test_after_its_parent_was_deleted_a_distiller_goes_on_and_loses_nothing(setting, caplog) -> None:
     """An operator deleted the champion in MLflow, say, and no other distiller learns."""
-    setting.emit(*names(8))
-    distillation, journal = setting.distiller()
+    wanted = [name for name in names(40) if not is_held_out(setting.record(name), HELD_OUT_EVERY)][:8]
+    setting.emit(*wanted)
+    distillation, journal = setting.distiller(held_out_every=HELD_OUT_EVERY)
     idle, deleted = until_idle(25)(distillation), []
 
     def stop() -> bool:
@@ -353,7 +354,7 @@ def test_after_its_parent_was_deleted_a_distiller_goes_on_and_loses_nothing(sett
         return idle()
 
     distillation.run(stop)
-    assert learned(journal) == names(8)
+    assert learned(journal) == wanted
     newest, first = setting.manifest(), setting.manifest("1")
     assert (newest.num_records, newest.offsets) == (8, {0: 8})
     assert (newest.parent_id, newest.continues_id) == (deleted[0].snapshot_id, first.snapshot_id)

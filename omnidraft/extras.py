@@ -63,8 +63,9 @@ def driver_of(url: str) -> str | None:
 
 
 def distiller_needs_ray(settings: "Settings") -> bool:
-    """Return whether learning takes Ray: it is for several targets, or RAY_ADDRESS names a cluster."""
-    return len(settings.models.targets) > 1 or "RAY_ADDRESS" in os.environ
+    """Return whether learning takes Ray, by `learner.host`."""
+    host = settings.learner.host
+    return host == "ray" or (host == "auto" and (len(settings.models.targets) > 1 or "RAY_ADDRESS" in os.environ))
 
 
 def _is_there(module: str) -> bool:

@@ -9,12 +9,14 @@ import torch
 from omnidraft.audit.run import DiscardingWriter
 from omnidraft.config import MemorySettings
 from omnidraft.distill.control import TrainingControl
-from omnidraft.distill.exactly_once import Distiller
+from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.forgetting import Forgetting, RecordRetention
 from omnidraft.distill.ingest.batcher import Batcher
+from omnidraft.distill.ingest.ingest import Ingest
 from omnidraft.distill.ingest.record_disposition import SEEN_RECORDS, is_held_out
 from omnidraft.distill.ingest.topic_scan import RecentRecords
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
+from omnidraft.distill.learning import Learning
 from omnidraft.distill.memory.memory_files import MemoryFiles
 from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.distill.publisher import LEARNER, Identity, Publisher
@@ -122,6 +124,9 @@ class Setting:
         retention=None,
         memory=None,
         metrics=None,
+        poison_detector=None,
+        truncation=None,
+        max_lag_records=0,
         **changes,
     ):
         learner = Journal(self.pair.learner(**self.learner), die_after=die_after)
@@ -154,20 +159,19 @@ class Setting:
             memory=texts,
             cipher=cipher,
         )
-        options = {
-            "load_cache": self.pair.load_cache,
-            "load_base": lambda: self.pair.learner(**self.learner).serving_tensors(),
-            "steps_per_snapshot": 2,
-            "metrics": metrics,
-            "memory": texts,
-            "wait": no_wait,
-            "forgetting": forgetting,
-        }
-        if held_out is not None:
-            options["held_out"] = held_out(learner)
-        if factor_judge is not None:
-            options["factor_judge"] = factor_judge(learner)
-        return Distiller(consumer, batcher, learner, publisher, **options | changes), learner
+        ingest = Ingest(consumer, batcher, metrics, truncation, max_lag_records=max_lag_records)
+        learning = Learning(
+            learner,
+            batcher,
+            load_cache=self.pair.load_cache,
+            load_base=lambda: self.pair.learner(**self.learner).serving_tensors(),
+            held_out=held_out and held_out(learner),
+            factor_judge=factor_judge and factor_judge(learner),
+            detector=poison_detector,
+            memory=texts,
+        )
+        options = {"steps_per_snapshot": 2, "metrics": metrics, "wait": no_wait}
+        return Distiller(ingest, learning, publisher, forgetting, **options | changes), learner
 
     def _reader(self) -> MemoryReader:
         return MemoryReader(self.log, "t")

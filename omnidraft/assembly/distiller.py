@@ -16,14 +16,15 @@ from omnidraft.assembly.signing import require_signer
 from omnidraft.assembly.snapshot_loading import ngram_cache
 from omnidraft.config import MemorySettings, Settings
 from omnidraft.distill.control import Status, TrainingControl
+from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.evaluation.held_out import HeldOut, read_pinned
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
-from omnidraft.distill.exactly_once import Distiller
 from omnidraft.distill.forgetting import Forgetting, RecordRetention
 from omnidraft.distill.ingest.batcher import Batcher
-from omnidraft.distill.ingest.log_position import TruncationMark
+from omnidraft.distill.ingest.ingest import Ingest, TruncationMark
 from omnidraft.distill.ingest.poison_detector import TRIES, PoisonDetector
 from omnidraft.distill.ingest.tenant_shares import TENANT_SHARE, TenantGroups
+from omnidraft.distill.learning import Learning
 from omnidraft.distill.memory.memory_files import MemoryFiles
 from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.distill.publisher import Identity, Publisher
@@ -109,21 +110,24 @@ class _Parts:
         snapshots = attentive(registry(settings), lambda: self._meanwhile())
         control = control_log(settings, self._metrics)
         comparison = snapshot_comparison(settings, snapshots, control, tokenizers, self._learner, self._folder)
-        made = Distiller(
-            self._source,
-            self._batcher,
+        lag = section.max_lag_records
+        ingest = Ingest(self._source, self._batcher, self._metrics, self._truncation, max_lag_records=lag)
+        learning = Learning(
             self._learner,
-            Publisher(snapshots, identity(settings, tokenizers), self._folder / "staging", files.cipher, files),
+            self._batcher,
             load_cache=partial(ngram_cache, settings, tokenizers),
             load_base=partial(base_serving_tensors, settings, tokenizers),
             held_out=HeldOut(self._learner, groups=self._groups, pinned=self._pinned),
             factor_judge=FactorJudge(self._learner, section.factor_tenants, self._groups),
-            steps_per_snapshot=section.steps_per_snapshot,
-            max_lag_records=section.max_lag_records,
-            poison_detector=self._detector,
-            truncation=self._truncation,
-            forgetting=self._forgetting(),
+            detector=self._detector,
             memory=files.memory,
+        )
+        made = Distiller(
+            ingest,
+            learning,
+            Publisher(snapshots, identity(settings, tokenizers), self._folder / "staging", files.cipher, files),
+            self._forgetting(),
+            steps_per_snapshot=section.steps_per_snapshot,
             metrics=self._metrics,
             control=TrainingControl(control),
             compare_earlier=comparison.compare,

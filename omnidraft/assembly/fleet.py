@@ -30,7 +30,7 @@ from omnidraft.config import Settings
 from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
 from omnidraft.distill.ingest import dead_letters
 from omnidraft.distill.ingest.batcher import seen_keys
-from omnidraft.distill.ingest.log_position import require_same_log
+from omnidraft.distill.ingest.ingest import require_same_log
 from omnidraft.distill.ingest.topic_scan import DRIFT_RECORDS, RecentRecords, idle_timeout_s
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.publisher import BATCHER

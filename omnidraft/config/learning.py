@@ -53,6 +53,10 @@ class LearnerSettings(Section):
     """The folder of the crash journal, written before each step, and of the note that a Kafka log lost messages. None:
     a folder of the service, which outlives the learner's process but not the service; set it where both end together,
     as in a container."""
+    host: Literal["auto", "process", "ray"] = "auto"
+    """Where the learner runs. `process`: in the distiller's own process, for one target; a crash ends it, and whoever
+    supervises it starts it again. `ray`: in a Ray actor for each target, which Ray starts again when it crashes. `auto`
+    takes Ray for several targets, or if RAY_ADDRESS names a cluster."""
     threads: int | None = Field(None, ge=1)
     """Threads of a training step; None is one, which leaves the others to requests. On a Ray cluster the learner
     reserves as many CPUs."""

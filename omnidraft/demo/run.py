@@ -1,8 +1,7 @@
 """The whole circle on real models: serve, trace, learn, publish, swap, and measure the gain.
 
 Real processes: a decoding worker, a distiller, a controller; a real log (SQLite, or Kafka with `--log
-kafka://host:port`); a real registry. Where Ray and MLflow are installed, the distiller is a Ray actor and the registry
-MLflow; else it learns in its own process and the registry is a folder.
+kafka://host:port`); a real registry: MLflow where it is installed, else a folder.
 """
 
 import os

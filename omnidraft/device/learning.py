@@ -27,7 +27,7 @@ from omnidraft.decode.snapshot.slot import SnapshotSlot
 from omnidraft.decode.snapshot.updater import SnapshotUpdater
 from omnidraft.device.home import DeviceHome
 from omnidraft.distill.control import Status
-from omnidraft.distill.exactly_once import Distiller
+from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.ingest.poison_detector import PoisonDetector
 from omnidraft.errors import BusError, OmnidraftError, SnapshotError
 from omnidraft.fleet.controller import Controller

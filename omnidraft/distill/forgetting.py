@@ -3,12 +3,12 @@ retention, and those of tenants who were forgotten; so do the factors of these t
 
 An order to forget a tenant concerns the records from before it: a tenant who comes back is learned from again. The
 n-gram cache does not know whose n-grams it counted, so it is rebuilt from the records of others that are still there.
-The weights stay as they are.
+The weights stay as they are, unless learning starts again from a snapshot that never saw the tenant.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from omnidraft.distill.ingest.batcher import Batcher
@@ -24,8 +24,6 @@ MAX_NOTED = 4096
 """Orders of which a manifest notes that they were carried out, at 15 bytes each. An older one is carried out once more
 whenever a learner starts. They are noted by name, not by time or place in the control log: clocks differ, and a log
 that was made anew, or lost its end, has other orders at the same places."""
-MAX_DOUBT_S = 3600.0
-"""Seconds for which a time of day is doubted that would have everything expired; the retention, if that is shorter."""
 
 logger = logging.getLogger(__name__)
 
@@ -33,18 +31,10 @@ logger = logging.getLogger(__name__)
 class RecordRetention:
     """Decides which records may be kept. One thread."""
 
-    def __init__(
-        self,
-        keep_s: float | None = None,
-        *,
-        now_s: Callable[[], float] = time.time,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, keep_s: float | None = None, *, now_s: Callable[[], float] = time.time) -> None:
         """`keep_s` is the retention in seconds; None keeps records for ever."""
-        self._keep_s, self._now_s, self._clock = keep_s, now_s, clock
+        self._keep_s, self._now_s = keep_s, now_s
         self._forgotten_ms: dict[str, int] = {}
-        self._doubted_from_s: float | None = None
-        """Since when the time of day would have everything expired; None: it would not."""
 
     def forget(self, tenant: str, until_ms: int) -> None:
         """Keep no record of this tenant from before this time."""
@@ -58,19 +48,10 @@ class RecordRetention:
         """Return whether this tenant was forgotten after this time, Unix milliseconds."""
         return time_ms <= self._forgotten_ms.get(tenant, -1)
 
-    def trusts_clock(self, records: Sequence[Dated]) -> bool:
-        """Return whether the time of day may decide what is expired. Where it would leave none of these records, either
-        nobody wrote for long or the clock is ahead: then it is not trusted until it has been so for a while."""
-        if self._keep_s is None or not records or not all(map(self.is_expired, records)):
-            self._doubted_from_s = None
-            return True
-        if self._doubted_from_s is None:
-            self._doubted_from_s = self._clock()
-        return self._clock() - self._doubted_from_s >= min(self._keep_s, MAX_DOUBT_S)
-
-    def is_expired(self, record: Dated) -> bool:
-        """Return whether it is older than the retention."""
-        return self._keep_s is not None and record.time_ms < (self._now_s() - self._keep_s) * 1000
+    def expired_before_ms(self, newest_ms: int) -> float:
+        """Return the time, Unix milliseconds, before which records are older than the retention: by that of the newest
+        record, so that it depends on the log alone, and by the time of day where a record claims to be from later."""
+        return 0 if self._keep_s is None else min(newest_ms, self._now_s() * 1000) - self._keep_s * 1000
 
 
 class Forgetting:
@@ -102,25 +83,23 @@ class Forgetting:
         self._noted: dict[str, Forget] = {}
         """The orders that are still to be carried out."""
 
-    def resume(self, manifest: Manifest, num_forgotten: int) -> None:
-        """Go on from this snapshot, of which so many records could not be decrypted, as their keys are destroyed."""
-        self._done = manifest.forgets
-        self._count(num_forgotten, FORGOTTEN)
-        self.drop_expired()
+    def resume(self, manifest: Manifest) -> None:
+        """Go on from this snapshot: the orders that it notes are carried out, and those of before are again."""
+        self._done = tuple(dict.fromkeys((*manifest.forgets, *self._done)))
 
     def manifest_fields(self) -> dict[str, Any]:
         """Return fields of the next manifest."""
         return {"forgets": self._done}
 
-    def drop_expired(self) -> None:
-        """Drop the records that are older than the retention."""
-        if self._retention.trusts_clock(self._kept()):
-            self._drop(self._retention.is_expired, "expired")
-
-    def _kept(self) -> list[Dated]:
-        """Return all records and texts that are kept."""
-        texts = () if self._memory is None else self._memory.texts()
-        return [*self._batcher.held_out, *self._learner.replayed(), *texts]
+    def drop(self, num_forgotten: int = 0) -> None:
+        """Drop the records that are older than the retention, those of forgotten tenants, and factors that learned from
+        any of these; count so many more that could not be decrypted, as their keys are destroyed."""
+        before_ms = self._retention.expired_before_ms(self._batcher.newest_ms)
+        self._drop(lambda record: record.time_ms < before_ms, "expired")
+        self._drop(self._retention.is_forgotten, "forgotten")
+        self._count(num_forgotten, FORGOTTEN)
+        if num_dropped := self._learner.factors.drop(self._retention.is_forgotten_at):
+            logger.info("the factors of %d tenants are dropped: %s", num_dropped, FORGOTTEN)
 
     def note(self, orders: Mapping[str, Forget]) -> dict[str, Forget]:
         """Skip and drop the records of these tenants from now on, and return all orders that were noted and not carried
@@ -128,7 +107,7 @@ class Forgetting:
         for tenant, order in orders.items():
             self._retention.forget(tenant, order.until_ms)
         if orders:
-            self._drop_forgotten()
+            self.drop()
         noted = {**self._noted, **orders}
         self._noted = {tenant: order for tenant, order in noted.items() if order.id not in self._done}
         return self._noted
@@ -138,52 +117,32 @@ class Forgetting:
         self._done = (*self._done, *(order.id for order in orders.values()))[-MAX_NOTED:]
         self._noted = {tenant: order for tenant, order in self._noted.items() if order.id not in self._done}
 
-    def go_back(self, manifest: Manifest, num_forgotten: int) -> None:
-        """Forget again what the learner has again after it went back to this snapshot; see `resume`. Raises BusError;
-        then it may be repeated."""
-        self._count(num_forgotten, FORGOTTEN)
-        self.drop_expired()
-        self._drop_forgotten()
-        if set(self._done) - set(manifest.forgets):
-            self._rebuild_cache()
+    def is_done_in(self, manifest: Manifest) -> bool:
+        """Return whether all orders that this learner carried out were carried out in this snapshot, too."""
+        return set(self._done) <= set(manifest.forgets)
 
-    def carry_out(self, orders: Mapping[str, Forget]) -> None:
-        """Rebuild the n-gram cache without the tenants of these orders, whose keys are destroyed. Raises BusError; then
-        it may be repeated."""
+    def renew_keys(self, orders: Iterable[str]) -> None:
+        """Write what is kept with other keys from now on: those of these tenants are destroyed."""
         if self._cipher is not None:
             self._cipher.clear_cache()
-        num_records = self._rebuild_cache()
-        if self._memory is not None:
-            for tenant in orders:
+        for tenant in orders:
+            if self._memory is not None:
                 self._memory.renew(tenant)
-        self.mark_done(orders)
-        logger.warning(
-            "%d tenants are forgotten: the n-gram cache is rebuilt from %d records of others; the weights stay",
-            len(orders),
-            num_records,
-        )
 
-    def _rebuild_cache(self) -> int:
-        """Return the number of records that the new cache counted."""
+    def rebuild_cache(self) -> None:
+        """Count the n-gram cache anew, without forgotten tenants. Raises BusError; then it may be repeated."""
         learned = [
             record
             for record in self._learned_records(self._batcher.offsets())
             if not self._retention.is_forgotten(record) and not self._batcher.is_held_out(record)
         ]
         self._learner.rebuild_cache(self._new_cache(), learned)
-        return len(learned)
-
-    def _drop_forgotten(self) -> None:
-        """Drop the records of forgotten tenants, and the factors that learned from any of them."""
-        self._drop(self._retention.is_forgotten, "forgotten")
-        if num_dropped := self._learner.factors.drop(self._retention.is_forgotten_at):
-            logger.info("the factors of %d tenants are dropped: %s", num_dropped, FORGOTTEN)
+        logger.warning("the n-gram cache is rebuilt from %d records of tenants who are not forgotten", len(learned))
 
     def _drop(self, is_dropped: Callable[[Dated], bool], reason: Literal["expired", "forgotten"]) -> None:
         if self._memory is not None:
             self._memory.drop(is_dropped, reason)
-        num_dropped = self._batcher.drop_held_out(is_dropped) + self._learner.drop_replayed(is_dropped)
-        self._count(num_dropped, reason)
+        self._count(self._batcher.drop_held_out(is_dropped) + self._learner.drop_replayed(is_dropped), reason)
 
     def _count(self, num_records: int, reason: str) -> None:
         if num_records:

@@ -1,7 +1,7 @@
-"""The learner's side of the registry: it publishes snapshots, and restores the newest one.
+"""The learner's side of the registry: it publishes states as versions, and restores them.
 
 Order of effects of `publish`: the folder is written beside the others and renamed, then the registry takes it as a
-child of the version this process last published or resumed from, then the local folder is deleted.
+child of the version this process last published or started from, then the local folder is deleted.
 """
 
 import logging
@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,8 @@ from omnidraft.snapshots.tenant_factors import FOLDER
 
 logger = logging.getLogger(__name__)
 
+Retry = Callable[[Callable[[], Any]], Any]
+"""Calls a function until it succeeds, and returns what that returns."""
 LEARNER = "resume/learner.safetensors"
 BATCHER = "resume/intake.safetensors"
 _ADVICE = "put one back from a backup, or publish a folder: `omnidraft snapshots publish FOLDER`"
@@ -110,29 +112,31 @@ class Publisher:
         self._newest: int | None = None
         """The newest version that this publisher knows; the parent's, unless the newest one is damaged."""
 
-    def restore(self) -> Restored | None:
-        """Return the newest snapshot that is whole, the parent of the next; None when there is no snapshot.
+    def restore(self, version: int | None = None) -> Restored | None:
+        """Return this snapshot, or the newest that is whole; None when there is no snapshot. The fleet's memory is that
+        of the snapshot from now on.
 
         Raises:
             ConfigError: it is of another base drafter or vocabulary pair, or learned with another `learner.train`.
                 Its records are encrypted with keys that are not known.
-            SnapshotCorrupt: none is whole.
+            SnapshotCorrupt: it is not whole, or none is.
+            SnapshotNotFound: there is no such version, or its optimizer is gone.
             RegistryError, KeyStoreError: the registry or the key store cannot be reached.
         """
         shutil.rmtree(self._folder, ignore_errors=True)  # of a process that was killed
+        if version is not None:
+            return self._restored(self._registry.resolve(str(version)), is_newest=True, memory=self._memory)
         versions = self._registry.versions()
         if not versions:
             self._require_empty()
             return None
-        for version in reversed(versions):
+        self._newest = versions[-1].version
+        for each in reversed(versions):
             try:
-                restored = self._restored(version, is_newest=version is versions[-1], memory=self._memory)
+                return self._restored(each, is_newest=each is versions[-1], memory=self._memory)
             except (SnapshotCorrupt, SnapshotNotFound) as exc:
-                number = version.version
+                number = each.version
                 logger.error("snapshot %d is damaged, so learning goes on from the one before: %s", number, exc)
-                continue
-            self.parent, self._newest = version, versions[-1].version
-            return restored
         raise SnapshotCorrupt(f"each of the {len(versions)} snapshots of this pair is damaged; {_ADVICE}")
 
     def _require_empty(self) -> None:
@@ -162,10 +166,10 @@ class Publisher:
             logger.error("learning does not go back to the champion: %s", exc)
             return None
 
-    def go_back_to(self, champion: SnapshotVersion, order: str) -> None:
-        """Make the champion the parent of the next snapshot, which continues the offsets of the one before."""
-        self._continues = self.parent.manifest.snapshot_id if self.parent else None
-        self.parent, self.settled_rewind = champion, order
+    def go_on_from(self, parent: SnapshotVersion, *, continues: SnapshotVersion | None = None) -> None:
+        """Make this the parent of the next snapshot, which continues the offsets of another one, if given."""
+        self._continues = continues and continues.manifest.snapshot_id
+        self.parent = parent
 
     def _restored(self, version: SnapshotVersion, *, is_newest: bool, memory: MemoryFiles | None = None) -> Restored:
         """Return the parts of this snapshot; any but the newest may lack its resume part (registry.keep_resume).
@@ -207,16 +211,51 @@ class Publisher:
         ConfigError, KeyStoreError."""
         return decrypt_records(bundle.tensors(folder, name), self._cipher)
 
-    def stage(self, parts: Mapping[str, bundle.Tensors], **fields: Any) -> Path:
-        """Write a snapshot folder, ready for `publish`, and return its path.
+    def publish(
+        self, parts: Mapping[str, bundle.Tensors], fields: Mapping[str, Any], retry: Retry = lambda action: action()
+    ) -> SnapshotVersion:
+        """Publish this state as the newest version.
 
         Args:
             fields: fields of Manifest that this snapshot has beyond its identity.
+            retry: calls a function until it succeeds.
 
         Raises:
+            SnapshotStale: another distiller published since; this one must end.
+            KeyStoreError, RegistryError: the key store or the registry refuses or does not answer.
             StorageError: the disk has no space for it; nothing of it stays.
-            KeyStoreError: the key store does not answer.
         """
+        staged = retry(lambda: self._stage(parts, fields))
+        published = retry(lambda: self._take(staged))
+        self.parent, self._newest, self._continues = published, published.version, None
+        shutil.rmtree(staged.parent, ignore_errors=True)
+        return published
+
+    def _take(self, staged: Path) -> SnapshotVersion:
+        """Have the registry take a staged folder. Raises SnapshotStale, RegistryError."""
+        try:
+            return self._registry.publish(staged, self._newest)
+        except SnapshotStale as exc:
+            newest = next(reversed(self._registry.versions(1)), None)
+            if newest is not None and newest.version >= (self._newest or 0):
+                raise SnapshotStale(f"another distiller learns for this pair, so this one ends: {exc}") from exc
+        return self._registry.publish(self._after_deletion(staged, newest), newest and newest.version)
+
+    def _after_deletion(self, staged: Path, newest: SnapshotVersion | None) -> Path:
+        """Let a staged folder follow the newest version that is left, as those since then were deleted: its offsets and
+        counts continue that one's."""
+        logger.warning(
+            "snapshot %s is deleted in the registry; learning goes on from what it learned, and publishes after %s",
+            self._newest,
+            newest.version if newest else "none",
+        )
+        self._newest = newest and newest.version
+        continues = {"continues_id": newest and newest.manifest.snapshot_id}
+        bundle.write_manifest(staged, bundle.read_manifest(staged).model_copy(update=continues))
+        return staged
+
+    def _stage(self, parts: Mapping[str, bundle.Tensors], fields: Mapping[str, Any]) -> Path:
+        """Write a snapshot folder and return its path. Raises StorageError, KeyStoreError."""
         content: dict[str, Path | bundle.Tensors] = {name: self._encrypted(name, parts[name]) for name in parts}
         if self._memory is not None:
             content |= self._memory.stage()
@@ -240,21 +279,6 @@ class Publisher:
         if self._cipher is None or not (name in (LEARNER, BATCHER) or name.startswith(FOLDER)):
             return tensors
         return encrypt_records({key: torch.as_tensor(value) for key, value in tensors.items()}, self._cipher)
-
-    def publish(self, staged: Path) -> SnapshotVersion:
-        """Publish the staged folder as the newest version. After RegistryError it may be tried again.
-
-        Raises:
-            SnapshotStale: another distiller published since; this one must end.
-            RegistryError: refused or cannot be reached.
-        """
-        try:
-            published = self._registry.publish(staged, self._newest)
-        except SnapshotStale as exc:
-            raise SnapshotStale(f"another distiller learns for this pair, so this one ends: {exc}") from exc
-        self.parent, self._newest, self._continues = published, published.version, None
-        shutil.rmtree(staged.parent, ignore_errors=True)
-        return published
 
     def log_curves(self) -> None:
         """Log a point of each curve of the newest version, at best: learning waits for no curve."""

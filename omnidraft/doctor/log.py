@@ -69,7 +69,7 @@ def _retention(check: str, log: LogSettings, name: str, facts: TopicFacts) -> Fi
 def position(settings: Settings) -> Finding:
     """Check that the log still holds the next offsets of this pair's learner."""
     from omnidraft import assembly
-    from omnidraft.distill.ingest.log_position import require_same_log
+    from omnidraft.distill.ingest.ingest import require_same_log
 
     check = f"position of {settings.models.target}"
     versions = assembly.existing_registry(settings).versions()

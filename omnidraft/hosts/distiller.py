@@ -1,5 +1,5 @@
-"""The distiller as a process: starts one Ray actor per target, which learns, and supervises and stops them. Where Ray
-is not installed, `local_distiller.py` learns for one target.
+"""The distiller as a process: starts one Ray actor per target, which learns, and supervises and stops them. With
+`learner.host = "process"` it learns for one target itself (local_distiller.py).
 
 The actors are not detached: when this process ends, however it ends, Ray ends them, so none goes on publishing.
 RAY_ADDRESS names a cluster, which places each actor on a node with its resources; an actor that cannot be placed stays
@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -50,8 +51,9 @@ def main(settings: Settings) -> int:
     Raises:
         OmnidraftError: log, registry or drafter cannot be used, or another distiller took over.
     """
-    if not extras.is_installed("ray"):
+    if not extras.distiller_needs_ray(settings):
         return local_distiller.main(settings)
+    extras.require("ray", "learning for several targets, on a cluster, or with learner.host = ray")
     _start_ray(settings)
     import ray
 
@@ -83,6 +85,7 @@ def _start_ray(settings: Settings) -> None:
 
     common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     if "RAY_ADDRESS" in os.environ:
+        _require_private_token()
         try:
             ray.init(**common)
         except (OSError, RuntimeError, ValueError, RayError) as exc:
@@ -91,7 +94,7 @@ def _start_ray(settings: Settings) -> None:
         return
     num_actors = len(settings.models.targets)
     folder = own_folder(Path(os.environ.get("RAY_TMPDIR", "/tmp")))  # whose sockets' paths have 107 bytes at most
-    others = _children()
+    others, started_s = _children(), time.monotonic()
     try:
         ray.init(
             "local",
@@ -105,8 +108,20 @@ def _start_ray(settings: Settings) -> None:
     except Exception as exc:  # Ray raises bare ones too
         ray.shutdown()
         _kill(_children() - others)
+        advice = 'start again, or learn without it (`learner.host = "process"`)'
         why = " ".join(str(exc).split())
-        raise ConfigError(f"the local Ray did not start, as on a machine that is too busy; try again: {why}") from exc
+        took_s = time.monotonic() - started_s
+        raise ConfigError(f"Ray did not start within {took_s:.0f} s: {advice}. Ray says: {why}") from exc
+
+
+def _require_private_token() -> None:
+    """Raise ConfigError where others may read the file from which Ray takes the cluster's token: whoever has it runs
+    code as this user."""
+    if "RAY_AUTH_TOKEN" in os.environ:
+        return
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+    if path.exists() and path.stat().st_mode & stat.S_IROTH:
+        raise ConfigError(f"others may read Ray's token, and with it run code as this user: chmod 600 {path}")
 
 
 def _children() -> set[psutil.Process]:

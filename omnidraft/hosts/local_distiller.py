@@ -5,8 +5,8 @@ from contextlib import closing
 
 from prometheus_client import CollectorRegistry
 
-from omnidraft import extras
 from omnidraft.config import Settings
+from omnidraft.errors import ConfigError
 from omnidraft.hosts.process import stop_on_signals
 from omnidraft.hosts.ray_actor import DistillerActor
 from omnidraft.registry.staging import own_folder
@@ -19,12 +19,12 @@ def main(settings: Settings) -> int:
     """Learn until SIGTERM or SIGINT; the exit code.
 
     Raises:
-        ExtraMissing: there are several targets, or RAY_ADDRESS names a cluster.
+        ConfigError: there are several targets.
         OmnidraftError: log, registry or drafter cannot be used, or another distiller took over.
     """
-    if extras.distiller_needs_ray(settings):
-        extras.require("ray", "learning for several targets or on a cluster")
-    logger.info("learning in this process, without Ray (pip install 'omnidraft[ray]')")
+    if len(settings.models.targets) > 1:
+        raise ConfigError('learner.host = "process" learns for one target; set it to "ray" for models.more_targets')
+    logger.info('learning in this process (learner.host = "ray" learns in one that is started again when it crashes)')
     learner = DistillerActor(settings, str(own_folder()))
     stop_on_signals(learner.stopping)
     registry = CollectorRegistry()

@@ -20,7 +20,7 @@ import psutil
 
 from omnidraft.config import LearnerSettings, Settings
 from omnidraft.distill.control import Status
-from omnidraft.distill.exactly_once import Distiller
+from omnidraft.distill.distiller import Distiller
 from omnidraft.hosts.process import configure_logging
 from omnidraft.registry.staging import own_folder
 from omnidraft.system import available_memory

@@ -31,7 +31,7 @@ from omnidraft.config import RecorderSettings, WorkerSettings
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.ingest import dead_letters
-from omnidraft.distill.ingest.log_position import TruncationMark
+from omnidraft.distill.ingest.ingest import TruncationMark
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.errors import (
     BusError,
@@ -169,8 +169,8 @@ def test_what_expires_under_a_running_learner_is_counted_too(outage):
         if distillation.status().num_steps == 1 and "deleted" not in state:
             state["deleted"] = True
             outage.emit(*names(4, start=20))
-            distillation._batcher.start_at({0: 2})  # as if only the first step's records had been polled
-            distillation._consumer.seek({0: 2})
+            distillation.ingest.batcher.start_at({0: 2})  # as if only the first step's records had been polled
+            distillation.ingest.seek()
             outage.execute("DELETE FROM messages WHERE offset < 15")
         return state["calls"] > 60
 

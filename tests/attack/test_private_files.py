@@ -4,6 +4,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from omnidraft.ports import Outgoing
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.snapshots import bundle
 from omnidraft.traces import archive
+from tests.distiller_runs import Killed
 from tests.snapshot_folders import manifest
 from tests.trace_records import make_record
 
@@ -122,5 +124,6 @@ def test_what_a_server_sends_is_kept_to_oneself(tmp_path: Path) -> None:
 
 
 def test_the_learners_journal(tmp_path: Path) -> None:
-    PoisonDetector(tmp_path / "trying.json", tries=3).start([(0, 1)])
+    with suppress(Killed), PoisonDetector(tmp_path / "trying.json", tries=3).trying([(0, 1)]):
+        raise Killed
     assert [stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()] == [0o600]

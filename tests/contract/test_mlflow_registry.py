@@ -126,8 +126,8 @@ def test_how_a_snapshot_was_learned_and_its_story_are_shown(mlflow, tmp_path):
     registry, client = mlflow.open(), mlflow.client
     identity = Identity(mlflow.target, DRAFTER, "hash", "alignment", "lora", "1.0", learned_with)
     publisher = Publisher(registry, identity, tmp_path / "staging")
-    publisher.publish(publisher.stage({}, train="base"))
-    publisher.publish(publisher.stage({bundle.DRAFTER: {"w": torch.zeros(2)}}))
+    publisher.publish({}, {"train": "base"})
+    publisher.publish({bundle.DRAFTER: {"w": torch.zeros(2)}}, {})
     told = {"agreement_before": 0.7, "agreement_after": 0.8, "held_out_records": 9, "losses": {"dm": 0.5}}
     told |= {"counts": {"held_out": 14, "inside_a_draft_token": 67}}
     told["parent_id"] = registry.resolve("2").manifest.snapshot_id

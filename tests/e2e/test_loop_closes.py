@@ -53,6 +53,7 @@ partitions = 2
 [registry]
 url = "sqlite:///{root}/mlflow.db"
 [learner]
+host = "ray"
 records_per_step = 2
 steps_per_snapshot = 2
 held_out_every = 4

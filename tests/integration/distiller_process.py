@@ -42,6 +42,7 @@ class Fleet:
             "OMNIDRAFT_LEARNER__RECORDS_PER_STEP": "2",
             "OMNIDRAFT_LEARNER__STEPS_PER_SNAPSHOT": "3",
             "OMNIDRAFT_LEARNER__HELD_OUT_EVERY": "0",
+            "OMNIDRAFT_LEARNER__HOST": "ray",
             "OMNIDRAFT_METRICS__DISTILLER_PORT": "0",
             "RAY_raylet_start_wait_time_s": "120",  # a loaded machine starts Ray slowly
         }

@@ -31,6 +31,7 @@ ENVIRON = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": "120",
+    "OMNIDRAFT_LEARNER__HOST": "ray",
     "OMP_NUM_THREADS": "1",
 }
 

@@ -1,10 +1,11 @@
 """The batcher: in which order records are learned, which are held out, and which are duplicates.
 
 Partitions take turns in the order of their numbers, one record each. A partition without a record at its turn is
-waited for, unless the log is drained (a poll returned nothing) or the partitions that do have records are LOOKAHEAD
-ahead; then it is passed over. So, while every partition has records waiting, batches are a function of the log alone,
-whatever each poll returned. Where one is idle, the interleaving of partitions depends on time; that each record is
-learned once does not. Each tenant has its share of a batch (tenant_shares.py).
+waited for; it is passed over when it is read to its end and the others either have none too or are LOOKAHEAD ahead. So
+batches of records that are in the log already are a function of the log alone, whatever each poll returned, and of what
+the consumer leaves out nothing is known here. Where records come while this runs and a partition is idle, the
+interleaving of partitions depends on time; that each record is learned once does not. Each tenant has its share of a
+batch (tenant_shares.py).
 A partition that is added to the topic while this runs is buffered from its first message on, and takes its turns from
 the next snapshot on (`admit_partitions`). A run that resumes from the snapshot before does the same, so both make the
 same batches. It does not wait for a snapshot where the others are idle or a buffer is full.
@@ -35,10 +36,14 @@ from omnidraft.ports import OVER_SHARE, PASSED_OVER, POISON, Offsets
 from omnidraft.traces.record import TraceRecord
 
 LOOKAHEAD = 1024
-"""Maximal number of records buffered per partition, about 25 kB each, and of those that a batch goes through."""
+"""Records buffered of a partition, about 25 kB each, before idle ones are passed over, and the most that a batch goes
+through."""
+MOST_AHEAD = 4
+"""Times LOOKAHEAD that a partition may be ahead of one that has messages left, which may all be for others: 100 MB."""
 HELD_OUT_RECORDS = 24
 """As many are measured in the time of a few steps."""
 _SEEN, _TURN, _ORDER, _RECENT, _HELD_OUT = "seen", "turn", "partitions", "recent_tenants", "held_out."
+_NEWEST = "newest_ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ class _PartialBatch:
     held_out: list[RecordAt] = field(default_factory=list)
     seen: dict[int, None] = field(default_factory=dict)
     num_duplicates: int = 0
+    newest_ms: int = 0
     taken: dict[int, int] = field(default_factory=dict)
 
 
@@ -115,11 +121,8 @@ class Batcher:
         self._groups, self._held_out_records = groups or TenantGroups(), held_out_records
         self._shares = StepShares(self._groups, share=tenant_share, records_per_step=records_per_step)
         self.held_out: deque[TraceRecord] = deque()
-
-    @property
-    def has_capacity(self) -> bool:
-        """Whether every buffer takes another poll."""
-        return all(len(buffer) < LOOKAHEAD for buffer in self._buffers.values())
+        self.newest_ms = 0
+        """The time of the newest record that went through, Unix milliseconds."""
 
     def add(self, polled: PolledRecords) -> None:
         """Buffer the records of a poll, which are in offset order within each partition."""
@@ -128,18 +131,17 @@ class Batcher:
         self._skipped += polled.skipped
         self._next_offsets |= polled.next_offsets
 
-    def take(self, *, is_drained: bool) -> Batch | None:
+    def take(self, *, is_drained: bool, ends: Offsets | None = None) -> Batch | None:
         """Return the next batch, or None until more is polled.
 
         Args:
-            is_drained: the last poll returned nothing, so no partition is waited for.
+            is_drained: everything is read, so no partition is waited for.
+            ends: of the partitions, as far as they are known.
         """
-        may_pass_over = is_drained or not self.has_capacity
-        if may_pass_over:
-            self.admit_partitions()
-        partial = _PartialBatch(turn=self._turn, share=self._shares.begin())
+        passed_over = self._passed_over(is_drained, ends or {})
+        partial = _PartialBatch(turn=self._turn, share=self._shares.begin(), newest_ms=self.newest_ms)
         for _ in range(LOOKAHEAD):
-            partition = self._next_partition(partial, may_pass_over)
+            partition = self._next_partition(partial, passed_over)
             if partition is None:
                 return None
             self._consider(partial, partition)
@@ -178,6 +180,7 @@ class Batcher:
             _TURN: torch.tensor(self._turn),
             _ORDER: torch.tensor(self._order),
             _RECENT: torch.from_numpy(np.array(self._shares.recent, np.int64)),
+            _NEWEST: torch.tensor(self.newest_ms),
         }
         return tensors | records_to_tensors(_HELD_OUT, self.held_out)
 
@@ -188,6 +191,7 @@ class Batcher:
         self._turn = int(tensors[_TURN])
         self._order = tuple(tensors[_ORDER].tolist())
         self._shares.restore(tensors[_RECENT].tolist())
+        self.newest_ms = int(tensors[_NEWEST])
         self.held_out.clear()
         self._hold_out(records_from_tensors(_HELD_OUT, tensors))
 
@@ -230,14 +234,25 @@ class Batcher:
         self.held_out = deque(kept)
         return num_dropped
 
-    def _next_partition(self, partial: _PartialBatch, may_pass_over: bool) -> int | None:
+    def _passed_over(self, is_drained: bool, ends: Offsets) -> frozenset[int]:
+        """Return the partitions that are not waited for."""
+        longest = max(map(len, self._buffers.values()), default=0)
+        if is_drained or longest >= LOOKAHEAD:
+            self.admit_partitions()
+        if is_drained or longest >= MOST_AHEAD * LOOKAHEAD:
+            return frozenset(self._order)
+        if longest < LOOKAHEAD:
+            return frozenset()
+        return frozenset(each for each in self._order if ends.get(each) == self._next_offsets.get(each, 0))
+
+    def _next_partition(self, partial: _PartialBatch, passed_over: Container[int]) -> int | None:
         for ahead in range(len(self._order)):
             index_in_order = (partial.turn + ahead) % len(self._order)
             partition = self._order[index_in_order]
             if partial.taken.get(partition, 0) < len(self._buffers[partition]):
                 partial.turn = (index_in_order + 1) % len(self._order)
                 return partition
-            if not may_pass_over:
+            if partition not in passed_over:
                 return None
         return None
 
@@ -249,6 +264,7 @@ class Batcher:
         if (partition, offset) in self._poison:
             partial.poison.append((partition, offset, record))
             return
+        partial.newest_ms = max(partial.newest_ms, record.time_ms)
         key = record_key(record)
         match disposition(key, is_held_out(record, self._held_out_every), self._seen, partial.seen):
             case Disposition.DUPLICATE:
@@ -267,7 +283,7 @@ class Batcher:
         for partition, number in partial.taken.items():
             for _ in range(number):
                 self._buffers[partition].popleft()
-        self._turn = partial.turn
+        self._turn, self.newest_ms = partial.turn, partial.newest_ms
         self._seen |= partial.seen
         forget_oldest(self._seen, self._seen_records)
         self._shares.commit(partial.share)

@@ -1,10 +1,9 @@
 """Finds records that crash the process: a journal names those of a step before it, for the process after a crash.
 
 A process that finds records under way follows one that crashed on them, whatever the cause. After `tries` crashes a
-step's records are tried one by one; a record with as many crashes alone is poison. Where each of them survives alone,
-the step is tried again, and after `tries` more crashes they are poison together. Records of a process that was killed
-by chance are learned in the same step as ever. While a step waits for something else, the journal is suspended: whoever
-ends the process then does not accuse the step's records.
+record is tried alone, before its step; after twice as many it is poison, by itself or together with the others of its
+step. Records of a process that was killed by chance are learned in the same step as ever. While a step waits for
+something else, the journal is suspended: whoever ends the process then does not accuse the step's records.
 """
 
 import json
@@ -13,15 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from omnidraft import files
 from omnidraft.distill.ingest.trace_consumer import PartitionOffset
 from omnidraft.ports import Offsets
 from omnidraft.private_files import PRIVATE
 
-SNAPSHOT = -1
-"""Stands for the partition of held-out records that a snapshot holds; their keys stand for the offsets."""
+IN_SNAPSHOT = -1
+"""Stands for the partition of held-out records that a snapshot has; their keys stand for the offsets."""
 
 TRIES = 3
 """Crashes over a step's records after which they are tried one by one, and over a single record after which it is
@@ -36,36 +34,26 @@ class PoisonDetector:
     def __init__(self, path: Path, *, tries: int) -> None:
         """Count the crash of the process before, if it crashed in a step. `tries` = 0: no file, no poison."""
         self._path, self._tries = path, tries
-        self._together: Counter[PartitionOffset] = Counter()  # crashes in steps
-        self._alone: Counter[PartitionOffset] = Counter()
-        self._survived: set[PartitionOffset] = set()
+        self._crashes = Counter[PartitionOffset]()
         self._under_way: tuple[PartitionOffset, ...] = ()
-        self._is_alone = False
-        self._is_suspended = False
-        self._is_written = True
-        if tries:
+        self._is_suspended, self._is_written = False, True
+        if tries and path.exists():
             self._load()
-        self.poison = {position for position in {*self._together, *self._alone} if self._is_poison(position)}
+        self.poison = {position for position, number in self._crashes.items() if number >= 2 * tries}
         """Fixed for as long as this process learns from one log."""
 
     def suspects(self, positions: Iterable[PartitionOffset]) -> list[PartitionOffset]:
         """Return the positions of the records that are to be tried alone."""
-        return [
-            position
-            for position in positions
-            if self._tries and self._together[position] >= self._tries and position not in self._survived
-        ]
+        return [each for each in positions if self._tries and self._crashes[each] >= self._tries]
 
-    def start(self, positions: Sequence[PartitionOffset], *, alone: bool = False) -> None:
-        """Note that these records are tried next; on disk when this returns."""
-        self._under_way, self._is_alone = tuple(positions), alone
+    @contextmanager
+    def trying(self, positions: Sequence[PartitionOffset], *, alone: bool = False) -> Iterator[None]:
+        """Have it on the disk, while the block runs, that these records are tried. At its end they are acquitted, but
+        for what they do together with others where they were tried `alone`; an error is no crash, and no acquittal."""
+        self._under_way = tuple(positions)
         self._save()
-
-    def finish(self) -> None:
-        """Note that the records under way did no harm."""
-        if self._is_alone:
-            self._survived.update(self._under_way)
-        else:
+        yield
+        if not alone:
             self._forget(self._under_way)
         self._under_way = ()
         self._save()
@@ -87,41 +75,34 @@ class PoisonDetector:
 
     def published(self, offsets: Offsets) -> None:
         """Forget the records before these offsets, which do not come up again, and those of the snapshot before."""
-        known = {*self._together, *self._alone, *self._survived}
-        passed = [each for each in known if each[0] == SNAPSHOT or each[1] < offsets.get(each[0], 0)]
+        passed = [each for each in self._crashes if each[0] == IN_SNAPSHOT or each[1] < offsets.get(each[0], 0)]
         if passed:
             self._forget(passed)
             self._save()
 
     def clear(self) -> None:
         """Forget everything, as positions name other records from now on."""
-        for known in (self._together, self._alone, self._survived, self.poison):
-            known.clear()
+        self._crashes.clear()
+        self.poison.clear()
         self._save()
-
-    def _is_poison(self, position: PartitionOffset) -> bool:
-        return self._alone[position] >= self._tries or self._together[position] >= 2 * self._tries
 
     def _forget(self, positions: Iterable[PartitionOffset]) -> None:
         for position in positions:
-            self._together.pop(position, None)
-            self._alone.pop(position, None)
-            self._survived.discard(position)
+            self._crashes.pop(position, None)
 
     def _load(self) -> None:
-        if not self._path.exists():
-            return
         try:
             data = json.loads(self._path.read_bytes())
-            self._together, self._alone = (_counts(data[name]) for name in ("together", "alone"))
-            self._survived = {_position(each) for each in data["survived"]}
-            died_over = [_position(each) for each in data["under_way"]]
-            (self._alone if data["is_alone"] else self._together).update(died_over)
-        except (ValueError, KeyError, TypeError, OSError) as exc:
+            self._crashes = Counter({(int(each[0]), int(each[1])): int(each[2]) for each in data["crashes"]})
+            crashed_on = [(int(each[0]), int(each[1])) for each in data["under_way"]]
+        except (ValueError, LookupError, TypeError, OSError) as exc:
             logger.warning("%s cannot be read, so crashes are counted anew: %s", self._path, exc)
             return
-        if died_over:
-            logger.warning("the process before crashed on the records at %s", ", ".join(map(_text, died_over)))
+        if crashed_on:
+            self._crashes.update(crashed_on)
+            logger.warning(
+                "the process before crashed on the records at %s", ", ".join(map("{0[0]}:{0[1]}".format, crashed_on))
+            )
             self._save()
 
     def _save_if_under_way(self) -> None:
@@ -133,7 +114,7 @@ class PoisonDetector:
         if not self._tries:
             return
         try:
-            self._write()
+            self._write([] if self._is_suspended else list(self._under_way))
         except OSError as exc:
             if self._is_written:
                 logger.warning("the crash journal cannot be written, so learning goes on without it: %s", exc)
@@ -141,34 +122,10 @@ class PoisonDetector:
         else:
             self._is_written = True
 
-    def _write(self) -> None:
-        if not (self._accused() or self._together or self._alone or self._survived):
+    def _write(self, under_way: Sequence[PartitionOffset]) -> None:
+        if not (under_way or self._crashes):
             self._path.unlink(missing_ok=True)
             return
         files.make_folder(self._path.parent)
-        files.write_text(self._path, json.dumps(self._plain_data()), PRIVATE)
-
-    def _accused(self) -> list[PartitionOffset]:
-        """Return the records that a crash of this process would count for."""
-        return [] if self._is_suspended else list(self._under_way)
-
-    def _plain_data(self) -> dict[str, Any]:
-        return {
-            "under_way": self._accused(),
-            "is_alone": self._is_alone,
-            "together": [[*position, number] for position, number in self._together.items()],
-            "alone": [[*position, number] for position, number in self._alone.items()],
-            "survived": sorted(self._survived),
-        }
-
-
-def _counts(data: Iterable[Sequence[int]]) -> Counter[PartitionOffset]:
-    return Counter({_position(each): int(each[2]) for each in data})
-
-
-def _position(data: Sequence[int]) -> PartitionOffset:
-    return int(data[0]), int(data[1])
-
-
-def _text(position: PartitionOffset) -> str:
-    return "{}:{}".format(*position)
+        crashes = [[*position, number] for position, number in self._crashes.items()]
+        files.write_text(self._path, json.dumps({"under_way": under_way, "crashes": crashes}), PRIVATE)

@@ -1,8 +1,8 @@
 """One drafter and its n-gram cache, learning from records: steps of gradient descent, and the state to resume from.
 
-Randomness depends on the seed and the step's number alone, so master weights, optimizer, counters, replay buffer and
-tenants' factors are the whole state, and a run that was resumed from them equals one that was never interrupted, bit
-for bit.
+Randomness depends on the seed and the step's number alone, so master weights, optimizer, replay buffer and tenants'
+factors are the whole state, beside the counters, which a manifest has; and a run that was resumed from them equals one
+that was never interrupted, bit for bit.
 
 AdamW moves a number by about its rate in each step, however large the numbers around it are: 1e-4 is a step of 1/2,000
 for SmolLM2-135M, whose weights are about .2, and of 1/200 for Qwen2.5-Coder-0.5B, whose weights are about .02 and which
@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -64,7 +63,7 @@ def _size(weight: torch.Tensor) -> float:
 
 SEED = 0
 """That of new factors and heads, and of what the replay buffer draws."""
-_COUNTERS, _PRECISION = "counters", "precision"
+_PRECISION = "precision"
 
 
 class Learner:
@@ -220,12 +219,11 @@ class Learner:
         self.counters.skipped = dict(Counter(self.counters.skipped) + Counter(reasons))
 
     def state(self) -> dict[str, Tensor]:
-        """Return master weights, optimizer, counters, the replay buffer and tenants' factors.
+        """Return master weights, optimizer, the replay buffer and tenants' factors.
 
         Write them before the next step: they are no copies.
         """
         return {
-            _COUNTERS: plain_tensor(asdict(self.counters)),
             _PRECISION: plain_tensor(self.model.precision),
             **adam_state(self.model.trained(), self._optimizer),
             **(self._head.state() if self._head else {}),
@@ -234,7 +232,8 @@ class Learner:
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from where `state` was taken, with `learner.precision = "auto"` in the precision that it had.
+        """Continue from where `state` was taken, but for the counters; with `learner.precision = "auto"` in the
+        precision that it had.
 
         Raises:
             ConfigError: it belongs to other weights (another drafter, head, rank, or full against LoRA); then nothing
@@ -244,7 +243,6 @@ class Learner:
         load_training_state(self.model.trained(), self._optimizer, self._head, tensors)
         self._replay.load_state(tensors)
         self.factors.load_state(tensors)
-        self.counters = Counters(**from_plain_tensor(tensors[_COUNTERS]))
         if self._settings.precision == "auto" and _PRECISION in tensors:
             self.model.compute_in(from_plain_tensor(tensors[_PRECISION]))
 

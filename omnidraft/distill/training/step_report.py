@@ -8,6 +8,7 @@ from typing import Any
 
 from omnidraft.distill.ingest.batcher import Batch
 from omnidraft.ports import Metrics, Span, Tracing
+from omnidraft.snapshots.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,11 @@ class Counters:
     num_records: int = 0
     num_tokens: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "Counters":
+        """Return the totals of a snapshot."""
+        return cls(manifest.num_steps, manifest.num_records, manifest.num_tokens, dict(manifest.counts))
 
     def manifest_fields(self) -> dict[str, Any]:
         """Return the fields of a manifest."""

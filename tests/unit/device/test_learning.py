@@ -85,12 +85,11 @@ class EndlessStep:
         self._is_over.set()
 
     def _run(self, *_: object) -> None:
-        self._detector.start([(0, 3)])
-        self._begun.set()
-        while not self._is_over.is_set():
-            throttle.rest()
-            time.sleep(0.001)
-        self._detector.finish()
+        with self._detector.trying([(0, 3)]):
+            self._begun.set()
+            while not self._is_over.is_set():
+                throttle.rest()
+                time.sleep(0.001)
 
 
 def test_with_nothing_to_learn_nobody_waits(tmp_path: Path) -> None:

@@ -40,12 +40,3 @@ def test_a_killed_and_resumed_run_has_the_head_of_an_uninterrupted_one(pair, tmp
         assert all(torch.equal(left[name], right[name]) for name in left)
     assert any(name.startswith(PREFIX) for name in serving(whole))
     assert "head" in whole.manifest().losses
-
-
-def test_a_head_goes_on_from_a_snapshot_that_lost_its_resume_part(pair, tmp_path: Path) -> None:
-    setting = Setting(pair, tmp_path, head=True)
-    emit(setting, 8)
-    run_until_idle(setting.distiller()[0])
-    learned, fresh = serving(setting), pair.learner(head=True)
-    fresh.start_from(learned)
-    assert all(torch.equal(tensor, learned[name]) for name, tensor in fresh.serving_tensors().items())

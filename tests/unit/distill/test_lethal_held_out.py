@@ -29,7 +29,7 @@ class Fleet(Setting):
         learner.learner.hits = lambda records, **options: [meet(records), hits(records, **options)][1]
         learner.learner.dry_run = lambda record: [meet([record]), dry_run(record)][1]
         run_until_idle(distillation)
-        self.held_out = [record.request_id for record in distillation._batcher.held_out]
+        self.held_out = [record.request_id for record in distillation.ingest.batcher.held_out]
         return learned(learner)
 
 

@@ -35,7 +35,7 @@ def weights(setting: Setting, version: str, part: str = bundle.DRAFTER) -> dict[
 
 def learner_state(setting: Setting, version: str) -> dict[str, torch.Tensor]:
     state = weights(setting, version, "resume/learner.safetensors")
-    return {name: tensor for name, tensor in state.items() if name != "counters"}
+    return state
 
 
 def after_refusals(pair, folder: Path, **learner) -> Setting:

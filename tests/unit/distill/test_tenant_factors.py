@@ -12,8 +12,8 @@ import torch
 from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.tenant_keys import TenantKeys
+from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
-from omnidraft.distill.exactly_once import Distiller
 from omnidraft.distill.ingest.tenant_shares import TenantGroups
 from omnidraft.distill.publisher import LEARNER
 from omnidraft.distill.resume_encryption import decrypt_records

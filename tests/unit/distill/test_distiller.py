@@ -1,5 +1,6 @@
 """The distiller over a log in memory and a registry of folders: each record once, whatever happens."""
 
+import shutil
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ from omnidraft.testing.memory_log import MemoryLog, MemoryWriter
 from omnidraft.traces import codec
 from omnidraft.traces.record import TraceRecord
 from omnidraft.traces.schema import MAX_PAYLOAD_BYTES
+from tests.audit_case import CLEAN, HELD_OUT_EVERY, case_of
 from tests.control_logs import Orders
 from tests.distiller_runs import Killed, Setting, SlowReader, learned, names, run_until_idle, until_idle
 from tests.trace_records import make_record
@@ -212,7 +214,7 @@ def test_a_held_out_record_larger_than_any_that_is_written_is_published_and_resu
     assert setting.manifest().held_out_records == 1
     resumed, _ = setting.distiller(held_out_every=3)
     run_until_idle(resumed)
-    assert [record.request_id for record in resumed._batcher.held_out] == held_out[:1]
+    assert [record.request_id for record in resumed.ingest.batcher.held_out] == held_out[:1]
 
 
 def test_segments_of_one_request_are_held_out_together(setting) -> None:
@@ -308,8 +310,8 @@ def test_records_that_are_all_held_out_make_no_step(setting, small_buffers) -> N
     distillation, journal = setting.distiller(held_out_every=1)
     run_until_idle(distillation, 60)
     status = distillation.status()
-    assert (journal.batches, status.num_steps, len(distillation._batcher.held_out)) == ([], 0, 4)
-    assert distillation._batcher.offsets() == {0: 48}
+    assert (journal.batches, status.num_steps, len(distillation.ingest.batcher.held_out)) == ([], 0, 4)
+    assert distillation.ingest.batcher.offsets() == {0: 48}
 
 
 def test_an_idle_partition_holds_nobody_up(pair, tmp_path) -> None:
@@ -336,6 +338,29 @@ def test_a_second_distiller_stops_the_first(setting) -> None:
     with pytest.raises(SnapshotStale, match="another distiller"):
         zombie.run(stop)
     assert setting.manifest().num_records == 4
+
+
+def test_after_its_parent_was_deleted_a_distiller_goes_on_and_loses_nothing(setting, caplog) -> None:
+    """An operator deleted the champion in MLflow, say, and no other distiller learns."""
+    wanted = [name for name in names(40) if not is_held_out(setting.record(name), HELD_OUT_EVERY)][:8]
+    setting.emit(*wanted)
+    distillation, journal = setting.distiller(held_out_every=HELD_OUT_EVERY)
+    idle, deleted = until_idle(25)(distillation), []
+
+    def stop() -> bool:
+        if distillation.status().version == 2 and not deleted:
+            (folder,) = setting.folder.glob("registry/**/v000002")
+            deleted.append(setting.manifest())
+            shutil.rmtree(folder)
+        return idle()
+
+    distillation.run(stop)
+    assert learned(journal) == wanted
+    newest, first = setting.manifest(), setting.manifest("1")
+    assert (newest.num_records, newest.offsets) == (8, {0: 8})
+    assert (newest.parent_id, newest.continues_id) == (deleted[0].snapshot_id, first.snapshot_id)
+    assert "snapshot 2 is deleted in the registry; learning goes on from what it learned" in caplog.text
+    assert case_of(setting).kinds() == CLEAN
 
 
 class Flaky:
@@ -375,7 +400,7 @@ DRIFT = ("drift", "t", "text")
 def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_same(
     setting, tmp_path, pair, monkeypatch
 ) -> None:
-    monkeypatch.setattr("omnidraft.distill.exactly_once.DRIFT_HASTE", 2)
+    monkeypatch.setattr("omnidraft.distill.distiller.DRIFT_HASTE", 2)
     setting.emit(*names(12))
     calm = Setting(pair, tmp_path / "calm")
     calm.log = setting.log
@@ -389,7 +414,7 @@ def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_
     assert noted == ["t"]
     assert [len(each.registry.versions()) for each in (setting, calm)] == [7, 4]
     fast, slow = setting.masters(), calm.masters()
-    assert all(torch.equal(fast[name], slow[name]) for name in slow if name != "counters")
+    assert all(torch.equal(fast[name], slow[name]) for name in slow)
 
 
 def test_while_paused_nothing_is_learned(setting) -> None:

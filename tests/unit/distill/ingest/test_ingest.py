@@ -23,7 +23,7 @@ PASSED_OVER = "omnidraft_traces_skipped_total"
 @pytest.fixture(scope="module", autouse=True)
 def no_waits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("omnidraft.distill.ingest.batch_reader.CHECK_S", 0.0)
+        patch.setattr("omnidraft.distill.ingest.ingest.CHECK_S", 0.0)
         yield
 
 

@@ -132,7 +132,7 @@ def housekeeping(what: str, done: str = "deleted") -> Iterator[None]:
     try:
         yield
     except SnapshotError as exc:
-        logger.warning("%s could not be %s; the next publication goes on: %s", what, done, exc)
+        logger.warning("%s could not be %s; the next publication tries again: %s", what, done, exc)
 
 
 def missing_part(version: int, part: str) -> SnapshotNotFound:

@@ -136,7 +136,7 @@ def test_previous_is_what_the_promotion_says_whatever_the_aliases_were(store):
     registry = published(store, promoted=2, num=3)
     for _ in range(2):
         registry.promote(1, 3)
-        assert aliases(registry) == [("champion",), (), ("previous",)]
+        assert aliases(registry) == [("champion",), (), ("challenger", "previous")]
 
 
 @pytest.mark.parametrize("judgement", [None, PROMOTED])

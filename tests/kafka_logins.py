@@ -29,26 +29,33 @@ from tests.kafka_fixture import load_local_broker, skip_without_kafka
 ROOT = Path(__file__).parents[1]
 KINDS = ("passwords", "tokens", "certificates")
 REAUTH_MS = 3_000
+RIGHTS = """
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:admin;User:ANONYMOUS
+"""
+"""The broker reaches its own controller as nobody; its clients cannot be nobody."""
 TLS = """
 ssl.keystore.type=PEM
 ssl.keystore.location={folder}/broker.pem
 ssl.truststore.type=PEM
 ssl.truststore.location={folder}/ca.pem
-authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
-super.users=User:admin;User:ANONYMOUS
 """
-"""The broker reaches its own controller as nobody; its clients cannot be nobody."""
 CERTIFICATES = """
 ssl.client.auth=required
 ssl.principal.mapping.rules=RULE:^CN=(.*)$/$1/
 """
 ALLOWED_URLS = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
-_OAUTH = "org.apache.kafka.common.security.oauthbearer."
-TOKENS = f"""
-sasl.enabled.mechanisms=OAUTHBEARER,PLAIN
+_SECURITY = "org.apache.kafka.common.security."
+_OAUTH = f"{_SECURITY}oauthbearer."
+PASSWORDS = f"""
+sasl.enabled.mechanisms={{mechanism}},PLAIN
 sasl.mechanism.inter.broker.protocol=PLAIN
-listener.name.sasl_ssl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \\
-  username="admin" password="between-brokers" user_admin="between-brokers";
+listener.name.{{listener}}.plain.sasl.jaas.config={_SECURITY}plain.PlainLoginModule required \\
+  username="admin" password="{{password}}" user_admin="{{password}}";
+listener.name.{{listener}}.scram-sha-512.sasl.jaas.config={_SECURITY}scram.ScramLoginModule required;
+"""
+"""The broker itself logs in by PLAIN: the users of SCRAM are in the log that it would have to read."""
+TOKENS = f"""
 listener.name.sasl_ssl.oauthbearer.connections.max.reauth.ms={REAUTH_MS}
 listener.name.sasl_ssl.oauthbearer.sasl.jaas.config={_OAUTH}OAuthBearerLoginModule required;
 listener.name.sasl_ssl.oauthbearer.sasl.server.callback.handler.class={_OAUTH}OAuthBearerValidatorCallbackHandler
@@ -90,9 +97,10 @@ class Cluster:
     def secret_of(self, user: str) -> str:
         return self.secrets[f"OMNIDRAFT_KAFKA_{user.removeprefix('omnidraft-').upper()}_PASSWORD"]
 
-    def grant(self) -> None:
-        """Give all users exactly their rights."""
-        environ = {**os.environ, **self.environ("admin")} | (self.secrets if self.kind == "passwords" else {})
+    def grant(self, prefix: str = "omnidraft") -> None:
+        """Give all users exactly their rights for topics of this prefix."""
+        environ = {**os.environ, **self.environ("admin"), "OMNIDRAFT_LOG__TOPIC_PREFIX": prefix}
+        environ |= self.secrets if self.kind == "passwords" else {}
         subprocess.run([sys.executable, ROOT / "deploy/kafka/grant.py"], env=environ, check=True, timeout=60)
 
 
@@ -104,23 +112,24 @@ def cluster(kind: str, folder: Path) -> Iterator[Cluster]:
     secrets = dict(line.split("=", 1) for line in (folder / "env").read_text().splitlines())
     endpoint, broker = None, None
     try:
-        if kind == "passwords":
-            broker = local_broker.start_secured(0, data, secrets)
-        elif kind == "tokens":
-            write_certificates(folder, {})
-            endpoint = TokenEndpoint(secrets)
-            more = TLS.format(folder=folder) + TOKENS.format(keys_url=endpoint.keys_url)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv(
-                    "JAVA_TOOL_OPTIONS", f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={endpoint.keys_url}"
-                )
-                broker = local_broker.start(0, data, protocol="SASL_SSL", more=more)
-        else:
-            write_certificates(folder, secrets)
-            broker = local_broker.start(0, data, protocol="SSL", more=TLS.format(folder=folder) + CERTIFICATES)
-        made = Cluster(kind, broker.bootstrap, folder, secrets, endpoint)
+        protocol, more = {"passwords": "SASL_PLAINTEXT", "tokens": "SASL_SSL"}.get(kind, "SSL"), RIGHTS
+        write_certificates(folder, secrets)
+        if kind != "certificates":
+            mechanism = "OAUTHBEARER" if kind == "tokens" else "SCRAM-SHA-512"
+            password = secrets["OMNIDRAFT_KAFKA_ADMIN_PASSWORD"]
+            more += PASSWORDS.format(mechanism=mechanism, listener=protocol.lower(), password=password)
         if kind != "passwords":
-            made.grant()
+            more += TLS.format(folder=folder)
+        if kind == "certificates":
+            more += CERTIFICATES
+        with pytest.MonkeyPatch.context() as patch:
+            if kind == "tokens":
+                endpoint = TokenEndpoint(secrets)
+                patch.setenv("JAVA_TOOL_OPTIONS", f"-D{ALLOWED_URLS}={endpoint.keys_url}")
+                more += TOKENS.format(keys_url=endpoint.keys_url)
+            broker = local_broker.start(0, data, protocol=protocol, more=more)
+        made = Cluster(kind, broker.bootstrap, folder, secrets, endpoint)
+        made.grant()
         yield made
     except local_broker.BrokerError as exc:
         skip_without_kafka(f"no Kafka broker: {exc}")
@@ -132,8 +141,8 @@ def cluster(kind: str, folder: Path) -> Iterator[Cluster]:
 
 
 def write_certificates(folder: Path, secrets: Mapping[str, str]) -> None:
-    """An authority's certificate, and key and certificate of the broker; those of every user with a password, by which
-    his key is encrypted."""
+    """An authority's certificate, and key and certificate of the broker and of every user with a password, by which his
+    key is encrypted."""
     authority = _new_key()
     root = _certificate("authority", authority, "authority", authority)
     (folder / "ca.pem").write_bytes(root.public_bytes(serialization.Encoding.PEM))

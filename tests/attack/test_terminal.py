@@ -87,7 +87,6 @@ def environ(tmp_path: Path, evil_url: str) -> dict[str, str]:
         with closing(assembly.log_writer(settings, topic)) as writer:
             writer.append(sent)
     with closing(assembly.log_writer(settings, settings.log.control_topic)) as writer:
-        control_log.publish_announcement(writer, "drift", **pair, tenant=EVIL, reason=EVIL)
         control_log.publish_announcement(writer, "pause", target=pair["target"], reason=EVIL)
     return given
 

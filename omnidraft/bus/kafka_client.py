@@ -19,7 +19,7 @@ from kafka.errors import (
 )
 from kafka.net.compat import KafkaNetClient
 
-from omnidraft.bus.oauth_tokens import OAuthTokens
+from omnidraft.bus.kafka_tokens import OAuthTokens
 from omnidraft.config import KafkaSettings
 from omnidraft.errors import BusError, LogTruncated, MessageTooLarge, OffsetOutOfRange
 from omnidraft.ports import TopicFacts

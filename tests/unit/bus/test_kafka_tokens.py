@@ -8,7 +8,7 @@ import pytest
 from kafka.errors import KafkaConnectionError
 from pydantic import SecretStr
 
-from omnidraft.bus.oauth_tokens import OAuthTokens
+from omnidraft.bus.kafka_tokens import OAuthTokens
 from omnidraft.config import KafkaSettings
 from tests.kafka_logins import TokenEndpoint
 
@@ -25,7 +25,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    monkeypatch.setattr("omnidraft.bus.oauth_tokens.time", made := Clock())
+    monkeypatch.setattr("omnidraft.bus.kafka_tokens.time", made := Clock())
     return made
 
 

@@ -215,8 +215,8 @@ def separate(folder: Path) -> None:
 
 def _replace_by_copy(source: Path, destination: Path) -> None:
     """Put a copy of the source, with its permissions, in the destination's place."""
-    with written_aside(destination, stat.S_IMODE(source.stat().st_mode)) as file:
-        shutil.copyfile(source, file.name)
+    with source.open("rb") as original, written_aside(destination, stat.S_IMODE(source.stat().st_mode)) as file:
+        shutil.copyfileobj(original, file)
 
 
 def has_links(folder: Path) -> bool:

@@ -1,9 +1,9 @@
 """Give a Kafka cluster our topics, users and rights: `python deploy/kafka/grant.py [--config settings.toml]`.
 
 The settings name broker and topics, as everywhere; log.kafka's user has to be one of the broker's super users. What
-each user may do is in rights.toml, his password in a variable like OMNIDRAFT_KAFKA_WORKER_PASSWORD. Passwords are
-replaced, rights of these users that the table names for no log.topic_prefix are taken away, and everything may be
-repeated, also with another prefix.
+each user may do is in rights.toml, his password in a variable like OMNIDRAFT_KAFKA_WORKER_PASSWORD; where tokens or
+certificates name users, there are no passwords. Passwords are replaced, rights of these users that the table names for
+no log.topic_prefix are taken away, and everything may be repeated, also with another prefix.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def grant(settings: config.Settings, passwords: Mapping[str, str]) -> None:
     """Make the topics, then all users with exactly the rights of the table.
 
     Args:
-        passwords: of each user.
+        passwords: of each user; empty: they have none.
 
     Raises:
         GrantError: the broker refuses users or rights.
@@ -74,7 +74,8 @@ def grant(settings: config.Settings, passwords: Mapping[str, str]) -> None:
     with connection(servers, log.request_timeout_s, log.kafka) as shared:
         admin = KafkaAdminClient(**shared, request_timeout_ms=int(log.request_timeout_s * 1000))
     with closing(admin):
-        _set_passwords(admin, passwords)
+        if passwords:
+            _set_passwords(admin, passwords)
         _set_rights(admin, log.topic_prefix)
 
 
@@ -118,17 +119,24 @@ def _rule(user: str, topic: str, operation: str) -> ACL:
     return ACL(f"User:{user}", "*", OPERATIONS[operation], ACLPermissionType.ALLOW, resource)
 
 
+def _has_passwords(access: config.KafkaSettings) -> bool:
+    """Return whether users log in by passwords, and not by tokens or certificates, where this login is of that kind."""
+    return access.mechanism != "OAUTHBEARER" and access.security != "ssl"
+
+
 def main() -> int:
     """Grant what the table says; passwords come from the environment."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, help="a settings file, as the services have it")
     options = parser.parse_args()
-    missing = [name for name in map(password_variable, rights()) if not os.environ.get(name)]
-    if missing:
-        print(f"these variables need a password each: {', '.join(missing)}; see deploy/new_secrets.py", file=sys.stderr)
-        return 2
     try:
-        grant(config.load(options.config), {user: os.environ[password_variable(user)] for user in rights()})
+        settings = config.load(options.config)
+        variables = {user: password_variable(user) for user in rights()} if _has_passwords(settings.log.kafka) else {}
+        if missing := [name for name in variables.values() if not os.environ.get(name)]:
+            need = f"these variables need a password each: {', '.join(missing)}; see deploy/new_secrets.py"
+            print(need, file=sys.stderr)
+            return 2
+        grant(settings, {user: os.environ[name] for user, name in variables.items()})
     except (GrantError, OmnidraftError, KafkaError) as exc:
         print(f"Kafka's users and rights: {exc}", file=sys.stderr)
         return 1

@@ -1,11 +1,9 @@
-"""A real Kafka broker without Docker: one KRaft node on the loopback interface, for tests and trying out; in plain text
-unless one asks for more.
+"""A real Kafka broker without Docker, for tests and trying out: one KRaft node on the loopback interface, in plain text
+and open to all users of the machine.
 
-`python deploy/kafka/local_broker.py --port 9092 --data DIR [--background] [--passwords FILE]`, or `start(port, data)`
-from Python. With passwords (deploy/new_secrets.py writes such a file) it has the users and rights of rights.toml, and
-nobody else gets in. Needs Java 17 or later, and Maven the first time: it copies the jars that pom.xml names into the
-user's cache folder.
-Standard library only, but for users and rights, which grant.py gives it.
+`python deploy/kafka/local_broker.py --port 9092 --data DIR [--background]`, or `start(port, data)` from Python. Needs
+Java 17 or later, and Maven the first time: it copies the jars that pom.xml names into the user's cache folder. Standard
+library only.
 """
 
 import argparse
@@ -19,7 +17,7 @@ import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +25,6 @@ from pathlib import Path
 HOST = "127.0.0.1"
 READY_TIMEOUT_S = 60.0
 POM = Path(__file__).with_name("pom.xml")
-GRANT = Path(__file__).with_name("grant.py")
 JVM_FLAGS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 PROPERTIES = """\
 process.roles=broker,controller
@@ -37,7 +34,7 @@ advertised.listeners={protocol}://{host}:{port}
 inter.broker.listener.name={protocol}
 controller.quorum.voters=1@{host}:{controller_port}
 controller.listener.names=CONTROLLER
-listener.security.protocol.map={protocol}:{protocol},CONTROLLER:{controller_protocol}
+listener.security.protocol.map={protocol}:{protocol},CONTROLLER:PLAINTEXT
 log.dirs={logs}
 auto.create.topics.enable=false
 num.partitions=1
@@ -48,25 +45,6 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=0
 """
-
-SECURED = """\
-sasl.enabled.mechanisms=SCRAM-SHA-512,PLAIN
-sasl.mechanism.inter.broker.protocol=PLAIN
-sasl.mechanism.controller.protocol=PLAIN
-listener.name.sasl_plaintext.scram-sha-512.sasl.jaas.config=\
-  org.apache.kafka.common.security.scram.ScramLoginModule required;
-listener.name.sasl_plaintext.plain.sasl.jaas.config={admin}
-listener.name.controller.sasl.enabled.mechanisms=PLAIN
-listener.name.controller.plain.sasl.jaas.config={admin}
-authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
-super.users=User:admin
-"""
-"""The broker itself and `admin` log in by PLAIN, since SCRAM's users are in the log that they would have to read."""
-ADMIN = (
-    "org.apache.kafka.common.security.plain.PlainLoginModule required "
-    'username="admin" password="{password}" user_admin="{password}";'
-)
-ADMIN_VARIABLE = "OMNIDRAFT_KAFKA_ADMIN_PASSWORD"
 
 
 class BrokerError(Exception):
@@ -124,28 +102,6 @@ def start(port: int, data: Path, *, protocol: str = "PLAINTEXT", more: str = "")
     return broker
 
 
-def start_secured(port: int, data: Path, passwords: Mapping[str, str]) -> Broker:
-    """Start a broker that knows only the users of rights.toml and `admin`, and gives each only his rights.
-
-    Args:
-        passwords: by variable, such as OMNIDRAFT_KAFKA_WORKER_PASSWORD: of every user, and of `admin`.
-
-    Raises:
-        BrokerError: as `start`; a password is missing, or the rights could not be given.
-    """
-    password = passwords.get(ADMIN_VARIABLE)
-    if not password:
-        raise BrokerError(f"{ADMIN_VARIABLE} is missing; deploy/new_secrets.py makes passwords")
-    more = SECURED.format(admin=ADMIN.format(password=password))
-    broker = start(port, data, protocol="SASL_PLAINTEXT", more=more)
-    account = {"SECURITY": "sasl_plaintext", "MECHANISM": "PLAIN", "USERNAME": "admin", "PASSWORD": password}
-    environ = os.environ | passwords | {f"OMNIDRAFT_LOG__KAFKA__{name}": value for name, value in account.items()}
-    environ["OMNIDRAFT_LOG__URL"] = f"kafka://{broker.bootstrap}"
-    with _killed_on_error(broker):
-        _grant(environ)
-    return broker
-
-
 @contextmanager
 def _killed_on_error(broker: Broker) -> Iterator[None]:
     """Kill the broker when its start fails or is interrupted: it is in a session of its own and would stay."""
@@ -154,16 +110,6 @@ def _killed_on_error(broker: Broker) -> Iterator[None]:
     except BaseException:
         broker.kill()
         raise
-
-
-def _grant(env: Mapping[str, str]) -> None:
-    command = [sys.executable, str(GRANT)]
-    try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=READY_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired as exc:
-        raise BrokerError(f"giving rights took over {READY_TIMEOUT_S} s") from exc
-    if done.returncode:
-        raise BrokerError(done.stderr[-2000:])
 
 
 def fetch_jars() -> Path:
@@ -229,11 +175,8 @@ def _refuse_taken(port: int) -> None:
 def _write_properties(port: int, data: Path, protocol: str, more: str) -> Path:
     properties = data / "server.properties"
     values = {"host": HOST, "port": port, "controller_port": _free_port(), "logs": data / "logs"}
-    controller_protocol = "SASL_PLAINTEXT" if "listener.name.controller" in more else "PLAINTEXT"
     properties.touch(mode=0o600)  # passwords may be in it
-    properties.write_text(
-        PROPERTIES.format(**values, protocol=protocol, controller_protocol=controller_protocol) + more
-    )
+    properties.write_text(PROPERTIES.format(**values, protocol=protocol) + more)
     return properties
 
 
@@ -259,28 +202,16 @@ def _wait_until_ready(broker: Broker, data: Path) -> None:
         time.sleep(0.05)
 
 
-def _read_passwords(file: Path) -> dict[str, str]:
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as exc:
-        raise BrokerError(f"no passwords in {file}: {exc}") from exc
-    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
-
-
 def main() -> int:
     """Start a broker; in the foreground until interrupted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=9092, help="0 picks a free one")
     parser.add_argument("--data", type=Path, required=True, help="where the log lives; kept between runs")
     parser.add_argument("--background", action="store_true", help="leave it running; DATA/broker.pid names it")
-    parser.add_argument("--passwords", type=Path, help="lines of NAME=VALUE, as deploy/new_secrets.py writes them")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end the broker first
     try:
-        if options.passwords is None:
-            broker = start(options.port, options.data)
-        else:
-            broker = start_secured(options.port, options.data, _read_passwords(options.passwords))
+        broker = start(options.port, options.data)
     except (BrokerError, OSError) as exc:
         print(f"no broker: {exc}", file=sys.stderr)
         return 1

@@ -19,6 +19,7 @@ from kafka.errors import (
 )
 from kafka.net.compat import KafkaNetClient
 
+from omnidraft.bus.kafka_tokens import OAuthTokens
 from omnidraft.config import KafkaSettings
 from omnidraft.errors import BusError, LogTruncated, MessageTooLarge, OffsetOutOfRange
 from omnidraft.ports import COMPACTION_LAG_S, TopicFacts
@@ -79,12 +80,18 @@ def connection(servers: str, timeout_s: float, access: KafkaSettings) -> Iterato
 
 
 def _credentials(access: KafkaSettings) -> dict[str, Any]:
-    """Return the credentials as settings of the client."""
+    """Return the credentials as settings of the client. Raises KafkaConnectionError where there is no token."""
     settings: dict[str, Any] = {"security_protocol": access.security.upper()}
-    if access.security.startswith("sasl"):
+    if access.security != "plaintext":
         _hide_credentials_from_client_logs()
-        settings |= {"sasl_mechanism": access.mechanism, "sasl_plain_username": access.username}
-        settings["sasl_plain_password"] = access.password.get_secret_value() if access.password else None
+    if access.security.startswith("sasl"):
+        settings["sasl_mechanism"] = access.mechanism
+        if access.mechanism == "OAUTHBEARER":
+            settings["sasl_oauth_token_provider"] = tokens = OAuthTokens(access)
+            tokens.token()  # the client would not say why it gets none
+        else:
+            settings["sasl_plain_username"] = access.username
+            settings["sasl_plain_password"] = access.password.get_secret_value() if access.password else None
     if access.security.endswith("ssl"):
         files = {"ssl_cafile": access.ca_file, "ssl_certfile": access.cert_file, "ssl_keyfile": access.key_file}
         settings |= {name: str(file) for name, file in files.items() if file is not None}

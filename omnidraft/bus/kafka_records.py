@@ -191,34 +191,22 @@ class FetchedRecords:
         yield from self._records(batch, plain)
 
     def _records(self, batch: _Batch, plain: bytes) -> Iterator[Message]:
-        """Yield the records that their lengths separate, then the rest as one."""
+        """Yield the records up to the first that is malformed, and the rest as one: a batch has one writer, and nobody
+        else loses a record by it."""
         at, delta = 0, -1
-        for number in range(batch.num_records):
-            last = batch.last_delta - (batch.num_records - 1 - number)
+        for _ in range(batch.num_records):
             try:
-                length, body = decode_varint(plain, at)
-            except (IndexError, ValueError):
-                length, body = -1, at
-            if not 0 <= length <= len(plain) - body:
-                first, error = batch.base_offset + delta + 1, f"record {number} has no end"
-                yield self._damaged(first, batch.next_offset, "malformed_batch", error, memoryview(plain)[at:])
+                message, end = _parse_record(plain, at, batch, self._partition)
+                if not batch.base_offset + delta < message.offset < batch.next_offset:
+                    raise _MalformedRecord(f"says that it is number {message.offset - batch.base_offset}")
+            except (IndexError, ValueError) as exc:
+                first, rest = batch.base_offset + delta + 1, memoryview(plain)[at:]
+                yield self._damaged(first, batch.next_offset, "malformed_batch", f"record {delta + 1}: {exc}", rest)
                 return
-            message = self._record(batch, plain, (body, body + length), delta + 1, last)
-            at, delta = body + length, message.offset - batch.base_offset
+            at, delta = end, message.offset - batch.base_offset
             yield message
         if delta < batch.last_delta:
             yield self._missing(batch.base_offset + delta + 1, batch.next_offset)
-
-    def _record(self, batch: _Batch, plain: bytes, within: tuple[int, int], first: int, last: int) -> Message:
-        """Parse one record, whose offset in the batch must lie between `first` and `last`."""
-        try:
-            delta, message = _parse_record(plain, *within, batch, self._partition)
-            if not first <= delta <= last:
-                raise _MalformedRecord(f"says that it is number {delta}, and is {first}")
-        except (IndexError, ValueError) as exc:
-            offset = batch.base_offset + first
-            return self._damaged(offset, offset + 1, "malformed_record", str(exc), memoryview(plain)[slice(*within)])
-        return message
 
     def _missing(self, first: int, until: int) -> Message:
         """Report offsets without records, as compaction leaves them; a log of ours has none."""
@@ -246,43 +234,33 @@ def _parse_batch(raw: memoryview, following: int | None) -> _Batch:
     return _Batch(raw, following, base, epoch, magic, crc, attributes, last_delta, first_ms, last_ms, number)
 
 
-def _parse_record(plain: bytes, start: int, until: int, batch: _Batch, partition: int) -> tuple[int, Message]:
-    """Return the record's offset in the batch, and the message. Raises IndexError, ValueError."""
-    if until - start > MAX_RECORD_BYTES:
-        raise _MalformedRecord(f"is larger than {MAX_RECORD_BYTES:,} bytes")
-    later_ms, at = decode_varint(plain, start + 1)  # behind the attributes, which have no meaning yet
+def _parse_record(plain: bytes, at: int, batch: _Batch, partition: int) -> tuple[Message, int]:
+    """Return the record that begins there, and where it ends. Raises IndexError, ValueError."""
+    length, at = decode_varint(plain, at)
+    until = at + length
+    if not 0 <= length <= min(len(plain) - at, MAX_RECORD_BYTES):
+        raise _MalformedRecord(f"{length:,} bytes are not there, or more than {MAX_RECORD_BYTES:,}")
+    later_ms, at = decode_varint(plain, at + 1)  # behind the attributes, which have no meaning yet
     delta, at = decode_varint(plain, at)
     key, at = _parse_field(plain, at, until)
     value, at = _parse_field(plain, at, until)
-    headers, damage, at = _parse_headers(plain, at, until)
+    headers, at = _parse_headers(plain, at, until)
     if at != until:
         raise _MalformedRecord(f"its fields end {until - at} bytes before it does")
     timestamp_ms = batch.last_ms if batch.attributes & APPEND_TIME else batch.first_ms + later_ms
-    return delta, Message(partition, batch.base_offset + delta, key, value, headers, timestamp_ms, damage)
+    return Message(partition, batch.base_offset + delta, key, value, headers, timestamp_ms), until
 
 
-def _parse_headers(plain: bytes, at: int, until: int) -> tuple[dict[str, bytes], Damage | None, int]:
-    """Return the headers and where they end; if a name is not UTF-8, they are part of the damage."""
-    pairs, at = _header_pairs(plain, at, until)
-    try:
-        return {name.decode(): value for name, value in pairs}, None, at
-    except UnicodeDecodeError as exc:
-        headers = {name.decode(errors="backslashreplace"): value for name, value in pairs}
-        error = f"the name of a header is not UTF-8: {exc}"
-        return {}, Damage("malformed_record", error, is_raw=False, headers=headers), at
-
-
-def _header_pairs(plain: bytes, at: int, until: int) -> tuple[list[tuple[bytes, bytes]], int]:
-    """Return names and values of the headers, and where they end."""
+def _parse_headers(plain: bytes, at: int, until: int) -> tuple[dict[str, bytes], int]:
+    """Return the headers and where they end."""
     number, at = decode_varint(plain, at)
     if not 0 <= number <= MAX_HEADERS:
-        raise _MalformedRecord(f"has {number} headers, {MAX_HEADERS} are read")
-    pairs = []
+        raise _MalformedRecord(f"it has {number} headers, {MAX_HEADERS} are read")
+    headers = {}
     for _ in range(number):
         name, at = _parse_field(plain, at, until)
-        value, at = _parse_field(plain, at, until)
-        pairs.append((name, value))
-    return pairs, at
+        headers[name.decode()], at = _parse_field(plain, at, until)
+    return headers, at
 
 
 def _parse_field(plain: bytes, at: int, until: int) -> tuple[bytes, int]:
@@ -291,5 +269,5 @@ def _parse_field(plain: bytes, at: int, until: int) -> tuple[bytes, int]:
     if length < 0:
         return b"", at
     if at + length > until:
-        raise _MalformedRecord("a field is longer than the record")
+        raise _MalformedRecord("one of its fields is longer")
     return plain[at : at + length], at + length

@@ -15,7 +15,7 @@ from omnidraft.cli.config import config
 from omnidraft.cli.demo import demo
 from omnidraft.cli.doctor import doctor
 from omnidraft.cli.generate import generate
-from omnidraft.cli.options import group
+from omnidraft.cli.options import group, printable
 from omnidraft.cli.run import serve
 from omnidraft.cli.status import status
 from omnidraft.cli.transfer import transfer
@@ -67,7 +67,8 @@ def main() -> None:
     try:
         app()
     except OmnidraftError as exc:
-        print(f"omnidraft: {exc}", file=sys.stderr)
+        lines = map(printable, str(exc).split("\n"))  # of servers and files, maybe
+        print("omnidraft:", "\n".join(lines), file=sys.stderr)
         sys.exit(2)
 
 

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from omnidraft.cli.options import AsJson, Config
+from omnidraft.cli.options import AsJson, Config, printable
 from omnidraft.doctor.finding import Finding, Verdict, is_fatal
 
 STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
@@ -31,7 +31,7 @@ def doctor(config_path: Config = None, as_json: AsJson = False) -> None:
 
 def _line(finding: Finding) -> Text:
     line = Text(f"{finding.verdict:8}", style=STYLES[finding.verdict])
-    line.append(f"{finding.check}: {finding.told}", style="default")
+    line.append(printable(f"{finding.check}: {finding.told}"), style="default")
     if finding.advice:
-        line.append(f" -> {finding.advice}", style="italic")
+        line.append(printable(f" -> {finding.advice}"), style="italic")
     return line

@@ -32,7 +32,7 @@ class FittingTable:
 
     def add_row(self, *cells: str) -> None:
         """Add a row; cells that are missing at its end are empty."""
-        self._rows.append((*cells, *[""] * (len(self._names) - len(cells))))
+        self._rows.append((*map(printable, cells), *[""] * (len(self._names) - len(cells))))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """See rich.console.ConsoleRenderable."""
@@ -118,7 +118,7 @@ def _parts(fleet: "Overview") -> Iterable[RenderableType]:
     yield _log_line(fleet)
     yield _workers(fleet.workers)
     yield from (Text(f"problem: {printable(problem)}", style="red") for problem in fleet.problems)
-    yield from (Text(note, style="yellow") for note in fleet.notes)
+    yield from (Text(printable(note), style="yellow") for note in fleet.notes)
 
 
 def _targets(fleet: "Overview") -> FittingTable:
@@ -200,7 +200,7 @@ def _in_short(problem: str) -> str:
 
 
 def _by_name(counts: Iterable[tuple[object, int]]) -> str:
-    return ", ".join(f"{name}: {number:,}" for name, number in counts)
+    return ", ".join(f"{printable(str(name))}: {number:,}" for name, number in counts)
 
 
 def _number(value: float | None) -> str:

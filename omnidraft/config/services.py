@@ -50,6 +50,9 @@ RegistryUrl = Annotated[
     ),
     AfterValidator(_with_a_port),
 ]
+TokenUrl = Annotated[
+    str, like(r"https?://[^/@]+/.*|file:///.+", "no place of tokens: use https://host/path or file:///path")
+]
 CollectorUrl = Annotated[str, like(r"https?://.*", "not a collector: use http://host:4318 or https://host:4318")]
 
 
@@ -64,10 +67,17 @@ class KafkaSettings(Section):
 
     security: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
     """Encryption (`ssl`) and passwords (`sasl`), as the broker's listener has them."""
-    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = "SCRAM-SHA-512"
     username: str | None = None
     password: SecretStr | None = None
     """Give it as OMNIDRAFT_LOG__KAFKA__PASSWORD rather than in a file."""
+    token_url: TokenUrl | None = None
+    """With OAUTHBEARER: the endpoint that gives tokens for `username` and `password`, the client's id and secret. With
+    file:///path: a file with a token, which something else renews."""
+    token_scope: str | None = None
+    """The scope of tokens, for endpoints that want one, as Entra's do."""
+    token_extensions: dict[str, str] = Field(default_factory=dict)
+    """What a broker wants beside a token, as Confluent's `logicalCluster` and `identityPoolId`."""
     ca_file: Path | None = None
     """The certificate authority of the broker, as PEM; None trusts the system's authorities."""
     cert_file: Path | None = None
@@ -77,11 +87,15 @@ class KafkaSettings(Section):
 
     @model_validator(mode="after")
     def _is_complete(self) -> "KafkaSettings":
-        if self.security.startswith("sasl") and (self.username is None or self.password is None):
+        is_sasl, has_token_url = self.security.startswith("sasl"), self.token_url is not None
+        if has_token_url != (is_sasl and self.mechanism == "OAUTHBEARER"):
+            raise ValueError("log.kafka.token_url is for log.kafka.mechanism = 'OAUTHBEARER', which needs it")
+        is_named = self.username is not None and self.password is not None
+        if is_sasl and not is_named and not (self.token_url or "").startswith("file:"):
             raise ValueError(f"log.kafka.security = '{self.security}' needs log.kafka.username and log.kafka.password")
         if (self.cert_file is None) != (self.key_file is None):
             raise ValueError("log.kafka.cert_file and log.kafka.key_file belong together")
-        if self.username is not None and not self.security.startswith("sasl"):
+        if self.username is not None and not is_sasl:
             raise ValueError(
                 f"log.kafka.username is not used with log.kafka.security = '{self.security}': take a sasl one"
             )

@@ -18,8 +18,8 @@ DropReason = Literal["queue_full", "closed", "invalid", "too_large", "redacted",
 """The worker did not write the record."""
 RejectReason = Literal["unknown_schema", "unknown_key", "other_alignment", "unreadable"]
 """The distiller read a whole message and cannot learn from it."""
-DamageReason = Literal["malformed_record", "malformed_batch", "corrupt_batch", "missing"]
-"""A client wrote it malformed (the first two), or the log's storage corrupted or lost it."""
+DamageReason = Literal["malformed_batch", "corrupt_batch", "missing"]
+"""A client wrote it malformed (the first), or the log's storage corrupted or lost it."""
 POISON = "poison"
 """The record is sound, but the learner's process died over it again and again."""
 OTHER_PAIR = "other_pair"
@@ -68,9 +68,6 @@ class Damage:
     error: str
     num_messages: int = 1
     """The number of offsets that are lost together, beginning with the message's own."""
-    is_raw: bool = True
-    """Whether the value is the raw bytes in the log; otherwise key, value and `headers` are those the client wrote."""
-    headers: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -485,7 +485,7 @@ def test_a_disk_that_fills_up_anywhere_in_a_publish_is_an_error_of_ours_and_leav
         with monkeypatch.context() as patched:
             patched.setattr(call, failing)
             if call == "os.link":
-                patched.setattr("shutil.copyfile", no_room)
+                patched.setattr("shutil.copyfileobj", no_room)
             with contextlib.suppress(RegistryError, StorageError):
                 registry.publish(second, 1)
         assert registry.resolve("champion").version == 1

@@ -6,6 +6,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -80,13 +81,13 @@ def test_snapshots_keep_records_to_their_owner_and_weights_to_everybody(tmp_path
 
 def test_a_copy_to_another_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", _cannot_link)
-    seen, whole = [], shutil.copyfile
+    seen, whole = [], shutil.copyfileobj
 
-    def watched(source: Path, destination: Path) -> None:
-        seen.append(stat.S_IMODE(Path(destination).stat().st_mode))
+    def watched(source: BinaryIO, destination: BinaryIO) -> None:
+        seen.append(stat.S_IMODE(os.fstat(destination.fileno()).st_mode))
         whole(source, destination)
 
-    monkeypatch.setattr(files.shutil, "copyfile", watched)
+    monkeypatch.setattr(files.shutil, "copyfileobj", watched)
     files.link_folder(secret_bundle(tmp_path / "made"), tmp_path / "copied")
     assert open_to_others(tmp_path) == []
     assert seen.count(0o600) == 2

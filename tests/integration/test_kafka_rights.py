@@ -1,10 +1,11 @@
-"""A real broker with passwords and rights: the services' own clients work with theirs, and with nothing more."""
+"""A real broker that wants logins, by passwords, tokens or certificates: the services' own clients work with theirs and
+with nothing more, are served while they log in again, and show no secret."""
 
-import os
-import subprocess
-import sys
+import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,51 +23,33 @@ from kafka.admin import (
 
 from omnidraft import assembly, config
 from omnidraft.assembly.recording import trace_producer
+from omnidraft.bus.kafka_client import connection
 from omnidraft.errors import BusError
 from omnidraft.ports import LogReader, Message, Outgoing, Pause, WorkerNews
 from omnidraft.telemetry.metrics import CountingMetrics
-from tests.kafka_fixture import load_local_broker, skip_without_kafka
+from omnidraft.traces import codec
+from tests.kafka_logins import KINDS, Cluster, cluster
+from tests.tiny_engine import PATIENCE_S
+from tests.trace_records import make_record
 
-ROOT = Path(__file__).parents[2]
 ROLES = ("worker", "distiller", "controller", "operator")
 DENIED = "AuthorizationFailed"
 
 
-@pytest.fixture(scope="module")
-def secrets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The file that deploy/new_secrets.py writes."""
-    file = tmp_path_factory.mktemp("secrets") / "env"
-    subprocess.run([sys.executable, ROOT / "deploy/new_secrets.py", file], check=True, timeout=60)
-    return dict(line.split("=", 1) for line in file.read_text().splitlines())
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory, secrets: dict[str, str]) -> Iterator[str]:
-    """host:port of a broker with the users and rights of the table."""
-    local_broker = load_local_broker()
-    try:
-        broker = local_broker.start_secured(0, tmp_path_factory.mktemp("rights"), secrets)
-    except local_broker.BrokerError as exc:
-        skip_without_kafka(f"no Kafka broker: {exc}")
-    yield broker.bootstrap
-    broker.kill()
+@pytest.fixture(scope="module", params=KINDS)
+def logins(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A broker with the users and rights of the table."""
+    with cluster(request.param, tmp_path_factory.mktemp(request.param)) as made:
+        yield made
 
 
 @pytest.fixture
-def fleet(servers: str, secrets: dict[str, str]) -> Mapping[str, config.Settings]:
+def fleet(logins: Cluster) -> Mapping[str, config.Settings]:
     """The settings of each service."""
-    return {role: settings_of(role, servers, secrets[f"OMNIDRAFT_KAFKA_{role.upper()}_PASSWORD"]) for role in ROLES}
+    return {role: logins.settings(f"omnidraft-{role}") for role in ROLES}
 
 
 NEWS = WorkerNews(address=None, release="1", serves={})
-
-
-def settings_of(role: str, servers: str, password: str) -> config.Settings:
-    account = {"SECURITY": "sasl_plaintext", "USERNAME": f"omnidraft-{role}", "PASSWORD": password}
-    environ = {f"OMNIDRAFT_LOG__KAFKA__{name}": value for name, value in account.items()}
-    return config.load(
-        None, {**environ, "OMNIDRAFT_LOG__URL": f"kafka://{servers}", "OMNIDRAFT_LOG__REQUEST_TIMEOUT_S": "5"}
-    )
 
 
 def topic_of(settings: config.Settings, name: str) -> str:
@@ -154,36 +137,121 @@ def test_nobody_reads_what_is_not_his_to_read(fleet: Mapping[str, config.Setting
         read(fleet[role], topic)
 
 
-def test_a_wrong_password_and_no_password_get_nowhere(servers: str) -> None:
-    for settings in (
-        settings_of("operator", servers, "wrong"),
-        config.load(None, {"OMNIDRAFT_LOG__URL": f"kafka://{servers}", "OMNIDRAFT_LOG__REQUEST_TIMEOUT_S": "3"}),
-    ):
-        with pytest.raises(BusError):
-            write(settings, "traces")
+@pytest.mark.parametrize("wrong", ["password", "broker", "no login", "another's"])
+def test_wrong_credentials_get_nowhere_and_are_not_shown(logins: Cluster, wrong: str) -> None:
+    """Without CA_FILE the system's authorities are asked, which do not know the broker."""
+    has_certificate = logins.kind == "certificates"
+    if wrong == "broker" and logins.kind == "passwords":
+        pytest.skip("without TLS there is nobody to know")
+    nobody = {"CERT_FILE": "", "KEY_FILE": "", "KEY_PASSWORD": ""}
+    changed = {
+        "password": {"KEY_PASSWORD" if has_certificate else "PASSWORD": "wrong-horse"},
+        "broker": {"CA_FILE": ""},
+        "no login": {**nobody, "SECURITY": "", "USERNAME": "", "PASSWORD": "", "CA_FILE": "", "TOKEN_URL": ""},
+        "another's": nobody if has_certificate else {"USERNAME": "omnidraft-distiller"},
+    }[wrong]
+    with pytest.raises(BusError) as refused:
+        write(logins.settings("omnidraft-operator", **changed), "traces")
+    assert "wrong-horse" not in str(refused.value)
+    assert logins.secret_of("omnidraft-operator") not in str(refused.value)
 
 
-def test_rights_that_the_table_does_not_name_are_taken_away(servers: str, secrets: dict[str, str]) -> None:
-    """And what it names may be granted again."""
-    password = secrets["OMNIDRAFT_KAFKA_ADMIN_PASSWORD"]
-    account = {"SECURITY": "sasl_plaintext", "MECHANISM": "PLAIN", "USERNAME": "admin", "PASSWORD": password}
-    environ = {f"OMNIDRAFT_LOG__KAFKA__{name}": value for name, value in account.items()}
-    environ["OMNIDRAFT_LOG__URL"] = f"kafka://{servers}"
-    admin = KafkaAdminClient(
-        bootstrap_servers=servers,
-        security_protocol="SASL_PLAINTEXT",
-        sasl_mechanism="PLAIN",
-        sasl_plain_username="admin",
-        sasl_plain_password=password,
-    )
-    control = ResourcePattern(ResourceType.TOPIC, "omnidraft.snapshots.v1")
-    admin.create_acls([ACL("User:omnidraft-worker", "*", ACLOperation.ALL, ACLPermissionType.ALLOW, control)])
-    command = [sys.executable, ROOT / "deploy/kafka/grant.py"]
-    subprocess.run(command, env={**os.environ, **secrets, **environ}, check=True, timeout=60)
+def test_no_log_line_shows_a_secret(logins: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    settings, endpoint = logins.settings("omnidraft-operator"), logins.endpoint
+    with caplog.at_level(logging.DEBUG):
+        logging.getLogger("kafka").setLevel(logging.NOTSET)
+        assert logging.getLogger("kafka").isEnabledFor(logging.DEBUG)
+        write(settings, "traces")
+        assert read(settings, "traces")
+    shown = caplog.text + repr(settings) + settings.model_dump_json()
+    assert logins.secret_of("omnidraft-operator") not in shown
+    assert endpoint is None or endpoint.last_token not in shown
+
+
+def test_rights_that_the_table_does_not_name_are_taken_away(logins: Cluster) -> None:
+    """And what it names may be granted again, for another prefix too; another's rights stay."""
+    with connection(logins.servers, 5.0, logins.settings("admin").log.kafka) as shared:
+        admin = KafkaAdminClient(**shared)
     everything = ResourcePatternFilter(ResourceType.ANY, None, ACLResourcePatternType.ANY)
-    wanted = ACLFilter("User:omnidraft-worker", None, ACLOperation.ANY, ACLPermissionType.ANY, everything)
-    found, _ = admin.describe_acls(wanted)
-    admin.close()
-    granted = {(each.resource_pattern.resource_name, each.operation.name) for each in found}
-    control = {("omnidraft.snapshots.v1", operation) for operation in ("READ", "WRITE")}
-    assert granted == {("omnidraft.traces.v1", "WRITE")} | control
+    surplus = [
+        (user, ResourcePattern(kind, name))
+        for user in ("worker", "stranger")
+        for kind in (ResourceType.TOPIC, ResourceType.GROUP)
+        for name in ("omnidraft.snapshots.v1", "eu.west.snapshots.v1", "other", "*")
+    ]
+
+    def granted(user: str) -> set[tuple[str, str]]:
+        wanted = ACLFilter(f"User:omnidraft-{user}", None, ACLOperation.ANY, ACLPermissionType.ANY, everything)
+        return {(each.resource_pattern.resource_name, each.operation.name) for each in admin.describe_acls(wanted)[0]}
+
+    with closing(admin):
+        admin.create_acls(
+            [
+                ACL(f"User:omnidraft-{user}", "*", ACLOperation.ALL, ACLPermissionType.ALLOW, pattern)
+                for user, pattern in surplus
+            ]
+        )
+        for prefix in ("omnidraft", "eu.west"):
+            logins.grant(prefix)
+        assert granted("worker") == {
+            (f"{prefix}.{topic}.v1", operation)
+            for prefix in ("omnidraft", "eu.west")
+            for topic, operation in (("traces", "WRITE"), ("snapshots", "READ"), ("snapshots", "WRITE"))
+        }
+        assert len(granted("stranger")) == 4
+
+
+LIFE_S = 5.0
+"""Of a token; the broker wants a new login after 3 s at the latest."""
+PHASE_S = {"up": 8.0, "down": 1.6 * LIFE_S, "up again": 4.0}
+
+
+def test_traces_flow_while_everybody_logs_in_again(logins: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Down, the endpoint gives no token for longer than one lives: then records wait, and none is lost."""
+    endpoint = logins.endpoint
+    if endpoint is None:
+        pytest.skip("these logins do not end")
+    users, metrics = ("omnidraft-worker", "omnidraft-distiller"), CountingMetrics()
+    worker, distiller = map(logins.settings, users)
+    endpoint.life_s = LIFE_S
+    reader = assembly.log_reader(distiller, distiller.log.traces_topic)
+    reader.seek(reader.end_offsets())
+    producer = trace_producer(worker, metrics)
+    assert producer is not None
+    endpoint.issued.clear()
+    emitted, found = [], []
+    with caplog.at_level(logging.INFO), closing(reader):
+        for phase, phase_s in PHASE_S.items():
+            (endpoint.is_down.set if phase == "down" else endpoint.is_down.clear)()
+            until_s = time.monotonic() + phase_s
+            while time.monotonic() < until_s:
+                emitted.append(f"flow-{len(emitted)}")
+                producer.emit(make_record(emitted[-1]))
+                found += polled(reader, 0.03)
+            if phase == "up":
+                assert num_logins(caplog) >= 4
+                assert not any("failed" in each.getMessage() for each in caplog.records)
+                assert min(endpoint.issued[user] for user in users) >= 2, endpoint.issued
+                assert len(emitted) - len(found) < 20
+        assert any("no token from" in each.getMessage() for each in caplog.records)
+        assert producer.close(PATIENCE_S) == 0
+        while len(set(found)) < len(emitted) and time.monotonic() < until_s + PATIENCE_S:
+            found += polled(reader, 0.5)
+    assert list(dict.fromkeys(found)) == emitted
+    assert metrics.value("omnidraft_traces_acknowledged_total") == len(emitted)
+
+
+def polled(reader: LogReader, timeout_s: float) -> list[str]:
+    """The requests of the next records; none while the log is away."""
+    try:
+        messages = reader.poll(100, timeout_s).messages
+    except BusError:
+        return []
+    assert [each.damage for each in messages if each.damage] == []
+    return [codec.decode(message.value, message.headers).request_id for message in messages]
+
+
+def num_logins(caplog: pytest.LogCaptureFixture) -> int:
+    """The most logins of one connection so far."""
+    lines = [each.getMessage() for each in caplog.records]
+    return max(Counter(line for line in lines if "Authenticated via SASL" in line).values())

@@ -86,7 +86,7 @@ class DeadLetter:
         A damaged batch has no message at all. Keys and headers are cut without a note, so one that has exactly the
         maximal length counts as cut.
         """
-        if "raw" in self.message.headers:
+        if "origin_num_messages" in self.message.headers:
             return "the value is damaged bytes of the log, not a message"
         if "cut_from_bytes" in self.message.headers:
             return f"the value has {len(self.message.value)} of {self._text('cut_from_bytes')} bytes"

@@ -18,7 +18,6 @@ from omnidraft.ports import (
     FORGOTTEN,
     OTHER_PAIR,
     POISON,
-    Damage,
     LogReader,
     LogWriter,
     Message,
@@ -204,8 +203,7 @@ class TraceConsumer:
         }
         original = message.headers
         if message.damage is not None:
-            original = message.damage.headers
-            headers |= _of_damage(message.damage)
+            headers |= {"origin_num_messages": str(message.damage.num_messages).encode()}
         elif KEY_ID in original:
             headers[KEY_ID] = original[KEY_ID]  # the dead letter is encrypted with the same key
         if len(message.value) > MAX_VALUE_BYTES:
@@ -237,12 +235,6 @@ def _log_damage(topic: str, messages: Sequence[Message]) -> None:
         logger.warning(
             "%d dead letters of damage, first at %s: %s: %s", len(damaged), where, damage.reason, damage.error
         )
-
-
-def _of_damage(damage: Damage) -> dict[str, bytes]:
-    """Return the headers of its dead letter."""
-    headers = {"origin_num_messages": str(damage.num_messages).encode()}
-    return headers | ({"raw": b"1"} if damage.is_raw else {})
 
 
 def _is(named: str | None, ours: str | None) -> bool:

@@ -171,6 +171,7 @@ def test_settings_survive_pickling_and_json():
         ({"log": {"key_store": "postgresql://u@db/x"}}, "log.key_store is of no use without log.encryption_keys"),
         ({"log": {"kafka": {"username": "me", "password": "p"}}}, "log.kafka.username is not used with"),
         ({"log": {"kafka": {"ca_file": "/ca.pem"}}}, "certificates are not used with"),
+        ({"log": {"kafka": {"token_url": "https://host/token"}}}, "log.kafka.token_url is for"),
         ({"registry": {"url": "http://mlflow:PORT"}}, "registry.url"),
         ({"registry": {"url": "http://mlflow:99999"}}, "registry.url"),
         ({"worker": {"tenant": ""}}, "worker.tenant"),

@@ -121,9 +121,10 @@ def test_no_file_of_the_deployment_holds_a_password():
 
 
 def test_the_image_copies_only_what_the_repository_has():
-    copied = [name for line in re.findall(r"^COPY (.+) \S+$", DOCKERFILE, re.M) for name in line.split()]
+    copied = {name for line in re.findall(r"^COPY (.+) \S+$", DOCKERFILE, re.M) for name in line.split()}
+    copied |= set(re.findall(r"type=bind,source=(\S+),", DOCKERFILE))
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
-    assert sorted(copied) == sorted(allowed)
+    assert copied == set(allowed)
     assert [name for name in copied if not (ROOT / name).exists()] == []
 
 
@@ -145,12 +146,10 @@ def test_the_image_is_for_processors_or_gpus_and_never_root():
     extras = set(re.findall(r"--extra (\w+)", DOCKERFILE))
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras <= set(known)
-    assert "OMNIDRAFT_REQUIRE_COMPILER=1 uv pip install --no-deps ." in DOCKERFILE
 
 
 def test_the_image_tells_nobody_of_its_use_and_mlflow_runs_no_jobs():
-    (variables,) = re.findall(r"^ENV ((?:\\\n|.)+)", DOCKERFILE, re.M)
-    assert set(variables.split()) >= {
+    assert set(DOCKERFILE.split()) >= {
         "RAY_USAGE_STATS_ENABLED=0",
         "MLFLOW_DISABLE_TELEMETRY=true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false",

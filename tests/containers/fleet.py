@@ -30,7 +30,7 @@ IMAGE = f"omnidraft:{TAG}"
 LABEL = "omnidraft.stand-in"
 ENVIRON = {"DOCKER_BUILDKIT": "1", "COMPOSE_BAKE": "false", "OMNIDRAFT_TAG": TAG}
 BUILD_ARGUMENTS = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "TORCH_BACKEND", "TORCH_INDEX")
-BUILD_S, COMMAND_S, READY_S = 3600, 300, 600
+BUILD_S, COMMAND_S, READY_S = 3600, 300, 900
 SERVICES = ("kafka", "postgres", "mlflow", "distiller", "controller", "worker", "prometheus", "grafana")
 """Those that run on; in this order they are killed."""
 
@@ -146,20 +146,21 @@ class Fleet:
         inspected: list[Mapping[str, Any]] = json.loads(told(docker("inspect", *ids))) if ids else []
         return inspected
 
-    def wait_until_healthy(self, *services: str) -> None:
-        """Also of those without a health check, that they run."""
-        self.wait_for(lambda: not self.ailing(*services), lambda: f"unhealthy: {self.ailing(*services)}")
+    def wait_until_healthy(self) -> None:
+        """Those without a health check run."""
+        self.wait_for(lambda: not self.ailing(), lambda: f"unhealthy: {self.ailing()}")
 
-    def ailing(self, *services: str) -> dict[str, str]:
-        """The state of each service that is not as it should be; of all without `services`."""
-        states = {
-            each["Config"]["Labels"]["com.docker.compose.service"]: _state(each["State"]) for each in self.containers()
-        }
-        return {
-            service: states.get(service, "missing")
-            for service in services or SERVICES
-            if states.get(service) not in ("healthy", "running")
-        }
+    def ailing(self) -> list[str]:
+        """Containers that are not as they should be, and services that have none."""
+        states = [
+            (each["Config"]["Labels"]["com.docker.compose.service"], _state(each["State"]))
+            for each in self.containers()
+        ]
+        missing = set(SERVICES) - {service for service, _ in states}
+        wrong = [
+            f"{service} is {state}" for service, state in states if state not in ("healthy", "running", "exited 0")
+        ]
+        return sorted(missing) + wrong
 
     def kill(self, service: str) -> None:
         """SIGKILL for the whole container at once, as for a lack of memory; the engine starts it again."""
@@ -189,4 +190,6 @@ class Fleet:
 
 
 def _state(state: Mapping[str, Any]) -> str:
-    return str(state["Health"]["Status"] if "Health" in state and state["Running"] else state["Status"])
+    if not state["Running"]:
+        return f"{state['Status']} {state['ExitCode']}"
+    return str(state["Health"]["Status"] if "Health" in state else state["Status"])

@@ -37,14 +37,6 @@ def test_local_settings_need_no_server():
     assert settings.registry.url.startswith("sqlite:///")
 
 
-def test_compose_settings_name_services_of_the_compose_file():
-    settings = config.load(ROOT / "deploy/config/compose.toml", environ={})
-    hosts = re.findall(r"//([^:/]+):", f"{settings.log.url} {settings.registry.url}")
-    assert hosts == ["kafka", "mlflow"]
-    assert set(hosts) <= set(COMPOSE["services"])
-    assert settings.worker.port == int(COMPOSE["services"]["worker"]["ports"][0].split(":")[-1])
-
-
 def words(service: str) -> list[str]:
     """Its command, that of a shell too."""
     command = COMPOSE["services"][service]["command"]
@@ -83,22 +75,6 @@ def test_the_distiller_is_the_head_of_a_ray_cluster_that_has_a_place_for_it():
     (resources,) = re.findall(r"--resources='([^']+)'", command)
     assert json.loads(resources).items() >= dict(settings.learner.ray_resources).items()
     assert settings.learner.ray_resources
-
-
-def test_mlflow_keeps_its_versions_in_postgresql_and_no_command_shows_the_password():
-    command = " ".join(words("mlflow"))
-    assert "--backend-store-uri=postgresql://mlflow@postgres:5432/mlflow" in command
-    assert 'PGPASSWORD="$$(cat /run/secrets/postgres)"' in command
-    for definition in COMPOSE["services"].values():
-        for secret in definition.get("secrets", ()):
-            assert set(COMPOSE["secrets"][secret]) == {"environment"}
-
-
-def test_every_volume_is_declared_and_every_dependency_is_a_service():
-    for definition in COMPOSE["services"].values():
-        named = {m.split(":")[0] for m in definition.get("volumes", ()) if not m.startswith("./")}
-        assert named <= set(COMPOSE["volumes"])
-        assert set(definition.get("depends_on", ())) <= set(COMPOSE["services"])
 
 
 def test_ports_are_published_on_loopback_only():

@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 comma := ,
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-recording demo-kafka test test-services test-llamacpp test-vllm test-clients test-models test-long test-real lint format bench bench-vllm bench-throughput soak kafka docs docs-test dashboards lock audit wheel sbom pin-images clean
+.PHONY: help setup demo demo-recording demo-kafka test test-services test-llamacpp test-vllm test-clients test-models test-containers test-long test-real lint format bench bench-vllm bench-throughput soak kafka docs docs-test dashboards lock audit wheel sbom pin-images clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -106,6 +106,9 @@ test-clients: setup ## Real clients, each in an environment of its own in the us
 test-models: setup ## Every decoder family of transformers as a tiny model, half an hour; writes docs/models.md
 	$(TEST_ENV) $(PYTHON) -m pytest -m models -n 2 $(PYTEST_ARGS) tests/models
 	$(PYTHON) -m tests.models.page
+
+test-containers: setup ## The image built and docker-compose.yml run, half an hour; needs an engine with Compose (DOCKER: its client)
+	$(PYTHON) -m pytest -m containers -x -s $(PYTEST_ARGS) tests/containers
 
 test-long: setup ## What `make test` leaves out: small soaks, PostgreSQL, TLS, the wheel, Kubernetes, exports, benchmarks' own tests
 	$(TEST_ENV) $(PYTHON) -m pytest -m long $(PYTEST_ARGS)

@@ -11,12 +11,12 @@ from omnidraft.child import run_supervised
 from omnidraft.cli import models, run, snapshots, tenants, traces
 from omnidraft.cli.chat import chat
 from omnidraft.cli.check import check
-from omnidraft.cli.config import config
 from omnidraft.cli.demo import demo
 from omnidraft.cli.doctor import doctor
 from omnidraft.cli.generate import generate
 from omnidraft.cli.options import group
 from omnidraft.cli.run import serve
+from omnidraft.cli.settings import settings
 from omnidraft.cli.status import status
 from omnidraft.cli.transfer import transfer
 from omnidraft.errors import OmnidraftError
@@ -31,7 +31,7 @@ app.command()(serve)
 app.command()(check)
 app.command()(status)
 app.command()(doctor)
-app.command()(config)
+app.command()(settings)
 app.command()(transfer)
 app.add_typer(models.app, name="models")
 app.add_typer(traces.app, name="traces")

@@ -17,7 +17,7 @@ from omnidraft.distill.evaluation import speedup_model
 from omnidraft.distill.training.losses import parse
 from omnidraft.files import save_json
 from omnidraft.hosts import process
-from pipelines.lib import log_slice
+from omnidraft.whatif import log_slice
 from pipelines.lib.choices import named_files
 from pipelines.lib.learning import LearningPoint, TrainingRun, require_new, split_by_prompt
 

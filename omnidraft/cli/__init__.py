@@ -19,6 +19,7 @@ from omnidraft.cli.run import serve
 from omnidraft.cli.settings import settings
 from omnidraft.cli.status import status
 from omnidraft.cli.transfer import transfer
+from omnidraft.cli.whatif import costs_app, whatif
 from omnidraft.errors import OmnidraftError
 
 HELP = "Speculative decoding across tokenizers that keeps learning while it serves."
@@ -31,6 +32,7 @@ app.command()(serve)
 app.command()(check)
 app.command()(status)
 app.command()(doctor)
+app.command()(whatif)
 app.command()(settings)
 app.command()(transfer)
 app.add_typer(models.app, name="models")
@@ -38,6 +40,7 @@ app.add_typer(traces.app, name="traces")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(snapshots.app, name="snapshots")
 app.add_typer(snapshots.learning_app, name="learning")
+app.add_typer(costs_app, name="costs")
 app.add_typer(run.app, name="run")
 
 

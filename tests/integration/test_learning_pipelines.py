@@ -1,8 +1,7 @@
-"""The pipelines around learning, as a user runs them: record, learn, check, evaluate, replay, on tiny real models."""
+"""The pipelines around learning, as a user runs them: record, learn, check, replay, on tiny real models."""
 
 import json
 import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from omnidraft import assembly, config
 from omnidraft.config import ControllerSettings
-from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.errors import ConfigError, ModelError, RequestError
 from omnidraft.fleet.promotion import decide
 from omnidraft.ports import Outgoing
@@ -20,7 +18,7 @@ from omnidraft.snapshots import bundle
 from omnidraft.snapshots.bundle import MEMORY
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
-from pipelines import evaluate, learn, record, replay
+from pipelines import learn, record, replay
 from pipelines.bench import __main__ as bench
 from pipelines.learn import for_drafter
 from pipelines.lib import recording
@@ -145,11 +143,6 @@ def test_learning_writes_a_snapshot_that_check_takes_and_that_agrees_more(
         capsys,
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    report = tmp_path / "evaluated.json"
-    run(evaluate.main, "--log", recorded, "--snapshot", "base", out, "--json", report)
-    rows = load(report)["snapshots"]
-    assert rows[str(out)]["agreement"] > rows["base"]["agreement"]
-    assert rows[str(out)]["agreement_by_tenant"] == {"clips": rows[str(out)]["agreement"]}
 
 
 def test_a_worker_serves_the_folder_it_is_told_whatever_is_champion(recorded: Path, tmp_path: Path) -> None:
@@ -356,44 +349,3 @@ def test_a_recording_that_cannot_be_written_is_refused_before_anything_is_read(
 
 def _dies(*_: Any, **__: Any) -> None:
     raise MemoryError
-
-
-@pytest.mark.long
-def test_evaluation_says_how_much_a_snapshot_learned_of_its_records_and_can_leave_that_out(
-    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("OMNIDRAFT_LEARNER__HELD_OUT_EVERY", str(EVERY))
-    warm, out, log = tmp_path / "warm", tmp_path / "evaluated.json", f"sqlite:///{tmp_path}/log.db"
-    run(learn.main, "--answers", recorded, "--out", warm, "--held-out-every", EVERY)
-    records = list(archive.read(recorded))
-    num_learnable = sum(not is_held_out(each, EVERY) for each in records)
-    _publish_as_if_learned_from(log, records, warm)
-
-    def evaluated(source: object, *options: object) -> tuple[int, int | None, str]:
-        capsys.readouterr()
-        named = ("--snapshot", "base", warm)
-        run(evaluate.main, "--log", source, *named, "--json", out, *options)
-        report = json.loads(out.read_text())
-        assert report["snapshots"]["base"]["learned_records"] == 0
-        return report["records"], report["snapshots"][str(warm)]["learned_records"], capsys.readouterr().err
-
-    num_records, num_learned, said = evaluated(log)
-    assert (num_records, num_learned) == (len(records), num_learnable)
-    assert f"has learned up to {num_learnable} of these {len(records)} records" in said
-    num_records, num_learned, said = evaluated(log, "--held-out")
-    assert (num_records, num_learned) == (len(records) - num_learnable, 0)
-    assert "learned" not in said
-    num_records, num_learned, said = evaluated(recorded)
-    assert (num_records, num_learned) == (len(records), None)
-    assert "cannot tell what it learned" in said
-
-
-def _publish_as_if_learned_from(log: str, records: list[Any], folder: Path) -> None:
-    """Write the records into a log, and its end into the snapshot's manifest, as a distiller does."""
-    settings = config.load(None, log={"url": log})
-    writer = assembly.log_writer(settings, settings.log.traces_topic)
-    writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in records])
-    writer.close()
-    with closing(assembly.log_reader(settings, settings.log.traces_topic)) as reader:
-        read = {"offsets": reader.end_offsets(), "log_id": reader.identity()}
-    bundle.write_manifest(folder, bundle.read_manifest(folder).model_copy(update=read))

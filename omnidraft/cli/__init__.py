@@ -15,6 +15,7 @@ from omnidraft.cli.demo import demo
 from omnidraft.cli.doctor import doctor
 from omnidraft.cli.generate import generate
 from omnidraft.cli.options import group
+from omnidraft.cli.replay import replay
 from omnidraft.cli.run import serve
 from omnidraft.cli.settings import settings
 from omnidraft.cli.status import status
@@ -33,6 +34,7 @@ app.command()(check)
 app.command()(status)
 app.command()(doctor)
 app.command()(whatif)
+app.command()(replay)
 app.command()(settings)
 app.command()(transfer)
 app.add_typer(models.app, name="models")

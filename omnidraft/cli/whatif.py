@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from omnidraft.whatif.known_costs import MachineCosts
 
 THIS_MACHINE = "this-machine"
-_UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
 _NICENESS = 10
 """A worker on the same machine goes first."""
 
@@ -70,7 +68,7 @@ def whatif(
 
     torch.set_num_threads(1)
     filters = [] if tenant is None else [f"tenant={tenant}"]
-    slice_filter = log_slice.parse_filter(_begin(since), until, filters)
+    slice_filter = log_slice.parse_filter(since, until, filters)
     found = log_slice.of_pair(log or settings.log.url, settings, assembly.vocabularies(settings), slice_filter)
     every, records = settings.learner.held_out_every, found.require()
     records = [each for each in records if is_held_out(each, every)] if held_out else records
@@ -162,13 +160,6 @@ def _warn(name: str, num_learned: int | None, num_records: int) -> None:
             "with the service's learner.held_out_every, takes none of them",
             file=sys.stderr,
         )
-
-
-def _begin(since: str | None) -> str | None:
-    """Return a time as log_slice takes it."""
-    if since and since[-1] in _UNITS_S and since[:-1].isdecimal():
-        return str(int((time.time() - int(since[:-1]) * _UNITS_S[since[-1]]) * 1000))
-    return since
 
 
 def _names(text: str) -> list[str]:

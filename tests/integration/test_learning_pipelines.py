@@ -11,18 +11,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from omnidraft import assembly, config
 from omnidraft.config import ControllerSettings
-from omnidraft.errors import ConfigError, ModelError, RequestError
+from omnidraft.errors import RequestError
 from omnidraft.fleet.promotion import decide
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.bundle import MEMORY
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
-from pipelines import learn, record, replay
+from omnidraft.whatif.training_run import TrainingRun
+from pipelines import learn, record
 from pipelines.bench import __main__ as bench
 from pipelines.learn import for_drafter
 from pipelines.lib import recording
-from pipelines.lib.learning import TrainingRun
 from tests.cli_runs import Environ, made_once, run_cli
 from tests.cli_runs import run_pipeline as run
 from tests.tiny_fleet import memory_in, memory_of
@@ -248,33 +248,38 @@ def log(recorded: Path, tmp_path: Path) -> str:
     return url
 
 
-def test_replays_compare_configurations_as_mlflow_runs_and_leave_the_log_alone(
-    log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_replays_compare_settings_as_mlflow_runs_and_leave_the_log_alone(
+    log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     database = tmp_path / "log.db"
     before = sqlite3.connect(database).execute("SELECT count(*) FROM messages").fetchone()
-    (tmp_path / "slow.toml").write_text("[learner]\nlearning_rate = 1e-6\n")
-    monkeypatch.delenv("OMNIDRAFT_LEARNER__LEARNING_RATE")
-    (tmp_path / "fast.toml").write_text("[learner]\nlearning_rate = 3e-3\n")
-    out = tmp_path / "replay.json"
+    monkeypatch.setenv("OMNIDRAFT_LEARNER__LEARNING_RATE", "1e-6")
+    out, drawn, fast = tmp_path / "replay.json", tmp_path / "curves.png", "learner.learning_rate=3e-3"
     arguments = ("--log", log, "--held-out-every", 4, "--num-passes", 4, "--filter", "tenant=clips", "--json", out)
-    configs = ("--config", tmp_path / "slow.toml", tmp_path / "fast.toml")
-    run(replay.main, *arguments, *configs)
-    first = load(out)["configs"]
-    assert first["fast"]["agreement_after"] > first["slow"]["agreement_after"]
-    assert first["slow"]["agreement_before"] == first["fast"]["agreement_before"]
-    assert first["slow"]["passed_over"] == {"unreadable": 1, "other_tenant": 1, "other_target": 1}
-    assert first["slow"]["records"] + first["slow"]["held_out_records"] == 24
-    run(replay.main, *arguments, *configs)
-    again = load(out)["configs"]
+    arguments += ("--vary", fast, "--picture", drawn)
+    done = run_cli(("replay", *arguments, "--snapshots", tmp_path / "made"), monkeypatch, capsys)
+    assert done.returncode == 0, done.stderr
+    first = load(out)["runs"]
+    slow, quick = first["as set"], first[fast]
+    assert quick["curve"][-1]["agreement"] > slow["curve"][-1]["agreement"]
+    assert quick["beside"] == quick["curve"][-1]["agreement"] - slow["curve"][-1]["agreement"]
+    assert quick["beside_error"] > 0 == slow["beside"]
+    assert f"{quick['beside']:+.3f}" in done.stdout
+    assert slow["curve"][0] == quick["curve"][0]
+    assert slow["passed_over"] == {"unreadable": 1, "other_tenant": 1, "other_target": 1}
+    assert slow["records"] + slow["held_out_records"] == 24
+    assert bundle.verify(tmp_path / "made" / fast, ("serving",)).settings["learning_rate"] == "0.003"
+    assert drawn.stat().st_size
+    run_cli(("replay", *arguments), monkeypatch, capsys)
+    again = load(out)["runs"]
     assert [row["curve"] for row in again.values()] == [row["curve"] for row in first.values()]
     assert sqlite3.connect(database).execute("SELECT count(*) FROM messages").fetchone() == before
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    history = client.get_metric_history(again["fast"]["mlflow_run"], "agreement")
-    assert [point.value for point in history] == [point["agreement"] for point in again["fast"]["curve"]]
-    assert client.get_run(again["fast"]["mlflow_run"]).info.status == "FINISHED"
+    history = client.get_metric_history(again[fast]["mlflow_run"], "agreement")
+    assert [point.value for point in history] == [point["agreement"] for point in again[fast]["curve"]]
+    assert client.get_run(again[fast]["mlflow_run"]).info.status == "FINISHED"
 
 
 @pytest.mark.parametrize(
@@ -282,39 +287,27 @@ def test_replays_compare_configurations_as_mlflow_runs_and_leave_the_log_alone(
     [
         (("--log", "nowhere.avro"), "no archive"),
         (("--filter", "colour=red"), "name=value"),
-        (("--from", "yesterday"), "not a time"),
-        (("--to", "1000"), "no records"),
+        (("--since", "yesterday"), "not a time"),
+        (("--until", "1000"), "no records"),
+        (("--vary", "learner.loss"), "SETTING=VALUE"),
+        (("--vary", "loss=nll"), "SETTING=VALUE"),
+        (("--vary", "learner.colour=red"), "no such setting"),
+        (("--vary", "learner.loss=magic"), "magic"),
+        (("--vary", "models.drafter=no-such-drafter"), "no-such-drafter"),
     ],
 )
-def test_what_replay_cannot_do_is_said_in_one_line(
-    recorded: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
-) -> None:
-    (tmp_path / "a.toml").write_text("")
-    given = ("--log", recorded, "--config", tmp_path / "a.toml", *arguments)
-    with pytest.raises(RequestError, match=message):
-        run(replay.main, *given)
-
-
-@pytest.mark.parametrize(
-    ("settings", "error"),
-    [('[learner]\nloss = "magic"\n', ConfigError), ('[models]\ndrafter = "no-such-drafter"\n', ModelError)],
-)
-def test_a_replay_checks_all_configurations_before_the_first_learns(
+def test_what_replay_cannot_do_is_said_in_one_line_before_anything_is_learned(
     recorded: Path,
-    tiny_models: tuple[Path, Path],
     tmp_path: Path,
+    arguments: tuple[str, ...],
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
-    settings: str,
-    error: type[Exception],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The good one, which is first, has written no figures."""
-    monkeypatch.delenv("OMNIDRAFT_MODELS__DRAFTER")  # it would win over both files
-    good = tmp_path / "good.toml"
-    good.write_text(f'[models]\ndrafter = "{tiny_models[1]}"\n')
-    (tmp_path / "bad.toml").write_text(settings)
     out = tmp_path / "replay.json"
-    with pytest.raises(error):
-        run(replay.main, "--log", recorded, "--config", good, tmp_path / "bad.toml", "--json", out)
+    done = run_cli(("replay", "--log", recorded, "--json", out, *arguments), monkeypatch, capsys)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert message in done.stderr
     assert not out.exists()
 
 

@@ -28,7 +28,7 @@ from tests.http_server import served
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = (
-    *("bench", "bench_vllm", "learn", "record", "replay", "drift"),
+    *("bench", "bench_vllm", "learn", "record", "drift"),
     *("paper_table", "bench.throughput", "bench.kernels", "measured"),
 )
 SHOW_HELP = """

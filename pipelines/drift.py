@@ -21,10 +21,10 @@ from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import RequestError
 from omnidraft.files import save_json
 from omnidraft.hosts import process
+from omnidraft.pictures import picture
 from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from omnidraft.traces.record import TraceRecord
-from pipelines.lib.pictures import picture
 from pipelines.lib.recording import Recording, RecordingLimits, rows_of_split
 
 WITHOUT_CACHE, WITH_REPLAY, FROZEN = "without n-gram cache", "with replay", "frozen at the change"

@@ -36,7 +36,7 @@ from omnidraft.files import require_writable, require_writable_file
 from omnidraft.hosts import process
 from omnidraft.prompts import Prompt
 from omnidraft.traces import archive
-from pipelines.lib.learning import LearningPoint, TrainingRun, require_new, split_by_prompt
+from omnidraft.whatif.training_run import LearningPoint, TrainingRun, require_new, split_by_prompt
 from pipelines.lib.recording import MAX_NEW_TOKENS, Recording, RecordingLimits, require_not_given
 
 _ANY_LENGTH = 2**31

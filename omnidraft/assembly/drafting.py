@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -172,17 +173,28 @@ def drafter_prompt(
     return tuple(prompt.ids), tuple(prompt.rest)
 
 
+def costs_folder() -> Path:
+    """Return where the costs of targets on this machine are kept."""
+    return store.default_home() / "costs"
+
+
 def measured_costs(settings: Settings, loaded_target: Target) -> MeasuredCosts:
     """Return the costs of the target on this machine, kept in a file for the next start; they are measured at once for
     the default mode if the policy needs them."""
     models = settings.models
     facts = (loaded_target.fingerprint, torch.get_num_threads(), processor())
     name = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
-    file = CostFile(store.default_home() / "costs" / f"{name}.json")
+    about = {"target": models.target, "weights": loaded_target.fingerprint, "processor": _model_name(facts[2])}
+    file = CostFile(costs_folder() / f"{name}.json", about)
     costs = MeasuredCosts(loaded_target, file, f"{models.drafter} in {models.drafter_precision}")
     if settings.decode.policy == "cost":
         costs.passes(settings.decode.mode)
     return costs
+
+
+def _model_name(processor_facts: str) -> str:
+    lines = processor_facts.splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), lines[0])
 
 
 def drafter_of(proposer: Proposer) -> Drafter:

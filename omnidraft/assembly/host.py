@@ -26,6 +26,7 @@ from omnidraft.config import NO_DRAFTER, Settings
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures
 from omnidraft.decode.engine import Engine
+from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.prompting import Pair
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.sampling.grammar import Grammars
@@ -63,6 +64,7 @@ class DecodingHost:
         *,
         loaded_target: Target | None = None,
         base: SharedDrafter | None = None,
+        costs: MeasuredCosts | None = None,
         producer: TraceProducer | None = None,
         tracing: Tracing | None = None,
     ) -> None:
@@ -71,12 +73,13 @@ class DecodingHost:
         Args:
             loaded_target: the target, where it is loaded already.
             base: the base drafter shared with other hosts; None: this host has its own.
+            costs: those of the target, where they are known already.
             producer: records traces; None records none.
         """
         self.settings, self.tokenizers = settings, tokenizers
         self._metrics, self._producer, self._tracing = metrics, producer, tracing
         self.target = target(settings, tokenizers) if loaded_target is None else loaded_target
-        self.costs = measured_costs(settings, self.target)
+        self.costs = measured_costs(settings, self.target) if costs is None else costs
         self.recent = RecentTexts() if settings.decode.suffix_memory else RecentTexts(0)
         self.drafter_memory = drafter_memory()
         self._rules = TenantRules()

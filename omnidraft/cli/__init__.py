@@ -11,14 +11,16 @@ from omnidraft.child import run_supervised
 from omnidraft.cli import learning, models, run, snapshots, tenants, traces
 from omnidraft.cli.chat import chat
 from omnidraft.cli.check import check
-from omnidraft.cli.config import config
 from omnidraft.cli.demo import demo
 from omnidraft.cli.doctor import doctor
 from omnidraft.cli.generate import generate
 from omnidraft.cli.options import group, printable
+from omnidraft.cli.replay import replay
 from omnidraft.cli.run import serve
+from omnidraft.cli.settings import settings
 from omnidraft.cli.status import status
 from omnidraft.cli.transfer import transfer
+from omnidraft.cli.whatif import costs_app, whatif
 from omnidraft.errors import OmnidraftError
 
 HELP = "Speculative decoding across tokenizers that keeps learning while it serves."
@@ -31,13 +33,16 @@ app.command()(serve)
 app.command()(check)
 app.command()(status)
 app.command()(doctor)
-app.command()(config)
+app.command()(whatif)
+app.command()(replay)
+app.command()(settings)
 app.command()(transfer)
 app.add_typer(models.app, name="models")
 app.add_typer(traces.app, name="traces")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(snapshots.app, name="snapshots")
 app.add_typer(learning.app, name="learning")
+app.add_typer(costs_app, name="costs")
 app.add_typer(run.app, name="run")
 
 

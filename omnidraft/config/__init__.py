@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from omnidraft.config.services import MetricsSettings as MetricsSettings
     from omnidraft.config.services import RegistrySettings as RegistrySettings
     from omnidraft.config.sources import load as load
+    from omnidraft.config.sources import origins as origins
     from omnidraft.config.sources import without_settings as without_settings
 
 _MODULES = ("learning", "secrets", "sections", "services", "sources")

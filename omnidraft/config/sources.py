@@ -8,7 +8,7 @@ itself) are the addresses of external services; any other setting is `OMNIDRAFT_
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -60,6 +60,29 @@ def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name in kept and not _is_setting(name)}
 
 
+def origins(path: Path | None = None, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return what set each setting and section that is set: the settings file's path or a variable's name, by the
+    setting's full name. Raises as `load`."""
+    environ = os.environ if environ is None else environ
+    found = dict.fromkeys(_names(_file(path)), str(path))
+    for variable in _variables(environ):
+        found |= dict.fromkeys(_names(_environment({variable: environ[variable]})), variable)
+    return found
+
+
+def _names(sections: Sections, prefix: str = "") -> Iterator[str]:
+    for name, value in sections.items():
+        yield f"{prefix}{name}"
+        if isinstance(value, dict):
+            yield from _names(value, f"{prefix}{name}.")
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the setting of each variable that is one; the later wins, so an address with a short name."""
+    settings = {name: name.lower().removeprefix(_PREFIX.lower()) for name in environ if _is_setting(name)}
+    return settings | {name: setting for name, setting in _SHORT_NAMES.items() if name in environ}
+
+
 def _is_setting(name: str) -> bool:
     return "__" in name and name.upper().startswith(_PREFIX)
 
@@ -80,10 +103,9 @@ def _file(path: Path | None) -> Sections:
 
 
 def _environment(environ: Mapping[str, str]) -> Sections:
-    """Return what the variables say; lists and tables are JSON, and an address with a short name wins."""
+    """Return what the variables say; lists and tables are JSON."""
     told, wrong = Sections(), []
-    settings = {name: name.lower().removeprefix(_PREFIX.lower()) for name in environ if _is_setting(name)}
-    for name, setting in (settings | {name: _SHORT_NAMES[name] for name in _SHORT_NAMES if name in environ}).items():
+    for name, setting in _variables(environ).items():
         value: Any = environ[name]
         path = setting.split("__")
         try:

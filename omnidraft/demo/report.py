@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
+from omnidraft import pictures
 from omnidraft.demo.curve import CHAIN, CurvePoint
 
 COLOR = "#3b6ea5"
@@ -73,33 +74,30 @@ def picture(
     Args:
         moved: as in `table`.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     panels = {"tokens_per_pass": "tokens per target pass", "speedup": "speed-up over plain"}
-    figure, (curve, *bars) = pyplot.subplots(1, 1 + len(panels), figsize=(12, 3.6), width_ratios=[1.6, 1, 1])
-    agreements = [point.agreement for point in points]
-    errors = [point.gain_error for point in points]
-    curve.errorbar([point.num_tokens for point in points], agreements, yerr=errors, marker="o", capsize=4, color=COLOR)
-    curve.set_title(f"agreement on {points[-1].num_positions:,} held-out positions")
-    curve.set_xlabel("tokens learned; bars: standard error of the gain")
-    curve.locator_params(axis="x", nbins=6)
-    curve.grid(alpha=0.3)
-    for axis, (field, title) in zip(bars, panels.items(), strict=True):
-        axis.bar(
-            [f"version {row['version']}: {row[field]:.2f}" for row in rows], [row[field] for row in rows], color=COLOR
+    sizes = {"ncols": 1 + len(panels), "figsize": (12, 3.6), "width_ratios": [1.6, 1, 1], "layout": "tight"}
+    with pictures.picture(path, **sizes) as (_, (curve, *bars)):
+        agreements = [point.agreement for point in points]
+        errors = [point.gain_error for point in points]
+        curve.errorbar(
+            [point.num_tokens for point in points], agreements, yerr=errors, marker="o", capsize=4, color=COLOR
         )
-        axis.set_title(title)
-        axis.margins(y=0.15)
-    for place, row in enumerate(rows):
-        if row["speedup_interval"]:
-            bars[-1].vlines(place, *row["speedup_interval"], color="black")
-    if moved:
-        bars[-1].set_xlabel(f"plain itself moved: {moved[0]:.1f} to {moved[1]:.1f} tokens/s")
-    bars[-1].axhline(1.0, color="black", linewidth=1, linestyle="--", label="plain decoding")
-    bars[-1].legend(loc="upper left")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+        curve.set_title(f"agreement on {points[-1].num_positions:,} held-out positions")
+        curve.set_xlabel("tokens learned; bars: standard error of the gain")
+        curve.locator_params(axis="x", nbins=6)
+        curve.grid(alpha=0.3)
+        for axis, (field, title) in zip(bars, panels.items(), strict=True):
+            axis.bar(
+                [f"version {row['version']}: {row[field]:.2f}" for row in rows],
+                [row[field] for row in rows],
+                color=COLOR,
+            )
+            axis.set_title(title)
+            axis.margins(y=0.15)
+        for place, row in enumerate(rows):
+            if row["speedup_interval"]:
+                bars[-1].vlines(place, *row["speedup_interval"], color="black")
+        if moved:
+            bars[-1].set_xlabel(f"plain itself moved: {moved[0]:.1f} to {moved[1]:.1f} tokens/s")
+        bars[-1].axhline(1.0, color="black", linewidth=1, linestyle="--", label="plain decoding")
+        bars[-1].legend(loc="upper left")

@@ -1,8 +1,7 @@
-"""The pipelines around learning, as a user runs them: record, learn, check, evaluate, replay, on tiny real models."""
+"""The pipelines around learning, as a user runs them: record, learn, check, replay, on tiny real models."""
 
 import json
 import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from omnidraft import assembly, config
 from omnidraft.config import ControllerSettings
-from omnidraft.distill.ingest.record_disposition import is_held_out
-from omnidraft.errors import ConfigError, ModelError, RequestError
+from omnidraft.errors import RequestError
 from omnidraft.fleet.promotion import decide
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.bundle import MEMORY
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
-from pipelines import evaluate, learn, record, replay
+from omnidraft.whatif.training_run import TrainingRun
+from pipelines import learn, record
 from pipelines.bench import __main__ as bench
 from pipelines.learn import for_drafter
 from pipelines.lib import recording
-from pipelines.lib.learning import TrainingRun
 from tests.cli_runs import Environ, made_once, run_cli
 from tests.cli_runs import run_pipeline as run
 from tests.tiny_fleet import memory_in, memory_of
@@ -145,11 +143,6 @@ def test_learning_writes_a_snapshot_that_check_takes_and_that_agrees_more(
         capsys,
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    report = tmp_path / "evaluated.json"
-    run(evaluate.main, "--log", recorded, "--snapshot", "base", out, "--json", report)
-    rows = load(report)["snapshots"]
-    assert rows[str(out)]["agreement"] > rows["base"]["agreement"]
-    assert rows[str(out)]["agreement_by_tenant"] == {"clips": rows[str(out)]["agreement"]}
 
 
 def test_a_worker_serves_the_folder_it_is_told_whatever_is_champion(recorded: Path, tmp_path: Path) -> None:
@@ -255,33 +248,38 @@ def log(recorded: Path, tmp_path: Path) -> str:
     return url
 
 
-def test_replays_compare_configurations_as_mlflow_runs_and_leave_the_log_alone(
-    log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_replays_compare_settings_as_mlflow_runs_and_leave_the_log_alone(
+    log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     database = tmp_path / "log.db"
     before = sqlite3.connect(database).execute("SELECT count(*) FROM messages").fetchone()
-    (tmp_path / "slow.toml").write_text("[learner]\nlearning_rate = 1e-6\n")
-    monkeypatch.delenv("OMNIDRAFT_LEARNER__LEARNING_RATE")
-    (tmp_path / "fast.toml").write_text("[learner]\nlearning_rate = 3e-3\n")
-    out = tmp_path / "replay.json"
+    monkeypatch.setenv("OMNIDRAFT_LEARNER__LEARNING_RATE", "1e-6")
+    out, drawn, fast = tmp_path / "replay.json", tmp_path / "curves.png", "learner.learning_rate=3e-3"
     arguments = ("--log", log, "--held-out-every", 4, "--num-passes", 4, "--filter", "tenant=clips", "--json", out)
-    configs = ("--config", tmp_path / "slow.toml", tmp_path / "fast.toml")
-    run(replay.main, *arguments, *configs)
-    first = load(out)["configs"]
-    assert first["fast"]["agreement_after"] > first["slow"]["agreement_after"]
-    assert first["slow"]["agreement_before"] == first["fast"]["agreement_before"]
-    assert first["slow"]["passed_over"] == {"unreadable": 1, "other_tenant": 1, "other_target": 1}
-    assert first["slow"]["records"] + first["slow"]["held_out_records"] == 24
-    run(replay.main, *arguments, *configs)
-    again = load(out)["configs"]
+    arguments += ("--vary", fast, "--picture", drawn)
+    done = run_cli(("replay", *arguments, "--snapshots", tmp_path / "made"), monkeypatch, capsys)
+    assert done.returncode == 0, done.stderr
+    first = load(out)["runs"]
+    slow, quick = first["as set"], first[fast]
+    assert quick["curve"][-1]["agreement"] > slow["curve"][-1]["agreement"]
+    assert quick["beside"] == quick["curve"][-1]["agreement"] - slow["curve"][-1]["agreement"]
+    assert quick["beside_error"] > 0 == slow["beside"]
+    assert f"{quick['beside']:+.3f}" in done.stdout
+    assert slow["curve"][0] == quick["curve"][0]
+    assert slow["passed_over"] == {"unreadable": 1, "other_tenant": 1, "other_target": 1}
+    assert slow["records"] + slow["held_out_records"] == 24
+    assert bundle.verify(tmp_path / "made" / fast, ("serving",)).settings["learning_rate"] == "0.003"
+    assert drawn.stat().st_size
+    run_cli(("replay", *arguments), monkeypatch, capsys)
+    again = load(out)["runs"]
     assert [row["curve"] for row in again.values()] == [row["curve"] for row in first.values()]
     assert sqlite3.connect(database).execute("SELECT count(*) FROM messages").fetchone() == before
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    history = client.get_metric_history(again["fast"]["mlflow_run"], "agreement")
-    assert [point.value for point in history] == [point["agreement"] for point in again["fast"]["curve"]]
-    assert client.get_run(again["fast"]["mlflow_run"]).info.status == "FINISHED"
+    history = client.get_metric_history(again[fast]["mlflow_run"], "agreement")
+    assert [point.value for point in history] == [point["agreement"] for point in again[fast]["curve"]]
+    assert client.get_run(again[fast]["mlflow_run"]).info.status == "FINISHED"
 
 
 @pytest.mark.parametrize(
@@ -289,39 +287,27 @@ def test_replays_compare_configurations_as_mlflow_runs_and_leave_the_log_alone(
     [
         (("--log", "nowhere.avro"), "no archive"),
         (("--filter", "colour=red"), "name=value"),
-        (("--from", "yesterday"), "not a time"),
-        (("--to", "1000"), "no records"),
+        (("--since", "yesterday"), "not a time"),
+        (("--until", "1000"), "no records"),
+        (("--vary", "learner.loss"), "SETTING=VALUE"),
+        (("--vary", "loss=nll"), "SETTING=VALUE"),
+        (("--vary", "learner.colour=red"), "no such setting"),
+        (("--vary", "learner.loss=magic"), "magic"),
+        (("--vary", "models.drafter=no-such-drafter"), "no-such-drafter"),
     ],
 )
-def test_what_replay_cannot_do_is_said_in_one_line(
-    recorded: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
-) -> None:
-    (tmp_path / "a.toml").write_text("")
-    given = ("--log", recorded, "--config", tmp_path / "a.toml", *arguments)
-    with pytest.raises(RequestError, match=message):
-        run(replay.main, *given)
-
-
-@pytest.mark.parametrize(
-    ("settings", "error"),
-    [('[learner]\nloss = "magic"\n', ConfigError), ('[models]\ndrafter = "no-such-drafter"\n', ModelError)],
-)
-def test_a_replay_checks_all_configurations_before_the_first_learns(
+def test_what_replay_cannot_do_is_said_in_one_line_before_anything_is_learned(
     recorded: Path,
-    tiny_models: tuple[Path, Path],
     tmp_path: Path,
+    arguments: tuple[str, ...],
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
-    settings: str,
-    error: type[Exception],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The good one, which is first, has written no figures."""
-    monkeypatch.delenv("OMNIDRAFT_MODELS__DRAFTER")  # it would win over both files
-    good = tmp_path / "good.toml"
-    good.write_text(f'[models]\ndrafter = "{tiny_models[1]}"\n')
-    (tmp_path / "bad.toml").write_text(settings)
     out = tmp_path / "replay.json"
-    with pytest.raises(error):
-        run(replay.main, "--log", recorded, "--config", good, tmp_path / "bad.toml", "--json", out)
+    done = run_cli(("replay", "--log", recorded, "--json", out, *arguments), monkeypatch, capsys)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert message in done.stderr
     assert not out.exists()
 
 
@@ -356,44 +342,3 @@ def test_a_recording_that_cannot_be_written_is_refused_before_anything_is_read(
 
 def _dies(*_: Any, **__: Any) -> None:
     raise MemoryError
-
-
-@pytest.mark.long
-def test_evaluation_says_how_much_a_snapshot_learned_of_its_records_and_can_leave_that_out(
-    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("OMNIDRAFT_LEARNER__HELD_OUT_EVERY", str(EVERY))
-    warm, out, log = tmp_path / "warm", tmp_path / "evaluated.json", f"sqlite:///{tmp_path}/log.db"
-    run(learn.main, "--answers", recorded, "--out", warm, "--held-out-every", EVERY)
-    records = list(archive.read(recorded))
-    num_learnable = sum(not is_held_out(each, EVERY) for each in records)
-    _publish_as_if_learned_from(log, records, warm)
-
-    def evaluated(source: object, *options: object) -> tuple[int, int | None, str]:
-        capsys.readouterr()
-        named = ("--snapshot", "base", warm)
-        run(evaluate.main, "--log", source, *named, "--json", out, *options)
-        report = json.loads(out.read_text())
-        assert report["snapshots"]["base"]["learned_records"] == 0
-        return report["records"], report["snapshots"][str(warm)]["learned_records"], capsys.readouterr().err
-
-    num_records, num_learned, said = evaluated(log)
-    assert (num_records, num_learned) == (len(records), num_learnable)
-    assert f"has learned up to {num_learnable} of these {len(records)} records" in said
-    num_records, num_learned, said = evaluated(log, "--held-out")
-    assert (num_records, num_learned) == (len(records) - num_learnable, 0)
-    assert "learned" not in said
-    num_records, num_learned, said = evaluated(recorded)
-    assert (num_records, num_learned) == (len(records), None)
-    assert "cannot tell what it learned" in said
-
-
-def _publish_as_if_learned_from(log: str, records: list[Any], folder: Path) -> None:
-    """Write the records into a log, and its end into the snapshot's manifest, as a distiller does."""
-    settings = config.load(None, log={"url": log})
-    writer = assembly.log_writer(settings, settings.log.traces_topic)
-    writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in records])
-    writer.close()
-    with closing(assembly.log_reader(settings, settings.log.traces_topic)) as reader:
-        read = {"offsets": reader.end_offsets(), "log_id": reader.identity()}
-    bundle.write_manifest(folder, bundle.read_manifest(folder).model_copy(update=read))

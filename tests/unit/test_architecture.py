@@ -16,13 +16,13 @@ PRODUCT = ("omnidraft", "services", "pipelines")
 
 LEVELS = (  # lowest first
     {"errors", "config", "throttle", "private_files", "progress", "threads", "system", "stats"},
-    {"allowed_hosts", "child", "client", "extras", "files", "params"},
+    {"allowed_hosts", "child", "client", "extras", "files", "params", "pictures"},
     {"vocab", "traces", "snapshots", "prompts", "memory", "tools"},
     {"ports"},
     {"bus", "registry", "models", "telemetry", "decode", "distill", "fleet"},
     {"serving", "exactness", "audit", "device", "sampling_params", "testing", "transfer"},
     {"assembly"},
-    {"hosts", "doctor", "llm", "demo", "transformers"},
+    {"hosts", "doctor", "llm", "demo", "transformers", "whatif"},
     {"cli"},
     {"services", "pipelines"},
 )

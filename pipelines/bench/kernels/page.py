@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omnidraft import pictures
 from pipelines.bench.kernels.engine import MAX_ROWS
 from pipelines.bench.kernels.measurement import Row
-from pipelines.lib import page, pictures
+from pipelines.lib import page
 from pipelines.lib.page import PageSection
 
 _MOST_BITS = 16

@@ -21,14 +21,14 @@ from omnidraft.client import (
 from omnidraft.demo import report
 from omnidraft.demo.curve import CurvePoint
 from omnidraft.errors import RequestError
+from omnidraft.pictures import picture
 from pipelines.lib import machine
 from pipelines.lib.choices import numbers
-from pipelines.lib.pictures import picture
 from tests.http_server import served
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = (
-    *("bench", "bench_vllm", "learn", "record", "replay", "evaluate", "drift"),
+    *("bench", "bench_vllm", "learn", "record", "drift"),
     *("paper_table", "bench.throughput", "bench.kernels", "measured"),
 )
 SHOW_HELP = """

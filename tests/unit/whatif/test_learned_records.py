@@ -1,25 +1,18 @@
-"""`pipelines.evaluate` scores each record once, and counts those that a snapshot learned: the records before its
-offsets, less those held out."""
+"""The records that a snapshot learned are those before its offsets, less those held out."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 
 from omnidraft import assembly, config
 from omnidraft.distill.ingest.record_disposition import is_held_out
-from omnidraft.distill.training.step_report import Counters
 from omnidraft.ports import Outgoing
 from omnidraft.traces import archive, codec
 from omnidraft.traces.record import TraceRecord
-from pipelines import evaluate
-from pipelines.evaluate import LearnedRecords
-from pipelines.lib import log_slice
-from pipelines.lib.learning import measure
-from pipelines.lib.log_slice import Slice, SliceFilter
+from omnidraft.whatif import log_slice
+from omnidraft.whatif.learned_records import LearnedRecords
+from omnidraft.whatif.log_slice import Slice, SliceFilter
 from tests.snapshot_folders import manifest
 from tests.trace_records import make_record
 
@@ -73,12 +66,3 @@ def test_offsets_of_another_log_and_archives_do_not_tell(log: Slice, tmp_path: P
     assert learned(archived).count(snapshot) is None
     held_out = [record for record in RECORDS if is_held_out(record, EVERY)]
     assert learned(archived, held_out).count(snapshot) == 0
-
-
-def test_figures_are_of_all_records_and_their_gain_is_paired_with_the_first_snapshot() -> None:
-    learner: Any = SimpleNamespace(counters=Counters())
-    records = [make_record(name, tenant=name) for name in "ba"]
-    first_hits, hits = [np.full(2, False)] * 2, [np.full(2, True), np.full(2, False)]
-    row = evaluate._row(measure(learner, records, hits, first_hits), records, hits, None)
-    assert (row["agreement"], row["agreement_by_tenant"]) == (0.5, {"a": 0.0, "b": 1.0})
-    assert (row["gain"], row["gain_error"]) == (0.5, pytest.approx(0.5))

@@ -3,14 +3,12 @@
 Unreadable records are counted; only the distiller dead-letters them.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from omnidraft import assembly, config
 from omnidraft.distill.ingest import topic_scan
@@ -20,10 +18,7 @@ from omnidraft.traces import archive, codec
 from omnidraft.traces.record import TraceRecord
 
 FILTERS = ("target", "drafter", "tenant", "worker", "mode", "snapshot_version", "request_id")
-Log = Annotated[str, typer.Option(help="sqlite:///path, kafka://host:port, or a trace archive.")]
-FromTime = Annotated[str | None, typer.Option("--from", help="ISO time (UTC) or Unix milliseconds.")]
-ToTime = Annotated[str | None, typer.Option("--to", help="Records that ended before this time.")]
-Filters = Annotated[list[str] | None, typer.Option("--filter", help=f"name=value,...; names: {', '.join(FILTERS)}")]
+_UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
 Position = tuple[int, int]
 """The partition and offset of a record."""
 
@@ -68,7 +63,7 @@ class Slice:
 
 
 def parse_filter(from_time: str | None, to_time: str | None, filters: Iterable[str]) -> SliceFilter:
-    """Parse command-line options: ISO times or Unix milliseconds, and `name=value` with commas between.
+    """Parse command-line options: 90m, 24h or 7d ago, ISO times or Unix milliseconds; `name=value` with commas between.
 
     Raises:
         RequestError: not a time, an unknown field, or no `=`.
@@ -145,8 +140,10 @@ def _time_ms(text: str | None) -> int | None:
         return None
     if text.isdecimal():
         return int(text)
+    if text and text[-1] in _UNITS_S and text[:-1].isdecimal():
+        return int((time.time() - int(text[:-1]) * _UNITS_S[text[-1]]) * 1000)
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError as exc:
-        raise RequestError(f"not a time: {text!r}; write 2026-11-22T10:00 or Unix milliseconds") from exc
+        raise RequestError(f"not a time: {text!r}; write 24h, 2026-11-22T10:00 or Unix milliseconds") from exc
     return int((parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp() * 1000)

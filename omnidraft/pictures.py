@@ -1,4 +1,4 @@
-"""Pictures that pipelines draw with matplotlib, without a screen."""
+"""Pictures that commands and pipelines draw with matplotlib, without a screen."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,7 +5,8 @@ Deterministic: the same records, settings and seed give the same snapshot.
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
@@ -108,6 +109,32 @@ def measure(
     )
 
 
+@contextmanager
+def tracked(
+    settings: config.Settings, experiment: str, name: str
+) -> Iterator[tuple[str | None, Callable[[LearningPoint], None]]]:
+    """Yield the id of a new run of an MLflow experiment and what logs a point of its curve; where the registry is not
+    MLflow, None and nothing."""
+    mlflow = assembly.experiment(settings, experiment)
+    if mlflow is None:
+        yield None, lambda point: None
+        return
+    params = {name: str(value) for name, value in settings.learner.model_dump().items()}
+    run_id = mlflow.start(name, params | {"target": settings.models.target, "drafter": settings.models.drafter})
+
+    def log(point: LearningPoint) -> None:
+        numbers = {f"loss/{name}": value for name, value in point.losses.items()}
+        numbers |= {f"tokens_per_pass/{depth}": value for depth, value in point.tokens_per_pass.items()}
+        mlflow.log(run_id, numbers | {"agreement": point.agreement}, point.num_steps)
+
+    has_failed = True
+    try:
+        yield run_id, log
+        has_failed = False
+    finally:
+        mlflow.end(run_id, has_failed=has_failed)
+
+
 class TrainingRun:
     """One learner, which begins at the base drafter, and its learning curve."""
 
@@ -122,6 +149,7 @@ class TrainingRun:
         self._judge.set_parent(self._base)
         self._held_out: Sequence[TraceRecord] = ()
         self._first_hits: Sequence[np.ndarray] = ()
+        self._last_hits: Sequence[np.ndarray] = ()
         self._seconds = 0.0  # in learning steps alone
         self.curve: list[LearningPoint] = []
 
@@ -154,19 +182,31 @@ class TrainingRun:
                     self._measure(on_point, dict(report.losses))
 
     def _measure(self, on_point: Callable[[LearningPoint], None], losses: dict[str, float]) -> None:
-        self.curve.append(self._point(losses))
+        self._last_hits = self._hits()
+        self._first_hits = self._first_hits or self._last_hits
+        self.curve.append(measure(self.learner, self._held_out, self._last_hits, self._first_hits, losses))
         on_point(self.curve[-1])
 
-    def _point(self, losses: dict[str, float] | None = None) -> LearningPoint:
-        hits = self.learner.hits(self._held_out, with_cache=True)
-        if not self._first_hits:
-            self._first_hits = hits
-        return measure(self.learner, self._held_out, hits, self._first_hits, losses)
+    def _hits(self) -> Sequence[np.ndarray]:
+        return self.learner.hits(self._held_out, with_cache=True)
 
     def cache_alone(self) -> LearningPoint:
         """Return the point of the base weights with the learned n-gram cache, which is a part of the gain."""
         with self.learner.serving(self._base):
-            return self._point()
+            return measure(self.learner, self._held_out, self._hits(), self._first_hits)
+
+    def figures(self) -> dict[str, Any]:
+        """Return its curve and what it learned, for a report."""
+        skipped = self.learner.counters.skipped
+        curve = [point.plain_data() for point in self.curve]
+        return {"curve": curve, "tokens_per_s": self.tokens_per_s, "skipped": skipped}
+
+    def compared_with(self, other: "TrainingRun") -> dict[str, float]:
+        """Return the agreement beside that of another run on the same answers, and its standard error."""
+        requests = [record.request for record in self._held_out]
+        error = paired_standard_error(zip(requests, other._last_hits, self._last_hits, strict=True))
+        beside = self.curve[-1].agreement - other.curve[-1].agreement
+        return {"beside": beside, "beside_error": inf if error is None else error}
 
     @property
     def tokens_per_s(self) -> float | None:

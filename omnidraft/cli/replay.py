@@ -1,0 +1,124 @@
+"""`omnidraft replay`: learn one slice of recorded traffic under several settings, side by side."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from omnidraft.cli.options import Config
+from omnidraft.errors import RequestError
+
+if TYPE_CHECKING:
+    from omnidraft.config import Settings
+    from omnidraft.whatif.training_run import TrainingRun
+
+AS_SET = "as set"
+"""The name of the settings without a variation."""
+EXPERIMENT = "omnidraft.replay"
+
+
+def replay(
+    log: Annotated[str | None, typer.Option(help="sqlite:///path, kafka://host:port, or a trace archive.")] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="SETTING=VALUE, such as learner.loss=nll, for one more run; may be given again."),
+    ] = None,
+    since: Annotated[str | None, typer.Option(help="Answers of the last 90m, 24h or 7d; or since an ISO time.")] = None,
+    until: Annotated[str | None, typer.Option(help="Answers that ended before this ISO time.")] = None,
+    filters: Annotated[
+        list[str] | None, typer.Option("--filter", help="name=value,...: target, drafter, tenant, worker, mode, ...")
+    ] = None,
+    held_out_every: Annotated[int, typer.Option(min=2, help="The answers to one prompt in so many judge.")] = 8,
+    measure_every: Annotated[int, typer.Option(min=1, help="Steps between points of the curves.")] = 8,
+    num_passes: Annotated[int, typer.Option(min=1, help="Passes over the slice.")] = 1,
+    snapshots: Annotated[Path | None, typer.Option(help="A folder for a snapshot of each run.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="A file for all figures.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the curves into this PNG.")] = None,
+    config_path: Config = None,
+) -> None:
+    """Learn a slice of recorded traffic under several settings and compare them on the same held-out answers.
+
+    The first run has the settings as they are, each --vary one more with that change. It reads beside the learner and
+    moves no offset; the same slice, settings and seed give the same figures. Where there is MLflow, each run is one
+    there with its curves. `omnidraft whatif --drafter base,SNAPSHOTS/NAME` judges the snapshots' speed.
+    """
+    from omnidraft import assembly
+    from omnidraft.files import require_writable_file, save_json
+    from omnidraft.whatif import log_slice
+    from omnidraft.whatif.training_run import TrainingRun, require_new, split_by_prompt, tracked
+
+    require_writable_file(json_path)
+    slice_filter = log_slice.parse_filter(since, until, filters or [])
+    varied = varied_settings(config_path, vary or [])
+    folders = {name: snapshots / name.replace("/", "-") for name in varied} if snapshots is not None else {}
+    for folder in folders.values():
+        require_new(folder)
+    tokenizers = {name: assembly.vocabularies(settings) for name, settings in varied.items()}
+    runs: dict[str, TrainingRun] = {}
+    content: dict[str, Any] = {"log": log, "runs": {}}
+    for name, settings in varied.items():
+        found = log_slice.of_pair(log or settings.log.url, settings, tokenizers[name], slice_filter)
+        train, held_out = split_by_prompt(found.require(), held_out_every)
+        run = runs[name] = TrainingRun(settings, tokenizers[name])
+        with tracked(settings, EXPERIMENT, name) as (run_id, on_point):
+            options = {"num_passes": num_passes, "measure_every": measure_every}
+            run.learn(train, held_out, title=name, on_point=on_point, **options)  # type: ignore[arg-type]
+        figures = {"mlflow_run": run_id, "records": len(train), "held_out_records": len(held_out)}
+        content["runs"][name] = run.figures() | figures | {"passed_over": dict(found.skipped)}
+        content["runs"][name] |= run.compared_with(runs[AS_SET])
+        if json_path is not None:
+            save_json(content, json_path)
+        if name in folders:
+            run.write_snapshot(folders[name])
+    Console().print(_table(content["runs"]))
+    if picture is not None:
+        _draw(runs, picture)
+
+
+def varied_settings(path: Path | None, variations: list[str]) -> dict[str, "Settings"]:
+    """Return the settings as they are, and with each change, by what names the run. Raises RequestError where a
+    variation is not SETTING=VALUE, ConfigError where there is no such setting, or a loss is unknown."""
+    from omnidraft.config import load
+    from omnidraft.distill.training.losses import parse
+
+    varied = {AS_SET: load(path)}
+    for text in variations:
+        name, sign, value = text.partition("=")
+        *sections, field = name.strip().split(".")
+        if not sign or not sections:
+            raise RequestError(f"--vary takes SETTING=VALUE, such as learner.loss=nll, got {text!r}")
+        change: dict[str, Any] = {field: value.strip()}
+        for section in reversed(sections[1:]):
+            change = {section: change}
+        varied[text] = load(path, **{sections[0]: change})
+    for settings in varied.values():
+        parse(settings.learner.loss)
+    return varied
+
+
+def _table(runs: dict[str, dict[str, Any]]) -> Table:
+    headings = ("run", "agreement before", "after", "gain", f"beside {AS_SET!r}", "chain of 4", "tokens learned/s")
+    table = Table(*headings, caption="Agreement on the same held-out answers; behind +-, one standard error")
+    for name, row in runs.items():
+        last = row["curve"][-1]
+        beside = "" if name == AS_SET else f"{row['beside']:+.3f} +- {row['beside_error']:.3f}"
+        gain = f"{last['gain']:+.3f} +- {last['gain_error']:.3f}"
+        before, after = (f"{point['agreement']:.3f}" for point in (row["curve"][0], last))
+        table.add_row(
+            name, before, after, gain, beside, f"{last['tokens_per_pass'][4]:.2f}", f"{row['tokens_per_s'] or 0:.0f}"
+        )
+    return table
+
+
+def _draw(runs: dict[str, "TrainingRun"], path: Path) -> None:
+    from omnidraft.pictures import picture
+
+    with picture(path, figsize=(8, 4.5), layout="tight") as (_, axis):
+        for name, run in runs.items():
+            tokens, agreements = zip(*((point.num_tokens, point.agreement) for point in run.curve), strict=True)
+            axis.errorbar(tokens, agreements, yerr=[point.gain_error for point in run.curve], capsize=3, label=name)
+        axis.set(xlabel="tokens learned; bars: standard error of the gain", ylabel="agreement on held-out answers")
+        axis.grid(alpha=0.3)
+        axis.legend()

@@ -1,0 +1,1 @@
+"""What other settings would have had accepted: recorded answers drafted for again, without their target."""

@@ -128,8 +128,8 @@ def test_a_batch_that_cannot_be_unpacked_is_one_dead_letter_of_all_its_offsets(k
 
 
 def control_at(servers: str, topic: str, metrics: CountingMetrics) -> ControlLog:
-    readers, writers = partial(KafkaReader, servers, topic), partial(KafkaWriter, servers, topic, is_compacted=True)
-    return ControlLog(readers, writers, metrics, target="big", drafter="small")
+    opened = [partial(kind, servers, topic, is_compacted=True) for kind in (KafkaReader, KafkaWriter)]
+    return ControlLog(*opened, metrics, target="big", drafter="small")
 
 
 def test_a_control_topic_with_a_broken_record_still_tells_what_serves(kafka_bootstrap, topic):

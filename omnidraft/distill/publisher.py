@@ -168,7 +168,7 @@ class Publisher:
 
     def go_on_from(self, parent: SnapshotVersion, *, continues: SnapshotVersion | None = None) -> None:
         """Make this the parent of the next snapshot, which continues the offsets of another one, if given."""
-        self._continues = continues and continues.manifest.snapshot_id
+        self._continues = continues.manifest.snapshot_id if continues else None
         self.parent = parent
 
     def _restored(self, version: SnapshotVersion, *, is_newest: bool, memory: MemoryFiles | None = None) -> Restored:
@@ -239,7 +239,7 @@ class Publisher:
             newest = next(reversed(self._registry.versions(1)), None)
             if newest is not None and newest.version >= (self._newest or 0):
                 raise SnapshotStale(f"another distiller learns for this pair, so this one ends: {exc}") from exc
-        return self._registry.publish(self._after_deletion(staged, newest), newest and newest.version)
+        return self._registry.publish(self._after_deletion(staged, newest), self._newest)
 
     def _after_deletion(self, staged: Path, newest: SnapshotVersion | None) -> Path:
         """Let a staged folder follow the newest version that is left, as those since then were deleted: its offsets and
@@ -249,8 +249,8 @@ class Publisher:
             self._newest,
             newest.version if newest else "none",
         )
-        self._newest = newest and newest.version
-        continues = {"continues_id": newest and newest.manifest.snapshot_id}
+        self._newest = newest.version if newest else None
+        continues = {"continues_id": newest.manifest.snapshot_id if newest else None}
         bundle.write_manifest(staged, bundle.read_manifest(staged).model_copy(update=continues))
         return staged
 

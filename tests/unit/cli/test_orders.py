@@ -5,10 +5,10 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from omnidraft.fleet.control_follower import LogControlFollower
 
 from omnidraft import assembly, config
-from omnidraft.ports import Outgoing
+from omnidraft.assembly.fleet import control_log
+from omnidraft.ports import Outgoing, Restart
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.cli_runs import run_cli
 from tests.snapshot_folders import make_bundle
@@ -86,16 +86,19 @@ def test_an_order_for_a_target_that_nobody_learns_for_is_refused(
     assert num_orders(environ) == 0
 
 
-@pytest.mark.parametrize(("kind", "target"), [("pause", "other"), ("resume", None)])
+@pytest.mark.parametrize(("kind", "target"), [("pause", "other"), ("pause", None), ("resume", None)])
 def test_what_is_ordered_is_printed(command: Run, environ: dict[str, str], kind: str, target: str | None) -> None:
     begin_log(environ)
+    if kind == "resume":
+        assert command("learning", "pause").returncode == 0
     done = command("learning", kind, *(("--target", target) if target else ()))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"ordered: learning {kind}s for {target or 'all targets'}, ")
     settings = config.load(None, environ)
-    reader = assembly.log_reader(settings, settings.log.control_topic)
-    (order,) = LogControlFollower(reader, CountingMetrics(), kinds=("pause", "resume"), target=target).poll(0)
-    assert (order.kind, order.target) == (kind, target)
+    for each in settings.models.targets:
+        is_meant = target in (None, each)
+        state = control_log(settings.for_target(each), CountingMetrics()).read_whole()
+        assert state.is_paused == (kind == "pause" and is_meant)
 
 
 @pytest.mark.parametrize("order", ["factors off", "forget --yes"])
@@ -128,7 +131,6 @@ def test_latest_is_the_end_of_the_log_when_it_was_ordered(command: Run, environ:
     traces = assembly.log_writer(settings, settings.log.traces_topic)
     traces.append([Outgoing(b"", b"", partition=0) for _ in range(3)])
     assert command("learning", "restart", "--from", "latest").returncode == 0
-    reader = assembly.log_reader(settings, settings.log.control_topic)
-    (order,) = LogControlFollower(reader, CountingMetrics(), kinds=("restart",), target="big").poll(0)
-    assert order.start is not None
+    order = control_log(settings.for_target("big"), CountingMetrics()).read_whole().value(Restart, "restart")
+    assert order is not None
     assert order.start.split()[0] == "0:3"

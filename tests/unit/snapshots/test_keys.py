@@ -1,7 +1,6 @@
 """Keys: who may sign what, and what settings accept."""
 
 import pytest
-from omnidraft.fleet.authentication import signers
 from pydantic import ValidationError
 
 from omnidraft import config
@@ -42,14 +41,6 @@ def test_one_key_may_have_two_roles(key: PrivateKey) -> None:
         trusted.require_role(key, ("operator",))
     with pytest.raises(ConfigError, match="is not one of"):
         trusted.require_role(PrivateKey(new_private_key()), ROLES)
-
-
-def test_only_operators_order_and_only_controllers_name_champions() -> None:
-    orders = ("pause", "resume", "restart", "forget")
-    assert {signers(kind) for kind in orders} == {("operator",)}
-    decisions = ("champion", "canary", "drift", "drift_over", "rewind")
-    assert {signers(kind) for kind in decisions} == {("controller", "operator")}
-    assert signers("best") == ("distiller", "operator")
 
 
 def test_settings_take_keys_that_fit_and_show_no_private_one(key: PrivateKey) -> None:

@@ -60,7 +60,7 @@ def tiny_worker(
 
 def snapshot(version: int, proposer: Proposer) -> LoadedSnapshot:
     """A snapshot that drafts with this proposer."""
-    return LoadedSnapshot(version, f"snapshot-{version}", proposer, None, None, sequence=version)
+    return LoadedSnapshot(version, f"snapshot-{version}", proposer, None, None)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from omnidraft import assembly, config
-from omnidraft.assembly.fleet import control_follower, recent_records
+from omnidraft.assembly.fleet import control_log, recent_records
 from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
@@ -54,14 +54,15 @@ def serve(settings: config.Settings, version: int) -> None:
 def test_without_a_drafter_it_judges_and_announces_for_the_pair_that_is_followed(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     controller = assembly.controller(following(settings), CountingMetrics())
-    follower = control_follower(settings, CountingMetrics(), ("champion", "canary"))
+    control = control_log(settings, CountingMetrics())
     controller.step()
-    assert follower.poll(0)[-1].kind == "canary"
+    assert control.poll(0)[0].canary is not None
     serve(settings, 1)
     serve(settings, 2)
     controller.step()
-    champion = follower.poll(0)[-1]
-    assert (champion.kind, champion.version) == ("champion", 2)
+    champion = control.poll(0)[0].champion
+    assert champion is not None
+    assert champion.version == 2
 
 
 def test_a_look_at_the_newest_records_outlasts_the_silence_before_a_gap_in_kafkas_log_is_passed(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 """Keys: who may sign what, and what settings accept."""
 
 import pytest
-from omnidraft.fleet.authentication import signers
 from pydantic import ValidationError
 
 from omnidraft import config
 from omnidraft.errors import ConfigError, SignatureRefused
+from omnidraft.fleet.control_signing import signers
 from omnidraft.snapshots.keys import PrivateKey, TrustedKeys, new_private_key
 
 PAYLOAD, TYPE = b"said", "application/vnd.omnidraft.test"
@@ -45,9 +45,9 @@ def test_one_key_may_have_two_roles(key: PrivateKey) -> None:
 
 
 def test_only_operators_order_and_only_controllers_name_champions() -> None:
-    orders = ("pause", "resume", "restart", "forget")
+    orders = ("pause", "restart", "forget", "factors")
     assert {signers(kind) for kind in orders} == {("operator",)}
-    decisions = ("champion", "canary", "drift", "drift_over", "rewind")
+    decisions = ("champion", "canary", "drift", "rewind")
     assert {signers(kind) for kind in decisions} == {("controller", "operator")}
     assert signers("best") == ("distiller", "operator")
 

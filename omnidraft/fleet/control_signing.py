@@ -25,7 +25,6 @@ SIGNERS: Mapping[str, tuple[Role, ...]] = {
     **dict.fromkeys(("champion", "canary", "drift", "rewind", "order", "lease"), ("controller", "operator")),
     "best": ("distiller", "operator"),
 }
-"""The roles that may put each kind; an operator's alone unless another is named."""
 
 _SIGNATURES = TypeAdapter(dict[str, str])
 
@@ -44,7 +43,7 @@ class ControlSigning:
         """Return the headers of a message with this value. Raises ConfigError when this process may not sign it."""
         if kind in UNSIGNED_KINDS:
             return {}
-        key = self.require_signer(_roles(kind))
+        key = self.require_signer(signers(kind))
         return {HEADER: json.dumps({key.key_id: key.sign(payload, PAYLOAD_TYPE)}).encode()}
 
     def require_signer(self, roles: Sequence[Role]) -> PrivateKey:
@@ -67,14 +66,15 @@ class ControlSigning:
             raise SignatureRefused(f"its header {HEADER} holds no signatures") from exc
         if not signatures:
             raise SignatureRefused("it has no signature, and registry.trusted_keys asks for one")
-        self._trusted_keys.verify(payload, PAYLOAD_TYPE, signatures, _roles(entry.kind))
+        self._trusted_keys.verify(payload, PAYLOAD_TYPE, signatures, signers(entry.kind))
         if isinstance(entry.value, Champion):  # or a canary
             _require_fresh(entry, now_s)
             if entry.value.digest is None:
                 raise SignatureRefused("it was signed without the digest of its snapshot")
 
 
-def _roles(kind: str) -> tuple[Role, ...]:
+def signers(kind: str) -> tuple[Role, ...]:
+    """Return the roles that may put this kind; an operator's alone unless another is named."""
     return SIGNERS.get(kind, ("operator",))
 
 

@@ -425,9 +425,9 @@ def test_a_worker_that_starts_under_a_damaged_champion_serves_the_one_before(tmp
     damage(version_folder(worker.folder / "registry", 3) / "snapshot")
     assert worker.step() == 2
     assert "the champion cannot be loaded; the previous one, snapshot 2" in caplog.text
-    assert worker.step(champion(1, 3)) == 2
+    assert worker.step(champion(3)) == 2
     worker.registry.promote(4)
-    assert worker.step(champion(2, 4)) == 4
+    assert worker.step(champion(4)) == 4
 
 
 def test_a_worker_that_serves_stays_with_what_it_has(tmp_path):

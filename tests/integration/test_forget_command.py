@@ -27,7 +27,6 @@ from omnidraft.distill.ingest import topic_scan
 from omnidraft.doctor.all_checks import key_store
 from omnidraft.doctor.finding import Verdict
 from omnidraft.errors import BusError, RecordForgotten
-from omnidraft.fleet.forget_orders import last_order
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.cli_runs import run_cli
 from tests.integration.settings_runs import environ, learn, record
@@ -97,8 +96,7 @@ def test_an_order_reaches_up_to_the_newest_record_of_a_worker_whose_clock_is_ahe
     for number in (1, 2):
         record(sqlite, f"a/{number}", time_ms=ahead_ms + number)
         assert run(sqlite, "forget", "a", "--yes").returncode == 0
-        with closing(assembly.log_reader(sqlite, sqlite.log.control_topic)) as reader:
-            last = last_order(reader, CountingMetrics(), "a")
+        last = assembly.control_log(sqlite, CountingMetrics()).read_whole().forget("a")
         assert last is not None
         assert last.until_ms == ahead_ms + number
     assert run(sqlite, "forget", "a", "--yes").returncode == 0

@@ -246,7 +246,7 @@ def test_what_cannot_be_reached_is_a_line_and_the_rest_is_told(
     assert (told["trace_ends"] is None) == (told["dead_letters"] is None) == (missing == "log")
     assert target["is_learning_paused"] is (None if missing == "log" else True)
     shown = status(**environ).stdout
-    assert f"cannot be reached: {missing}" in shown
+    assert f"problem: {missing}" in shown
     assert "?" in shown
 
 

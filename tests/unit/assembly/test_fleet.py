@@ -4,7 +4,7 @@ from pathlib import Path
 
 from omnidraft import assembly, config
 from omnidraft.assembly.fleet import control_log, recent_records
-from omnidraft.ports import Canary, Champion, Outgoing
+from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from tests.snapshot_folders import make_bundle
@@ -56,13 +56,13 @@ def test_without_a_drafter_it_judges_and_announces_for_the_pair_that_is_followed
     controller = assembly.controller(following(settings), CountingMetrics())
     control = control_log(settings, CountingMetrics())
     controller.step()
-    canary = control.read_whole().canary
-    assert canary is not None and canary.version == 2
+    assert control.poll(0)[0].canary is not None
     serve(settings, 1)
     serve(settings, 2)
     controller.step()
-    champion = control.read_whole().champion
-    assert champion is not None and champion.version == 2
+    champion = control.poll(0)[0].champion
+    assert champion is not None
+    assert champion.version == 2
 
 
 def test_a_look_at_the_newest_records_outlasts_the_silence_before_a_gap_in_kafkas_log_is_passed(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from omnidraft import config
 from omnidraft.errors import ConfigError, SignatureRefused
+from omnidraft.fleet.control_signing import signers
 from omnidraft.snapshots.keys import PrivateKey, TrustedKeys, new_private_key
 
 PAYLOAD, TYPE = b"said", "application/vnd.omnidraft.test"
@@ -41,6 +42,14 @@ def test_one_key_may_have_two_roles(key: PrivateKey) -> None:
         trusted.require_role(key, ("operator",))
     with pytest.raises(ConfigError, match="is not one of"):
         trusted.require_role(PrivateKey(new_private_key()), ROLES)
+
+
+def test_only_operators_order_and_only_controllers_name_champions() -> None:
+    orders = ("pause", "restart", "forget", "factors")
+    assert {signers(kind) for kind in orders} == {("operator",)}
+    decisions = ("champion", "canary", "drift", "rewind")
+    assert {signers(kind) for kind in decisions} == {("controller", "operator")}
+    assert signers("best") == ("distiller", "operator")
 
 
 def test_settings_take_keys_that_fit_and_show_no_private_one(key: PrivateKey) -> None:

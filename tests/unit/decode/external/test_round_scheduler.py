@@ -153,7 +153,7 @@ def test_a_text_keeps_its_snapshot_and_the_next_takes_the_new_one():
     engine.ask(prompts(1)[0], 30)
     engine.step()
     engine.step()
-    slot.swap(replace(slot.current, version=2, snapshot_id="two", proposer=make_drafter(), sequence=1))
+    slot.swap(replace(slot.current, version=2, snapshot_id="two", proposer=make_drafter()))
     engine.ask([*prompts(1)[0], 3], 30)
     for _ in range(3):
         engine.step()

@@ -133,7 +133,8 @@ def _controller_lock(settings: Settings) -> FileLock | None:
     path, models = settings.log.path, settings.models
     if path is None:
         return None
-    return FileLock(path.with_name(f".{path.name}.{pair_name(models.followed_drafter, models.target)}.controller"))
+    name = f".{path.name}.{pair_name(models.followed_drafter, models.target)}.controller"
+    return FileLock(path.with_name(name), thread_local=False)  # a thread takes it, and another may close
 
 
 def snapshot_comparison(

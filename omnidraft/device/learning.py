@@ -172,6 +172,7 @@ class IdleLearning:
         except (KeyboardInterrupt, SystemExit):
             self._is_interrupted = True
             raise
+        self._parts.controller.close()
         self._parts.home.close()
         atexit.unregister(self.close)
         self._is_closed = True

@@ -104,11 +104,10 @@ class MlflowRegistry:
         with self._translate_errors(f"resolving {name}"):
             aliases = self._aliases()
             number = aliases.get(name, int(name) if name.isdecimal() else None)
-            with suppress(SnapshotNotFound), self._translate_errors(f"reading version {number}"):
-                if number is not None:
-                    return self._snapshot_version(self._get(number), aliases)
-            newest = next(newest_first(self._client, self._name), None)
-            raise staging.not_found(name, int(newest.version) if newest else 0)
+            newest = int(next((each.version for each in newest_first(self._client, self._name)), 0))
+            if number is None or number > newest:
+                raise staging.not_found(name, newest)
+            return self._snapshot_version(self._get(number), aliases)
 
     def fetch(self, version: int, into: Path, parts: Sequence[str] = ("serving",)) -> Path:
         with self._translate_errors(f"fetching version {version}"):

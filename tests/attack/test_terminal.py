@@ -10,8 +10,8 @@ from threading import Thread
 import pytest
 
 from omnidraft import assembly, config
-from omnidraft.fleet import control_log
-from omnidraft.ports import Outgoing
+from omnidraft.ports import Outgoing, Pause
+from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from tests.cli_runs import run_cli
 from tests.trace_records import make_record
@@ -86,8 +86,8 @@ def environ(tmp_path: Path, evil_url: str) -> dict[str, str]:
     for topic, sent in messages.items():
         with closing(assembly.log_writer(settings, topic)) as writer:
             writer.append(sent)
-    with closing(assembly.log_writer(settings, settings.log.control_topic)) as writer:
-        control_log.publish_announcement(writer, "pause", target=pair["target"], reason=EVIL)
+    with closing(assembly.control_log(settings, CountingMetrics())) as control:
+        control.put(("pause",), Pause(), EVIL)
     return given
 
 

@@ -196,6 +196,7 @@ def test_values_count_in_whatever_partition_they_are(kafka_bootstrap, topic, mon
         with RawProducer(kafka_bootstrap, topic) as producer:
             until_taken(producer, batch([late]), partition=4)
         assert is_told(follower, 2)
+        assert is_told(control, 2)
         control.put(("champion",), Champion(version=3))
         assert is_told(follower, 3)
 

@@ -5,6 +5,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.ports import Message, Registry, SnapshotVersion
+from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 from tests.cli_runs import run_cli
 from tests.soak.cluster import service_command
@@ -127,18 +129,27 @@ def test_a_stopped_controller_leaves_a_registry_the_command_line_can_read_and_ro
 ) -> None:
     """`snapshots list`, `rollback` and `traces tail` work on what the circle left behind."""
 
-    def run(*arguments: str) -> str:
+    def run(*arguments: str, code: int = 0) -> str:
         done = run_cli([*arguments, "--config", settings_path], monkeypatch, capsys)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == code, done.stderr
         return done.stdout
+
+    def order(*arguments: str) -> str:
+        """It waits, until a controller runs."""
+        said = run("snapshots", *arguments, code=1)
+        assert "as soon as a controller runs" in said
+        with closing(assembly.controller(config.load(settings_path), CountingMetrics())) as controller:
+            controller.obey()
+            controller.align()
+        return said
 
     versions = json.loads(run("snapshots", "list", "--json"))
     champion = next(each["version"] for each in versions if "champion" in each["aliases"])
     previous = next(each["version"] for each in versions if "previous" in each["aliases"])
-    assert f"version {previous}" in run("snapshots", "rollback")
+    assert f"version {previous}" in order("rollback")
     shown = json.loads(run("snapshots", "show", "champion"))
     assert (shown["version"], "previous" in shown["aliases"]) == (previous, False)
-    run("snapshots", "promote", str(champion))
+    order("promote", str(champion))
     records = run("traces", "tail", "-n", "3").splitlines()
     assert [bool(json.loads(line)["emitted_ids"]) for line in records] == [True] * 3
 

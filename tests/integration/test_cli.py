@@ -149,7 +149,9 @@ def test_what_cannot_be_reached_or_found_is_refused_in_one_line(omnidraft: Run, 
 def test_snapshots_are_listed_shown_promoted_and_announced(
     omnidraft: Run, settings_file: Path, tmp_path: Path, tiny_models: tuple[Path, Path]
 ) -> None:
-    registry = assembly.registry(config.load(settings_file, {}))
+    settings = config.load(settings_file, {})
+    registry = assembly.registry(settings)
+    assembly.log_writer(settings, settings.log.traces_topic)  # as the first service does
     target, drafter = map(str, tiny_models)
     registry.publish(make_bundle(tmp_path, "s1", target=target, drafter=drafter), None)
     assert "champion is version 1" in omnidraft("snapshots", "promote", "latest").stdout

@@ -3,7 +3,6 @@ with nothing more, are served while they log in again, and show no secret."""
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -27,10 +26,7 @@ from omnidraft.bus.kafka_client import connection
 from omnidraft.errors import BusError
 from omnidraft.ports import LogReader, Message, Outgoing, Pause, WorkerNews
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.traces import codec
 from tests.kafka_logins import KINDS, Cluster, cluster
-from tests.tiny_engine import PATIENCE_S
-from tests.trace_records import make_record
 
 ROLES = ("worker", "distiller", "controller", "operator")
 DENIED = "AuthorizationFailed"
@@ -199,59 +195,3 @@ def test_rights_that_the_table_does_not_name_are_taken_away(logins: Cluster) -> 
             for topic, operation in (("traces", "WRITE"), ("snapshots", "READ"), ("snapshots", "WRITE"))
         }
         assert len(granted("stranger")) == 4
-
-
-LIFE_S = 5.0
-"""Of a token; the broker wants a new login after 3 s at the latest."""
-PHASE_S = {"up": 8.0, "down": 1.6 * LIFE_S, "up again": 4.0}
-
-
-def test_traces_flow_while_everybody_logs_in_again(logins: Cluster, caplog: pytest.LogCaptureFixture) -> None:
-    """Down, the endpoint gives no token for longer than one lives: then records wait, and none is lost."""
-    endpoint = logins.endpoint
-    if endpoint is None:
-        pytest.skip("these logins do not end")
-    users, metrics = ("omnidraft-worker", "omnidraft-distiller"), CountingMetrics()
-    worker, distiller = map(logins.settings, users)
-    endpoint.life_s = LIFE_S
-    reader = assembly.log_reader(distiller, distiller.log.traces_topic)
-    reader.seek(reader.end_offsets())
-    producer = trace_producer(worker, metrics)
-    assert producer is not None
-    endpoint.issued.clear()
-    emitted, found = [], []
-    with caplog.at_level(logging.INFO), closing(reader):
-        for phase, phase_s in PHASE_S.items():
-            (endpoint.is_down.set if phase == "down" else endpoint.is_down.clear)()
-            until_s = time.monotonic() + phase_s
-            while time.monotonic() < until_s:
-                emitted.append(f"flow-{len(emitted)}")
-                producer.emit(make_record(emitted[-1]))
-                found += polled(reader, 0.03)
-            if phase == "up":
-                assert num_logins(caplog) >= 4
-                assert not any("failed" in each.getMessage() for each in caplog.records)
-                assert min(endpoint.issued[user] for user in users) >= 2, endpoint.issued
-                assert len(emitted) - len(found) < 20
-        assert any("no token from" in each.getMessage() for each in caplog.records)
-        assert producer.close(PATIENCE_S) == 0
-        while len(set(found)) < len(emitted) and time.monotonic() < until_s + PATIENCE_S:
-            found += polled(reader, 0.5)
-    assert list(dict.fromkeys(found)) == emitted
-    assert metrics.value("omnidraft_traces_acknowledged_total") == len(emitted)
-
-
-def polled(reader: LogReader, timeout_s: float) -> list[str]:
-    """The requests of the next records; none while the log is away."""
-    try:
-        messages = reader.poll(100, timeout_s).messages
-    except BusError:
-        return []
-    assert [each.damage for each in messages if each.damage] == []
-    return [codec.decode(message.value, message.headers).request_id for message in messages]
-
-
-def num_logins(caplog: pytest.LogCaptureFixture) -> int:
-    """The most logins of one connection so far."""
-    lines = [each.getMessage() for each in caplog.records]
-    return max(Counter(line for line in lines if "Authenticated via SASL" in line).values())

@@ -109,6 +109,7 @@ def test_orders_to_the_learner_are_the_operators(arguments, keys, tmp_path, monk
 def test_snapshots_from_before_the_keys_are_signed_by_an_operator(keys, tmp_path, monkeypatch, capsys):
     without = settings_of(keys, tmp_path, "operator", private_key=None, trusted_keys=())
     assembly.registry(without).publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
+    assembly.log_writer(without, without.log.traces_topic)  # as the first service does
     reader = assembly.registry(settings_of(keys, tmp_path))
     with pytest.raises(SnapshotCorrupt, match="snapshots sign"):
         reader.fetch(1, tmp_path / "fetched")

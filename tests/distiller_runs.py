@@ -11,6 +11,7 @@ from omnidraft.config import MemorySettings
 from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.forgetting import Forgetting, RecordRetention
+from omnidraft.distill.identity import Identity
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.ingest import Ingest
 from omnidraft.distill.ingest.record_disposition import SEEN_RECORDS, is_held_out
@@ -19,7 +20,7 @@ from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.learning import Learning
 from omnidraft.distill.memory.memory_files import MemoryFiles
 from omnidraft.distill.memory.text_memory import TextMemory
-from omnidraft.distill.publisher import LEARNER, Identity, Publisher
+from omnidraft.distill.publisher import LEARNER, Publisher
 from omnidraft.distill.retrying import Stop
 from omnidraft.distill.training.learner import Learner, StepReport
 from omnidraft.ports import Forget, Outgoing, PollResult

@@ -20,14 +20,16 @@ from omnidraft.distill.distiller import Distiller
 from omnidraft.distill.evaluation.held_out import HeldOut, read_pinned
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
 from omnidraft.distill.forgetting import Forgetting, RecordRetention
+from omnidraft.distill.identity import Identity
 from omnidraft.distill.ingest.batcher import Batcher
-from omnidraft.distill.ingest.ingest import Ingest, TruncationMark
+from omnidraft.distill.ingest.ingest import Ingest
 from omnidraft.distill.ingest.poison_detector import TRIES, PoisonDetector
 from omnidraft.distill.ingest.tenant_shares import TENANT_SHARE, TenantGroups
+from omnidraft.distill.ingest.truncation_mark import TruncationMark
 from omnidraft.distill.learning import Learning
 from omnidraft.distill.memory.memory_files import MemoryFiles
 from omnidraft.distill.memory.text_memory import TextMemory
-from omnidraft.distill.publisher import Identity, Publisher
+from omnidraft.distill.publisher import Publisher
 from omnidraft.distill.training.learner import SEED, Learner
 from omnidraft.distill.training.step_report import LearningSpans
 from omnidraft.models.acceptance_head import AcceptanceHead

@@ -16,7 +16,7 @@ from functools import partial
 
 from omnidraft.distill.control import DRIFT_HASTE, Status, StatusReporter, TrainingControl
 from omnidraft.distill.forgetting import Forgetting
-from omnidraft.distill.ingest.batcher import Batch
+from omnidraft.distill.ingest.batch import Batch
 from omnidraft.distill.ingest.ingest import Ingest
 from omnidraft.distill.ingest.trace_consumer import SKIPPED
 from omnidraft.distill.learning import Learning

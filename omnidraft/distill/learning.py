@@ -11,7 +11,8 @@ from torch import Tensor
 
 from omnidraft.distill.evaluation.held_out import HeldOut, HeldOutMeasurement
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
-from omnidraft.distill.ingest.batcher import Batch, Batcher
+from omnidraft.distill.ingest.batch import Batch
+from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.poison_detector import IN_SNAPSHOT, PoisonDetector
 from omnidraft.distill.ingest.record_disposition import record_key
 from omnidraft.distill.ingest.trace_consumer import PartitionOffset

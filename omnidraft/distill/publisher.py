@@ -7,11 +7,9 @@ child of the version this process last published or started from, then the local
 import logging
 import shutil
 import tempfile
-import time
-import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from omnidraft.distill.identity import Identity
 from omnidraft.distill.memory.memory_files import MemoryFiles
 from omnidraft.distill.resume_encryption import decrypt_records, encrypt_records
 from omnidraft.errors import ConfigError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale, StorageError
@@ -34,41 +33,6 @@ Retry = Callable[[Callable[[], Any]], Any]
 LEARNER = "resume/learner.safetensors"
 BATCHER = "resume/intake.safetensors"
 _ADVICE = "put one back from a backup, or publish a folder: `omnidraft snapshots publish FOLDER`"
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """The manifest fields that all snapshots of one distiller have in common."""
-
-    target: str
-    drafter: str
-    drafter_hash: str
-    alignment: str
-    train: str
-    """full or lora."""
-    code_version: str
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """The learner's settings by name."""
-
-    def manifest(self, parent_id: str | None, **fields: Any) -> Manifest:
-        """Return the manifest of a new snapshot; one of the base drafter has no settings, as nothing was learned.
-
-        Args:
-            fields: fields of Manifest that this snapshot has beyond its identity.
-        """
-        own = {"train": self.train} | fields
-        own.setdefault("settings", {} if own["train"] == "base" else self.settings)
-        return Manifest(
-            snapshot_id=uuid.uuid4().hex,
-            parent_id=parent_id,
-            target=self.target,
-            drafter=self.drafter,
-            drafter_hash=self.drafter_hash,
-            alignment=self.alignment,
-            code_version=self.code_version,
-            created_ms=time.time_ns() // 1_000_000,
-            **own,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from omnidraft.config import RecorderSettings, WorkerSettings
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.ingest import dead_letters
-from omnidraft.distill.ingest.ingest import TruncationMark
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
+from omnidraft.distill.ingest.truncation_mark import TruncationMark
 from omnidraft.errors import (
     BusError,
     LogTruncated,

@@ -17,7 +17,8 @@ from mlflow.store.artifact import artifact_repository_registry
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
 from omnidraft.config import LearnerSettings
-from omnidraft.distill.publisher import Identity, Publisher
+from omnidraft.distill.identity import Identity
+from omnidraft.distill.publisher import Publisher
 from omnidraft.distill.retrying import retry
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale, StoreLibraryMissing
 from omnidraft.ports import Judgement

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from omnidraft.distill.ingest.batch import Batch
 from omnidraft.distill.ingest.record_disposition import (
     SEEN_RECORDS,
     Disposition,
@@ -32,7 +33,7 @@ from omnidraft.distill.ingest.record_disposition import (
 from omnidraft.distill.ingest.tenant_shares import StepShare, StepShares, TenantGroups, keep_newest_of_each
 from omnidraft.distill.ingest.trace_consumer import PolledRecords, RecordAt, Skipped
 from omnidraft.distill.resume_tensors import records_from_tensors, records_to_tensors
-from omnidraft.ports import OVER_SHARE, PASSED_OVER, POISON, Offsets
+from omnidraft.ports import PASSED_OVER, Offsets
 from omnidraft.traces.record import TraceRecord
 
 LOOKAHEAD = 1024
@@ -44,30 +45,6 @@ HELD_OUT_RECORDS = 24
 """As many are measured in the time of a few steps."""
 _SEEN, _TURN, _ORDER, _RECENT, _HELD_OUT = "seen", "turn", "partitions", "recent_tenants", "held_out."
 _NEWEST = "newest_ms"
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The records of one step, which has fewer of them, or none, where LOOKAHEAD records held no more to learn."""
-
-    records: tuple[TraceRecord, ...]
-    positions: tuple[tuple[int, int], ...]
-    """(partition, offset) of each record."""
-    poison: tuple[RecordAt, ...]
-    """Records to be dead-lettered instead."""
-    held_out: tuple[RecordAt, ...]
-    num_duplicates: int
-    num_over_share: int = 0
-    """Records that were left out because their tenants had their share of the step."""
-
-    def skipped(self) -> dict[str, int]:
-        """Return the number of records of the batch that are not learned, by reason."""
-        return {
-            Disposition.DUPLICATE.value: self.num_duplicates,
-            Disposition.HELD_OUT.value: len(self.held_out),
-            POISON: len(self.poison),
-            OVER_SHARE: self.num_over_share,
-        }
 
 
 @dataclass(slots=True)

@@ -15,12 +15,12 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from omnidraft import files
-from omnidraft.distill.ingest.batcher import Batch, Batcher
+from omnidraft.distill.ingest.batch import Batch
+from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.trace_consumer import SKIPPED, PolledRecords, TraceConsumer
+from omnidraft.distill.ingest.truncation_mark import TruncationMark
 from omnidraft.errors import BusError, LogReplaced, LogTruncated, OffsetOutOfRange
 from omnidraft.ports import EXPIRED, PASSED_OVER, Metrics, Offsets, Restart
 from omnidraft.snapshots.manifest import Manifest
@@ -43,33 +43,6 @@ logger = logging.getLogger(__name__)
 
 RetriedPoll = Callable[[Callable[[], PolledRecords]], PolledRecords]
 """A function that calls the poll until the log answers."""
-
-
-class TruncationMark:
-    """A file that tells the next process that the log lost messages that were read: others may have their offsets by
-    then, and the log may end beyond all that was learned. The folder of `path` must outlive the process."""
-
-    def __init__(self, path: Path | None = None) -> None:
-        """Go on with the mark of the process before. Without a path no other process learns of it."""
-        self._path = path
-        self.error = path.read_text(errors="replace") if path is not None and path.exists() else None
-        """The error by which the log told of the loss; None: no loss is known, or an operator said where to go on."""
-
-    def set(self, error: str | None) -> None:
-        """Note the error, or that it is settled; on disk when this returns. A disk that refuses it stops nothing."""
-        if error == self.error:
-            return
-        self.error = error
-        if self._path is None:
-            return
-        try:
-            if error is None:
-                self._path.unlink(missing_ok=True)
-            else:
-                files.make_folder(self._path.parent)
-                files.write_text(self._path, error)
-        except OSError as exc:
-            logger.warning("%s cannot be written, so the next process will not know of this: %s", self._path, exc)
 
 
 class Ingest:

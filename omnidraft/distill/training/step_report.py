@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-from omnidraft.distill.ingest.batcher import Batch
+from omnidraft.distill.ingest.batch import Batch
 from omnidraft.ports import Metrics, Span, Tracing
 from omnidraft.snapshots.manifest import Manifest
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.distill.ingest.batcher import Batch, Batcher
+from omnidraft.distill.ingest.batch import Batch
+from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.tenant_shares import WINDOW, TenantGroups
 from omnidraft.distill.ingest.trace_consumer import PolledRecords
 from omnidraft.traces.record import TraceRecord

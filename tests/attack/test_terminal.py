@@ -20,7 +20,6 @@ EVIL = "\x1b]0;owned\x07\x9b2J\x1b[2J"
 CONTROLS = {*map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0))} - {"\n", "\r"}
 COMMANDS = (
     ["status"],
-    ["doctor"],
     ["traces", "verify"],
     ["traces", "tail"],
     ["traces", "dead-letters", "list"],
@@ -39,7 +38,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/metrics":
             self._answer(200, "")
         else:
-            self._answer(500, json.dumps({"error_code": "INTERNAL_ERROR", "message": EVIL}) + EVIL)
+            self._answer(400, json.dumps({"error_code": "INVALID_PARAMETER_VALUE", "message": EVIL}))
 
     do_POST = do_GET
 

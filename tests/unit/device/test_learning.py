@@ -44,7 +44,7 @@ def learning(home: Path, distiller: Distiller, judge: Callable[[], None] = lambd
         "producer": SimpleNamespace(num_waiting=0, problem=None, close=lambda timeout_s: 0),
         "slot": SimpleNamespace(current=SimpleNamespace(version=None), drop_previous=lambda: None),
         "updater": SimpleNamespace(step=lambda stop: None),
-        "controller": SimpleNamespace(step=judge),
+        "controller": SimpleNamespace(step=judge, close=lambda: None),
         "tidier": SimpleNamespace(tidy=lambda: None),
         "make_distiller": distiller,
         "settings": LearnerSettings(),

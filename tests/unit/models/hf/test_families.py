@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from omnidraft.errors import ModeRefused
 from omnidraft.models.hf.target import TransformersTarget
 from omnidraft.models.native.target import NativeTarget
 from omnidraft.models.native.weights import unsupported_reason
@@ -61,7 +62,14 @@ def test_two_texts_share_a_pass(name):
 
 @pytest.mark.parametrize("name", [*NAMES, *WITH_OWN_EXPERTS])
 def test_reproducible_mode_holds(name):
-    target(name).open(text(9), 5, "reproducible")
+    """Some processors have MKL multiply Gemma 3n's narrow layers otherwise for other numbers of rows, unless it runs with
+    MKL_CBWR=COMPATIBLE: there the mode is refused, as it has to be."""
+    try:
+        target(name).open(text(9), 5, "reproducible")
+    except ModeRefused:
+        if name != "Gemma 3n":
+            raise
+        pytest.skip("MKL's bits depend on the number of rows on this processor")
 
 
 @pytest.mark.parametrize("name", ["Mistral Small 3.1", "Qwen2.5-VL", "Qwen3-VL"])

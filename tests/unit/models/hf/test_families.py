@@ -62,7 +62,7 @@ def test_two_texts_share_a_pass(name):
 
 @pytest.mark.parametrize("name", [*NAMES, *WITH_OWN_EXPERTS])
 def test_reproducible_mode_holds(name):
-    """Some processors have MKL multiply Gemma 3n's narrow layers otherwise for other numbers of rows, unless it runs with
+    """Some processors have MKL multiply Gemma 3n's narrow layers otherwise for other numbers of rows, unless it has
     MKL_CBWR=COMPATIBLE: there the mode is refused, as it has to be."""
     try:
         target(name).open(text(9), 5, "reproducible")

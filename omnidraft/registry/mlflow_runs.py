@@ -165,11 +165,6 @@ class Experiment:
         with translate_errors(self._url, "logging a curve"):
             _log_metrics(self._client, run_id, metrics, step)
 
-    def log_file(self, run_id: str, path: Path) -> None:
-        """Attach a picture or report to the run."""
-        with translate_errors(self._url, "logging a file"), translate_artifact_errors(self._url):
-            self._client.log_artifact(run_id, str(path))
-
     def end(self, run_id: str, *, has_failed: bool = False) -> None:
         """Mark the run as finished or failed."""
         with translate_errors(self._url, "ending a run"):

@@ -77,7 +77,7 @@ def test_the_text_at_temperature_0_is_that_of_plain_transformers(
     worker = assembly.engine(settings, metrics)
     requests = RequestQueue(metrics, max_waiting=1)
     app = application(requests, [ServedModel(worker.engine, worker.target.fingerprint)], WorkerSettings(), lambda: b"")
-    asked = fields | {"max_tokens": NUM_TOKENS, "temperature": 0, "figures": True}
+    asked = fields | {"max_tokens": NUM_TOKENS, "temperature": 0, "repetition_penalty": 1, "figures": True}
     with TestClient(app) as client:
         said = client.post("/v1/completions", json=asked).json()
     requests.close(60.0)

@@ -96,7 +96,7 @@ class Controller:
             self._read_traffic()
         if self._recovery:
             self._recovery.react(self._promote_again)
-        self._settle(self._judge.end_trial())
+        self._settle(self._judge.end_trial(has_counted_all=self._traffic is None or self._traffic.is_at_end))
         self._rewinds.order()
         champion = self._control.state.champion
         if champion is not None and self._control.state.canary and not self._judge.is_trying:

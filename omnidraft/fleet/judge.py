@@ -106,12 +106,12 @@ class Judge:
         if self._trial is not None and not request.is_past:
             self._trial.update(request)
 
-    def end_trial(self) -> Verdict | None:
+    def end_trial(self, *, has_counted_all: bool) -> Verdict | None:
         """End the trial if it is over, or void since another version became champion; return the verdict, which may be
-        missing where the version was deleted."""
+        missing where the version was deleted. It is not over before all requests of the log have been counted."""
         if (trial := self._trial) is None:
             return None
-        decision = trial.verdict(self._clock())
+        decision = trial.verdict(self._clock()) if has_counted_all else None
         if self._control.promotion != self._after:
             decision = Decision(False, f"there was another promotion while it was a canary beside {trial.champion}")
         if decision is None:

@@ -73,25 +73,31 @@ class RequestStatsReader:
         self._next_offsets = {each: max(0, end - HISTORY_MESSAGES) for each, end in self._start_offsets.items()}
         self._is_positioned = False
         """Whether the log's reader stands at the next offsets; not after a call that did not come to its end."""
+        self._came_to_end = False
         self._reading: Future[None] | None = None
         self._unread = deque[RequestStats]()
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the last call of `new` yielded all that the log held by then."""
+        return self._came_to_end and self._reading is None and not self._unread
 
     def new(self) -> Iterator[RequestStats]:
         """Yield the records since the last call, from at most MOST_MESSAGES messages; none where the log is silent.
         Raises BusError; the next call continues behind the last record that was yielded."""
-        if not self._unread:
-            self._reading = self._reading or started(self._read)
-            if wait([self._reading], ANSWER_S).done:
-                answer, self._reading = self._reading, None
-                if not self._unread:
-                    answer.result()
+        if self._reading is None and not self._unread:
+            self._reading = started(self._read)
+        if self._reading is not None and wait([self._reading], ANSWER_S).done:
+            answer, self._reading = self._reading, None
+            if not self._unread:
+                answer.result()
         while self._reading is None and self._unread:
             yield self._unread.popleft()
 
     def _read(self) -> None:
         if not self._is_positioned:
             self._seek()
-        self._is_positioned = False
+        self._is_positioned = self._came_to_end = False
         num_read = 0
         while num_read < MOST_MESSAGES and (polled := self._reader.poll(MAX_MESSAGES, 0.0)).messages:
             num_read += len(polled.messages)
@@ -101,7 +107,7 @@ class RequestStatsReader:
                 if record is not None:
                     self._unread.append(replace(request_stats(record), is_past=self._is_past(message)))
             self._next_offsets |= polled.next_offsets
-        self._is_positioned = True
+        self._is_positioned, self._came_to_end = True, num_read < MOST_MESSAGES
 
     def _seek(self) -> None:
         """Seek to the next offsets: to the oldest message where retention passed them, and to the end of a log that is

@@ -7,15 +7,17 @@ import pytest
 
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import BusError, RegistryError
+from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import Best, Drift, Outgoing, Rewind
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.registry.republish import republish
 from omnidraft.snapshots import bundle
-from omnidraft.testing.memory_log import MemoryWriter
+from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
 from omnidraft.traces import codec
 from tests.signed_fleet import new_signing
 from tests.silent_reader import SilentReader
 from tests.snapshot_folders import make_bundle
+from tests.tiny_engine import PATIENCE_S
 from tests.trace_records import make_record
 from tests.unit.fleet.pair import Pair
 from tests.unit.fleet.served import serve
@@ -26,9 +28,9 @@ def pair(tmp_path):
     return Pair(tmp_path)
 
 
-def of_two_snapshots(pair):
+def of_two_snapshots(pair, **readers):
     """Return the controller that promoted version 1, then judged the better version 2."""
-    controller = pair.controller()
+    controller = pair.controller(**readers)
     pair.publish("s1", None)
     controller.step()
     pair.publish("s2", 1, 0.7, 0.8)
@@ -737,6 +739,38 @@ def test_canaries_that_no_worker_serves_do_not_become_champion_and_order_no_rewi
         controller.step()
     assert canaries.champion() == 1
     assert rewinds(canaries) == []
+
+
+class Silent(MemoryReader):
+    """A log of traces that does not answer, until it does."""
+
+    def __init__(self, log):
+        super().__init__(log, "traces")
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def poll(self, max_messages, timeout_s):
+        self.answers.wait(PATIENCE_S)
+        return super().poll(max_messages, timeout_s)
+
+
+def test_while_the_log_does_not_say_what_a_canary_served_its_trial_is_not_over(canaries, monkeypatch):
+    reader = Silent(canaries.log)
+    traffic = RequestStatsReader(reader, target="big", drafter="org/small")
+    controller = of_two_snapshots(canaries, traffic=traffic)
+    serve(canaries.traces, 1, 100, seconds=0.1)
+    controller.step()
+    reader.answers.clear()
+    serve(canaries.traces, 2, 10, seconds=0.1)
+    canaries.now += 700
+    monkeypatch.setattr("omnidraft.fleet.request_stats.ANSWER_S", 0.05)
+    controller.step()
+    assert canaries.judgement(2).startswith("on trial")
+    reader.answers.set()
+    monkeypatch.setattr("omnidraft.fleet.request_stats.ANSWER_S", PATIENCE_S)
+    controller.step()
+    assert canaries.judgement(2).startswith("promoted: canary")
+    assert "over 10 requests" in canaries.judgement(2)
 
 
 def no_curves(*args):

@@ -16,6 +16,8 @@ from tests.unit.fleet.served import requests
 class Served:
     """What was served since the last step."""
 
+    is_at_end = True
+
     def __init__(self):
         self.waiting = []
 

@@ -148,6 +148,8 @@ def test_a_log_that_does_not_answer_holds_its_reader_up_for_a_moment_only(monkey
     started = time.monotonic()
     assert (list(stats.new()), list(stats.new())) == ([], [])
     assert time.monotonic() - started < PATIENCE_S / 2
+    assert not stats.is_at_end
     answers.set()
     monkeypatch.setattr("omnidraft.fleet.request_stats.ANSWER_S", PATIENCE_S)
     assert len(list(stats.new())) == 20
+    assert stats.is_at_end

@@ -3,7 +3,9 @@ with nothing more, are served while they log in again, and show no secret."""
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -26,7 +28,8 @@ from omnidraft.bus.kafka_client import connection
 from omnidraft.errors import BusError
 from omnidraft.ports import LogReader, Message, Outgoing, Pause, WorkerNews
 from omnidraft.telemetry.metrics import CountingMetrics
-from tests.kafka_logins import KINDS, Cluster, cluster
+from tests.kafka_logins import KINDS, REAUTH_MS, Cluster, cluster
+from tests.tiny_engine import PATIENCE_S
 
 ROLES = ("worker", "distiller", "controller", "operator")
 DENIED = "AuthorizationFailed"
@@ -102,6 +105,33 @@ def test_each_service_does_its_work_with_its_rights_alone(fleet: Mapping[str, co
     producer = trace_producer(worker, CountingMetrics())
     assert producer is not None
     producer.close(5.0)
+
+
+def test_traces_flow_while_their_writer_and_reader_log_in_again(
+    logins: Cluster, fleet: Mapping[str, config.Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker ends what does not log in again in time; the reader is always at the end of what is being written."""
+    topic, times_s, found, sent = topic_of(fleet["worker"], "traces"), 3 * REAUTH_MS / 1000, list[Message](), 0
+    if logins.endpoint is not None:
+        monkeypatch.setattr(logins.endpoint, "life_s", REAUTH_MS / 1000)
+    writer, reader = (assembly.log_writer(fleet["worker"], topic), assembly.log_reader(fleet["distiller"], topic))
+    with closing(writer), closing(reader), ThreadPoolExecutor(1) as pool:
+        reader.seek(reader.end_offsets())
+        begun = logins.endpoint.issued.copy() if logins.endpoint else Counter[str]()
+        until = time.monotonic() + times_s
+        while time.monotonic() < until:
+            writing = pool.submit(writer.append, [Outgoing(b"key", b"%d" % (sent + each), {}) for each in range(10)])
+            while not writing.done():
+                found += reader.poll(100, 0.0).messages
+            writing.result()
+            sent += 10
+        until = time.monotonic() + PATIENCE_S
+        while len(found) < sent and time.monotonic() < until:
+            found += reader.poll(100, 0.1).messages
+    assert [(message.damage, message.value) for message in found] == [(None, b"%d" % each) for each in range(sent)]
+    if logins.endpoint is not None:
+        again = logins.endpoint.issued - begun
+        assert min(again["omnidraft-worker"], again["omnidraft-distiller"]) > 0
 
 
 def test_dead_letters_that_a_login_may_not_see_are_unknown_and_not_zero(

@@ -64,6 +64,13 @@ def test_a_fetch_from_the_middle_of_a_batch_begins_there():
     assert [item.offset for item in read(placed(three(), 10), start=11)] == [11, 12]
 
 
+@pytest.mark.parametrize("end", range(7))
+def test_what_was_written_while_a_broker_answered_is_read_although_the_end_that_it_names_is_older(end: int):
+    """A broker looks up the high watermark first, and reads up to a newer one."""
+    items = read(placed(three(), 0) + placed(three(), 3), end=end)
+    assert (lost(items), [item.offset for item in items]) == ([], [0, 1, 2, 3, 4, 5])
+
+
 def test_markers_and_emptied_batches_are_passed():
     """Compaction can leave a batch without records; the records that it held are missing."""
     marker = Batch(record(0, b"", b"\0\0\0\1"), 1, attributes=CONTROL).encode()

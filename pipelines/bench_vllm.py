@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from omnidraft import config
+from omnidraft.cli.choices import chosen
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import ModelError, RequestError
 from omnidraft.files import save_json
@@ -30,7 +31,6 @@ from omnidraft.prompts import Prompt
 from pipelines.bench import page, summary
 from pipelines.bench.runs import BenchRun, Failure, Method, Outcomes, about, measure, plain_rows, tasks_of
 from pipelines.lib import vllm_methods
-from pipelines.lib.choices import chosen
 from pipelines.lib.vllm_methods import NAMES, PLAIN
 from pipelines.lib.vllm_server import VllmServer, serve
 

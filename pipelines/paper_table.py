@@ -18,13 +18,13 @@ from typing import Annotated, Any
 
 import typer
 
+from omnidraft.cli.choices import chosen
 from omnidraft.errors import ConfigError, RequestError
 from omnidraft.files import save_json
 from omnidraft.hosts import process
 from omnidraft.snapshots import bundle
 from omnidraft.stats import Ratio
 from pipelines.bench.methods import HUGGINGFACE
-from pipelines.lib.choices import chosen
 from pipelines.lib.page import PageSection, markdown
 from pipelines.lib.recording import rows_of_split
 

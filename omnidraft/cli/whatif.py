@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from omnidraft.cli.choices import chosen, numbers
 from omnidraft.cli.options import Config, group
 from omnidraft.errors import RequestError
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 THIS_MACHINE = "this-machine"
 _NICENESS = 10
 """A worker on the same machine goes first."""
+_MOST_DRAFT_TOKENS = 63
+"""As decode.num_draft_tokens, whose section takes a second to import."""
 
 
 def whatif(
@@ -52,7 +55,10 @@ def whatif(
     from omnidraft import config
     from omnidraft.files import require_writable_file
 
-    wanted = (_names(drafter), _numbers(draft_tokens), [_is_on(each) for each in _names(memory)])
+    drafters, lengths = chosen(drafter), numbers(draft_tokens, "--draft-tokens", _MOST_DRAFT_TOKENS)
+    memories = [each == "on" for each in chosen(memory, ("on", "off"), "memory")]
+    if not (drafters and memories):
+        raise RequestError("name at least one --drafter and one --memory")
     require_writable_file(json_path)
     url = log if log and "://" in log else None
     settings = config.load(config_path, models={"target": target}, log={"url": url})
@@ -75,16 +81,21 @@ def whatif(
     answers, left_out = recorded_texts(records)
     if not answers:
         raise RequestError(f"the log has no whole answer of this pair there; left out: {dict(left_out)}")
+    manifests = {name: comparison.manifest_of(settings, name) for name in drafters}
+    learned = LearnedRecords(found, records, every)
+    for name, manifest in manifests.items():
+        _warn(name, learned.count(manifest), len(records))
     run = comparison.Comparison(settings, answers, known, num_texts=texts)
-    kept = _Kept(
-        json_path, {"answers": [each.request_id for each in answers], "costs": known.plain_data(), "texts": texts}
-    )
+    about = {"answers": [each.request_id for each in answers], "costs": known.plain_data(), "texts": texts}
+    about["snapshots"] = {name: manifest and manifest.snapshot_id for name, manifest in manifests.items()}
+    kept = _Kept(json_path, about)
     plain = run.plain()
-    counts = {str(each): kept.counts(str(each), partial(run.run, each)) for each in comparison.choices(*wanted)}
+    counts = {
+        str(each): kept.counts(str(each), partial(run.run, each))
+        for each in comparison.choices(drafters, lengths, memories)
+    }
     rows = {name: comparison.summary(each, plain) for name, each in counts.items()}
     best = comparison.best_by_group(answers, counts, plain)
-    for name in wanted[0]:
-        _warn(name, LearnedRecords(found, records, every).count(run.manifests.get(name)), len(records))
     Console().print(report.table(rows, known.about))
     Console().print(report.best_table(best))
     print(f"{len(answers)} answers" + "".join(f", {num} left out: {why}" for why, num in left_out.items()))
@@ -160,23 +171,3 @@ def _warn(name: str, num_learned: int | None, num_records: int) -> None:
             "with the service's learner.held_out_every, takes none of them",
             file=sys.stderr,
         )
-
-
-def _names(text: str) -> list[str]:
-    """Return the names between commas, each once. Raises RequestError for none."""
-    if names := list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip())):
-        return names
-    raise RequestError(f"names or numbers with commas between them are needed, got {text!r}")
-
-
-def _numbers(text: str) -> list[int]:
-    numbers = _names(text)
-    if not all(each.isdecimal() and int(each) <= 63 for each in numbers):
-        raise RequestError(f"--draft-tokens takes numbers from 0 to 63 with commas between them, got {text!r}")
-    return [int(each) for each in numbers]
-
-
-def _is_on(text: str) -> bool:
-    if text not in ("on", "off"):
-        raise RequestError(f"--memory takes on, off or on,off, got {text!r}")
-    return text == "on"

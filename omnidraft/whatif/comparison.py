@@ -8,6 +8,7 @@ from typing import Any
 
 from omnidraft import assembly
 from omnidraft.assembly.host import DecodingHost
+from omnidraft.assembly.registries import named_folder
 from omnidraft.assembly.snapshot_loading import base_drafter, named_or_base
 from omnidraft.config import NO_DRAFTER, Settings
 from omnidraft.ports import Request
@@ -43,7 +44,7 @@ class Choice:
 
     def applied_to(self, settings: Settings) -> Settings:
         """Return settings that draft so."""
-        decode = {"num_draft_tokens": self.num_draft_tokens, "suffix_memory": self.has_memory, "lookup": False}
+        decode = {"num_draft_tokens": self.num_draft_tokens, "suffix_memory": self.has_memory}
         models = {"drafter": NO_DRAFTER} if self.drafter == NO_DRAFTER else {}
         changed = {
             "decode": settings.decode.model_copy(update=decode),
@@ -58,6 +59,14 @@ def choices(drafters: Iterable[str], num_draft_tokens: Iterable[int], memories: 
     return [choice for choice in combined if choice.drafts]
 
 
+def manifest_of(settings: Settings, drafter: str) -> Manifest | None:
+    """Return the manifest of a choice's drafter, None where that is no snapshot. Raises SnapshotError."""
+    if drafter in (BASE, NO_DRAFTER):
+        return None
+    with named_folder(settings, drafter) as (version, _):
+        return version.manifest
+
+
 class Comparison:
     """Replays one log's answers for any choice, `num_texts` at a time, with the costs of one machine."""
 
@@ -69,8 +78,6 @@ class Comparison:
         self._target = RecordedTarget(len(self._tokenizers.target.vocabulary))
         self._base = base_drafter(settings, self._tokenizers)
         self._costs = KnownCosts(costs)
-        self.manifests: dict[str, Manifest | None] = {}
-        """Those of the snapshots that were replayed, by the choices' drafters."""
 
     def plain(self) -> list[Counts]:
         """Return what plain decoding would have taken."""
@@ -84,7 +91,6 @@ class Comparison:
         host = DecodingHost(settings, CountingMetrics(), tokenizers, **loaded)  # type: ignore[arg-type]
         name = None if choice.drafter in (BASE, NO_DRAFTER) else choice.drafter
         snapshot = named_or_base(settings, host.load, name)
-        self.manifests[choice.drafter] = snapshot.manifest
 
         def prepare(request: Request) -> Request:
             return replace(

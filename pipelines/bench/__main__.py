@@ -14,6 +14,7 @@ import torch
 import typer
 
 from omnidraft import config
+from omnidraft.cli.choices import chosen
 from omnidraft.cli.options import Quantize
 from omnidraft.errors import ConfigError
 from omnidraft.files import require_writable_file, save_json
@@ -21,7 +22,6 @@ from omnidraft.hosts import process
 from pipelines.bench import page, summary
 from pipelines.bench.methods import NAMES, Setup, load
 from pipelines.bench.runs import Failure, Outcomes, about, measure, plain_rows, tasks_of
-from pipelines.lib.choices import chosen
 
 DEFAULT_METHODS = "plain,omnidraft,hf-generate"
 

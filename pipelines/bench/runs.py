@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omnidraft import prompts
+from omnidraft.cli.choices import named_files
 from omnidraft.config import Settings
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.demo.recorded import QUESTIONS
@@ -15,7 +16,6 @@ from omnidraft.ports import Step
 from omnidraft.progress import bar
 from omnidraft.prompts import Prompt
 from pipelines.lib import machine
-from pipelines.lib.choices import named_files
 
 if TYPE_CHECKING:
     from omnidraft.models.hf.generate import Generated

@@ -33,7 +33,7 @@ def environ(pipeline_environ: Environ, tmp_path: Path) -> None:
 
 @contextmanager
 def serving(num_draft_tokens: int, memory: bool) -> Iterator[assembly.Worker]:
-    decode = {"num_draft_tokens": num_draft_tokens, "suffix_memory": memory, "lookup": False}
+    decode = {"num_draft_tokens": num_draft_tokens, "suffix_memory": memory}
     worker = assembly.worker(config.load(None, decode=decode), CountingMetrics())
     try:
         yield worker

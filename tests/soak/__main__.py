@@ -15,11 +15,11 @@ from typing import Annotated, Any
 
 import typer
 
+from omnidraft.cli.choices import chosen
 from omnidraft.errors import OmnidraftError, RequestError
 from omnidraft.files import save_json as save
 from omnidraft.hosts import process
 from pipelines.lib import machine
-from pipelines.lib.choices import chosen
 from tests.soak.part import Part, PartResult, SoakPlan
 
 PARTS = ("kills", "broker-down", "registry-down", "rollback", "fuzz", "throughput", "drift")

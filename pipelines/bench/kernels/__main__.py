@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from omnidraft.cli.choices import chosen, numbers
 from omnidraft.files import save_json
 from omnidraft.hosts import process
 from omnidraft.models.catalog import store
@@ -22,7 +23,6 @@ from pipelines.bench.kernels import page
 from pipelines.bench.kernels.engine import EngineSpec
 from pipelines.bench.kernels.measurement import KernelPlan, Row, machine_limits, measure
 from pipelines.lib import machine
-from pipelines.lib.choices import chosen, numbers
 
 SYSTEMS = ("omnidraft", "torch")
 TORCH_FORMATS = ("float32", "bfloat16")

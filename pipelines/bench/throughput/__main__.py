@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from omnidraft import assembly, config, prompts
+from omnidraft.cli.choices import chosen, numbers
 from omnidraft.cli.options import Quantize
 from omnidraft.demo.recorded import QUESTIONS
 from omnidraft.files import save_json
@@ -25,7 +26,6 @@ from pipelines.bench.throughput.clients import Workload
 from pipelines.bench.throughput.measurement import Measurement, ThroughputPlan
 from pipelines.bench.throughput.systems import NAMES, SERVERS, ServerSetup
 from pipelines.lib import machine
-from pipelines.lib.choices import chosen, numbers
 
 
 def main(

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from omnidraft.cli.choices import chosen
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.errors import ModelError, RequestError
 from pipelines import bench_vllm
 from pipelines.bench.runs import BenchRun, Failure
-from pipelines.lib.choices import chosen
 from pipelines.lib.vllm_methods import NAMES, PLAIN
 from pipelines.lib.vllm_server import custom_class, serve
 from tests.cli_runs import run_pipeline

@@ -10,6 +10,7 @@ import pytest
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from omnidraft.cli.choices import numbers
 from omnidraft.client import (
     CHAT,
     COMPLETIONS,
@@ -23,7 +24,6 @@ from omnidraft.demo.curve import CurvePoint
 from omnidraft.errors import RequestError
 from omnidraft.pictures import picture
 from pipelines.lib import machine
-from pipelines.lib.choices import numbers
 from tests.http_server import served
 
 ROOT = Path(__file__).parents[3]

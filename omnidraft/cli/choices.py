@@ -17,13 +17,15 @@ def chosen(text: str, known: Collection[str] = (), kind: str = "", *, baseline: 
     return sorted(names, key=lambda name: name != baseline)
 
 
-def numbers(text: str, option: str) -> list[int]:
-    """Return the numbers in `text`, each once. Raises RequestError, naming the option, unless all are from 1 on, or
-    when there are none."""
+def numbers(text: str, option: str, most: int | None = None) -> list[int]:
+    """Return the numbers in `text`, each once. Raises RequestError, naming the option, unless all are from 1 on, to
+    `most`, or when there are none."""
     names = chosen(text)
-    if not names or not all(name.isascii() and name.isdigit() and int(name) > 0 for name in names):
-        raise RequestError(f"{option} needs numbers from 1 on with commas between them, got {text!r}")
-    return [int(name) for name in names]
+    known = [int(name) for name in names if name.isascii() and name.isdigit()]
+    if not known or len(known) < len(names) or min(known) < 1 or (most is not None and max(known) > most):
+        limits = "from 1 on" if most is None else f"from 1 to {most}"
+        raise RequestError(f"{option} needs numbers {limits} with commas between them, got {text!r}")
+    return known
 
 
 def named_files(paths: Iterable[Path]) -> dict[str, Path]:

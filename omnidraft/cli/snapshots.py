@@ -157,8 +157,8 @@ def new_key(
         Path | None, typer.Option(help="A new file for the private key, which only you can read; else it is printed.")
     ] = None,
 ) -> None:
-    """Make a key pair: the private key for registry.private_key of one process (worker.receipt_key of a worker), the
-    public one for registry.trusted_keys of all."""
+    """Make a key pair: the private key for registry.private_key of one process, the public one for
+    registry.trusted_keys of all; a worker's are for worker.receipt_key and for `omnidraft verify --key`."""
     from typing import cast
 
     from omnidraft.config.secrets import ROLES

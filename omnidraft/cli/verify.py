@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,6 +71,8 @@ def verify(
         verdicts = (
             (name, *_of_receipt(receipt, around, served, num_draft_tokens)) for (name, _, around), receipt in pairs
         )
+    if not (key or from_log):
+        print("whose keys these are, their owners have to say: --key names those that you trust")
     for name, verdict, why in verdicts:
         counts[verdict] += 1
         if verdict in (DIFFERENT, OTHER_MODEL) or not from_log:
@@ -148,8 +151,8 @@ def _of_log(
     from omnidraft.whatif import log_slice
     from omnidraft.whatif.recorded_texts import recorded_texts
 
-    slice_filter = log_slice.parse_filter(since, None, [f"target={settings.models.target}"])
-    records = log_slice.read(source, settings, slice_filter).require()
+    wanted = replace(log_slice.parse_filter(since, None, ()), equal={"target": settings.models.target})
+    records = log_slice.read(source, settings, wanted).require()
     texts, left_out = recorded_texts(records)
     yield from (("", LEFT_OUT + why, "") for why in left_out.elements())
     served, last = _served(settings), {each.request_id: each for each in records}

@@ -67,21 +67,21 @@ class Fleet(LocalCluster):
         self.bring_up("worker")
 
     def swap_to(self, version: int) -> None:
-        """Let the worker draft with this version, once it was learned."""
+        """Let the worker draft with this version, once it was learned, or with a later one that the controller chose."""
         registry = assembly.registry(self.settings)
         self.wait_for(lambda: registry.versions()[-1].version >= version, f"version {version}", PATIENCE_S)
         with closing(assembly.ordering_log(self.settings)) as control:
             self.wait_for(
                 lambda: assembly.order_champion(self.settings, control, version) is not None, "order", PATIENCE_S
             )
-        self.wait_for(lambda: self._drafts_with() == version, f"worker at version {version}", PATIENCE_S)
+        self.wait_for(lambda: self._drafts_with() >= version, f"worker at version {version}", PATIENCE_S)
 
-    def _drafts_with(self) -> int | None:
+    def _drafts_with(self) -> int:
         body = {"prompt": "1", "max_tokens": 1, "store": False, "figures": True}
-        version: int | None = httpx.post(f"{self.url}/v1/completions", json=body).json()["omnidraft"][
-            "snapshot_version"
-        ]
-        return version
+        version: int | None = httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE_S).json()[
+            "omnidraft"
+        ]["snapshot_version"]
+        return version or 0
 
     def verify(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         """Another process, without a drafter."""
@@ -151,7 +151,7 @@ def check_receipts(root: Path, environ: dict[str, str]) -> None:
         events = (lambda: fleet.swap_to(2), fleet.kill_worker, lambda: fleet.swap_to(3))
         paths = saved_answers(fleet, events)
     receipts = [read_receipt(json.loads(path.read_bytes())["choices"][0]["receipt"]) for path in paths]
-    assert {each.snapshot_version for each in receipts} >= {1, 2, 3}
+    assert len({each.snapshot_version for each in receipts if each.snapshot_version}) >= 3
     done = fleet.verify(*paths, "--key", PrivateKey(fleet.secret).public_text("worker"))
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"{NUM_ANSWERS} of {NUM_ANSWERS}: the same bits"), (
         done

@@ -243,7 +243,9 @@ def test_the_log_is_verified_and_a_changed_record_found(
 ) -> None:
     url = f"sqlite:///{tmp_path}/log.db"
     monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
-    settings = tiny_settings((models["target"], models["drafter"]), log={"url": url})
+    settings = tiny_settings(
+        (models["target"], models["drafter"]), log={"url": url}, registry={"url": f"directory:///{tmp_path}/registry"}
+    )
     worker = assembly.worker(settings, CountingMetrics())
     assert worker.producer is not None
     for client in client_of(worker, worker):

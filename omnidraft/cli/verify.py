@@ -133,7 +133,7 @@ def _of_receipt(
         return DIFFERENT, f": refused: {receipt}"
     if differing := receipt.model.differences(served.identity):
         pairs = [(each, getattr(receipt.model, each), getattr(served.identity, each)) for each in differing]
-        return OTHER_MODEL, ": " + "; ".join(f"its {name} is {theirs}, here {ours}" for name, theirs, ours in pairs)
+        return OTHER_MODEL, ": " + "; ".join(f"{name} {theirs}, here {ours}" for name, theirs, ours in pairs)
     try:
         prompt, answer = receipt.ids(around.get("prompt_token_ids"), around.get("token_ids"))
     except SignatureRefused as exc:
@@ -198,5 +198,5 @@ def _recomputed(
         "its end" if token is None else f"{token} {engine.pair.spelled((token,))!r}"
         for token in (found.given, found.drawn)
     )
-    apart = "" if found.logit_difference is None else f", whose logit is {found.logit_difference:+.4g} from its own"
+    apart = "" if found.logit_difference is None else f"; their logits differ by {found.logit_difference:+.4g}"
     return DIFFERENT, f" at token {found.index}: the answer has {given}, the model draws {drawn}{apart}"

@@ -159,7 +159,10 @@ def read_receipt(envelope: Mapping[str, Any], trusted: Sequence[str] = ()) -> Re
         raise SignatureRefused(f"it is no receipt of this release: {exc.errors()[0]['msg']}") from exc
     if trusted and receipt.key not in trusted:
         raise SignatureRefused(f"its key is not trusted here: {receipt.key}")
-    TrustedKeys([receipt.key]).verify(payload, PAYLOAD_TYPE, signatures, (SIGNER,))
+    try:
+        TrustedKeys([receipt.key]).verify(payload, PAYLOAD_TYPE, signatures, (SIGNER,))
+    except SignatureRefused as exc:
+        raise SignatureRefused("it is not what its key signed: it was changed") from exc
     return receipt
 
 

@@ -67,7 +67,7 @@ class Fleet(LocalCluster):
         self.bring_up("worker")
 
     def swap_to(self, version: int) -> None:
-        """Let the worker draft with this version, once it was learned, or with a later one that the controller chose."""
+        """Let the worker draft with this version, once it was learned, or a later one that was promoted."""
         registry = assembly.registry(self.settings)
         self.wait_for(lambda: registry.versions()[-1].version >= version, f"version {version}", PATIENCE_S)
         with closing(assembly.ordering_log(self.settings)) as control:

@@ -63,6 +63,7 @@ def verify(
     decode, url = {"mode": "reproducible", "policy": "fixed"}, log if log and "://" in log else None
     settings = config.load(config_path, models=models, decode=decode, log={"url": url})
     counts = Counter[str]()
+    verdicts: Iterator[Verdict]
     if from_log:
         verdicts = _of_log(settings, log or settings.log.url, since, sample, num_draft_tokens)
     else:

@@ -93,7 +93,8 @@ class Receipt(_Part):
 
     def request(self, prompt_ids: Sequence[int], markers: ThoughtMarkers | None) -> Request:
         """Return the request that draws the answer again. `markers` are the tokenizer's, where it has some."""
-        rules, thoughts = self.thoughts, None
+        rules = self.thoughts
+        thoughts: Thoughts | None = None
         if rules is not None and markers is not None:
             thoughts = Thoughts(markers, rules.phase, rules.has_grammar, rules.budget)
         return Request(

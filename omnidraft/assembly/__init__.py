@@ -16,7 +16,7 @@ from omnidraft.assembly.logs import (
 from omnidraft.assembly.models import Vocabularies, packed_cache, served_vocabularies, set_threads, target, vocabularies
 from omnidraft.assembly.recording import tracing
 from omnidraft.assembly.registries import existing_registry, experiment, registry
-from omnidraft.assembly.signing import snapshot_signing
+from omnidraft.assembly.signing import receipt_signer, snapshot_signing
 from omnidraft.assembly.snapshot_loading import memory_loader, ngram_cache, snapshot_loader
 from omnidraft.assembly.vllm import Batching, batching
 from omnidraft.assembly.worker import Worker, engine, worker

@@ -12,7 +12,7 @@ from typing import Any
 
 from omnidraft.assembly.drafting import drafter_memory, drafter_of, drafter_prompt, measured_costs, shared_drafting
 from omnidraft.assembly.fleet import control_log
-from omnidraft.assembly.models import TargetVocabulary, Vocabularies, aligned, target
+from omnidraft.assembly.models import TargetVocabulary, Vocabularies, aligned, identity, target
 from omnidraft.assembly.registries import require_named
 from omnidraft.assembly.signing import follows_registry
 from omnidraft.assembly.snapshot_loading import (
@@ -28,6 +28,7 @@ from omnidraft.decode.drafting.safe_drafting import DraftingFailures
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.policy.cost_model import MeasuredCosts
 from omnidraft.decode.prompting import Pair
+from omnidraft.decode.receipt import ModelIdentity
 from omnidraft.decode.recording.trace_producer import TraceProducer
 from omnidraft.decode.sampling.grammar import Grammars
 from omnidraft.decode.sampling.grammar_trial import GrammarTrial
@@ -50,6 +51,7 @@ class ServedTarget:
 
     engine: Engine
     target: Target
+    identity: ModelIdentity
     updater: SnapshotUpdater | None
 
 
@@ -101,12 +103,17 @@ class DecodingHost:
         engine.decoder.grammars.prepare()
         self.tokenizers.target.prepare_chats()
         if pinned is not None:
-            return ServedTarget(engine, self.target, None)
+            return ServedTarget(engine, self.target, self.identity, None)
 
         updater = snapshot_updater(
             settings, self._metrics, snapshots, engine.slot, load, engine.forget_texts, tracing=self._tracing
         )
-        return ServedTarget(engine, self.target, updater)
+        return ServedTarget(engine, self.target, self.identity, updater)
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """What receipts say of the target."""
+        return identity(self.settings, self.tokenizers, self.target)
 
     def engine(self, first: LoadedSnapshot) -> Engine:
         """Return an engine whose slot begins with this snapshot."""

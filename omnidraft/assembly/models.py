@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from omnidraft.config import Settings
+from omnidraft.decode.receipt import ModelIdentity
 from omnidraft.errors import ConfigError, VocabularyError
 from omnidraft.models.catalog import store
 from omnidraft.models.catalog.install import read_origin
@@ -16,7 +17,7 @@ from omnidraft.models.llamacpp.context import library
 from omnidraft.models.llamacpp.crash_probe import require_surviving_build
 from omnidraft.models.native.packed_cache import PackedCache
 from omnidraft.models.native.target import cached_target
-from omnidraft.models.weights_name import weights_digest
+from omnidraft.models.weights_name import SHORT, weights_digest
 from omnidraft.ports import Target
 from omnidraft.progress import stages
 from omnidraft.system import usable_processors
@@ -167,4 +168,21 @@ def _llamacpp_target(settings: Settings, tokenizers: TargetVocabulary) -> Target
 
 def _name(model: str, source: Path) -> str:
     """Return what fingerprints call this model: other weights under the same name have another. Raises ModelError."""
-    return f"{model}@{weights_digest(source, store.default_home() / store.DIGESTS)}"
+    return f"{model}@{_weights(source)[:SHORT]}"
+
+
+def _weights(source: Path) -> str:
+    return weights_digest(source, store.default_home() / store.DIGESTS)
+
+
+def identity(settings: Settings, tokenizers: TargetVocabulary, loaded: Target) -> ModelIdentity:
+    """Return what receipts say of a target that was loaded with these settings. Raises ModelError."""
+    section = settings.models
+    names = (section.target, *section.members) if section.engine == "ensemble" else (section.target,)
+    find = store.gguf_path if section.engine == "llamacpp" else store.resolve
+    sources = {name: find(name) for name in names}
+    kernels = loaded.fingerprint
+    for name, source in sources.items():
+        kernels = kernels.replace(f"{_name(name, source)}-", "")
+    weights = "+".join(map(_weights, sources.values()))
+    return ModelIdentity(name=section.target, weights=weights, kernels=kernels, tokenizer=tokenizers.target.fingerprint)

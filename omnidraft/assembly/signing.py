@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import inf
 
 from omnidraft.config import Settings
+from omnidraft.decode.receipt import ModelIdentity, ReceiptSigner
 from omnidraft.fleet.control_signing import MAX_AGE_S, ControlSigning
 from omnidraft.snapshots.keys import PrivateKey, Role, TrustedKeys
 from omnidraft.snapshots.signing import SnapshotSigning
@@ -18,6 +19,12 @@ def control_signing(settings: Settings) -> ControlSigning | None:
     """Return how this process signs and verifies values of the control log; None without keys."""
     trusted = _trusted_keys(settings)
     return None if trusted is None else ControlSigning(_private_key(settings), trusted)
+
+
+def receipt_signer(settings: Settings, identity: ModelIdentity) -> ReceiptSigner | None:
+    """Return what signs receipts of a model's answers; None without a key."""
+    secret = settings.worker.receipt_key
+    return None if secret is None else ReceiptSigner(PrivateKey(secret.get_secret_value()), identity)
 
 
 def require_signer(settings: Settings, roles: Sequence[Role]) -> None:

@@ -52,7 +52,7 @@ def engine(
     require_named(settings, snapshot)
     host = DecodingHost(settings, metrics, served_vocabularies(settings, progress))
     made = host.engine(named_or_base(settings, host.load, snapshot))
-    return Worker((ServedTarget(made, host.target, None),), None)
+    return Worker((ServedTarget(made, host.target, host.identity, None),), None)
 
 
 def worker(

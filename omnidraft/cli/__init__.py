@@ -20,6 +20,7 @@ from omnidraft.cli.run import serve
 from omnidraft.cli.settings import settings
 from omnidraft.cli.status import status
 from omnidraft.cli.transfer import transfer
+from omnidraft.cli.verify import verify
 from omnidraft.cli.whatif import costs_app, whatif
 from omnidraft.errors import OmnidraftError
 
@@ -31,6 +32,7 @@ app.command()(chat)
 app.command()(demo)
 app.command()(serve)
 app.command()(check)
+app.command()(verify)
 app.command()(status)
 app.command()(doctor)
 app.command()(whatif)

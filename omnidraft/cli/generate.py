@@ -60,6 +60,9 @@ def generate(
     ] = None,
     num_draft_tokens: Annotated[int | None, typer.Option(min=0, help="0 decodes plainly.")] = None,
     mode: Annotated[Mode | None, typer.Option(help="How the text is decoded.")] = None,
+    receipt: Annotated[
+        Path | None, typer.Option(help="Write a signed receipt here, for `omnidraft verify`; with --mode reproducible.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Go on with the text as it is, without a chat template.")] = False,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Show text as it comes.")] = True,
     config_path: Config = None,
@@ -69,7 +72,9 @@ def generate(
     tell_of_libraries()
     from omnidraft import assembly
     from omnidraft.decode.generation import GenerationRequest
+    from omnidraft.decode.receipt import require_reproducible, require_signer
     from omnidraft.decode.step_stats import DecodeStats
+    from omnidraft.files import require_writable_file, save_json
     from omnidraft.telemetry.metrics import CountingMetrics
 
     sampling = sampling_of(
@@ -80,6 +85,10 @@ def generate(
     check_sampling(sampling, MAX_COUNT)  # before gigabytes are loaded
     models = {"target": target, "drafter": drafter, "engine": engine, "precision": quantize}
     settings = config.load(config_path, models=models, decode={"mode": mode})
+    if receipt is not None:  # all of it before gigabytes are loaded, too
+        require_reproducible(settings.decode.mode)
+        require_signer(settings.worker.receipt_key)
+        require_writable_file(receipt, makes_folder=False)
     text = _prompt(prompt, file, may_be_empty=bool(suffix))
     is_plain = raw or bool(suffix)
     with download_bars() as progress:
@@ -96,14 +105,20 @@ def generate(
         num_draft_tokens=num_draft_tokens,
     )
     stats = DecodeStats()
-    shown = []
+    shown, answer_ids = list[str](), list[int]()
     stages.info("reading the prompt")
-    for step in worker.engine.stream(request).steps:
+    generation = worker.engine.stream(request)
+    for step in generation.steps:
         stats.take(step)
+        answer_ids += step.emitted
         shown.append(step.text)
         if stream:
             print(step.text, end="", flush=True)
     print("" if stream else "".join(shown))
+    if receipt is not None:
+        signer = require_signer(assembly.receipt_signer(settings, worker.served[0].identity))
+        decoded, version = worker.engine.decode_request(request), generation.snapshot.version
+        save_json(signer.receipt(decoded, answer_ids, snapshot_version=version), receipt)
     agreement = "-" if stats.agreement is None else f"{stats.agreement:.2f}"
     print(
         f"{stats.num_tokens} tokens, {stats.tokens_per_s:.1f} tokens/s, {stats.tokens_per_pass:.2f} tokens per "

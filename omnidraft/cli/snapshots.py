@@ -149,14 +149,16 @@ def sign(
 def new_key(
     role: Annotated[
         str,
-        typer.Option(help="Who signs with it: distiller (snapshots), controller (what serves) or operator (both)."),
+        typer.Option(
+            help="Who signs: distiller (snapshots), controller (what serves), operator (both) or worker (receipts)."
+        ),
     ] = "operator",
     out: Annotated[
         Path | None, typer.Option(help="A new file for the private key, which only you can read; else it is printed.")
     ] = None,
 ) -> None:
     """Make a key pair: the private key for registry.private_key of one process, the public one for
-    registry.trusted_keys of all."""
+    registry.trusted_keys of all; a worker's are for worker.receipt_key and for `omnidraft verify --key`."""
     from typing import cast
 
     from omnidraft.config.secrets import ROLES

@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BaseModel, SecretStr
 KEY_BYTES = 32
 """The length of every key, private or public."""
 PRIVATE_KEY_PREFIX = "ed25519-private:"
-ROLES = ("distiller", "controller", "operator")
-"""Who signs: a distiller its snapshots, a controller what serves, an operator both."""
+ROLES = ("distiller", "controller", "operator", "worker")
+"""Who signs: a distiller its snapshots, a controller what serves, an operator both, a worker receipts."""
 MIN_KEY_CHARS = 16
 HIDDEN = "***"
 

@@ -12,7 +12,7 @@ from omnidraft.config.learning import (
     LearnerSettings,
     MemorySettings,
 )
-from omnidraft.config.secrets import ClientKey
+from omnidraft.config.secrets import ClientKey, PrivateKeyText
 from omnidraft.config.services import LogSettings, MetricsSettings, RegistrySettings, Section, TracingSettings, like
 
 Mode = Literal["fast", "reproducible"]
@@ -206,6 +206,9 @@ class WorkerSettings(Section):
     metrics_key: ClientKey | None = None
     """The key that /metrics asks for, as `Authorization: Bearer KEY`; none of `api_keys`. None: everybody who reaches
     the port may read how much all tenants send together. `omnidraft status` and Prometheus need it too."""
+    receipt_key: PrivateKeyText | None = None
+    """The private key that signs receipts of answers, here and in `omnidraft generate --receipt`. None: there are none.
+    Give it as OMNIDRAFT_WORKER__RECEIPT_KEY; `omnidraft snapshots new-key --role worker` makes one."""
     page: bool = True
     """Whether `/` is a page on which to ask and watch. With `api_keys` it asks for a key."""
     max_queue: int = Field(1024, ge=1)

@@ -195,7 +195,7 @@ class RegistrySettings(StoreSettings):
     needs more of the registry's disk."""
     private_key: PrivateKeyText | None = None
     """Signs what this process publishes: a distiller's snapshots, a controller's or an operator's values of the control
-    log. Workers have none. Give it as OMNIDRAFT_REGISTRY__PRIVATE_KEY; `omnidraft snapshots new-key` makes one."""
+    log. Workers have none here. Give it as OMNIDRAFT_REGISTRY__PRIVATE_KEY; `omnidraft snapshots new-key` makes one."""
     trusted_keys: tuple[PublicKeyText, ...] = ()
     """Public keys with what each may sign, as `distiller:ed25519:...`, `controller:ed25519:...` or
     `operator:ed25519:...`. With any, snapshots and control values without a signature of theirs are refused. Empty:

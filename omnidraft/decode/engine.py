@@ -11,6 +11,7 @@ from omnidraft.decode.decoder import Decoder, SequenceOutput
 from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.generation import GenerationRequest, GenerationStream
 from omnidraft.decode.prompting import Pair
+from omnidraft.decode.receipt import require_reproducible
 from omnidraft.decode.recording.record_builder import SEGMENT_TOKENS, RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
 from omnidraft.decode.recording.trace_producer import TraceProducer
@@ -232,6 +233,9 @@ class Engine:
         is_default = request.num_draft_tokens is None and default == self._decode.num_draft_tokens
         num_draft = default if request.num_draft_tokens is None else request.num_draft_tokens
         require_integer("num_draft_tokens", num_draft, at_least=0)
+        mode = request.mode or self._decode.mode
+        if request.has_receipt:
+            require_reproducible(mode)
         context_limit = self.decoder.target.context_limit
         target_ids = prompting.read_prompt(request, self.pair, context_limit)
         thoughts = prompting.thoughts_of(request, self.pair, target_ids)
@@ -245,7 +249,7 @@ class Engine:
             seed=request.noise_seed(),
             stop_ids=prompting.stop_ids(request, self.pair.target_tokenizer),
             stop_strings=tuple(stop.encode() for stop in request.stop_strings if stop),
-            mode=request.mode or self._decode.mode,
+            mode=mode,
             num_draft_tokens=num_draft,
             num_memory_tokens=self._decode.num_memory_tokens if is_default else 0,
             tenant=request.tenant,

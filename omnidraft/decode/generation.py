@@ -67,6 +67,8 @@ class GenerationRequest:
     """The same for the tokens of the prompt, where they are scored before decoding; see Engine.score_prompt."""
     ignores_eos: bool = False
     """Whether it goes on behind ids that end a text, up to `max_new_tokens`."""
+    has_receipt: bool = False
+    """Whether a receipt is made of the answer, which needs the reproducible mode."""
     is_stored: bool = True
     """Whether it may be recorded for training."""
     tenant: str = "default"

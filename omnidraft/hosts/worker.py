@@ -53,7 +53,10 @@ class WorkerRuntime:
         self._announcing: threading.Thread | None = None
         self.vital: tuple[Supervised, ...] = (self._requests, *threads)
         """Without each of these the worker is not healthy."""
-        served = [ServedModel(each.engine, each.target.fingerprint) for each in self._worker.served]
+        served = [
+            ServedModel(each.engine, each.target.fingerprint, assembly.receipt_signer(settings, each.identity))
+            for each in self._worker.served
+        ]
         self.app = application(self._requests, served, settings.worker, self.metrics.render, threads)
         self.traced_app = TelemetryMiddleware(self.app, self.metrics, self._tracing)
         """The application as requests reach it, with metrics and spans."""

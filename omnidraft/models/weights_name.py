@@ -9,15 +9,15 @@ from pathlib import Path
 from omnidraft.errors import ModelError
 from omnidraft.files import file_states, replace_file
 
-_LENGTH = 12
+SHORT = 12
+"""The digits of a digest that are enough in a name."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.gguf)", re.IGNORECASE)
 logger = logging.getLogger(__name__)
 
 
 def weights_digest(source: Path, cache: Path) -> str:
-    """Return the first digits of a SHA-256 of a model folder's config.json and *.safetensors, or of a GGUF file with
-    all its parts.
+    """Return a SHA-256 of a model folder's config.json and *.safetensors, or of a GGUF file with all its parts.
 
     Args:
         cache: see file_sha256.
@@ -27,7 +27,7 @@ def weights_digest(source: Path, cache: Path) -> str:
     """
     files = gguf_parts(source) if source.is_file() else [source / "config.json", *sorted(source.glob("*.safetensors"))]
     digests = [bytes.fromhex(file_sha256(file, cache)) for file in files]
-    return hashlib.sha256(b"".join(digests)).hexdigest()[:_LENGTH]
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def file_sha256(file: Path, cache: Path) -> str:

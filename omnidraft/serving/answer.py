@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from omnidraft.decode.drafted_spans import DraftedSpans
 from omnidraft.decode.engine import Engine
+from omnidraft.decode.receipt import ReceiptSigner, require_signer
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.params import numbers_of
 from omnidraft.ports import Source, Step
@@ -65,6 +66,8 @@ class ServedModel:
     engine: Engine
     fingerprint: str
     """It identifies all that a text depends on besides the request; see ports.Target."""
+    receipts: ReceiptSigner | None = None
+    """Signs receipts; None: this worker gives none."""
 
     @property
     def name(self) -> str:
@@ -98,6 +101,7 @@ class Answer:
             part.token_ids = list(step.emitted)
             if step.finish_reason is not None:
                 part.finish_reason = step.finish_reason.value
+                part.receipt = self._receipt(index) if self.body.receipt else None
             collector = collectors[index]
             part.entries = None if collector is None else collector.take(step)
             if (follower := spans[index]) is not None:
@@ -153,6 +157,19 @@ class Answer:
         origin = {"snapshot_version": generations[0].snapshot.version, "seeds": [each.seed for each in generations]}
         sampling = numbers_of(self.queued.texts[0].request.sampling)
         return {"omnidraft": {**self.queued.stats.summary(), **origin, "sampling": sampling}}
+
+    def _receipt(self, index: int) -> dict[str, object]:
+        """Return the receipt of a choice that has ended."""
+        text = self.queued.texts[index]
+        assert text.decoded is not None
+        assert text.generation is not None
+        return require_signer(self.model.receipts).receipt(
+            text.decoded,
+            text.generation.ids[len(text.decoded.prompt_ids) :],
+            choice=index,
+            snapshot_version=text.generation.snapshot.version,
+            as_digests=self.body.receipt == "digests",
+        )
 
     def metrics(self) -> ResponseMetrics | None:
         """Return vLLM's metrics; None for several choices, as there."""

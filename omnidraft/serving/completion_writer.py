@@ -97,6 +97,8 @@ class CompletionWriter:
             shown["drafted_by"] = [(span.text, span.source) for span in part.spans]
         if self._body.return_token_ids:
             shown["token_ids"] = part.token_ids
+        if part.receipt is not None:
+            shown["receipt"] = part.receipt
         return {"index": part.index, **shown, "finish_reason": part.finish_reason}
 
     def _completion(self, part: ChoicePart, body: CompletionRequest) -> Json:

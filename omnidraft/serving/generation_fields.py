@@ -68,6 +68,9 @@ class OpenAIFields(RequestFields):
     user: str | None = Field(None, max_length=MAX_USER_CHARACTERS, pattern=NO_ZERO_BYTE)
     """Whose the request is, unless the API key says it."""
     metadata: TextMapping | None = None
+    receipt: Literal["digests"] | bool = False
+    """Answer with a signed receipt, by which anybody with the model can compute the answer again (`omnidraft verify`);
+    `digests` puts digests of its ids into it. It needs the reproducible mode."""
     prediction: Prediction | None = None
     """What the answer will probably be, such as a file before an edit: it is drafted, and changes no text."""
 
@@ -191,6 +194,7 @@ class GenerationFields(OpenAIFields):
             num_log_probs=self.num_log_probs,
             ignores_eos=bool(self.ignore_eos),
             is_stored=self.store is not False,
+            has_receipt=bool(self.receipt),
             tenant=tenant,
         )
 

@@ -167,6 +167,8 @@ class ChoicePart:
     """The stop string that ended it, if one did."""
     token_ids: list[int] = field(default_factory=list)
     """The ids that the target drew."""
+    receipt: Json | None = None
+    """The signed receipt of all of it, where it ends and the request asks for one."""
 
     @property
     def text(self) -> str:
@@ -182,7 +184,7 @@ class ChoicePart:
 
     def add(self, part: "ChoicePart") -> None:
         """Append the next part."""
-        self.finish_reason, self.stop_string = part.finish_reason, part.stop_string
+        self.finish_reason, self.stop_string, self.receipt = part.finish_reason, part.stop_string, part.receipt
         self.token_ids += part.token_ids
         if part.entries is not None:
             self.entries = (self.entries or []) + part.entries

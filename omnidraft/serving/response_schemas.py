@@ -84,6 +84,8 @@ class _Choice(BaseModel):
     finish_reason: FinishReason | None
     token_ids: list[int] | None = None
     """All that were drawn, if `return_token_ids` is set."""
+    receipt: dict[str, Any] | None = None
+    """A DSSE envelope, where the choice ends, if `receipt` is set; see docs/exactness.md."""
 
 
 class CompletionChoice(_Choice, PromptTokens):

@@ -15,6 +15,7 @@ from fastapi.responses import Response
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.engine import Engine
 from omnidraft.decode.generation import GenerationRequest
+from omnidraft.decode.receipt import require_signer
 from omnidraft.errors import RequestError
 from omnidraft.params import Sampling
 from omnidraft.serving import auth
@@ -116,6 +117,8 @@ class Responder:
     ) -> QueuedRequest:
         """Return the body as a request for the queue, in the name of its client and tenant. Raises RequestError."""
         self._require_few_choices(body)
+        if body.receipt:
+            require_signer(model.receipts)
         client = self.client_of(request)
         scope = auth.cache_scope(auth.authenticated_client(request), _address(request), body.cache_salt)
         tenant = self.tenant_of(request, body)

@@ -1,4 +1,4 @@
-"""Key pairs that sign snapshots and control values, and the roles of their owners.
+"""Key pairs that sign snapshots, control values and receipts, and the roles of their owners.
 
 Signatures are Ed25519 over DSSE's pre-authentication encoding (https://github.com/secure-systems-lab/dsse), made and
 verified by securesystemslib, the signer of TUF and in-toto: the type of what is signed is signed with it, so that a
@@ -7,9 +7,10 @@ A private key is `ed25519-private:KEY`, a public one `ROLE:ed25519:KEY`, both 32
 """
 
 import base64
+import copy
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib.dsse import Envelope
@@ -19,7 +20,7 @@ from securesystemslib.signer import CryptoSigner, Signature, SSlibKey
 from omnidraft.config.secrets import PRIVATE_KEY_PREFIX
 from omnidraft.errors import ConfigError, SignatureRefused
 
-Role = Literal["distiller", "controller", "operator"]
+Role = Literal["distiller", "controller", "operator", "worker"]
 
 
 class PrivateKey:
@@ -43,6 +44,28 @@ class PrivateKey:
     def sign(self, payload: bytes, payload_type: str) -> str:
         """Return the signature in hex."""
         return Envelope(payload, payload_type, {}).sign(self._signer).signature
+
+    def envelope(self, payload: bytes, payload_type: str) -> dict[str, Any]:
+        """Return the payload and its signature as DSSE has them in JSON."""
+        envelope = Envelope(payload, payload_type, {})
+        envelope.signatures[self.key_id] = envelope.sign(self._signer)
+        document: dict[str, Any] = envelope.to_dict()
+        return document
+
+
+def read_envelope(document: Mapping[str, Any], payload_type: str) -> tuple[bytes, dict[str, str]]:
+    """Return the payload of a DSSE envelope of this type, not verified, and its signatures (key id -> hex).
+
+    Raises:
+        SignatureRefused: it is none.
+    """
+    try:
+        envelope = Envelope.from_dict(copy.deepcopy(dict(document)))
+    except (SigningError, LookupError, TypeError, ValueError, AttributeError) as exc:
+        raise SignatureRefused(f"it is no signed document: {exc!r}") from exc
+    if envelope.payload_type != payload_type:
+        raise SignatureRefused(f"it is signed as {envelope.payload_type}, not as {payload_type}")
+    return envelope.payload, {key_id: each.signature for key_id, each in envelope.signatures.items()}
 
 
 def new_private_key() -> str:

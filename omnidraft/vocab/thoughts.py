@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
+from enum import StrEnum, auto
 
 from omnidraft.vocab.tokenizer import Vocabulary
 
@@ -65,7 +65,7 @@ class ThoughtMarkers:
         """White space, with its length."""
 
 
-class Phase(Enum):
+class Phase(StrEnum):
     LEAD = auto()
     """Nothing but white space was said, or the beginning of an opening marker."""
     THOUGHTS = auto()

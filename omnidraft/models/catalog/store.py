@@ -18,7 +18,7 @@ from omnidraft.errors import ModelDownloadError, ModelUnknown
 from omnidraft.models.catalog import gguf_conversion, hub, known_models, pypi_wheels
 from omnidraft.models.catalog.install import Origin, install_once, is_complete, make_folder, require_space
 from omnidraft.models.catalog.known_models import CatalogModel
-from omnidraft.models.weights_name import gguf_parts, is_gguf, weights_digest
+from omnidraft.models.weights_name import SHORT, gguf_parts, is_gguf, weights_digest
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -118,7 +118,7 @@ class _Store:
         return self._from_hub(hub_id, _folder(hub_id), self.needs_weights)
 
     def gguf_file(self, file: Path) -> Path:
-        digest = weights_digest(file, default_home() / DIGESTS)
+        digest = weights_digest(file, default_home() / DIGESTS)[:SHORT]
         whole = _folder(f"{file.stem}-{digest}-{gguf_conversion.VERSION}")
         is_whole = self.converts_weights or is_complete(whole)
 

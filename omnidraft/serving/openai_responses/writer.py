@@ -75,7 +75,9 @@ class ResponsesWriter:
     def _ended(self, last: ChoicePart, blocks: Sequence[Block]) -> Json:
         status, usage = _status(last), self._answer.usage()
         num_cached = usage.prompt_tokens_details.cached_tokens
+        receipt: Json = {} if last.receipt is None else {"receipt": last.receipt}
         return self._response(status, self._items(status, blocks)) | {
+            **receipt,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "usage": {
                 "input_tokens": usage.prompt_tokens,

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -147,18 +147,18 @@ def snapshot_comparison(
 ) -> SnapshotComparison:
     """Return the comparison of the snapshots of `models.target` on a tenant's newest records."""
     recent = recent_records(settings, tokenizers.alignment.fingerprint)
-    base = partial(base_serving_tensors, settings, tokenizers)
+    base = partial(base_weights, settings, tokenizers)
     return SnapshotComparison(snapshots, learner, recent, control, base, folder / "earlier")
 
 
-def base_serving_tensors(settings: Settings, tokenizers: Vocabularies) -> dict[str, Tensor]:
-    """Return the serving tensors of the base drafter, as the settings train it."""
+def base_weights(settings: Settings, tokenizers: Vocabularies) -> Mapping[str, Tensor]:
+    """Return the weights of the base drafter that are learned, as the settings train it, in float32."""
     from omnidraft.distill.training.learner import SEED
     from omnidraft.models.hf.trainable_drafter import load_trainable
 
     section = settings.learner
     made = load_trainable(tokenizers.drafter_folder, train=section.train, rank=section.lora_rank, seed=SEED)
-    return made.serving_tensors()
+    return made.trained()
 
 
 def recent_records(settings: Settings, alignment: str) -> RecentRecords:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 LoadCache = Callable[[Mapping[str, np.ndarray]], NgramCache]
 """Makes an n-gram cache of a snapshot's arrays; a new one without arrays."""
 LoadBase = Callable[[], Mapping[str, Tensor]]
-"""Returns the serving tensors of the base drafter, for a snapshot that has none of its own."""
+"""Returns the weights of the base drafter that are learned, unrounded, for a snapshot that has none of its own."""
 
 
 class Learning:
@@ -98,7 +98,7 @@ class Learning:
         if restored.batcher is not None:
             self._batcher.load_state(restored.batcher, manifest.offsets)
         else:
-            self._batcher.start_at(manifest.offsets)
+            self._batcher.start_afresh(manifest.offsets)
 
     def go_back(self, restored: Restored) -> None:
         """Take the weights, optimizer, n-gram cache and replay buffer of a snapshot, with a fresh optimizer and nothing

@@ -27,6 +27,7 @@ from omnidraft.distill.ingest.record_disposition import (
     Disposition,
     disposition,
     forget_oldest,
+    hash_63,
     is_held_out,
     record_key,
 )
@@ -44,7 +45,7 @@ MOST_AHEAD = 4
 HELD_OUT_RECORDS = 24
 """As many are measured in the time of a few steps."""
 _SEEN, _TURN, _ORDER, _RECENT, _HELD_OUT = "seen", "turn", "partitions", "recent_tenants", "held_out."
-_NEWEST = "newest_ms"
+_NEWEST, TENANTS = "newest_ms", "tenants"
 
 
 @dataclass(slots=True)
@@ -100,6 +101,9 @@ class Batcher:
         self.held_out: deque[TraceRecord] = deque()
         self.newest_ms = 0
         """The time of the newest record that went through, Unix milliseconds."""
+        self._tenants = set[int]()
+        """Hashes of the tenants whose records ever went through; of SEEN_RECORDS, so with these anybody's may have."""
+        self._fresh = self.state()
 
     def add(self, polled: PolledRecords) -> None:
         """Buffer the records of a poll, which are in offset order within each partition."""
@@ -158,6 +162,7 @@ class Batcher:
             _ORDER: torch.tensor(self._order),
             _RECENT: torch.from_numpy(np.array(self._shares.recent, np.int64)),
             _NEWEST: torch.tensor(self.newest_ms),
+            TENANTS: torch.from_numpy(np.array(sorted(self._tenants), np.int64)),
         }
         return tensors | records_to_tensors(_HELD_OUT, self.held_out)
 
@@ -169,8 +174,13 @@ class Batcher:
         self._order = tuple(tensors[_ORDER].tolist())
         self._shares.restore(tensors[_RECENT].tolist())
         self.newest_ms = int(tensors[_NEWEST])
+        self._tenants = set(tensors[TENANTS].tolist())
         self.held_out.clear()
         self._hold_out(records_from_tensors(_HELD_OUT, tensors))
+
+    def start_afresh(self, offsets: Offsets) -> None:
+        """Go on at these offsets as a new batcher of these partitions."""
+        self.load_state(self._fresh | {_ORDER: torch.tensor(self._order)}, offsets)
 
     def start_at(self, offsets: Offsets) -> None:
         """Drop the buffers; the log is read on from these offsets."""
@@ -259,7 +269,8 @@ class Batcher:
     def _commit(self, partial: _PartialBatch) -> Batch:
         for partition, number in partial.taken.items():
             for _ in range(number):
-                self._buffers[partition].popleft()
+                _, record = self._buffers[partition].popleft()
+                self._tenants |= {hash_63(record.tenant)} if len(self._tenants) < SEEN_RECORDS else set()
         self._turn, self.newest_ms = partial.turn, partial.newest_ms
         self._seen |= partial.seen
         forget_oldest(self._seen, self._seen_records)

@@ -85,7 +85,7 @@ def test_a_tenant_that_came_back_and_left_no_message_is_forgotten_again(
     first = assembly_tenants.forget(unencrypted, "a", data)
     assert orders(unencrypted) == 1
     monkeypatch.setattr(assembly_tenants, "_REPEATED_S", -1.0)
-    assert assembly_tenants.forget(unencrypted, "a", data).forget_id != first.forget_id
+    assert assembly_tenants.forget(unencrypted, "a", data).order != first.order
     assert orders(unencrypted) == 2
 
 

@@ -1,4 +1,4 @@
-"""A tenant is forgotten exactly: every file of the snapshot is bit for bit the one of a run that never saw the tenant."""
+"""Weights forget a tenant: every file of the snapshot is bit for bit that of a run which never saw the tenant."""
 
 from pathlib import Path
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from omnidraft.distill.ingest.batcher import TENANTS
-from omnidraft.distill.ingest.record_disposition import SEEN_RECORDS, hash_63
+from omnidraft.distill.ingest.record_disposition import ANYBODY, hash_63
 from omnidraft.distill.publisher import BATCHER, Restored
 from omnidraft.errors import SnapshotCorrupt, SnapshotNotFound
 from omnidraft.ports import Forget, Offsets, Registry, SnapshotVersion
@@ -69,7 +69,7 @@ def _may_know(registry: Registry, version: SnapshotVersion, tenants: Iterable[st
         try:
             fetched = registry.fetch(version.version, Path(folder), ("resume",))
             known = bundle.tensors(fetched, BATCHER)[TENANTS].tolist()
-            return len(known) >= SEEN_RECORDS or not {hash_63(each) for each in tenants}.isdisjoint(known)
+            return not {ANYBODY, *map(hash_63, tenants)}.isdisjoint(known)
         except (SnapshotCorrupt, SnapshotNotFound) as exc:
             logger.warning("learning cannot start from snapshot %d: %s", version.version, exc)
             return True

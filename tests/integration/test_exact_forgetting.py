@@ -3,6 +3,7 @@ files bit for bit those of a fleet which never had the tenant; on SQLite and on 
 
 import base64
 import json
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from omnidraft import assembly, config
 from omnidraft.assembly.fleet import audit
@@ -50,6 +52,7 @@ def make_settings(
 ) -> Callable[..., config.Settings]:
     """Settings of a fleet with a log and a registry of its own, by name."""
     monkeypatch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
+    models = tiny_models[0], unrounded(tiny_models[1], tmp_path / "drafter")
     prefix = uuid.uuid4().hex[:8]
 
     def make(name: str, **learner: object) -> config.Settings:
@@ -60,9 +63,19 @@ def make_settings(
             servers = request.getfixturevalue("kafka_bootstrap")
             log = {"url": f"kafka://{servers}", "topic_prefix": f"exact-{prefix}-{name}"}
         section = LEARNER | {"replay_records": 1, "held_out_every": 4} | learner
-        return fleet_settings(tiny_models, folder, log=log, learner=section)
+        return fleet_settings(models, folder, log=log, learner=section)
 
     return make
+
+
+def unrounded(drafter: Path, copy: Path) -> Path:
+    """Return a drafter whose weights are no numbers of bfloat16: a learner that starts anew has to have all bits."""
+    shutil.copytree(drafter, copy)
+    tensors = load_file(copy / "model.safetensors")
+    save_file(
+        {name: each.float() * 1.001 for name, each in tensors.items()}, copy / "model.safetensors", {"format": "pt"}
+    )
+    return copy
 
 
 def records(settings: config.Settings, num: int = NUM, first: int = 0) -> Iterator[TraceRecord]:

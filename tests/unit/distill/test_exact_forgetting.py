@@ -8,6 +8,7 @@ from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.distill.training.learner import Learner
 from omnidraft.ports import Offsets, Rewind
+from omnidraft.registry.republish import republish
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.testing.memory_log import MemoryReader
@@ -171,6 +172,24 @@ def test_a_snapshot_that_learned_of_the_tenant_what_the_log_lost_since_is_none_t
     run(case.both, reader=Expired(case.both, gone))
     assert case.both.manifest().sha256[bundle.DRAFTER] == learned.sha256[bundle.DRAFTER]
     assert not case.both.manifest().catching_up_to
+
+
+def test_nobody_knows_whom_weights_learned_from_whose_resume_part_is_gone(pair, tmp_path) -> None:
+    """The tenant's records are all from before such a snapshot, which an operator published again."""
+    setting = Setting(pair, tmp_path, replay_records=2)
+    setting.emit(*names(6), tenant="leaver", time_ms=NOW_MS)
+    setting.emit(*names(12, 100), tenant="stayer", time_ms=NOW_MS)
+    run(setting)
+    republish(setting.registry, "3")
+    run(setting)
+    setting.registry.promote(setting.registry.resolve("latest").version)
+    setting.emit(*names(8, 200), tenant="stayer", time_ms=NOW_MS)
+    run(setting)
+    learned, gone = setting.manifest(), setting.manifest("champion").offsets
+    setting.forget("leaver", until_ms=NOW_MS, first_offsets=gone)
+    run(setting, reader=Expired(setting, gone))
+    assert setting.manifest().forgets == ("order",)
+    assert setting.manifest().sha256[bundle.DRAFTER] == learned.sha256[bundle.DRAFTER]
 
 
 def test_refusals_do_not_send_learning_back_to_a_champion_that_knows_the_tenant(pair, tmp_path) -> None:

@@ -129,7 +129,9 @@ class Distiller:
             needs_cache = self._take_up(start)
         except ConfigError as exc:
             logger.error("learning goes on as it is: %s", exc)
-            return self._start_again(Start(without=start.without), stop) if start.without else None
+            if start.without:
+                self._start_again(Start(without=start.without), stop)
+            return
         self._seek(stop)
         if needs_cache:
             self._retry(self._forgetting.rebuild_cache, stop)

@@ -131,6 +131,7 @@ def certificate(folder: Path) -> dict[str, Any]:
     return json.loads(base64.b64decode(json.loads(path.read_text())["payload"]))
 
 
+@pytest.mark.timeout(300)
 def test_the_drafter_that_serves_in_the_end_is_that_of_a_fleet_without_the_tenant(
     make_settings: Callable[..., config.Settings], train: str, forget: Run, tmp_path: Path
 ) -> None:
@@ -166,6 +167,7 @@ def test_the_drafter_that_serves_in_the_end_is_that_of_a_fleet_without_the_tenan
     assert audit(settings).faults == ()
 
 
+@pytest.mark.timeout(300)
 def test_a_distiller_that_is_killed_meanwhile_goes_on_to_the_same_files(tmp_path: Path, forget: Run) -> None:
     both, alone = Fleet(tmp_path), Fleet(tmp_path)
     both.environ["OMNIDRAFT_LEARNER__HOST"] = "process"

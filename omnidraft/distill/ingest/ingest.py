@@ -75,7 +75,7 @@ class Ingest:
     def farthest_offsets(self) -> Offsets:
         """Return the offsets that learning has been at: those of the batcher, or further while it is catching up."""
         offsets, goal = self.batcher.offsets(), self._catching_up_to
-        return {each: max(offsets.get(each, 0), goal.get(each, 0)) for each in offsets | goal}
+        return {each: max(offsets.get(each, 0), goal.get(each, 0)) for each in {*offsets, *goal}}
 
     def catch_up(self, offsets: Offsets) -> None:
         """Let no snapshot be a challenger before everything up to these offsets is learned again."""

@@ -165,7 +165,7 @@ class Setting:
             learner,
             batcher,
             load_cache=self.pair.load_cache,
-            load_base=lambda: self.pair.learner(**self.learner).serving_tensors(),
+            load_base=lambda: self.pair.learner(**self.learner).model.trained(),
             held_out=held_out and held_out(learner),
             factor_judge=factor_judge and factor_judge(learner),
             detector=poison_detector,
@@ -195,8 +195,8 @@ class Setting:
         """What is ordered on the control topic by now, and from now on."""
         return TrainingControl(control_over(self.log))
 
-    def forget(self, tenant: str, *, until_ms: int, forget_id: str = "order") -> None:
-        control_over(self.log).put(("forget", tenant), Forget(id=forget_id, until_ms=until_ms))
+    def forget(self, tenant: str, *, until_ms: int, forget_id: str = "order", **changes) -> None:
+        control_over(self.log).put(("forget", tenant), Forget(id=forget_id, until_ms=until_ms, **changes))
 
 
 def until_idle(num_idle: int = 5):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omnidraft import __version__
-from omnidraft.assembly.fleet import base_serving_tensors, control_log, recent_records, snapshot_comparison
+from omnidraft.assembly.fleet import base_weights, control_log, recent_records, snapshot_comparison
 from omnidraft.assembly.logs import log_reader, log_writer, record_cipher, trace_source
 from omnidraft.assembly.models import TargetVocabulary, Vocabularies, drafter_hash, vocabularies
 from omnidraft.assembly.registries import registry
@@ -118,7 +118,7 @@ class _Parts:
             self._learner,
             self._batcher,
             load_cache=partial(ngram_cache, settings, tokenizers),
-            load_base=partial(base_serving_tensors, settings, tokenizers),
+            load_base=partial(base_weights, settings, tokenizers),
             held_out=HeldOut(self._learner, groups=self._groups, pinned=self._pinned),
             factor_judge=FactorJudge(self._learner, section.factor_tenants, self._groups),
             detector=self._detector,

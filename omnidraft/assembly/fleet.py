@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from omnidraft.audit.run import DiscardingWriter, dead_letter_reasons
 from omnidraft.audit.run import audit as run
 from omnidraft.config import Settings
 from omnidraft.distill.evaluation.snapshot_comparison import SnapshotComparison
+from omnidraft.distill.forgetting import RecordRetention
 from omnidraft.distill.ingest import dead_letters
 from omnidraft.distill.ingest.batcher import seen_keys
 from omnidraft.distill.ingest.ingest import require_same_log
@@ -43,7 +44,7 @@ from omnidraft.fleet.drift_recovery import DriftRecovery
 from omnidraft.fleet.judge import Judge
 from omnidraft.fleet.lease import ControllerLease
 from omnidraft.fleet.request_stats import RequestStatsReader
-from omnidraft.ports import Champion, LogReader, Metrics, Registry, SnapshotVersion
+from omnidraft.ports import Champion, Forget, LogReader, Metrics, Registry, SnapshotVersion
 from omnidraft.registry.manifest_export import pair_name
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics, LabelledMetrics
@@ -147,18 +148,18 @@ def snapshot_comparison(
 ) -> SnapshotComparison:
     """Return the comparison of the snapshots of `models.target` on a tenant's newest records."""
     recent = recent_records(settings, tokenizers.alignment.fingerprint)
-    base = partial(base_serving_tensors, settings, tokenizers)
+    base = partial(base_weights, settings, tokenizers)
     return SnapshotComparison(snapshots, learner, recent, control, base, folder / "earlier")
 
 
-def base_serving_tensors(settings: Settings, tokenizers: Vocabularies) -> dict[str, Tensor]:
-    """Return the serving tensors of the base drafter, as the settings train it."""
+def base_weights(settings: Settings, tokenizers: Vocabularies) -> Mapping[str, Tensor]:
+    """Return the weights of the base drafter that are learned, as the settings train it, in float32."""
     from omnidraft.distill.training.learner import SEED
     from omnidraft.models.hf.trainable_drafter import load_trainable
 
     section = settings.learner
     made = load_trainable(tokenizers.drafter_folder, train=section.train, rank=section.lora_rank, seed=SEED)
-    return made.serving_tensors()
+    return made.trained()
 
 
 def recent_records(settings: Settings, alignment: str) -> RecentRecords:
@@ -223,7 +224,10 @@ def audit(
             manifest = versions[-1].manifest
             require_same_log(manifest.log_id, reader.identity(), manifest.offsets, manifest.offsets)  # ends: as faults
         alignment = versions[-1].manifest.alignment if versions else None
-        source = trace_source(settings, alignment, reader, DiscardingWriter(), CountingMetrics())
+        never_seen = _never_seen(settings, versions)
+        source = trace_source(
+            settings, alignment, reader, DiscardingWriter(), CountingMetrics(), never_seen.is_forgotten
+        )
         held_out_every = settings.learner.held_out_every
         return run(
             source,
@@ -235,6 +239,19 @@ def audit(
             on_poll=on_poll,
             idle_s=idle_timeout_s(log.request_timeout_s),
         )
+
+
+def _never_seen(settings: Settings, versions: Sequence[SnapshotVersion]) -> RecordRetention:
+    """Return what tells the records of tenants whom the weights of the newest snapshot forgot, so that none of its
+    ancestors learned them."""
+    retention = RecordRetention()
+    if not versions or settings.log.control_topic not in topic_names(settings):
+        return retention
+    with closing(control_log(settings, CountingMetrics())) as control:
+        for key, order in control.read_whole().of(Forget).items():
+            if order.first_offsets and order.id in versions[-1].manifest.forgets:
+                retention.forget(key[0], order.until_ms)
+    return retention
 
 
 def _dead_letter_reasons(settings: Settings) -> DeadLetterReasons:

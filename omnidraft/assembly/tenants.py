@@ -22,7 +22,7 @@ from omnidraft.distill.ingest.tenant_messages import TenantMatcher, TenantMessag
 from omnidraft.errors import ConfigError, RequestError
 from omnidraft.fleet.forget_orders import AffectedSnapshots, affected_snapshots, order_forgetting, purge
 from omnidraft.memory.memory_file import Owner, Owners
-from omnidraft.ports import LogReader, Message
+from omnidraft.ports import Forget, LogReader, Message
 from omnidraft.telemetry.metrics import CountingMetrics
 
 if TYPE_CHECKING:
@@ -51,6 +51,11 @@ class TenantData:
         return self.traces.num_with_master_key + self.dead_letters.num_with_master_key
 
     @property
+    def newest_ms(self) -> int:
+        """The time of the newest message; see TenantMessages."""
+        return max(self.traces.newest_ms, self.dead_letters.newest_ms)
+
+    @property
     def num_unopened(self) -> int:
         """Encrypted messages that may be the tenant's, as no key here opens them."""
         return self.traces.num_unopened + self.dead_letters.num_unopened
@@ -60,8 +65,8 @@ class TenantData:
 class ForgetResult:
     """The result of forgetting a tenant."""
 
-    forget_id: str
-    """The name of the order on the control log."""
+    order: Forget
+    """The order on the control log."""
     num_keys: int
     """Keys that were destroyed, that of its group's memory too."""
     num_messages: int
@@ -87,10 +92,11 @@ def forget(
     tenant: str,
     data: TenantData,
     *,
+    is_exact: bool = False,
     accept_retention: bool = False,
     on_message: OnMessage = lambda: None,
 ) -> ForgetResult:
-    """Forget a tenant, of which `data` was found.
+    """Forget a tenant, of which `data` was found; if `is_exact`, in the weights too.
 
     Raises:
         RequestError: it has the name of a group's keys; or only retention deletes some of its messages, or some that
@@ -103,10 +109,11 @@ def forget(
         _require_deletable(tenant, data, is_rewritable=path is not None)
     num_destroyed = _destroy_keys(settings, tenant)
     num_deleted = 0 if path is None else _delete_messages(settings, path, tenant, on_message)
-    forget_id = _order(settings, tenant, data, is_needed=num_destroyed > 0)
+    standing = standing_order(settings, tenant, data, is_exact=is_exact) if not num_destroyed else None
+    order = standing or _order(settings, tenant, data, is_exact=is_exact)
     if path is not None:
         sqlite_forget.shrink(path, settings.log.traces_topic, settings.log.request_timeout_s)  # in none of its files
-    return ForgetResult(forget_id, num_destroyed, num_deleted)
+    return ForgetResult(order, num_destroyed, num_deleted)
 
 
 def affected(settings: Settings, data: TenantData, forget_id: str) -> dict[str, AffectedSnapshots]:
@@ -150,6 +157,16 @@ def purge_snapshots(
             break
         time.sleep(WATCH_S)
     return purged
+
+
+def standing_order(settings: Settings, tenant: str, data: TenantData, *, is_exact: bool) -> Forget | None:
+    """Return the last order if it covers all that was found, and if `is_exact` the weights too."""
+    with closing(control_log(settings, CountingMetrics())) as control:
+        last = control.read_whole().forget(tenant)
+    if last is None or (is_exact and not last.first_offsets):
+        return None
+    is_recent = data.newest_ms > 0 or time.time() * 1000 - last.until_ms < 1000 * _REPEATED_S
+    return last if data.newest_ms <= last.until_ms and is_recent else None
 
 
 def existing_keys(settings: Settings) -> "TenantKeys":
@@ -212,13 +229,6 @@ def _delete_messages(settings: Settings, path: Path, tenant: str, on_message: On
     return len(data.traces.positions) + len(data.dead_letters.positions)
 
 
-def _order(settings: Settings, tenant: str, data: TenantData, *, is_needed: bool) -> str:
-    """Return the order that covers all that was found: the last one, or else a new one."""
-    control = control_log(settings, CountingMetrics())
-    with closing(control):
-        last = control.read_whole().forget(tenant)
-        newest_ms, until_ms = max(data.traces.newest_ms, data.dead_letters.newest_ms), last.until_ms if last else 0
-        is_covered = newest_ms <= until_ms and (newest_ms > 0 or time.time() * 1000 - until_ms < 1000 * _REPEATED_S)
-        if not is_needed and is_covered and last is not None:
-            return last.id
-        return order_forgetting(control, tenant, newest_ms)
+def _order(settings: Settings, tenant: str, data: TenantData, *, is_exact: bool) -> Forget:
+    with closing(control_log(settings, CountingMetrics())) as control:
+        return order_forgetting(control, tenant, data.newest_ms, data.traces.first_offsets if is_exact else {})

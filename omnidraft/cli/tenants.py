@@ -1,5 +1,6 @@
 """`omnidraft tenants`: forget a tenant, turn its factors off and on, and wrap all keys with a new master key."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,8 +11,10 @@ from omnidraft.cli import tenant_factors
 from omnidraft.cli.options import Config, Tenant, group, printable
 
 if TYPE_CHECKING:
+    from omnidraft.assembly.exact_forgetting import Price
     from omnidraft.assembly.tenants import TenantData
     from omnidraft.fleet.forget_orders import AffectedSnapshots
+    from omnidraft.ports import Forget
 
 app = group("Forget a tenant; turn its own factors off and on; renew the wrapping of tenants' keys.")
 app.add_typer(tenant_factors.app, name="factors")
@@ -21,6 +24,14 @@ app.add_typer(tenant_factors.app, name="factors")
 def forget(
     tenant: Tenant,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    is_exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="In the weights too: learn the log again from before its first message, to bit for bit the snapshot "
+            "of a run that never saw it, and write a certificate into this folder.",
+        ),
+    ] = False,
     accept_retention: Annotated[
         bool, typer.Option("--accept-retention", help="Even if only retention deletes some of its records.")
     ] = False,
@@ -28,36 +39,44 @@ def forget(
         bool, typer.Option("--purge-snapshots", help="Delete the files of snapshots that learned from it, too.")
     ] = False,
     wait_s: Annotated[
-        float, typer.Option("--wait", min=0, help="Seconds to wait for the snapshot without it, before that.")
+        float, typer.Option("--wait", min=0, help="Seconds to wait for the snapshot without it, before either.")
     ] = 60.0,
     config_path: Config = None,
 ) -> None:
     """Destroy a tenant's key and records, and have every process forget what it has of it. Repeating it does no harm.
 
-    Deletes for good: there is no way back. Prints what is left. Exit code 1: snapshots were to be purged, and a
-    distiller has not published one without the tenant yet.
+    Deletes for good: there is no way back. Prints what is left. Exit code 1: snapshots were to be purged, or weights to
+    forget, and a distiller has not published one without the tenant yet: repeat the command. With --exact, what it
+    costs is shown first; the champion serves on meanwhile, without what it remembers of the tenant.
     """
-    from omnidraft.assembly import tenants
+    from omnidraft.assembly import exact_forgetting, tenants
     from omnidraft.progress import bar
 
     settings = config.load(config_path)
     with bar(f"looking for {printable(tenant)}: messages", None, transient=True) as saw:
         data = tenants.tenant_data(settings, tenant, saw)
     _print(_found(tenant, data))
+    if is_exact and tenants.standing_order(settings, tenant, data, is_exact=True) is None:
+        for target, price in exact_forgetting.prices(settings, tenant, data).items():
+            _print_price(target, price)
     if not yes:
         typer.confirm("Forget it for good?", abort=True)
     with bar(f"forgetting {printable(tenant)}: messages", None, transient=True) as saw:
-        done = tenants.forget(settings, tenant, data, accept_retention=accept_retention, on_message=saw)
+        done = tenants.forget(
+            settings, tenant, data, is_exact=is_exact, accept_retention=accept_retention, on_message=saw
+        )
     _print(
-        f"order {done.forget_id}: {done.num_keys} keys and the content of {done.num_messages} messages destroyed, "
+        f"order {done.order.id}: {done.num_keys} keys and the content of {done.num_messages} messages destroyed, "
         "distillers and workers told"
     )
     if data.num_unprotected and settings.log.url.startswith("kafka"):
         _print(f"left until Kafka's retention deletes them: {data.num_unprotected} messages that are readable")
     if data.num_unopened:
         _print(f"{data.num_unopened} encrypted messages that no key here opens stay, unless retention deletes them")
-    is_done = _purge(settings, data, done.forget_id, wait_s) if purge_snapshots else True
-    for target, snapshots in tenants.affected(settings, data, done.forget_id).items():
+    is_done = not is_exact or _finish(settings, tenant, done.order, wait_s)
+    if is_done and purge_snapshots:
+        is_done = _purge(settings, data, done.order.id, wait_s)
+    for target, snapshots in tenants.affected(settings, data, done.order.id).items():
         _print_left(target, snapshots)
     if not is_done:
         raise typer.Exit(1)
@@ -85,6 +104,27 @@ def _found(tenant: str, data: "TenantData") -> str:
     )
 
 
+def _print_price(target: str, price: "Price") -> None:
+    takes = "" if price.minutes is None else f", {price.minutes:.1f} minutes at the best pace so far"
+    _print(
+        f"{target}: learning goes back to snapshot {price.start} and reads {price.num_messages} messages again{takes}"
+    )
+
+
+def _finish(settings: "config.Settings", tenant: str, order: "Forget", wait_s: float) -> bool:
+    """Return whether the weights of all targets have forgotten the tenant."""
+    from omnidraft.assembly import exact_forgetting
+    from omnidraft.progress import bar
+
+    targets = settings.models.targets
+    with bar("learning the log again: targets", len(targets), transient=True) as saw:
+        written = exact_forgetting.finish(settings, tenant, order, Path(), wait_s, saw)
+    for target, path in written.items():
+        is_due = "not done yet; its distiller goes on without this command: repeat it for the certificate"
+        _print(f"{target}: {is_due if path is None else f'the weights never saw {printable(tenant)}: {path}'}")
+    return None not in written.values()
+
+
 def _purge(settings: "config.Settings", data: "TenantData", forget_id: str, wait_s: float) -> bool:
     """Return whether the snapshots of all targets were purged."""
     from omnidraft.assembly import tenants
@@ -105,18 +145,16 @@ def _purge(settings: "config.Settings", data: "TenantData", forget_id: str, wait
 
 
 def _print_left(target: str, snapshots: "AffectedSnapshots") -> None:
-    """Print what still knows the tenant, and how to learn on without."""
+    """Print what still knows the tenant, and how weights forget it."""
     left = [each.version for each in snapshots.affected]
-    _print(f"{target}: what the shared weights learned from it stays, in snapshots {_numbers(left)} and their children")
+    _print(
+        f"{target}: what the shared weights learned from it stays, in snapshots {_numbers(left)} and their children, "
+        "but for those that `omnidraft tenants forget --exact` has made"
+    )
     if champion := next((each.version for each in snapshots.affected if "champion" in each.aliases), None):
         _print(
             f"{target}: the champion, snapshot {champion}, has an n-gram cache that counted its text, until the next "
             "snapshot is promoted: `omnidraft snapshots promote latest`, then repeat this with --purge-snapshots"
-        )
-    if snapshots.last_before is not None:
-        _print(
-            f"{target}: to learn on from weights that never saw it: "
-            f"`omnidraft learning restart --version {snapshots.last_before} --target {target}`"
         )
 
 

@@ -16,6 +16,7 @@ from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.training.learner import Learner
 from omnidraft.errors import BusError
 from omnidraft.ports import ControlFollower, ControlState, Drift, Entry, Forget, Metrics, Restart, Rewind
+from omnidraft.snapshots.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,15 @@ class TrainingControl:
     def rewind(self) -> Rewind | None:
         """The newest order to go back to the champion, likewise."""
         return self._state.value(Rewind, "rewind")
+
+    @property
+    def forgets(self) -> dict[str, Forget]:
+        """The newest order to forget each tenant."""
+        return {key[0]: order for key, order in self._state.of(Forget).items()}
+
+    def is_to_forget(self, manifest: Manifest) -> bool:
+        """Return whether weights are to forget what this snapshot's learned from a tenant."""
+        return any(order.concerns(manifest) for order in self.forgets.values())
 
     @property
     def is_drifting(self) -> bool:

@@ -11,7 +11,6 @@ learning starts from a snapshot, at offsets, without tenants. The same three and
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 
 from omnidraft.distill.control import DRIFT_HASTE, Status, StatusReporter, TrainingControl
@@ -20,11 +19,12 @@ from omnidraft.distill.ingest.batch import Batch
 from omnidraft.distill.ingest.ingest import Ingest
 from omnidraft.distill.ingest.trace_consumer import SKIPPED
 from omnidraft.distill.learning import Learning
-from omnidraft.distill.publisher import Publisher, Restored
+from omnidraft.distill.publisher import Publisher
 from omnidraft.distill.retrying import Result, Stop, Wait, retry, wait
+from omnidraft.distill.start import Start, newest_without
 from omnidraft.distill.training.step_report import LearningSpans, StepReport, count, mean_losses
 from omnidraft.errors import BusError, ConfigError, LogReplaced
-from omnidraft.ports import OVER_SHARE, Forget, Metrics, NoopTracing, Offsets
+from omnidraft.ports import OVER_SHARE, Forget, Metrics, NoopTracing
 from omnidraft.snapshots import bundle
 
 CONTROL_TIMEOUT_S = 2.0
@@ -34,20 +34,6 @@ WAITING_S = 2.0
 """Seconds between two checks whether a log that was replaced is back, or a restart was ordered."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where learning starts: from this snapshot, at these offsets, without these tenants."""
-
-    snapshot: Restored | None = None
-    """None: the weights as they are."""
-    offsets: Offsets | None = None
-    """None: those of the snapshot, with its counts and held-out records; without a snapshot, those of now."""
-    without: Mapping[str, Forget] = field(default_factory=dict)
-    """Orders to forget tenants."""
-    never_saw_them: bool = False
-    """Whether the snapshot is from before the first record of these tenants, so that its n-gram cache stays."""
 
 
 class Distiller:
@@ -114,6 +100,8 @@ class Distiller:
                 self._learn(batch, stop)
                 if len(self._reports) >= self._num_steps_due():
                     self._publish(stop)
+            elif self.ingest.ends_catching_up():
+                self._publish(stop)
             else:
                 self._on_empty_poll()
         self._publish_steps(stop)
@@ -141,6 +129,8 @@ class Distiller:
             needs_cache = self._take_up(start)
         except ConfigError as exc:
             logger.error("learning goes on as it is: %s", exc)
+            if start.without:
+                self._start_again(Start(without=start.without), stop)
             return
         self._seek(stop)
         if needs_cache:
@@ -151,7 +141,7 @@ class Distiller:
     def _take_up(self, start: Start) -> bool:
         """Have the learner's state and the place in the log that learning starts from; `seek` is due. Return whether
         the n-gram cache may know of tenants who are forgotten. Raises ConfigError; then nothing changed."""
-        restored, has_forgotten = start.snapshot, bool(start.without) and not start.never_saw_them
+        restored, has_forgotten = start.snapshot, bool(start.without)
         if restored is not None:
             has_forgotten |= not self._forgetting.is_done_in(restored.version.manifest)
         if restored is not None and start.offsets is None:
@@ -159,12 +149,15 @@ class Distiller:
             self.ingest.resume(restored.version.manifest)
             self._forgetting.resume(restored.version.manifest)
             self._publisher.go_on_from(restored.version)
+            self._reports.clear()
         elif restored is not None:
             self._learning.go_back(restored)
             self._publisher.go_on_from(restored.version, continues=self._publisher.parent)
         if start.offsets is not None and (restored is None or start.offsets != self.ingest.batcher.offsets()):
             self.ingest.restart_at(start.offsets)
             self.poison_detector.clear()
+        if start.catching_up_to:
+            self.ingest.catch_up(start.catching_up_to)
         self._learner.count_skipped(self.ingest.batcher.take_skipped())
         self.ingest.batcher.start_at(self.ingest.batcher.offsets())  # what was read is read again, without them
         self._forgetting.note(start.without)
@@ -175,7 +168,7 @@ class Distiller:
             logger.info(
                 "learning starts from snapshot %d at offsets %s", version.version, self.ingest.batcher.offsets()
             )
-        return has_forgotten
+        return has_forgotten and not start.catching_up_to
 
     def _next_order(self, stop: Stop) -> Start | None:
         """Return where an order that was not carried out yet has learning start. It is preceded by a snapshot of the
@@ -189,17 +182,31 @@ class Distiller:
             if offsets is not None:
                 return Start(offsets=offsets)
         if orders := self._forgetting.note(self._control.new_forgets()):
-            return Start(without=orders)
+            return self._retry(partial(self._start_without, orders), stop)
         if (rewind := self._control.rewind) is not None and rewind.id != self._publisher.settled_rewind:
             champion = self._retry(partial(self._publisher.champion_before, rewind.id), stop)
             self._publisher.settled_rewind = rewind.id
-            if champion is not None:
+            if champion is not None and self._control.is_to_forget(champion.version.manifest):
+                logger.error("learning does not go back to a champion whose weights are to forget a tenant")
+            elif champion is not None:
                 self._publish_steps(stop)
                 logger.warning("learning goes back to champion %d, as ordered", champion.version.version)
                 return Start(champion, self.ingest.batcher.offsets())
         for tenant in self._control.new_drifts():
             self._compare_earlier(tenant)
         return None
+
+    def _start_without(self, orders: Mapping[str, Forget]) -> Start:
+        """Return where learning starts to forget these tenants: where weights are to forget too, from before them."""
+        if not any(order.first_offsets for order in orders.values()):
+            return Start(without=orders)
+        log_id, firsts, _ = self.ingest.read_log()
+        version = newest_without(self._publisher.registry, self._control.forgets, log_id, firsts)
+        if version is None:
+            logger.error("weights keep what they learned of %d tenants: no snapshot is from before them", len(orders))
+            return Start(without=orders)
+        restored = self._publisher.restore(version.version)
+        return Start(restored, without=orders, catching_up_to=self.ingest.farthest_offsets())
 
     def _follow_pause(self, stop: Stop) -> None:
         if (is_paused := self._control.is_paused) != self._reporter.status.is_paused:

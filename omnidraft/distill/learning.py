@@ -2,7 +2,7 @@
 snapshot between two of them."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from omnidraft.distill.evaluation.held_out import HeldOut, HeldOutMeasurement
 from omnidraft.distill.evaluation.tenant_factors import FactorJudge
 from omnidraft.distill.ingest.batch import Batch
-from omnidraft.distill.ingest.batcher import Batcher
+from omnidraft.distill.ingest.batcher import TENANTS, Batcher
 from omnidraft.distill.ingest.poison_detector import IN_SNAPSHOT, PoisonDetector
-from omnidraft.distill.ingest.record_disposition import record_key
+from omnidraft.distill.ingest.record_disposition import ANYBODY, record_key
 from omnidraft.distill.ingest.trace_consumer import PartitionOffset
 from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.distill.publisher import BATCHER, LEARNER, Restored
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 LoadCache = Callable[[Mapping[str, np.ndarray]], NgramCache]
 """Makes an n-gram cache of a snapshot's arrays; a new one without arrays."""
 LoadBase = Callable[[], Mapping[str, Tensor]]
-"""Returns the serving tensors of the base drafter, for a snapshot that has none of its own."""
+"""Returns the weights of the base drafter that are learned, unrounded, for a snapshot that has none of its own."""
 
 
 class Learning:
@@ -98,7 +98,8 @@ class Learning:
         if restored.batcher is not None:
             self._batcher.load_state(restored.batcher, manifest.offsets)
         else:
-            self._batcher.start_at(manifest.offsets)
+            self._batcher.start_afresh(manifest.offsets)
+            self._batcher.add_tenants(_tenants(restored))
 
     def go_back(self, restored: Restored) -> None:
         """Take the weights, optimizer, n-gram cache and replay buffer of a snapshot, with a fresh optimizer and nothing
@@ -113,6 +114,7 @@ class Learning:
         elif restored.serving is not None or self.learner.counters.num_steps:
             self.learner.start_afresh_from(self._load_base() if restored.serving is None else restored.serving)
         self.learner.cache = self._load_cache(restored.ngrams)
+        self._batcher.add_tenants(_tenants(restored))
         self.set_parent()
 
     def set_parent(self) -> None:
@@ -139,3 +141,10 @@ class Learning:
         """Return the position, for the detector, of a held-out record: in the log, or in a snapshot."""
         key = record_key(record)
         return self._unmeasured.get(key, (IN_SNAPSHOT, key))
+
+
+def _tenants(restored: Restored) -> Collection[int]:
+    """Return hashes of the tenants that a snapshot learned from."""
+    if restored.batcher is not None:
+        return frozenset(restored.batcher[TENANTS].tolist())
+    return () if restored.version.manifest.train == "base" else {ANYBODY}

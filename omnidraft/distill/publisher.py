@@ -68,7 +68,7 @@ class Publisher:
         """
         self._memory = memory
         self._cipher = cipher
-        self._registry, self._identity, self._folder = registry, identity, folder
+        self.registry, self._identity, self._folder = registry, identity, folder
         self.parent: SnapshotVersion | None = None
         self.settled_rewind: str | None = None
         """Name of the newest order to go back to the champion, if it needs nothing more."""
@@ -89,8 +89,8 @@ class Publisher:
         """
         shutil.rmtree(self._folder, ignore_errors=True)  # of a process that was killed
         if version is not None:
-            return self._restored(self._registry.resolve(str(version)), is_newest=True, memory=self._memory)
-        versions = self._registry.versions()
+            return self._restored(self.registry.resolve(str(version)), is_newest=True, memory=self._memory)
+        versions = self.registry.versions()
         if not versions:
             self._require_empty()
             return None
@@ -108,7 +108,7 @@ class Publisher:
         for alias in ("champion", "challenger"):
             try:
                 with suppress(SnapshotNotFound):
-                    self._registry.resolve(alias)
+                    self.registry.resolve(alias)
             except SnapshotCorrupt as exc:
                 raise SnapshotCorrupt(f"no snapshot of this pair can be read: {exc}; {_ADVICE}") from exc
 
@@ -116,9 +116,9 @@ class Publisher:
         """Return the champion if the next snapshot would descend from the refused one of this id, and not through one
         that an operator published again; else None, as after going back, or when the champion cannot be read or does
         not fit this learner. Raises RegistryError."""
-        by_id = {version.manifest.snapshot_id: version for version in self._registry.versions()}
+        by_id = {version.manifest.snapshot_id: version for version in self.registry.versions()}
         try:
-            champion, at = self._registry.resolve("champion"), self.parent
+            champion, at = self.registry.resolve("champion"), self.parent
             while at is not None and at.manifest.snapshot_id != refused:
                 is_first = at.manifest.parent_id is None
                 is_end = is_first or at.version == champion.version or at.manifest.is_republished
@@ -145,15 +145,15 @@ class Publisher:
             SnapshotCorrupt, SnapshotNotFound: it cannot be read.
         """
         self._require_ours(version.manifest)
-        parts = bundle.parts_of(version.manifest)
+        parts = () if version.manifest.train == "base" else bundle.parts_of(version.manifest)
         try:
-            folder = self._registry.fetch(version.version, self._folder, parts)
+            folder = self.registry.fetch(version.version, self._folder, parts)
         except SnapshotNotFound:
             if is_newest:
                 raise
             logger.warning("snapshot %d has no optimizer any more, which begins anew", version.version)
             parts = ("serving",)
-            folder = self._registry.fetch(version.version, self._folder, parts)
+            folder = self.registry.fetch(version.version, self._folder, parts)
         has_resume = "resume" in parts
         try:
             if memory is not None:
@@ -198,12 +198,12 @@ class Publisher:
     def _take(self, staged: Path) -> SnapshotVersion:
         """Have the registry take a staged folder. Raises SnapshotStale, RegistryError."""
         try:
-            return self._registry.publish(staged, self._newest)
+            return self.registry.publish(staged, self._newest)
         except SnapshotStale as exc:
-            newest = next(reversed(self._registry.versions(1)), None)
+            newest = next(reversed(self.registry.versions(1)), None)
             if newest is not None and newest.version >= (self._newest or 0):
                 raise SnapshotStale(f"another distiller learns for this pair, so this one ends: {exc}") from exc
-        return self._registry.publish(self._after_deletion(staged, newest), self._newest)
+        return self.registry.publish(self._after_deletion(staged, newest), self._newest)
 
     def _after_deletion(self, staged: Path, newest: SnapshotVersion | None) -> Path:
         """Let a staged folder follow the newest version that is left, as those since then were deleted: its offsets and
@@ -256,7 +256,7 @@ class Publisher:
             if (value := getattr(manifest, name)) is not None
         }
         try:
-            self._registry.log_metrics(self.parent.version, curves, manifest.num_steps)
+            self.registry.log_metrics(self.parent.version, curves, manifest.num_steps)
         except SnapshotError as exc:  # a deleted run is refused for ever
             logger.warning("no curves for snapshot %d: %s", self.parent.version, exc)
 

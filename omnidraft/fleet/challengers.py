@@ -1,7 +1,8 @@
 """Finds the version that waits for judgement.
 
 Its publisher calls it `challenger`. The newest version may lack that alias, and any decision: its publisher was killed
-before, or a promotion in MLflow deleted the alias of the version before at the same moment.
+before, or a promotion in MLflow deleted the alias of the version before at the same moment. One that is catching up
+waits for nothing: its successors have learned more.
 """
 
 import time
@@ -41,7 +42,7 @@ class Challengers:
         """Return the version that is to be judged, if there is one."""
         named = find_version(self._registry, "challenger")
         if named is not None and is_open(named):
-            return named
+            return None if named.manifest.catching_up_to else named
         if self._clock() < self._next_look_s:
             return None
         latest = find_version(self._registry, "latest")
@@ -55,4 +56,4 @@ def _is_unnamed(version: SnapshotVersion) -> bool:
     """Return whether nobody named or decided about a version that is old enough for that."""
     age_s = time.time() - version.created_ms / 1000
     is_left = not version.aliases and is_open(version) and UNNAMED_S < age_s < ABANDONED_S
-    return is_left and version.is_servable
+    return is_left and version.is_servable and not version.manifest.catching_up_to

@@ -12,21 +12,22 @@ from omnidraft.ports import Forget, Offsets, Registry, SnapshotVersion
 from omnidraft.snapshots.bundle import ALL_PARTS, PRUNED_PARTS, parts_of
 
 
-def order_forgetting(control: ControlLog, tenant: str, newest_ms: int) -> str:
-    """Order every distiller and worker to forget what it has of this tenant; return the order's name.
+def order_forgetting(control: ControlLog, tenant: str, newest_ms: int, first_offsets: Offsets) -> Forget:
+    """Order every distiller and worker to forget what it has of this tenant; return the order.
 
     Args:
         newest_ms: the time of the tenant's newest record. The order reaches up to it, even if the clock of the worker
             that made it was ahead of ours, and up to where the last one did.
+        first_offsets: see Forget.
 
     Raises:
         BusError: the log cannot be written.
     """
     last = control.read_whole().forget(tenant)
     until_ms = max(time.time_ns() // 1_000_000, newest_ms, last.until_ms if last else 0)
-    order = Forget(id=uuid.uuid4().hex[:12], until_ms=until_ms)
+    order = Forget(id=uuid.uuid4().hex[:12], until_ms=until_ms, first_offsets=first_offsets)
     control.put(("forget", tenant), order)
-    return order.id
+    return order
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,6 @@ class AffectedSnapshots:
     affected: tuple[SnapshotVersion, ...]
     """Learned from the tenant's records, and published before the order was carried out: their n-gram caches counted
     the tenant's n-grams, and their resume parts and memories may have its records."""
-    last_before: int | None
-    """The last version from before the tenant's first record that the log knows; None: there is none, or the log
-    knows no record."""
     is_newest_clean: bool
     """Whether the order was carried out in the newest version."""
     with_private_parts: tuple[SnapshotVersion, ...] = ()
@@ -56,18 +54,15 @@ def affected_snapshots(
         first_offsets: partition -> offset of the tenant's first record.
         forget_id: the newest order to forget the tenant.
     """
-    before = [each for each in versions if first_offsets and not _has_learned(each, first_offsets)]
-    affected = [
-        each for each in versions if _has_learned(each, first_offsets) and forget_id not in each.manifest.forgets
-    ]
+    order = Forget(id=forget_id, until_ms=0, first_offsets=first_offsets)
+    affected = [each for each in versions if order.concerns(each.manifest)]
     is_newest_clean = not versions or forget_id in versions[-1].manifest.forgets
-    last_before = before[-1].version if before else None
     with_private_parts = [
         each
         for each in versions
         if _has_private_parts(each) and forget_id not in each.manifest.forgets and each not in affected
     ]
-    return AffectedSnapshots(tuple(affected), last_before, is_newest_clean, tuple(with_private_parts))
+    return AffectedSnapshots(tuple(affected), is_newest_clean, tuple(with_private_parts))
 
 
 def purge(registry: Registry, snapshots: AffectedSnapshots, newest: int) -> list[int]:
@@ -94,12 +89,6 @@ def purge(registry: Registry, snapshots: AffectedSnapshots, newest: int) -> list
         what = f"files of {len(failures)} of {len(parts)} versions were not deleted"
         raise RegistryError(f"{what}, the others were; purge again when the cause is mended: {'; '.join(failures)}")
     return [each.version for each in snapshots.affected if each.version not in (newest, champion)]
-
-
-def _has_learned(version: SnapshotVersion, first_offsets: Offsets) -> bool:
-    """Return whether the version's offsets lie behind one of these records."""
-    offsets = version.manifest.offsets
-    return any(offsets.get(partition, 0) > first for partition, first in first_offsets.items())
 
 
 def _has_private_parts(version: SnapshotVersion) -> bool:

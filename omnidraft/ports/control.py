@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from omnidraft.ports.decoding import Work
+from omnidraft.snapshots.manifest import Manifest
 
 Key = tuple[str, ...]
 """A kind and what narrows it."""
@@ -87,6 +88,14 @@ class Forget(ControlValue):
     """So that manifests can say that it was carried out."""
     until_ms: int = Field(ge=0)
     """Unix milliseconds: it concerns the tenant's records up to then, the newest when it was given."""
+    first_offsets: Mapping[int, int] = {}
+    """Partition -> offset of the tenant's first message there. Not empty: weights forget too, as learning goes back to
+    before these messages and learns the log again without the tenant."""
+
+    def concerns(self, manifest: Manifest) -> bool:
+        """Return whether weights are to forget what this snapshot's learned from the tenant."""
+        first = self.first_offsets.items()
+        return self.id not in manifest.forgets and any(manifest.offsets.get(each, 0) > offset for each, offset in first)
 
 
 class FactorsOff(ControlValue):

@@ -126,6 +126,9 @@ class Manifest(BaseModel):
     forgets: tuple[str, ...] = ()
     """Names of the newest orders to forget a tenant that were carried out: nothing of these tenants from before them is
     in the n-gram cache or among the kept records."""
+    catching_up_to: dict[int, int] = {}
+    """Partition -> offset up to which the log is learned again without a tenant that weights forget; until then no
+    snapshot is a challenger. Empty: nothing is learned again."""
     counts: dict[str, int] = {}
     """Records skipped, by reason, since the base drafter."""
     passed_over: dict[int, int] = {}

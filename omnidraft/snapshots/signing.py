@@ -1,7 +1,8 @@
 """Who signs and who verifies the snapshots of a registry."""
 
+from base64 import b64encode
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omnidraft.errors import SignatureRefused, SnapshotCorrupt
 from omnidraft.snapshots.manifest import Manifest, signed_payload
@@ -32,9 +33,22 @@ class SnapshotSigning:
         if self.private_key is None:
             self.require(manifest)
             return manifest
+        signatures = manifest.signatures | self._signature(signed_payload(manifest), PAYLOAD_TYPE)
+        return manifest.model_copy(update={"signatures": signatures})
+
+    def envelope(self, payload: bytes, payload_type: str) -> dict[str, Any]:
+        """Return a payload about snapshots in a DSSE envelope, as JSON has it, with the signature of this process if it
+        has a key. Raises ConfigError: the private key may not sign snapshots."""
+        signatures = self._signature(payload, payload_type).items()
+        signed = [{"keyid": key, "sig": b64encode(bytes.fromhex(each)).decode()} for key, each in signatures]
+        return {"payload": b64encode(payload).decode(), "payloadType": payload_type, "signatures": signed}
+
+    def _signature(self, payload: bytes, payload_type: str) -> dict[str, str]:
+        """Return the id of this process's key -> its signature in hex; nothing without a key. Raises ConfigError."""
+        if self.private_key is None or self.trusted_keys is None:
+            return {}
         self.trusted_keys.require_role(self.private_key, SIGNERS)
-        signature = self.private_key.sign(signed_payload(manifest), PAYLOAD_TYPE)
-        return manifest.model_copy(update={"signatures": manifest.signatures | {self.private_key.key_id: signature}})
+        return {self.private_key.key_id: self.private_key.sign(payload, payload_type)}
 
     def require(self, manifest: Manifest) -> None:
         """Raise SnapshotCorrupt unless the manifest has a signature that this process trusts."""

@@ -31,14 +31,15 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from tests.cli_runs import run_cli
 from tests.integration.settings_runs import environ, learn, record
 from tests.postgres_fixture import Postgres
+from tests.snapshot_folders import make_bundle
 
 MASTER = new_key()
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def make_settings(**log: Any) -> config.Settings:
-    return config.load(None, {}, log=log, registry={"url": "directory:///nowhere/registry"})
+def make_settings(registry: str = "directory:///nowhere/registry", **log: Any) -> config.Settings:
+    return config.load(None, {}, log=log, registry={"url": registry})
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_a_tenant_that_came_back_and_left_no_message_is_forgotten_again(
     first = assembly_tenants.forget(unencrypted, "a", data)
     assert orders(unencrypted) == 1
     monkeypatch.setattr(assembly_tenants, "_REPEATED_S", -1.0)
-    assert assembly_tenants.forget(unencrypted, "a", data).forget_id != first.forget_id
+    assert assembly_tenants.forget(unencrypted, "a", data).order != first.order
     assert orders(unencrypted) == 2
 
 
@@ -116,6 +117,33 @@ def test_nothing_is_done_without_a_yes_or_without_the_key_store(
         locked = run(sqlite, "forget", "a", "--yes")
         assert (locked.returncode, "key store" in locked.stderr) == (2, True)
     assert learn(sqlite) == (["a/1"], [])
+
+
+def test_what_it_costs_to_forget_in_the_weights_is_shown_and_where_the_log_lost_its_beginning_nothing_is_done(
+    sqlite: config.Settings, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    settings = make_settings(url=sqlite.log.url, encryption_keys=[MASTER], registry=f"directory:///{tmp_path}/registry")
+    record(settings, *(f"{tenant}/{number}" for number in range(4) for tenant in "ba"))
+    with closing(assembly.log_reader(settings, settings.log.traces_topic)) as reader:
+        ends, log_id = reader.end_offsets(), reader.identity()
+    registry, pair = assembly.registry(settings), {"target": settings.models.target, "drafter": settings.models.drafter}
+    registry.publish(make_bundle(tmp_path, "s1", train="base", **pair), None)
+    learned = {"offsets": ends, "log_id": log_id, "num_records": 8, "created_ms": 120_001}
+    registry.publish(make_bundle(tmp_path, "s2", parent_id="s1", **learned, **pair), 1)
+    asked = run(settings, "forget", "a", "--exact")
+    assert (asked.returncode, orders(settings)) == (1, 0)
+    said = "learning goes back to snapshot 1 and reads 4 messages again, 1.0 minutes at the best pace so far"
+    assert said in asked.stdout
+    unknown = run(settings, "forget", "nobody", "--exact", "--yes")
+    assert (unknown.returncode, "without --exact" in unknown.stderr, orders(settings)) == (2, True, 0)
+    delete_before(tmp_path / "log.db", settings.log.traces_topic, {each: 1 for each, end in ends.items() if end > 2})
+    refused = run(settings, "forget", "a", "--exact", "--yes")
+    assert (refused.returncode, "without --exact it is forgotten" in refused.stderr) == (2, True)
+    assert "(log.retention_hours)" in refused.stderr.replace("registry.keep_resume, ", "")
+    assert orders(settings) == 0
+    assert "0 readable" not in run(settings, "forget", "a", "--yes", "--wait", "0").stdout
+    assert orders(settings) == 1
 
 
 @pytest.mark.parametrize("step", ["_delete_messages", "_order"])

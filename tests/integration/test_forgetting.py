@@ -133,7 +133,7 @@ def test_a_forgotten_tenants_text_is_found_everywhere_before_and_nowhere_after(
 
         done = home.forget(LEAVER, "--yes", "--purge-snapshots")(monkeypatch, capsys)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "learning restart --version" in done.stdout
+        assert "forget --exact" in done.stdout
         wait_until(lambda: fleet.registry.resolve("champion").manifest.forgets, "the clean one was never promoted")
         wait_until(lambda: fleet.worker.served[0].engine.slot.current.manifest.forgets, "it was never taken up")
         again = home.forget(LEAVER, "--yes", "--purge-snapshots")(monkeypatch, capsys)

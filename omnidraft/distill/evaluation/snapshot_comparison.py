@@ -62,7 +62,7 @@ class SnapshotComparison:
         """Use the learner's drafter, which gets its own weights back after each comparison.
 
         Args:
-            base: serving tensors of the base drafter, for the snapshots that have none.
+            base: weights of the base drafter, for the snapshots that have none.
             folder: snapshots are fetched there, and removed.
         """
         self._registry, self._learner, self._recent = registry, learner, recent

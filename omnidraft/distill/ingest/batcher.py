@@ -1,20 +1,19 @@
 """The batcher: in which order records are learned, which are held out, and which are duplicates.
 
-Partitions take turns in the order of their numbers, one record each. A partition without a record at its turn is
-waited for; it is passed over when it is read to its end and the others either have none too or are LOOKAHEAD ahead. So
-batches of records that are in the log already are a function of the log alone, whatever each poll returned, and of what
-the consumer leaves out nothing is known here. Where records come while this runs and a partition is idle, the
-interleaving of partitions depends on time; that each record is learned once does not. Each tenant has its share of a
-batch (tenant_shares.py).
-A partition that is added to the topic while this runs is buffered from its first message on, and takes its turns from
-the next snapshot on (`admit_partitions`). A run that resumes from the snapshot before does the same, so both make the
-same batches. It does not wait for a snapshot where the others are idle or a buffer is full.
-A batch is taken whole or not at all, so the records not learned yet are exactly those in the buffers. It ends at the
+Partitions take turns in the order of their numbers, one record each. A partition without a record at its turn is waited
+for; it is passed over when it is read to its end and the others either have none too or are LOOKAHEAD ahead. So batches
+of records that are in the log already are a function of the log alone, whatever each poll returned, and of what the
+consumer leaves out nothing is known here. Where records come while this runs and a partition is idle, the interleaving
+of partitions depends on time; that each record is learned once does not. Each tenant has its share of a batch
+(tenant_shares.py). A partition that is added to the topic while this runs is buffered from its first message on, and
+takes its turns from the next snapshot on (`admit_partitions`). A run that resumes from the snapshot before does the
+same, so both make the same batches. It does not wait for a snapshot where the others are idle or a buffer is full. A
+batch is taken whole or not at all, so the records not learned yet are exactly those in the buffers. It ends at the
 latest after LOOKAHEAD records, which a buffer holds: where the log repeats itself, it has few records to learn or none.
 """
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,10 +22,12 @@ from torch import Tensor
 
 from omnidraft.distill.ingest.batch import Batch
 from omnidraft.distill.ingest.record_disposition import (
+    ANYBODY,
     SEEN_RECORDS,
     Disposition,
     disposition,
     forget_oldest,
+    hash_63,
     is_held_out,
     record_key,
 )
@@ -44,7 +45,7 @@ MOST_AHEAD = 4
 HELD_OUT_RECORDS = 24
 """As many are measured in the time of a few steps."""
 _SEEN, _TURN, _ORDER, _RECENT, _HELD_OUT = "seen", "turn", "partitions", "recent_tenants", "held_out."
-_NEWEST = "newest_ms"
+_NEWEST, TENANTS = "newest_ms", "tenants"
 
 
 @dataclass(slots=True)
@@ -100,6 +101,9 @@ class Batcher:
         self.held_out: deque[TraceRecord] = deque()
         self.newest_ms = 0
         """The time of the newest record that went through, Unix milliseconds."""
+        self._tenants = set[int]()
+        """Hashes of the tenants that the learner may have learned from; ANYBODY for more than SEEN_RECORDS."""
+        self._fresh = self.state()
 
     def add(self, polled: PolledRecords) -> None:
         """Buffer the records of a poll, which are in offset order within each partition."""
@@ -158,6 +162,7 @@ class Batcher:
             _ORDER: torch.tensor(self._order),
             _RECENT: torch.from_numpy(np.array(self._shares.recent, np.int64)),
             _NEWEST: torch.tensor(self.newest_ms),
+            TENANTS: torch.from_numpy(np.array(sorted(self._tenants), np.int64)),
         }
         return tensors | records_to_tensors(_HELD_OUT, self.held_out)
 
@@ -169,8 +174,18 @@ class Batcher:
         self._order = tuple(tensors[_ORDER].tolist())
         self._shares.restore(tensors[_RECENT].tolist())
         self.newest_ms = int(tensors[_NEWEST])
+        self._tenants = set(tensors[TENANTS].tolist())
         self.held_out.clear()
         self._hold_out(records_from_tensors(_HELD_OUT, tensors))
+
+    def start_afresh(self, offsets: Offsets) -> None:
+        """Go on at these offsets as a new batcher of these partitions."""
+        self.load_state(self._fresh | {_ORDER: torch.tensor(self._order)}, offsets)
+
+    def add_tenants(self, hashes: Collection[int]) -> None:
+        """Note that the learner may have learned from these tenants too."""
+        known = self._tenants.union(hashes)
+        self._tenants = {ANYBODY} if ANYBODY in known or len(known) > SEEN_RECORDS else known
 
     def start_at(self, offsets: Offsets) -> None:
         """Drop the buffers; the log is read on from these offsets."""
@@ -257,9 +272,8 @@ class Batcher:
         partial.seen[key] = None
 
     def _commit(self, partial: _PartialBatch) -> Batch:
-        for partition, number in partial.taken.items():
-            for _ in range(number):
-                self._buffers[partition].popleft()
+        taken = [self._buffers[each].popleft()[1] for each, number in partial.taken.items() for _ in range(number)]
+        self.add_tenants({hash_63(record.tenant) for record in taken})
         self._turn, self.newest_ms = partial.turn, partial.newest_ms
         self._seen |= partial.seen
         forget_oldest(self._seen, self._seen_records)

@@ -65,11 +65,28 @@ class Ingest:
         self._ends: Offsets = {}
         self._next_update_s = 0.0
         self._is_drained = False
+        self._catching_up_to: Offsets = {}
 
     def resume(self, manifest: Manifest) -> None:
         """Go on in the log of this snapshot, and repeat no restart; the batcher is resumed apart, and `seek` is due."""
-        self._log_id, self._ends = manifest.log_id, {}
+        self._log_id, self._ends, self._catching_up_to = manifest.log_id, {}, manifest.catching_up_to
         self._restarts = tuple(dict.fromkeys((*manifest.restarts, *self._restarts)))
+
+    def farthest_offsets(self) -> Offsets:
+        """Return the offsets that learning has been at: those of the batcher, or further while it is catching up."""
+        offsets, goal = self.batcher.offsets(), self._catching_up_to
+        return {each: max(offsets.get(each, 0), goal.get(each, 0)) for each in {*offsets, *goal}}
+
+    def catch_up(self, offsets: Offsets) -> None:
+        """Let no snapshot be a challenger before everything up to these offsets is learned again."""
+        self._catching_up_to = offsets
+
+    def ends_catching_up(self) -> bool:
+        """Return whether everything is learned again now, as the log holds no further batch; once."""
+        is_over = self._is_drained and bool(self._catching_up_to)
+        if is_over:
+            self._catching_up_to = {}
+        return is_over
 
     def log_fields(self) -> dict[str, Any]:
         """Return fields of the next manifest."""
@@ -81,10 +98,14 @@ class Ingest:
         Where it has passed over messages, `seek` is due before the next batch.
         """
         self.batcher.admit_partitions()
-        passed_over = self._pass_over()
+        passed_over = {} if self._catching_up_to else self._pass_over()
+        offsets = self.batcher.offsets()
+        if all(offsets.get(partition, 0) >= offset for partition, offset in self._catching_up_to.items()):
+            self._catching_up_to = {}
         return {
             **self.log_fields(),
-            "offsets": self.batcher.offsets(),
+            "offsets": offsets,
+            "catching_up_to": self._catching_up_to,
             "held_out_records": len(self.batcher.held_out),
             "passed_over": passed_over,
         }
@@ -119,7 +140,7 @@ class Ingest:
         read_to = {partition: offset for partition, offset in self.batcher.read_to.items() if offset}
         if read_to and self._truncation.error is not None:
             raise LogReplaced(f"the log lost messages that were read: {self._truncation.error}; {self._where_to()}")
-        log_id, firsts, ends = self._read_log()
+        log_id, firsts, ends = self.read_log()
         require_same_log(self._log_id, log_id, read_to, ends)
         expired = {partition: first for partition, first in firsts.items() if first > read_to.get(partition, 0)}
         self._consumer.seek(read_to | expired)
@@ -139,7 +160,7 @@ class Ingest:
     def ordered_offsets(self, order: Restart) -> Offsets | None:
         """Return the offsets of every partition where this order says that learning goes on; None: the log has no such
         ones. Raises BusError."""
-        _, firsts, ends = self._read_log()
+        _, firsts, ends = self.read_log()
         offsets = _ordered(order.start, firsts, ends)
         held = " ".join(f"{partition}:{first}-{ends[partition]}" for partition, first in sorted(firsts.items()))
         if all(firsts.get(each, 1) <= offset <= ends.get(each, 0) for each, offset in offsets.items()):
@@ -151,10 +172,10 @@ class Ingest:
     def restart_at(self, offsets: Offsets) -> None:
         """Go on at these offsets, whatever log they are of; `seek` is due."""
         self.batcher.restart_at(offsets)
-        self._log_id, self._ends = None, {}
+        self._log_id, self._ends, self._catching_up_to = None, {}, {}
         self._truncation.set(None)
 
-    def _read_log(self) -> tuple[str, Offsets, Offsets]:
+    def read_log(self) -> tuple[str, Offsets, Offsets]:
         """Return the log's identity, and the first offset and the end of every partition. Raises BusError."""
         return self._consumer.identity(), self._consumer.first_offsets(), self._consumer.end_offsets()
 

@@ -16,6 +16,10 @@ repeats its batch once the log answers again, behind all that the others wrote m
 snapshot."""
 
 
+ANYBODY = 0
+"""Stands for all tenants among the hashes of those who sent records: it may have been anybody."""
+
+
 class Disposition(StrEnum):
     """The disposition of a record that is not passed over. The values are keys of a manifest's counts."""
 

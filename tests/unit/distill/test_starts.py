@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.distill.distiller import Start
 from omnidraft.distill.forgetting import RecordRetention
 from omnidraft.distill.ingest import batcher
 from omnidraft.distill.ingest.ingest import Ingest
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
 from omnidraft.distill.publisher import Publisher
+from omnidraft.distill.start import Start
 from omnidraft.ports import Forget, Outgoing
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -35,11 +35,13 @@ def run(setting: Setting, most: int, **options) -> None:
 
 
 def run_without(setting: Setting, tenant: str, version: int, **options) -> None:
-    distiller, _ = setting.distiller(reader=SlowReader(setting.log, "t", 2), **OPTIONS, **options)
+    reader = SlowReader(setting.log, "t", 2)
+    distiller, _ = setting.distiller(reader=reader, **OPTIONS, **options)
     order = Forget(id="order", until_ms=9 * DAY_MS)
 
     def start(publisher: Publisher) -> Start:
-        return Start(publisher.restore(version), without={tenant: order}, never_saw_them=True)
+        ends = reader.end_offsets()
+        return Start(publisher.restore(version), without={tenant: order}, catching_up_to=ends)
 
     distiller.run(until_idle(60)(distiller), start)
 

@@ -112,3 +112,13 @@ def test_a_version_that_an_operator_promoted_and_left_is_not_promoted_again(flee
         assert fleet.step() == version
     assert fleet.judgement(3).startswith("promoted by an operator")
     assert fleet.step() == 1
+
+
+def test_one_that_catches_up_after_a_tenant_was_forgotten_is_not_judged(fleet: Fleet) -> None:
+    fleet.publish("s2", 1, catching_up_to={0: 9})
+    assert (fleet.find(), fleet.step()) == (None, 1)
+    fleet.publish_and_die("s3", 2, catching_up_to={0: 9})
+    assert (fleet.find(), fleet.step()) == (None, 1)
+    assert all(fleet.registry.resolve(version).judgement is None for version in ("2", "3"))
+    fleet.publish("s4", 3)
+    assert fleet.step() == 4

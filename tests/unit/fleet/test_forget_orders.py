@@ -32,14 +32,14 @@ def versions(affected) -> list[int]:
 
 def test_versions_that_learned_the_first_record_are_affected_until_one_was_made_without(registry) -> None:
     found = affected_snapshots(registry.versions(), {0: 5, 1: 2}, "order")
-    assert (versions(found), found.last_before, found.is_newest_clean) == ([3, 4], 2, True)
+    assert (versions(found), found.is_newest_clean) == ([3, 4], True)
     assert versions(affected_snapshots(registry.versions(), {0: 5}, "later")) == [3, 4, 5]
     assert not affected_snapshots(registry.versions(), {0: 5}, "later").is_newest_clean
 
 
 def test_a_tenant_without_a_record_in_the_log_affects_none(registry) -> None:
     found = affected_snapshots(registry.versions(), {}, "order")
-    assert (versions(found), found.last_before) == ([], None)
+    assert versions(found) == []
 
 
 def test_a_memory_from_before_the_order_goes_even_if_the_log_knows_no_record_of_the_tenant_any_more(
@@ -108,7 +108,11 @@ def test_a_version_that_cannot_be_deleted_is_named_and_stops_no_other(registry, 
 
 def test_a_second_order_reaches_as_far_as_the_first_at_least_in_a_slow_log() -> None:
     log, later_ms = MemoryLog(), time.time_ns() // 10**6 + 3_600_000
-    order_forgetting(control_over(log), "a", later_ms)
-    second = order_forgetting(control_over(log, reader=lambda: SilentReader(log, "control", (0, 1))), "a", 0)
-    order_forgetting(control_over(log), "b", 0)
-    assert control_over(log).read_whole().forget("a") == Forget(id=second, until_ms=later_ms)
+    order_forgetting(control_over(log), "a", later_ms, {})
+    second = order_forgetting(control_over(log, reader=lambda: SilentReader(log, "control", (0, 1))), "a", 0, {0: 7})
+    order_forgetting(control_over(log), "b", 0, {})
+    assert (
+        control_over(log).read_whole().forget("a")
+        == second
+        == Forget(id=second.id, until_ms=later_ms, first_offsets={0: 7})
+    )

@@ -1,0 +1,116 @@
+"""Forget a tenant in the weights too: what that costs, and what is due once the distiller has done it."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from omnidraft.assembly.fleet import control_log, order_champion
+from omnidraft.assembly.logs import log_reader
+from omnidraft.assembly.registries import existing_registry
+from omnidraft.assembly.signing import snapshot_signing
+from omnidraft.assembly.tenants import WATCH_S, TenantData
+from omnidraft.config import Settings
+from omnidraft.distill.start import newest_without
+from omnidraft.errors import RequestError
+from omnidraft.fleet.forgetting_certificate import derivation, write_certificate
+from omnidraft.ports import Forget, SnapshotVersion
+from omnidraft.telemetry.metrics import CountingMetrics
+
+ORDINARY = "without --exact it is forgotten but for the weights"
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What it costs one pair."""
+
+    start: int
+    """The version that learning goes back to."""
+    num_messages: int
+    """Messages that are read again, the tenant's not among them."""
+    minutes: float | None
+    """By the fastest pace that this pair has learned at; None: it is not known."""
+
+
+def prices(settings: Settings, tenant: str, data: TenantData) -> dict[str, Price]:
+    """Return the price for every target that has snapshots.
+
+    Raises:
+        RequestError: it cannot be done: the log has no message of the tenant, or for a target no snapshot from before
+            the tenant is left after which the log has everything.
+        BusError, RegistryError: log or registry cannot be read.
+    """
+    if not data.traces.positions or data.num_unopened:
+        raise RequestError(f"the log does not show which messages are those of {tenant}; {ORDINARY}")
+    with closing(log_reader(settings, settings.log.traces_topic)) as reader:
+        log_id, firsts = reader.identity(), reader.first_offsets()
+    found = {}
+    for target in settings.models.targets if settings.registry.exists else ():
+        pair = settings.for_target(target)
+        registry = existing_registry(pair)
+        if not (versions := registry.versions()):
+            continue
+        with closing(control_log(pair, CountingMetrics())) as control:
+            orders = {key[0]: order for key, order in control.read_whole().of(Forget).items()}
+        orders[tenant] = Forget(id="next", until_ms=0, first_offsets=data.traces.first_offsets)
+        if (start := newest_without(registry, orders, log_id, firsts)) is None:
+            raise RequestError(
+                f"{target}: no snapshot from before {tenant} is left after which the log has every message "
+                f"(registry.keep_resume, log.retention_hours), so the weights cannot forget it; {ORDINARY}"
+            )
+        found[target] = _price(start, versions, data.traces.positions)
+    return found
+
+
+def _price(start: SnapshotVersion, versions: Sequence[SnapshotVersion], positions: list[tuple[int, int]]) -> Price:
+    begin, end = start.manifest.offsets, versions[-1].manifest.offsets
+    num_messages = sum(max(0, offset - begin.get(partition, 0)) for partition, offset in end.items())
+    num_messages -= sum(begin.get(partition, 0) <= offset < end.get(partition, 0) for partition, offset in positions)
+    learned = [(each.manifest.num_records, each.created_ms / 60_000) for each in versions]
+    paces = [(b[0] - a[0]) / (b[1] - a[1]) for a, b in pairwise(learned) if b[1] > a[1]]
+    fastest = max(paces, default=0.0)
+    return Price(start.version, num_messages, num_messages / fastest if fastest > 0 else None)
+
+
+def finish(
+    settings: Settings, tenant: str, order: Forget, folder: Path, timeout_s: float, on_target: Callable[[], None]
+) -> dict[str, Path | None]:
+    """Wait until the weights of every target have forgotten the tenant, let these serve instead of others that have
+    not, and write the certificates into this folder.
+
+    Args:
+        on_target: called when a target is done.
+
+    Returns:
+        Target -> its certificate; None: its distiller was not done in time. Targets without snapshots are missing.
+
+    Raises:
+        RequestError: a distiller could not go back, or an order to promote was refused.
+        BusError, RegistryError: log or registry cannot be reached.
+    """
+    deadline, signing = time.monotonic() + timeout_s, snapshot_signing(settings)
+    pairs = [settings.for_target(each) for each in settings.models.targets if settings.registry.exists]
+    certificates: dict[str, Path | None] = {
+        pair.models.target: None for pair in pairs if existing_registry(pair).versions(1)
+    }
+    while True:
+        for pair in (each for each in pairs if certificates.get(each.models.target, folder) is None):
+            versions = existing_registry(pair).versions()
+            if derived := derivation(versions, order):
+                _let_serve(pair, versions, order, derived[1].version)
+                certificates[pair.models.target] = write_certificate(folder, tenant, order, derived, signing)
+                on_target()
+        if None not in certificates.values() or time.monotonic() >= deadline:
+            return certificates
+        time.sleep(WATCH_S)
+
+
+def _let_serve(settings: Settings, versions: Sequence[SnapshotVersion], order: Forget, version: int) -> None:
+    """Order that this version serves if the champion's weights have not forgotten the tenant."""
+    with closing(control_log(settings, CountingMetrics())) as control:
+        champion = control.read_whole().champion
+        serving = next((each for each in versions if champion and each.version == champion.version), None)
+        if serving is not None and order.concerns(serving.manifest):
+            order_champion(settings, control, version)

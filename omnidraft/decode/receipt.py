@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from omnidraft.config.secrets import PublicKeyText
 from omnidraft.errors import RequestError, SignatureRefused
 from omnidraft.ports import Mode, Request, Sampling
-from omnidraft.snapshots.keys import PrivateKey, Role, TrustedKeys, read_envelope
+from omnidraft.snapshots.keys import PrivateKey, Role, TrustedKeys, envelope, read_envelope
 from omnidraft.vocab.thoughts import Phase, ThoughtMarkers, Thoughts
 
 _Signer = TypeVar("_Signer")
@@ -147,13 +147,13 @@ class ReceiptSigner:
             shown_ids={token: text.decode() for token, text in request.shown_ids.items() if request.stop_strings},
             thoughts=rules and ThoughtRules(phase=rules.phase, has_grammar=rules.has_grammar, budget=rules.budget),
         )
-        return self.key.envelope(receipt.model_dump_json().encode(), PAYLOAD_TYPE)
+        return envelope(receipt.model_dump_json().encode(), PAYLOAD_TYPE, self.key)
 
 
-def read_receipt(envelope: Mapping[str, Any], trusted: Sequence[str] = ()) -> Receipt:
+def read_receipt(document: Mapping[str, Any], trusted: Sequence[str] = ()) -> Receipt:
     """Return the receipt in an envelope that its own key signed, which must be one of the trusted public keys if there
     are any. Raises SignatureRefused."""
-    payload, signatures = read_envelope(envelope, PAYLOAD_TYPE)
+    payload, signatures = read_envelope(document, PAYLOAD_TYPE)
     try:
         receipt = Receipt.model_validate_json(payload)
     except ValidationError as exc:

@@ -29,28 +29,30 @@ class PrivateKey:
     def __init__(self, text: str) -> None:
         """`text` is a private key that the settings accept."""
         secret = Ed25519PrivateKey.from_private_bytes(_decode(text.removeprefix(PRIVATE_KEY_PREFIX)))
-        self._signer = CryptoSigner(secret, _public_key(secret.public_key().public_bytes_raw()))
+        self.signer = CryptoSigner(secret, _public_key(secret.public_key().public_bytes_raw()))
 
     @property
     def key_id(self) -> str:
         """The id of its public key."""
-        return self._signer.public_key.keyid
+        return self.signer.public_key.keyid
 
     def public_text(self, role: Role) -> str:
         """Return the public key for `registry.trusted_keys`."""
-        public = bytes.fromhex(self._signer.public_key.keyval["public"])
+        public = bytes.fromhex(self.signer.public_key.keyval["public"])
         return f"{role}:ed25519:{base64.urlsafe_b64encode(public).decode()}"
 
     def sign(self, payload: bytes, payload_type: str) -> str:
         """Return the signature in hex."""
-        return Envelope(payload, payload_type, {}).sign(self._signer).signature
+        return Envelope(payload, payload_type, {}).sign(self.signer).signature
 
-    def envelope(self, payload: bytes, payload_type: str) -> dict[str, Any]:
-        """Return the payload and its signature as DSSE has them in JSON."""
-        envelope = Envelope(payload, payload_type, {})
-        envelope.signatures[self.key_id] = envelope.sign(self._signer)
-        document: dict[str, Any] = envelope.to_dict()
-        return document
+
+def envelope(payload: bytes, payload_type: str, key: PrivateKey | None) -> dict[str, Any]:
+    """Return a payload as DSSE has it in JSON, with the signature by this key if there is one."""
+    made = Envelope(payload, payload_type, {})
+    if key is not None:
+        made.signatures[key.key_id] = made.sign(key.signer)
+    document: dict[str, Any] = made.to_dict()
+    return document
 
 
 def read_envelope(document: Mapping[str, Any], payload_type: str) -> tuple[bytes, dict[str, str]]:

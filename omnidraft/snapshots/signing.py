@@ -1,6 +1,5 @@
 """Who signs and who verifies the snapshots of a registry."""
 
-from base64 import b64encode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,27 +27,25 @@ class SnapshotSigning:
             ConfigError: the private key may not sign snapshots.
             SnapshotCorrupt: it has no trusted signature, and this process has no private key to give it one.
         """
-        if self.trusted_keys is None:
-            return manifest
-        if self.private_key is None:
+        if (key := self._allowed_key()) is None:
             self.require(manifest)
             return manifest
-        signatures = manifest.signatures | self._signature(signed_payload(manifest), PAYLOAD_TYPE)
-        return manifest.model_copy(update={"signatures": signatures})
+        signature = {key.key_id: key.sign(signed_payload(manifest), PAYLOAD_TYPE)}
+        return manifest.model_copy(update={"signatures": manifest.signatures | signature})
 
     def envelope(self, payload: bytes, payload_type: str) -> dict[str, Any]:
         """Return a payload about snapshots in a DSSE envelope, as JSON has it, with the signature of this process if it
         has a key. Raises ConfigError: the private key may not sign snapshots."""
-        signatures = self._signature(payload, payload_type).items()
-        signed = [{"keyid": key, "sig": b64encode(bytes.fromhex(each)).decode()} for key, each in signatures]
-        return {"payload": b64encode(payload).decode(), "payloadType": payload_type, "signatures": signed}
+        from omnidraft.snapshots.keys import envelope
 
-    def _signature(self, payload: bytes, payload_type: str) -> dict[str, str]:
-        """Return the id of this process's key -> its signature in hex; nothing without a key. Raises ConfigError."""
+        return envelope(payload, payload_type, self._allowed_key())
+
+    def _allowed_key(self) -> "PrivateKey | None":
+        """Return the key of this process; None where nothing is signed. Raises ConfigError."""
         if self.private_key is None or self.trusted_keys is None:
-            return {}
+            return None
         self.trusted_keys.require_role(self.private_key, SIGNERS)
-        return {self.private_key.key_id: self.private_key.sign(payload, payload_type)}
+        return self.private_key
 
     def require(self, manifest: Manifest) -> None:
         """Raise SnapshotCorrupt unless the manifest has a signature that this process trusts."""

@@ -16,7 +16,7 @@ from omnidraft.config import WorkerSettings
 from omnidraft.decode.receipt import PAYLOAD_TYPE, ReceiptSigner, read_receipt
 from omnidraft.serving.app import ServedModel, application
 from omnidraft.serving.request_queue import RequestQueue
-from omnidraft.snapshots.keys import PrivateKey, new_private_key
+from omnidraft.snapshots.keys import PrivateKey, envelope, new_private_key
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.tiny_models import make_drafter, make_target
 from omnidraft.traces import archive
@@ -98,7 +98,7 @@ def payload_of(envelope: dict[str, Any]) -> dict[str, Any]:
 
 def signed(payload: dict[str, Any], path: Path) -> Path:
     """A receipt that says this, signed by the server all the same."""
-    path.write_text(json.dumps(PrivateKey(SECRET).envelope(json.dumps(payload).encode(), PAYLOAD_TYPE)))
+    path.write_text(json.dumps(envelope(json.dumps(payload).encode(), PAYLOAD_TYPE, PrivateKey(SECRET))))
     return path
 
 

@@ -145,7 +145,9 @@ class Publisher:
             SnapshotCorrupt, SnapshotNotFound: it cannot be read.
         """
         self._require_ours(version.manifest)
-        parts = () if version.manifest.train == "base" else bundle.parts_of(version.manifest)
+        parts = bundle.parts_of(version.manifest)
+        if version.manifest.train == "base":  # known without its files
+            parts = tuple(part for part in parts if part not in version.removed_parts)
         try:
             folder = self.registry.fetch(version.version, self._folder, parts)
         except SnapshotNotFound:

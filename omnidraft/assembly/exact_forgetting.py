@@ -53,7 +53,7 @@ def prices(settings: Settings, tenant: str, data: TenantData) -> dict[str, Price
         if not (versions := registry.versions()):
             continue
         with closing(control_log(pair, CountingMetrics())) as control:
-            orders = {key[0]: order for key, order in control.read_whole().of(Forget).items()}
+            orders = control.read_whole().forgets
         orders[tenant] = Forget(id="next", until_ms=0, first_offsets=data.traces.first_offsets)
         if (start := newest_without(registry, orders, log_id, firsts)) is None:
             raise RequestError(

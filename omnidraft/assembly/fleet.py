@@ -44,7 +44,7 @@ from omnidraft.fleet.drift_recovery import DriftRecovery
 from omnidraft.fleet.judge import Judge
 from omnidraft.fleet.lease import ControllerLease
 from omnidraft.fleet.request_stats import RequestStatsReader
-from omnidraft.ports import Champion, Forget, LogReader, Metrics, Registry, SnapshotVersion
+from omnidraft.ports import Champion, LogReader, Metrics, Registry, SnapshotVersion
 from omnidraft.registry.manifest_export import pair_name
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics, LabelledMetrics
@@ -248,9 +248,9 @@ def _never_seen(settings: Settings, versions: Sequence[SnapshotVersion]) -> Reco
     if not versions or settings.log.control_topic not in topic_names(settings):
         return retention
     with closing(control_log(settings, CountingMetrics())) as control:
-        for key, order in control.read_whole().of(Forget).items():
+        for tenant, order in control.read_whole().forgets.items():
             if order.first_offsets and order.id in versions[-1].manifest.forgets:
-                retention.forget(key[0], order.until_ms)
+                retention.forget(tenant, order.until_ms)
     return retention
 
 

@@ -126,9 +126,7 @@ class _Batch:
             return "corrupt_batch", "wrong checksum"
         if not 0 <= self.num_records <= self.last_delta + 1:
             return "malformed_batch", f"{self.num_records} records for {self.last_delta + 1} offsets"
-        if (
-            self.base_offset <= position
-        ):  # what was asked for; a neighbour may be wrong, and the end older than the fetch
+        if self.base_offset <= position:  # what was asked for: a neighbour may be wrong, and the end is an older one
             return None
         if self.next_offset > (end if self.following is None else min(end, self.following)):
             return "corrupt_batch", f"offsets to {self.next_offset} overlap what follows"

@@ -30,6 +30,8 @@ Quantize = Annotated[
 """As config.Precision, which takes a second to import."""
 Mode = Literal["fast", "reproducible"]
 """As config.Mode, which takes a second to import."""
+MOST_DRAFT_TOKENS = 63
+"""As decode.num_draft_tokens, whose section takes a second to import."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

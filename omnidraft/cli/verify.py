@@ -1,6 +1,5 @@
 """`omnidraft verify`: compute answers again, from receipts or from the trace log, and compare them bit for bit."""
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from omnidraft.cli.options import Config, Engine, Quantize, download_bars, printable
+from omnidraft.cli.options import MOST_DRAFT_TOKENS, Config, Engine, Quantize, download_bars, printable
 from omnidraft.errors import RequestError, SignatureRefused
 
 if TYPE_CHECKING:
@@ -41,8 +40,8 @@ def verify(
     target: Annotated[str | None, typer.Option(help="The model; without it, the one that the receipt names.")] = None,
     drafter: Annotated[str, typer.Option(help="What drafts beside the known answer.")] = "none",
     num_draft_tokens: Annotated[
-        int, typer.Option(min=0, max=63, help="Of the known answer, for each pass; 0 decodes plainly.")
-    ] = 63,
+        int, typer.Option(min=0, max=MOST_DRAFT_TOKENS, help="Of the known answer, for each pass; 0 decodes plainly.")
+    ] = MOST_DRAFT_TOKENS,
     engine: Engine = None,
     quantize: Quantize = None,
     config_path: Config = None,
@@ -148,6 +147,7 @@ def _of_log(
     settings: "Settings", source: str, since: str | None, sample: float, num_draft_tokens: int
 ) -> Iterator[Verdict]:
     """Yield the verdict on each of a share of the target's answers in a log or an archive. Raises RequestError."""
+    from omnidraft.distill.ingest.record_disposition import hash_64
     from omnidraft.progress import bar
     from omnidraft.whatif import log_slice
     from omnidraft.whatif.recorded_texts import recorded_texts
@@ -162,7 +162,7 @@ def _of_log(
         for text in texts:
             if why := unknown_of[text.request_id]:
                 yield text.request_id, LEFT_OUT + why, ""
-            elif _share(text.request_id) < sample:
+            elif hash_64(text.request_id) / 2**64 < sample:  # always the same ones
                 yield text.request_id, *_recomputed(served, text.request, text.answer_ids, num_draft_tokens)
             advance()
 
@@ -177,11 +177,6 @@ def _unknown(text: "RecordedText", record: "TraceRecord", target: "Target") -> s
     if num_ids <= target.first_context < target.context_limit:
         return "rotated by max_tokens, which is not recorded"
     return None
-
-
-def _share(request_id: str) -> float:
-    """Return a number from 0 to 1, always the same one for an id."""
-    return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "big") / 2**64
 
 
 def _recomputed(

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from omnidraft.cli.choices import chosen, numbers
-from omnidraft.cli.options import Config, group
+from omnidraft.cli.options import MOST_DRAFT_TOKENS, Config, group
 from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 THIS_MACHINE = "this-machine"
 _NICENESS = 10
 """A worker on the same machine goes first."""
-_MOST_DRAFT_TOKENS = 63
-"""As decode.num_draft_tokens, whose section takes a second to import."""
 
 
 def whatif(
@@ -55,7 +53,7 @@ def whatif(
     from omnidraft import config
     from omnidraft.files import require_writable_file
 
-    drafters, lengths = chosen(drafter), numbers(draft_tokens, "--draft-tokens", _MOST_DRAFT_TOKENS)
+    drafters, lengths = chosen(drafter), numbers(draft_tokens, "--draft-tokens", MOST_DRAFT_TOKENS)
     memories = [each == "on" for each in chosen(memory, ("on", "off"), "memory")]
     if not (drafters and memories):
         raise RequestError("name at least one --drafter and one --memory")

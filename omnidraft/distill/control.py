@@ -65,7 +65,7 @@ class TrainingControl:
     @property
     def forgets(self) -> dict[str, Forget]:
         """The newest order to forget each tenant."""
-        return {key[0]: order for key, order in self._state.of(Forget).items()}
+        return self._state.forgets
 
     def is_to_forget(self, manifest: Manifest) -> bool:
         """Return whether weights are to forget what this snapshot's learned from a tenant."""

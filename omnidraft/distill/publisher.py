@@ -145,9 +145,8 @@ class Publisher:
             SnapshotCorrupt, SnapshotNotFound: it cannot be read.
         """
         self._require_ours(version.manifest)
-        parts = bundle.parts_of(version.manifest)
-        if version.manifest.train == "base":  # known without its files
-            parts = tuple(part for part in parts if part not in version.removed_parts)
+        is_base = version.manifest.train == "base"  # known without its files
+        parts = bundle.parts_of(version.manifest, version.removed_parts if is_base else ())
         try:
             folder = self.registry.fetch(version.version, self._folder, parts)
         except SnapshotNotFound:

@@ -63,7 +63,7 @@ def newest_without(
 
 def _may_know(registry: Registry, version: SnapshotVersion, tenants: Iterable[str]) -> bool:
     """Return whether records of one of these tenants may have gone through before this snapshot."""
-    if "resume" not in set(bundle.parts_of(version.manifest)) - set(version.removed_parts):
+    if "resume" not in bundle.parts_of(version.manifest, version.removed_parts):
         return True
     with tempfile.TemporaryDirectory(prefix="omnidraft-resume-") as folder:
         try:

@@ -92,8 +92,7 @@ def purge(registry: Registry, snapshots: AffectedSnapshots, newest: int) -> list
 
 
 def _has_private_parts(version: SnapshotVersion) -> bool:
-    present = set(parts_of(version.manifest)) - set(version.removed_parts)
-    return not present.isdisjoint(PRUNED_PARTS)
+    return not set(parts_of(version.manifest, version.removed_parts)).isdisjoint(PRUNED_PARTS)
 
 
 def _champion(registry: Registry) -> int | None:

@@ -218,6 +218,11 @@ class ControlState:
         """Return whether the tenant is drafted for without its own factors."""
         return self.value(FactorsOff, "factors", tenant) is not None
 
+    @property
+    def forgets(self) -> dict[str, Forget]:
+        """The newest order to forget each tenant."""
+        return {key[0]: order for key, order in self.of(Forget).items()}
+
     def forget(self, tenant: str) -> Forget | None:
         """Return the newest order to forget the tenant."""
         return self.value(Forget, "forget", tenant)

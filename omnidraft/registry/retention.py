@@ -39,7 +39,7 @@ class Retention:
         without_weights = set() if keep is None else {each.version for each in superseded(versions, keep)}
         for each in versions[: -self.keep_resume]:
             unwanted = ALL_PARTS if each.version in without_weights else PRUNED_PARTS
-            present = set(parts_of(each.manifest)) - set(each.removed_parts)
+            present = parts_of(each.manifest, each.removed_parts)
             parts = tuple(part for part in unwanted if part in present)
             if parts and "champion" not in each.aliases:
                 yield each, parts

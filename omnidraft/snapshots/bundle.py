@@ -6,7 +6,7 @@ Tensors are safetensors files, never pickle. torch is imported only where a tens
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -87,9 +87,9 @@ def parse_manifest(text: str | bytes) -> Manifest:
     return manifest
 
 
-def parts_of(manifest: Manifest) -> tuple[str, ...]:
-    """Return the parts (`serving`, `resume`) that have files in this snapshot."""
-    return tuple(sorted({_part_of(name) for name in manifest.sha256}))
+def parts_of(manifest: Manifest, removed: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the parts (`serving`, `resume`) that have files in this snapshot, but for those that were removed."""
+    return tuple(sorted({_part_of(name) for name in manifest.sha256}.difference(removed)))
 
 
 def verify(folder: Path, parts: Sequence[str]) -> Manifest:

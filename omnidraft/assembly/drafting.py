@@ -184,17 +184,24 @@ def measured_costs(settings: Settings, loaded_target: Target) -> MeasuredCosts:
     models = settings.models
     facts = (loaded_target.fingerprint, torch.get_num_threads(), processor())
     name = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
-    about = {"target": models.target, "weights": loaded_target.fingerprint, "processor": _model_name(facts[2])}
-    file = CostFile(costs_folder() / f"{name}.json", about)
+    file = CostFile(costs_folder() / f"{name}.json")
     costs = MeasuredCosts(loaded_target, file, f"{models.drafter} in {models.drafter_precision}")
     if settings.decode.policy == "cost":
         costs.passes(settings.decode.mode)
     return costs
 
 
-def _model_name(processor_facts: str) -> str:
-    lines = processor_facts.splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), lines[0])
+def costs_about(settings: Settings, loaded_target: Target) -> dict[str, str]:
+    """Return of what measured costs are."""
+    lines = processor().splitlines()
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), lines[0])
+    models = settings.models
+    return {
+        "target": models.target,
+        "weights": loaded_target.fingerprint,
+        "drafter": f"{models.drafter} in {models.drafter_precision}",
+        "processor": name,
+    }
 
 
 def drafter_of(proposer: Proposer) -> Drafter:

@@ -73,10 +73,11 @@ def whatif(
     torch.set_num_threads(1)
     filters = [] if tenant is None else [f"tenant={tenant}"]
     slice_filter = log_slice.parse_filter(since, until, filters)
-    found = log_slice.of_pair(log or settings.log.url, settings, assembly.vocabularies(settings), slice_filter)
+    tokenizers = assembly.vocabularies(settings)
+    found = log_slice.of_pair(log or settings.log.url, settings, tokenizers, slice_filter)
     every, records = settings.learner.held_out_every, found.require()
     records = [each for each in records if is_held_out(each, every)] if held_out else records
-    answers, left_out = recorded_texts(records)
+    answers, left_out = recorded_texts(records, tokenizers.target.stop_ids)
     if not answers:
         raise RequestError(f"the log has no whole answer of this pair there; left out: {dict(left_out)}")
     manifests = {name: comparison.manifest_of(settings, name) for name in drafters}
@@ -112,11 +113,12 @@ def export(
     drafter: Annotated[str | None, typer.Option(help="The drafter of the pair.")] = None,
     config_path: Config = None,
 ) -> None:
-    """Write what the last start with a pair measured here, so that `omnidraft whatif` can judge for this machine."""
+    """Measure what a pair's rounds cost here, a minute or two of decoding, and write it for `omnidraft whatif`."""
     from omnidraft import config
+    from omnidraft.whatif import round_costs
 
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
-    text = json.dumps(_costs(settings, THIS_MACHINE).plain_data(), indent=1) + "\n"
+    text = json.dumps(round_costs.measured(settings).plain_data(), indent=1) + "\n"
     if out is None:
         print(text, end="")
     else:
@@ -124,12 +126,10 @@ def export(
 
 
 def _costs(settings: Any, source: str) -> "MachineCosts":
-    from omnidraft.assembly.drafting import costs_folder
-    from omnidraft.whatif.known_costs import kept_costs, read_costs
+    from omnidraft.whatif import round_costs
+    from omnidraft.whatif.known_costs import read_costs
 
-    if source == THIS_MACHINE:
-        return kept_costs(costs_folder(), settings.models.target, settings.models.drafter)
-    return read_costs(Path(source))
+    return round_costs.this_machine(settings) if source == THIS_MACHINE else read_costs(Path(source))
 
 
 class _Kept:

@@ -32,6 +32,9 @@ class DraftTree:
     """The draft tokens on the path to the most probable text, for the trace."""
     draft_s: float = field(default=0.0, compare=False)
     """The seconds of the drafter's passes for it."""
+    step_rows: tuple[int, ...] = field(default=(), compare=False)
+    """Its ids in each of the drafter's passes of the round, the first of which reads texts whose ends come later; empty
+    where nothing drafts."""
     noise_weight: float | None = field(default=None, compare=False)
     """The weight of the target's noise in the drafter's guesses, from 0 to 1; None: the drafter guessed nothing."""
     acceptance: tuple[float, ...] = field(default=(), compare=False)
@@ -58,6 +61,11 @@ class DraftTree:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def num_steps(self) -> int:
+        """The number of the drafter's passes for it."""
+        return sum(map(bool, self.step_rows))
 
     def child(self, node: int, token: int) -> int | None:
         """Return the child of `node` with this token, or None when it was not drafted."""

@@ -16,12 +16,11 @@ from omnidraft.progress import bar
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.stats import Ratio
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.whatif.known_costs import KnownCosts, MachineCosts
+from omnidraft.whatif.known_costs import BASE, LEARNED, KnownCosts, MachineCosts
 from omnidraft.whatif.recorded_target import RecordedTarget
 from omnidraft.whatif.recorded_texts import RecordedText
 from omnidraft.whatif.replay import Counts, Replay
 
-BASE = "base"
 PLAIN = "plain decoding"
 
 
@@ -77,19 +76,20 @@ class Comparison:
         self._tokenizers = assembly.vocabularies(settings)
         self._target = RecordedTarget(len(self._tokenizers.target.vocabulary))
         self._base = base_drafter(settings, self._tokenizers)
-        self._costs = KnownCosts(costs)
+        self._costs = costs
 
     def plain(self) -> list[Counts]:
         """Return what plain decoding would have taken."""
-        return self._replayed(Replay(self._target, self._vocabulary, self._costs, self._num_texts), PLAIN)
+        return self._replayed(Replay(self._target, self._vocabulary, KnownCosts(self._costs), self._num_texts), PLAIN)
 
     def run(self, choice: Choice) -> list[Counts]:
         """Return what each answer would have taken. Raises SnapshotError for a drafter that there is not."""
         settings = choice.applied_to(self._settings)
         tokenizers = self._tokenizers if settings.models.has_drafter else assembly.served_vocabularies(settings)
-        loaded = {"loaded_target": self._target, "costs": self._costs, "base": self._base}
-        host = DecodingHost(settings, CountingMetrics(), tokenizers, **loaded)  # type: ignore[arg-type]
         name = None if choice.drafter in (BASE, NO_DRAFTER) else choice.drafter
+        costs = KnownCosts(self._costs, LEARNED if name else BASE)
+        loaded = {"loaded_target": self._target, "costs": costs, "base": self._base}
+        host = DecodingHost(settings, CountingMetrics(), tokenizers, **loaded)  # type: ignore[arg-type]
         snapshot = named_or_base(settings, host.load, name)
 
         def prepare(request: Request) -> Request:
@@ -101,7 +101,7 @@ class Comparison:
             )
 
         drafted = Replay(
-            self._target, self._vocabulary, self._costs, self._num_texts, snapshot.proposer, prepare, recent=host.recent
+            self._target, self._vocabulary, costs, self._num_texts, snapshot.proposer, prepare, recent=host.recent
         )
         return self._replayed(drafted, str(choice))
 

@@ -87,9 +87,7 @@ class Replay:
         steps = [(self._running[output.sequence], output.step) for output in outputs if output.step is not None]
         if not steps:
             return  # it read prompts alone
-        num_rows = sum(len(step.tree) for _, step in steps)
-        other_s = sum(step.timings.other_s for _, step in steps)
-        round_s = self._costs.passes("fast")(num_rows) + self._costs.steps.take_spent_s() + other_s
+        round_s = self._costs.round_s([step.tree for _, step in steps])
         for counts, step in steps:
             counts.num_tokens += len(step.emitted)
             counts.num_passes += 1

@@ -14,12 +14,14 @@ from omnidraft.decode.generation import GenerationRequest
 from omnidraft.params import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.whatif import log_slice
+from omnidraft.whatif.known_costs import KnownCosts, read_costs
 from tests.cli_runs import Environ, run_cli
 
 COSTS = {
     "about": {"target": "tiny", "weights": "tiny in float32", "processor": "one of a test"},
     "passes": {"1": 0.05, "8": 0.06, "32": 0.1},
-    "steps": {"1": 0.005, "4": 0.006},
+    "steps": {"base": {"1": 0.005, "4": 0.006, "64": 0.03}},
+    "other": {"round_s": 0.001, "row_s": 0.0001, "step_s": 0.0002},
 }
 PROMPTS = ["How many clips?", "The river goes into the sea", "def add(first, second):", "How many clips?"] * 2
 
@@ -57,7 +59,9 @@ def test_the_passes_of_recorded_answers_are_those_of_live_decoding(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """At any temperature, with penalties, with what the worker said before; recorded while nothing drafted."""
+    """At any temperature, with penalties, with what the worker said before; recorded while nothing drafted. Seconds are
+    those that the live rounds have by the same costs."""
+    costs, seconds = KnownCosts(read_costs(tmp_path / "costs.json")), list[float]()
     for live in (False, True):
         with serving(num_draft_tokens if live else 0, memory == "on") as worker:
             for number, prompt in enumerate(PROMPTS):
@@ -66,7 +70,9 @@ def test_the_passes_of_recorded_answers_are_those_of_live_decoding(
                 request = GenerationRequest(
                     prompt=prompt, max_new_tokens=40, seed=number, sampling=sampling, request_id=name
                 )
-                assert sum(len(step.emitted) for step in worker.served[0].engine.stream(request).steps)
+                trees = [step.tree for step in worker.served[0].engine.stream(request).steps]
+                seconds.append(sum(costs.round_s([tree]) for tree in trees))
+                assert any(tree.num_steps for tree in trees) == live
     counted = passes_by_answer()
     out = tmp_path / "whatif.json"
     arguments = ("--draft-tokens", num_draft_tokens, "--memory", memory, "--costs", tmp_path / "costs.json")
@@ -76,6 +82,22 @@ def test_the_passes_of_recorded_answers_are_those_of_live_decoding(
     (counts,) = report["counts"].values()
     live_passes = [counted[f"live-{number}"] for number in range(len(PROMPTS))]
     assert live_passes != [counted[f"log-{number}"] for number in range(len(PROMPTS))]
-    replayed = dict(zip(report["answers"], [passes for _, passes, _ in counts], strict=True))
-    assert [replayed[f"log-{number}"] for number in range(len(PROMPTS))] == live_passes
+    replayed = dict(zip(report["answers"], counts, strict=True))
+    found = [replayed[f"log-{number}"] for number in range(len(PROMPTS))]
+    assert [passes for _, passes, _ in found] == live_passes
+    assert [predicted for *_, predicted in found] == pytest.approx(seconds[len(PROMPTS) :])
     assert (tmp_path / "a.png").stat().st_size
+
+
+def test_costs_are_measured_while_the_pair_decodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "measured.json"
+    done = run_cli(("costs", "export", "--out", out), monkeypatch, capsys)
+    assert done.returncode == 0, done.stderr
+    assert "measuring rounds of the base drafter" in done.stderr
+    costs = read_costs(out)
+    assert costs.about["drafter"].endswith("drafter in float32")
+    for seconds in (costs.passes, costs.steps["base"]):
+        assert 0 < seconds[1] <= seconds[max(seconds)] < 10
+    assert costs.other.round_s > 0

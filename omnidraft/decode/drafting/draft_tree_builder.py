@@ -47,6 +47,8 @@ class DraftTreeBuilder:
         self.nodes = [Node(root_token, 0, 0, None, 1.0)]
         self.draft_ids: tuple[int, ...] = ()
         self.step_rows: list[int] = []
+        self.num_read_before = 0
+        """Ids that the drafter read of the text before the round's steps, in which it then has no part."""
         self.draft_s = 0.0
         self.search_s = 0.0
         """Seconds in which the suffix memory was searched."""
@@ -185,6 +187,7 @@ class DraftTreeBuilder:
             log_q=tuple(node.log_q for node in nodes),
             draft_ids=self.draft_ids,
             draft_s=self.draft_s,
+            step_rows=(self.num_read_before, *self.step_rows),
             noise_weight=self.noise_weight,
             acceptance=tuple(node.acceptance for node in nodes),
         )

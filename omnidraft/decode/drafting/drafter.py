@@ -152,7 +152,7 @@ class _Steps:
         started = time.perf_counter()
         model, keep, missed = reader.session.begin(reader.ids)
         wait_for(self._drafter.model.prefill_or_extend_all([(model, keep, missed[:num_ids])]))
-        num_left = len(missed) - num_ids
+        reader.draft.tree.num_read_before, num_left = num_ids, len(missed) - num_ids
         reader.session.end(reader.ids[:-num_left], max(reader.draft.position - num_left, 0))
         self._step_started = time.perf_counter()
         reader.draft.tree.draft_s += self._step_started - started

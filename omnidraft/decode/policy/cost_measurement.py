@@ -43,10 +43,8 @@ def wait_for(tensors: Iterable[torch.Tensor]) -> None:
 class CostFile:
     """Seconds by number of rows, of one target on one machine: of its passes by mode, of steps by drafter."""
 
-    def __init__(self, path: Path, about: Mapping[str, str] | None = None) -> None:
-        """`about` says of what they are, to those who look for the file."""
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._about = dict(about or {})
 
     def read(self, name: str) -> dict[int, float]:
         """Return the seconds by number of rows; empty when they were not measured, or cannot be read."""
@@ -60,10 +58,7 @@ class CostFile:
     def write(self, name: str, seconds_by_rows: Mapping[int, float]) -> None:
         """Replace the seconds of this name; where nothing can be written the next start measures again."""
         try:
-            replace_file(
-                self._path,
-                json.dumps(self._others(name) | {"about": self._about, name: dict(seconds_by_rows)}).encode(),
-            )
+            replace_file(self._path, json.dumps(self._others(name) | {name: dict(seconds_by_rows)}).encode())
         except OSError as exc:
             logger.warning("the next start has to measure again: %s", exc)
 

@@ -1,0 +1,111 @@
+"""What rounds cost on this machine, measured while it decodes: a step of the drafter takes longer between passes of the
+target, whose weights empty the caches, than after another step."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from omnidraft import assembly, prompts
+from omnidraft.assembly.drafting import costs_about, costs_folder, drafter_of
+from omnidraft.assembly.host import DecodingHost
+from omnidraft.assembly.snapshot_loading import named_or_base
+from omnidraft.config import Settings
+from omnidraft.decode.generation import GenerationRequest
+from omnidraft.files import save_json
+from omnidraft.models.native.drafter import AUTOMATIC_LEARNED, NativeDrafter
+from omnidraft.models.probe.subprocess_trial import processor
+from omnidraft.ports import Step
+from omnidraft.progress import bar
+from omnidraft.telemetry.metrics import CountingMetrics
+from omnidraft.whatif.known_costs import BASE, LEARNED, MachineCosts, OtherCosts, SecondsByRows, read_costs
+
+_LENGTHS = (0, 1, 3, 7, 15, 31)
+_NUM_PROMPTS, _NUM_TOKENS = 4, 24
+_PASS_ROWS, _STEP_ROWS = (1, 2, 4, 8, 16, 32), (1, 2, 4, 16, 64)
+_REFITS = 8
+_Rounds = Sequence[tuple[Sequence[int], float]]
+"""What each round had, and its seconds."""
+
+
+def this_machine(settings: Settings) -> MachineCosts:
+    """Return what the pair's rounds cost here, as measured before or now. Raises ModelError."""
+    facts = (settings.models.model_dump(), settings.decode.mode, torch.get_num_threads(), processor())
+    path = costs_folder() / "rounds" / f"{hashlib.sha256(repr(facts).encode()).hexdigest()[:24]}.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_json(measured(settings).plain_data(), path)
+    return read_costs(path)
+
+
+def measured(settings: Settings) -> MachineCosts:
+    """Return what the pair's rounds cost here, from decoding built-in prompts alone with drafts of several lengths; a
+    minute or two. Raises ModelError."""
+    decode = settings.decode.model_copy(update={"policy": "fixed", "suffix_memory": False, "lookup": False})
+    settings = settings.model_copy(update={"decode": decode})
+    host = DecodingHost(settings, CountingMetrics(), assembly.vocabularies(settings))
+    steps = {BASE: _decoded(host, BASE)}
+    model = drafter_of(named_or_base(settings, host.load, None).proposer).model
+    if settings.models.drafter_precision == "auto" and isinstance(model, NativeDrafter):
+        section = settings.models.model_copy(update={"drafter_precision": AUTOMATIC_LEARNED})
+        changed = settings.model_copy(update={"models": section})
+        other = DecodingHost(changed, CountingMetrics(), host.tokenizers, loaded_target=host.target)
+        steps[LEARNED] = _decoded(other, LEARNED)
+    every = [step for each in steps.values() for step in each]
+    passes = [((len(step.tree),), step.timings.target_s) for step in every]
+    drafted = {kind: [(step.tree.step_rows, step.timings.draft_s) for step in each] for kind, each in steps.items()}
+    others = [((1, len(step.tree) - 1, step.tree.num_steps), step.timings.other_s) for step in every]
+    return MachineCosts(
+        costs_about(settings, host.target),
+        seconds_by_rows(passes, _PASS_ROWS),
+        {
+            kind: seconds_by_rows([each for each in rounds if any(each[0])], _STEP_ROWS)
+            for kind, rounds in drafted.items()
+        },
+        OtherCosts(*_nearest(np.array([shares for shares, _ in others], float), others)),
+    )
+
+
+def _decoded(host: DecodingHost, kind: str) -> list[Step]:
+    texts = [each.text for each in prompts.built_in()]
+    asked = [*texts[:_NUM_PROMPTS], *("\n".join(texts[:num]) for num in (4, len(texts)))]
+    engine, steps = host.engine(named_or_base(host.settings, host.load, None)), list[Step]()
+    with bar(f"measuring rounds of the {kind} drafter", len(_LENGTHS) * len(asked)) as advance:
+        for text in asked:
+            for length in _LENGTHS:
+                request = GenerationRequest(
+                    f"{length}. {text}",  # so that no earlier text has read it
+                    max_new_tokens=_NUM_TOKENS,
+                    ignores_eos=True,
+                    num_draft_tokens=length,
+                    is_stored=False,
+                )
+                steps += engine.stream(request).steps
+                advance()
+    return steps
+
+
+def seconds_by_rows(rounds: _Rounds, knots: Sequence[int]) -> SecondsByRows:
+    """Return the seconds of a pass, or a step, over so many rows, with straight lines between them: those that come
+    nearest to what each round's took together."""
+    largest = max(max(rows) for rows, _ in rounds)
+    chosen = [each for each in knots if each < largest] + [largest]
+    shares = [
+        np.sum([[np.interp(each, chosen, unit) for unit in np.eye(len(chosen))] for each in rows if each], axis=0)
+        for rows, _ in rounds
+    ]
+    seconds = np.maximum.accumulate(_nearest(np.array(shares), rounds))
+    return dict(zip(chosen, seconds.tolist(), strict=True))
+
+
+def _nearest(shares: np.ndarray, rounds: _Rounds) -> np.ndarray:
+    """Return what each share takes on average: the least squares of what is missed beside what is expected, where no
+    hiccup of the machine counts for more than three times that."""
+    seconds = np.array([each for _, each in rounds])
+    expected = np.full(len(seconds), seconds.mean())
+    for _ in range(_REFITS):
+        usual = np.minimum(seconds, 3 * expected) / expected
+        fitted = np.maximum(np.linalg.lstsq(shares / expected[:, None], usual)[0], 0.0)
+        expected = np.maximum(shares @ fitted, seconds.mean() / 100)
+    return fitted

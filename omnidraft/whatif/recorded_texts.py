@@ -8,7 +8,6 @@ from omnidraft.params import sampling_of
 from omnidraft.ports import Request, Work, recorded_work
 from omnidraft.traces.record import TraceRecord
 
-
 _DEEPEST = 64
 """Tokens that would have been drafted at most behind the end of an answer that its target ended."""
 

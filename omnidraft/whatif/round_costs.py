@@ -14,6 +14,7 @@ from omnidraft.assembly.snapshot_loading import named_or_base
 from omnidraft.config import Settings
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.files import save_json
+from omnidraft.models.loading import SharedDrafter
 from omnidraft.models.native.drafter import AUTOMATIC_LEARNED, NativeDrafter
 from omnidraft.models.probe.subprocess_trial import processor
 from omnidraft.ports import Step
@@ -44,13 +45,16 @@ def measured(settings: Settings) -> MachineCosts:
     minute or two. Raises ModelError."""
     decode = settings.decode.model_copy(update={"policy": "fixed", "suffix_memory": False, "lookup": False})
     settings = settings.model_copy(update={"decode": decode})
-    host = DecodingHost(settings, CountingMetrics(), assembly.vocabularies(settings))
+    tokenizers = assembly.vocabularies(settings)
+    host = DecodingHost(settings, CountingMetrics(), tokenizers)
     steps = {BASE: _decoded(host, BASE)}
     model = drafter_of(named_or_base(settings, host.load, None).proposer).model
     if settings.models.drafter_precision == "auto" and isinstance(model, NativeDrafter):
-        section = settings.models.model_copy(update={"drafter_precision": AUTOMATIC_LEARNED})
-        changed = settings.model_copy(update={"models": section})
-        other = DecodingHost(changed, CountingMetrics(), host.tokenizers, loaded_target=host.target)
+        from omnidraft.models.hf.drafter import load_drafter  # takes seconds
+
+        folder, kernels = tokenizers.drafter_folder, settings.models.kernels
+        base = SharedDrafter(lambda: load_drafter(folder, AUTOMATIC_LEARNED, None, "full", kernels))
+        other = DecodingHost(settings, CountingMetrics(), tokenizers, loaded_target=host.target, base=base)
         steps[LEARNED] = _decoded(other, LEARNED)
     every = [step for each in steps.values() for step in each]
     passes = [((len(step.tree),), step.timings.target_s) for step in every]

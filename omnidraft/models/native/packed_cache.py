@@ -45,7 +45,7 @@ class PackedCache:
         self._max_bytes = max_bytes
 
     def find(self, source: Path, precision: str) -> PackedModel | None:
-        """Return the weights of this model folder, mapped; None if it is not packed, or not as it should be."""
+        """Return the weights of this model folder; None if it is not packed, or not as it should be."""
         path = self._path(source, precision)
         try:
             require_unshared_folder(self.folder)
@@ -59,7 +59,7 @@ class PackedCache:
         if not is_current:
             return None
         _mark_used(path)
-        return _mapped(file)
+        return _model(file)
 
     def state(self, source: Path, precision: str) -> FolderState | None:
         """Return the state that a model folder has now, None if it cannot be read."""
@@ -72,7 +72,7 @@ class PackedCache:
     ) -> PackedModel:
         """Return the weights of a model that is not packed yet, or that another process is packing.
 
-        They are mapped from their new file; where no file can be written they are in memory.
+        They are those of their new file; where no file can be written they are in memory alone.
 
         Args:
             state: of the folder, from before the model was loaded: it may have changed since.
@@ -93,7 +93,7 @@ class PackedCache:
                     raise OSError("the folder cannot be read")
                 new = weights.ModelParts(model, precision, library)
                 self._make_space(sum(part.padded_bytes for part in new.parts))
-                return _mapped(_write(path, state, source.name, new.sizes, new.parts))
+                return _model(_write(path, state, source.name, new.sizes, new.parts))
         except (OSError, ModelCorrupt) as exc:
             logger.warning("the next start has to pack %s again: %s", source.name, exc)
         return weights.packed_in_memory(model, precision, library)
@@ -135,7 +135,8 @@ def _state(source: Path, precision: str) -> FolderState:
     return {"folder": str(source.resolve()), "files": files, "precision": precision, "layout": native.LAYOUT}
 
 
-def _mapped(file: PackedFile) -> PackedModel:
+def _model(file: PackedFile) -> PackedModel:
+    file.copy()
     sizes = ModelSizes.read(file.description["sizes"])
     return PackedModel(sizes, file.description["key"]["precision"], file.addresses, file)
 

@@ -1,10 +1,11 @@
-"""A file of packed weights, mapped into memory: the processes of a machine share its pages.
+"""A file of packed weights, mapped into memory, or read into it where there is plenty.
 
 The format is safetensors with one tensor of bytes for each part. The header's metadata says what was packed, the
 checksums of the parts and of the header itself, and the time of the file. Opening compares header, size and time;
 `verify` reads everything.
-The kernel maps the page cache of ext4, xfs and others in huge pages when the file was read in large pieces, so a pass
-over a mapped file is as fast as one over anonymous huge pages.
+The processes of a machine share the pages of a mapped file. But the kernel maps them in huge pages only as far as they
+were read in large pieces and lie together: on a virtual machine with two thirds of them huge, a plain pass took 28.8 ms
+beside 19.6 over a copy in anonymous huge pages (Qwen2.5-Coder-0.5B in int8).
 """
 
 import fcntl
@@ -27,6 +28,7 @@ from omnidraft.files import written_aside
 from omnidraft.models.native.matrix import address_of, memory
 from omnidraft.models.native.packed_model import Part
 from omnidraft.private_files import PRIVATE, require_unshared_file
+from omnidraft.system import available_memory
 
 _PAGE = 4096
 """Parts begin behind a header of whole pages."""
@@ -35,6 +37,9 @@ _MAX_HEADER_BYTES = 1 << 24
 _TIME_STEP_S = 2
 """The coarsest time stamps of a file system (FAT)."""
 _NO_CHECKSUM = "0" * 8
+
+_PLENTY = 4
+"""Times its size that must be free for a file to be copied: another process may load the same one at this moment."""
 
 Description = Mapping[str, Any]
 Progress = Callable[[int, int], None]
@@ -69,6 +74,15 @@ class PackedFile:
         for advice in ("MADV_HUGEPAGE", "MADV_WILLNEED"):  # then a cold file is read into huge pages
             with suppress(AttributeError, OSError):
                 self._map.madvise(getattr(mmap, advice))
+
+    def copy(self) -> None:
+        """Read the parts into memory of this process, in huge pages, where there is plenty; see above."""
+        if available_memory() > _PLENTY * len(self._map):
+            copied = np.frombuffer(memory(len(self._map)), np.uint8)
+            for to, part in zip(_chunks(memoryview(copied)), _chunks(memoryview(self._bytes)), strict=True):
+                to[:] = part
+                throttle.rest()
+            self._bytes = copied
 
     @property
     def addresses(self) -> dict[str, int]:

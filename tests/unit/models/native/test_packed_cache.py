@@ -400,6 +400,18 @@ def test_a_file_is_in_use_as_long_as_it_is_mapped(source, cache):
     assert not is_in_use(path)
 
 
+def test_weights_are_read_into_memory_where_there_is_plenty(source, cache, monkeypatch):
+    path = packed_path(source, cache)
+    for available, is_mapped in ((2**40, False), (4 * path.stat().st_size, True)):
+        monkeypatch.setattr(packed_file, "available_memory", lambda available=available: available)
+        file = PackedFile(path)
+        mapped = file.addresses
+        file.copy()
+        file.verify()
+        assert (file.addresses == mapped) == is_mapped
+        assert all(address % 64 == 0 for address in file.addresses.values())
+
+
 def test_a_deleted_file_serves_those_who_have_it(source, cache):
     target = load(source, cache)
     expected = logits(target)

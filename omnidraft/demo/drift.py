@@ -15,7 +15,7 @@ from rich.table import Table
 
 from omnidraft import assembly, config, pictures
 from omnidraft.decode.snapshot.tenant_rules import DRIFTED_DRAFT_TOKENS
-from omnidraft.demo.recorded import RECORDED
+from omnidraft.demo.recorded import HELD_OUT_EVERY, RECORDED
 from omnidraft.demo.recorded_worker import RecordedWorker
 from omnidraft.demo.report import COLOR
 from omnidraft.demo.screen import console, spinner
@@ -53,8 +53,8 @@ def rehearse(out: Path, log: str | None, target: str | None, drafter: str | None
         ServiceFailed: a service ended, or took too long.
     """
     decode = {"policy": "fixed", "num_draft_tokens": 1 + DRIFTED_DRAFT_TOKENS, "threads": 1}
-    learner, worker_section = {"records_per_step": 2, "threads": 1}, {"poll_s": 0.01}
-    settings = run_settings(out, log, target, drafter, decode=decode, learner=learner, worker=worker_section)
+    learner = {"records_per_step": 2, "held_out_every": HELD_OUT_EVERY, "threads": 1}
+    settings = run_settings(out, log, target, drafter, decode=decode, learner=learner, worker={"poll_s": 0.01})
     console.print(
         f"{NUM_BEFORE} questions are asked again and again, so that memory drafts for {settings.models.target} beside "
         f"{settings.models.drafter}; then {NUM_AFTER} others are. See how the controller notices, what the fleet does, "
@@ -159,14 +159,13 @@ def picture(rehearsal: Rehearsal, path: Path) -> None:
         axis.plot(seconds, [agreement([each]) for each in served], ".", color=COLOR, alpha=0.4, label="each answer")
         means = [agreement(served[max(0, end - WINDOW) : end]) for end in range(1, len(served) + 1)]
         axis.plot(seconds, means, color=COLOR, label=f"mean of {WINDOW}")
-        low, high = axis.get_ylim()
-        for name, at_ms in rehearsal.marks_ms.items():
+        for number, (name, at_ms) in enumerate(rehearsal.marks_ms.items()):
             at = rehearsal.seconds(at_ms)
             axis.axvline(at, color="black", linewidth=1, linestyle="--")
-            axis.annotate(f" {name}, {at:.0f} s", (at, low), fontsize=9)
+            axis.annotate(f" {name}, {at:.0f} s", (at, 0.02 + 0.06 * number), xycoords=("data", "axes fraction"))
         for before, answer, at in zip(served, served[1:], seconds[1:], strict=False):
             if before.version != answer.version:
-                axis.annotate(f"{answer.version}", (at, high), fontsize=8, color="grey", ha="center")
-        axis.set_title("agreement of served answers; above: the version from there on")
+                axis.annotate(f"{answer.version}", (at, 0.95), xycoords=("data", "axes fraction"), color="grey")
+        axis.set_title("agreement of served answers; grey: the version from there on")
         axis.set_xlabel("seconds")
         axis.legend(loc="lower left")

@@ -14,7 +14,7 @@ def demo(
         bool,
         typer.Option(
             "--drift",
-            help="Rehearse an alarm instead, in some five minutes: traffic changes, agreement falls, the "
+            help="Rehearse an alarm instead, in two to five minutes: traffic changes, agreement falls, the "
             "controller notices, and the fleet recovers. Ends with a table and a picture over time. Of the other "
             "options it takes --log, --out and the models.",
         ),

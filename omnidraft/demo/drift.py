@@ -59,7 +59,7 @@ def rehearse(out: Path, log: str | None, target: str | None, drafter: str | None
         f"{NUM_BEFORE} questions are asked again and again, so that memory drafts for {settings.models.target} beside "
         f"{settings.models.drafter}; then {NUM_AFTER} others are. See how the controller notices, what the fleet does, "
         "and how it recovers.\nThe target's answers are recorded, so it does not run; log, registry, controller and "
-        f"distiller are real.\nSome five minutes on two cores. Everything, also the services' logs, goes to {out}.",
+        f"distiller are real.\nTwo to five minutes on two cores. Everything, also the services' logs, goes to {out}.",
         soft_wrap=True,
     )
     with running_services(out, settings):

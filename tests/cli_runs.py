@@ -10,6 +10,8 @@ import typer
 
 from omnidraft.cli import main
 
+Run = Callable[..., subprocess.CompletedProcess[str]]
+"""Runs a command with these arguments."""
 Environ = Callable[[Mapping[str, str]], None]
 """Sets variables until the test ends."""
 

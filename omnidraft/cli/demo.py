@@ -1,4 +1,4 @@
-"""`omnidraft demo`: watch a drafter learn and get faster."""
+"""`omnidraft demo`: watch a drafter learn and get faster, or traffic drift away from it and the fleet recover."""
 
 import time
 from pathlib import Path
@@ -10,6 +10,15 @@ from omnidraft.demo.recorded import NUM_TEST
 
 
 def demo(
+    drift: Annotated[
+        bool,
+        typer.Option(
+            "--drift",
+            help="Rehearse an alarm instead, in two to five minutes: traffic changes, agreement falls, the "
+            "controller notices, and the fleet recovers. Ends with a table and a picture over time. Of the other "
+            "options it takes --log, --out and the models.",
+        ),
+    ] = False,
     log: Annotated[
         str | None, typer.Option(help="sqlite:///path or kafka://host:port; a fresh SQLite file if absent.")
     ] = None,
@@ -30,8 +39,12 @@ def demo(
     learned.
     """
     print("loading omnidraft", flush=True)
+    run = out / time.strftime("%Y%m%d-%H%M%S")
+    if drift:
+        from omnidraft.demo.drift import rehearse
+
+        return rehearse(run, log, target, drafter)
     from omnidraft.demo.run import DemoPlan, run_demo
 
-    run = out / time.strftime("%Y%m%d-%H%M%S")
     plan = DemoPlan(run, num_questions, max_tokens, num_recorded, num_live, num_snapshots)
     run_demo(plan, log, target, drafter)

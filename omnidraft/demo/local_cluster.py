@@ -10,14 +10,11 @@ from pathlib import Path
 from types import TracebackType
 
 import httpx
-import psutil
 
 from omnidraft import child
 from omnidraft.errors import OmnidraftError
 
 STOP_TIMEOUT_S = 60.0
-IDLE_SHARE = 0.2
-"""A process tree that uses less than this share of one core for a second is idle."""
 
 
 class ServiceFailed(OmnidraftError):
@@ -67,10 +64,6 @@ class LocalCluster(AbstractContextManager["LocalCluster"]):
                 how, last = child.describe_exit(process.returncode), child.last_lines(self._logs / f"{name}.log")
                 raise ServiceFailed(f"{name} ended before {what} by {how}. Its last log lines: {last}")
 
-    def wait_until_idle(self, name: str, timeout_s: float) -> None:
-        """Wait until the service and its children use no processor time: a paused learner has finished its step."""
-        self.wait_for(lambda: _share_used(self._processes[name].pid) < IDLE_SHARE, f"idle {name}", timeout_s)
-
     def stop(self, name: str) -> int:
         """Send SIGTERM and return the exit code."""
         process = self._processes.pop(name)
@@ -98,29 +91,3 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _tree(pid: int) -> list[psutil.Process]:
-    try:
-        parent = psutil.Process(pid)
-        return [parent, *parent.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _share_used(pid: int) -> float:
-    """Return the share of one core that a process tree uses over a second."""
-
-    def used_s() -> float:
-        total = 0.0
-        for process in _tree(pid):
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            total += times.user + times.system
-        return total
-
-    before = used_s()
-    time.sleep(1.0)
-    return used_s() - before

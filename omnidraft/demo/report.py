@@ -7,11 +7,9 @@ from typing import Any
 from rich.table import Table
 
 from omnidraft import pictures
-from omnidraft.demo.curve import CHAIN, CurvePoint
+from omnidraft.snapshots.manifest import Manifest
 
 COLOR = "#3b6ea5"
-BAR_PER_AGREEMENT = 60
-"""Signs of a bar for each unit of agreement."""
 
 
 def table(rows: Sequence[dict[str, Any]], moved: tuple[float, float] | None = None) -> Table:
@@ -49,25 +47,27 @@ def speedup_text(row: Mapping[str, Any]) -> str:
     return f"{row['speedup']:.2f}x" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
 
 
-def curve_table(points: Sequence[CurvePoint]) -> Table:
-    """Return a learning curve, with a bar for each snapshot that grows from the lowest agreement."""
-    title = f"On {points[-1].num_positions:,} held-out positions; tokens a pass would be those of chains of {CHAIN}"
-    result = Table("", "learned", "agreement", "gain", "tokens a pass", "", title=title)
-    lowest = min(point.agreement for point in points)
-    for point in points:
-        result.add_row(
-            f"version {point.version}",
-            f"{point.num_tokens:,}",
-            f"{point.agreement:.3f}",
-            f"{point.gain:+.3f} ± {point.gain_error:.3f}" if point.num_tokens else "",
-            f"{point.predicted_tokens_per_pass:.2f}",
-            f"[green]{'█' * (1 + round((point.agreement - lowest) * BAR_PER_AGREEMENT))}[/green]",
-        )
+def curve_points(curve: Sequence[Manifest]) -> list[tuple[int, float, float]]:
+    """Return the tokens learned, the held-out agreement and the standard error of its change, of the parent of the
+    first snapshot and of each snapshot, as the distiller measured them."""
+    points = [(0, curve[0].agreement_before or 0.0, 0.0)]
+    return points + [
+        (each.num_tokens, each.agreement_after or 0.0, each.agreement_change_error or 0.0) for each in curve
+    ]
+
+
+def curve_table(curve: Sequence[Manifest]) -> Table:
+    """Return a learning curve, with a row for each version."""
+    title = f"On {curve[-1].held_out_records} held-out answers, which nobody learns from"
+    result, points = Table("", "learned", "agreement", "change", title=title), curve_points(curve)
+    for number, (num_tokens, agreement, error) in enumerate(points):
+        change = f"{agreement - points[number - 1][1]:+.3f} ± {error:.3f}" if number else ""
+        result.add_row(f"version {1 + number}", f"{num_tokens:,}", f"{agreement:.3f}", change)
     return result
 
 
 def picture(
-    points: Sequence[CurvePoint], rows: Sequence[dict[str, Any]], path: Path, moved: tuple[float, float] | None
+    snapshots: Sequence[Manifest], rows: Sequence[dict[str, Any]], path: Path, moved: tuple[float, float] | None
 ) -> None:
     """Draw the learning curve, and measured tokens per pass and speed-up of the snapshots, as PNG.
 
@@ -77,13 +77,10 @@ def picture(
     panels = {"tokens_per_pass": "tokens per target pass", "speedup": "speed-up over plain"}
     sizes = {"ncols": 1 + len(panels), "figsize": (12, 3.6), "width_ratios": [1.6, 1, 1], "layout": "tight"}
     with pictures.picture(path, **sizes) as (_, (curve, *bars)):
-        agreements = [point.agreement for point in points]
-        errors = [point.gain_error for point in points]
-        curve.errorbar(
-            [point.num_tokens for point in points], agreements, yerr=errors, marker="o", capsize=4, color=COLOR
-        )
-        curve.set_title(f"agreement on {points[-1].num_positions:,} held-out positions")
-        curve.set_xlabel("tokens learned; bars: standard error of the gain")
+        num_tokens, agreements, errors = zip(*curve_points(snapshots), strict=True)
+        curve.errorbar(num_tokens, agreements, yerr=errors, marker="o", capsize=4, color=COLOR)
+        curve.set_title(f"agreement on {snapshots[-1].held_out_records} held-out answers")
+        curve.set_xlabel("tokens learned; bars: standard error of the change")
         curve.locator_params(axis="x", nbins=6)
         curve.grid(alpha=0.3)
         for axis, (field, title) in zip(bars, panels.items(), strict=True):

@@ -4,35 +4,26 @@ Real processes: a decoding worker, a distiller, a controller; a real log (SQLite
 kafka://host:port`); a real registry: MLflow where it is installed, else a folder.
 """
 
-import os
-import sys
 import time
-import uuid
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omnidraft import assembly, config, extras, files, prompts
 from omnidraft.demo import report
 from omnidraft.demo.answers import recorded, steps_per_snapshot
-from omnidraft.demo.curve import CurvePoint, LearningCurve
 from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
 from omnidraft.demo.measure import ChatClient, SpeedComparison, compare, moved_speeds
 from omnidraft.demo.recorded import HELD_OUT_EVERY, NUM_TEST, QUESTIONS
-from omnidraft.demo.screen import bar, console, downloads, spinner
-from omnidraft.errors import RequestError, cannot_write
-from omnidraft.ports import Outgoing, Pause, Registry, SnapshotVersion
+from omnidraft.demo.screen import bar, console, spinner
+from omnidraft.demo.services import CONFIG_FILE, START_TIMEOUT_S, run_settings, running_services, service_command
+from omnidraft.ports import Outgoing, Pause, Registry
+from omnidraft.snapshots.manifest import Manifest
 from omnidraft.system import usable_processors
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import codec
 
-START_TIMEOUT_S = 600.0
 LEARN_TIMEOUT_S = 1200.0
-CONFIG_FILE = "config.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,31 +48,38 @@ def run_demo(plan: DemoPlan, log: str | None, target: str | None, drafter: str |
         ServiceFailed: a service ended, or took too long.
     """
     extras.require("serve", "omnidraft demo")
-    settings = config.load(_write_config(plan, log, target, drafter), {})
+    steps = steps_per_snapshot(plan.num_recorded, plan.num_snapshots, config.LearnerSettings().records_per_step)
+    settings = run_settings(
+        plan.out,
+        log,
+        target,
+        drafter,
+        decode={"mode": "reproducible"},
+        learner={"steps_per_snapshot": steps, "threads": usable_processors(), "held_out_every": HELD_OUT_EVERY},
+        worker={"port": free_port()},
+    )
     _introduce(plan, settings)
     started = time.monotonic()
-    with local_cluster(plan) as cluster:
-        rows, extra = _run(plan, settings, cluster)
+    assembly.control_log(settings, CountingMetrics()).put(("pause",), Pause())
+    with running_services(plan.out, settings) as (cluster, registry):
+        rows, extra = _run(plan, settings, cluster, registry)
     _finish(plan, settings, rows, extra | {"seconds": round(time.monotonic() - started, 1)})
 
 
-def local_cluster(plan: DemoPlan) -> LocalCluster:
-    """Return the cluster of a run: a user's environment may name a registry and a log that are in use elsewhere."""
-    return LocalCluster(plan.out / "logs", config.without_settings(os.environ))
-
-
 def _run(
-    plan: DemoPlan, settings: config.Settings, cluster: LocalCluster
+    plan: DemoPlan, settings: config.Settings, cluster: LocalCluster, registry: Registry
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     url = f"http://{settings.worker.host}:{settings.worker.port}"
-    registry = _start_services(plan, settings, cluster, url)
+    with spinner("starting the worker, which loads both models and measures what its passes cost here"):
+        cluster.start("worker", service_command("worker", plan.out))
+        cluster.wait_for(lambda: is_serving(url), "serving worker", START_TIMEOUT_S)
     client = ChatClient(url, max_tokens=plan.max_tokens)
     held_out = [prompt.text for prompt in prompts.read(QUESTIONS, plan.num_questions)]
     _wait_for_version(cluster, client, registry, 1, held_out[0])
     with bar("measuring version 1 (the drafter as it comes) against plain decoding", 2 * len(held_out)) as advance:
         measured = [compare(client, held_out, advance)]
     console.print(report.table([measured[0].row()]))
-    traffic = _traffic(plan, settings, client)
+    _send_traffic(plan, settings, client)
     curve = _learn(plan, settings, cluster, registry)
     serving = _wait_for_version(cluster, client, registry, plan.num_snapshots + 1, held_out[0])
     if serving != measured[0].version:
@@ -91,11 +89,11 @@ def _run(
     rows = [each.row() for each in measured]
     report.picture(curve, rows, plan.out / "report.png", moved := moved_speeds(measured))
     registry.log_file(registry.resolve("champion").version, plan.out / "report.png")
-    return rows, traffic | {
+    return rows, {
         "identical_texts": sum(each.num_identical for each in measured),
         "compared_texts": len(held_out) * len(rows),
         "moved_plain_tokens_per_s": moved,
-        "curve": [point.plain_data() for point in curve],
+        "curve": report.curve_points(curve),
     }
 
 
@@ -109,60 +107,13 @@ def _introduce(plan: DemoPlan, settings: config.Settings) -> None:
     )
 
 
-def _service_command(name: str, plan: DemoPlan) -> list[str]:
-    return [sys.executable, "-m", "omnidraft.cli", "run", name, "--config", str(plan.out / CONFIG_FILE)]
-
-
-def _start_services(plan: DemoPlan, settings: config.Settings, cluster: LocalCluster, url: str) -> Registry:
-    """Start all services and return their registry. The worker is last and alone: it measures what its passes cost."""
-    assembly.control_log(settings, CountingMetrics()).put(("pause",), Pause())
-    with _pulled(settings):
-        for name in ("controller", "distiller"):  # they wait for the models
-            cluster.start(name, _service_command(name, plan))
-    _require_recorded_vocabularies(settings)
-    registry = assembly.registry(settings)
-    with spinner("starting controller and distiller"):
-        cluster.wait_for(lambda: bool(registry.versions()), "first version", START_TIMEOUT_S)
-    with spinner("starting the worker, which loads both models and measures what its passes cost here"):
-        cluster.start("worker", _service_command("worker", plan))
-        cluster.wait_for(lambda: is_serving(url), "serving worker", START_TIMEOUT_S)
-    return registry
-
-
-@contextmanager
-def _pulled(settings: config.Settings) -> Iterator[None]:
-    """Download both models during the `with` block, unless they are on this machine, with a progress bar."""
-    from omnidraft.models.catalog import store
-
-    names = settings.models.target, settings.models.drafter
-    title = "looking for both models, which are fetched the first time (1.2 GB)"
-    with downloads(title) as progress, ThreadPoolExecutor(len(names)) as pool:
-        pulls = pool.map(partial(store.resolve, progress=progress), names)
-        yield
-        list(pulls)  # raises what went wrong
-
-
-def _require_recorded_vocabularies(settings: config.Settings) -> None:
-    held_out, _ = recorded(0)
-    if assembly.vocabularies(settings).alignment.fingerprint != held_out[0].alignment:
-        raise RequestError(
-            f"the demo teaches from recorded answers of {held_out[0].target} for {held_out[0].drafter}: choose models "
-            "with their vocabularies, or none; others learn from live traffic (docs/use.md)"
-        )
-
-
-def _traffic(plan: DemoPlan, settings: config.Settings, client: ChatClient) -> dict[str, int]:
+def _send_traffic(plan: DemoPlan, settings: config.Settings, client: ChatClient) -> None:
     """Replay recorded answers into the log, then serve live ones, while learning is paused."""
     held_out, learned = recorded(plan.num_recorded)
     records = [*held_out, *learned]
     writer = assembly.log_writer(settings, settings.log.traces_topic)
     with spinner(f"replaying {len(records)} recorded answers of this target into the log"):
-        writer.append(
-            [
-                Outgoing(codec.key(record), codec.encode(record), codec.headers(record), tenant=record.tenant)
-                for record in records
-            ]
-        )
+        writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in records])
     writer.close()
     live = prompts.read(QUESTIONS, plan.num_live, skip=NUM_TEST) if plan.num_live else []
     num_tokens = 0
@@ -176,42 +127,37 @@ def _traffic(plan: DemoPlan, settings: config.Settings, client: ChatClient) -> d
         f"({num_tokens} tokens)",
         soft_wrap=True,
     )
-    return {
-        "recorded_answers": len(learned),
-        "held_out_answers": len(held_out),
-        "live_answers": len(live),
-        "live_tokens": num_tokens,
-    }
 
 
-def _learn(plan: DemoPlan, settings: config.Settings, cluster: LocalCluster, registry: Registry) -> list[CurvePoint]:
-    """Let the distiller learn, paused while each snapshot is judged, and show the curve as it grows."""
+def _learn(plan: DemoPlan, settings: config.Settings, cluster: LocalCluster, registry: Registry) -> list[Manifest]:
+    """Let the distiller learn and judge each snapshot, and show the curve as it grows."""
     per_snapshot = settings.learner.steps_per_snapshot * settings.learner.records_per_step
-    last = plan.num_snapshots + 1
-    curve = LearningCurve(settings, registry, plan.out / "judged")
+    last, curve = plan.num_snapshots + 1, list[Manifest]()
     control = assembly.control_log(settings, CountingMetrics())
-    with spinner("judging the drafter as it comes on recorded answers that nobody learns from"):
-        curve.add(registry.versions()[0])
+    control.put(("pause",), None)
     for number in range(2, last + 1):
-        control.put(("pause",), None)
         with spinner(f"the distiller learns from {per_snapshot} answers, then publishes version {number} of {last}"):
-            published = _published(cluster, registry, number)
-        control.put(("pause",), Pause())  # two processes that compute with all threads would take turns waiting
-        with spinner(f"judging version {number}"):
-            cluster.wait_until_idle("distiller", LEARN_TIMEOUT_S)
-            curve.add(published)
-        console.print(report.curve_table(curve.points))
-    return curve.points
+            cluster.wait_for(lambda: registry.versions()[-1].version > len(curve) + 1, "version", LEARN_TIMEOUT_S)
+        curve.append(registry.resolve(str(number)).manifest)
+        console.print(report.curve_table(curve))
+    control.put(("pause",), Pause())
+    with spinner("waiting until the distiller rests, so that it does not disturb the measurement"):
+        cluster.wait_for(lambda: _is_paused(plan.out), "paused distiller", LEARN_TIMEOUT_S)
+    return curve
+
+
+def _is_paused(out: Path) -> bool:
+    """Return whether the distiller said so last, which it does between two steps."""
+    said = (out / "logs" / "distiller.log").read_text(encoding="utf-8")
+    return said.rfind("learning paused") > said.rfind("learning goes on")
 
 
 def _wait_for_version(cluster: LocalCluster, client: ChatClient, registry: Registry, number: int, prompt: str) -> int:
     """Wait until the controller has judged this version and the worker serves the champion; return the champion."""
-    deadline = time.monotonic() + 20.0
 
     def is_judged() -> bool:
-        aliases = {alias: each.version for each in registry.versions() for alias in each.aliases}
-        is_late = time.monotonic() > deadline
-        return aliases.get("champion") == number or (number > 1 and "champion" in aliases and is_late)
+        judgement = registry.resolve(str(number)).judgement
+        return judgement is not None and judgement.is_final
 
     with spinner(f"waiting until the worker serves version {number}"):
         cluster.wait_for(is_judged, f"judged version {number}", 120.0)
@@ -234,16 +180,6 @@ def _log_metrics(registry: Registry, measured: SpeedComparison) -> None:
         registry.log_metrics(measured.version, {f"measured_{name}": row[name] for name in names}, step=0)
 
 
-def _published(cluster: LocalCluster, registry: Registry, number: int) -> SnapshotVersion:
-    """Wait until the distiller has published this version, and return it."""
-
-    def found() -> list[SnapshotVersion]:
-        return [each for each in registry.versions() if each.version == number]
-
-    cluster.wait_for(lambda: bool(found()), f"version {number}", LEARN_TIMEOUT_S)
-    return found()[0]
-
-
 def _finish(plan: DemoPlan, settings: config.Settings, rows: list[dict[str, Any]], extra: dict[str, Any]) -> None:
     out = plan.out.parent
     plain = sum(row["plain_tokens_per_s"] for row in rows) / len(rows)
@@ -260,40 +196,3 @@ def _finish(plan: DemoPlan, settings: config.Settings, rows: list[dict[str, Any]
     )
     if extras.is_installed("mlflow"):
         console.print(f"its history: mlflow ui --backend-store-uri {settings.registry.url}", soft_wrap=True)
-
-
-def _write_config(plan: DemoPlan, log: str | None, target: str | None, drafter: str | None) -> Path:
-    """Write the run's own settings: a fresh log, registry and port, and snapshots as often as the plan says."""
-    defaults = config.Settings()
-    steps = steps_per_snapshot(plan.num_recorded, plan.num_snapshots, defaults.learner.records_per_step)
-    lines = [
-        "[models]",
-        f'target = "{target or defaults.models.target}"',
-        f'drafter = "{drafter or defaults.models.drafter}"',
-        "[decode]",
-        'mode = "reproducible"',
-        "[log]",
-        f'url = "{log or f"sqlite:///{plan.out}/log.db"}"',
-        f'topic_prefix = "demo-{uuid.uuid4().hex[:8]}"',
-        "[registry]",
-        f'url = "{_registry_url(plan)}"',
-        "[learner]",
-        f"steps_per_snapshot = {steps}",
-        f"threads = {usable_processors()}",
-        f"held_out_every = {HELD_OUT_EVERY}",
-        "[worker]",
-        f"port = {free_port()}",
-    ]
-    path = plan.out / CONFIG_FILE
-    try:
-        plan.out.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(lines) + "\n")
-    except OSError as exc:
-        raise cannot_write(path, exc, "another --out") from exc
-    return path
-
-
-def _registry_url(plan: DemoPlan) -> str:
-    if extras.is_installed("mlflow"):
-        return f"sqlite:///{plan.out}/mlflow.db"
-    return f"directory:///{plan.out.absolute()}/registry"

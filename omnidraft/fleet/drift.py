@@ -60,7 +60,7 @@ class DriftChange:
     """The snapshot whose first requests these were, and beside which no other fell; None: no such one is known."""
 
     def __str__(self) -> str:
-        is_back = self.level is not None and self.recent >= self.level
+        is_back = self.level is not None and self.recent >= RECOVERED_SHARE * self.level
         verb = "fell" if self.kind == "drift" else "was back" if is_back else "stayed"
         why = f", with the first requests of snapshot {self.suspect}" if self.suspect is not None else ""
         before = "unknown" if self.level is None else f"{self.level:.3f}"

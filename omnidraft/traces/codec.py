@@ -25,7 +25,8 @@ from omnidraft.traces.schema import (
     SCHEMA_VERSION,
 )
 
-_AVRO_ERRORS = (EOFError, IndexError, KeyError, TypeError, ValueError, OverflowError, MemoryError)
+AVRO_ERRORS = (EOFError, IndexError, KeyError, TypeError, ValueError, OverflowError, MemoryError)
+"""What fastavro raises for bytes that are not what they should be."""
 
 
 def no_rounds() -> Rounds:
@@ -65,7 +66,7 @@ def encode(record: TraceRecord, *, max_bytes: int | None = MAX_WRITTEN_BYTES) ->
     try:
         row = to_row(record)
         fastavro.schemaless_writer(payload, parsed_schema(), row)
-    except (AttributeError, *_AVRO_ERRORS) as exc:
+    except (AttributeError, *AVRO_ERRORS) as exc:
         raise WireError(f"not a trace record: {type(exc).__name__}: {exc}") from exc
     if max_bytes is not None and payload.tell() > max_bytes:
         raise RecordTooLarge(f"record: {payload.tell()} bytes, at most {max_bytes} are written; shorten the prompt")
@@ -94,7 +95,7 @@ def decode(payload: bytes, headers: Mapping[str, bytes], *, max_bytes: int | Non
     source = io.BytesIO(payload)
     try:
         row = fastavro.schemaless_reader(source, parsed_schema(), None)
-    except _AVRO_ERRORS as exc:
+    except AVRO_ERRORS as exc:
         raise WireError(f"payload: not Avro of version {SCHEMA_VERSION}: {type(exc).__name__}: {exc}") from exc
     if source.tell() != len(payload):
         raise WireError(f"payload: {len(payload) - source.tell()} bytes behind the record")
@@ -154,7 +155,7 @@ def readable_fields(payload: bytes) -> dict[str, Any]:
     for field, avro in zip(fields_of(TraceRecord), SCHEMA["fields"], strict=True):
         try:
             value = fastavro.schemaless_reader(source, fastavro.parse_schema(avro["type"]), None)
-        except _AVRO_ERRORS:
+        except AVRO_ERRORS:
             break
         fields[field.name] = _plain_value(field, value)
     return fields

@@ -65,7 +65,7 @@ class _RecordedSession(TextSession):
             if at is not None and at < len(self._answer_ids) and tree.tokens[node] == self._answer_ids[at]:
                 next_at[node] = at + 1
             drawn.append(self._token(next_at.get(node, 0)))
-        logits_NV = torch.full((len(tree), self._vocab_size), -inf)
+        logits_NV = torch.full((len(tree), self._vocab_size), -inf, dtype=torch.float32)
         logits_NV[torch.arange(len(tree)), torch.tensor(drawn)] = 0.0
         return logits_NV
 

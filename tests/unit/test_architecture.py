@@ -22,7 +22,8 @@ LEVELS = (  # lowest first
     {"bus", "registry", "models", "telemetry", "decode", "distill", "fleet"},
     {"serving", "exactness", "audit", "device", "sampling_params", "testing", "transfer"},
     {"assembly"},
-    {"hosts", "doctor", "llm", "demo", "transformers", "whatif"},
+    {"hosts", "doctor", "llm", "transformers", "whatif"},
+    {"demo"},
     {"cli"},
     {"services", "pipelines"},
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 from omnidraft.errors import model_errors
 
 VERSION = "2"
-"""Of what `convert` writes; raise it whenever that changes: folders that an earlier version made are not used."""
+"""Of what `convert` writes; raise it whenever that changes: what another version made is converted again."""
 logger = logging.getLogger(__name__)
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from omnidraft.errors import ModelDownloadError, ModelError
 from omnidraft.files import may_write, put_in_place, sync_tree
+from omnidraft.models.catalog import gguf_conversion
 
 MARKER = "omnidraft.json"
 
@@ -24,11 +25,14 @@ class Origin:
     source: Literal["hub", "wheels", "file"]
     fingerprint: str
     """Revision on the hub, or sha256 of the GGUF file."""
+    converter: str | None = None
+    """The version of the converter that wrote it; None for files that are as they were fetched."""
 
 
 def is_complete(folder: Path) -> bool:
-    """Return whether the folder was installed here completely."""
-    return read_origin(folder) is not None
+    """Return whether the folder was installed here completely, and would be converted to the same today."""
+    origin = read_origin(folder)
+    return origin is not None and (origin.source == "hub" or origin.converter == gguf_conversion.VERSION)
 
 
 def read_origin(folder: Path) -> Origin | None:
@@ -36,7 +40,7 @@ def read_origin(folder: Path) -> Origin | None:
     in a power failure."""
     try:
         found = json.loads((folder / MARKER).read_text(encoding="utf-8"))
-        return Origin(found["source"], found["fingerprint"])  # a later release may tell more
+        return Origin(found["source"], found["fingerprint"], found.get("converter"))  # a later release may tell more
     except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
         return None
 
@@ -58,7 +62,7 @@ def install_once(
         origin = make(partial)
         (partial / MARKER).write_text(json.dumps(asdict(origin), indent=2) + "\n", encoding="utf-8")
         sync_tree(partial)
-        shutil.rmtree(folder, ignore_errors=True)  # not ours, or incomplete
+        shutil.rmtree(folder, ignore_errors=True)  # not ours, incomplete, or of another converter
         put_in_place(partial, folder)
     return folder
 

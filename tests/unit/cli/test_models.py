@@ -16,7 +16,7 @@ def test_a_pull_prints_the_folder_or_the_gguf_file(
 ) -> None:
     folder = tmp_path / "models" / "gemma3-270m"
     folder.mkdir(parents=True)
-    (folder / "omnidraft.json").write_text('{"source": "wheels", "fingerprint": "any"}')
+    (folder / "omnidraft.json").write_text('{"source": "hub", "fingerprint": "any"}')
     (tmp_path / "models" / "gemma3-270m.gguf").touch()
     done = run_cli(("models", "pull", "gemma3-270m", *options), monkeypatch, capsys, {"OMNIDRAFT_HOME": str(tmp_path)})
     assert done.returncode == 0

@@ -1,8 +1,6 @@
 """Commands that order the fleet about: what is ordered is printed, and what nobody would follow is refused."""
 
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 
@@ -10,29 +8,14 @@ from omnidraft import assembly, config
 from omnidraft.assembly.fleet import control_log
 from omnidraft.ports import Outgoing, Restart
 from omnidraft.telemetry.metrics import CountingMetrics
-from tests.cli_runs import run_cli
+from tests.cli_runs import Run
 from tests.snapshot_folders import make_bundle
 
-Run = Callable[..., CompletedProcess[str]]
 
-
-@pytest.fixture
-def environ(tmp_path: Path) -> dict[str, str]:
-    return {
-        "OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db",
-        "OMNIDRAFT_REGISTRY__URL": f"directory:///{tmp_path}/registry",
-        "OMNIDRAFT_MODELS__TARGET": "big",
-        "OMNIDRAFT_MODELS__MORE_TARGETS": '["other"]',
-        "COLUMNS": "200",
-    }
-
-
-@pytest.fixture
-def command(
-    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
+@pytest.fixture(autouse=True)
+def targets(environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ["OMNIDRAFT_MODELS__MORE_TARGETS"] = '["other"]'
     monkeypatch.chdir(tmp_path)
-    return lambda *arguments: run_cli(arguments, monkeypatch, capsys, environ)
 
 
 def num_orders(environ: dict[str, str]) -> int:

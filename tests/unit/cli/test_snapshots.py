@@ -3,10 +3,10 @@
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 
@@ -14,20 +14,8 @@ from omnidraft import assembly, config
 from omnidraft.fleet.controller import Controller
 from omnidraft.ports import Judgement
 from omnidraft.telemetry.metrics import CountingMetrics
-from tests.cli_runs import run_cli
+from tests.cli_runs import Run
 from tests.snapshot_folders import make_bundle
-
-Run = Callable[..., CompletedProcess[str]]
-
-
-@pytest.fixture
-def environ(tmp_path: Path) -> dict[str, str]:
-    return {
-        "OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db",
-        "OMNIDRAFT_REGISTRY__URL": f"directory:///{tmp_path}/registry",
-        "OMNIDRAFT_MODELS__TARGET": "big",
-        "COLUMNS": "80",
-    }
 
 
 @pytest.fixture
@@ -36,13 +24,7 @@ def settings(environ: dict[str, str]) -> config.Settings:
 
 
 @pytest.fixture
-def snapshots(
-    environ: dict[str, str],
-    settings: config.Settings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Run:
+def snapshots(command: Run, settings: config.Settings, tmp_path: Path) -> Run:
     """The commands, over a registry with four versions."""
     registry, drafter = assembly.registry(settings), settings.models.drafter
     assembly.log_writer(settings, settings.log.traces_topic).close()
@@ -52,7 +34,7 @@ def snapshots(
         told["parent_id"] = f"s{number}" if number else None
         bundle = make_bundle(tmp_path / "bundles", f"s{number + 1}", target="big", drafter=drafter, **told)
         registry.publish(bundle, number or None)
-    return lambda *arguments: run_cli(("snapshots", *arguments), monkeypatch, capsys, environ)
+    return partial(command, "snapshots")
 
 
 def champions(settings: config.Settings) -> tuple[int, int]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.demo.run import DemoPlan, local_cluster, run_demo
+from omnidraft.demo.run import DemoPlan, run_demo
+from omnidraft.demo.services import local_cluster
 from omnidraft.errors import RequestError
 from tests.cli_runs import run_cli
 
@@ -26,9 +27,8 @@ def test_services_take_no_settings_from_the_environment(tmp_path: Path, monkeypa
         "OMNIDRAFT_HOME": "/models",
     }.items():
         monkeypatch.setenv(name, value)
-    plan = DemoPlan(tmp_path, num_questions=1, max_tokens=8, num_recorded=0, num_live=0, num_snapshots=1)
     output = tmp_path / "logs" / "service.log"
-    with local_cluster(plan) as cluster:
+    with local_cluster(tmp_path) as cluster:
         cluster.start("service", [sys.executable, "-c", SERVICE])
         cluster.wait_for(lambda: bool(output.read_text()), "settings", 60.0)
     assert output.read_text() == "True /models\n"

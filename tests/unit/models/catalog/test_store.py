@@ -290,13 +290,26 @@ def test_for_llamacpp_the_tokenizer_of_a_gguf_file_is_converted_alone_unless_all
     assert alone != whole == resolve(str(file), sources=known) == for_llamacpp()
 
 
-def test_a_converter_that_writes_something_else_converts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "mine.gguf"
-    file.write_bytes(b"weights")
-    first = resolve(str(file), sources=Sources(FakeHub()))
-    monkeypatch.setattr(gguf_conversion, "VERSION", "mended")
-    second = resolve(str(file), sources=Sources(FakeHub()))
-    assert (first != second, is_complete(first), is_complete(second)) == (True, True, True)
+@pytest.mark.parametrize("name", [NAME, "mine.gguf"])
+@pytest.mark.parametrize("earlier", ["1", None], ids=["earlier", "not told"])
+def test_what_another_version_of_the_converter_made_is_converted_again(
+    name: str, earlier: str | None, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a hub that answers, too: the weights of a catalog's file are other ones than the hub's."""
+    _gguf(home)
+    (tmp_path / "mine.gguf").write_bytes(b"weights")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gguf_conversion, "VERSION", earlier)
+    converted: list[str | None] = []
+    hub = FakeHub(is_up=False)
+    known = Sources(hub, convert=lambda gguf, folder: converted.append(gguf_conversion.VERSION))
+    folder = resolve(name, sources=known)
+    monkeypatch.setattr(gguf_conversion, "VERSION", "2")
+    hub.is_up = True
+    for _ in range(2):
+        assert resolve(name, sources=known) == folder
+    assert converted == [earlier, "2"]
+    assert not hub.requests
 
 
 @pytest.mark.parametrize("num_bytes", [0, 3, 20, 40, None], ids=["empty", "magic", "header", "fields", "no model"])
@@ -363,9 +376,9 @@ def _make_slowly(root: Path) -> None:
         with (root / "log").open("a") as log:
             log.write("made\n")
         time.sleep(0.2)
-        return Origin("file", "x")
+        return Origin("hub", "x")
 
-    install_once(root / "folder", "file", make)
+    install_once(root / "folder", "hub", make)
 
 
 def _gguf(home: Path, name: str = NAME) -> Path:

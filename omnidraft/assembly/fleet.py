@@ -249,8 +249,8 @@ def _never_seen(settings: Settings, versions: Sequence[SnapshotVersion]) -> Reco
         return retention
     with closing(control_log(settings, CountingMetrics())) as control:
         for tenant, order in control.read_whole().forgets.items():
-            if order.first_offsets and order.id in versions[-1].manifest.forgets:
-                retention.forget(tenant, order.until_ms)
+            if (exact := order.exact) and exact.id in versions[-1].manifest.forgets:
+                retention.forget(tenant, exact.until_ms)
     return retention
 
 

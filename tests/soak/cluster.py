@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -48,9 +48,10 @@ class Cluster(LocalCluster):
 
     Args:
         toml: sections of the settings beside log and registry.
+        has_networks: broker and registry are reached over `networks`, which can be cut.
     """
 
-    def __init__(self, folder: Path, toml: str, **environ: str) -> None:
+    def __init__(self, folder: Path, toml: str, *, has_networks: bool = False, **environ: str) -> None:
         self.folder = folder.absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         super().__init__(
@@ -58,13 +59,15 @@ class Cluster(LocalCluster):
         )
         self.urls = {name: f"http://127.0.0.1:{free_port()}" for name in WORKERS}
         self._ports = {BROKER: free_port(), REGISTRY: free_port()}
-        self.networks = {name: Network(port) for name, port in self._ports.items()}
+        self.networks = {name: Network(port) for name, port in self._ports.items()} if has_networks else {}
+        reached = self._ports | {name: network.port for name, network in self.networks.items()}
+        self._listeners = f"advertised.listeners=PLAINTEXT://127.0.0.1:{reached[BROKER]}\n"
         self.url, self.registry_url = self.urls[WORKERS[0]], f"http://127.0.0.1:{self._ports[REGISTRY]}"
         self.config_path = self.folder / "settings.toml"
         self.config_path.write_text(
-            f'{toml}\n[log]\nurl = "kafka://127.0.0.1:{self.networks[BROKER].port}"\n'
+            f'{toml}\n[log]\nurl = "kafka://127.0.0.1:{reached[BROKER]}"\n'
             f'topic_prefix = "soak"\nrequest_timeout_s = 5\n'
-            f'[registry]\nurl = "http://127.0.0.1:{self.networks[REGISTRY].port}"\nkeep_serving = {KEEP_SERVING}\n'
+            f'[registry]\nurl = "http://127.0.0.1:{reached[REGISTRY]}"\nkeep_serving = {KEEP_SERVING}\n'
         )
         self.settings = config.load(self.config_path, {})
         self.on_end: Callable[[str, int, str], None] = lambda name, returncode, last: None
@@ -82,8 +85,9 @@ class Cluster(LocalCluster):
         for name in names:
             match name:
                 case "broker":
-                    reached_at = f"advertised.listeners=PLAINTEXT://127.0.0.1:{self.networks[BROKER].port}\n"
-                    started = load_local_broker().start(self._ports[BROKER], self.folder / "kafka", more=reached_at)
+                    started = load_local_broker().start(
+                        self._ports[BROKER], self.folder / "kafka", more=self._listeners
+                    )
                     self._processes[BROKER] = started.process
                 case "registry":
                     store = ["--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"]
@@ -97,9 +101,9 @@ class Cluster(LocalCluster):
                     set_own = ["env", *(f"{variable}={value}" for variable, value in own.items())]
                     self.start(name, [*set_own, *service_command(name.partition("-")[0], self.config_path)])
 
-    def start_all(self) -> None:
+    def start_all(self, names: Sequence[str] = ALL) -> None:
         """Start registry, broker and services, each when the one before is ready; return when all are."""
-        for name in ALL:
+        for name in names:
             self.bring_up(name)
             self.wait_until_ready(name)
 

@@ -61,7 +61,7 @@ EVIDENCE = "evidence.json"
 def run(plan: SoakPlan) -> PartResult:
     """Do it, drain, judge, and learn the log once more without interruption."""
     folder = empty_folder(plan.out / "faults")
-    with Cluster(folder, tiny_settings(plan.out / "models")) as cluster:
+    with Cluster(folder, tiny_settings(plan.out / "models"), has_networks=True) as cluster:
         evidence, figures = run_faults(cluster, plan)
         evidence.save(folder / EVIDENCE)
         figures |= verdict.judge(cluster.settings, evidence)

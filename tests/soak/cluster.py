@@ -68,6 +68,7 @@ class Cluster(LocalCluster):
             f'{toml}\n[log]\nurl = "kafka://127.0.0.1:{reached[BROKER]}"\n'
             f'topic_prefix = "soak"\nrequest_timeout_s = 5\n'
             f'[registry]\nurl = "http://127.0.0.1:{reached[REGISTRY]}"\nkeep_serving = {KEEP_SERVING}\n'
+            "[metrics]\ndistiller_port = 0\ncontroller_port = 0\n"
         )
         self.settings = config.load(self.config_path, {})
         self.on_end: Callable[[str, int, str], None] = lambda name, returncode, last: None
@@ -126,7 +127,7 @@ class Cluster(LocalCluster):
                 return is_serving(self.registry_url, "/health")
             case _ if name in self.urls:
                 return is_serving(self.urls[name])
-            case "distiller":
+            case "distiller" if self._environ["OMNIDRAFT_LEARNER__HOST"] == "ray":
                 return self.actor() is not None
             case _:
                 return True

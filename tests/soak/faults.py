@@ -210,7 +210,8 @@ class Faults:
 
     def _do(self, fault: Fault) -> None:
         """Begin a fault; one that lasts is ended by `_look`."""
-        cluster, victim, end = self._cluster, fault.victim, None
+        cluster, victim = self._cluster, fault.victim
+        end: Callable[[], None] | None = None
         match fault.kind:
             case "kill":
                 self._kill(victim)

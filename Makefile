@@ -21,7 +21,7 @@ DEMO_ARGS ?=
 RECORDING_SCREEN ?= 112x40
 SOAK_ARGS ?=
 # Drift needs prompts of two tasks.
-SOAK_PARTS ?= kills,broker-down,registry-down,rollback,fuzz,throughput$(if $(wildcard ../shared/data/code.jsonl),$(comma)drift)
+SOAK_PARTS ?= faults,orders,broker-down,fuzz,throughput$(if $(wildcard ../shared/data/code.jsonl),$(comma)drift)
 BENCH_ARGS ?= --num-prompts 3 --max-new-tokens 64
 BENCH_METHODS ?= plain,omnidraft,omnidraft-reproducible,omnidraft+traces,hf-generate,hf-uad,hf-tli,llamacpp,llamacpp+omnidraft
 BENCH_VLLM_ARGS ?= --num-prompts 4 --max-new-tokens 128
@@ -137,7 +137,7 @@ bench-throughput: $(VLLM_STAMP) ## Measure our server, llama.cpp's and vLLM's un
 	$(PYTHON) -m pipelines.bench.throughput --vllm-venv $(VLLM_VENV) $(foreach file,$(firstword $(PROMPTS)),--prompts $(file)) \
 	  --json $(or $(JSON),runs/throughput.json) $(BENCH_THROUGHPUT_ARGS)
 
-soak: setup ## Kills, outages, load and drift, for an hour and a quarter, into runs/soak/report.json (SOAK_PARTS, SOAK_ARGS)
+soak: setup ## Faults, outages, load and drift, for an hour and a quarter, into runs/soak/report.json (SOAK_PARTS, SOAK_ARGS)
 	$(PYTHON) -m tests.soak --parts $(SOAK_PARTS) $(SOAK_ARGS)
 
 kafka: setup ## Run a Kafka broker in the foreground, without Docker

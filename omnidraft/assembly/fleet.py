@@ -57,12 +57,14 @@ ANSWER_S = 10.0
 """How long a command waits for a controller to carry out its order; one that runs needs a second."""
 
 
-def control_log(settings: Settings, metrics: Metrics, *, is_keeper: bool = False) -> ControlLog:
+def control_log(
+    settings: Settings, metrics: Metrics, *, is_keeper: bool = False, hears_workers: bool = False
+) -> ControlLog:
     """Return the control log of `models.target` and its drafter, signed and verified if keys are set. It is opened when
     it is first needed.
 
     Args:
-        is_keeper: see ControlLog.
+        is_keeper, hears_workers: see ControlLog.
     """
     topic, models = settings.log.control_topic, settings.models
     return ControlLog(
@@ -73,6 +75,7 @@ def control_log(settings: Settings, metrics: Metrics, *, is_keeper: bool = False
         drafter=models.followed_drafter,
         signing=control_signing(settings),
         is_keeper=is_keeper,
+        hears_workers=hears_workers,
     )
 
 
@@ -188,7 +191,7 @@ def overview(settings: Settings, workers: Sequence[str] = ()) -> "Overview":
         topics=lambda: topic_names(settings),
         reader=lambda topic: log_reader(settings, topic),
         worker=partial(worker_status, metrics_key=settings.worker.metrics_key),
-        control=lambda target: control_log(settings.for_target(target), CountingMetrics()),
+        control=lambda target: control_log(settings.for_target(target), CountingMetrics(), hears_workers=True),
     )
     now_ms = time.time_ns() // 1_000_000
     return gather(sources, settings, workers, now_ms, guess=worker_url(settings))
@@ -249,8 +252,8 @@ def _never_seen(settings: Settings, versions: Sequence[SnapshotVersion]) -> Reco
         return retention
     with closing(control_log(settings, CountingMetrics())) as control:
         for tenant, order in control.read_whole().forgets.items():
-            if order.first_offsets and order.id in versions[-1].manifest.forgets:
-                retention.forget(tenant, order.until_ms)
+            if (exact := order.exact) and exact.id in versions[-1].manifest.forgets:
+                retention.forget(tenant, exact.until_ms)
     return retention
 
 

@@ -163,7 +163,9 @@ def standing_order(settings: Settings, tenant: str, data: TenantData, *, is_exac
     """Return the last order if it covers all that was found, and if `is_exact` the weights too."""
     with closing(control_log(settings, CountingMetrics())) as control:
         last = control.read_whole().forget(tenant)
-    if last is None or (is_exact and not last.first_offsets):
+    if last is not None and is_exact:
+        last = last.exact
+    if last is None:
         return None
     is_recent = data.newest_ms > 0 or time.time() * 1000 - last.until_ms < 1000 * _REPEATED_S
     return last if data.newest_ms <= last.until_ms and is_recent else None

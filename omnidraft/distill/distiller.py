@@ -198,7 +198,7 @@ class Distiller:
 
     def _start_without(self, orders: Mapping[str, Forget]) -> Start:
         """Return where learning starts to forget these tenants: where weights are to forget too, from before them."""
-        if not any(order.first_offsets for order in orders.values()):
+        if not self._forgetting.is_due_in_weights(orders):
             return Start(without=orders)
         log_id, firsts, _ = self.ingest.read_log()
         version = newest_without(self._publisher.registry, self._control.forgets, log_id, firsts)

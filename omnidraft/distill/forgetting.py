@@ -114,8 +114,13 @@ class Forgetting:
 
     def mark_done(self, orders: Mapping[str, Forget]) -> None:
         """Note that these orders were carried out, or that there was nothing to do."""
-        self._done = (*self._done, *(order.id for order in orders.values()))[-MAX_NOTED:]
+        done = (each.id for order in orders.values() for each in (order.exact, order) if each is not None)
+        self._done = tuple(dict.fromkeys((*self._done, *done)))[-MAX_NOTED:]
         self._noted = {tenant: order for tenant, order in self._noted.items() if order.id not in self._done}
+
+    def is_due_in_weights(self, orders: Mapping[str, Forget]) -> bool:
+        """Return whether weights are to forget one of these tenants, and have not yet."""
+        return any(order.exact is not None and order.exact.id not in self._done for order in orders.values())
 
     def is_done_in(self, manifest: Manifest) -> bool:
         """Return whether all orders that this learner carried out were carried out in this snapshot, too."""

@@ -59,6 +59,8 @@ class ControlLog:
         signing: signs what is put, and refuses what nobody signed who may; None: neither.
         is_keeper: write the newest genuine messages again where others were written over them, which would be all that
             is left of their keys once the topic is compacted, or where the log lost them.
+        hears_workers: take in what workers say of themselves, too. Whoever may write that they run may invent as many
+            as he likes, so only who shows them to operators does.
     """
 
     def __init__(
@@ -71,14 +73,16 @@ class ControlLog:
         drafter: str,
         signing: ControlSigning | None = None,
         is_keeper: bool = False,
+        hears_workers: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._open_reader, self._open_writer, self._metrics = open_reader, open_writer, metrics
         self._pair, self._signing, self._is_keeper, self._clock = (target, drafter), signing, is_keeper, clock
+        self._kinds = VALUES.keys() if hears_workers else VALUES.keys() - UNSIGNED_KINDS
         self._reader: LogReader | None = None
         self._writer: LogWriter | None = None
         self._next: dict[int, int] = {}
-        self._state = ControlState()
+        self._state, self._entries = ControlState(), dict[Key, Entry]()
         self._changed: dict[Key, Entry] = {}
         self._newest_sequence = 0
         self._genuine: dict[Key, Outgoing] = {}
@@ -185,6 +189,8 @@ class ControlLog:
 
     def _take_changes(self) -> tuple[ControlState, tuple[Entry, ...]]:
         changed, self._changed = self._changed, {}
+        if changed:
+            self._state = ControlState(dict(self._entries))
         return self._state, tuple(sorted(changed.values(), key=lambda each: each.sequence))
 
     def _receive(self, message: Message) -> None:
@@ -194,7 +200,7 @@ class ControlLog:
         key = self._key(message.key)
         if key is None and message.damage is None:
             return
-        known = self._state.entries.get(key or ())
+        known = self._entries.get(key or ())
         try:
             entry = self._entry(message, key)
             if self._signing is not None:
@@ -211,8 +217,7 @@ class ControlLog:
         if key[0] not in UNSIGNED_KINDS:
             self._newest_sequence = max(self._newest_sequence, entry.sequence)
         if entry != known:  # of two with one sequence the later in the log holds, as it does once that is compacted
-            self._state = ControlState({**self._state.entries, key: entry})
-            self._changed[key] = entry
+            self._entries[key] = self._changed[key] = entry
 
     def _require_newer(self, entry: Entry, known: Entry | None) -> None:
         """Raise SignatureRefused where a newer entry of its key is known; the same one again does no harm."""
@@ -240,7 +245,7 @@ class ControlLog:
     def _key(self, name: bytes) -> Key | None:
         """Return the key that a message is about; None: it is of another pair, or of a kind that is not known here."""
         kind, *parts = (unquote(part) for part in name.decode(errors="replace").split("/"))
-        if kind not in VALUES:
+        if kind not in self._kinds:
             return None
         if kind in FLEET_KINDS:
             return kind, *parts

@@ -78,7 +78,8 @@ class Controller:
                 if not is_failing:
                     logger.warning("controller waits: %s", exc)
                 is_failing = True
-            stop.wait(POLL_S)
+            if not self._control.wait(POLL_S):
+                stop.wait(POLL_S)
 
     def step(self) -> None:
         """Decide what is to be decided; traffic is read while the registry is down, too.

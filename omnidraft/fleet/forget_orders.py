@@ -25,7 +25,8 @@ def order_forgetting(control: ControlLog, tenant: str, newest_ms: int, first_off
     """
     last = control.read_whole().forget(tenant)
     until_ms = max(time.time_ns() // 1_000_000, newest_ms, last.until_ms if last else 0)
-    order = Forget(id=uuid.uuid4().hex[:12], until_ms=until_ms, first_offsets=first_offsets)
+    before = last.exact if last else None
+    order = Forget(id=uuid.uuid4().hex[:12], until_ms=until_ms, first_offsets=first_offsets, before=before)
     control.put(("forget", tenant), order)
     return order
 

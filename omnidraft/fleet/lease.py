@@ -76,6 +76,16 @@ class ControllerLease:
         changes, self._changes = self._changes, []
         return changes
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait so long for a change; return whether it could. Raises LeaseLost."""
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            while self.is_taken and not self._changes and (left_s := deadline_s - time.monotonic()) > 0:
+                self._read(left_s)
+        except BusError:  # the next step meets it again
+            return False
+        return self.is_taken
+
     def put(self, key: Key, value: ControlValue | None, reason: str | None = None) -> None:
         """Let this hold for every process."""
         self._read(0.0)

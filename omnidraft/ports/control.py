@@ -91,11 +91,19 @@ class Forget(ControlValue):
     first_offsets: Mapping[int, int] = {}
     """Partition -> offset of the tenant's first message there. Not empty: weights forget too, as learning goes back to
     before these messages and learns the log again without the tenant."""
+    before: "Forget | None" = None
+    """The order from before it by which weights forget, which it replaces under its key, and which holds as well."""
+
+    @property
+    def exact(self) -> "Forget | None":
+        """The newest order by which weights forget; None: there is none."""
+        return self if self.first_offsets else self.before
 
     def concerns(self, manifest: Manifest) -> bool:
         """Return whether weights are to forget what this snapshot's learned from the tenant."""
-        first = self.first_offsets.items()
-        return self.id not in manifest.forgets and any(manifest.offsets.get(each, 0) > offset for each, offset in first)
+        if (exact := self.exact) is None or exact.id in manifest.forgets:
+            return False
+        return any(manifest.offsets.get(each, 0) > offset for each, offset in exact.first_offsets.items())
 
 
 class FactorsOff(ControlValue):

@@ -12,7 +12,14 @@ from typing import TypeVar
 from filelock import FileLock, Timeout
 
 from omnidraft import files
-from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
+from omnidraft.errors import (
+    RegistryError,
+    SnapshotCorrupt,
+    SnapshotError,
+    SnapshotNotFound,
+    SnapshotStale,
+    StorageError,
+)
 from omnidraft.ports import SnapshotVersion
 from omnidraft.private_files import PRIVATE
 from omnidraft.snapshots import bundle
@@ -32,11 +39,17 @@ def own_folder(within: Path | None = None) -> Path:
 
     Args:
         within: None: the system's folder for temporary files.
+
+    Raises:
+        StorageError: the disk is full, or none can be made for another reason.
     """
-    remove_abandoned(within)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=within))
-    lock = FileLock(_lock_of(folder), thread_local=False)
-    lock.acquire()
+    try:
+        remove_abandoned(within)
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=within))
+        lock = FileLock(_lock_of(folder), thread_local=False)
+        lock.acquire()
+    except OSError as exc:
+        raise StorageError(f"no folder for snapshots can be made: {exc}; free space there") from exc
     atexit.register(_remove, folder, lock)
     return folder
 

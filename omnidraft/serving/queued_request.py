@@ -10,8 +10,11 @@ from omnidraft.decode.prompting import prompt_bytes
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.decode.step_stats import DecodeStats
 from omnidraft.decode.teacher_forcing import PromptToken
-from omnidraft.errors import OmnidraftError
+from omnidraft.errors import OmnidraftError, RequestError
 from omnidraft.ports import Request, Step
+
+MAX_PROMPT_LOG_PROBS = 1 << 18
+"""Log-probabilities of the prompts of one request, which take 100 MB until they are sent."""
 
 
 @dataclass(slots=True)
@@ -84,12 +87,20 @@ class QueuedRequest:
         """Turn each text's request into ids, once; the choices of one prompt share what was done for the first of them.
         A long prompt takes seconds. Raises RequestError."""
         last: tuple[GenerationRequest, Request] | None = None
+        num_told = 0
         for text in self.texts:
             if text.decoded is None and last is not None and text.request.is_choice_beside(last[0]):
                 text.decoded = replace(last[1], seed=text.request.noise_seed())
             elif text.decoded is None:
                 text.decoded = self.engine.decode_request(text.request)
             last = text.request, text.decoded
+            if (num_likeliest := text.request.num_prompt_log_probs) is not None:
+                num_told += len(text.decoded.prompt_ids) * (1 + num_likeliest)
+            if num_told > MAX_PROMPT_LOG_PROBS:
+                raise RequestError(
+                    f"prompt_logprobs: more than {MAX_PROMPT_LOG_PROBS} for all prompts together; shorten them, "
+                    "or ask for fewer"
+                )
 
     def put(self, result: tuple[int, Step] | Exception | None) -> None:
         """Hand over the next step with the index of its text; an exception or None ends the request."""

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from omnidraft import assembly
 from omnidraft.assembly.registries import snapshot_reader
 from omnidraft.decode.snapshot import loading
-from omnidraft.errors import SignatureRefused, SnapshotCorrupt
+from omnidraft.errors import ConfigError, SignatureRefused, SnapshotCorrupt
 from omnidraft.files import sha256_of
 from omnidraft.fleet import control_log, control_signing
+from omnidraft.ports import Champion, WorkerNews
 from omnidraft.registry import staging
 from omnidraft.snapshots import bundle, keys, signing
 from omnidraft.snapshots.manifest import Manifest, signed_payload
+from omnidraft.telemetry.metrics import CountingMetrics
 from tests import signed_fleet
 from tests.attack import forgeries
 from tests.attack.forgeries import CHALLENGER, CHAMPION, FORGERIES, OLD, Attacker
@@ -23,7 +26,7 @@ from tests.signed_fleet import Keys, Worker, promote, settings_of
 from tests.snapshot_folders import version_folder
 
 NUM_FORGERIES = 200
-NUM_TAMPERED = 400
+NUM_TAMPERED, NUM_INVENTED = 400, 500
 STATES = ("running", "new")
 
 
@@ -105,6 +108,26 @@ def test_after_a_flood_of_forgeries_the_operators_rollback_is_followed(fleet, tm
     promote(settings_of(made, folder, "operator"), OLD)
     assert worker.step() == OLD
     assert Worker(settings_of(made, folder), folder / "other").step() == OLD
+
+
+def test_a_stolen_login_of_a_worker_changes_what_is_shown_of_workers_and_nothing_else(fleet, tmp_path):
+    """Workers may write to the control topic, where they say that they run: whoever can may invent as many as he
+    likes. Nobody keeps them but who shows them."""
+    made, genuine = fleet
+    folder = tmp_path / "fleet"
+    shutil.copytree(genuine, folder)
+    settings = settings_of(made, folder)
+    thief = assembly.control_log(settings, CountingMetrics())
+    with pytest.raises(ConfigError, match="this process has to sign"):
+        thief.put(("champion",), Champion(version=OLD))
+    for number in range(NUM_INVENTED):
+        thief.put(("worker", f"w{number}"), WorkerNews(address=None, release="1", serves={"big": OLD}))
+    worker = Worker(settings, folder / "staging")
+    assert worker.step() == CHAMPION
+    assert worker.slot.rules.state.of(WorkerNews) == {}
+    shown = assembly.overview(settings)
+    assert len(shown.workers) == NUM_INVENTED
+    assert f"worker w7: serves snapshot {OLD} of big, the champion is {CHAMPION}" in shown.problems
 
 
 class Tampering:

@@ -519,6 +519,20 @@ except StorageError as exc:
     assert done.stdout.rstrip().endswith("[]")
 
 
+def test_a_service_that_starts_on_a_full_disk_says_so():
+    child = """
+import resource
+from omnidraft.errors import StorageError
+from omnidraft.registry.staging import own_folder
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+try:
+    own_folder()
+except StorageError as exc:
+    raise SystemExit("free space there" not in str(exc)) from None
+"""
+    subprocess.run([sys.executable, "-c", child], cwd=ROOT, check=True)
+
+
 def test_a_journal_that_cannot_be_written_stops_no_learning(outage, caplog):
     from omnidraft.distill.ingest.poison_detector import PoisonDetector
 

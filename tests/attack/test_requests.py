@@ -33,10 +33,12 @@ from tests.tiny_engine import PATIENCE_S, tiny_settings
 
 KEY = "sk-for-the-attack-0123"
 WITH_KEY = b"Authorization: Bearer " + KEY.encode()
+OTHER_KEY = "sk-of-a-bystander-0123"
+WITH_OTHER_KEY = b"Authorization: Bearer " + OTHER_KEY.encode()
 ASKED = {"prompt": "clips", "max_tokens": 2, "seed": 5}
 GOOD = json.dumps(ASKED).encode()
 LIMITS = WorkerSettings(
-    api_keys=(ApiKey(key=KEY),),
+    api_keys=(ApiKey(key=KEY), ApiKey(key=OTHER_KEY)),
     idle_timeout_s=1,
     max_connections=400,
     max_connections_per_address=300,
@@ -444,6 +446,37 @@ def test_a_client_that_never_reads_is_given_up_and_costs_no_memory() -> None:
         assert psutil.Process().memory_info().rss - before < 50_000_000
         for client in clients:
             client.close()
+
+
+# ------------------------------------------------------------------------------------------------ log-probabilities
+
+
+def test_log_probabilities_of_long_prompts_are_bounded_and_others_are_answered_meanwhile(worker: Worker) -> None:
+    """What takes 100 MB for 47 kB of a body would take gigabytes for the largest."""
+    long, is_over, waits_s = "How many clips did Natalia sell altogether in April and May? " * 40, threading.Event(), []
+    asked = {"prompt": [f"{number} {long}" for number in range(128)], "max_tokens": 1, "prompt_logprobs": 20}
+
+    def others() -> None:
+        while not is_over.is_set():
+            began_s = time.monotonic()
+            assert status_of(worker.address.ask(post(GOOD, WITH_OTHER_KEY))) == 200
+            waits_s.append(time.monotonic() - began_s)
+            time.sleep(0.02)
+
+    before = psutil.Process().memory_info().rss
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(others)
+        try:
+            refused = worker.ask(json.dumps(asked).encode())
+            few = asked | {"prompt": asked["prompt"][:3]}
+            statuses = [status_of(worker.ask(json.dumps(few).encode())) for _ in range(2)]
+        finally:
+            is_over.set()
+        waiting.result()
+    assert (status_of(refused), "prompt_logprobs: more than 262144" in message_of(refused)) == (400, True)
+    assert statuses == [200, 200]
+    assert psutil.Process().memory_info().rss - before < 200_000_000
+    assert max(waits_s) < HONEST_S
 
 
 # ------------------------------------------------------------------------------------------------ logits

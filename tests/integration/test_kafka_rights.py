@@ -100,7 +100,7 @@ def test_each_service_does_its_work_with_its_rights_alone(fleet: Mapping[str, co
         assert topic_of(role, "traces") in assembly.topic_names(role)
         with pytest.raises(BusError, match=r"may not read the settings of .*: use that of omnidraft-operator"):
             assembly.topics(role)
-    state = assembly.control_log(worker, CountingMetrics()).read_whole()
+    state = assembly.control_log(worker, CountingMetrics(), hears_workers=True).read_whole()
     assert (state.is_paused, state.of(WorkerNews)) == (True, {("w",): NEWS})
     producer = trace_producer(worker, CountingMetrics())
     assert producer is not None

@@ -1,4 +1,4 @@
-"""The service under kills, outages, hostile records and load, on this machine with real processes.
+"""The service under faults, outages, hostile records and load, on this machine with real processes.
 
 `make soak`, or `python -m tests.soak`. A Kafka broker, an MLflow server and a Ray actor take part. Each part's figures
 are in OUT/parts/ as soon as it ends, and OUT/report.json holds the newest of every part, so parts can be run one by
@@ -22,27 +22,26 @@ from omnidraft.hosts import process
 from pipelines.lib import machine
 from tests.soak.part import Part, PartResult, SoakPlan
 
-PARTS = ("kills", "broker-down", "registry-down", "rollback", "fuzz", "throughput", "drift")
+PARTS = ("faults", "orders", "broker-down", "fuzz", "throughput", "drift")
 
 
 def main(
     parts: Annotated[
         str,
         typer.Option(
-            help="With commas. kills: SIGKILL everybody, then account for every record. broker-down: does decoding "
-            "notice? registry-down: who serves meanwhile? rollback: how long does it take? "
+            help="With commas. faults: SIGKILL, SIGSTOP, full disks, wrong clocks, broken networks and lies, then "
+            "account for every record. orders: how long do they take, with the registry stopped? "
+            "broker-down: does decoding notice? "
             "fuzz: hostile records through the learner's source. "
             "throughput: records a second through one topic. drift: real models, and traffic that changes its task."
         ),
     ] = ",".join(PARTS[:-1]),
-    kills: Annotated[int, typer.Option(min=1, help="SIGKILLs; 100 take half an hour on 2 cores.")] = 100,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Of faults.")] = 30.0,
     pace_s: Annotated[
-        float, typer.Option(min=0.1, help="Seconds to the next kill on average, once the fleet is back.")
+        float, typer.Option(min=0.1, help="Seconds to the next fault on average, once the fleet is back.")
     ] = 5.0,
     fuzzed: Annotated[int, typer.Option(min=1, help="Hostile records; a million take some 14 minutes.")] = 1_000_000,
-    outage_s: Annotated[
-        float, typer.Option(min=1, help="Seconds without broker, twice; without registry for half as long.")
-    ] = 60.0,
+    outage_s: Annotated[float, typer.Option(min=1, help="Seconds without broker, twice.")] = 60.0,
     hold_s: Annotated[float, typer.Option(min=1, help="Seconds for which each rate has to be held.")] = 30.0,
     target: Annotated[
         str, typer.Option(help="For broker-down and drift; for the first `tiny` is a random model.")
@@ -53,7 +52,7 @@ def main(
     ),
     tasks: Annotated[str, typer.Option(help="For drift: two of them, before and after the change.")] = "gsm8k,code",
     phase_requests: Annotated[int, typer.Option(min=40, help="For drift: requests of each task.")] = 50,
-    seed: Annotated[int, typer.Option(help="The same seed kills in the same order and sends the same records.")] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed: the same faults in the same order, the same records.")] = 0,
     out: Annotated[Path, typer.Option(help="A folder for logs, figures and report.json.")] = Path("runs/soak"),
 ) -> None:
     """Break a whole fleet on this machine, account for every record, and check what the service promises.
@@ -63,7 +62,7 @@ def main(
 
     \b
     make soak                                          all of it, an hour and a quarter, into runs/soak/report.json
-    python -m tests.soak --parts kills --kills 10      a first look, some 5 minutes
+    python -m tests.soak --parts faults --minutes 2    a first look
     python -m tests.soak --parts broker-down --target tiny --drafter tiny --outage-s 5
     """
     names = chosen(parts, PARTS, "part")
@@ -73,7 +72,7 @@ def main(
     plan = SoakPlan(
         out.absolute(),
         seed=seed,
-        kills=kills,
+        minutes=minutes,
         pace_s=pace_s,
         fuzzed=fuzzed,
         outage_s=outage_s,
@@ -122,10 +121,10 @@ def _path(plan: SoakPlan, name: str) -> Path:
 def _report(plan: SoakPlan) -> dict[str, Any]:
     """Return the newest figures of every part that was ever run into this folder."""
     parts = {name: json.loads(_path(plan, name).read_text()) for name in PARTS if _path(plan, name).exists()}
-    kills = parts.get("kills", {}).get("figures", {})
+    faults = parts.get("faults", {}).get("figures", {})
     names = ("acknowledged_lost", "learned_twice", "corrupt_served", "requests_failed")
     broken = [f"{name}: {each}" for name, part in parts.items() for each, held in part["promises"].items() if not held]
-    return {**{name: kills.get(name) for name in names}, "broken": broken, "parts": parts}
+    return {**{name: faults.get(name) for name in names}, "broken": broken, "parts": parts}
 
 
 if __name__ == "__main__":

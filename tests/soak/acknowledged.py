@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import httpx
 
 POLL_EVERY_S = 0.2
-WORKER = "decode_worker"
 NAMES = ("emitted", "acknowledged", "dropped")
 
 
@@ -54,7 +53,7 @@ class AckMonitor:
         self._stop.set()
         self._thread.join()
         self.poll()
-        self._end_life()
+        self.end_life()
 
     def answered(self, request_id: str, life: int) -> None:
         """Note that a client has the answer to a request that it sent in this life."""
@@ -65,14 +64,9 @@ class AckMonitor:
     @contextmanager
     def worker_dies(self) -> Iterator[None]:
         """Mark the worker's end: requests that are answered within the context belong to no life."""
-        self._end_life()
+        self.end_life()
         yield
-        self._end_life()
-
-    def on_process_end(self, name: str) -> None:
-        """Note that a process ended by itself; its successor begins a new life."""
-        if name == WORKER:
-            self._end_life()
+        self.end_life()
 
     def poll(self) -> dict[str, float] | None:
         """Return the counters now; None when the worker does not answer, or died meanwhile."""
@@ -92,7 +86,8 @@ class AckMonitor:
                 self._waiting -= waiting
         return counts
 
-    def _end_life(self) -> None:
+    def end_life(self) -> None:
+        """Note that the worker ended; its successor begins a new life."""
         with self._lock:
             self.life += 1
             self._waiting.clear()

@@ -13,7 +13,7 @@ from omnidraft.distill.ingest import topic_scan
 from omnidraft.fleet.request_stats import RequestStats, request_stats
 from omnidraft.progress import bar
 from omnidraft.traces import codec
-from tests.soak.cluster import Cluster, empty_folder
+from tests.soak.cluster import ALL, Cluster, empty_folder
 from tests.soak.part import PartResult, SoakPlan
 
 MAX_TOKENS = 64
@@ -39,7 +39,7 @@ def run(plan: SoakPlan) -> PartResult:
     """Serve both tasks, one after the other, while the fleet learns."""
     texts = [prompts.read(plan.data / f"{task}.jsonl", plan.phase_requests) for task in plan.tasks]
     with Cluster(empty_folder(plan.out / "drift"), _toml(plan)) as cluster:
-        cluster.start_all()
+        cluster.start_all(ALL[:-1])  # one worker
         client, changed_ms = ChatClient(cluster.url, max_tokens=MAX_TOKENS), 0
         with bar(f"requests, {' then '.join(plan.tasks)}", sum(map(len, texts))) as advance:
             for of_task in texts:

@@ -17,6 +17,7 @@ RETRY_S = 0.1
 BUSY = (429, 503)
 """HTTP statuses after which a client may retry."""
 PREFIX = "chatcmpl-"
+TEMPERATURE = 1.0
 PROMPTS = tuple(
     f"{opening} {number} {rest}{'?' * (1 + number % 2)}"
     for opening, rest in (("How many clips in", "months"), ("A robe takes", "bolts of fiber"), ("Numbers:", "and then"))
@@ -95,7 +96,7 @@ class _Client:
         body = {
             "messages": [{"role": "user", "content": PROMPTS[prompt]}],
             "max_tokens": self.max_tokens,
-            "temperature": 0,
+            "temperature": TEMPERATURE,
             "seed": prompt,
         }
         while True:

@@ -14,7 +14,7 @@ class SoakPlan:
 
     out: Path
     seed: int = 0
-    kills: int = 100
+    minutes: float = 30.0
     pace_s: float = 5.0
     fuzzed: int = 1_000_000
     outage_s: float = 60.0

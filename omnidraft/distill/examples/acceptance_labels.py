@@ -20,9 +20,11 @@ import numpy as np
 
 from omnidraft.distill.examples.targets import AcceptanceTargets, Positions
 from omnidraft.params import SamplingNumbers
-from omnidraft.traces.record import SOURCES, Rounds, Source, TargetLogprobs, TraceRecord
+from omnidraft.traces.record import MAX_ID, SOURCES, Rounds, Source, TargetLogprobs, TraceRecord
 
 _DIRECT, _SPLIT = (SOURCES.index(source) for source in (Source.DIRECT, Source.SPLIT))
+LEAST_LOG_P = -1e5
+"""Below every number of float16, so that a record which has -inf for all of its tokens still has a distribution."""
 
 
 def acceptance_targets(
@@ -100,10 +102,11 @@ def target_distribution(logprobs: TargetLogprobs, sampling: SamplingNumbers) -> 
         sampling: its temperature is above 0; at 0 one token is drawn for certain.
     """
     temperature, top_k, top_p, min_p = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
-    log_p_EK = logprobs.top_log_p_EK.astype(np.float64)
-    least_E = log_p_EK[:, -1]
-    weights_EK = np.exp(log_p_EK / temperature)
-    tail_E = np.exp(logprobs.tail_log_p_E.astype(np.float64) + least_E * (1 / temperature - 1))
+    log_p_EK = np.maximum(logprobs.top_log_p_EK.astype(np.float64), LEAST_LOG_P)
+    weights_EK = np.exp((log_p_EK - log_p_EK[:, :1]) / temperature)
+    least_E = weights_EK[:, -1]
+    num_others_E = np.exp(np.minimum(logprobs.tail_log_p_E.astype(np.float64) - log_p_EK[:, -1], np.log(MAX_ID)))
+    tail_E = num_others_E * least_E
     if top_k is not None and top_k <= log_p_EK.shape[1]:
         weights_EK[:, top_k:], tail_E = 0.0, np.zeros_like(tail_E)
     if top_p is not None:
@@ -114,9 +117,9 @@ def target_distribution(logprobs: TargetLogprobs, sampling: SamplingNumbers) -> 
     if min_p is not None:
         least_allowed_E = min_p * weights_EK[:, 0]
         weights_EK = np.where(weights_EK >= least_allowed_E[:, None], weights_EK, 0.0)
-        tail_E = np.where(np.exp(least_E / temperature) >= least_allowed_E, tail_E, 0.0)
+        tail_E = np.where(least_E >= least_allowed_E, tail_E, 0.0)
     total_E = weights_EK.sum(axis=1) + tail_E
-    other_E = np.minimum(tail_E, np.exp(least_E / temperature)) / total_E
+    other_E = np.minimum(tail_E, least_E) / total_E
     return TargetDistribution(logprobs.top_ids_EK.astype(np.int64), weights_EK / total_E[:, None], other_E)
 
 

@@ -6,7 +6,9 @@ import pytest
 
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.memory.text_memory import TextMemory
+from omnidraft.distill.publisher import LEARNER
 from omnidraft.distill.training.learner import Learner
+from omnidraft.fleet.forget_orders import order_forgetting
 from omnidraft.ports import Offsets, Rewind
 from omnidraft.registry.republish import republish
 from omnidraft.snapshots import bundle
@@ -222,6 +224,30 @@ def test_two_tenants_are_forgotten_one_after_the_other_while_learning_catches_up
     assert case.both.manifest().forgets == ("order", "second")
     second = next(each for each in case.after_order() if "second" in each.forgets)
     assert (second.catching_up_to, case.both.manifest().catching_up_to) == (learned_to, {})
+
+
+@pytest.mark.parametrize("carried_out", [False, True], ids=["before it is carried out", "afterwards"])
+def test_a_later_order_that_leaves_the_weights_alone_takes_nothing_of_an_exact_one_back(
+    pair, tmp_path, carried_out
+) -> None:
+    """Nor does learning go back to a champion whose weights know the tenant."""
+    case = Case(pair, tmp_path, **KINDS["full"])
+    knowing = case.both.registry.resolve("latest").version
+    case.both.registry.promote(knowing)
+    control = control_over(case.both.log)
+    exact = order_forgetting(control, "leaver", NOW_MS, first_offsets(case.both))
+    if carried_out:
+        run(case.both)
+    num_versions = len(case.both.registry.versions())
+    later = order_forgetting(control, "leaver", NOW_MS, {})
+    run(case.both)
+    assert case.both.manifest().forgets == (exact.id, later.id)
+    since = case.both.registry.versions()[num_versions:]
+    assert any(each.manifest.catching_up_to for each in since) != carried_out
+    control.put(("rewind",), Rewind(version=knowing, id=case.both.manifest().snapshot_id))
+    run(case.both)
+    for file in (bundle.DRAFTER, LEARNER):
+        assert case.both.manifest().sha256[file] == case.alone.manifest().sha256[file]
 
 
 def keep_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_every_kind_of_value_is_read_as_it_was_put(log, control):
     }
     for key, value in values.items():
         control.put(key, value, f"why {key[0]}")
-    entries = control_over(log).read_whole().entries
+    entries = control_over(log, hears_workers=True).read_whole().entries
     assert {key: (each.value, each.reason) for key, each in entries.items()} == {
         key: (value, f"why {key[0]}") for key, value in values.items()
     }

@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+import time
 
 import pytest
 
@@ -14,10 +15,11 @@ from omnidraft.registry.republish import republish
 from omnidraft.snapshots import bundle
 from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
 from omnidraft.traces import codec
+from tests.http_server import threads_until_over
 from tests.signed_fleet import new_signing
 from tests.silent_reader import SilentReader
 from tests.snapshot_folders import make_bundle
-from tests.tiny_engine import PATIENCE_S
+from tests.tiny_engine import PATIENCE_S, wait_until
 from tests.trace_records import make_record
 from tests.unit.fleet.pair import Pair
 from tests.unit.fleet.served import serve
@@ -337,6 +339,17 @@ def remove_weights(pair):
     pair.registry.promote(2, 2)
     pair.move_alias(previous=None)
     pair.registry.remove_files(1, ("serving",))
+
+
+def test_an_order_is_carried_out_when_it_comes_and_not_at_the_next_look_at_the_registry(pair, monkeypatch):
+    monkeypatch.setattr("omnidraft.fleet.controller.POLL_S", 2 * PATIENCE_S)
+    controller = of_two_snapshots(pair)
+    with threads_until_over(controller.run):
+        time.sleep(0.5)  # it waits by now
+        pair.order(1)
+        wait_until(lambda: not pair.orders())
+        assert pair.control().read_whole().champion.version == 1
+        threading.Timer(0.5, pair.order, [2]).start()  # which ends its wait
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,9 @@ class Fleet:
             lambda: (self.settings.log.control_topic,),
             lambda topic: None,
             worker=self.ask,
-            control=lambda target: control_over(self.log, target=target, drafter=models.followed_drafter),
+            control=lambda target: control_over(
+                self.log, target=target, drafter=models.followed_drafter, hears_workers=True
+            ),
         )
         status = overview(sources, self.settings, workers, int(self.now_s * 1000), guess="http://here")
         return [each for each in status.problems if each.startswith("worker")]

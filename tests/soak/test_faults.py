@@ -19,12 +19,11 @@ from tests.cli_runs import run_pipeline
 from tests.kafka_fixture import require_jars
 from tests.soak import __main__, uninterrupted, verdict
 from tests.soak.cluster import BROKER, REGISTRY, Cluster, tiny_settings
-from tests.soak.kills import EVIDENCE
+from tests.soak.faults import EVIDENCE
 
 pytestmark = [pytest.mark.kafka, pytest.mark.long, pytest.mark.timeout(600)]
 
-NUM_KILLS = 4
-"""Worker, broker, registry and the process that learns, once each."""
+MINUTES = 0.5
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +33,18 @@ def killed(tmp_path_factory: pytest.TempPathFactory, omnidraft_home: Path) -> It
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_HOME", str(omnidraft_home))
         out = tmp_path_factory.mktemp("soak")
-        run_pipeline(__main__.main, "--parts", "kills", "--kills", NUM_KILLS, "--pace-s", 2, "--out", out)
+        run_pipeline(__main__.main, "--parts", "faults", "--minutes", MINUTES, "--pace-s", 2, "--out", out)
         yield out
 
 
 def test_a_fleet_that_is_killed_loses_nothing_repeats_nothing_and_learns_the_same_weights(killed: Path) -> None:
     report = json.loads((killed / "report.json").read_text())
-    figures = report["parts"]["kills"]["figures"]
+    figures = report["parts"]["faults"]["figures"]
     assert report["broken"] == []
     names = ("acknowledged_lost", "learned_twice", "corrupt_served", "requests_failed")
     assert [report[name] for name in names] == [0, 0, 0, 0]
-    assert sum(figures["kills_by_victim"].values()) == NUM_KILLS
-    assert figures["tries"] > figures["answers"] >= figures["acknowledged_by_name"] > 0
+    assert sum(figures["faults_by_victim"].values()) == figures["faults"] > 0
+    assert figures["tries"] >= figures["answers"] >= figures["acknowledged_by_name"] > 0
     assert figures["uninterrupted"]["records_learned"] > 0
     assert figures["uninterrupted"]["weights_equal_bit_for_bit"]
 
@@ -53,7 +52,7 @@ def test_a_fleet_that_is_killed_loses_nothing_repeats_nothing_and_learns_the_sam
 @pytest.fixture(scope="module")
 def again(killed: Path) -> Iterator[Cluster]:
     """Start log and registry of that fleet, to be judged again."""
-    with Cluster(killed / "kills", tiny_settings(killed / "models")) as cluster:
+    with Cluster(killed / "faults", tiny_settings(killed / "models")) as cluster:
         cluster.bring_up(REGISTRY, BROKER)
         cluster.wait_until_ready(REGISTRY, BROKER)
         yield cluster
@@ -61,11 +60,11 @@ def again(killed: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def evidence(killed: Path) -> verdict.Evidence:
-    return verdict.load(killed / "kills" / EVIDENCE)
+    return verdict.load(killed / "faults" / EVIDENCE)
 
 
 def test_what_was_saved_is_judged_the_same(again: Cluster, evidence: verdict.Evidence, killed: Path) -> None:
-    figures = json.loads((killed / "report.json").read_text())["parts"]["kills"]["figures"]
+    figures = json.loads((killed / "report.json").read_text())["parts"]["faults"]["figures"]
     judged = verdict.judge(again.settings, evidence)
     assert judged == {name: figures[name] for name in judged}
 

@@ -50,7 +50,8 @@ class RecordedWorker:
         record."""
         self._updater.step(Event())
         tenant, self._recorded = self._settings.worker.tenant, record
-        ((text,), _), slot = recorded_texts([replace(record, tenant=tenant)]), self._engine.slot
+        stop_ids, slot = self._engine.pair.target_tokenizer.stop_ids, self._engine.slot
+        (text,), _ = recorded_texts([replace(record, tenant=tenant)], stop_ids)
         num_draft_tokens = slot.rules.limit(tenant, text.work, self._settings.decode.num_draft_tokens)
         self._target.expect(text.request.prompt_ids, text.answer_ids)
         request = GenerationRequest(prompt_ids=text.request.prompt_ids, tenant=tenant, request_id=record.request_id)

@@ -77,7 +77,7 @@ def run_settings(
     log: str | None,
     target: str | None,
     drafter: str | None,
-    **sections: Mapping[str, str | int | float],
+    **sections: Mapping[str, object],
 ) -> config.Settings:
     """Write the settings of a run into its folder, with a fresh log and registry, and return them.
 

@@ -62,11 +62,6 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def num_steps(self) -> int:
-        """The number of the drafter's passes for it."""
-        return sum(map(bool, self.step_rows))
-
     def child(self, node: int, token: int) -> int | None:
         """Return the child of `node` with this token, or None when it was not drafted."""
         for candidate in range(node + 1, len(self.tokens)):

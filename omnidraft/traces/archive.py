@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from io import SEEK_CUR, BufferedReader, BytesIO
 from pathlib import Path
+from typing import Any
 
 import fastavro
 
@@ -76,7 +77,8 @@ def _blocks(file: BufferedReader, codec: str) -> Iterator[tuple[int, BytesIO]]:
     file.seek(-len(_SYNC_MARKER), SEEK_CUR)
     marker = file.read(len(_SYNC_MARKER))
     while file.peek(1):
-        num_rows, packed = (fastavro.schemaless_reader(file, kind, None) for kind in ("long", "bytes"))
+        num_rows: Any = fastavro.schemaless_reader(file, "long", None)
+        packed: Any = fastavro.schemaless_reader(file, "bytes", None)
         block = packed if codec == "null" else zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, MAX_BLOCK_BYTES)
         if len(block) >= MAX_BLOCK_BYTES:
             raise ValueError(f"a block of {len(packed):,} bytes unpacks to {MAX_BLOCK_BYTES:,} or more")

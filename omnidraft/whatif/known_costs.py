@@ -17,16 +17,6 @@ BASE, LEARNED = "base", "learned"
 
 
 @dataclass(frozen=True, slots=True)
-class OtherCosts:
-    """What drafting and drawing take of a round beside passes and steps, in seconds."""
-
-    round_s: float
-    row_s: float
-    """Of each row of a tree but its first."""
-    step_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class MachineCosts:
     """What a machine measured of one target and one drafter."""
 
@@ -35,7 +25,8 @@ class MachineCosts:
     passes: SecondsByRows
     steps: Mapping[str, SecondsByRows]
     """By the kind of drafter; a missing one is as the base drafter."""
-    other: OtherCosts
+    others: SecondsByRows
+    """What drafting and drawing take of a round beside passes and steps."""
 
     def plain_data(self) -> dict[str, object]:
         """Return it for a JSON file."""
@@ -47,9 +38,8 @@ def read_costs(path: Path) -> MachineCosts:
     try:
         stored = json.loads(path.read_text())
         steps = {kind: _by_rows(each) for kind, each in stored["steps"].items()}
-        return MachineCosts(
-            stored["about"], _by_rows(stored["passes"]), {BASE: steps[BASE], **steps}, OtherCosts(**stored["other"])
-        )
+        passes, others = _by_rows(stored["passes"]), _by_rows(stored["others"])
+        return MachineCosts(stored["about"], passes, {BASE: steps[BASE], **steps}, others)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise RequestError(f"{path} is no file of `omnidraft costs export`: {exc}") from exc
 
@@ -64,14 +54,13 @@ class KnownCosts(MeasuredCosts):
     def __init__(self, costs: MachineCosts, kind: str = BASE) -> None:
         self._curve = CostCurve(costs.passes, [rows for rows in MANY_ROWS if rows > max(costs.passes)])
         self.step_s = _KnownSteps(costs.steps.get(kind, costs.steps[BASE]))
-        self._other = costs.other
+        self._others = CostCurve(costs.others)
 
     def round_s(self, trees: Sequence[DraftTree]) -> float:
         """Return the seconds of a round that drafted these trees and scored them in one pass."""
-        num_rows, other = sum(map(len, trees)), self._other
+        num_rows = sum(map(len, trees))
         steps = [sum(rows) for rows in zip_longest(*(tree.step_rows for tree in trees), fillvalue=0)]
-        steps_s = sum(self.step_s(rows) + other.step_s for rows in steps if rows)
-        return self._curve(num_rows) + steps_s + other.round_s + (num_rows - 1) * other.row_s
+        return self._curve(num_rows) + sum(self.step_s(rows) for rows in steps if rows) + self._others(num_rows)
 
     def passes(self, mode: Mode) -> CostCurve:
         """See MeasuredCosts; all modes cost the same."""

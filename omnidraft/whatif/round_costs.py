@@ -20,7 +20,7 @@ from omnidraft.models.probe.subprocess_trial import processor
 from omnidraft.ports import Step
 from omnidraft.progress import bar
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.whatif.known_costs import BASE, LEARNED, MachineCosts, OtherCosts, SecondsByRows, read_costs
+from omnidraft.whatif.known_costs import BASE, LEARNED, MachineCosts, SecondsByRows, read_costs
 
 _LENGTHS = (0, 1, 3, 7, 15, 31)
 _NUM_PROMPTS, _NUM_TOKENS = 4, 24
@@ -57,17 +57,15 @@ def measured(settings: Settings) -> MachineCosts:
         other = DecodingHost(settings, CountingMetrics(), tokenizers, loaded_target=host.target, base=base)
         steps[LEARNED] = _decoded(other, LEARNED)
     every = [step for each in steps.values() for step in each]
-    passes = [((len(step.tree),), step.timings.target_s) for step in every]
     drafted = {kind: [(step.tree.step_rows, step.timings.draft_s) for step in each] for kind, each in steps.items()}
-    others = [((1, len(step.tree) - 1, step.tree.num_steps), step.timings.other_s) for step in every]
     return MachineCosts(
         costs_about(settings, host.target),
-        seconds_by_rows(passes, _PASS_ROWS),
+        seconds_by_rows([((len(step.tree),), step.timings.target_s) for step in every], _PASS_ROWS),
         {
             kind: seconds_by_rows([each for each in rounds if any(each[0])], _STEP_ROWS)
             for kind, rounds in drafted.items()
         },
-        OtherCosts(*_nearest(np.array([shares for shares, _ in others], float), others)),
+        seconds_by_rows([((len(step.tree),), step.timings.other_s) for step in every], _PASS_ROWS),
     )
 
 

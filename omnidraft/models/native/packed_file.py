@@ -78,11 +78,11 @@ class PackedFile:
     def copy(self) -> None:
         """Read the parts into memory of this process, in huge pages, where there is plenty; see above."""
         if available_memory() > _PLENTY * len(self._map):
-            copied = np.frombuffer(memory(len(self._map)), np.uint8)
-            for to, part in zip(_chunks(memoryview(copied)), _chunks(memoryview(self._bytes)), strict=True):
+            copied = memory(len(self._map))
+            for to, part in zip(_chunks(memoryview(copied)), _chunks(memoryview(self._map)), strict=True):
                 to[:] = part
                 throttle.rest()
-            self._bytes = copied
+            self._bytes = np.frombuffer(copied, np.uint8)
 
     @property
     def addresses(self) -> dict[str, int]:

@@ -48,8 +48,19 @@ def run_demo(plan: DemoPlan, log: str | None, target: str | None, drafter: str |
         ServiceFailed: a service ended, or took too long.
     """
     extras.require("serve", "omnidraft demo")
+    settings = demo_settings(plan, log, target, drafter)
+    _introduce(plan, settings)
+    started = time.monotonic()
+    assembly.control_log(settings, CountingMetrics()).put(("pause",), Pause())
+    with running_services(plan.out, settings) as (cluster, registry):
+        rows, extra = _run(plan, settings, cluster, registry)
+    _finish(plan, settings, rows, extra | {"seconds": round(time.monotonic() - started, 1)})
+
+
+def demo_settings(plan: DemoPlan, log: str | None, target: str | None, drafter: str | None) -> config.Settings:
+    """Write the settings of the demo into its folder and return them. Raises RequestError."""
     steps = steps_per_snapshot(plan.num_recorded, plan.num_snapshots, config.LearnerSettings().records_per_step)
-    settings = run_settings(
+    return run_settings(
         plan.out,
         log,
         target,
@@ -58,12 +69,6 @@ def run_demo(plan: DemoPlan, log: str | None, target: str | None, drafter: str |
         learner={"steps_per_snapshot": steps, "threads": usable_processors(), "held_out_every": HELD_OUT_EVERY},
         worker={"port": free_port()},
     )
-    _introduce(plan, settings)
-    started = time.monotonic()
-    assembly.control_log(settings, CountingMetrics()).put(("pause",), Pause())
-    with running_services(plan.out, settings) as (cluster, registry):
-        rows, extra = _run(plan, settings, cluster, registry)
-    _finish(plan, settings, rows, extra | {"seconds": round(time.monotonic() - started, 1)})
 
 
 def _run(

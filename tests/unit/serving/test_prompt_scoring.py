@@ -20,7 +20,7 @@ class CountingEngine:
     holders: list[str] = field(default_factory=list)
 
     def decode_request(self, request: GenerationRequest) -> Request:
-        return cast(Request, request)
+        return Request((1,) * len(request.prompt or ""), (), 1)
 
     def score_prompt(self, request: GenerationRequest, decoded: Request) -> Iterator[list[PromptToken]]:
         self.holders.append(request.request_id)

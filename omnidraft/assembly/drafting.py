@@ -173,33 +173,34 @@ def drafter_prompt(
     return tuple(prompt.ids), tuple(prompt.rest)
 
 
-def costs_folder() -> Path:
-    """Return where the costs of targets on this machine are kept."""
-    return store.default_home() / "costs"
+def costs_path(*facts: object) -> Path:
+    """Return the file of costs that depend on these facts, the number of threads and the processor."""
+    name = hashlib.sha256(repr((*facts, torch.get_num_threads(), processor())).encode()).hexdigest()[:24]
+    return store.default_home() / "costs" / f"{name}.json"
 
 
 def measured_costs(settings: Settings, loaded_target: Target) -> MeasuredCosts:
     """Return the costs of the target on this machine, kept in a file for the next start; they are measured at once for
     the default mode if the policy needs them."""
-    models = settings.models
-    facts = (loaded_target.fingerprint, torch.get_num_threads(), processor())
-    name = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
-    file = CostFile(costs_folder() / f"{name}.json")
-    costs = MeasuredCosts(loaded_target, file, f"{models.drafter} in {models.drafter_precision}")
+    file = CostFile(costs_path(loaded_target.fingerprint))
+    costs = MeasuredCosts(loaded_target, file, _drafter_name(settings))
     if settings.decode.policy == "cost":
         costs.passes(settings.decode.mode)
     return costs
+
+
+def _drafter_name(settings: Settings) -> str:
+    return f"{settings.models.drafter} in {settings.models.drafter_precision}"
 
 
 def costs_about(settings: Settings, loaded_target: Target) -> dict[str, str]:
     """Return of what measured costs are."""
     lines = processor().splitlines()
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), lines[0])
-    models = settings.models
     return {
-        "target": models.target,
+        "target": settings.models.target,
         "weights": loaded_target.fingerprint,
-        "drafter": f"{models.drafter} in {models.drafter_precision}",
+        "drafter": _drafter_name(settings),
         "processor": name,
     }
 

@@ -115,14 +115,16 @@ def export(
 ) -> None:
     """Measure what a pair's rounds cost here, a minute or two of decoding, and write it for `omnidraft whatif`."""
     from omnidraft import config
+    from omnidraft.files import require_writable_file, save_text
     from omnidraft.whatif import round_costs
 
+    require_writable_file(out)
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
     text = json.dumps(round_costs.measured(settings).plain_data(), indent=1) + "\n"
     if out is None:
         print(text, end="")
     else:
-        out.write_text(text)
+        save_text(text, out)
 
 
 def _costs(settings: Any, source: str) -> "MachineCosts":

@@ -24,7 +24,7 @@ class Counts:
     num_tokens: int = 0
     num_passes: int = 0
     seconds: float = 0.0
-    """From its first pass to its last, beside the other texts; the reading of its prompt is left out."""
+    """From its first pass to its last, beside the other texts; what the target takes to read its prompt is left out."""
 
 
 class Replay:

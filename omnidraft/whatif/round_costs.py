@@ -1,14 +1,12 @@
 """What rounds cost on this machine, measured while it decodes: a step of the drafter takes longer between passes of the
 target, whose weights empty the caches, than after another step."""
 
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from omnidraft import assembly, prompts
-from omnidraft.assembly.drafting import costs_about, costs_folder, drafter_of
+from omnidraft.assembly.drafting import costs_about, costs_path, drafter_of
 from omnidraft.assembly.host import DecodingHost
 from omnidraft.assembly.snapshot_loading import named_or_base
 from omnidraft.config import Settings
@@ -16,7 +14,6 @@ from omnidraft.decode.generation import GenerationRequest
 from omnidraft.files import save_json
 from omnidraft.models.loading import SharedDrafter
 from omnidraft.models.native.drafter import AUTOMATIC_LEARNED, NativeDrafter
-from omnidraft.models.probe.subprocess_trial import processor
 from omnidraft.ports import Step
 from omnidraft.progress import bar
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -32,8 +29,7 @@ _Rounds = Sequence[tuple[Sequence[int], float]]
 
 def this_machine(settings: Settings) -> MachineCosts:
     """Return what the pair's rounds cost here, as measured before or now. Raises ModelError."""
-    facts = (settings.models.model_dump(), settings.decode.mode, torch.get_num_threads(), processor())
-    path = costs_folder() / "rounds" / f"{hashlib.sha256(repr(facts).encode()).hexdigest()[:24]}.json"
+    path = costs_path("rounds", settings.models.model_dump(), settings.decode.mode)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         save_json(measured(settings).plain_data(), path)

@@ -16,15 +16,13 @@ def demo(
             "--drift",
             help="Rehearse an alarm instead, in two to five minutes: traffic changes, agreement falls, the "
             "controller notices, and the fleet recovers. Ends with a table and a picture over time. Of the other "
-            "options it takes --log, --out and the models.",
+            "options it takes --log and --out.",
         ),
     ] = False,
     log: Annotated[
         str | None, typer.Option(help="sqlite:///path or kafka://host:port; a fresh SQLite file if absent.")
     ] = None,
     out: Annotated[Path, typer.Option(help="A folder for everything that this run writes.")] = Path("runs/demo"),
-    target: Annotated[str | None, typer.Option(help="The model to speed up.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="The small model that learns.")] = None,
     num_questions: Annotated[int, typer.Option(min=1, max=NUM_TEST, help="Questions to measure on.")] = 6,
     max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per measured answer.")] = 30,
     num_recorded: Annotated[
@@ -43,8 +41,8 @@ def demo(
     if drift:
         from omnidraft.demo.drift import rehearse
 
-        return rehearse(run, log, target, drafter)
+        return rehearse(run, log)
     from omnidraft.demo.run import DemoPlan, run_demo
 
     plan = DemoPlan(run, num_questions, max_tokens, num_recorded, num_live, num_snapshots)
-    run_demo(plan, log, target, drafter)
+    run_demo(plan, log)

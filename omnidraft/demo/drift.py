@@ -45,16 +45,16 @@ WHAT_FOLLOWS = {
 }
 
 
-def rehearse(out: Path, log: str | None, target: str | None, drafter: str | None) -> None:
+def rehearse(out: Path, log: str | None) -> None:
     """Rehearse a drift, and end with a table and a picture of it.
 
     Raises:
-        RequestError: the recorded answers are of another vocabulary pair, or `out` cannot be written.
+        RequestError: `out` cannot be written.
         ServiceFailed: a service ended, or took too long.
     """
     decode = {"policy": "fixed", "num_draft_tokens": 1 + DRIFTED_DRAFT_TOKENS, "threads": 1}
     learner = {"records_per_step": 2, "held_out_every": HELD_OUT_EVERY, "threads": 1}
-    settings = run_settings(out, log, target, drafter, decode=decode, learner=learner, worker={"poll_s": 0.01})
+    settings = run_settings(out, log, decode=decode, learner=learner, worker={"poll_s": 0.01})
     console.print(
         f"{NUM_BEFORE} questions are asked again and again, so that memory drafts for {settings.models.target} beside "
         f"{settings.models.drafter}; then {NUM_AFTER} others are. See how the controller notices, what the fleet does, "

@@ -39,16 +39,16 @@ class DemoPlan:
     num_snapshots: int
 
 
-def run_demo(plan: DemoPlan, log: str | None, target: str | None, drafter: str | None) -> None:
+def run_demo(plan: DemoPlan, log: str | None) -> None:
     """Run the whole circle and write its report.
 
     Raises:
         ExtraMissing: what a worker needs is not installed.
-        RequestError: the recorded answers are of another vocabulary pair or too few, or `plan.out` cannot be written.
+        RequestError: the recorded answers are too few, or `plan.out` cannot be written.
         ServiceFailed: a service ended, or took too long.
     """
     extras.require("serve", "omnidraft demo")
-    settings = demo_settings(plan, log, target, drafter)
+    settings = demo_settings(plan, log)
     _introduce(plan, settings)
     started = time.monotonic()
     assembly.control_log(settings, CountingMetrics()).put(("pause",), Pause())
@@ -57,14 +57,12 @@ def run_demo(plan: DemoPlan, log: str | None, target: str | None, drafter: str |
     _finish(plan, settings, rows, extra | {"seconds": round(time.monotonic() - started, 1)})
 
 
-def demo_settings(plan: DemoPlan, log: str | None, target: str | None, drafter: str | None) -> config.Settings:
+def demo_settings(plan: DemoPlan, log: str | None) -> config.Settings:
     """Write the settings of the demo into its folder and return them. Raises RequestError."""
     steps = steps_per_snapshot(plan.num_recorded, plan.num_snapshots, config.LearnerSettings().records_per_step)
     return run_settings(
         plan.out,
         log,
-        target,
-        drafter,
         decode={"mode": "reproducible"},
         learner={"steps_per_snapshot": steps, "threads": usable_processors(), "held_out_every": HELD_OUT_EVERY},
         worker={"port": free_port()},

@@ -14,7 +14,7 @@ from omnidraft import assembly, config, extras
 from omnidraft.demo.answers import recorded
 from omnidraft.demo.local_cluster import LocalCluster
 from omnidraft.demo.screen import downloads, spinner
-from omnidraft.errors import RequestError, cannot_write
+from omnidraft.errors import cannot_write
 from omnidraft.ports import Registry
 
 START_TIMEOUT_S = 600.0
@@ -26,14 +26,12 @@ def running_services(out: Path, settings: config.Settings) -> Iterator[tuple[Loc
     """Yield the cluster and registry of a run, with its controller and distiller started and both models fetched.
 
     Raises:
-        RequestError: the recorded answers are of another vocabulary pair.
         ServiceFailed: a service ended, or took too long.
     """
     with local_cluster(out) as cluster:
         with _pulled(settings):
             for name in ("controller", "distiller"):  # they wait for the models
                 cluster.start(name, service_command(name, out))
-        _require_recorded_vocabularies(settings)
         registry = assembly.registry(settings)
         with spinner("starting controller and distiller"):
             cluster.wait_for(lambda: bool(registry.versions()), "first version", START_TIMEOUT_S)
@@ -63,30 +61,16 @@ def _pulled(settings: config.Settings) -> Iterator[None]:
         list(pulls)  # raises what went wrong
 
 
-def _require_recorded_vocabularies(settings: config.Settings) -> None:
-    held_out, _ = recorded(0)
-    if assembly.vocabularies(settings).alignment.fingerprint != held_out[0].alignment:
-        raise RequestError(
-            f"the demo teaches from recorded answers of {held_out[0].target} for {held_out[0].drafter}: choose models "
-            "with their vocabularies, or none; others learn from live traffic (docs/use.md)"
-        )
-
-
-def run_settings(
-    out: Path,
-    log: str | None,
-    target: str | None,
-    drafter: str | None,
-    **sections: Mapping[str, object],
-) -> config.Settings:
-    """Write the settings of a run into its folder, with a fresh log and registry, and return them.
+def run_settings(out: Path, log: str | None, **sections: Mapping[str, object]) -> config.Settings:
+    """Write the settings of a run into its folder, with the models whose answers are recorded and a fresh log and
+    registry, and return them.
 
     Raises:
         RequestError: `out` cannot be written.
     """
-    models = config.ModelSettings()
+    (first, *_), _ = recorded(0)
     own = {
-        "models": {"target": target or models.target, "drafter": drafter or models.drafter},
+        "models": {"target": first.target, "drafter": first.drafter},
         "log": {"url": log or f"sqlite:///{out}/log.db", "topic_prefix": f"demo-{uuid.uuid4().hex[:8]}"},
         "registry": {"url": _registry_url(out)},
     }

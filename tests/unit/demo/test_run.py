@@ -40,7 +40,7 @@ def test_more_snapshots_than_the_answers_make_are_refused_before_anything_starts
 ) -> None:
     plan = DemoPlan(tmp_path / "run", 1, 8, num_recorded=num_recorded, num_live=3, num_snapshots=num_snapshots)
     with pytest.raises(RequestError, match="choose fewer --num-snapshots or more --num-recorded"):
-        run_demo(plan, None, None, None)
+        run_demo(plan, None)
     assert not plan.out.exists()
 
 

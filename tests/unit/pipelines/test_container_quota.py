@@ -56,6 +56,6 @@ def test_vllm_is_bound_to_the_first_of_its_own_processors(
 
 def test_plans_settings_and_reports_count_the_same(tmp_path: Path) -> None:
     demo = run.DemoPlan(tmp_path, num_questions=1, max_tokens=8, num_recorded=4, num_live=0, num_snapshots=1)
-    assert run.demo_settings(demo, None, None, None).learner.threads == QUOTA
+    assert run.demo_settings(demo, None).learner.threads == QUOTA
     assert SoakPlan(tmp_path).threads == QUOTA
     assert machine.describe()["cores"] == QUOTA

@@ -99,8 +99,8 @@ def _layer_types(config: PreTrainedConfig) -> set[str]:
 
 def added_mask(sees: torch.Tensor) -> torch.Tensor:
     """Return what transformers' own attention adds to the scores, where torch's takes a boolean mask."""
-    lowest = torch.finfo(torch.float32).min
-    return torch.zeros(sees.shape, device=sees.device).masked_fill_(~sees, lowest)
+    added = torch.zeros(sees.shape, dtype=torch.float32, device=sees.device)
+    return added.masked_fill_(~sees, torch.finfo(torch.float32).min)
 
 
 def context_limit(config: PreTrainedConfig) -> int:

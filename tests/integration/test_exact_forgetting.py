@@ -1,5 +1,5 @@
 """`omnidraft tenants forget --exact` on a fleet that runs: a drafter that never saw the tenant serves in the end, its
-files bit for bit those of a fleet which never had the tenant; on SQLite and on a real broker."""
+files bit for bit those of a fleet which never had the tenant; on SQLite with a folder, and on a real broker with MLflow."""
 
 import base64
 import json
@@ -7,7 +7,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,13 @@ def make_settings(
     def make(name: str, **learner: object) -> config.Settings:
         folder = tmp_path / name
         folder.mkdir()
-        log: dict[str, object] = {"url": f"sqlite:///{folder}/log.db"}
+        places: dict[str, dict[str, object]] = {}
         if request.param == "kafka":
             servers = request.getfixturevalue("kafka_bootstrap")
-            log = {"url": f"kafka://{servers}", "topic_prefix": f"exact-{prefix}-{name}"}
+            places["log"] = {"url": f"kafka://{servers}", "topic_prefix": f"exact-{prefix}-{name}"}
+            places["registry"] = {"url": f"sqlite:///{folder}/mlflow.db"}
         section = LEARNER | {"replay_records": 1, "held_out_every": 4} | learner
-        return fleet_settings(models, folder, log=log, learner=section)
+        return fleet_settings(models, folder, learner=section, **places)
 
     return make
 
@@ -165,6 +166,46 @@ def test_the_drafter_that_serves_in_the_end_is_that_of_a_fleet_without_the_tenan
     assert again
     assert all(each.judgement is None and each.version > before.version for each in again)
     assert audit(settings).faults == ()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("make_settings", [pytest.param("kafka", marks=pytest.mark.kafka)], indirect=True)
+@pytest.mark.parametrize("are_all_left", [True, False])
+def test_a_brokers_retention_may_have_taken_what_was_learned_before_the_tenant_and_no_more(
+    make_settings: Callable[..., config.Settings], are_all_left: bool, forget: Run, tmp_path: Path
+) -> None:
+    settings, num_before = make_settings("both"), NUM // 4
+    emit(settings, *(each for each in records(settings, num_before) if each.tenant == STAYER))
+    learned(settings, tmp_path / "both")
+    before = newest(assembly.registry(settings)).manifest
+    emit(settings, *records(settings, NUM // 2, first=num_before))
+    learned(settings, tmp_path / "both")
+    delete(settings, before.offsets[0] if are_all_left else num_before + NUM - 1)
+    asked = forget(settings, "--wait", "0")
+    if not are_all_left:
+        assert asked.returncode == 2, asked.stdout + asked.stderr
+        assert f"no snapshot from before {LEAVER} is left after which the log has every message" in asked.stderr
+        assert "without --exact it is forgotten but for the weights" in asked.stderr
+        assert not newest(assembly.registry(settings)).manifest.forgets
+        return
+    assert asked.returncode == 1, asked.stdout + asked.stderr
+    learned(settings, tmp_path / "both")
+    done = forget(settings, "--wait", str(PATIENCE_S))
+    assert done.returncode == 0, done.stdout + done.stderr
+    without = make_settings("alone")
+    emit(without, *(each for each in records(settings, num_before + NUM // 2) if each.tenant == STAYER))
+    written, alone = certificate(tmp_path), learned(without, tmp_path / "alone")
+    result = assembly.registry(settings).resolve(str(written["result"]["version"])).manifest
+    assert result.num_records > before.num_records > 0
+    assert result.sha256 == written["result"]["sha256"] == alone[result.num_steps].sha256
+
+
+def delete(settings: config.Settings, before: int) -> None:
+    """As the broker does once its retention is over."""
+    from kafka import KafkaAdminClient, TopicPartition
+
+    with closing(KafkaAdminClient(bootstrap_servers=settings.log.url.removeprefix("kafka://"))) as admin:
+        admin.delete_records({TopicPartition(settings.log.traces_topic, 0): before})
 
 
 @pytest.mark.timeout(300)

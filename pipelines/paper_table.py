@@ -1,4 +1,4 @@
-"""The tables of the OmniDraft paper (arXiv 2507.02659) for one's own targets: rows over `pipelines.learn` and `.bench`.
+"""The tables of the OmniDraft paper (arXiv 2507.02659) for one's own targets: rows over `omnidraft replay` and `pipelines.bench`.
 
 `python -m pipelines.paper_table --targets qwen2.5-coder-0.5b --tasks gsm8k,code`. A row is what a drafter learns of the
 target's own answers to a task's train prompts, and how it drafts for the test prompts. Each step is a command, whose
@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from omnidraft.cli.choices import chosen
+from omnidraft.cli.replay import AS_SET
 from omnidraft.errors import ConfigError, RequestError
 from omnidraft.files import save_json
 from omnidraft.hosts import process
@@ -127,20 +128,21 @@ class Cell:
         """Return the folder of what was learned; rows that learn alike share it."""
         trains_head = (row.decode or {}).get("policy") == "acceptance"
         decode = {"decode": {"policy": "acceptance"}} if trains_head else {}
-        settings = self._settings(learner=row.learner or {}, cache=row.cache, **decode)
-        out, curve = settings.with_suffix(".snapshot"), settings.with_suffix(".json")
+        registry = {"url": f"directory:///{self.folder.absolute()}/registry"}
+        settings = self._settings(learner=row.learner or {}, cache=row.cache, registry=registry, **decode)
+        out, curve = settings.with_suffix(".snapshots"), settings.with_suffix(".json")
         if not curve.exists():
             shutil.rmtree(out, ignore_errors=True)
-            answers = ("--answers", self._answers(), "--held-out-every", HELD_OUT_EVERY)
-            self._run("learn", curve, *answers, "--out", out, "--config", settings, output="--json")
-        return out
+            answers = ("--log", self._answers(), "--held-out-every", HELD_OUT_EVERY)
+            self._run("omnidraft.cli replay", curve, *answers, "--snapshots", out, "--config", settings, output="--json")
+        return out / AS_SET
 
     def _answers(self) -> Path:
         """Return an archive of the target's own answers to the train prompts."""
         archive = self.folder / "train.avro"
         limits = ("--num-prompts", self.num_train, "--max-new-tokens", self.max_new_tokens)
         if not archive.exists():
-            self._run("record", archive, "--prompts", self.prompts, "--split", "train", *limits, output="--out")
+            self._run("pipelines.record", archive, "--prompts", self.prompts, "--split", "train", *limits, output="--out")
         return archive
 
     def _bench(self, row: Row, snapshot: Path | None) -> list[Figures]:
@@ -153,7 +155,7 @@ class Cell:
             options += ["--max-new-tokens", self.max_new_tokens, "--temperature", row.temperature]
             options += ["--methods", ",".join(("plain", *row.methods))]
             options += [] if snapshot is None else ["--snapshot", snapshot]
-            self._run("bench", measured, *options, "--config", settings, output="--json")
+            self._run("pipelines.bench", measured, *options, "--config", settings, output="--json")
         return list(json.loads(measured.read_text())["runs"])
 
     def _settings(self, **sections: Sections) -> Path:
@@ -167,13 +169,13 @@ class Cell:
         path.write_text("\n".join(lines) + "\n")
         return path
 
-    def _run(self, pipeline: str, made: Path, *options: object, output: str) -> None:
-        """Run a pipeline, whose file takes its name when it is whole. Raises RequestError when the command fails."""
+    def _run(self, name: str, made: Path, *options: object, output: str) -> None:
+        """Run a command, whose file takes its name when it is whole. Raises RequestError when it fails."""
         partial = made.with_name(f"partial-{made.name}")
         models = ["--target", self.target, *(["--drafter", self.drafter] if self.drafter else [])]
-        command = [sys.executable, "-m", f"pipelines.{pipeline}", *models, *map(str, options), output, str(partial)]
+        command = [sys.executable, "-m", *name.split(), *models, *map(str, options), output, str(partial)]
         if failed := subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
-            raise RequestError(f"pipelines.{pipeline} ended with exit code {failed}; try again to go on from here")
+            raise RequestError(f"{name} ended with exit code {failed}; try again to go on from here")
         partial.rename(made)
 
 

@@ -2,7 +2,7 @@
 log-probabilities that somebody else's API told.
 
 `python -m pipelines.record --answers FILE --out traces.avro`. Finished answers are kept: an interrupted run goes on
-after the last. `pipelines.learn`, `omnidraft replay` and `omnidraft whatif` read the archive.
+after the last. `omnidraft replay` and `omnidraft whatif` read the archive.
 """
 
 import shutil

@@ -1,5 +1,6 @@
-"""`omnidraft replay`: learn one slice of recorded traffic under several settings, side by side."""
+"""`omnidraft replay`: learn one slice of recorded traffic, or an archive, under several settings, side by side."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +13,9 @@ from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
     from omnidraft.config import Settings
-    from omnidraft.whatif.training_run import TrainingRun
+    from omnidraft.whatif.training_run import LearningPoint, TrainingRun
 
-AS_SET = "as set"
+AS_SET = "as-set"
 """The name of the settings without a variation."""
 EXPERIMENT = "omnidraft.replay"
 
@@ -36,13 +37,18 @@ def replay(
     snapshots: Annotated[Path | None, typer.Option(help="A folder for a snapshot of each run.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="A file for all figures.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the curves into this PNG.")] = None,
+    target: Annotated[str | None, typer.Option(help="The target of the pair.")] = None,
+    drafter: Annotated[
+        str | None, typer.Option(help="The drafter that learns; an archive's answers teach any.")
+    ] = None,
     config_path: Config = None,
 ) -> None:
-    """Learn a slice of recorded traffic under several settings and compare them on the same held-out answers.
+    """Learn recorded traffic: under several settings, compared on the same held-out answers, or once before serving.
 
-    The first run has the settings as they are, each --vary one more with that change. It reads beside the learner and
-    moves no offset; the same slice, settings and seed give the same figures. Where there is MLflow, each run is one
-    there with its curves. `omnidraft whatif --drafter base,SNAPSHOTS/NAME` judges the snapshots' speed.
+    The first run, `as-set`, has the settings as they are, each --vary one more with that change. It reads beside the
+    learner and moves no offset; the same slice, settings and seed give the same figures. Where there is MLflow, each
+    run is one there with its curves. A snapshot, SNAPSHOTS/as-set or SNAPSHOTS/VARIATION, remembers the learned texts
+    for their tenants; `omnidraft whatif --drafter base,SNAPSHOTS/NAME` judges its speed.
     """
     from omnidraft import assembly
     from omnidraft.files import require_writable_file, save_json
@@ -51,7 +57,7 @@ def replay(
 
     require_writable_file(json_path)
     slice_filter = log_slice.parse_filter(since, until, filters or [])
-    varied = varied_settings(config_path, vary or [])
+    varied = varied_settings(config_path, vary or [], models={"target": target, "drafter": drafter})
     folders = {name: snapshots / name.replace("/", "-") for name in varied} if snapshots is not None else {}
     for folder in folders.values():
         require_new(folder)
@@ -72,18 +78,21 @@ def replay(
             save_json(content, json_path)
         if name in folders:
             run.write_snapshot(folders[name])
+        _warn_of_a_loss(name, run.curve)
     Console().print(_table(content["runs"]))
     if picture is not None:
         _draw(runs, picture)
 
 
-def varied_settings(path: Path | None, variations: list[str]) -> dict[str, "Settings"]:
-    """Return the settings as they are, and with each change, by what names the run. Raises RequestError where a
+def varied_settings(
+    path: Path | None, variations: list[str], models: dict[str, str | None]
+) -> dict[str, "Settings"]:
+    """Return the settings with these models, and with each change, by what names the run. Raises RequestError where a
     variation is not SETTING=VALUE, ConfigError where there is no such setting, or a loss is unknown."""
     from omnidraft.config import load
     from omnidraft.distill.training.losses import parse
 
-    varied = {AS_SET: load(path)}
+    varied = {AS_SET: load(path, models=models)}
     for text in variations:
         name, sign, value = text.partition("=")
         *sections, field = name.strip().split(".")
@@ -92,24 +101,36 @@ def varied_settings(path: Path | None, variations: list[str]) -> dict[str, "Sett
         change: dict[str, Any] = {field: value.strip()}
         for section in reversed(sections[1:]):
             change = {section: change}
-        varied[text] = load(path, **{sections[0]: change})
+        varied[text] = load(path, **{"models": models, sections[0]: (models if sections[0] == "models" else {}) | change})
     for settings in varied.values():
         parse(settings.learner.loss)
     return varied
 
 
 def _table(runs: dict[str, dict[str, Any]]) -> Table:
-    headings = ("run", "agreement before", "after", "gain", f"beside {AS_SET!r}", "chain of 4", "tokens learned/s")
+    gains = ("gain", "of n-gram cache alone", f"beside {AS_SET}")
+    headings = ("run", "agreement before", "after", *gains, "chain of 4", "tokens learned/s")
     table = Table(*headings, caption="Agreement on the same held-out answers; behind +-, one standard error")
     for name, row in runs.items():
         last = row["curve"][-1]
         beside = "" if name == AS_SET else f"{row['beside']:+.3f} +- {row['beside_error']:.3f}"
-        gain = f"{last['gain']:+.3f} +- {last['gain_error']:.3f}"
+        gain, alone = (f"{each['gain']:+.3f} +- {each['gain_error']:.3f}" for each in (last, row["cache_alone"]))
         before, after = (f"{point['agreement']:.3f}" for point in (row["curve"][0], last))
         table.add_row(
-            name, before, after, gain, beside, f"{last['tokens_per_pass'][4]:.2f}", f"{row['tokens_per_s'] or 0:.0f}"
+            name, before, after, gain, alone, beside, f"{last['tokens_per_pass'][4]:.2f}", f"{row['tokens_per_s'] or 0:.0f}"
         )
     return table
+
+
+def _warn_of_a_loss(name: str, curve: list["LearningPoint"]) -> None:
+    """Say what to do where learning made the drafter worse, as steps that are too large for a good one do."""
+    before, after = curve[0].agreement, curve[-1].agreement
+    if after < before:
+        print(
+            f"{name}: agreement fell from {before:.3f} to {after:.3f}, so it drafts worse than the drafter before: "
+            "learn with learner.train = 'lora', or with a smaller learner.learning_rate",
+            file=sys.stderr,
+        )
 
 
 def _draw(runs: dict[str, "TrainingRun"], path: Path) -> None:

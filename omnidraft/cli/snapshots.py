@@ -64,7 +64,7 @@ def show(
 
 @app.command("publish")
 def publish(
-    folder: Annotated[Path, typer.Argument(help="What `python -m pipelines.learn --out` wrote.")],
+    folder: Annotated[Path, typer.Argument(help="What `omnidraft replay --snapshots` wrote.")],
     target: Target = None,
     config_path: Config = None,
 ) -> None:

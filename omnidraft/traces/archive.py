@@ -41,11 +41,6 @@ def write(path: Path, records: Iterable[TraceRecord]) -> None:
         raise cannot_write(path, exc) from exc
 
 
-def is_archive(path: Path) -> bool:
-    """Return whether a file begins as an Avro container does, whatever its name is."""
-    return path.is_file() and bool(fastavro.is_avro(str(path)))
-
-
 def read(path: Path) -> Iterator[TraceRecord]:
     """Yield the records of a file, in order.
 

@@ -10,15 +10,21 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
+
 from omnidraft import assembly, config
+from omnidraft.assembly.drafting import drafter_prompt
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.errors import RequestError, WireError
 from omnidraft.ports import LogReader
 from omnidraft.traces import archive, codec
 from omnidraft.traces.record import TraceRecord
+from omnidraft.vocab.retokenise import retokenise
 
 FILTERS = ("target", "drafter", "tenant", "worker", "mode", "snapshot_version", "request_id")
 _UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
+_ANY_LENGTH = 2**31
+"""A drafter or learner cuts a prompt to its context itself."""
 Position = tuple[int, int]
 """The partition and offset of a record."""
 
@@ -78,11 +84,32 @@ def parse_filter(from_time: str | None, to_time: str | None, filters: Iterable[s
 def of_pair(
     source: str, settings: config.Settings, tokenizers: assembly.Vocabularies, slice_filter: SliceFilter
 ) -> Slice:
-    """Read the selected records of the settings' target and drafter, unless the filter names others. Raises as
+    """Read the selected records of the settings' target and drafter, unless the filter names others. The answers in an
+    archive are anybody's to draft for: those that another drafter's worker recorded become this one's. Raises as
     `read`."""
-    pair = {"target": settings.models.target, "drafter": settings.models.drafter}
+    is_live, models, alignment = "://" in source, settings.models, tokenizers.alignment.fingerprint
+    pair = {"target": models.target} | ({"drafter": models.drafter} if is_live else {})
     own = replace(slice_filter, equal=pair | dict(slice_filter.equal))
-    return read(source, settings, own, alignment=tokenizers.alignment.fingerprint)
+    found = read(source, settings, own, alignment=alignment if is_live else None)
+    for number, record in enumerate(found.records):
+        if record.alignment != alignment:
+            found.records[number] = _adopted(record, models.drafter, tokenizers)
+    return found
+
+
+def _adopted(record: TraceRecord, drafter: str, tokenizers: assembly.Vocabularies) -> TraceRecord:
+    """Return the record as this drafter's worker would have made it, without what the other one drafted."""
+    ids, rest = drafter_prompt(record.prompt_ids.tolist(), tokenizers, _ANY_LENGTH)
+    tail = retokenise(rest, tokenizers.target.vocabulary, tokenizers.drafter, tokenizers.alignment)
+    return replace(
+        record,
+        drafter=drafter,
+        alignment=tokenizers.alignment.fingerprint,
+        snapshot_version=None,
+        drafter_prompt_ids=np.array([*ids, *tail], np.uint32),
+        rounds=codec.no_rounds(),
+        noise_weight=None,
+    )
 
 
 def read(source: str, settings: config.Settings, slice_filter: SliceFilter, *, alignment: str | None = None) -> Slice:

@@ -147,6 +147,7 @@ class TrainingRun:
         self._judge = HeldOut(self.learner, groups=TenantGroups(settings.learner.tenants))
         self._base = self.learner.serving_tensors()
         self._judge.set_parent(self._base)
+        self._learned: Sequence[TraceRecord] = ()
         self._held_out: Sequence[TraceRecord] = ()
         self._first_hits: Sequence[np.ndarray] = ()
         self._last_hits: Sequence[np.ndarray] = ()
@@ -170,7 +171,7 @@ class TrainingRun:
         """
         size = self._settings.learner.records_per_step
         batches = [records[start : start + size] for start in range(0, len(records), size)] * num_passes
-        self._held_out = held_out
+        self._learned, self._held_out = records, held_out
         self._measure(on_point, {})
         with bar(title, num_passes * len(records)) as advance:
             for number, batch in enumerate(batches, 1):
@@ -190,16 +191,17 @@ class TrainingRun:
     def _hits(self) -> Sequence[np.ndarray]:
         return self.learner.hits(self._held_out, with_cache=True)
 
-    def cache_alone(self) -> LearningPoint:
-        """Return the point of the base weights with the learned n-gram cache, which is a part of the gain."""
-        with self.learner.serving(self._base):
-            return measure(self.learner, self._held_out, self._hits(), self._first_hits)
-
     def figures(self) -> dict[str, Any]:
         """Return its curve and what it learned, for a report."""
         skipped = self.learner.counters.skipped
         curve = [point.plain_data() for point in self.curve]
-        return {"curve": curve, "tokens_per_s": self.tokens_per_s, "skipped": skipped}
+        alone = self._cache_alone().plain_data()
+        return {"curve": curve, "cache_alone": alone, "tokens_per_s": self.tokens_per_s, "skipped": skipped}
+
+    def _cache_alone(self) -> LearningPoint:
+        """Return the point of the base weights with the learned n-gram cache, which is a part of the gain."""
+        with self.learner.serving(self._base):
+            return measure(self.learner, self._held_out, self._hits(), self._first_hits)
 
     def compared_with(self, other: "TrainingRun") -> dict[str, float]:
         """Return the agreement beside that of another run on the same answers, and its standard error."""
@@ -212,12 +214,9 @@ class TrainingRun:
     def tokens_per_s(self) -> float | None:
         return self.learner.counters.num_tokens / self._seconds if self._seconds else None
 
-    def write_snapshot(self, folder: Path, *, remembered: Sequence[TraceRecord] = ()) -> None:
-        """Write a snapshot folder for workers, `check` and the benchmark. Raises SnapshotError when it exists.
-
-        Args:
-            remembered: their texts become the fleet's memory of their tenants, as far as section `memory` lets them.
-        """
+    def write_snapshot(self, folder: Path) -> None:
+        """Write a snapshot folder for workers, `check` and the benchmark. The learned texts become the fleet's memory
+        of their tenants, as far as section `memory` lets them. Raises SnapshotError when the folder exists."""
         settings, tokenizers, serving = self._settings, self._tokenizers, self.learner.serving_tensors()
         manifest = assembly.identity(settings, tokenizers).manifest(
             None,
@@ -233,5 +232,5 @@ class TrainingRun:
         }
         with tempfile.TemporaryDirectory(prefix="omnidraft-memory-") as staging:
             files = assembly.memory_files(settings, tokenizers, CountingMetrics(), Path(staging) / "memory")
-            files.memory.add(remembered)
+            files.memory.add(self._learned)
             bundle.write(folder, manifest, parts | files.stage(), signing=assembly.snapshot_signing(settings))

@@ -10,6 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from omnidraft import assembly, config
+from omnidraft.cli.replay import AS_SET, replay
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import RequestError
 from omnidraft.fleet.promotion import decide
@@ -18,10 +19,9 @@ from omnidraft.snapshots import bundle
 from omnidraft.snapshots.bundle import MEMORY
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
-from omnidraft.whatif.training_run import TrainingRun
-from pipelines import learn, record
+from omnidraft.whatif import log_slice
+from pipelines import record
 from pipelines.bench import __main__ as bench
-from pipelines.learn import for_drafter
 from pipelines.lib import recording
 from tests.cli_runs import Environ, made_once, run_cli
 from tests.cli_runs import run_pipeline as run
@@ -60,8 +60,11 @@ def recorded(answers: Path, tmp_path: Path, archives: dict[str, bytes]) -> Path:
     return made_once(archives, tmp_path / "traces.avro", record.main, "--answers", answers, "--tenant", "clips")
 
 
-EVERY = 2
-"""One request in so many is held out where a test is about that."""
+def warmed(archive_path: Path, tmp_path: Path, *options: object, every: int = 4) -> Path:
+    """The snapshot's folder of a drafter that learned the archive; `tmp_path / "curve.json"` has its figures."""
+    curve = ("--json", tmp_path / "curve.json")
+    run(replay, "--log", archive_path, "--snapshots", tmp_path / "made", "--held-out-every", every, *curve, *options)
+    return tmp_path / "made" / AS_SET
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -113,9 +116,8 @@ def test_a_target_answers_prompts_as_plain_decoding_would(answers: Path, tmp_pat
 def test_learning_writes_a_snapshot_that_check_takes_and_that_agrees_more(
     recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, curve = tmp_path / "warm", tmp_path / "curve.json"
-    run(learn.main, "--answers", recorded, "--out", out, "--num-passes", 8, "--held-out-every", 2, "--json", curve)
-    points = load(curve)["curve"]
+    out, made = warmed(recorded, tmp_path, "--num-passes", 8, every=2), tmp_path / "curve.json"
+    points = load(made)["runs"][AS_SET]["curve"]
     assert points[-1]["agreement"] > points[0]["agreement"]
     assert points[-1]["tokens_per_pass"]["4"] > points[0]["tokens_per_pass"]["4"]
     manifest = bundle.verify(out, ("serving",))
@@ -146,13 +148,12 @@ def test_learning_writes_a_snapshot_that_check_takes_and_that_agrees_more(
 
 
 def test_a_worker_serves_the_folder_it_is_told_whatever_is_champion(recorded: Path, tmp_path: Path) -> None:
-    run(learn.main, "--answers", recorded, "--out", tmp_path / "warm", "--held-out-every", 4)
-    log = {"url": f"sqlite:///{tmp_path}/log.db"}
-    worker = assembly.worker(config.load(None, log=log, worker={"snapshot": str(tmp_path / "warm")}), CountingMetrics())
+    warm, log = warmed(recorded, tmp_path), {"url": f"sqlite:///{tmp_path}/log.db"}
+    worker = assembly.worker(config.load(None, log=log, worker={"snapshot": str(warm)}), CountingMetrics())
     try:
         (served,) = worker.served
         assert served.updater is None
-        assert served.engine.slot.current.snapshot_id == bundle.read_manifest(tmp_path / "warm").snapshot_id
+        assert served.engine.slot.current.snapshot_id == bundle.read_manifest(warm).snapshot_id
         memory = memory_of(worker)
         learned = memory("clips")
         assert learned is not None
@@ -168,8 +169,8 @@ def test_a_worker_serves_the_folder_it_is_told_whatever_is_champion(recorded: Pa
 def test_a_model_that_is_loaded_with_transformers_is_drafted_from_a_snapshots_memory(
     answers: Path, tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    warm = tmp_path / "warm"
-    run(learn.main, "--answers", answers, "--out", warm, "--held-out-every", 4, "--tenant", "default")
+    run(record.main, "--answers", answers, "--out", said := tmp_path / "said.avro", "--tenant", "default")
+    warm = warmed(said, tmp_path)
     model, tokenizer = (kind.from_pretrained(tiny_models[0]) for kind in (AutoModelForCausalLM, AutoTokenizer))
     loaded = assembly.loaded_model(model, tokenizer, config.load(), CountingMetrics(), snapshot=str(warm))
     assert memory_in(loaded.proposer)("default") is not None
@@ -179,9 +180,9 @@ def test_a_model_that_is_loaded_with_transformers_is_drafted_from_a_snapshots_me
 @pytest.mark.long
 def test_the_benchmark_drafts_from_a_snapshots_memory_also_without_a_drafter(answers: Path, tmp_path: Path) -> None:
     """The method is the tenant, and it is asked again what the target has answered to this tenant before."""
-    said, warm, options = tmp_path / "said.avro", tmp_path / "warm", ("--max-new-tokens", 40)
+    said, options = tmp_path / "said.avro", ("--max-new-tokens", 40)
     run(record.main, "--prompts", answers, "--out", said, "--tenant", "suffix", *options)
-    run(learn.main, "--answers", said, "--out", warm, "--held-out-every", 4)
+    warm = warmed(said, tmp_path)
     num_passes = {}
     for name, chosen in {"without": (), "with": ("--snapshot", warm)}.items():
         found = tmp_path / f"{name}.json"
@@ -193,45 +194,24 @@ def test_the_benchmark_drafts_from_a_snapshots_memory_also_without_a_drafter(ans
     assert num_passes["with"] < 0.8 * num_passes["without"]
 
 
-def test_learning_straight_from_answers_equals_learning_from_their_records(
-    answers: Path, recorded: Path, tmp_path: Path
-) -> None:
-    run(learn.main, "--answers", recorded, "--out", tmp_path / "a", "--held-out-every", 4)
-    run(learn.main, "--answers", answers, "--out", tmp_path / "b", "--held-out-every", 4, "--tenant", "clips")
-    manifests = [bundle.read_manifest(tmp_path / name) for name in ("a", "b")]
-    assert manifests[0].num_tokens > 0
-    first, second = ({n: each for n, each in m.sha256.items() if not n.startswith(MEMORY)} for m in manifests)
-    assert first == second  # a memory's file has the times of its records too
-    assert manifests[0].sha256.keys() == manifests[1].sha256.keys()
-    assert not list(tmp_path.glob("*.parts"))
-
-
 @pytest.mark.long
 def test_another_drafter_learns_from_an_archive_with_prompts_in_its_own_ids(
     recorded: Path, tiny_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """The target drafts for itself here: its prompts are its own again, to the last id."""
     name = str(tiny_models[0])
-    tokenizers = assembly.vocabularies(config.load(None, models={"drafter": name}))
+    settings = config.load(None, models={"drafter": name})
+    tokenizers, everything = assembly.vocabularies(settings), log_slice.parse_filter(None, None, [])
     records = list(archive.read(recorded))
-    adopted = for_drafter(records, name, name, tokenizers)
+    adopted = log_slice.of_pair(str(recorded), settings, tokenizers, everything).records
     for before, after in zip(records, adopted, strict=True):
         assert before.drafter_prompt_ids.tolist() != before.prompt_ids.tolist()
         assert after.drafter_prompt_ids.tolist() == after.prompt_ids.tolist()
         assert (after.drafter, after.alignment) == (name, tokenizers.alignment.fingerprint)
-    assert for_drafter(adopted, name, name, tokenizers) == adopted
-    for each in (records, adopted):
-        with pytest.raises(RequestError, match=f"has answers of {name}, not of another"):
-            for_drafter(each, "another", name, tokenizers)
-    out = ("--out", tmp_path / "snapshot", "--held-out-every", 2)
-    run(learn.main, "--answers", recorded, "--drafter", name, *out)
-    assert bundle.read_manifest(tmp_path / "snapshot").drafter == name
-
-
-def test_a_snapshot_folder_is_never_written_over(recorded: Path, tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    with pytest.raises(RequestError, match="exists"):
-        run(learn.main, "--answers", recorded, "--out", tmp_path / "there")
+    other = config.load(None, models={"target": "another", "drafter": name})
+    assert log_slice.of_pair(str(recorded), other, tokenizers, everything).skipped == {"other_target": len(records)}
+    out = warmed(recorded, tmp_path, "--drafter", name, every=2)
+    assert bundle.read_manifest(out).drafter == name
 
 
 @pytest.fixture
@@ -260,7 +240,7 @@ def test_replays_compare_settings_as_mlflow_runs_and_leave_the_log_alone(
     done = run_cli(("replay", *arguments, "--snapshots", tmp_path / "made"), monkeypatch, capsys)
     assert done.returncode == 0, done.stderr
     first = load(out)["runs"]
-    slow, quick = first["as set"], first[fast]
+    slow, quick = first[AS_SET], first[fast]
     assert quick["curve"][-1]["agreement"] > slow["curve"][-1]["agreement"]
     assert quick["beside"] == quick["curve"][-1]["agreement"] - slow["curve"][-1]["agreement"]
     assert quick["beside_error"] > 0 == slow["beside"]
@@ -270,6 +250,9 @@ def test_replays_compare_settings_as_mlflow_runs_and_leave_the_log_alone(
     assert slow["records"] + slow["held_out_records"] == 24
     assert bundle.verify(tmp_path / "made" / fast, ("serving",)).settings["learning_rate"] == "0.003"
     assert drawn.stat().st_size
+    refused = run_cli(("replay", *arguments, "--snapshots", tmp_path / "made"), monkeypatch, capsys)
+    assert refused.returncode == 2
+    assert "exists; a snapshot is written once" in refused.stderr
     run_cli(("replay", *arguments), monkeypatch, capsys)
     again = load(out)["runs"]
     assert [row["curve"] for row in again.values()] == [row["curve"] for row in first.values()]
@@ -311,21 +294,6 @@ def test_what_replay_cannot_do_is_said_in_one_line_before_anything_is_learned(
     assert not out.exists()
 
 
-def test_recorded_answers_are_kept_until_their_snapshot_is_written(
-    answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = ("--answers", answers, "--out", tmp_path / "warm", "--held-out-every", EVERY)
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingRun, "learn", _dies)
-        with pytest.raises(MemoryError):
-            run(learn.main, *asked)
-    assert len(list((tmp_path / "warm.parts").glob("*.avro"))) == 24
-    monkeypatch.setattr(recording, "force", _dies)
-    run(learn.main, *asked)
-    assert bundle.read_manifest(tmp_path / "warm").num_records > 0
-    assert not (tmp_path / "warm.parts").exists()
-
-
 @pytest.mark.parametrize(
     ("out", "reason"),
     [("folder", "it is a folder"), ("answers.jsonl/traces.avro", "answers.jsonl is no folder")],
@@ -338,7 +306,3 @@ def test_a_recording_that_cannot_be_written_is_refused_before_anything_is_read(
     with pytest.raises(RequestError, match=f"cannot write {tmp_path}/{out}: .*{reason}"):
         run(record.main, source, tmp_path / "missing.jsonl", "--out", tmp_path / out)
     assert sorted(tmp_path.iterdir()) == [answers, tmp_path / "folder"]
-
-
-def _dies(*_: Any, **__: Any) -> None:
-    raise MemoryError

@@ -18,7 +18,8 @@ from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
-from pipelines import learn, record
+from omnidraft.cli.replay import AS_SET, replay
+from pipelines import record
 from tests.cli_runs import Environ
 from tests.cli_runs import run_pipeline as run
 from tests.http_server import served
@@ -98,8 +99,8 @@ def test_records_of_responses_are_those_of_the_target_that_answered(responses: P
 def test_a_drafter_learns_from_responses(responses: Path, tmp_path: Path) -> None:
     imported = tmp_path / "new" / "api.avro"
     run(record.main, "--from-api", responses, "--out", imported)
-    run(learn.main, "--answers", imported, "--out", tmp_path / "snapshot", "--held-out-every", 4)
-    manifest = bundle.verify(tmp_path / "snapshot", ["serving"])
+    run(replay, "--log", imported, "--snapshots", tmp_path / "made", "--held-out-every", 4)
+    manifest = bundle.verify(tmp_path / "made" / AS_SET, ["serving"])
     assert manifest.num_records
     assert manifest.losses["dm"] > 0
 

@@ -28,8 +28,8 @@ from tests.snapshot_folders import manifest
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = (
-    *("bench", "bench_vllm", "learn", "record", "drift"),
-    *("paper_table", "bench.throughput", "bench.kernels", "measured"),
+    *("bench", "bench_vllm", "record", "drift", "paper_table"),
+    *("bench.throughput", "bench.kernels", "measured"),
 )
 SHOW_HELP = """
 import runpy, sys

@@ -202,14 +202,6 @@ def test_an_archive_gives_back_its_records_in_order(tmp_path):
         assert_same(read, written)
 
 
-def test_an_archive_is_known_by_its_content_and_not_by_its_name(tmp_path):
-    archive.write(tmp_path / "traces", [make_record()])
-    (tmp_path / "answers.avro").write_text('{"prompt": "a", "answer": "b"}\n', encoding="utf-8")
-    assert archive.is_archive(tmp_path / "traces")
-    assert not archive.is_archive(tmp_path / "answers.avro")
-    assert not archive.is_archive(tmp_path / "missing.avro")
-
-
 def test_an_archive_that_fails_half_way_leaves_no_file(tmp_path):
     with pytest.raises(WireError):
         archive.write(tmp_path / "traces.avro", [make_record(), make_record(mode="slow")])

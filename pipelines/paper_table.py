@@ -1,4 +1,4 @@
-"""The tables of the OmniDraft paper (arXiv 2507.02659) for one's own targets: rows over `omnidraft replay` and `pipelines.bench`.
+"""The tables of the OmniDraft paper (arXiv 2507.02659) for one's own targets, by `omnidraft replay` and the benchmark.
 
 `python -m pipelines.paper_table --targets qwen2.5-coder-0.5b --tasks gsm8k,code`. A row is what a drafter learns of the
 target's own answers to a task's train prompts, and how it drafts for the test prompts. Each step is a command, whose
@@ -133,16 +133,17 @@ class Cell:
         out, curve = settings.with_suffix(".snapshots"), settings.with_suffix(".json")
         if not curve.exists():
             shutil.rmtree(out, ignore_errors=True)
-            answers = ("--log", self._answers(), "--held-out-every", HELD_OUT_EVERY)
-            self._run("omnidraft.cli replay", curve, *answers, "--snapshots", out, "--config", settings, output="--json")
+            options = ("--log", self._answers(), "--held-out-every", HELD_OUT_EVERY, "--snapshots", out)
+            self._run("omnidraft.cli replay", curve, *options, "--config", settings, output="--json")
         return out / AS_SET
 
     def _answers(self) -> Path:
         """Return an archive of the target's own answers to the train prompts."""
         archive = self.folder / "train.avro"
-        limits = ("--num-prompts", self.num_train, "--max-new-tokens", self.max_new_tokens)
+        options = ("--prompts", self.prompts, "--split", "train", "--num-prompts", self.num_train)
         if not archive.exists():
-            self._run("pipelines.record", archive, "--prompts", self.prompts, "--split", "train", *limits, output="--out")
+            limit = ("--max-new-tokens", self.max_new_tokens)
+            self._run("pipelines.record", archive, *options, *limit, output="--out")
         return archive
 
     def _bench(self, row: Row, snapshot: Path | None) -> list[Figures]:

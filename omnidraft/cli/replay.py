@@ -84,9 +84,7 @@ def replay(
         _draw(runs, picture)
 
 
-def varied_settings(
-    path: Path | None, variations: list[str], models: dict[str, str | None]
-) -> dict[str, "Settings"]:
+def varied_settings(path: Path | None, variations: list[str], models: dict[str, str | None]) -> dict[str, "Settings"]:
     """Return the settings with these models, and with each change, by what names the run. Raises RequestError where a
     variation is not SETTING=VALUE, ConfigError where there is no such setting, or a loss is unknown."""
     from omnidraft.config import load
@@ -101,7 +99,9 @@ def varied_settings(
         change: dict[str, Any] = {field: value.strip()}
         for section in reversed(sections[1:]):
             change = {section: change}
-        varied[text] = load(path, **{"models": models, sections[0]: (models if sections[0] == "models" else {}) | change})
+        varied[text] = load(
+            path, **{"models": models, sections[0]: (models if sections[0] == "models" else {}) | change}
+        )
     for settings in varied.values():
         parse(settings.learner.loss)
     return varied
@@ -115,10 +115,9 @@ def _table(runs: dict[str, dict[str, Any]]) -> Table:
         last = row["curve"][-1]
         beside = "" if name == AS_SET else f"{row['beside']:+.3f} +- {row['beside_error']:.3f}"
         gain, alone = (f"{each['gain']:+.3f} +- {each['gain_error']:.3f}" for each in (last, row["cache_alone"]))
-        before, after = (f"{point['agreement']:.3f}" for point in (row["curve"][0], last))
-        table.add_row(
-            name, before, after, gain, alone, beside, f"{last['tokens_per_pass'][4]:.2f}", f"{row['tokens_per_s'] or 0:.0f}"
-        )
+        agreements = [f"{point['agreement']:.3f}" for point in (row["curve"][0], last)]
+        chain, pace = f"{last['tokens_per_pass'][4]:.2f}", f"{row['tokens_per_s'] or 0:.0f}"
+        table.add_row(name, *agreements, gain, alone, beside, chain, pace)
     return table
 
 

@@ -16,7 +16,6 @@ from omnidraft.errors import RequestError
 from omnidraft.fleet.promotion import decide
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle
-from omnidraft.snapshots.bundle import MEMORY
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive, codec
 from omnidraft.whatif import log_slice

@@ -9,6 +9,7 @@ import numpy as np
 import openai
 import pytest
 
+from omnidraft.cli.replay import AS_SET, replay
 from omnidraft.config import WorkerSettings
 from omnidraft.errors import RequestError
 from omnidraft.models.hf.tokenizer import load_tokenizer
@@ -18,7 +19,6 @@ from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.traces import archive
 from omnidraft.traces.record import TraceRecord
-from omnidraft.cli.replay import AS_SET, replay
 from pipelines import record
 from tests.cli_runs import Environ
 from tests.cli_runs import run_pipeline as run

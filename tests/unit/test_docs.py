@@ -85,7 +85,9 @@ def test_no_make_target_hides_another() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("line", ["omnidraft serve --frobnicate", "omnidraft frob", "python -m pipelines.record --frob"])
+@pytest.mark.parametrize(
+    "line", ["omnidraft serve --frobnicate", "omnidraft frob", "python -m pipelines.record --frob"]
+)
 def test_the_check_finds_what_is_not_there(line: str) -> None:
     assert problem(line)
 

@@ -1,5 +1,5 @@
 """`omnidraft tenants forget --exact` on a fleet that runs: a drafter that never saw the tenant serves in the end, its
-files bit for bit those of a fleet which never had the tenant; on SQLite with a folder, and on a real broker with MLflow."""
+files bit for bit those of a fleet which never had the tenant; on SQLite, on a real broker, and there with MLflow."""
 
 import base64
 import json
@@ -42,7 +42,10 @@ def train(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=["sqlite", pytest.param("kafka", marks=pytest.mark.kafka)])
+ON_KAFKA = pytest.param("kafka", marks=pytest.mark.kafka)
+
+
+@pytest.fixture(params=["sqlite", ON_KAFKA, pytest.param("mlflow", marks=[pytest.mark.kafka, pytest.mark.long])])
 def make_settings(
     request: pytest.FixtureRequest,
     tiny_models: tuple[Path, Path],
@@ -59,10 +62,11 @@ def make_settings(
         folder = tmp_path / name
         folder.mkdir()
         places: dict[str, dict[str, object]] = {}
-        if request.param == "kafka":
+        if request.param != "sqlite":
             servers = request.getfixturevalue("kafka_bootstrap")
             places["log"] = {"url": f"kafka://{servers}", "topic_prefix": f"exact-{prefix}-{name}"}
-            places["registry"] = {"url": f"sqlite:///{folder}/mlflow.db"}
+        url = f"sqlite:///{folder}/mlflow.db" if request.param == "mlflow" else f"directory:///{folder}/registry"
+        places["registry"] = {"url": url, "keep_resume": 1000}
         section = LEARNER | {"replay_records": 1, "held_out_every": 4} | learner
         return fleet_settings(models, folder, learner=section, **places)
 
@@ -168,8 +172,9 @@ def test_the_drafter_that_serves_in_the_end_is_that_of_a_fleet_without_the_tenan
     assert audit(settings).faults == ()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("make_settings", [pytest.param("kafka", marks=pytest.mark.kafka)], indirect=True)
+@pytest.mark.parametrize("make_settings", [ON_KAFKA], indirect=True)
 @pytest.mark.parametrize("are_all_left", [True, False])
 def test_a_brokers_retention_may_have_taken_what_was_learned_before_the_tenant_and_no_more(
     make_settings: Callable[..., config.Settings], are_all_left: bool, forget: Run, tmp_path: Path

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -77,3 +78,26 @@ def keep_freed_memory() -> None:
         mallopt(_MMAP_THRESHOLD, 1 << 30)
         mallopt(_TRIM_THRESHOLD, _MAX_INT)
         mallopt(_TOP_PAD, 64 << 20)
+
+
+_HUGE_PAGE = 2 << 20
+_MADV_COLLAPSE = 25
+"""Of Linux 6.1 and later."""
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ 0 *(\[heap\])?$")
+
+
+def collect_in_huge_pages() -> None:
+    """Move what this process has allocated into huge pages, where Linux can; a second for each gigabyte or two.
+
+    A pass of a model reads all its weights, which displace page tables from the processor's caches. Of small pages the
+    objects of a round have a thousand, and what happens between two passes takes a sixth more time.
+    """
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for found in filter(None, map(_MAPPING.match, maps.read_text().splitlines())):
+        start, end = -(-int(found[1], 16) // _HUGE_PAGE) * _HUGE_PAGE, int(found[2], 16)
+        for page in range(start, end - _HUGE_PAGE + 1, _HUGE_PAGE):
+            madvise(page, _HUGE_PAGE, _MADV_COLLAPSE)  # which fails where nothing is allocated

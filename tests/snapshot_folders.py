@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from omnidraft.ports import SnapshotVersion
+from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 
@@ -31,3 +33,14 @@ def make_bundle(folder: Path, snapshot_id: str = "s1", **fields: Any) -> Path:
     }
     bundle.write(folder / snapshot_id, manifest(snapshot_id, **fields), parts)
     return folder / snapshot_id
+
+
+def publish_copy(registry: DirectoryRegistry, name: str, folder: Path) -> SnapshotVersion:
+    """What is left of a version, published once more as the newest, its child."""
+    chosen = registry.resolve(name)
+    parts = bundle.parts_of(chosen.manifest, chosen.removed_parts)
+    fetched = registry.fetch(chosen.version, folder / "fetched", parts)
+    files = {each: fetched / each for each in chosen.manifest.sha256 if each.partition("/")[0] in parts}
+    own = {"snapshot_id": "copy", "parent_id": chosen.manifest.snapshot_id, "continues_id": None}
+    bundle.write(folder / "copy", chosen.manifest.model_copy(update=own), files)
+    return registry.publish(folder / "copy", registry.resolve("latest").version)

@@ -12,7 +12,7 @@ from omnidraft.errors import RequestError
 if TYPE_CHECKING:
     from omnidraft.ports import ControlValue, Key
 
-app = group("Pause, resume or restart learning everywhere.")
+app = group("Pause, resume, restart or rewind learning everywhere.")
 
 OfTarget = Annotated[str | None, typer.Option("--target", help="For this target only; without it for all.")]
 
@@ -36,64 +36,23 @@ def resume_learning(target: OfTarget = None, config_path: Config = None) -> None
 @app.command("restart")
 def restart_learning(
     start: Annotated[
-        str | None,
+        str,
         typer.Option(
             "--from",
             help="earliest: all that the log holds. latest: what comes from now on. Or offsets, as in '0:120 1:96'; "
             "partitions that are not named start at their first message.",
         ),
-    ] = None,
-    version: Annotated[
-        str | None,
-        typer.Option(help="Or: learn on from the weights and offsets of this snapshot of a target: version or alias."),
-    ] = None,
+    ],
     target: OfTarget = None,
     config_path: Config = None,
 ) -> None:
-    """Restart learning from these offsets, once: for a log that was created anew, or restored from a backup.
-
-    Or from an earlier snapshot, which is published again as the newest: the distiller ends at its next snapshot, and
-    goes on from there when it is started again.
-    """
-    if (start is None) == (version is None):
-        raise typer.BadParameter("name either --from or --version")
-    settings = _learning_settings(config_path, target)
-    if version is not None:
-        _republish(version, target, settings)
-    elif start is not None:
-        _order_restart(start, target, settings)
-
-
-def _learning_settings(config_path: Path | None, target: str | None) -> "config.Settings":
-    """Return the settings of the fleet. Raises RequestError when this target is none that it learns for."""
-    settings = config.load(config_path)
-    targets = settings.models.targets
-    if target is not None and target not in targets:
-        raise RequestError(f"{target!r} is none of the targets in the settings: {', '.join(targets)}")
-    return settings
-
-
-def _republish(version: str, target: str | None, settings: "config.Settings") -> None:
-    from omnidraft import assembly
-    from omnidraft.registry.republish import republish
-
-    targets = settings.models.targets
-    if target is None and len(targets) > 1:
-        raise typer.BadParameter(f"each target has versions of its own: name one with --target, {', '.join(targets)}")
-    settings = settings.for_target(target or settings.models.target)
-    again = republish(assembly.existing_registry(settings), version)
-    print(
-        f"published as version {again.version} for {settings.models.target}: a distiller that starts now goes on from "
-        f"snapshot {version}"
-    )
-
-
-def _order_restart(start: str, target: str | None, settings: "config.Settings") -> None:
+    """Restart learning from these offsets, once: for a log that was created anew, or restored from a backup."""
     import uuid
 
     from omnidraft import assembly
     from omnidraft.ports import Restart
 
+    settings = _learning_settings(config_path, target)
     assembly.require_log(settings)
     offsets = " ".join(start.replace(",", " ").split())
     if offsets == "latest":
@@ -104,6 +63,40 @@ def _order_restart(start: str, target: str | None, settings: "config.Settings") 
         raise typer.BadParameter(f"{start!r} is not earliest, latest or offsets such as '0:120 1:96'") from exc
     _order(settings, target, ("restart",), order)
     _print_order(f"restarts from {offsets}", target)
+
+
+@app.command("rewind")
+def rewind_learning(
+    name: Annotated[str, typer.Argument(help="Version or alias.")],
+    target: OfTarget = None,
+    config_path: Config = None,
+) -> None:
+    """Go back to the weights of an earlier version, once, and learn on from the present place in the log."""
+    from omnidraft import assembly
+    from omnidraft.ports import Rewind
+
+    settings = _learning_settings(config_path, target)
+    targets = settings.models.targets
+    if target is None and len(targets) > 1:
+        raise typer.BadParameter(f"each target has versions of its own: name one with --target, {', '.join(targets)}")
+    pair = settings.for_target(target or settings.models.target)
+    registry = assembly.existing_registry(pair)
+    version, newest = registry.resolve(name), registry.resolve("latest")
+    if version.version == newest.version or not version.is_servable:
+        why = "is the newest" if version.is_servable else "has no weights any more (registry.keep_serving)"
+        raise RequestError(f"version {version.version} {why}, so learning cannot go back to it")
+    order = Rewind(version=version.version, id=newest.manifest.snapshot_id, is_ordered=True)
+    _order(pair, pair.models.target, ("rewind",), order)
+    _print_order(f"goes back to version {version.version}", pair.models.target)
+
+
+def _learning_settings(config_path: Path | None, target: str | None) -> "config.Settings":
+    """Return the settings of the fleet. Raises RequestError when this target is none that it learns for."""
+    settings = config.load(config_path)
+    targets = settings.models.targets
+    if target is not None and target not in targets:
+        raise RequestError(f"{target!r} is none of the targets in the settings: {', '.join(targets)}")
+    return settings
 
 
 def _order(settings: "config.Settings", target: str | None, key: "Key", value: "ControlValue | None") -> None:

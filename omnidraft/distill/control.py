@@ -1,8 +1,8 @@
 """The control of one distiller: the orders that it follows, and the status that it reports.
 
 Orders come from the control log: to pause and resume learning, to restart it elsewhere in the trace log, to go back
-to the champion, which tenants are to be forgotten, and whose traffic drifts. While the control log is away, the orders
-read last hold.
+to an earlier version, which tenants are to be forgotten, and whose traffic drifts. While the control log is away, the
+orders read last hold.
 """
 
 import logging
@@ -59,7 +59,7 @@ class TrainingControl:
 
     @property
     def rewind(self) -> Rewind | None:
-        """The newest order to go back to the champion, likewise."""
+        """The newest order to go back to an earlier version, likewise."""
         return self._state.value(Rewind, "rewind")
 
     @property

@@ -5,8 +5,8 @@ A snapshot carries master weights, optimizer, n-gram cache, held-out records, th
 learned up to, and is made between two steps. So a process that resumes from the newest snapshot after a crash learns
 nothing twice that any snapshot shows, and leaves nothing out.
 
-A new process, an order to restart elsewhere in the log, to go back to the champion or to forget a tenant are one thing:
-learning starts from a snapshot, at offsets, without tenants. The same three and the same log make the same bits.
+A new process, an order to restart elsewhere in the log, to go back to an earlier version or to forget a tenant are one
+thing: learning starts from a snapshot, at offsets, without tenants. The same three and the same log make the same bits.
 """
 
 import logging
@@ -183,15 +183,15 @@ class Distiller:
                 return Start(offsets=offsets)
         if orders := self._forgetting.note(self._control.new_forgets()):
             return self._retry(partial(self._start_without, orders), stop)
-        if (rewind := self._control.rewind) is not None and rewind.id != self._publisher.settled_rewind:
-            champion = self._retry(partial(self._publisher.champion_before, rewind.id), stop)
-            self._publisher.settled_rewind = rewind.id
-            if champion is not None and self._control.is_to_forget(champion.version.manifest):
-                logger.error("learning does not go back to a champion whose weights are to forget a tenant")
-            elif champion is not None:
+        if (rewind := self._control.rewind) is not None and rewind != self._publisher.settled_rewind:
+            earlier = self._retry(partial(self._publisher.version_before, rewind), stop)
+            self._publisher.settled_rewind = rewind
+            if earlier is not None and self._control.is_to_forget(earlier.version.manifest):
+                logger.error("learning does not go back to a version whose weights are to forget a tenant")
+            elif earlier is not None:
                 self._publish_steps(stop)
-                logger.warning("learning goes back to champion %d, as ordered", champion.version.version)
-                return Start(champion, self.ingest.batcher.offsets())
+                logger.warning("learning goes back to version %d, as ordered", earlier.version.version)
+                return Start(earlier, self.ingest.batcher.offsets())
         for tenant in self._control.new_drifts():
             self._compare_earlier(tenant)
         return None
@@ -289,7 +289,6 @@ class Distiller:
         self.poison_detector.published(self.ingest.batcher.offsets())
         self._reports.clear()
         self._reporter.report_snapshot(published.version, measured, losses)
-        self._publisher.log_curves()
         if log_fields["passed_over"]:
             self._seek(stop)
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from omnidraft.distill.identity import Identity
 from omnidraft.distill.memory.memory_files import MemoryFiles
 from omnidraft.distill.resume_encryption import decrypt_records, encrypt_records
-from omnidraft.errors import ConfigError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale, StorageError
-from omnidraft.ports import RecordCipher, Registry, SnapshotVersion
+from omnidraft.errors import ConfigError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale, StorageError
+from omnidraft.ports import RecordCipher, Registry, Rewind, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.snapshots.tenant_factors import FOLDER
@@ -70,8 +70,8 @@ class Publisher:
         self._cipher = cipher
         self.registry, self._identity, self._folder = registry, identity, folder
         self.parent: SnapshotVersion | None = None
-        self.settled_rewind: str | None = None
-        """Name of the newest order to go back to the champion, if it needs nothing more."""
+        self.settled_rewind: Rewind | None = None
+        """The newest order to go back, if it needs nothing more."""
         self._continues: str | None = None
         self._newest: int | None = None
         """The newest version that this publisher knows; the parent's, unless the newest one is damaged."""
@@ -112,22 +112,21 @@ class Publisher:
             except SnapshotCorrupt as exc:
                 raise SnapshotCorrupt(f"no snapshot of this pair can be read: {exc}; {_ADVICE}") from exc
 
-    def champion_before(self, refused: str) -> Restored | None:
-        """Return the champion if the next snapshot would descend from the refused one of this id, and not through one
-        that an operator published again; else None, as after going back, or when the champion cannot be read or does
-        not fit this learner. Raises RegistryError."""
+    def version_before(self, order: Rewind) -> Restored | None:
+        """Return the version that the order names if the next snapshot would descend from the one that it leaves; else
+        None, as after going back, or when the version cannot be read or does not fit this learner. Raises
+        RegistryError."""
         by_id = {version.manifest.snapshot_id: version for version in self.registry.versions()}
         try:
-            champion, at = self.registry.resolve("champion"), self.parent
-            while at is not None and at.manifest.snapshot_id != refused:
-                is_first = at.manifest.parent_id is None
-                is_end = is_first or at.version == champion.version or at.manifest.is_republished
+            chosen, at = self.registry.resolve(str(order.version) if order.is_ordered else "champion"), self.parent
+            while at is not None and at.manifest.snapshot_id != order.id:
+                is_end = at.manifest.parent_id is None or at.version == chosen.version
                 at = None if is_end else by_id.pop(at.manifest.parent_id or "", None)
-            if at is None or at.version == champion.version:
+            if at is None or at.version == chosen.version:
                 return None
-            return self._restored(champion, is_newest=False)
+            return self._restored(chosen, is_newest=False)
         except (SnapshotCorrupt, SnapshotNotFound, ConfigError) as exc:
-            logger.error("learning does not go back to the champion: %s", exc)
+            logger.error("learning does not go back to version %d: %s", order.version, exc)
             return None
 
     def go_on_from(self, parent: SnapshotVersion, *, continues: SnapshotVersion | None = None) -> None:
@@ -244,22 +243,6 @@ class Publisher:
         if self._cipher is None or not (name in (LEARNER, BATCHER) or name.startswith(FOLDER)):
             return tensors
         return encrypt_records({key: torch.as_tensor(value) for key, value in tensors.items()}, self._cipher)
-
-    def log_curves(self) -> None:
-        """Log a point of each curve of the newest version, at best: learning waits for no curve."""
-        if self.parent is None:
-            return
-        manifest = self.parent.manifest
-        curves = {f"loss_{name}": loss for name, loss in manifest.losses.items()}
-        curves |= {
-            name: value
-            for name in ("agreement_before", "agreement_after")
-            if (value := getattr(manifest, name)) is not None
-        }
-        try:
-            self.registry.log_metrics(self.parent.version, curves, manifest.num_steps)
-        except SnapshotError as exc:  # a deleted run is refused for ever
-            logger.warning("no curves for snapshot %d: %s", self.parent.version, exc)
 
     def _require_ours(self, manifest: Manifest) -> None:
         ours = self._identity

@@ -239,10 +239,6 @@ class Controller:
         elif not self._promote(version, verdict.judgement, after=verdict.after):
             return
         self._rewinds.count(version.manifest, is_worse=decision.is_worse)
-        try:
-            self._registry.log_metrics(number, {"promoted": float(decision.promote)}, number)
-        except SnapshotError as exc:  # a curve is not worth a second judgement
-            logger.warning("%s: the verdict on version %d is in no curve: %s", self._target, number, exc)
         self._metrics.add("omnidraft_promotions_total" if decision.promote else "omnidraft_refusals_total")
         logger.info("%s: version %d is %s", self._target, number, verdict.judgement)
 

@@ -84,21 +84,22 @@ and on from its own place in the log."""
 
 
 class Rewinds:
-    """Counts the challengers of one pair that were worse, since this process started."""
+    """Counts the challengers of one pair that were worse, since this process started and since the last rewind."""
 
     def __init__(self, control: ControllerLease, target: str, limit: int | None = REWIND_AFTER) -> None:
         """Give the order after `limit` challengers, never if that is None."""
         self._control, self._limit, self._target = control, limit, target
         self._worse: list[str] = []
         """The ids of these snapshots."""
+        self._last_rewind = 0
 
     def count(self, challenger: Manifest, *, is_worse: bool) -> None:
-        """Count a decision. A challenger that an operator published again is none of those that were worse, and no
-        refusal from before it counts."""
-        if is_worse and not challenger.is_republished:
+        """Count a decision."""
+        last_rewind = self._control.state.sequence("rewind")
+        if not is_worse or last_rewind != self._last_rewind:
+            self._worse, self._last_rewind = [], last_rewind
+        if is_worse:
             self._worse.append(challenger.snapshot_id)
-        else:
-            self._worse = []
 
     def order(self) -> None:
         """Give the order if it is due. What raises BusError is done by the next call."""
@@ -210,12 +211,9 @@ class DriftRecovery:
         self._metrics.add(counter, target=self._target)  # tenants are too many to be labels
 
     def _annotate(self, change: DriftChange, _: Promote) -> None:
-        """Annotate the champion, at best: what a registry refuses, as for a deleted run, holds nothing else up."""
-        name = "drift_alarm" if change.kind == "drift" else "drift_over"
+        """Annotate the champion, at best: what a registry refuses holds nothing else up."""
         try:
-            champion = self._registry.resolve("champion").version
-            self._registry.annotate(champion, {change.kind: str(change)})
-            self._registry.log_metrics(champion, {name: 1.0, "agreement_served": change.recent}, champion)
+            self._registry.annotate(self._registry.resolve("champion").version, {change.kind: str(change)})
         except SnapshotError as exc:
             logger.warning("%s: %s is not noted at the champion: %s", self._target, change.kind, exc)
 

@@ -59,11 +59,13 @@ class Restart(ControlValue):
 
 
 class Rewind(ControlValue):
-    """`rewind`: learning goes back to the weights of this champion. Each is carried out once."""
+    """`rewind`: learning goes back to the weights of this version. Each is carried out once."""
 
     version: int
     id: str = Field(min_length=1, max_length=64)
-    """The id of the refused snapshot."""
+    """The snapshot that learning leaves, and all that descend from it: it was refused, or an operator gave it up."""
+    is_ordered: bool = False
+    """Whether an operator ordered it. Else the version is the champion, and where that is another by now, that one."""
 
 
 class Drift(ControlValue):

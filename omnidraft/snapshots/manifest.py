@@ -120,9 +120,7 @@ class Manifest(BaseModel):
     these offsets."""
     continues_id: str | None = None
     """The snapshot whose offsets and counts this one continues; None: the parent. They differ where learning went back
-    to the champion's weights and on from its own place in the log."""
-    is_republished: bool = False
-    """Whether an operator published its parent again as it was: no refusal from before then sends learning back."""
+    to earlier weights and on from its own place in the log."""
     forgets: tuple[str, ...] = ()
     """Names of the newest orders to forget a tenant that were carried out: nothing of these tenants from before them is
     in the n-gram cache or among the kept records."""

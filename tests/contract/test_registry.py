@@ -8,14 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotError, SnapshotNotFound, SnapshotStale
 from omnidraft.files import sha256_of
 from omnidraft.ports import Judgement
 from omnidraft.registry import mlflow_store, retention
 from omnidraft.registry.manifest_export import MAX_TAG_CHARACTERS
-from omnidraft.registry.republish import republish
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import TenantAgreement
 from tests.contract.registries import DirectoryPair, on_mlflow_too
@@ -65,36 +63,6 @@ def test_deleted_files_are_gone_and_the_version_stays_in_the_list(store, tmp_pat
             store.open().fetch(version, tmp_path / f"look-{version}-{part}", (part,))
     store.open().fetch(2, tmp_path / "look", ("serving",))
     store.open().fetch(3, tmp_path / "look", ("serving", "resume"))
-
-
-def test_an_earlier_version_is_published_again_as_the_newest(store, tmp_path):
-    """Behind it are the orders of the newest: else a distiller would carry out a later restart once more."""
-    registry = store.open(keep_resume=1)
-    registry.publish(store.bundle("s1", offsets={0: 1}), None)
-    registry.publish(store.bundle("s2", offsets={0: 2}, continues_id="s1", restarts=("first",)), 1)
-    registry.publish(store.bundle("s3", offsets={0: 3}, restarts=("first", "second")), 2)
-    again = republish(store.open(), "2")
-    old, new = store.open().resolve("2").manifest, store.open().resolve("latest").manifest
-    assert (old.continues_id, new.continues_id) == ("s1", None)  # it continues its parent
-    assert (old.is_republished, new.is_republished) == (False, True)
-    assert (again.version, new.parent_id, new.offsets) == (4, old.snapshot_id, old.offsets)
-    assert (new.snapshot_id != old.snapshot_id, new.restarts) == (True, ("first", "second"))
-    assert bundle.parts_of(new) == ("serving",)  # the resume part of 2 is gone
-    one, other = (bundle.serving_tensors(store.open().fetch(version, tmp_path / "look")) for version in (2, 4))
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    assert bundle.parts_of(republish(store.open(), "latest").manifest) == ("serving",)
-
-
-def test_the_change_that_led_to_a_version_is_not_told_again_of_its_copy(store):
-    tenant = TenantAgreement(tenant="t", num_requests=9, before=0.6, after=0.8, change_error=0.02)
-    figures = {"agreement_before": 0.7, "agreement_after": 0.8, "agreement_change_error": 0.01}
-    speeds = {"speedup_before": 1.5, "speedup_after": 2.0}
-    registry = published(store, num=1)
-    registry.publish(store.bundle("s2", tenants=(tenant,), losses={"dm": 1.0}, **figures, **speeds), 1)
-    copy = republish(registry, "2").manifest
-    assert (copy.agreement_before, copy.agreement_after, copy.agreement_change_error) == (0.8, 0.8, 0.0)
-    assert (copy.speedup_before, copy.speedup_after, copy.losses) == (2.0, 2.0, {})
-    assert [(each.before, each.after, each.change_error) for each in copy.tenants] == [(0.8, 0.8, 0.0)]
 
 
 @on_mlflow_too
@@ -352,12 +320,11 @@ def test_a_registry_that_may_delete_no_weights_and_one_that_keeps_more_resume_pa
 
 
 @on_mlflow_too
-def test_a_version_without_weights_is_promoted_by_nobody_and_not_published_again(store):
+def test_a_version_without_weights_is_promoted_by_nobody(store):
     registry = published(store, promoted=1, keep_resume=1, keep_serving=1)
     registry.publish(store.bundle("s3"), 2)
-    for use in (registry.promote, lambda version: republish(registry, str(version))):
-        with pytest.raises(SnapshotNotFound, match="version 2 has no serving part any more"):
-            use(2)
+    with pytest.raises(SnapshotNotFound, match="version 2 has no serving part any more"):
+        registry.promote(2)
     assert aliases(store.open()) == [("champion",), (), ("challenger",)]
 
 

@@ -8,7 +8,6 @@ from omnidraft import assembly
 from omnidraft.assembly.fleet import controller
 from omnidraft.errors import ConfigError, SnapshotCorrupt
 from omnidraft.ports import Champion, Pause
-from omnidraft.registry.republish import republish
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.attack.forgeries import Attacker
 from tests.cli_runs import run_cli
@@ -129,15 +128,6 @@ def test_without_a_key_nothing_is_signed(keys, tmp_path, monkeypatch, capsys):
     done = run_cli(("snapshots", "sign", "1", "--config", path), monkeypatch, capsys, {})
     assert (done.returncode, "registry.private_key is not set" in done.stderr) == (2, True)
     assert len(assembly.registry(settings).versions()) == 1
-
-
-def test_an_operator_publishes_an_earlier_version_again(keys, tmp_path):
-    publisher = assembly.registry(settings_of(keys, tmp_path, "distiller"))
-    for number, name in enumerate(("s1", "s2")):
-        publisher.publish(make_bundle(tmp_path / "made", name, **TOLD), number or None)
-    again = republish(assembly.registry(settings_of(keys, tmp_path, "operator")), "1")
-    assert (again.version, again.manifest.parent_id) == (3, "s1")
-    assembly.registry(settings_of(keys, tmp_path)).fetch(3, tmp_path / "fetched")
 
 
 def test_a_key_is_replaced_after_an_operator_signed_too(keys, tmp_path, monkeypatch, capsys):

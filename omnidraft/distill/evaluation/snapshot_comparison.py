@@ -90,8 +90,6 @@ class SnapshotComparison:
         serving = next((each for each in measurements if each.version == champion.version), None)
         if serving is None:
             return  # there is nothing that another one could be better than
-        for each in measurements:
-            self._log_agreement(each)
         best = max(measurements, key=lambda each: each.agreement)
         by_version = ", ".join(f"{each.version}: {each.agreement:.3f}" for each in measurements)
         reason = f"agreement on the {len(records)} newest records of {tenant}, by version: {by_version}"
@@ -114,13 +112,6 @@ class SnapshotComparison:
                 return self._learner.hits(records)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-    def _log_agreement(self, measured: _Measurement) -> None:
-        metrics = {"agreement_on_drift": measured.agreement}
-        try:
-            self._registry.log_metrics(measured.version, metrics, measured.version)
-        except SnapshotError as exc:  # a curve is not worth a recovery
-            logger.warning("the agreement of snapshot %d is in no curve: %s", measured.version, exc)
 
 
 def candidates(versions: Sequence[SnapshotVersion], firsts: Offsets) -> list[SnapshotVersion]:

@@ -1,6 +1,9 @@
 """Encryption at rest: the stored bytes, the keys that decrypt them, and messages that no key decrypts."""
 
+import base64
+
 import pytest
+from cryptography.fernet import Fernet
 
 from omnidraft.bus.encryption import EncryptedReader, EncryptedWriter, new_key
 from omnidraft.ports import Message, Outgoing
@@ -30,9 +33,11 @@ def stored(log: MemoryLog) -> list[Message]:
 
 
 def test_what_is_stored_is_closed_and_says_so_and_the_rest_stays_readable(log):
-    write(log, Outgoing(b"key", PLAIN, {"schema": b"omnidraft.trace"}), new_key())
+    key = new_key()
+    write(log, Outgoing(b"key", PLAIN, {"schema": b"omnidraft.trace"}), key)
     (message,) = stored(log)
     assert PLAIN not in message.value
+    assert Fernet(key).decrypt(base64.urlsafe_b64encode(message.value)) == PLAIN
     assert (message.key, message.headers) == (b"key", {"schema": b"omnidraft.trace", "encryption": b"fernet"})
     assert len(message.value) < len(PLAIN) + 80
 
@@ -70,7 +75,13 @@ def test_a_log_that_was_begun_in_plain_text_is_read_on(log):
     assert [message.value for message in read(log, key)] == [b"plain", b"closed"]
 
 
-@pytest.mark.parametrize("harm", [lambda v: v[:-1], lambda v: v[:20], lambda v: b"", lambda v: v[:-1] + b"\x00\x01"])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        *(lambda v: v[:-1], lambda v: v[:20], lambda v: b"", lambda v: v[:-1] + b"\x00\x01"),
+        lambda v: v[:30] + bytes([v[30] ^ 1]) + v[31:],
+    ],
+)
 def test_a_message_that_was_changed_in_the_log_is_handed_on_closed_and_the_next_is_read(log, harm):
     key = new_key()
     write(log, Outgoing(b"a", PLAIN), key)

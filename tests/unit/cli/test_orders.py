@@ -6,7 +6,7 @@ import pytest
 
 from omnidraft import assembly, config
 from omnidraft.assembly.fleet import control_log
-from omnidraft.ports import Outgoing, Restart
+from omnidraft.ports import Outgoing, Restart, Rewind
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.cli_runs import Run
 from tests.snapshot_folders import make_bundle
@@ -59,7 +59,7 @@ def test_a_folder_that_is_no_snapshot_is_not_published_and_makes_no_registry(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("order", "target"), [(("pause",), "nope"), (("restart", "--version", "1"), "")])
+@pytest.mark.parametrize(("order", "target"), [(("pause",), "nope"), (("rewind", "1"), "")])
 def test_an_order_for_a_target_that_nobody_learns_for_is_refused(
     command: Run, environ: dict[str, str], order: tuple[str, ...], target: str
 ) -> None:
@@ -92,21 +92,26 @@ def test_a_tenant_without_a_name_is_refused(command: Run, environ: dict[str, str
     assert num_orders(environ) == 0
 
 
-def test_learning_restarts_from_a_version_of_the_target_that_is_named(
+def test_learning_goes_back_to_a_version_of_the_target_that_is_named(
     command: Run, environ: dict[str, str], tmp_path: Path
 ) -> None:
     """Without one of several it could be meant for any."""
     settings = config.load(None, environ)
-    registries = [assembly.registry(settings.for_target(target)) for target in settings.models.targets]
-    for target, registry in zip(settings.models.targets, registries, strict=True):
-        registry.publish(make_bundle(tmp_path, f"s-{target}", target=target, drafter=settings.models.drafter), None)
-    done = command("learning", "restart", "--version", "1")
+    begin_log(environ)
+    registry = assembly.registry(settings.for_target("other"))
+    for parent, name in enumerate(("s1", "s2")):
+        folder = make_bundle(tmp_path, name, target="other", drafter=settings.models.drafter)
+        registry.publish(folder, parent or None)
+    done = command("learning", "rewind", "1")
     assert (done.returncode, done.stdout) == (2, "")
     assert "each target has versions of its own: name one with --target, big, other" in done.stderr
-    done = command("learning", "restart", "--version", "1", "--target", "other")
+    done = command("learning", "rewind", "latest", "--target", "other")
+    assert (done.returncode, "version 2 is the newest" in done.stderr) == (2, True)
+    done = command("learning", "rewind", "1", "--target", "other")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("published as version 2 for other: ")
-    assert [len(registry.versions()) for registry in registries] == [1, 2]
+    assert done.stdout.startswith("ordered: learning goes back to version 1 for other, ")
+    states = [control_log(settings.for_target(each), CountingMetrics()).read_whole() for each in ("big", "other")]
+    assert [each.value(Rewind, "rewind") for each in states] == [None, Rewind(version=1, id="s2", is_ordered=True)]
 
 
 def test_latest_is_the_end_of_the_log_when_it_was_ordered(command: Run, environ: dict[str, str]) -> None:

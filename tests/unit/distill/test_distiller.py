@@ -386,7 +386,7 @@ class Flaky:
 
 def test_a_log_or_registry_that_is_away_for_a_while_costs_nothing(setting) -> None:
     setting.emit(*names(8))
-    registry = Flaky(setting.registry, RegistryError("away"), ("resolve", "publish", "log_metrics"))
+    registry = Flaky(setting.registry, RegistryError("away"), ("resolve", "publish"))
     reader = Flaky(SlowReader(setting.log, "t", 3), BusError("away"), ("poll",))
     distillation, journal = setting.distiller(registry=registry, reader=reader)
     run_until_idle(distillation)

@@ -10,12 +10,12 @@ from omnidraft.distill.publisher import LEARNER
 from omnidraft.distill.training.learner import Learner
 from omnidraft.fleet.forget_orders import order_forgetting
 from omnidraft.ports import Offsets, Rewind
-from omnidraft.registry.republish import republish
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.testing.memory_log import MemoryReader
 from tests.control_logs import control_over
 from tests.distiller_runs import Killed, Setting, SlowReader, names, run_until_idle
+from tests.snapshot_folders import publish_copy
 
 NOW_MS = 1_000_000
 HELD = {"held_out_every": 4}
@@ -179,12 +179,12 @@ def test_a_snapshot_that_learned_of_the_tenant_what_the_log_lost_since_is_none_t
 
 
 def test_nobody_knows_whom_weights_learned_from_whose_resume_part_is_gone(pair, tmp_path) -> None:
-    """The tenant's records are all from before such a snapshot, which an operator published again."""
+    """The tenant's records are all from before such a snapshot, which an operator published."""
     setting = Setting(pair, tmp_path, replay_records=2)
     setting.emit(*names(6), tenant="leaver", time_ms=NOW_MS)
     setting.emit(*names(12, 100), tenant="stayer", time_ms=NOW_MS)
     run(setting)
-    republish(setting.registry, "3")
+    publish_copy(setting.registry, "3", tmp_path / "made")
     run(setting)
     setting.registry.promote(setting.registry.resolve("latest").version)
     setting.emit(*names(8, 200), tenant="stayer", time_ms=NOW_MS)

@@ -13,17 +13,18 @@ from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.publisher import LEARNER
 from omnidraft.errors import SnapshotStale
 from omnidraft.ports import Rewind, SnapshotVersion
-from omnidraft.registry.republish import republish
 from omnidraft.snapshots import bundle
 from tests.audit_case import CLEAN, case_of
 from tests.control_logs import Orders
 from tests.distiller_runs import Killed, Setting, learned, names, run_until_idle
+from tests.snapshot_folders import publish_copy
 from tests.tiny_pair import assert_same
 
 
-def rewind(setting: Setting, refused: str = "latest", champion: str = "champion") -> TrainingControl:
-    version = setting.registry.resolve(champion).version
-    order = Rewind(version=version, id=setting.manifest(refused).snapshot_id)
+def rewind(setting: Setting, version: str = "champion", **fields) -> TrainingControl:
+    """The order to go back from the newest snapshot to this version."""
+    number = setting.registry.resolve(version).version
+    order = Rewind(version=number, id=setting.manifest().snapshot_id, **fields)
     return TrainingControl(Orders((0, ("rewind",), order)))
 
 
@@ -34,8 +35,7 @@ def weights(setting: Setting, version: str, part: str = bundle.DRAFTER) -> dict[
 
 
 def learner_state(setting: Setting, version: str) -> dict[str, torch.Tensor]:
-    state = weights(setting, version, "resume/learner.safetensors")
-    return state
+    return weights(setting, version, LEARNER)
 
 
 def after_refusals(pair, folder: Path, **learner) -> Setting:
@@ -145,6 +145,15 @@ def test_with_the_base_drafter_as_champion_learning_begins_with_it_again(setting
     assert not any(name.startswith("exp_avg") for name in learner_state(setting, str(version.version)))
 
 
+def test_an_operator_sends_learning_back_to_any_version(setting: Setting) -> None:
+    refused = setting.manifest()
+    run_until_idle(setting.distiller(held_out_every=5, control=rewind(setting, "2", is_ordered=True))[0], 2)
+    version = rewound(setting)
+    assert version.manifest.parent_id == setting.manifest("2").snapshot_id != setting.manifest("champion").snapshot_id
+    assert version.manifest.offsets == refused.offsets
+    assert_same(weights(setting, str(version.version)), weights(setting, "2"))
+
+
 @pytest.mark.parametrize("what", ["champion by now", "of another lineage", "champion unreadable"])
 def test_an_order_without_anything_to_go_back_from_changes_nothing(setting: Setting, what: str) -> None:
     control = rewind(setting)
@@ -198,7 +207,7 @@ def test_where_the_champion_does_not_fit_the_learner_learning_goes_on_as_it_is(
 ) -> None:
     setting = after_refusals(pair, tmp_path, head=head)
     setting.registry.promote(publish_edited_champion(setting, edit).version)
-    republish(setting.registry, str(versions(setting)[-2].version))
+    publish_copy(setting.registry, str(versions(setting)[-2].version), tmp_path / "made")
     twin = twin_of(setting)
     run_until_idle(twin.distiller(held_out_every=5)[0])
     distillation, journal = setting.distiller(held_out_every=5, control=rewind(setting))
@@ -207,15 +216,3 @@ def test_where_the_champion_does_not_fit_the_learner_learning_goes_on_as_it_is(
     assert learned(journal)
     assert_same(learner_state(setting, "latest"), learner_state(twin, "latest"))
 
-
-def test_a_refused_snapshot_that_an_operator_published_again_is_left_only_if_its_children_are_refused(
-    setting: Setting,
-) -> None:
-    control = rewind(setting)
-    republish(setting.registry, "latest")
-    distillation, journal = setting.distiller(held_out_every=5, control=control)
-    run_until_idle(distillation)
-    assert learned(journal)
-    assert not [each for each in versions(setting) if each.manifest.continues_id]
-    run_until_idle(setting.distiller(held_out_every=5, control=rewind(setting))[0])
-    assert rewound(setting).manifest.parent_id == setting.manifest("champion").snapshot_id

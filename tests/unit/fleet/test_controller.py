@@ -11,7 +11,6 @@ from omnidraft.errors import BusError, RegistryError
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import Best, Drift, Outgoing, Rewind
 from omnidraft.registry.directory_registry import DirectoryRegistry
-from omnidraft.registry.republish import republish
 from omnidraft.snapshots import bundle
 from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
 from omnidraft.traces import codec
@@ -100,11 +99,8 @@ class LethalRegistry(DirectoryRegistry):
     def promote(self, version, previous=None):
         self.lethal(super().promote, version, previous)
 
-    def log_metrics(self, version, metrics, step):
-        self.lethal(super().log_metrics, version, metrics, step)
 
-
-EFFECTS = ["lease", "promoting", "champion", "alias", "promoted", "curve"]
+EFFECTS = ["lease", "promoting", "champion", "alias", "promoted"]
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
@@ -727,18 +723,16 @@ def test_a_promotion_starts_the_count_anew(pair):
     assert rewinds(pair) == [(7, "s13")]
 
 
-def test_a_snapshot_that_an_operator_published_again_is_left_only_after_as_many_that_were_worse_since(pair):
+def test_a_version_that_an_operator_sent_learning_back_to_is_left_only_after_as_many_that_were_worse_since(pair):
     controller = pair.controller()
     pair.publish("s1", None)
     controller.step()
     judge_all(pair, controller, *[0.69] * 5)
-    republish(pair.registry, "6")
-    controller.step()
-    assert "refused" in pair.judgement(7)
-    judge_all(pair, controller, *[0.69] * 5, first=8)
-    assert rewinds(pair) == []
-    judge_all(pair, controller, 0.69, first=13)
-    assert rewinds(pair) == [(1, "s13")]
+    pair.control().put(("rewind",), Rewind(version=2, id="s6", is_ordered=True))
+    judge_all(pair, controller, *[0.69] * 5, first=7)
+    assert rewinds(pair) == [(2, "s6")]
+    judge_all(pair, controller, 0.69, first=12)
+    assert rewinds(pair) == [(1, "s12")]
 
 
 def test_canaries_that_no_worker_serves_do_not_become_champion_and_order_no_rewind(canaries):
@@ -784,22 +778,6 @@ def test_while_the_log_does_not_say_what_a_canary_served_its_trial_is_not_over(c
     controller.step()
     assert canaries.judgement(2).startswith("promoted: canary")
     assert "over 10 requests" in canaries.judgement(2)
-
-
-def no_curves(*args):
-    raise RegistryError("the run is deleted")
-
-
-def test_a_challenger_without_curves_is_judged_and_counted_once(pair, monkeypatch):
-    monkeypatch.setattr(pair.registry, "log_metrics", no_curves)
-    controller = pair.controller()
-    pair.publish("s1", None)
-    controller.step()
-    judge_all(pair, controller, 0.69)
-    for _ in range(8):
-        controller.step()
-    assert rewinds(pair) == []
-    assert pair.metrics.value("omnidraft_refusals_total") == 1
 
 
 class WithoutRewinds(MemoryWriter):

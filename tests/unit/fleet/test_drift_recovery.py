@@ -226,11 +226,13 @@ def test_a_best_snapshot_that_is_gone_holds_nothing_up(pair):
     assert pair.champion() == 2
 
 
-def test_a_champion_whose_run_is_deleted_holds_no_reaction_up(pair, monkeypatch):
+def test_a_champion_that_takes_no_note_holds_no_reaction_up(pair, monkeypatch):
     pair.publish_all(2)
-    controller = pair.start()
+    controller, annotate = pair.start(), pair.registry.annotate
     pair.serve(controller, 0.75, 100, version=1)
-    monkeypatch.setattr(pair.registry, "log_metrics", fail)
+    monkeypatch.setattr(
+        pair.registry, "annotate", lambda version, notes: (annotate if "judgement" in notes else fail)(version, notes)
+    )
     assert pair.serve(controller, 0.5, 30, version=2) == [BEGUN]
     assert pair.champion() == 1
     assert pair.serve(controller, 0.75, 20, version=1) == [OVER]

@@ -105,8 +105,6 @@ def test_the_snapshot_that_knows_the_new_traffic_is_told_with_all_figures(settin
     assert "the 8 newest records of t, by version: 3: 0." in reason
     assert all((before[name] == tensor).all() for name, tensor in setting.learner.serving_tensors().items())
     assert [path for path in (setting.folder / "f").iterdir() if path.is_dir()] == []
-    curves = (version_folder(setting.folder / "registry", 2) / "metrics.jsonl").read_text()
-    assert "agreement_on_drift" in curves
 
 
 def test_a_snapshot_of_another_shape_is_left_out_and_nothing_is_told_where_it_is_the_champion(
@@ -174,17 +172,6 @@ def test_a_registry_that_is_away_is_no_reason_to_stop_learning(setting: Setting,
     down = Down(setting.folder / "registry", "drafter", "target", keep_resume=2)
     setting.earlier(down).compare("t")
     assert (setting.control.put_values, "were not compared" in caplog.text) == ([], True)
-
-
-def test_a_refused_curve_is_no_reason_to_announce_nothing(setting: Setting, monkeypatch, caplog) -> None:
-    def no_curves(*args) -> None:
-        raise RegistryError("the run is deleted")
-
-    monkeypatch.setattr(setting.registry, "log_metrics", no_curves)
-    setting.emit(TEXTS[0], 10, "t")
-    setting.earlier().compare("t")
-    assert [version for _, version, _ in setting.control.put_values] == [2]
-    assert "the agreement of snapshot 2 is in no curve: the run is deleted" in caplog.text
 
 
 def test_few_snapshots_are_compared_and_those_with_a_part_to_play_among_them() -> None:

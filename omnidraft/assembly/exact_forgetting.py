@@ -1,6 +1,5 @@
 """Forget a tenant in the weights too: what that costs, and what is due once the distiller has done it."""
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,12 +10,12 @@ from omnidraft.assembly.fleet import control_log, order_champion
 from omnidraft.assembly.logs import log_reader
 from omnidraft.assembly.registries import existing_registry
 from omnidraft.assembly.signing import snapshot_signing
-from omnidraft.assembly.tenants import WATCH_S, TenantData
+from omnidraft.assembly.tenants import TenantData, standing_order, when_done
 from omnidraft.config import Settings
 from omnidraft.distill.start import newest_without
 from omnidraft.errors import RequestError
 from omnidraft.fleet.forgetting_certificate import derivation, write_certificate
-from omnidraft.ports import Forget, SnapshotVersion
+from omnidraft.ports import Forget, Registry, SnapshotVersion
 from omnidraft.telemetry.metrics import CountingMetrics
 
 ORDINARY = "without --exact it is forgotten but for the weights"
@@ -35,27 +34,28 @@ class Price:
 
 
 def prices(settings: Settings, tenant: str, data: TenantData) -> dict[str, Price]:
-    """Return the price for every target that has snapshots.
+    """Return the price for every target that has snapshots; nothing where an order that stands covers all of it.
 
     Raises:
         RequestError: it cannot be done: the log has no message of the tenant, or for a target no snapshot from before
             the tenant is left after which the log has everything.
         BusError, RegistryError: log or registry cannot be read.
     """
+    with closing(control_log(settings, CountingMetrics())) as control:
+        state = control.read_whole()
+    if standing_order(state, tenant, data, is_exact=True) is not None:
+        return {}
     if not data.traces.positions or data.num_unopened:
         raise RequestError(f"the log does not show which messages are those of {tenant}; {ORDINARY}")
     with closing(log_reader(settings, settings.log.traces_topic)) as reader:
         log_id, firsts = reader.identity(), reader.first_offsets()
+    next_order = Forget(id="next", until_ms=0, first_offsets=data.traces.first_offsets)
     found = {}
     for target in settings.models.targets if settings.registry.exists else ():
-        pair = settings.for_target(target)
-        registry = existing_registry(pair)
+        registry = existing_registry(settings.for_target(target))
         if not (versions := registry.versions()):
             continue
-        with closing(control_log(pair, CountingMetrics())) as control:
-            orders = control.read_whole().forgets
-        orders[tenant] = Forget(id="next", until_ms=0, first_offsets=data.traces.first_offsets)
-        if (start := newest_without(registry, orders, log_id, firsts)) is None:
+        if (start := newest_without(registry, state.forgets | {tenant: next_order}, log_id, firsts)) is None:
             raise RequestError(
                 f"{target}: no snapshot from before {tenant} is left after which the log has every message "
                 f"(registry.keep_resume, log.retention_hours), so the weights cannot forget it; {ORDINARY}"
@@ -90,21 +90,19 @@ def finish(
         RequestError: a distiller could not go back, or an order to promote was refused.
         BusError, RegistryError: log or registry cannot be reached.
     """
-    deadline, signing = time.monotonic() + timeout_s, snapshot_signing(settings)
-    pairs = [settings.for_target(each) for each in settings.models.targets if settings.registry.exists]
-    certificates: dict[str, Path | None] = {
-        pair.models.target: None for pair in pairs if existing_registry(pair).versions(1)
-    }
-    while True:
-        for pair in (each for each in pairs if certificates.get(each.models.target, folder) is None):
-            versions = existing_registry(pair).versions()
-            if derived := derivation(versions, order):
-                _let_serve(pair, versions, order, derived[1].version)
-                certificates[pair.models.target] = write_certificate(folder, tenant, order, derived, signing)
-                on_target()
-        if None not in certificates.values() or time.monotonic() >= deadline:
-            return certificates
-        time.sleep(WATCH_S)
+    signing = snapshot_signing(settings)
+
+    def certify(pair: Settings, registry: Registry) -> Path | None:
+        versions = registry.versions()
+        if (derived := derivation(versions, order)) is None:
+            return None
+        _let_serve(pair, versions, order, derived[1].version)
+        return write_certificate(folder, tenant, order, derived, signing)
+
+    targets = settings.models.targets if settings.registry.exists else ()
+    learned = [each for each in targets if existing_registry(settings.for_target(each)).versions(1)]
+    certificates = when_done(settings, learned, certify, timeout_s, on_target)
+    return {target: certificates.get(target) for target in learned}
 
 
 def _let_serve(settings: Settings, versions: Sequence[SnapshotVersion], order: Forget, version: int) -> None:

@@ -4,7 +4,6 @@ import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ from omnidraft.decode.snapshot.loading import fetch_for_serving
 from omnidraft.errors import RegistryError
 from omnidraft.ports import Registry, SnapshotReader, SnapshotVersion
 from omnidraft.registry.directory_registry import DirectoryRegistry
+from omnidraft.registry.empty_registry import EmptyRegistry
 from omnidraft.registry.mlflow_registry import MlflowRegistry
 from omnidraft.registry.mlflow_runs import Experiment
 from omnidraft.registry.mlflow_store import check_reachable
-from omnidraft.registry.readers import DeferredRegistry, EmptyRegistry
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.bundle import WORKER_PARTS
 
@@ -30,7 +29,12 @@ UNPUBLISHED = 0
 
 
 def registry(settings: Settings) -> Registry:
-    """Return the registry of `models.target` and its drafter. Raises RegistryError when it cannot be reached."""
+    """Return the registry of `models.target` and its drafter.
+
+    Raises:
+        ExtraMissing: it is MLflow's, and MLflow is not installed.
+        RegistryError: nothing answers at its address.
+    """
     section, pair = settings.registry, (settings.models.followed_drafter, settings.models.target)
     options: dict[str, Any] = {
         "keep_resume": section.keep_resume,
@@ -40,28 +44,18 @@ def registry(settings: Settings) -> Registry:
     if not section.is_in_mlflow and section.path is not None:
         return DirectoryRegistry(section.path, *pair, **options)
     _require_mlflow(settings)
-
+    check_reachable(section.url)
     return MlflowRegistry(section.url, *pair, artifacts=section.artifacts, **options)
 
 
 def snapshot_reader(settings: Settings) -> SnapshotReader:
-    """Return what a worker reads snapshots from, opened by the thread that reads first.
-
-    A worker beside which nobody can have learned, without MLflow and its store, reads from an empty registry.
-
-    Raises:
-        ExtraMissing: there is a store of MLflow's, and MLflow is not installed.
-        RegistryError: nothing answers at its address.
-    """
-    if not settings.registry.is_in_mlflow:
-        return registry(settings)
-    if not extras.is_installed("mlflow") and not settings.registry.exists:
+    """Return what a worker reads snapshots from: an empty registry where nobody can have learned, without MLflow and
+    its store. Raises as `registry` does."""
+    section = settings.registry
+    if section.is_in_mlflow and not section.exists and not extras.is_installed("mlflow"):
         logger.info("without MLflow no learned drafter is looked for (pip install 'omnidraft[mlflow]')")
         return EmptyRegistry()
-    _require_mlflow(settings)
-
-    check_reachable(settings.registry.url)
-    return DeferredRegistry(partial(registry, settings))
+    return registry(settings)
 
 
 def experiment(settings: Settings, name: str) -> Experiment | None:

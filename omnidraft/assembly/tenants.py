@@ -6,11 +6,11 @@ the SQLite log is vacuumed, for which the disk may be too full. Last, files of o
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from omnidraft.assembly.fleet import control_log
 from omnidraft.assembly.logs import key_store, log_reader, tenant_keys, topic_names
@@ -22,7 +22,7 @@ from omnidraft.distill.ingest.tenant_messages import TenantMatcher, TenantMessag
 from omnidraft.errors import ConfigError, RequestError
 from omnidraft.fleet.forget_orders import AffectedSnapshots, affected_snapshots, order_forgetting, purge
 from omnidraft.memory.memory_file import Owner, Owners
-from omnidraft.ports import Forget, LogReader, Message
+from omnidraft.ports import ControlState, Forget, LogReader, Message, Registry
 from omnidraft.telemetry.metrics import CountingMetrics
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ _REPEATED_S = 3600.0
 Later the tenant may have come back, and gone from the log, but not from snapshots and memories."""
 
 OnMessage = Callable[[], None]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,11 @@ def forget(
         _require_deletable(tenant, data, is_rewritable=path is not None)
     num_destroyed = _destroy_keys(settings, tenant)
     num_deleted = 0 if path is None else _delete_messages(settings, path, tenant, on_message)
-    standing = standing_order(settings, tenant, data, is_exact=is_exact) if not num_destroyed else None
-    order = standing or _order(settings, tenant, data, is_exact=is_exact)
+    with closing(control_log(settings, CountingMetrics())) as control:
+        order = standing_order(control.read_whole(), tenant, data, is_exact=is_exact) if not num_destroyed else None
+        if order is None:
+            first_offsets = data.traces.first_offsets if is_exact else {}
+            order = order_forgetting(control, tenant, data.newest_ms, first_offsets)
     if path is not None:
         sqlite_forget.shrink(path, settings.log.traces_topic, settings.log.request_timeout_s)  # in none of its files
     return ForgetResult(order, num_destroyed, num_deleted)
@@ -142,27 +146,44 @@ def purge_snapshots(
     Raises:
         SnapshotError: the registry cannot be reached, or refuses.
     """
-    purged: dict[str, list[int]] = {}
     if not settings.registry.exists:
         return {target: [] for target in settings.models.targets}
-    deadline = time.monotonic() + timeout_s
-    while len(purged) < len(settings.models.targets):
-        for target, snapshots in affected(settings, data, forget_id).items():
-            if target not in purged and snapshots.is_newest_clean:
-                registry = existing_registry(settings.for_target(target))
-                newest = registry.versions(1)
-                purged[target] = purge(registry, snapshots, newest[-1].version) if newest else []
+
+    def purge_if_clean(pair: Settings, registry: Registry) -> list[int] | None:
+        versions = registry.versions()
+        snapshots = affected_snapshots(versions, data.traces.first_offsets, forget_id)
+        if not snapshots.is_newest_clean:
+            return None
+        return purge(registry, snapshots, versions[-1].version) if versions else []
+
+    return when_done(settings, settings.models.targets, purge_if_clean, timeout_s, on_target)
+
+
+def when_done(
+    settings: Settings,
+    targets: Iterable[str],
+    act: Callable[[Settings, Registry], Result | None],
+    timeout_s: float,
+    on_target: Callable[[], None],
+) -> dict[str, Result]:
+    """Call `act` for each pair again and again, until it returns something for all or the time is up; return what it
+    did, by target. Raises RegistryError, and whatever `act` raises."""
+    pairs = {target: settings.for_target(target) for target in targets}
+    registries = {target: existing_registry(pair) for target, pair in pairs.items()}
+    done, deadline = dict[str, Result](), time.monotonic() + timeout_s
+    while True:
+        for target in [each for each in pairs if each not in done]:
+            if (result := act(pairs[target], registries[target])) is not None:
+                done[target] = result
                 on_target()
-        if time.monotonic() >= deadline:
-            break
+        if len(done) == len(pairs) or time.monotonic() >= deadline:
+            return done
         time.sleep(WATCH_S)
-    return purged
 
 
-def standing_order(settings: Settings, tenant: str, data: TenantData, *, is_exact: bool) -> Forget | None:
+def standing_order(state: ControlState, tenant: str, data: TenantData, *, is_exact: bool) -> Forget | None:
     """Return the last order if it covers all that was found, and if `is_exact` the weights too."""
-    with closing(control_log(settings, CountingMetrics())) as control:
-        last = control.read_whole().forget(tenant)
+    last = state.forget(tenant)
     if last is not None and is_exact:
         last = last.exact
     if last is None:
@@ -229,8 +250,3 @@ def _delete_messages(settings: Settings, path: Path, tenant: str, on_message: On
     for topic, found in [(log.traces_topic, data.traces), (log.dead_letters_topic, data.dead_letters)]:
         sqlite_forget.forget_messages(path, topic, found.positions, mark(tenant), timeout_s)
     return len(data.traces.positions) + len(data.dead_letters.positions)
-
-
-def _order(settings: Settings, tenant: str, data: TenantData, *, is_exact: bool) -> Forget:
-    with closing(control_log(settings, CountingMetrics())) as control:
-        return order_forgetting(control, tenant, data.newest_ms, data.traces.first_offsets if is_exact else {})

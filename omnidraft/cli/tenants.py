@@ -56,7 +56,7 @@ def forget(
     with bar(f"looking for {printable(tenant)}: messages", None, transient=True) as saw:
         data = tenants.tenant_data(settings, tenant, saw)
     _print(_found(tenant, data))
-    if is_exact and tenants.standing_order(settings, tenant, data, is_exact=True) is None:
+    if is_exact:
         for target, price in exact_forgetting.prices(settings, tenant, data).items():
             _print_price(target, price)
     if not yes:

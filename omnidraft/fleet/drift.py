@@ -49,9 +49,8 @@ class DriftChange:
     tenant: str
     work: Work
     kind: Literal["drift", "drift_over"]
-    level: float | None
-    """The mean agreement before the fall; None when a controller of an earlier version, which did not tell it,
-    announced the drift."""
+    level: float
+    """The mean agreement before the fall."""
     recent: float
     """The mean agreement now."""
     num_values: int
@@ -60,13 +59,12 @@ class DriftChange:
     """The snapshot whose first requests these were, and beside which no other fell; None: no such one is known."""
 
     def __str__(self) -> str:
-        is_back = self.level is not None and self.recent >= RECOVERED_SHARE * self.level
+        is_back = self.recent >= RECOVERED_SHARE * self.level
         verb = "fell" if self.kind == "drift" else "was back" if is_back else "stayed"
         why = f", with the first requests of snapshot {self.suspect}" if self.suspect is not None else ""
-        before = "unknown" if self.level is None else f"{self.level:.3f}"
         return (
-            f"agreement of {traffic_name(self.tenant, self.work)} {verb}: {before} before, {self.recent:.3f} over the "
-            f"last {RECENT} of {self.num_values} values{why}"
+            f"agreement of {traffic_name(self.tenant, self.work)} {verb}: {self.level:.3f} before, {self.recent:.3f} "
+            f"over the last {RECENT} of {self.num_values} values{why}"
         )
 
 
@@ -84,16 +82,19 @@ class AgreementStream:
         self._newest: deque[tuple[int | None, float]] = deque(maxlen=2 * NEW_SNAPSHOT)
         """The version and agreement of the newest values, whatever the level."""
         self._num_agreed = self._num_drafted = 0
-        self.is_drifting = self._has_resumed = False
+        self._has_resumed = False
         self._fell_from: float | None = None
-        """The level before the drift that there is; None without one, or when it is unknown."""
+        """The level before the drift that there is; None without one."""
         self._reset()
 
-    def resume_drift(self, level: float | None) -> None:
+    @property
+    def is_drifting(self) -> bool:
+        return self._fell_from is not None
+
+    def resume_drift(self, level: float) -> None:
         """Begin in a drift that was announced before, with the level before it. Past requests are then ignored, since
         they may be from before the fall."""
-        self.is_drifting = self._has_resumed = True
-        self._fell_from = level
+        self._has_resumed, self._fell_from = True, level
 
     def update(self, request: RequestStats) -> DriftChange | None:
         """Add one request; return the change that it reveals, if any."""
@@ -113,7 +114,7 @@ class AgreementStream:
             self._num_before += 1
             self._sum_before += self._recent[0]
         self._recent.append(agreement)
-        return self._detect_end() if self.is_drifting else self._detect_fall(agreement)
+        return self._detect_fall(agreement) if self._fell_from is None else self._detect_end(self._fell_from)
 
     def _detect_fall(self, agreement: float) -> DriftChange | None:
         self._detector.update(agreement)
@@ -124,7 +125,7 @@ class AgreementStream:
         self._reset()
         if recent >= level:
             return None
-        self.is_drifting, self._fell_from = True, level
+        self._fell_from = level
         suspect = self._find_suspect(level, recent)
         return DriftChange(self._tenant, self._work, "drift", level, recent, num_values, suspect)
 
@@ -145,13 +146,12 @@ class AgreementStream:
                 return suspect
         return None
 
-    def _detect_end(self) -> DriftChange | None:
-        level, recent, num_values = self._fell_from, fmean(self._recent), self._num_before + len(self._recent)
-        is_full = len(self._recent) == RECENT
-        is_back = is_full and level is not None and recent >= RECOVERED_SHARE * level
+    def _detect_end(self, level: float) -> DriftChange | None:
+        recent, num_values = fmean(self._recent), self._num_before + len(self._recent)
+        is_back = len(self._recent) == RECENT and recent >= RECOVERED_SHARE * level
         if not is_back and num_values < SETTLED_VALUES:
             return None
-        self.is_drifting, self._fell_from = False, None
+        self._fell_from = None
         self._reset()
         return DriftChange(self._tenant, self._work, "drift_over", level, recent, num_values)
 
@@ -168,12 +168,9 @@ class DriftDetector:
     def __init__(self) -> None:
         self._streams: OrderedDict[tuple[str, Work], AgreementStream] = OrderedDict()
 
-    def resume_drift(self, tenant: str, work: Work, level: float | None) -> None:
-        """Begin this stream in a drift that was announced before; one that has requests already stays as it is.
-
-        Args:
-            level: the mean agreement before the fall; None: unknown.
-        """
+    def resume_drift(self, tenant: str, work: Work, level: float) -> None:
+        """Begin this stream in a drift that was announced before, with the mean agreement before it; one that has
+        requests already stays as it is."""
         if (tenant, work) not in self._streams:
             self._stream(tenant, work).resume_drift(level)
 

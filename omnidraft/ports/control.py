@@ -71,8 +71,8 @@ class Rewind(ControlValue):
 class Drift(ControlValue):
     """`drift/TENANT/WORK`: agreement on this traffic fell: draft less for it, learn faster."""
 
-    level: float | None = Field(None, ge=0, le=1)
-    """The mean agreement before it fell; None: not known."""
+    level: float = Field(ge=0, le=1)
+    """The mean agreement before it fell."""
 
 
 class Best(ControlValue):

@@ -11,7 +11,7 @@ Files of a local store are hard-linked in and out; through a server they travel 
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ from omnidraft.snapshots.manifest import Manifest
 from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
 ABANDONED_MS = 60_000
@@ -45,7 +46,8 @@ REMOVED = "removed"
 
 
 class MlflowRegistry:
-    """The snapshots of one (drafter, target) pair in an MLflow store."""
+    """The snapshots of one (drafter, target) pair in an MLflow store, which the first call opens, for importing MLflow
+    takes seconds; an opening that failed is tried again by the next call."""
 
     def __init__(
         self,
@@ -59,8 +61,8 @@ class MlflowRegistry:
         signing: SnapshotSigning = UNSIGNED,
         abandoned_ms: int = ABANDONED_MS,
     ) -> None:
-        """Open the registry. `keep_serving`: None keeps the weights of all versions."""
-        self._url = url
+        """`keep_serving`: None keeps the weights of all versions."""
+        self._url, self._artifacts = url, artifacts
         self._pair = (drafter, target)
         self._name = manifest_export.pair_name(drafter, target)
         self._retention = Retention(keep_resume, keep_serving)
@@ -69,8 +71,14 @@ class MlflowRegistry:
         self._abandoned_ms = abandoned_ms
         self._damaged = staging.DamagedVersions()
         self._own_runs = set[str]()  # of which some may have failed, without being withdrawn
-        self._client = open_client(url)
-        self._runs = Runs(self._client, url, self._name, artifacts)
+
+    @cached_property
+    def _client(self) -> "MlflowClient":
+        return open_client(self._url)
+
+    @cached_property
+    def _runs(self) -> Runs:
+        return Runs(self._client, self._url, self._name, self._artifacts)
 
     def publish(self, bundle: Path, parent: int | None) -> SnapshotVersion:
         manifest = staging.check_incoming(bundle, *self._pair, self._signing)

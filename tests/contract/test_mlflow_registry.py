@@ -22,7 +22,7 @@ from omnidraft.distill.publisher import Publisher
 from omnidraft.distill.retrying import retry
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale, StoreLibraryMissing
 from omnidraft.ports import Judgement
-from omnidraft.registry import mlflow_runs
+from omnidraft.registry import mlflow_runs, mlflow_store
 from omnidraft.registry.manifest_export import MANIFEST_TAG
 from omnidraft.registry.mlflow_registry import READY_TAG, MlflowRegistry
 from omnidraft.registry.mlflow_runs import CURVES
@@ -335,7 +335,15 @@ def test_a_manifest_of_which_a_tag_is_missing_is_damaged(mlflow):
 
 
 def open_registry(url):
-    return MlflowRegistry(url, DRAFTER, "t", artifacts=None, keep_resume=2)
+    MlflowRegistry(url, DRAFTER, "t", artifacts=None, keep_resume=2).versions()
+
+
+def test_an_opening_that_failed_is_tried_again_by_the_next_call(mlflow):
+    registry = mlflow.open()
+    with pytest.MonkeyPatch.context() as away, pytest.raises(RegistryError, match="check that"):
+        away.setattr(mlflow_store, "_open", _failing(mlflow_store._open, also_done=False, num_done=0))
+        registry.versions()
+    assert registry.versions() == ()
 
 
 def test_three_processes_open_a_fresh_store_together(tmp_path, mlflow_url):

@@ -344,7 +344,7 @@ def test_a_mode_that_the_target_refuses_is_the_requests_error_unless_it_is_the_d
 
 def let_drift(engine: Engine, work: Work) -> None:
     key = ("drift", "drifting", work)
-    engine.slot.rules.state = ControlState({key: Entry(key, Drift(), 0, 0)})
+    engine.slot.rules.state = ControlState({key: Entry(key, Drift(level=0.7), 0, 0)})
 
 
 def test_while_a_tenants_traffic_drifts_less_is_drafted_for_it_and_the_text_is_the_same(engine: Engine) -> None:

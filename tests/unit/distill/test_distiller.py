@@ -406,7 +406,7 @@ def test_while_traffic_drifts_snapshots_come_more_often_and_the_weights_are_the_
     calm.log = setting.log
     noted = []
     hasty, _ = setting.distiller(
-        control=TrainingControl(Orders((0, DRIFT, Drift()), (60, DRIFT, None), down=(1, 2))),
+        control=TrainingControl(Orders((0, DRIFT, Drift(level=0.7)), (60, DRIFT, None), down=(1, 2))),
         compare_earlier=noted.append,
     )
     run_until_idle(hasty)

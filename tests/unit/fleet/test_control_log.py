@@ -77,7 +77,7 @@ def test_every_kind_of_value_is_read_as_it_was_put(log, control):
 
 
 def test_what_is_removed_holds_no_more_and_says_why(log, control):
-    control.put(("drift", "t", "text"), Drift())
+    control.put(("drift", "t", "text"), Drift(level=0.7))
     control.put(("pause",), Pause())
     control.put(("drift", "t", "text"), None, "it recovered")
     state, changes = control_over(log).poll(0)

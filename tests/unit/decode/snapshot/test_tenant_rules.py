@@ -46,7 +46,7 @@ def test_a_forgotten_tenants_factors_serve_again_only_in_snapshots_that_carried_
 def test_less_is_drafted_for_traffic_of_a_kind_that_drifts_alone():
     rules, log = TenantRules(2), MemoryLog(1)
     for work in ("text", "constrained", "text"):
-        control_over(log).put(("drift", "a", work), Drift())
+        control_over(log).put(("drift", "a", work), Drift(level=0.7))
     control_over(log).put(("drift", "a", "constrained"), None)
     rules.state = control_over(log).read_whole()
     traffic = [("a", "text"), ("a", "constrained"), ("a", "tools"), ("b", "text")]

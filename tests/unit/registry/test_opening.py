@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft import assembly, config
+from omnidraft import config
 from omnidraft.assembly.registries import snapshot_reader
-from omnidraft.errors import RegistryError, SnapshotNotFound
-from omnidraft.registry.readers import DeferredRegistry
+from omnidraft.errors import RegistryError
 
 STARTS = """
 import sys
@@ -20,28 +19,6 @@ worker = assembly.worker(config.load(None), CountingMetrics())
 print("mlflow" in sys.modules)
 worker.producer.close(5.0)
 """
-
-
-def test_the_first_read_opens_it_and_a_failed_opening_is_tried_again(tmp_path: Path) -> None:
-    settings = config.load(None, {}, registry={"url": f"directory:///{tmp_path}/registry"})
-    opened: list[str] = []
-
-    def open_registry():
-        opened.append("tried")
-        if len(opened) == 1:
-            raise RegistryError("away")
-        return assembly.registry(settings)
-
-    reader = DeferredRegistry(open_registry)
-    assert opened == []
-    with pytest.raises(RegistryError, match="away"):
-        reader.resolve("champion")
-    for _ in range(2):
-        with pytest.raises(SnapshotNotFound):
-            reader.resolve("champion")
-    with pytest.raises(SnapshotNotFound):
-        reader.fetch(7, tmp_path / "into")
-    assert len(opened) == 2
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "sqlite:////dev/null/mlflow.db"])

@@ -27,98 +27,12 @@ ABANDON_S = 1.0
 """How long an append that failed waits for the end of its producer's thread."""
 METADATA_MAX_AGE_S = 10
 """Added partitions are detected within this many seconds."""
+LINGER_MS = 20
+"""How long the messages of an append wait for each other, to be sent together."""
 
 
-class KafkaWriter:
-    """Implements ports.LogWriter for one topic."""
-
-    def __init__(
-        self,
-        servers: str,
-        topic: str,
-        *,
-        partitions: int = 1,
-        linger_ms: int = 20,
-        request_timeout_s: float = 10.0,
-        access: KafkaSettings | None = None,
-        keep_s: float | None = None,
-        is_compacted: bool = False,
-    ) -> None:
-        """
-        Args:
-            servers: host:port[,host:port].
-            partitions: number of partitions, when the topic has to be created.
-            access: security and credentials; None: plain text.
-            keep_s: retention in seconds, when the topic has to be created; inf: unlimited, None: the broker's default.
-            is_compacted: whether it keeps the newest message of each key instead, likewise.
-
-        Raises:
-            BusError: no broker answers within the timeout.
-        """
-        self._servers, self._topic = servers, topic
-        self._linger_ms, self._timeout_s = linger_ms, request_timeout_s
-        self._access = access or KafkaSettings()
-        self._producer: KafkaProducer | None = None
-        with translate_errors(f"opening {topic}", servers):
-            ensure_topic(servers, topic, partitions, request_timeout_s, self._access, keep_s, is_compacted)
-            self._producer = self._connect()
-
-    def append(self, messages: Sequence[Outgoing]) -> None:
-        deadline = time.monotonic() + self._timeout_s
-        with translate_errors(f"appending to {self._topic}", self._servers):
-            self._producer = self._producer or self._connect()
-            try:
-                self._send(self._producer, messages, deadline)
-            except KafkaError:
-                self._abandon()  # else its unsent messages could arrive after the caller's next attempt
-                raise
-
-    def close(self) -> None:
-        if self._producer is not None:
-            with translate_errors(f"closing {self._topic}", self._servers):
-                self._producer.close(timeout=self._timeout_s)
-            self._producer = None
-
-    def _connect(self) -> KafkaProducer:
-        timeout_ms = int(self._timeout_s * 1000)
-        with connection(self._servers, self._timeout_s, self._access) as settings:
-            return KafkaProducer(
-                **settings,
-                acks="all",
-                enable_idempotence=True,
-                compression_type="lz4",
-                metrics_enabled=False,
-                linger_ms=self._linger_ms,
-                batch_size=BATCH_BYTES,
-                max_request_size=MAX_MESSAGE_BYTES,
-                max_block_ms=timeout_ms,
-                request_timeout_ms=timeout_ms,
-                delivery_timeout_ms=timeout_ms + self._linger_ms,
-            )
-
-    def _send(self, producer: KafkaProducer, messages: Sequence[Outgoing], deadline: float) -> None:
-        pending = [
-            producer.send(self._topic, each.value, each.key, list(each.headers.items()), partition=each.partition)
-            for each in messages
-        ]
-        with suppress(UnknownError):  # of a batch that was split, as the topic takes none so large; its parts follow
-            producer.flush(timeout=max(0.001, deadline - time.monotonic()))  # nothing follows, so do not linger
-        for future in pending:
-            future.get(timeout=max(0.001, deadline - time.monotonic()))
-
-    def _abandon(self) -> None:
-        """End the producer with its thread and connections; it writes nothing more."""
-        producer, self._producer = self._producer, None
-        if producer is None:
-            return
-        producer._sender.force_close()  # `close` alone waits for unsent messages first, and gives up before this
-        producer._sender.join(ABANDON_S)
-        with suppress(KafkaTimeoutError):  # the thread waits for a broker still; it ends by itself
-            producer.close(timeout=0)
-
-
-class KafkaReader:
-    """Implements ports.LogReader for one topic."""
+class _KafkaTopic:
+    """One topic, which is created if there is none."""
 
     def __init__(
         self,
@@ -146,15 +60,84 @@ class KafkaReader:
         self._access = access or KafkaSettings()
         with translate_errors(f"opening {topic}", servers):
             ensure_topic(servers, topic, partitions, request_timeout_s, self._access, keep_s, is_compacted)
-            self._consumer = self._connect()
+            self._open()
+
+    def _open(self) -> None:
+        raise NotImplementedError
+
+
+class KafkaWriter(_KafkaTopic):
+    """Implements ports.LogWriter for one topic."""
+
+    def _open(self) -> None:
+        self._producer: KafkaProducer | None = self._connect()
+
+    def append(self, messages: Sequence[Outgoing]) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        with translate_errors(f"appending to {self._topic}", self._servers):
+            self._producer = self._producer or self._connect()
+            try:
+                self._send(self._producer, messages, deadline)
+            except KafkaError:
+                self._abandon()  # else its unsent messages could arrive after the caller's next attempt
+                raise
+
+    def close(self) -> None:
+        if self._producer is not None:
+            with translate_errors(f"closing {self._topic}", self._servers):
+                self._producer.close(timeout=self._timeout_s)
+            self._producer = None
+
+    def _connect(self) -> KafkaProducer:
+        timeout_ms = int(self._timeout_s * 1000)
+        with connection(self._servers, self._timeout_s, self._access) as settings:
+            return KafkaProducer(
+                **settings,
+                acks="all",
+                enable_idempotence=True,
+                compression_type="lz4",
+                metrics_enabled=False,
+                linger_ms=LINGER_MS,
+                batch_size=BATCH_BYTES,
+                max_request_size=MAX_MESSAGE_BYTES,
+                max_block_ms=timeout_ms,
+                request_timeout_ms=timeout_ms,
+                delivery_timeout_ms=timeout_ms + LINGER_MS,
+            )
+
+    def _send(self, producer: KafkaProducer, messages: Sequence[Outgoing], deadline: float) -> None:
+        pending = [
+            producer.send(self._topic, each.value, each.key, list(each.headers.items()), partition=each.partition)
+            for each in messages
+        ]
+        with suppress(UnknownError):  # of a batch that was split, as the topic takes none so large; its parts follow
+            producer.flush(timeout=max(0.001, deadline - time.monotonic()))  # nothing follows, so do not linger
+        for future in pending:
+            future.get(timeout=max(0.001, deadline - time.monotonic()))
+
+    def _abandon(self) -> None:
+        """End the producer with its thread and connections; it writes nothing more."""
+        producer, self._producer = self._producer, None
+        if producer is None:
+            return
+        producer._sender.force_close()  # `close` alone waits for unsent messages first, and gives up before this
+        producer._sender.join(ABANDON_S)
+        with suppress(KafkaTimeoutError):  # the thread waits for a broker still; it ends by itself
+            producer.close(timeout=0)
+
+
+class KafkaReader(_KafkaTopic):
+    """Implements ports.LogReader for one topic."""
+
+    def _open(self) -> None:
+        self._consumer = self._connect()
         self._active_partitions: set[int] = set()
         """Partitions that returned records since the last check for gaps."""
         self._checked_s = time.monotonic()
         try:
-            with translate_errors(f"opening {topic}", servers):
-                names = self._consumer.partitions_for_topic(topic)
-                if not names:
-                    raise KafkaTimeoutError(f"topic {topic} has no partition with a leader")
+            names = self._consumer.partitions_for_topic(self._topic)
+            if not names:
+                raise KafkaTimeoutError(f"topic {self._topic} has no partition with a leader")
             self._assign(names)
             self.seek({})
         except BaseException:

@@ -104,10 +104,13 @@ def test_a_reader_that_cannot_be_opened_leaves_no_thread_behind(
 LINGER_MS = 3_000
 
 
-def test_an_append_does_not_linger_for_messages_that_nobody_can_send_meanwhile(kafka_bootstrap: str) -> None:
-    """A batch waits `linger_ms` to be filled; an append has given all it has, so it is sent at once."""
+def test_an_append_does_not_linger_for_messages_that_nobody_can_send_meanwhile(
+    kafka_bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch waits so long to be filled; an append has given all it has, so it is sent at once."""
+    monkeypatch.setattr("omnidraft.bus.kafka_log.LINGER_MS", LINGER_MS)
     topic = f"latency-{uuid.uuid4().hex[:8]}"
-    writer = KafkaWriter(kafka_bootstrap, topic, linger_ms=LINGER_MS)
+    writer = KafkaWriter(kafka_bootstrap, topic)
     writer.append([Outgoing(b"k", b"first")])
     started = time.monotonic()
     for number in range(3):

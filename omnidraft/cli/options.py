@@ -55,6 +55,15 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
+def age(age_ms: float) -> str:
+    """Return a duration in its largest unit."""
+    age_s = max(age_ms / 1000, 0)
+    for unit, seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if age_s >= seconds:
+            return f"{age_s / seconds:.1f} {unit}"
+    return f"{age_s:.0f} s"
+
+
 def whole_table(first: str, *others: str) -> Table:
     """Return a table without rows in which nothing is cut off: the first column stays on one line, the others fold."""
     return Table(Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in others))

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from omnidraft import config
 from omnidraft.cli.export import export
-from omnidraft.cli.options import AsJson, Config, Target, group, printable
+from omnidraft.cli.options import AsJson, Config, Target, age, group, printable
 from omnidraft.errors import ConfigError, RegistryError, RequestError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def list_snapshots(target: Target = None, config_path: Config = None, as_json: A
         table.add_row(
             str(each.version),
             " ".join(each.aliases),
-            _age(each.created_ms),
+            age(time.time() * 1000 - each.created_ms),
             str(of.num_records),
             "-" if of.agreement_after is None else f"{of.agreement_after:.3f}",
             _gain(of),
@@ -200,7 +200,7 @@ def _order(version: int, settings: "config.Settings") -> None:
     was = ""
     if former is not None and entry is not None:
         by = "an operator" if former.is_ordered else "the controller"
-        was = f" (was {former.version}, promoted by {by} {_age(entry.at_ms)} ago)"
+        was = f" (was {former.version}, promoted by {by} {age(time.time() * 1000 - entry.at_ms)} ago)"
     print(f"champion is version {serves.version}{was}")
 
 
@@ -243,12 +243,3 @@ def _gain(manifest: "Manifest") -> str:
         return "-"
     gain, error = manifest.agreement_after - manifest.agreement_before, manifest.agreement_change_error
     return f"{gain:+.3f}" if error is None else f"{gain:+.3f} +- {1.96 * error:.3f}"
-
-
-def _age(since_ms: int) -> str:
-    """Return how long ago that was, in its largest unit."""
-    seconds = max(time.time() - since_ms / 1000, 0)
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"

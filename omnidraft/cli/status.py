@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from omnidraft import config
-from omnidraft.cli.options import AsJson, Config, printable, whole_table
+from omnidraft.cli.options import AsJson, Config, age, printable, whole_table
 
 if TYPE_CHECKING:
     from omnidraft.fleet.overview import NamedVersion, Overview, TargetOverview
@@ -149,14 +149,14 @@ def _events(fleet: "Overview") -> Iterable[Text]:
             version = "" if last.version is None else f" version {last.version}"
             why = f": {printable(last.reason)}" if last.reason else ""
             what = f"{printable(' '.join(last.key))}{version}{' is over' if last.is_over else ''}{why}"
-            yield Text(f"{each.target}: {_age(fleet.taken_ms - last.at_ms)} ago: {what}")
+            yield Text(f"{each.target}: {age(fleet.taken_ms - last.at_ms)} ago: {what}")
 
 
 def _standing(standing: "NamedVersion", now_ms: int) -> tuple[str, ...]:
     return (
         standing.name,
         str(standing.version),
-        _age(now_ms - standing.created_ms),
+        age(now_ms - standing.created_ms),
         f"{standing.num_records:,}",
         _number(standing.agreement_before),
         _number(standing.agreement_after),
@@ -205,11 +205,3 @@ def _by_name(counts: Iterable[tuple[object, int]]) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def _age(age_ms: int) -> str:
-    age_s = age_ms / 1000
-    for unit, seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if age_s >= seconds:
-            return f"{age_s / seconds:.1f} {unit}"
-    return f"{age_s:.0f} s"

@@ -4,7 +4,6 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from omnidraft import config
 from omnidraft.cli.options import AsJson, Config, Target, Tenant, group, printable
@@ -28,12 +27,12 @@ def list_factors(
     settings = config.load(config_path, models={"target": target})
     manifest = assembly.existing_registry(settings).resolve(snapshot).manifest
     if as_json:
-        typer.echo(json.dumps([each.model_dump(mode="json") for each in manifest.tenant_factors]))
+        print(json.dumps([each.model_dump(mode="json") for each in manifest.tenant_factors]))
         return
     for each in manifest.tenant_factors:
-        _print(f"{printable(each.tenant)}: {_described(each)}")
+        print(f"{printable(each.tenant)}: {_described(each)}")
     if not manifest.tenant_factors:
-        _print("no tenant has factors of its own; see learner.tenant_factors")
+        print("no tenant has factors of its own; see learner.tenant_factors")
 
 
 @app.command("off")
@@ -56,7 +55,7 @@ def _order(tenant: str, config_path: Config, *, is_on: bool) -> None:
     from omnidraft.ports import FactorsOff
 
     assembly.ordering_log(config.load(config_path)).put(("factors", tenant), None if is_on else FactorsOff())
-    _print(f"{printable(tenant)}: factors {'on' if is_on else 'off'}, every worker is told")
+    print(f"{printable(tenant)}: factors {'on' if is_on else 'off'}, every worker is told")
 
 
 def _described(each: "TenantFactors") -> str:
@@ -66,7 +65,3 @@ def _described(each: "TenantFactors") -> str:
         f"fit {each.version} of rank {each.rank}, agreement {each.before:.4f} -> {each.after:.4f}{error} on "
         f"{each.num_requests} requests, {verdict}"
     )
-
-
-def _print(text: str) -> None:
-    Console(markup=False, highlight=False).print(text, soft_wrap=True)

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from omnidraft import config
 from omnidraft.cli import tenant_factors
@@ -55,7 +54,7 @@ def forget(
     settings = config.load(config_path)
     with bar(f"looking for {printable(tenant)}: messages", None, transient=True) as saw:
         data = tenants.tenant_data(settings, tenant, saw)
-    _print(_found(tenant, data))
+    print(_found(tenant, data))
     if is_exact:
         for target, price in exact_forgetting.prices(settings, tenant, data).items():
             _print_price(target, price)
@@ -65,14 +64,14 @@ def forget(
         done = tenants.forget(
             settings, tenant, data, is_exact=is_exact, accept_retention=accept_retention, on_message=saw
         )
-    _print(
+    print(
         f"order {done.order.id}: {done.num_keys} keys and the content of {done.num_messages} messages destroyed, "
         "distillers and workers told"
     )
     if data.num_unprotected and settings.log.url.startswith("kafka"):
-        _print(f"left until Kafka's retention deletes them: {data.num_unprotected} messages that are readable")
+        print(f"left until Kafka's retention deletes them: {data.num_unprotected} messages that are readable")
     if data.num_unopened:
-        _print(f"{data.num_unopened} encrypted messages that no key here opens stay, unless retention deletes them")
+        print(f"{data.num_unopened} encrypted messages that no key here opens stay, unless retention deletes them")
     is_done = not is_exact or _finish(settings, tenant, done.order, wait_s)
     if is_done and purge_snapshots:
         is_done = _purge(settings, data, done.order.id, wait_s)
@@ -91,9 +90,9 @@ def rewrap(config_path: Config = None) -> None:
     from omnidraft.assembly import tenants
 
     num_done, num_closed = tenants.existing_keys(config.load(config_path)).rewrap()
-    _print(f"{num_done} keys wrapped with the newest master key")
+    print(f"{num_done} keys wrapped with the newest master key")
     if num_closed:
-        _print(f"{num_closed} keys are wrapped with a key that is not among log.encryption_keys")
+        print(f"{num_closed} keys are wrapped with a key that is not among log.encryption_keys")
         raise typer.Exit(1)
 
 
@@ -106,7 +105,7 @@ def _found(tenant: str, data: "TenantData") -> str:
 
 def _print_price(target: str, price: "Price") -> None:
     takes = "" if price.minutes is None else f", {price.minutes:.1f} minutes at the best pace so far"
-    _print(
+    print(
         f"{target}: learning goes back to snapshot {price.start} and reads {price.num_messages} messages again{takes}"
     )
 
@@ -121,7 +120,7 @@ def _finish(settings: "config.Settings", tenant: str, order: "Forget", wait_s: f
         written = exact_forgetting.finish(settings, tenant, order, Path(), wait_s, saw)
     for target, path in written.items():
         is_due = "not done yet; its distiller goes on without this command: repeat it for the certificate"
-        _print(f"{target}: {is_due if path is None else f'the weights never saw {printable(tenant)}: {path}'}")
+        print(f"{target}: {is_due if path is None else f'the weights never saw {printable(tenant)}: {path}'}")
     return None not in written.values()
 
 
@@ -134,10 +133,10 @@ def _purge(settings: "config.Settings", data: "TenantData", forget_id: str, wait
     with bar("waiting for snapshots without the tenant: targets", num_targets, transient=True) as saw:
         purged = tenants.purge_snapshots(settings, data, forget_id, wait_s, saw)
     for target, versions in purged.items():
-        _print(f"{target}: files deleted of snapshots {_numbers(versions)}")
+        print(f"{target}: files deleted of snapshots {_numbers(versions)}")
     missing = [target for target in settings.models.targets if target not in purged]
     for target in missing:
-        _print(
+        print(
             f"{target}: nothing is deleted yet, as no snapshot without the tenant was published in {wait_s:.0f} s. "
             f"Is its distiller running? Then repeat this command"
         )
@@ -147,12 +146,12 @@ def _purge(settings: "config.Settings", data: "TenantData", forget_id: str, wait
 def _print_left(target: str, snapshots: "AffectedSnapshots") -> None:
     """Print what still knows the tenant, and how weights forget it."""
     left = [each.version for each in snapshots.affected]
-    _print(
+    print(
         f"{target}: what the shared weights learned from it stays, in snapshots {_numbers(left)} and their children, "
         "but for those that `omnidraft tenants forget --exact` has made"
     )
     if champion := next((each.version for each in snapshots.affected if "champion" in each.aliases), None):
-        _print(
+        print(
             f"{target}: the champion, snapshot {champion}, has an n-gram cache that counted its text, until the next "
             "snapshot is promoted: `omnidraft snapshots promote latest`, then repeat this with --purge-snapshots"
         )
@@ -160,7 +159,3 @@ def _print_left(target: str, snapshots: "AffectedSnapshots") -> None:
 
 def _numbers(versions: list[int]) -> str:
     return ", ".join(map(str, versions)) or "none"
-
-
-def _print(text: str) -> None:
-    Console(markup=False, highlight=False).print(text, soft_wrap=True)

@@ -215,4 +215,3 @@ def test_where_the_champion_does_not_fit_the_learner_learning_goes_on_as_it_is(
     assert not [each for each in versions(setting) if each.manifest.continues_id]
     assert learned(journal)
     assert_same(learner_state(setting, "latest"), learner_state(twin, "latest"))
-

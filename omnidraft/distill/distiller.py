@@ -75,11 +75,8 @@ class Distiller:
     def status(self) -> Status:
         return self._reporter.status
 
-    def run(self, stop: Stop, start: Callable[[Publisher], Start] | None = None) -> None:
+    def run(self, stop: Stop) -> None:
         """Go on from the newest snapshot, or publish the base drafter as the first one; then learn until `stop`.
-
-        Args:
-            start: where learning starts instead, which a snapshot says before anything is learned.
 
         Order of effects: step; after `steps_per_snapshot` of them measure, write the snapshot, publish it. On `stop`
         the step under way is finished and the steps since the newest snapshot are published.
@@ -90,7 +87,7 @@ class Distiller:
             BusError: the log was away for a dead letter when `stop` came, and the steps since the newest snapshot
                 are dropped.
         """
-        self._open(start, stop)
+        self._open(stop)
         while not stop():
             if order := self._next_order(stop):
                 self._start_again(order, stop)
@@ -106,7 +103,7 @@ class Distiller:
                 self._on_empty_poll()
         self._publish_steps(stop)
 
-    def _open(self, start: Callable[[Publisher], Start] | None, stop: Stop) -> None:
+    def _open(self, stop: Stop) -> None:
         self._retry(lambda: self._control.start(CONTROL_TIMEOUT_S), stop)
         restored = self._retry(self._publisher.restore, stop)
         if restored is not None:
@@ -117,10 +114,7 @@ class Distiller:
             self._forgetting.mark_done(self._forgetting.note(self._control.new_forgets()))
             self._publish_base(stop)
         self._reporter.update(version=self._publisher.parent and self._publisher.parent.version)
-        if start is None:
-            self._seek(stop)
-        else:
-            self._start_again(start(self._publisher), stop)
+        self._seek(stop)
 
     def _start_again(self, start: Start, stop: Stop) -> None:
         """Take up the start, then publish it. So whoever resumes from the snapshot before does it again, and whoever

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -15,25 +15,22 @@ from omnidraft.assembly.registries import snapshot_reader
 from omnidraft.config import WorkerSettings
 from omnidraft.decode.snapshot.slot import LoadedSnapshot, SnapshotSlot
 from omnidraft.decode.snapshot.updater import SnapshotUpdater
-from omnidraft.distill.forgetting import RecordRetention
 from omnidraft.errors import RegistryError
 from omnidraft.ports import Champion, Drift, Forget, Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.threads import attentive
 from omnidraft.traces import codec
-from tests.distiller_runs import Setting
 from tests.tiny_engine import PATIENCE_S
 from tests.trace_records import make_record
 
 
 class HungMlflow(ThreadingHTTPServer):
-    """Answers until `hangs` is set, and then still what is not asked with `hung_path` in its address."""
+    """Answers until `hangs` is set."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.hangs, self.is_over, self.hung_path = Event(), Event(), ""
+        self.hangs, self.is_over = Event(), Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -41,7 +38,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: HungMlflow
 
     def do_GET(self) -> None:
-        if self.server.hangs.is_set() and self.server.hung_path in self.path:
+        if self.server.hangs.is_set():
             self.server.is_over.wait()
             return
         is_search = "/search" in self.path
@@ -164,27 +161,6 @@ def test_a_worker_forgets_and_rolls_back_while_a_snapshot_is_loaded(worker: Work
         time.sleep(0.5)
         assert worker.is_forgetting_and_rolling_back()
     assert worker.slot.current.version == 1
-
-
-def test_a_distiller_skips_a_forgotten_tenant_while_the_registry_takes_no_snapshot(
-    settings: config.Settings, mlflow: HungMlflow, pair, tmp_path: Path
-) -> None:
-    setting, retention = Setting(pair, tmp_path), RecordRetention()
-    models = settings.models.model_copy(update={"target": "target", "drafter": "drafter"})
-    opened = assembly.registry(settings.model_copy(update={"models": models}))
-    registry = attentive(opened, lambda: distiller.meanwhile())
-    distiller, _ = setting.distiller(registry=registry, control=setting.control(), retention=retention)
-    mlflow.hung_path = "/create"
-    mlflow.hangs.set()
-
-    def run(stop: threading.Event) -> None:
-        with suppress(RegistryError):  # the server's end
-            distiller.run(stop.is_set)
-
-    with running(run, mlflow):
-        time.sleep(2.0)  # it publishes the base drafter
-        setting.forget("t", until_ms=1)
-        assert is_soon(lambda: retention.is_forgotten_at("t", 1))
 
 
 def serve(settings: config.Settings, name: str, *, number: int, is_good: bool) -> None:

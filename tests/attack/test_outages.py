@@ -43,14 +43,13 @@ from omnidraft.errors import (
     SnapshotNotFound,
     StorageError,
 )
-from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import Champion, Outgoing, PollResult, Restart
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.serving.app import application
 from omnidraft.serving.request_queue import RequestQueue
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.testing.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from omnidraft.testing.memory_log import MemoryLog, MemoryReader
 from omnidraft.threads import SupervisedThread
 from omnidraft.traces import archive, codec
 from tests.control_logs import control_in, control_over
@@ -428,16 +427,6 @@ def test_a_worker_that_starts_under_a_damaged_champion_serves_the_one_before(tmp
     assert worker.step(champion(3)) == 2
     worker.registry.promote(4)
     assert worker.step(champion(4)) == 4
-
-
-def test_a_worker_that_serves_stays_with_what_it_has(tmp_path):
-    worker = Worker(tmp_path)
-    worker.registry.promote(1)
-    worker.registry.promote(2)
-    assert worker.step() == 2
-    worker.registry.promote(3)
-    damage_weights(version_folder(worker.folder / "registry", 3) / "snapshot")
-    assert worker.step() == 2
 
 
 # ---------------------------------------------------------------- disks
@@ -848,21 +837,6 @@ def test_a_clock_that_was_behind_deletes_only_what_claims_to_be_old(tmp_path, cl
     clock.hours = 0
     append(path, 3)
     assert held(path) == list(range(7))
-
-
-def test_a_drift_is_answered_however_wrong_the_clock_of_the_workers_is():
-    log = MemoryLog()
-    writer = MemoryWriter(log, "t")
-    pair_of = {"target": "big", "drafter": "org/small"}
-
-    def write(name: str) -> None:
-        record = make_record(name, time_ms=5, **pair_of)
-        writer.append([Outgoing(codec.key(record), codec.encode(record), codec.headers(record))])
-
-    write("before")
-    traffic = RequestStatsReader(MemoryReader(log, "t"), **pair_of)
-    write("after")
-    assert [request.is_past for request in traffic.new()] == [True, False]
 
 
 # ---------------------------------------------------------------- Kafka

@@ -284,11 +284,3 @@ def test_a_topic_has_one_identity_for_all_who_ask_and_another_has_another(make_l
     log.topic += "-other"
     log.writer()
     assert log.reader().identity() != identity
-
-
-def test_first_offsets_are_those_of_the_oldest_messages(make_log):
-    log = make_log(PARTITIONS)
-    writer, reader = log.writer(PARTITIONS), log.reader(PARTITIONS)
-    assert reader.first_offsets() == {0: 0, 1: 0, 2: 0}
-    writer.append([message("x", f"key-{number}") for number in range(30)])
-    assert reader.first_offsets() == {0: 0, 1: 0, 2: 0}

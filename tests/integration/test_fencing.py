@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,7 +28,6 @@ def test_a_learner_that_wakes_behind_its_successor_ends_and_has_published_nothin
     )
     try:
         fleet.wait_for(lambda: fleet.has_learned(6))
-        time.sleep(1.0)  # curves are logged behind the snapshot
         fleet.process.send_signal(signal.SIGSTOP)
         fleet.emit(6, first=6)
         assert run_learner(fleet, tmp_path / "successor", offset=12) == 0

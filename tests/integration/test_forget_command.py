@@ -146,7 +146,7 @@ def test_what_it_costs_to_forget_in_the_weights_is_shown_and_where_the_log_lost_
     assert orders(settings) == 1
 
 
-@pytest.mark.parametrize("step", ["_delete_messages", "_order"])
+@pytest.mark.parametrize("step", ["_delete_messages", "order_forgetting"])
 def test_a_command_killed_after_the_key_was_destroyed_is_finished_by_repeating_it(
     sqlite: config.Settings, run: Run, tmp_path: Path, step: str
 ) -> None:

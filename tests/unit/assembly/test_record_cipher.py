@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 
 from omnidraft import config
-from omnidraft.assembly.distiller import memory_files
 from omnidraft.assembly.logs import record_cipher
-from omnidraft.assembly.models import TargetVocabulary
 from omnidraft.bus.encryption import new_key
 from omnidraft.config import MemorySettings
 from omnidraft.distill.publisher import BATCHER, LEARNER
@@ -17,7 +15,6 @@ from omnidraft.distill.resume_tensors import records_from_tensors
 from omnidraft.errors import ConfigError
 from omnidraft.ports import RecordCipher
 from omnidraft.snapshots import bundle
-from omnidraft.telemetry.metrics import CountingMetrics
 from tests.distiller_runs import Setting, learned, names, run_until_idle
 from tests.tiny_pair import Pair
 
@@ -92,12 +89,3 @@ def test_a_key_store_may_be_added_later(setting: Setting, tmp_path: Path) -> Non
     assert set(run(setting, with_store)) <= set(names(8, 100))
     with pytest.raises(ConfigError, match=r"log\.key_store names none"):
         num_records(setting, "replay.", KAFKA)
-
-
-@pytest.mark.parametrize(("log", "is_encrypted"), [({"url": URL}, False), ({}, False), (KAFKA, True)])
-def test_a_distiller_encrypts_wherever_there_are_keys(
-    pair: Pair, tmp_path: Path, log: dict[str, Any], is_encrypted: bool
-) -> None:
-    settings = config.load(None, {}, log=log)
-    files = memory_files(settings, TargetVocabulary(tmp_path, pair.target), CountingMetrics(), tmp_path)
-    assert (files.cipher is not None) is is_encrypted

@@ -1,6 +1,5 @@
 """A worker drafts with the tenants' factors of its snapshot, and leaves out those that it must not or cannot use."""
 
-import json
 import logging
 from pathlib import Path
 
@@ -183,12 +182,6 @@ def test_factors_that_are_encrypted_with_the_master_key_serve(snapshots: Snapsho
     snapshots.settings = without_store(snapshots.settings)
     version = snapshots.write("s", cipher=record_cipher(snapshots.settings))
     assert snapshots.load(version).factors.tenants == {"a", "b"}
-
-
-def test_a_snapshot_of_an_earlier_version_has_no_factors(snapshots: Snapshots) -> None:
-    version = snapshots.write("s")
-    old = version.manifest.model_dump(mode="json", exclude={"tenant_factors"})
-    assert bundle.parse_manifest(json.dumps(old)).tenant_factors == ()
 
 
 def test_an_operator_lists_factors_and_turns_them_off(

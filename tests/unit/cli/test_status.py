@@ -1,12 +1,9 @@
 """`omnidraft status` shows names from outside as they are, and words and numbers whole in any terminal."""
 
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from omnidraft.cli.status import FittingTable
 from tests.cli_runs import run_cli
 
 
@@ -30,10 +27,3 @@ def test_names_are_whole_in_a_narrow_table_and_a_problem_is_told_once(
     assert "worker http://127.0.0.1:9\n" in shown
     assert "…" not in shown
     assert shown.count("refused") == 1
-
-
-def shown(table: FittingTable, width: int) -> str:
-    console = Console(width=width, markup=False, highlight=False, file=io.StringIO())
-    console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()

@@ -13,7 +13,7 @@ from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.ingest import batcher
 from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.distill.ingest.trace_consumer import PolledRecords
-from omnidraft.errors import BusError, ConfigError, RegistryError, SnapshotStale
+from omnidraft.errors import BusError, ConfigError, RegistryError
 from omnidraft.ports import Drift, Outgoing, Pause, PollResult
 from omnidraft.snapshots import bundle
 from omnidraft.testing.memory_log import MemoryLog, MemoryWriter
@@ -49,16 +49,9 @@ def setting(pair, tmp_path: Path) -> Setting:
     return Setting(pair, tmp_path)
 
 
-def test_an_empty_registry_gets_the_base_drafter_first(setting) -> None:
-    distillation, _ = setting.distiller()
-    run_until_idle(distillation)
-    assert [version.version for version in setting.registry.versions()] == [1]
-    manifest = setting.manifest()
-    assert (manifest.train, manifest.offsets, manifest.parent_id) == ("base", {}, None)
-    assert bundle.DRAFTER not in manifest.sha256
-
-
-def test_a_snapshot_follows_every_so_many_steps_and_says_what_it_learned(setting) -> None:
+def test_the_base_drafter_is_published_first_and_after_every_so_many_steps_a_snapshot_that_says_what_it_learned(
+    setting,
+) -> None:
     setting.emit(*names(8))
     distillation, _ = setting.distiller()
     run_until_idle(distillation)
@@ -68,6 +61,9 @@ def test_a_snapshot_follows_every_so_many_steps_and_says_what_it_learned(setting
     assert manifest.parent_id == setting.manifest("2").snapshot_id
     assert set(manifest.losses) == {"dm", "ngram"}
     assert distillation.status().version == 3
+    first = setting.manifest("1")
+    assert (first.train, first.offsets, first.parent_id) == ("base", {}, None)
+    assert bundle.DRAFTER not in first.sha256
 
 
 def test_what_does_not_fill_a_batch_is_left_for_later(setting) -> None:
@@ -322,22 +318,6 @@ def test_an_idle_partition_holds_nobody_up(pair, tmp_path) -> None:
     distillation, journal = setting.distiller()
     run_until_idle(distillation)
     assert learned(journal) == ["same-request"] * 6
-
-
-def test_a_second_distiller_stops_the_first(setting) -> None:
-    setting.emit(*names(4))
-    zombie, _ = setting.distiller()
-    usurper, _ = setting.distiller()
-    steps = iter(range(1000))
-
-    def stop() -> bool:
-        if next(steps) == 1:
-            run_until_idle(usurper)
-        return False
-
-    with pytest.raises(SnapshotStale, match="another distiller"):
-        zombie.run(stop)
-    assert setting.manifest().num_records == 4
 
 
 def test_after_its_parent_was_deleted_a_distiller_goes_on_and_loses_nothing(setting, caplog) -> None:

@@ -23,7 +23,7 @@ from omnidraft.distill.resume_encryption import decrypt_records, encrypt_records
 from omnidraft.distill.resume_tensors import records_from_tensors, records_to_tensors, tensor_to_bytes
 from omnidraft.distill.retrying import wait
 from omnidraft.errors import BusError, ConfigError, KeyStoreError, RegistryError
-from omnidraft.ports import Forget, Pause, Restart, Rewind
+from omnidraft.ports import Forget, Restart, Rewind
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.registry.manifest_export import MAX_TAG_CHARACTERS
 from omnidraft.snapshots import bundle
@@ -219,16 +219,6 @@ def test_orders_are_known_before_anything_is_read_although_the_control_log_answe
     _, journal = run(setting, control=late_control(setting))
     assert learned(journal)  # the restart was meant for those who had learned something
     assert all(int(name[-3:]) >= 100 for name in learned(journal))
-
-
-def test_a_start_fails_while_the_control_log_is_silent_and_then_knows_every_order(setting):
-    control_over(setting.log).put(("pause",), Pause())
-    late = late_control(setting)
-    with pytest.raises(BusError, match="control log gave nothing"):
-        late.start(2.0)
-    late.start(2.0)
-    assert (late.is_paused, late.restart) == (True, Restart(start="latest", id="old"))
-    assert list(late.new_forgets()) == ["leaver"]
 
 
 def test_an_order_is_not_carried_out_while_the_trace_log_is_silent(setting):

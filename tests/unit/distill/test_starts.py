@@ -12,14 +12,12 @@ from omnidraft.distill.forgetting import RecordRetention
 from omnidraft.distill.ingest import batcher
 from omnidraft.distill.ingest.ingest import Ingest
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
-from omnidraft.distill.publisher import Publisher
-from omnidraft.distill.start import Start
-from omnidraft.ports import Forget, Outgoing
+from omnidraft.ports import Outgoing
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.testing.memory_log import MemoryLog, MemoryWriter
 from omnidraft.traces import codec
-from tests.distiller_runs import Setting, SlowReader, names, run_until_idle, until_idle
+from tests.distiller_runs import Setting, SlowReader, names, run_until_idle
 from tests.trace_records import make_record
 
 DAY_MS = 86_400_000
@@ -32,18 +30,6 @@ SAME = ("num_records", "num_steps", "num_tokens", "losses", "held_out_records", 
 def run(setting: Setting, most: int, **options) -> None:
     """With polls of so many messages."""
     run_until_idle(setting.distiller(reader=SlowReader(setting.log, "t", most), **OPTIONS, **options)[0], 60)
-
-
-def run_without(setting: Setting, tenant: str, version: int, **options) -> None:
-    reader = SlowReader(setting.log, "t", 2)
-    distiller, _ = setting.distiller(reader=reader, **OPTIONS, **options)
-    order = Forget(id="order", until_ms=9 * DAY_MS)
-
-    def start(publisher: Publisher) -> Start:
-        ends = reader.end_offsets()
-        return Start(publisher.restore(version), without={tenant: order}, catching_up_to=ends)
-
-    distiller.run(until_idle(60)(distiller), start)
 
 
 def content(manifest: Manifest) -> dict[str, object]:
@@ -81,7 +67,11 @@ def test_learning_again_without_a_tenant_is_bit_for_bit_the_run_that_never_saw_t
     run(alone, 5, retention=retention())
     saw_both, never_saw = both.manifest(), alone.manifest()
     assert saw_both.num_records > never_saw.num_records
-    run_without(both, "leaver", first, retention=retention())
+    partitions = enumerate(both.log.topic("t"))
+    firsts = {number: [each.offset for each in messages if b"leaver" in each.value] for number, messages in partitions}
+    first_offsets = {number: offsets[0] for number, offsets in firsts.items() if offsets}
+    both.forget("leaver", until_ms=9 * DAY_MS, first_offsets=first_offsets)
+    run(both, 2, control=both.control(), retention=retention())
     again = both.manifest()
     assert content(again) == content(never_saw)
     assert len(never_saw.sha256) >= 6

@@ -559,15 +559,6 @@ def test_agreement_that_falls_with_the_traffic_is_told_and_noted_and_so_is_its_r
     assert canaries.metrics.value("omnidraft_drift_alarms_total", target="big") == 1
 
 
-def test_a_snapshot_whose_first_requests_fall_is_rolled_back_at_once(canaries):
-    controller = champion_two(canaries)
-    drift_of(canaries, controller, 1, is_good=1, number=80)
-    drift_of(canaries, controller, 2, is_good=0, number=20)
-    assert canaries.champion() == 1
-    assert ("champion", 1) in canaries.heard()
-    assert "with the first requests of snapshot 2" in canaries.judgement(1)
-
-
 def test_a_change_of_traffic_during_a_canary_is_announced_and_the_champion_stays(canaries):
     controller = champion_two(canaries)
     canaries.publish("s3", 2, 0.9, 0.95)

@@ -218,6 +218,7 @@ def test_another_snapshot_is_taken_once_the_registry_is_back(pair, monkeypatch, 
         controller.step()
         assert (pair.champion(), pair.previous()) == (1, 2)
     assert pair.judgement(1).startswith("promoted: ")
+    assert ("with the first requests of snapshot 2" in pair.judgement(1)) is is_rollback
 
 
 def test_a_best_snapshot_that_is_gone_holds_nothing_up(pair):

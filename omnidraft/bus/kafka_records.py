@@ -1,9 +1,9 @@
 """Parse any fetched bytes: every offset becomes a message, damage, or a marker.
 
-Kafka's format v2, https://kafka.apache.org/documentation/#recordbatch. kafka-python's parser raises at the first
-invalid record, again at every poll, so one record would stop its readers for good. The checksum covers all of a batch
-but its first 17 bytes: length, base offset and leader epoch are trusted only as far as they fit the neighbouring
-batches.
+Kafka's format v2, https://kafka.apache.org/documentation/#recordbatch. kafka-python raises at the first invalid record,
+again at every poll, so one record would stop its readers for good; here it costs the rest of its batch. The checksum
+covers all of a batch but its first 17 bytes: length, base offset and leader epoch are trusted only as far as they fit
+the neighbouring batches.
 
 Batches are decompressed here up to a limit, as 10 kB can become 300 MB; not Snappy, which no writer of ours makes.
 """
@@ -16,30 +16,34 @@ from io import BytesIO
 
 import lz4.frame
 import zstandard
-from kafka.record.util import calc_crc32c, decode_varint
+from kafka.errors import CorruptRecordError
+from kafka.record.default_records import DefaultRecordBatch
 
 from omnidraft.ports import Damage, DamageReason, Message
 
-MAX_OUTPUT_BYTES = 32 << 20
-"""Sixteen times the largest message that our writers send."""
-
-
-class DecompressionError(Exception):
-    """The bytes cannot be decompressed within the limit; the message says why."""
+MAX_OUTPUT_BYTES = 8 << 20
+"""Four times the largest message that our writers send, and that they put into one batch."""
+LENGTH = struct.Struct(">qi")
+"""Base offset, and the number of bytes that follow this field."""
+MIN_BATCH_BYTES = LENGTH.size + 14
+"""Smallest size of a batch of any format."""
+MAX_DAMAGE_BYTES = 1 << 20
+"""Damaged bytes that are kept in memory; a dead letter holds less."""
 
 
 def decompress(codec: int, packed: bytes) -> bytes:
-    """Decompress with the codec of this number in a batch's attributes, 0 for none. Raises DecompressionError."""
+    """Decompress with the codec of this number in a batch's attributes, 0 for none. Raises CorruptRecordError where
+    that cannot be done within the limit."""
     if codec == 0:
         return packed
     if codec not in _DECOMPRESSORS:
-        raise DecompressionError(f"compression {_NAMES.get(codec, codec)} is not read; write with lz4, zstd or gzip")
+        raise CorruptRecordError(f"compression {_NAMES.get(codec, codec)} is not read; write with lz4, zstd or gzip")
     try:
         plain = _DECOMPRESSORS[codec](packed)
     except (zlib.error, RuntimeError, zstandard.ZstdError, MemoryError) as exc:
-        raise DecompressionError(f"{_NAMES[codec]}: {exc}") from exc
+        raise CorruptRecordError(f"{_NAMES[codec]}: {exc}") from exc
     if len(plain) > MAX_OUTPUT_BYTES:
-        raise DecompressionError(f"{_NAMES[codec]}: {len(packed):,} bytes unpack to more than {MAX_OUTPUT_BYTES:,}")
+        raise CorruptRecordError(f"{_NAMES[codec]}: {len(packed):,} bytes unpack to more than {MAX_OUTPUT_BYTES:,}")
     return plain
 
 
@@ -63,21 +67,6 @@ _NAMES: Mapping[int, str] = {1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
 _DECOMPRESSORS: Mapping[int, Callable[[bytes], bytes]] = {1: _gzip, 3: _lz4, 4: _zstd}
 
 
-HEADER = struct.Struct(">qiibIhiqqqhii")
-LENGTH = struct.Struct(">qi")
-"""Base offset, and the number of bytes that follow this field."""
-CHECKSUM_START = struct.calcsize(">qiibI")
-MAGIC_OFFSET = struct.calcsize(">qii")
-MIN_BATCH_BYTES = LENGTH.size + 14
-"""Smallest size of a batch of any format."""
-CODEC, APPEND_TIME, CONTROL = 0x07, 0x08, 0x20
-MAX_RECORD_BYTES = 2 << 20
-"""Largest record that our writers send; a compressed batch can hold far larger ones."""
-MAX_HEADERS = 1_000
-MAX_DAMAGE_BYTES = 1 << 20
-"""Damaged bytes that are kept in memory; a dead letter holds less."""
-
-
 @dataclass(frozen=True, slots=True)
 class Marker:
     """An offset that Kafka uses itself: the end of a transaction."""
@@ -90,30 +79,18 @@ class Marker:
         return self.offset + 1
 
 
-class _MalformedRecord(ValueError):
-    pass
+class _Batch(DefaultRecordBatch):  # type: ignore[misc]
+    """A batch that may say anything of itself."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """The header of one batch."""
-
-    raw: memoryview
-    following: int | None
-    """Base offset of the next batch, where it was fetched too."""
-    base_offset: int
-    leader_epoch: int
-    magic: int
-    crc: int
-    attributes: int
-    last_delta: int
-    first_ms: int
-    last_ms: int
-    num_records: int
+    def __init__(self, raw: memoryview, following: int | None) -> None:
+        """`following`: base offset of the next batch, where it was fetched too."""
+        super().__init__(bytes(raw).ljust(self.HEADER_STRUCT.size, b"\0"))  # one of an older format may be shorter
+        self.raw, self._following = raw, following
 
     @property
-    def next_offset(self) -> int:
-        return self.base_offset + self.last_delta + 1
+    def unread(self) -> memoryview:
+        """The bytes of the records that were not read yet, compressed if none was."""
+        return memoryview(self._buffer)[self._pos :]
 
     def fault(self, position: int, end: int) -> tuple[DamageReason, str] | None:
         """Return why the header cannot be trusted, None when it can. `end` is the end of the partition."""
@@ -122,22 +99,28 @@ class _Batch:
                 "malformed_batch",
                 f"record format v{self.magic} is not read; write with a client of Kafka 0.11 or later",
             )
-        if self.magic != 2 or calc_crc32c(self.raw[CHECKSUM_START:]) != self.crc:
+        if self.magic != 2 or not self.validate_crc():
             return "corrupt_batch", "wrong checksum"
-        if not 0 <= self.num_records <= self.last_delta + 1:
-            return "malformed_batch", f"{self.num_records} records for {self.last_delta + 1} offsets"
+        if not 0 <= self.records_count <= self.last_offset_delta + 1:
+            return "malformed_batch", f"{self.records_count} records for {self.last_offset_delta + 1} offsets"
         if self.base_offset <= position:  # what was asked for: a neighbour may be wrong, and the end is an older one
             return None
-        if self.next_offset > (end if self.following is None else min(end, self.following)):
+        if self.next_offset > (end if self._following is None else min(end, self._following)):
             return "corrupt_batch", f"offsets to {self.next_offset} overlap what follows"
         return None
 
     def resume_offset(self, position: int, end: int) -> int:
         """Return the offset to continue from when the header is not trusted: the nearest one with other evidence."""
-        if self.following is not None and position < self.following <= end:
-            return self.following
-        is_likely = self.num_records == self.last_delta + 1 and position < self.next_offset <= end
-        return self.next_offset if is_likely else position + 1
+        if self._following is not None and position < self._following <= end:
+            return self._following
+        is_likely = self.records_count == self.last_offset_delta + 1 and position < self.next_offset <= end
+        return int(self.next_offset) if is_likely else position + 1
+
+    def _maybe_uncompress(self) -> None:
+        """Decompress within our limit, where kafka-python has none."""
+        if not self._decompressed:
+            self._buffer, self._pos = decompress(self.compression_type, bytes(self.unread)), 0
+            self._decompressed = True
 
 
 class FetchedRecords:
@@ -153,7 +136,7 @@ class FetchedRecords:
         """Yield items in offset order without a gap, at least one if a batch was fetched. `end` is the partition's."""
         position = self._start
         for raw, following in self._slices():
-            for item in self._batch_items(_parse_batch(raw, following), position, end):
+            for item in self._batch_items(_Batch(raw, following), position, end):
                 if item.next_offset <= position:
                     continue
                 if item.offset > position:
@@ -180,34 +163,31 @@ class FetchedRecords:
             yield self._damaged(position, batch.resume_offset(position, end), *fault, batch.raw)
             return
         self.leader_epoch = batch.leader_epoch
-        if batch.attributes & CONTROL:
+        if batch.is_control_batch:
             yield from map(Marker, range(max(position, batch.base_offset), batch.next_offset))
-            return
-        try:
-            plain = decompress(batch.attributes & CODEC, bytes(batch.raw[HEADER.size :]))
-        except DecompressionError as exc:
-            first = max(position, batch.base_offset)
-            yield self._damaged(first, batch.next_offset, "malformed_batch", str(exc), batch.raw)
-            return
-        yield from self._records(batch, plain)
+        else:
+            yield from self._records(batch)
 
-    def _records(self, batch: _Batch, plain: bytes) -> Iterator[Message]:
+    def _records(self, batch: _Batch) -> Iterator[Message]:
         """Yield the records up to the first that is malformed, and the rest as one: a batch has one writer, and nobody
         else loses a record by it."""
-        at, delta = 0, -1
-        for _ in range(batch.num_records):
-            try:
-                message, end = _parse_record(plain, at, batch, self._partition)
-                if not batch.base_offset + delta < message.offset < batch.next_offset:
-                    raise _MalformedRecord(f"says that it is number {message.offset - batch.base_offset}")
-            except (IndexError, ValueError) as exc:
-                first, rest = batch.base_offset + delta + 1, memoryview(plain)[at:]
-                yield self._damaged(first, batch.next_offset, "malformed_batch", f"record {delta + 1}: {exc}", rest)
-                return
-            at, delta = end, message.offset - batch.base_offset
-            yield message
-        if delta < batch.last_delta:
-            yield self._missing(batch.base_offset + delta + 1, batch.next_offset)
+        expected, end, rest = batch.base_offset, batch.next_offset, batch.unread
+        try:
+            records = iter(batch)
+            for _ in range(batch.records_count):
+                rest = batch.unread
+                record = next(records)
+                if not expected <= record.offset < end:
+                    raise CorruptRecordError(f"a record says that it is number {record.offset - batch.base_offset}")
+                expected = record.offset + 1
+                headers = {name: content or b"" for name, content in record.headers}
+                key, value = record.key or b"", record.value or b""
+                yield Message(self._partition, record.offset, key, value, headers, record.timestamp)
+        except CorruptRecordError as exc:
+            yield self._damaged(expected, end, "malformed_batch", str(exc), rest)
+            return
+        if expected < end:
+            yield self._missing(expected, end)
 
     def _missing(self, first: int, until: int) -> Message:
         """Report offsets without records, as compaction leaves them; a log of ours has none."""
@@ -225,50 +205,3 @@ def _trimmed(position: int, item: Message | Marker) -> Message | Marker:
         return item
     damage = replace(item.damage, num_messages=item.next_offset - position)
     return replace(item, offset=position, damage=damage)
-
-
-def _parse_batch(raw: memoryview, following: int | None) -> _Batch:
-    if len(raw) < HEADER.size:  # of an older format, or not a batch
-        base, _ = LENGTH.unpack_from(raw)
-        return _Batch(raw, following, base, -1, min(raw[MAGIC_OFFSET], 1), 0, 0, 0, 0, 0, 0)
-    base, _, epoch, magic, crc, attributes, last_delta, first_ms, last_ms, _, _, _, number = HEADER.unpack_from(raw)
-    return _Batch(raw, following, base, epoch, magic, crc, attributes, last_delta, first_ms, last_ms, number)
-
-
-def _parse_record(plain: bytes, at: int, batch: _Batch, partition: int) -> tuple[Message, int]:
-    """Return the record that begins there, and where it ends. Raises IndexError, ValueError."""
-    length, at = decode_varint(plain, at)
-    until = at + length
-    if not 0 <= length <= min(len(plain) - at, MAX_RECORD_BYTES):
-        raise _MalformedRecord(f"{length:,} bytes are not there, or more than {MAX_RECORD_BYTES:,}")
-    later_ms, at = decode_varint(plain, at + 1)  # behind the attributes, which have no meaning yet
-    delta, at = decode_varint(plain, at)
-    key, at = _parse_field(plain, at, until)
-    value, at = _parse_field(plain, at, until)
-    headers, at = _parse_headers(plain, at, until)
-    if at != until:
-        raise _MalformedRecord(f"its fields end {until - at} bytes before it does")
-    timestamp_ms = batch.last_ms if batch.attributes & APPEND_TIME else batch.first_ms + later_ms
-    return Message(partition, batch.base_offset + delta, key, value, headers, timestamp_ms), until
-
-
-def _parse_headers(plain: bytes, at: int, until: int) -> tuple[dict[str, bytes], int]:
-    """Return the headers and where they end."""
-    number, at = decode_varint(plain, at)
-    if not 0 <= number <= MAX_HEADERS:
-        raise _MalformedRecord(f"it has {number} headers, {MAX_HEADERS} are read")
-    headers = {}
-    for _ in range(number):
-        name, at = _parse_field(plain, at, until)
-        headers[name.decode()], at = _parse_field(plain, at, until)
-    return headers, at
-
-
-def _parse_field(plain: bytes, at: int, until: int) -> tuple[bytes, int]:
-    """Return a field and where it ends; null is the same as empty."""
-    length, at = decode_varint(plain, at)
-    if length < 0:
-        return b"", at
-    if at + length > until:
-        raise _MalformedRecord("one of its fields is longer")
-    return plain[at : at + length], at + length

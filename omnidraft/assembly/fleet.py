@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 from torch import Tensor
@@ -40,8 +40,6 @@ from omnidraft.errors import LeaseLost, SnapshotNotFound
 from omnidraft.fleet import orders
 from omnidraft.fleet.control_log import ControlLog
 from omnidraft.fleet.controller import Controller
-from omnidraft.fleet.drift_recovery import DriftRecovery
-from omnidraft.fleet.judge import Judge
 from omnidraft.fleet.lease import ControllerLease
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import Champion, LogReader, Metrics, Registry, SnapshotVersion
@@ -99,18 +97,10 @@ def controller(settings: Settings, metrics: Metrics) -> Controller:
     control = ControllerLease(
         control_log(settings, metrics, is_keeper=True), lock=_controller_lock(settings), restate_s=restate_s(settings)
     )
-    shared: dict[str, Any] = {"target": models.target, "signing": snapshot_signing(settings)}
-    made = Controller(
-        snapshots,
-        control,
-        Judge(snapshots, control, settings.controller, has_traffic=True, **shared),
-        metrics,
-        traffic=RequestStatsReader(
-            log_reader(settings, settings.log.traces_topic), target=models.target, drafter=models.followed_drafter
-        ),
-        recovery=DriftRecovery(snapshots, control, metrics, gate=settings.controller, **shared),
-        **shared,
-    )
+    reader = log_reader(settings, settings.log.traces_topic)
+    traffic = RequestStatsReader(reader, target=models.target, drafter=models.followed_drafter)
+    signing = snapshot_signing(settings)
+    made = Controller(snapshots, control, traffic, metrics, settings.controller, target=models.target, signing=signing)
     return made
 
 

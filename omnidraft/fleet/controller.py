@@ -18,9 +18,12 @@ who can write to the registry need not be an operator: it is moved back. A delet
 
 import logging
 import threading
+import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 
+from omnidraft.config import ControllerSettings
 from omnidraft.errors import BusError, LeaseLost, SnapshotCorrupt, SnapshotError, SnapshotNotFound
 from omnidraft.fleet.challengers import find_version, is_open
 from omnidraft.fleet.drift_recovery import DriftRecovery, Rewinds
@@ -43,22 +46,24 @@ class Controller:
         self,
         registry: Registry,
         control: ControllerLease,
-        judge: Judge,
+        traffic: RequestStatsReader,
         metrics: Metrics,
+        settings: ControllerSettings,
         *,
         target: str,
-        traffic: RequestStatsReader | None = None,
-        recovery: DriftRecovery | None = None,
         signing: SnapshotSigning = UNSIGNED,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
-            traffic: statistics of served requests; needed for canaries and for drift.
-            recovery: receives `traffic` without a canary's.
-            signing: with trusted keys, an alias that was moved by hand is moved back.
+            traffic: statistics of served requests, for canaries and drift.
+            signing: with trusted keys, only measurements in signed manifests are believed, and an alias that was moved
+                by hand is moved back.
         """
-        self._registry, self._control, self._judge, self._metrics = registry, control, judge, metrics
-        self._target, self._traffic, self._recovery, self._signing = target, traffic, recovery, signing
+        self._registry, self._control, self._traffic, self._metrics = registry, control, traffic, metrics
+        self._target, self._signing = target, signing
+        self._judge = Judge(registry, control, settings, target=target, signing=signing, clock=clock)
+        self._recovery = DriftRecovery(registry, control, metrics, settings, target=target, signing=signing)
         self._rewinds = Rewinds(control, target)
         self._known: dict[int, SnapshotVersion] = {}
         """The champion and the one before, to which an order may go back without the registry."""
@@ -95,9 +100,8 @@ class Controller:
                 self._settle(self._judge.judge(self._serving))
         finally:
             self._read_traffic()
-        if self._recovery:
-            self._recovery.react(self._promote_again)
-        self._settle(self._judge.end_trial(has_counted_all=self._traffic is None or self._traffic.is_at_end))
+        self._recovery.react(self._promote_again)
+        self._settle(self._judge.end_trial(has_counted_all=self._traffic.is_at_end))
         self._rewinds.order()
         champion = self._control.state.champion
         if champion is not None and self._control.state.canary and not self._judge.is_trying:
@@ -115,9 +119,7 @@ class Controller:
 
     def obey(self, *, is_registry_silent: bool = False) -> None:
         """Take the lease, at first; then carry out the newest order, which supersedes those before it."""
-        changes = self._control.follow()
-        if self._recovery:
-            self._recovery.follow(changes)
+        self._recovery.follow(self._control.follow())
         if not (orders := self._control.orders):
             return
         key, order = orders[-1]
@@ -245,13 +247,10 @@ class Controller:
     def _read_traffic(self) -> None:
         """Announce the drifts in new requests, and let the judge count them for a canary."""
         canaries, champion = self._judge.canaries, self._control.state.champion
-        if self._traffic is None or canaries is None:
+        if canaries is None:
             return
-        if self._recovery:
-            self._recovery.announce()
+        self._recovery.announce()
         for request in self._traffic.new():
             self._judge.update(request)
-            if self._recovery and (
-                request.version not in canaries or (champion and champion.version == request.version)
-            ):
+            if request.version not in canaries or (champion and champion.version == request.version):
                 self._recovery.update(request)

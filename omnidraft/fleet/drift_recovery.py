@@ -29,7 +29,7 @@ from omnidraft.fleet.request_stats import RequestStats
 from omnidraft.fleet.tenant_gate import fallen_tenants
 from omnidraft.ports import Best, Champion, Drift, Entry, Metrics, Registry, Rewind, SnapshotVersion, Work
 from omnidraft.snapshots.manifest import Manifest, TenantAgreement
-from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
+from omnidraft.snapshots.signing import SnapshotSigning
 
 logger = logging.getLogger(__name__)
 
@@ -126,10 +126,10 @@ class DriftRecovery:
         registry: Registry,
         control: ControllerLease,
         metrics: Metrics,
+        gate: ControllerSettings,
         *,
         target: str,
-        gate: ControllerSettings,
-        signing: SnapshotSigning = UNSIGNED,
+        signing: SnapshotSigning,
     ) -> None:
         """
         Args:

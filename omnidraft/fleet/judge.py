@@ -4,7 +4,6 @@ It decides and tries out, and promotes nothing itself: the controller carries ou
 """
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from omnidraft.fleet.request_stats import RequestStats
 from omnidraft.fleet.tenant_gate import MOST_HISTORY
 from omnidraft.ports import Canary, Judgement, Registry, SnapshotVersion
 from omnidraft.snapshots.manifest import digest
-from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
+from omnidraft.snapshots.signing import SnapshotSigning
 
 VERSIONS_OF_HISTORY = 10 * MOST_HISTORY
 """The number of versions up to the champion among which its ancestors are looked for; most were not refused."""
@@ -57,17 +56,11 @@ class Judge:
         settings: ControllerSettings,
         *,
         target: str,
-        has_traffic: bool = False,
-        signing: SnapshotSigning = UNSIGNED,
-        clock: Callable[[], float] = time.monotonic,
+        signing: SnapshotSigning,
+        clock: Callable[[], float],
     ) -> None:
-        """
-        Args:
-            has_traffic: whether `update` is called with what is served; without it there are no canaries.
-            signing: only measurements in signed manifests are believed.
-        """
+        """`signing`: only measurements in signed manifests are believed."""
         self._registry, self._control, self._settings, self._target = registry, control, settings, target
-        self._share = settings.canary_share if has_traffic else 0.0
         self._signing, self._clock, self._challengers = signing, clock, Challengers(registry, clock)
         self._trial: CanaryTrial | None = None
         self._after: str | None = None
@@ -93,7 +86,7 @@ class Judge:
         if self._trial is not None or (challenger := self._challengers.find()) is None:
             return None
         decision = self._decide(challenger, champion)
-        if not decision.promote or champion is None or not self._share:
+        if not decision.promote or champion is None or not self._settings.canary_share:
             return Verdict(challenger, decision, after)
         trying = Judgement(state="canary", reason=decision.reason, was_canary=True)
         self._registry.annotate(challenger.version, trying.notes())
@@ -126,7 +119,8 @@ class Judge:
 
     def _begin_trial(self, challenger: SnapshotVersion, champion: int, reason: str) -> None:
         version, self._after = challenger.version, self._control.promotion
-        self._control.put_canary(Canary(version=version, digest=digest(challenger.manifest), share=self._share), reason)
+        share = self._settings.canary_share
+        self._control.put_canary(Canary(version=version, digest=digest(challenger.manifest), share=share), reason)
         self._trial = CanaryTrial(version, champion, self._settings, self._clock())
         self.canaries = {version, *(self.canaries or ())}
         logger.info("%s: canary %d beside champion %d: %s", self._target, version, champion, reason)

@@ -19,12 +19,12 @@ from omnidraft.distill.ingest.batcher import HELD_OUT_RECORDS
 from omnidraft.distill.ingest.tenant_shares import TENANT_SHARE, TenantGroups
 from omnidraft.fleet.controller import Controller
 from omnidraft.fleet.drift_recovery import REWIND_AFTER, Rewinds
-from omnidraft.fleet.judge import Judge
 from omnidraft.fleet.lease import ControllerLease
+from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import Outgoing
 from omnidraft.snapshots import bundle
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.testing.memory_log import MemoryWriter
+from omnidraft.testing.memory_log import MemoryReader, MemoryWriter
 from omnidraft.traces import archive, codec
 from omnidraft.traces.record import TraceRecord
 from tests.control_logs import control_over
@@ -89,8 +89,9 @@ class FloodedFleet:
         self.measuring = self.pair.learner()
         self.unseen = [self.honest(tenant) for tenant in HONEST for _ in range(12)]
         lease = ControllerLease(control_over(self.setting.log, target="target", drafter="drafter"))
-        judge = Judge(self.setting.registry, lease, ControllerSettings(), target="target")
-        self.controller = Controller(self.setting.registry, lease, judge, CountingMetrics(), target="target")
+        traffic = RequestStatsReader(MemoryReader(self.setting.log, "none"), target="target", drafter="drafter")
+        services = (self.setting.registry, lease, traffic, CountingMetrics(), ControllerSettings())
+        self.controller = Controller(*services, target="target")
         self.controller._rewinds = Rewinds(lease, "target", self.rewind_after)
         self.champions: list[int] = []
         self.num_judged = 0

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from omnidraft.bus.sqlite_log import SqliteReader
 from omnidraft.config import ControllerSettings
 from omnidraft.errors import LeaseLost, RegistryError
 from omnidraft.fleet.control_log import ControlLog
 from omnidraft.fleet.controller import Controller
-from omnidraft.fleet.judge import Judge
 from omnidraft.fleet.lease import ControllerLease
+from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import Champion, Lease, Order, Registry
 from omnidraft.snapshots.manifest import digest
 from omnidraft.telemetry.metrics import CountingMetrics
@@ -38,8 +39,8 @@ class Fleet:
 
     def controller(self, *, registry: Registry | None = None, lock: FileLock | None = None) -> Controller:
         registry, lease = registry or self.store.open(), ControllerLease(self.control(), lock=lock)
-        judge = Judge(registry, lease, ControllerSettings(), target="big")
-        return Controller(registry, lease, judge, CountingMetrics(), target="big")
+        traffic = RequestStatsReader(SqliteReader(self.path, "traces"), target="big", drafter="small")
+        return Controller(registry, lease, traffic, CountingMetrics(), ControllerSettings(), target="big")
 
     def order(self, version: int) -> None:
         self.control().put(("order", uuid.uuid4().hex), Order(version=version))

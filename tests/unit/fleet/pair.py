@@ -6,8 +6,6 @@ import uuid
 from omnidraft.config import ControllerSettings
 from omnidraft.fleet.control_log import ControlLog
 from omnidraft.fleet.controller import Controller
-from omnidraft.fleet.drift_recovery import DriftRecovery
-from omnidraft.fleet.judge import Judge
 from omnidraft.fleet.lease import ControllerLease
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import Judgement, Order
@@ -38,12 +36,10 @@ class Pair:
         return ControlLog(lambda: reader, lambda: writer, self.metrics, target="big", drafter="org/small")
 
     def controller(self, *, reader=None, writer=None, registry=None, signing=UNSIGNED, traffic=None):
-        registry, pair = registry or self.registry, {"target": "big", "signing": signing}
-        lease = ControllerLease(self.control(reader, writer))
-        judge = Judge(registry, lease, self.settings, has_traffic=True, clock=lambda: self.now, **pair)
-        recovery = DriftRecovery(registry, lease, self.metrics, gate=self.settings, **pair)
+        lease, options = ControllerLease(self.control(reader, writer)), {"target": "big", "signing": signing}
         traffic = traffic or RequestStatsReader(MemoryReader(self.log, "traces"), target="big", drafter="org/small")
-        return Controller(registry, lease, judge, self.metrics, traffic=traffic, recovery=recovery, **pair)
+        services = (registry or self.registry, lease, traffic, self.metrics, self.settings)
+        return Controller(*services, clock=lambda: self.now, **options)
 
     def publish(self, snapshot_id, parent, before=None, after=None, **fields):
         parent_id = self.registry.resolve(str(parent)).manifest.snapshot_id if parent else None

@@ -10,10 +10,13 @@ from omnidraft.audit.run import DiscardingWriter
 from omnidraft.config import MemorySettings
 from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.distiller import Distiller
+from omnidraft.distill.evaluation.held_out import HeldOut
+from omnidraft.distill.evaluation.tenant_factors import FactorJudge
 from omnidraft.distill.forgetting import Forgetting, RecordRetention
 from omnidraft.distill.identity import Identity
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.ingest import Ingest
+from omnidraft.distill.ingest.poison_detector import PoisonDetector
 from omnidraft.distill.ingest.record_disposition import SEEN_RECORDS, is_held_out
 from omnidraft.distill.ingest.topic_scan import RecentRecords
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
@@ -116,8 +119,8 @@ class Setting:
         held_out_every=0,
         seen_records=SEEN_RECORDS,
         limits=None,
-        held_out=None,
-        factor_judge=None,
+        held_out=HeldOut,
+        factor_judge=FactorJudge,
         batcher_class=Batcher,
         drafter_hash="hash",
         settings=None,
@@ -149,16 +152,15 @@ class Setting:
         texts = TextMemory(memory or MemorySettings(), vocabulary_size=len(self.pair.target.vocabulary))
         staging = self.folder / "staging"
         files = MemoryFiles(texts, staging / "memory", metrics, cipher)
-        publisher = Publisher(registry or self.registry, identity, staging, cipher, files)
+        publisher = Publisher(registry or self.registry, identity, staging, files)
         forgetting = Forgetting(
             retention,
             batcher,
             learner,
+            files,
             CountingMetrics(),
             new_cache=self.pair.cache,
             learned_records=RecentRecords(self._reader, lambda reader: self._consumer(reader, names), 16).before,
-            memory=texts,
-            cipher=cipher,
         )
         ingest = Ingest(consumer, batcher, metrics, truncation, max_lag_records=max_lag_records)
         learning = Learning(
@@ -166,9 +168,9 @@ class Setting:
             batcher,
             load_cache=self.pair.load_cache,
             load_base=lambda: self.pair.learner(**self.learner).model.trained(),
-            held_out=held_out and held_out(learner),
-            factor_judge=factor_judge and factor_judge(learner),
-            detector=poison_detector,
+            held_out=held_out(learner),
+            factor_judge=factor_judge(learner),
+            detector=poison_detector or PoisonDetector(self.folder, tries=0),
             memory=texts,
         )
         options = {"steps_per_snapshot": 2, "metrics": metrics, "wait": no_wait}

@@ -127,7 +127,7 @@ class _Parts:
         made = Distiller(
             ingest,
             learning,
-            Publisher(snapshots, identity(settings, tokenizers), self._folder / "staging", files.cipher, files),
+            Publisher(snapshots, identity(settings, tokenizers), self._folder / "staging", files),
             self._forgetting(),
             steps_per_snapshot=section.steps_per_snapshot,
             metrics=self._metrics,
@@ -147,11 +147,10 @@ class _Parts:
             self._retention,
             self._batcher,
             self._learner,
+            self._files,
             self._metrics,
             new_cache=partial(ngram_cache, settings, tokenizers, None),
             learned_records=recent_records(settings, tokenizers.alignment.fingerprint).before,
-            memory=self._files.memory,
-            cipher=self._files.cipher,
         )
 
 

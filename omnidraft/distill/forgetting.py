@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from omnidraft.distill.ingest.batcher import Batcher
-from omnidraft.distill.memory.text_memory import Dated, TextMemory
+from omnidraft.distill.memory.memory_files import MemoryFiles
+from omnidraft.distill.memory.text_memory import Dated
 from omnidraft.distill.training.learner import Learner
-from omnidraft.ports import FORGOTTEN, Forget, Metrics, RecordCipher
+from omnidraft.ports import FORGOTTEN, Forget, Metrics
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.traces.record import TraceRecord
 from omnidraft.vocab.ngram_cache import NgramCache
@@ -62,23 +63,19 @@ class Forgetting:
         retention: RecordRetention,
         batcher: Batcher,
         learner: Learner,
+        memory: MemoryFiles,
         metrics: Metrics,
         *,
         new_cache: Callable[[], NgramCache],
         learned_records: Callable[[Mapping[int, int]], Iterable[TraceRecord]] = lambda offsets: (),
-        memory: TextMemory | None = None,
-        cipher: RecordCipher | None = None,
     ) -> None:
         """
         Args:
             new_cache: makes an n-gram cache as a new learner has it.
             learned_records: returns the newest records in the log before these offsets; raises BusError.
-            memory: the learner's; None: it has none.
-            cipher: of the snapshots' files, the memory's too; None: they are not encrypted.
         """
         self._retention, self._batcher, self._learner, self._metrics = retention, batcher, learner, metrics
-        self._new_cache, self._learned_records = new_cache, learned_records
-        self._memory, self._cipher = memory, cipher
+        self._new_cache, self._learned_records, self._memory = new_cache, learned_records, memory
         self._done: tuple[str, ...] = ()
         self._noted: dict[str, Forget] = {}
         """The orders that are still to be carried out."""
@@ -126,13 +123,12 @@ class Forgetting:
         """Return whether all orders that this learner carried out were carried out in this snapshot, too."""
         return set(self._done) <= set(manifest.forgets)
 
-    def renew_keys(self, orders: Iterable[str]) -> None:
+    def renew_keys(self, tenants: Iterable[str]) -> None:
         """Write what is kept with other keys from now on: those of these tenants are destroyed."""
-        if self._cipher is not None:
-            self._cipher.clear_cache()
-        for tenant in orders:
-            if self._memory is not None:
-                self._memory.renew(tenant)
+        if self._memory.cipher is not None:
+            self._memory.cipher.clear_cache()
+        for tenant in tenants:
+            self._memory.memory.renew(tenant)
 
     def rebuild_cache(self) -> None:
         """Count the n-gram cache anew, without forgotten tenants. Raises BusError; then it may be repeated."""
@@ -145,8 +141,7 @@ class Forgetting:
         logger.warning("the n-gram cache is rebuilt from %d records of tenants who are not forgotten", len(learned))
 
     def _drop(self, is_dropped: Callable[[Dated], bool], reason: Literal["expired", "forgotten"]) -> None:
-        if self._memory is not None:
-            self._memory.drop(is_dropped, reason)
+        self._memory.memory.drop(is_dropped, reason)
         self._count(self._batcher.drop_held_out(is_dropped) + self._learner.drop_replayed(is_dropped), reason)
 
     def _count(self, num_records: int, reason: str) -> None:

@@ -3,7 +3,6 @@ snapshot between two of them."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,22 +41,21 @@ class Learning:
         *,
         load_cache: LoadCache,
         load_base: LoadBase,
-        held_out: HeldOut | None = None,
-        factor_judge: FactorJudge | None = None,
-        detector: PoisonDetector | None = None,
-        memory: TextMemory | None = None,
+        held_out: HeldOut,
+        factor_judge: FactorJudge,
+        detector: PoisonDetector,
+        memory: TextMemory,
     ) -> None:
         """
         Args:
-            held_out: measures snapshots; None measures them on the batcher's held-out records alone.
-            factor_judge: over the same learner; None gives no tenant any factors.
-            detector: its poison is the batcher's. None: crashes are not noted.
-            memory: gets the records of every step; None: nothing remembers them.
+            held_out: measures snapshots.
+            factor_judge: over the same learner.
+            detector: its poison is the batcher's.
+            memory: gets the records of every step.
         """
-        self.learner, self._batcher = learner, batcher
+        self.learner, self._batcher, self.detector = learner, batcher, detector
         self._load_cache, self._load_base, self._memory = load_cache, load_base, memory
-        self._held_out, self._factor_judge = held_out or HeldOut(learner), factor_judge or FactorJudge(learner)
-        self.detector = detector or PoisonDetector(Path(), tries=0)
+        self._held_out, self._factor_judge = held_out, factor_judge
         self._unmeasured: dict[int, PartitionOffset] = {}
         """Key -> position of the records that were held out since the last measurement."""
 
@@ -70,8 +68,7 @@ class Learning:
         self._try_alone(dict(zip(batch.positions, batch.records, strict=True)))
         with self.detector.trying(batch.positions):
             report = self.learner.step(batch.records)
-        if self._memory is not None:
-            self._memory.add(batch.records)
+        self._memory.add(batch.records)
         return report
 
     def content(self) -> tuple[dict[str, bundle.Tensors], dict[str, Any], HeldOutMeasurement]:

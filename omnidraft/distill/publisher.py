@@ -21,7 +21,7 @@ from omnidraft.distill.identity import Identity
 from omnidraft.distill.memory.memory_files import MemoryFiles
 from omnidraft.distill.resume_encryption import decrypt_records, encrypt_records
 from omnidraft.errors import ConfigError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale, StorageError
-from omnidraft.ports import RecordCipher, Registry, Rewind, SnapshotVersion
+from omnidraft.ports import Registry, Rewind, SnapshotVersion
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
 from omnidraft.snapshots.tenant_factors import FOLDER
@@ -57,18 +57,15 @@ class Publisher:
         registry: Registry,
         identity: Identity,
         folder: Path,
-        cipher: RecordCipher | None = None,
-        memory: MemoryFiles | None = None,
+        memory: MemoryFiles,
     ) -> None:
         """
         Args:
             folder: where snapshots are staged; it belongs to this distiller alone, and its files are deleted.
-            cipher: encrypts the records in the resume part; None leaves them plain.
-            memory: the fleet's memory, whose files every snapshot gets; it goes on with those of the restored one.
+            memory: the fleet's memory, whose files every snapshot gets; it goes on with those of the restored one. Its
+                cipher encrypts the records in the resume part, too.
         """
-        self._memory = memory
-        self._cipher = cipher
-        self.registry, self._identity, self._folder = registry, identity, folder
+        self.registry, self._identity, self._folder, self._memory = registry, identity, folder, memory
         self.parent: SnapshotVersion | None = None
         self.settled_rewind: Rewind | None = None
         """The newest order to go back, if it needs nothing more."""
@@ -89,7 +86,7 @@ class Publisher:
         """
         shutil.rmtree(self._folder, ignore_errors=True)  # of a process that was killed
         if version is not None:
-            return self._restored(self.registry.resolve(str(version)), is_newest=True, memory=self._memory)
+            return self._restored(self.registry.resolve(str(version)), is_newest=True)
         versions = self.registry.versions()
         if not versions:
             self._require_empty()
@@ -97,7 +94,7 @@ class Publisher:
         self._newest = versions[-1].version
         for each in reversed(versions):
             try:
-                return self._restored(each, is_newest=each is versions[-1], memory=self._memory)
+                return self._restored(each, is_newest=each is versions[-1])
             except (SnapshotCorrupt, SnapshotNotFound) as exc:
                 number = each.version
                 logger.error("snapshot %d is damaged, so learning goes on from the one before: %s", number, exc)
@@ -124,7 +121,7 @@ class Publisher:
                 at = None if is_end else by_id.pop(at.manifest.parent_id or "", None)
             if at is None or at.version == chosen.version:
                 return None
-            return self._restored(chosen, is_newest=False)
+            return self._restored(chosen, is_newest=False, takes_memory=False)
         except (SnapshotCorrupt, SnapshotNotFound, ConfigError) as exc:
             logger.error("learning does not go back to version %d: %s", order.version, exc)
             return None
@@ -134,15 +131,9 @@ class Publisher:
         self._continues = continues.manifest.snapshot_id if continues else None
         self.parent = parent
 
-    def _restored(self, version: SnapshotVersion, *, is_newest: bool, memory: MemoryFiles | None = None) -> Restored:
-        """Return the parts of this snapshot; any but the newest may lack its resume part (registry.keep_resume).
-
-        Args:
-            memory: goes on with the snapshot's memory.
-
-        Raises:
-            SnapshotCorrupt, SnapshotNotFound: it cannot be read.
-        """
+    def _restored(self, version: SnapshotVersion, *, is_newest: bool, takes_memory: bool = True) -> Restored:
+        """Return the parts of this snapshot; any but the newest may lack its resume part (registry.keep_resume). Raises
+        SnapshotCorrupt, SnapshotNotFound: it cannot be read."""
         self._require_ours(version.manifest)
         is_base = version.manifest.train == "base"  # known without its files
         parts = bundle.parts_of(version.manifest, version.removed_parts if is_base else ())
@@ -156,9 +147,12 @@ class Publisher:
             folder = self.registry.fetch(version.version, self._folder, parts)
         has_resume = "resume" in parts
         try:
-            if memory is not None:
-                memory.restore(folder)
-            learner, batcher = (self._resume_part(folder, name) if has_resume else None for name in (LEARNER, BATCHER))
+            if takes_memory:
+                self._memory.restore(folder)
+            learner, batcher = (
+                decrypt_records(bundle.tensors(folder, name), self._memory.cipher) if has_resume else None
+                for name in (LEARNER, BATCHER)
+            )
             return Restored(
                 version=version,
                 serving=bundle.serving_tensors(folder),
@@ -169,11 +163,6 @@ class Publisher:
             )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-    def _resume_part(self, folder: Path, name: str) -> tuple[dict[str, Tensor], int]:
-        """Return tensors with their records decrypted, and the number of forgotten ones. Raises SnapshotCorrupt,
-        ConfigError, KeyStoreError."""
-        return decrypt_records(bundle.tensors(folder, name), self._cipher)
 
     def publish(
         self, parts: Mapping[str, bundle.Tensors], fields: Mapping[str, Any], retry: Retry = lambda action: action()
@@ -221,8 +210,7 @@ class Publisher:
     def _stage(self, parts: Mapping[str, bundle.Tensors], fields: Mapping[str, Any]) -> Path:
         """Write a snapshot folder and return its path. Raises StorageError, KeyStoreError."""
         content: dict[str, Path | bundle.Tensors] = {name: self._encrypted(name, parts[name]) for name in parts}
-        if self._memory is not None:
-            content |= self._memory.stage()
+        content |= self._memory.stage()
         parent_id = self.parent.manifest.snapshot_id if self.parent else None
         manifest = self._identity.manifest(parent_id, continues_id=self._continues, **fields)
         try:
@@ -240,9 +228,10 @@ class Publisher:
 
     def _encrypted(self, name: str, tensors: bundle.Tensors) -> bundle.Tensors:
         """Return the tensors of a file with their records and tenants' factors encrypted, if it may have some."""
-        if self._cipher is None or not (name in (LEARNER, BATCHER) or name.startswith(FOLDER)):
+        cipher = self._memory.cipher
+        if cipher is None or not (name in (LEARNER, BATCHER) or name.startswith(FOLDER)):
             return tensors
-        return encrypt_records({key: torch.as_tensor(value) for key, value in tensors.items()}, self._cipher)
+        return encrypt_records({key: torch.as_tensor(value) for key, value in tensors.items()}, cipher)
 
     def _require_ours(self, manifest: Manifest) -> None:
         ours = self._identity

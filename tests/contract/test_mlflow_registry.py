@@ -16,8 +16,10 @@ from mlflow.entities import ViewType
 from mlflow.store.artifact import artifact_repository_registry
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
-from omnidraft.config import LearnerSettings
+from omnidraft.config import LearnerSettings, MemorySettings
 from omnidraft.distill.identity import Identity
+from omnidraft.distill.memory.memory_files import MemoryFiles
+from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.distill.publisher import Publisher
 from omnidraft.distill.retrying import retry
 from omnidraft.errors import RegistryError, SnapshotCorrupt, SnapshotNotFound, SnapshotStale, StoreLibraryMissing
@@ -27,6 +29,7 @@ from omnidraft.registry.manifest_export import MANIFEST_TAG
 from omnidraft.registry.mlflow_registry import READY_TAG, MlflowRegistry
 from omnidraft.registry.mlflow_runs import CURVES
 from omnidraft.snapshots import bundle
+from omnidraft.telemetry.metrics import CountingMetrics
 from tests.contract.registries import DRAFTER
 
 FILES = ["manifest.json", "resume", "serving"]
@@ -126,7 +129,9 @@ def test_how_a_snapshot_was_learned_and_its_story_are_shown(mlflow, tmp_path):
     learned_with = {name: str(value) for name, value in settings.model_dump().items()}
     registry, client = mlflow.open(), mlflow.client
     identity = Identity(mlflow.target, DRAFTER, "hash", "alignment", "lora", "1.0", learned_with)
-    publisher = Publisher(registry, identity, tmp_path / "staging")
+    memory = TextMemory(MemorySettings(), vocabulary_size=9)
+    files = MemoryFiles(memory, tmp_path / "memory", CountingMetrics())
+    publisher = Publisher(registry, identity, tmp_path / "staging", files)
     publisher.publish({}, {"train": "base"})
     publisher.publish({bundle.DRAFTER: {"w": torch.zeros(2)}}, {})
     told = {"agreement_before": 0.7, "agreement_after": 0.8, "held_out_records": 9, "losses": {"dm": 0.5}}

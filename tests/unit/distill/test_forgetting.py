@@ -12,12 +12,15 @@ from omnidraft.audit.run import DiscardingWriter
 from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.tenant_keys import TenantKeys
+from omnidraft.config import MemorySettings
 from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.forgetting import MAX_NOTED, Forgetting, RecordRetention
 from omnidraft.distill.ingest.batcher import Batcher
 from omnidraft.distill.ingest.record_disposition import is_held_out
 from omnidraft.distill.ingest.topic_scan import RecentRecords
 from omnidraft.distill.ingest.trace_consumer import TraceConsumer
+from omnidraft.distill.memory.memory_files import MemoryFiles
+from omnidraft.distill.memory.text_memory import TextMemory
 from omnidraft.distill.publisher import BATCHER, LEARNER
 from omnidraft.distill.resume_encryption import decrypt_records, encrypt_records
 from omnidraft.distill.resume_tensors import records_from_tensors, records_to_tensors, tensor_to_bytes
@@ -165,11 +168,16 @@ def test_hundreds_of_orders_are_carried_out_together_and_never_again(setting):
     assert all(each.manifest.forgets == () for each in before)
 
 
+def no_memory(setting: Setting) -> MemoryFiles:
+    return MemoryFiles(TextMemory(MemorySettings(), vocabulary_size=9), setting.folder / "memory", CountingMetrics())
+
+
 def test_the_orders_that_a_manifest_notes_are_bounded(setting):
     """And fit into one tag of MLflow, with much else. The newest stay."""
     batcher = Batcher([0], records_per_step=2, held_out_every=0, held_out_records=0)
     learner, new_cache = setting.pair.learner(), setting.pair.cache
-    forgetting = Forgetting(RecordRetention(), batcher, learner, CountingMetrics(), new_cache=new_cache)
+    parts = (RecordRetention(), batcher, learner, no_memory(setting), CountingMetrics())
+    forgetting = Forgetting(*parts, new_cache=new_cache)
     ids = tuple(f"{number:012x}" for number in range(MAX_NOTED + 1))
     forgetting.mark_done({name: Forget(id=name, until_ms=1) for name in ids})
     noted = manifest("s1", **forgetting.manifest_fields())
@@ -232,9 +240,8 @@ def test_an_order_is_not_carried_out_while_the_trace_log_is_silent(setting):
         return TraceConsumer(reader, DiscardingWriter(), None, CountingMetrics(), topic="t")
 
     before, new_cache = RecentRecords(lambda: reader, source_over, 16, idle_s=0).before, setting.pair.cache
-    forgetting = Forgetting(
-        RecordRetention(), batcher, learner, CountingMetrics(), new_cache=new_cache, learned_records=before
-    )
+    parts = (RecordRetention(), batcher, learner, no_memory(setting), CountingMetrics())
+    forgetting = Forgetting(*parts, new_cache=new_cache, learned_records=before)
     cache = learner.cache
     for _ in range(2):
         with pytest.raises(BusError, match="gave nothing"):

@@ -282,19 +282,6 @@ def test_a_process_that_cannot_note_that_the_log_lost_messages_says_so_and_waits
     assert caplog.text.count("truncated.txt cannot be written") == 1
 
 
-def test_a_file_put_in_the_place_of_an_open_log_is_seen_by_its_readers_and_writers(outage):
-    outage.emit(*names(2))
-    reader, writer = SqliteReader(outage.path, "t"), SqliteWriter(outage.path, "t")
-    identity = reader.identity()
-    outage.path.unlink()
-    writer.append([Outgoing(b"k", b"v")])
-    with pytest.raises(OffsetOutOfRange, match="was replaced"):
-        reader.poll(10, timeout_s=0)
-    reader.seek({})
-    assert [each.value for each in reader.poll(10, timeout_s=0).messages] == [b"v"]
-    assert reader.identity() != identity
-
-
 def test_a_restart_to_a_place_that_the_log_lacks_is_refused_and_learning_goes_on(outage, caplog):
     outage.emit(*names(2))
     outage.learn()
@@ -893,5 +880,3 @@ def wait_until(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
-
-# ---------------------------------------------------------------- orders

@@ -9,7 +9,6 @@ from omnidraft.assembly.fleet import controller
 from omnidraft.errors import ConfigError, SnapshotCorrupt
 from omnidraft.ports import Champion, Pause
 from omnidraft.telemetry.metrics import CountingMetrics
-from tests.attack.forgeries import Attacker
 from tests.cli_runs import run_cli
 from tests.signed_fleet import DRAFTER, TARGET, Keys, Worker, put, settings_of
 from tests.snapshot_folders import make_bundle
@@ -156,20 +155,3 @@ def test_a_new_pair_of_keys_is_printed_or_kept_in_a_file(tmp_path, monkeypatch, 
     for arguments in (("--role", "king"), ("--out", out)):
         assert run_cli(("snapshots", "new-key", *arguments), monkeypatch, capsys).returncode != 0
 
-
-def test_a_controller_that_starts_again_announces_no_moved_alias(keys, tmp_path):
-    """It knows the champion by the log, whatever the registry says."""
-    distiller, settings = (settings_of(keys, tmp_path, role) for role in ("distiller", "controller"))
-    publisher = assembly.registry(distiller)
-    publisher.publish(make_bundle(tmp_path / "made", "s1", **TOLD), None)
-    judging = controller(settings, CountingMetrics())
-    judging.step()
-    better = TOLD | {"parent_id": "s1", "agreement_before": 0.6, "agreement_after": 0.8}
-    publisher.publish(make_bundle(tmp_path / "made", "s2", **better), 1)
-    judging.step()
-    Attacker(keys, tmp_path, None).move_alias(1)
-    judging.close()
-    controller(settings, CountingMetrics()).step()
-    assert publisher.resolve("champion").version == 2  # it was moved back
-    worker = Worker(settings_of(keys, tmp_path), tmp_path / "staging")
-    assert (worker.step(), worker.loads[-1][0]) == (2, 2)

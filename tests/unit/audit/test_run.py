@@ -171,9 +171,6 @@ class Behind(Batcher):
 class Ahead(Batcher):
     """Saves a position one record too late: that record is never learned."""
 
-    def state(self) -> dict[str, torch.Tensor]:
-        return super().state()
-
     def start_at(self, offsets) -> None:
         super().start_at({partition: offset + 1 for partition, offset in offsets.items()})
 

@@ -6,12 +6,10 @@ import time
 
 import pytest
 
-from omnidraft.errors import BusError, LogTruncated, MessageTooLarge
-from omnidraft.ports import Outgoing
+from omnidraft.errors import BusError, LogTruncated
 
 kafka_log = pytest.importorskip("omnidraft.bus.kafka_log", reason="the kafka extra is not installed")
-kafka_errors = pytest.importorskip("kafka.errors")
-LogTruncationError = kafka_errors.LogTruncationError
+LogTruncationError = pytest.importorskip("kafka.errors").LogTruncationError
 TopicPartition = kafka_log.TopicPartition
 
 
@@ -61,48 +59,6 @@ def test_a_producer_that_is_given_up_with_unsent_messages_leaves_no_thread_behin
     writer._abandon()
     assert writer._producer is None
     assert not sender.is_alive()
-
-
-class Delivery:
-    """The future of a message: written, or not for this reason."""
-
-    def __init__(self, error: Exception | None) -> None:
-        self._error = error
-
-    def get(self, timeout: float) -> None:
-        if self._error is not None:
-            raise self._error
-
-
-class Splitting:
-    """A producer that splits its batch, as the topic takes none so large, and delivers the parts like this."""
-
-    def __init__(self, *deliveries: Exception | None) -> None:
-        self._deliveries = [Delivery(each) for each in deliveries]
-
-    def send(self, *_: object, partition: int | None) -> Delivery:
-        return self._deliveries.pop(0)
-
-    def flush(self, timeout: float) -> None:
-        raise kafka_errors.UnknownError("of the batch that was split")
-
-
-def test_a_batch_that_was_split_fails_only_with_one_of_its_messages():
-    writer = object.__new__(kafka_log.KafkaWriter)
-    writer._topic = "traces"
-    messages, deadline = [Outgoing(b"k", b"v")] * 2, time.monotonic() + 10
-    writer._send(Splitting(None, None), messages, deadline)
-    with pytest.raises(kafka_errors.KafkaTimeoutError):
-        writer._send(Splitting(None, kafka_errors.KafkaTimeoutError("one part")), messages, deadline)
-
-
-@pytest.mark.parametrize("name", ["MessageSizeTooLargeError", "RecordListTooLargeError"])
-def test_a_message_that_the_topic_never_takes_is_no_outage(name):
-    with (
-        pytest.raises(MessageTooLarge, match=r"appending to traces: .*max\.message\.bytes"),
-        kafka_log.translate_errors("appending to traces", "host:9092"),
-    ):
-        raise getattr(kafka_errors, name)("larger than the topic takes")
 
 
 def test_a_partition_without_a_leader_is_an_outage():

@@ -218,11 +218,13 @@ def test_a_log_that_is_replaced_by_one_with_other_partitions_is_read_in_all_of_t
     SqliteWriter(path, "t", partitions=1).close()
     with closing(SqliteReader(path, "t")) as reader:
         assert reader.partitions() == (0,)
+        identity = reader.identity()
         path.unlink()
         with closing(SqliteWriter(path, "t", partitions=3)) as writer:
             writer.append([Outgoing(f"key {number}".encode(), b"value") for number in range(30)])
-        with pytest.raises(OffsetOutOfRange):
+        with pytest.raises(OffsetOutOfRange, match="was replaced"):
             reader.poll(100, 0.0)
+        assert reader.identity() != identity
         reader.seek({})
         messages = [message for _ in range(3) for message in reader.poll(100, 0.0).messages]
     assert (len(messages), {message.partition for message in messages}) == (30, {0, 1, 2})

@@ -207,14 +207,6 @@ def test_a_learner_that_goes_back_to_a_champion_from_before_the_order_forgets_ag
     assert any(not np.array_equal(after[name], with_leaver[name]) for name in with_leaver)
 
 
-def test_a_new_learner_reads_nothing_of_a_tenant_forgotten_before(setting):
-    emit_both(setting, 6)
-    setting.forget("leaver", until_ms=NOW_MS)
-    _, journal = run(setting, control=setting.control())
-    assert all(int(name[-3:]) >= 100 for name in learned(journal))
-    assert setting.registry.resolve("1").manifest.forgets == ("order",)
-
-
 def late_control(setting: Setting) -> TrainingControl:
     """A control log with orders whose first poll brings nothing, as Kafka's while a partition has no leader."""
     control_over(setting.log).put(("restart",), Restart(start="latest", id="old"))
@@ -227,6 +219,7 @@ def test_orders_are_known_before_anything_is_read_although_the_control_log_answe
     _, journal = run(setting, control=late_control(setting))
     assert learned(journal)  # the restart was meant for those who had learned something
     assert all(int(name[-3:]) >= 100 for name in learned(journal))
+    assert setting.registry.resolve("1").manifest.forgets == ("order",)
 
 
 def test_an_order_is_not_carried_out_while_the_trace_log_is_silent(setting):

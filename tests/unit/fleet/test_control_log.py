@@ -142,24 +142,13 @@ def test_the_keeper_of_the_log_writes_again_what_others_wrote_over(log, control)
 
 
 def test_the_keeper_writes_again_what_a_log_that_was_made_anew_has_lost(tmp_path):
-    def control(*, is_keeper):
-        path = tmp_path / "log.db"
-        return ControlLog(
-            lambda: SqliteReader(path, "control"),
-            lambda: SqliteWriter(path, "control", is_compacted=True),
-            CountingMetrics(),
-            target="big",
-            drafter="small",
-            is_keeper=is_keeper,
-        )
-
-    keeper = control(is_keeper=True)
+    keeper = control_in(tmp_path / "log.db", is_keeper=True)
     promote(keeper, 7)
     keeper.poll(0)
     for path in tmp_path.glob("log.db*"):
         path.unlink()
     keeper.poll(0)
-    assert control(is_keeper=False).read_whole().champion == Champion(version=7)
+    assert control_in(tmp_path / "log.db").read_whole().champion == Champion(version=7)
 
 
 @pytest.mark.parametrize(

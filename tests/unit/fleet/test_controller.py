@@ -222,8 +222,9 @@ def test_where_snapshots_are_signed_an_alias_that_a_hand_moved_is_moved_back(pai
     pair.publish("s2", 1, 0.7, 0.8)
     controller.step()
     assert (pair.champion(), pair.heard()) == (2, [("champion", 2)])
-    for version in (1, None):
+    for version, is_restarted in ((1, False), (None, False), (1, True)):
         pair.move_alias(champion=version)
+        controller = pair.controller(signing=signing) if is_restarted else controller
         controller.step()
         assert (pair.champion(), pair.heard()) == (2, [])
     assert "the alias of the champion was moved by hand, and is moved back" in caplog.text

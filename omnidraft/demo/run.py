@@ -13,7 +13,7 @@ from omnidraft import assembly, config, extras, files, prompts
 from omnidraft.demo import report
 from omnidraft.demo.answers import recorded, steps_per_snapshot
 from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
-from omnidraft.demo.measure import ChatClient, SpeedComparison, compare, moved_speeds
+from omnidraft.demo.measure import ChatClient, compare, moved_speeds
 from omnidraft.demo.recorded import HELD_OUT_EVERY, NUM_TEST, QUESTIONS
 from omnidraft.demo.screen import bar, console, spinner
 from omnidraft.demo.services import CONFIG_FILE, START_TIMEOUT_S, run_settings, running_services, service_command
@@ -88,10 +88,8 @@ def _run(
     if serving != measured[0].version:
         with bar(f"measuring version {serving} in the same way", 2 * len(held_out)) as advance:
             measured.append(compare(client, held_out, advance))
-        _log_metrics(registry, measured[-1])
     rows = [each.row() for each in measured]
     report.picture(curve, rows, plan.out / "report.png", moved := moved_speeds(measured))
-    registry.log_file(registry.resolve("champion").version, plan.out / "report.png")
     return rows, {
         "identical_texts": sum(each.num_identical for each in measured),
         "compared_texts": len(held_out) * len(rows),
@@ -174,13 +172,6 @@ def _wait_for_version(cluster: LocalCluster, client: ChatClient, registry: Regis
 def _served(client: ChatClient, prompt: str) -> int | None:
     version: int | None = client.ask(prompt, store=False, max_tokens=1).stats["snapshot_version"]
     return version
-
-
-def _log_metrics(registry: Registry, measured: SpeedComparison) -> None:
-    if measured.version is not None:
-        names = ("agreement", "tokens_per_pass", "tokens_per_s", "speedup")
-        row = measured.row()
-        registry.log_metrics(measured.version, {f"measured_{name}": row[name] for name in names}, step=0)
 
 
 def _finish(plan: DemoPlan, settings: config.Settings, rows: list[dict[str, Any]], extra: dict[str, Any]) -> None:

@@ -131,12 +131,6 @@ class Registry(SnapshotReader, Protocol):
             RegistryError: files of these parts could not be deleted; deleting again goes on.
         """
 
-    def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
-        """Add a point to each metric of this version."""
-
-    def log_file(self, version: int, path: Path) -> None:
-        """Store a picture or report with this version."""
-
 
 class Metrics(Protocol):
     """Counters and distributions; names end in their unit. Never raises."""

@@ -2,7 +2,7 @@
 
 <root>/<pair>/aliases.json          alias -> version
 <root>/<pair>/v000001/snapshot/     the bundle, hard-linked where the disk allows it
-<root>/<pair>/v000001/notes.json, metrics.jsonl, reports/
+<root>/<pair>/v000001/notes.json
 A version's folder is written aside, synced and renamed, and only then named by an alias; so a visible version is
 complete and an alias names an existing one, also after a power failure.
 """
@@ -55,7 +55,6 @@ class DirectoryRegistry:
         self._root = root / manifest_export.pair_name(drafter, target)
         self._pair = (drafter, target)
         self._retention = Retention(keep_resume, keep_serving)
-        self._num_pruned = 0
         self._signing = signing
         self._damaged = staging.DamagedVersions()
         self._without_notes = set[int]()  # of those whose notes are damaged, to be told once each
@@ -139,16 +138,6 @@ class DirectoryRegistry:
                 self._write_aliases({name: number for name, number in aliases.items() if number != version})
             self._delete(version, parts)
 
-    def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
-        with self._locked(), (self._folder(version) / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({"step": step, **metrics}) + "\n")
-
-    def log_file(self, version: int, path: Path) -> None:
-        with self._locked():
-            reports = self._folder(version) / "reports"
-            reports.mkdir(exist_ok=True)
-            shutil.copyfile(path, reports / path.name)
-
     def _folder(self, version: int) -> Path:
         return self._root / f"v{version:06d}"
 
@@ -193,9 +182,7 @@ class DirectoryRegistry:
             shutil.rmtree(partial, ignore_errors=True)  # of a publication that the disk had no space for
 
     def _prune(self) -> None:
-        versions = self.versions(self._retention.num_examined(self._num_pruned))
-        self._num_pruned += 1
-        for old, parts in self._retention.removable(versions):
+        for old, parts in self._retention.removable(self.versions(self._retention.next_examined())):
             with (
                 staging.housekeeping(f"{' and '.join(parts)} of version {old.version}"),
                 _translate_errors(self._root),

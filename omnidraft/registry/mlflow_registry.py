@@ -66,7 +66,6 @@ class MlflowRegistry:
         self._pair = (drafter, target)
         self._name = manifest_export.pair_name(drafter, target)
         self._retention = Retention(keep_resume, keep_serving)
-        self._num_pruned = 0
         self._signing = signing
         self._abandoned_ms = abandoned_ms
         self._damaged = staging.DamagedVersions()
@@ -151,14 +150,6 @@ class MlflowRegistry:
                 self._client.delete_registered_model_alias(self._name, alias)
             self._remove(registered, parts)
 
-    def log_metrics(self, version: int, metrics: Mapping[str, float], step: int) -> None:
-        with self._translate_errors(f"logging metrics of version {version}"):
-            self._runs.log_metrics(_run_id(self._get(version)), metrics, step)
-
-    def log_file(self, version: int, path: Path) -> None:
-        with self._translate_errors(f"logging a file of version {version}"):
-            self._runs.log_file(_run_id(self._get(version)), path)
-
     def _add(self, folder: Path, manifest: Manifest, parent: int | None) -> int:
         text = f"Snapshots of {' drafting for '.join(self._pair)}. `champion` serves, `challenger` waits for judgement."
         create_model(self._client, self._name, text)
@@ -219,9 +210,7 @@ class MlflowRegistry:
         self._runs.discard(run_id)
 
     def _prune(self) -> None:
-        versions = self.versions(self._retention.num_examined(self._num_pruned))
-        self._num_pruned += 1
-        for old, parts in self._retention.removable(versions):
+        for old, parts in self._retention.removable(self.versions(self._retention.next_examined())):
             with self._housekeeping(f"{' and '.join(parts)} of version {old.version}"):
                 registered = self._get(old.version)
                 if self._snapshot_version(registered, self._aliases()).aliases == old.aliases:  # nobody chose it since

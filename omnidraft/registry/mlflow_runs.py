@@ -1,7 +1,7 @@
 """MLflow runs: those behind the registry's versions, and those of experiments that are no versions.
 
 One run more has the curves over all versions.
-Files of a version's run: manifest.json, serving/, memory/, resume/ as in the bundle, and reports/.
+Files of a version's run: manifest.json, serving/, memory/ and resume/ as in the bundle.
 """
 
 import time
@@ -26,7 +26,6 @@ from omnidraft.snapshots.manifest import Manifest
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
 
 ABANDONED_MS = 24 * 3_600_000
@@ -83,13 +82,19 @@ class Runs:
             else:
                 self._client.download_artifacts(run_id, part, str(destination))
 
-    def remove(self, run_id: str, part: str) -> None:
-        """Delete a part's files; the run stays."""
-        self._delete_files(run_id, part)
+    def remove(self, run_id: str, part: str | None = None) -> None:
+        """Delete the files of a part, or all; look whether they are gone, as MLflow ignores that S3 refuses some."""
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        with translate_artifact_errors(self._url):
+            store = get_artifact_repository(self._client.get_run(run_id).info.artifact_uri, tracking_uri=self._url)
+            store.delete_artifacts(part)
+            if store.list_artifacts(part):
+                raise RegistryError(f"the artifact store of run {run_id} keeps files; may this process delete there?")
 
     def discard(self, run_id: str) -> None:
         """Delete a run that became no version, its files first: while any of them stay, the run can be found."""
-        self._delete_files(run_id)
+        self.remove(run_id)
         self._client.delete_run(run_id)
 
     def log_point(self, metrics: Mapping[str, float], version: int) -> None:
@@ -100,35 +105,13 @@ class Runs:
         _log_metrics(self._client, run.info.run_id, metrics, version)
         self._client.set_terminated(run.info.run_id)  # else it is taken for one that a publisher left
 
-    def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
-        """Log one point of each curve."""
-        _log_metrics(self._client, run_id, metrics, step)
-
-    def log_file(self, run_id: str, path: Path) -> None:
-        """Keep a report with the run."""
-        with translate_artifact_errors(self._url):
-            self._client.log_artifact(run_id, str(path), "reports")
-
-    def _delete_files(self, run_id: str, part: str | None = None) -> None:
-        """Delete the files of a part, or all; look whether they are gone, as MLflow ignores that S3 refuses some."""
-        with translate_artifact_errors(self._url):
-            store = self._files_of(run_id)
-            store.delete_artifacts(part)
-            if store.list_artifacts(part):
-                raise RegistryError(f"the artifact store of run {run_id} keeps files; may this process delete there?")
-
-    def _files_of(self, run_id: str) -> "ArtifactRepository":
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-        return get_artifact_repository(self._client.get_run(run_id).info.artifact_uri, tracking_uri=self._url)
-
     def _log(self, run_id: str, manifest: Manifest) -> None:
         from mlflow.entities import Param
 
         self._client.log_batch(
             run_id, params=[Param(name, value) for name, value in manifest_export.params(manifest).items()]
         )
-        self.log_metrics(run_id, manifest_export.metrics(manifest), manifest.num_steps)
+        _log_metrics(self._client, run_id, manifest_export.metrics(manifest), manifest.num_steps)
 
     def _put_files(self, run_id: str, artifact_uri: str, source: Path, manifest: Manifest) -> None:
         folder = local_folder(artifact_uri)

@@ -5,7 +5,6 @@ previous champion's, and the challenger's wait for their judgement.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from omnidraft.ports import SnapshotVersion
 from omnidraft.snapshots.bundle import ALL_PARTS, PRUNED_PARTS, parts_of
@@ -19,25 +18,32 @@ def superseded(versions: Sequence[SnapshotVersion], keep: int) -> list[SnapshotV
     return [each for each in versions[:-keep] if not each.aliases]
 
 
-@dataclass(frozen=True, slots=True)
 class Retention:
-    """The numbers of newest versions that keep all of their parts."""
+    """Which parts one process deletes after its publications."""
 
-    keep_resume: int
-    """Versions that keep their resume part and memory; so does the champion."""
-    keep_serving: int | None = None
-    """Versions that keep their weights, at least `keep_resume`; so do those with an alias. None: all keep them."""
+    def __init__(self, keep_resume: int, keep_serving: int | None = None) -> None:
+        """
+        Args:
+            keep_resume: newest versions that keep their resume part and memory; so does the champion.
+            keep_serving: newest versions that keep their weights, at least `keep_resume`; so do those with an alias.
+                None: all keep them.
+        """
+        self._keep_resume = keep_resume
+        self._keep_serving = None if keep_serving is None else max(keep_serving, keep_resume)
+        self._num_publications = 0
 
-    def num_examined(self, publication: int) -> int | None:
-        """Return the number of newest versions to look at after a process's publication of this number, None for all:
-        first, since settings may have changed, and now and then, since an old version may have lost its alias."""
-        return max(self.keep_resume, self.keep_serving or 0) + ALL_EVERY if publication % ALL_EVERY else None
+    def next_examined(self) -> int | None:
+        """Return the number of newest versions to look at after the next publication, None for all: first, since
+        settings may have changed, and now and then, since an old version may have lost its alias."""
+        is_whole = self._num_publications % ALL_EVERY == 0
+        self._num_publications += 1
+        return None if is_whole else max(self._keep_resume, self._keep_serving or 0) + ALL_EVERY
 
     def removable(self, versions: Sequence[SnapshotVersion]) -> Iterator[tuple[SnapshotVersion, tuple[str, ...]]]:
         """Yield the versions, oldest first, with those of their parts that are to be deleted and still there."""
-        keep = None if self.keep_serving is None else max(self.keep_serving, self.keep_resume)
+        keep = self._keep_serving
         without_weights = set() if keep is None else {each.version for each in superseded(versions, keep)}
-        for each in versions[: -self.keep_resume]:
+        for each in versions[: -self._keep_resume]:
             unwanted = ALL_PARTS if each.version in without_weights else PRUNED_PARTS
             present = parts_of(each.manifest, each.removed_parts)
             parts = tuple(part for part in unwanted if part in present)

@@ -1,7 +1,6 @@
 """The contract of every registry: over plain folders, and where MLflow's own code decides over MLflow too."""
 
 import errno
-import json
 import os
 import shutil
 from contextlib import contextmanager
@@ -326,16 +325,6 @@ def test_a_version_without_weights_is_promoted_by_nobody(store):
     with pytest.raises(SnapshotNotFound, match="version 2 has no serving part any more"):
         registry.promote(2)
     assert aliases(store.open()) == [("champion",), (), ("challenger",)]
-
-
-def test_notes_curves_and_reports_are_taken(store, tmp_path):
-    registry = published(store, num=1)
-    registry.annotate(1, {"drift": "of a tenant"})
-    registry.log_metrics(1, {"loss/dm": 0.4}, step=2)
-    registry.log_file(1, tmp_path / "bundles/s1/manifest.json")
-    (metrics,) = (store.version_folder(1) / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(metrics) == {"step": 2, "loss/dm": 0.4}
-    assert (store.version_folder(1) / "reports/manifest.json").is_file()
 
 
 def test_a_snapshot_is_published_although_files_of_an_old_one_stay_on_the_disk(tmp_path, caplog):

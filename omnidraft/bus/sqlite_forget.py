@@ -5,11 +5,10 @@ key it was for, and the header `forgotten`.
 """
 
 import json
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from omnidraft.bus.sqlite_topic import SqliteTopic
 from omnidraft.errors import BusError
@@ -81,12 +80,8 @@ def _kept(cell: bytes) -> dict[str, str]:
 
 def _checkpoint(log: SqliteTopic) -> None:
     """Move the write-ahead log into the file and empty it. Raises BusError when readers keep it busy."""
-    retrying = Retrying(
-        retry=retry_if_result(bool),
-        stop=stop_after_delay(CHECKPOINT_S),
-        wait=wait_fixed(0.1),
-        retry_error_callback=lambda state: True,
-    )
-    is_busy: bool = retrying(lambda: log.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
-    if is_busy:
-        raise BusError(f"{log.path}: another process has been reading it for {CHECKPOINT_S:.0f} s; try again")
+    deadline_s = time.monotonic() + CHECKPOINT_S
+    while log.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+        if time.monotonic() > deadline_s:
+            raise BusError(f"{log.path}: another process has been reading it for {CHECKPOINT_S:.0f} s; try again")
+        time.sleep(0.1)

@@ -262,29 +262,12 @@ def _expired_end(topic: SqliteTopic, log: tuple[str, int], now_ms: int, kept_fro
             return end
     if timestamp_ms <= now_ms + SKEW_MS:
         return end
-    later_ms = _next_plausible_ms(topic, log, offset, now_ms)
-    return offset + 1 if later_ms is not None and later_ms < kept_from_ms else end
-
-
-def _next_plausible_ms(topic: SqliteTopic, log: tuple[str, int], offset: int, now_ms: int) -> int | None:
-    """Return the time of a later message that is not in the future, None when there is none. The search takes strides
-    that double, and restarts with 1 where one would leave the log."""
-    query = (
-        f"SELECT offset, {_TIME} FROM messages WHERE topic = ? AND partition = ? AND offset >= ?"
+    later = (
+        f"SELECT {_TIME} FROM messages WHERE topic = ? AND partition = ? AND offset > ? AND {_TIME} <= ?"
         " AND typeof(offset) = 'integer' ORDER BY offset LIMIT 1"
     )
-    stride = 1
-    while True:
-        row = topic.connection.execute(query, (*log, offset + stride)).fetchone()
-        if row is not None:
-            offset, timestamp_ms = row
-            if timestamp_ms <= now_ms + SKEW_MS:
-                return int(timestamp_ms)
-            stride *= 2
-        elif stride == 1:
-            return None
-        else:
-            stride = 1
+    plausible = topic.connection.execute(later, (*log, offset, now_ms + SKEW_MS)).fetchone()
+    return offset + 1 if plausible is not None and plausible[0] < kept_from_ms else end
 
 
 def delete_before(path: Path, topic: str, offsets: Offsets, timeout_s: float = 10.0) -> None:

@@ -1,7 +1,6 @@
 """One topic in an SQLite file: its connection, tables, first and next offsets, and identity.
 
-A file from before topics had an identity gets one when it is opened. A file that replaces an open one is opened
-instead.
+A file that replaces an open one is opened instead.
 """
 
 import os
@@ -133,14 +132,12 @@ class SqliteTopic:
     def _create(self) -> None:
         for statement in _SCHEMA:
             self.connection.execute(statement)
-        exists = self.connection.execute("SELECT 1 FROM partitions WHERE topic = ?", (self.name,)).fetchone()
-        if not exists:
-            rows = [(self.name, partition) for partition in range(self._num_partitions)]
-            self.connection.executemany("INSERT INTO partitions VALUES (?, ?, 0)", rows)
-        keep_known = "IGNORE" if exists else "REPLACE"
-        self.connection.execute(
-            f"INSERT OR {keep_known} INTO topics (topic, id) VALUES (?, ?)", (self.name, uuid.uuid4().hex)
-        )
+        if self.connection.execute("SELECT 1 FROM partitions WHERE topic = ?", (self.name,)).fetchone():
+            return
+        rows = [(self.name, partition) for partition in range(self._num_partitions)]
+        self.connection.executemany("INSERT INTO partitions VALUES (?, ?, 0)", rows)
+        identity = (self.name, uuid.uuid4().hex)
+        self.connection.execute("INSERT OR REPLACE INTO topics (topic, id) VALUES (?, ?)", identity)
 
 
 def describe(path: Path, timeout_s: float = 10.0) -> dict[str, TopicFacts]:

@@ -3,10 +3,9 @@
 import logging
 import time
 from collections.abc import Callable
+from itertools import chain, repeat
 from math import ceil
 from typing import TypeVar
-
-from tenacity import RetryCallState, Retrying, retry_if_exception, wait_chain, wait_fixed
 
 from omnidraft.errors import BusError, ConfigError, RegistryError, StorageError
 
@@ -46,28 +45,18 @@ def retry(
         BusError, RegistryError, StorageError: it failed, and `stop` holds.
         StoreLibraryMissing: it failed for want of a library.
     """
-
-    def sleep(seconds: float) -> None:
+    waits_s = chain(WAITS_S, repeat(WAITS_S[-1]))
+    while True:
+        try:
+            return action()
+        except ConfigError:  # which may be a RegistryError too, and does not pass
+            raise
+        except (BusError, RegistryError, StorageError) as exc:
+            on_failure()
+            if stop():
+                raise
+            seconds = next(waits_s)
+            logger.warning("trying again in %.1f s: %s", seconds, exc)
         for piece in range(ceil(seconds / PIECE_S)):
             wait(min(seconds - piece * PIECE_S, PIECE_S), stop)
             meanwhile()
-
-    retrying = Retrying(
-        retry=retry_if_exception(_may_pass),
-        wait=wait_chain(*map(wait_fixed, WAITS_S)),
-        stop=lambda state: stop(),
-        sleep=sleep,
-        after=lambda state: on_failure(),
-        before_sleep=_log_failure,
-        reraise=True,
-    )
-    return retrying(action)
-
-
-def _may_pass(exc: BaseException) -> bool:
-    return isinstance(exc, BusError | RegistryError | StorageError) and not isinstance(exc, ConfigError)
-
-
-def _log_failure(state: RetryCallState) -> None:
-    error = state.outcome.exception() if state.outcome else None
-    logger.warning("trying again in %.1f s: %s", state.upcoming_sleep, error)

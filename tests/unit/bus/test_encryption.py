@@ -51,14 +51,6 @@ def test_sealed_headers_are_closed_with_the_value(log):
     assert dict(read(log, key)[0].headers) == headers
 
 
-def test_two_equal_messages_are_not_equal_in_the_log(log):
-    key = new_key()
-    for _ in range(2):
-        write(log, Outgoing(b"key", PLAIN), key)
-    first, second = stored(log)
-    assert first.value != second.value
-
-
 def test_a_new_key_in_front_writes_and_the_old_one_still_reads(log):
     old, new = new_key(), new_key()
     write(log, Outgoing(b"a", b"before"), old)

@@ -143,17 +143,6 @@ def test_a_process_stops_using_a_destroyed_key_within_seconds(keys: Keys, store:
         process.decrypt(key_id, token)
 
 
-def test_a_process_that_clears_its_cache_uses_no_destroyed_key_any_more(keys: Keys, store: KeyStore):
-    process = keys(clock=Clock())
-    key_id, token = process.encrypt("mine", PLAIN)
-    store.destroy("mine")
-    assert process.encrypt("mine", PLAIN)[0] == key_id
-    process.clear_cache()
-    assert process.encrypt("mine", PLAIN)[0] != key_id
-    with pytest.raises(RecordForgotten):
-        process.decrypt(key_id, token)
-
-
 def test_a_key_may_leave_the_cache_at_any_moment(keys: Keys):
     clock = Clock()
     process = keys(clock=clock)

@@ -278,19 +278,6 @@ def test_a_deleted_champion_is_told_once_and_replaced_by_no_guess(pair, caplog, 
     assert (pair.champion(), pair.judgement(1)[:23]) == (1, "promoted by an operator")
 
 
-def test_a_challenger_that_was_promoted_before_is_not_judged_after_a_rollback(pair):
-    """It is called `challenger` once more, as by a publisher that tried again in between."""
-    controller = of_two_snapshots(pair)
-    pair.order(1)
-    controller.step()
-    pair.move_alias(challenger=2)
-    pair.controller().step()
-    assert pair.champion() == 1
-    pair.publish("s3", 2, 0.8, 0.9)
-    pair.controller().step()
-    assert pair.champion() == 3
-
-
 class DeadWriter:
     """A log that is down."""
 

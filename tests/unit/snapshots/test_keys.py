@@ -71,9 +71,3 @@ def test_settings_take_keys_that_fit_and_show_no_private_one(key: PrivateKey) ->
             config.load(None, {}, registry=section)
         assert private.split(":")[1][:20] not in str(refused.value)
 
-
-def test_trusted_keys_come_from_the_environment(key: PrivateKey) -> None:
-    texts = [key.public_text(role) for role in ROLES]
-    quoted = ", ".join(f'"{text}"' for text in texts)
-    loaded = config.load(None, {"OMNIDRAFT_REGISTRY__TRUSTED_KEYS": f"[{quoted}]"})
-    assert loaded.registry.trusted_keys == tuple(texts)

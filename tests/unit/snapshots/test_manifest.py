@@ -1,8 +1,6 @@
-"""A signature covers every field, and survives fields that are added later."""
+"""A signature survives being written and read, and fields that are added later; tests/attack/test_forgery.py has those
+that are refused."""
 
-import pytest
-
-from omnidraft.errors import SnapshotCorrupt
 from omnidraft.snapshots.manifest import Manifest, digest
 from omnidraft.snapshots.signing import UNSIGNED
 from tests.signed_fleet import new_signing
@@ -15,23 +13,6 @@ SIGNING = new_signing()
 def test_a_signature_survives_being_written_and_read():
     signed_manifest = SIGNING.sign(manifest(**FIELDS))
     SIGNING.require(Manifest.model_validate_json(signed_manifest.model_dump_json()))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"sha256": {"serving/x": "ac"}}, {"offsets": {0: 3}}, {"target": "other"}, {"num_records": 1}, {"parent_id": "p"}],
-)
-def test_no_field_can_be_changed(change):
-    signed_manifest = SIGNING.sign(manifest(**FIELDS))
-    with pytest.raises(SnapshotCorrupt, match="it was changed, or not signed"):
-        SIGNING.require(signed_manifest.model_copy(update=change))
-
-
-@pytest.mark.parametrize("signature", [None, "", "00" * 64, "é"])
-def test_no_other_signature_passes(signature):
-    signatures = {} if signature is None else dict.fromkeys(SIGNING.sign(manifest(**FIELDS)).signatures, signature)
-    with pytest.raises(SnapshotCorrupt, match=r"registry\.trusted_keys"):
-        SIGNING.require(manifest(**FIELDS).model_copy(update={"signatures": signatures}))
 
 
 def test_what_is_signed_of_a_manifest_never_changes():

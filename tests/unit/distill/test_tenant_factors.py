@@ -110,7 +110,7 @@ def test_without_the_setting_no_snapshot_has_any(lively_pair, tmp_path):
     setting = setting_of(lively_pair, tmp_path, 0)
     emit(setting, 6)
     assert not run(setting)
-    assert not any(name.startswith(FACTORS) for name in setting.masters())
+    assert not any(name.startswith((FACTORS, "replay.")) for name in setting.masters())
 
 
 def test_a_killed_and_resumed_run_publishes_the_same_factors_as_an_uninterrupted_one(lively_pair, tmp_path):

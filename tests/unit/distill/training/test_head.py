@@ -49,14 +49,6 @@ def is_same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
     return all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_its_loss_falls_on_repeated_records(pair, fast_head) -> None:
-    learner = pair.learner(head=True)
-    reports = [learner.step(drafted(pair, 4)) for _ in range(12)]
-    losses = [report.losses["head"] for report in reports if "head" in report.losses]
-    assert losses[-1] < 0.7 * losses[0]
-    assert all(report.is_update for report in reports)
-
-
 def test_the_drafter_learns_from_every_record_as_if_it_were_alone(pair) -> None:
     learner, alone = pair.learner(head=True), pair.learner()
     for first in (0, 4, 8, 12):

@@ -77,22 +77,6 @@ def test_factors_of_another_rank_begin_anew(pair):
     assert other.factors.fit("a", 1).version == 1
 
 
-def test_without_factors_nothing_more_is_kept(pair):
-    learner = pair.learner()
-    learner.step(records(pair, "a", 4))
-    assert not learner.factors.num_kept()
-    assert not any(name.startswith(("factors.", "replay.")) for name in learner.state())
-
-
-def test_factors_are_dropped_by_the_age_of_what_they_learned_from(pair):
-    learner = pair.learner(**FACTORS)
-    learner.step([*records(pair, "a", 2), *records(pair, "b", 2, first=50)])
-    for name in ("a", "b"):
-        learner.factors.fit(name, 1)
-    assert learner.factors.drop(lambda tenant, since_ms: since_ms <= 1010) == 1
-    assert learner.factors.tenants == {"b"}
-
-
 @given(st.text(min_size=1), st.integers(0, 2**60), st.integers(1, 2**40))
 def test_the_bytes_of_factors_are_read_as_they_were(tenant, since_ms, version):
     tensors = {"layer" + A: torch.randn(2, 3).bfloat16(), "layer" + B: torch.randn(4, 2)}

@@ -128,13 +128,15 @@ def test_versions_are_listed_with_age_gain_and_judgement_and_shown_as_typed_json
     snapshots: Run, settings: config.Settings
 ) -> None:
     snapshots("promote", "2")
-    judgement = Judgement(state="refused", reason="worse \x1b[2J than [/the champion], " + 9 * "and so on ", gain=-0.1, gain_error=0.02)
+    reason = f"worse \x1b[2J than [/the champion], {'and so on ' * 9}"
+    judgement = Judgement(state="refused", reason=reason, gain=-0.1, gain_error=0.02)
     assembly.registry(settings).annotate(3, judgement.notes())
     lines = snapshots("list").stdout.splitlines()
     (row,) = [line.split() for line in lines if line.split()[0] == "3"]
     assert row[-5:] == ["0.750", "+0.050", "+-", "0.020", "refused"]
-    assert f"3: refused: worse ?[2J than [/the champion], {9 * 'and so on '}".rstrip() in [line.rstrip() for line in lines]
-    assert "2: promoted by an operator" in [line.rstrip() for line in lines]
+    told = [line.rstrip() for line in lines]
+    assert f"3: refused: {reason}".replace("\x1b", "?").rstrip() in told
+    assert "2: promoted by an operator" in told
     shown = json.loads(snapshots("show", "3").stdout)
     assert (shown["version"], shown["parent"]) == (3, 2)
     assert shown["manifest"]["settings"] == {"lora_rank": 32, "loss": "dm", "pinned": None}

@@ -879,4 +879,3 @@ def wait_until(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-

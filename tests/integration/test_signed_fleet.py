@@ -154,4 +154,3 @@ def test_a_new_pair_of_keys_is_printed_or_kept_in_a_file(tmp_path, monkeypatch, 
     )
     for arguments in (("--role", "king"), ("--out", out)):
         assert run_cli(("snapshots", "new-key", *arguments), monkeypatch, capsys).returncode != 0
-

@@ -70,4 +70,3 @@ def test_settings_take_keys_that_fit_and_show_no_private_one(key: PrivateKey) ->
         with pytest.raises((ConfigError, ValidationError), match="registry") as refused:
             config.load(None, {}, registry=section)
         assert private.split(":")[1][:20] not in str(refused.value)
-

@@ -82,6 +82,8 @@ class Marker:
 class _Batch(DefaultRecordBatch):  # type: ignore[misc]
     """A batch that may say anything of itself."""
 
+    _decompressed: bool
+
     def __init__(self, raw: memoryview, following: int | None) -> None:
         """`following`: base offset of the next batch, where it was fetched too."""
         super().__init__(bytes(raw).ljust(self.HEADER_STRUCT.size, b"\0"))  # one of an older format may be shorter

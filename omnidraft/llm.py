@@ -190,14 +190,14 @@ class LLM:
             raise RequestError(f"stream gives one text, got n = {chosen.n}")
         (request,) = chosen.requests({"messages": _messages(conversation)})
         with self._undisturbed():
-            generation = self._add(request)
+            sequence = self._add(request)
             try:
-                while not generation.is_over:
+                while not sequence.is_over:
                     self._run_round()
-                    for step in self._take_steps(generation):
+                    for step in self._take_steps(sequence):
                         yield step.text
             finally:
-                self._remove(generation)
+                self._remove(sequence)
 
     def _run(
         self, prompts: Sequence[tuple[Conversation, Mapping[str, Any]]], params: SamplingParams, use_tqdm: bool
@@ -210,22 +210,22 @@ class LLM:
         with self._undisturbed(), tqdm(total=len(asked), desc="Generated", unit="text", disable=not use_tqdm) as bar:
             try:
                 for number, (_, request) in enumerate(asked):
-                    generation = self._add(request)
+                    sequence = self._add(request)
                     result = results[number // params.n]
-                    texts[generation] = result, result.outputs[number % params.n]
-                while any(not generation.is_over for generation in texts):
+                    texts[sequence] = result, result.outputs[number % params.n]
+                while any(not sequence.is_over for sequence in texts):
                     self._run_round()
-                    for generation, (_, output) in texts.items():
-                        for step in self._take_steps(generation):
+                    for sequence, (_, output) in texts.items():
+                        for step in self._take_steps(sequence):
                             output.take(step)
                             bar.update(step.finish_reason is not None)
             finally:
-                for generation in texts:
-                    self._remove(generation)
-        for generation, (result, _) in texts.items():
-            result.num_prompt_tokens = generation.num_prompt_tokens
-            result.num_cached_tokens = max(result.num_cached_tokens, generation.num_reused)
-            result.seeds.append(generation.seed)
+                for sequence in texts:
+                    self._remove(sequence)
+        for sequence, (result, _) in texts.items():
+            result.num_prompt_tokens = sequence.num_prompt_tokens
+            result.num_cached_tokens = max(result.num_cached_tokens, sequence.num_reused)
+            result.seeds.append(sequence.seed)
         return results
 
     def _undisturbed(self) -> AbstractContextManager[None]:
@@ -234,23 +234,23 @@ class LLM:
 
     def _add(self, request: GenerationRequest) -> SequenceState:
         """Add a text to the next rounds, with an inbox. Raises RequestError."""
-        generation = self._engine.add_request(request, client=_SCOPE, cache_scope=_SCOPE)
-        self._inboxes[generation] = deque()
-        return generation
+        sequence = self._engine.add_request(request, client=_SCOPE, cache_scope=_SCOPE)
+        self._inboxes[sequence] = deque()
+        return sequence
 
-    def _remove(self, generation: SequenceState) -> None:
+    def _remove(self, sequence: SequenceState) -> None:
         """End a text, if it has not ended, and drop its inbox."""
-        self._engine.abort(generation)
-        del self._inboxes[generation]
+        self._engine.abort(sequence)
+        del self._inboxes[sequence]
 
     def _run_round(self) -> None:
         """Run one round of all texts, and put each output into the inbox of its text."""
         for output in self._engine.step():
             self._inboxes[output.sequence].append(output)
 
-    def _take_steps(self, generation: SequenceState) -> Iterator[Step]:
+    def _take_steps(self, sequence: SequenceState) -> Iterator[Step]:
         """Take the steps out of the inbox of a text, also those that come meanwhile. Raises what ended the text."""
-        inbox = self._inboxes[generation]
+        inbox = self._inboxes[sequence]
         while inbox:
             output = inbox.popleft()
             if output.error is not None:

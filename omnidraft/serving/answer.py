@@ -116,14 +116,14 @@ class Answer:
     @property
     def system_fingerprint(self) -> str:
         """The snapshot that drafts, and all else that the text depends on besides the request; once a step has come."""
-        generation = self.queued.texts[0].generation
-        assert generation is not None
-        return f"{generation.snapshot.snapshot_id}/{self.model.fingerprint}"
+        sequence = self.queued.texts[0].sequence
+        assert sequence is not None
+        return f"{sequence.snapshot.snapshot_id}/{self.model.fingerprint}"
 
     def usage(self) -> Usage:
         """Return the usage so far."""
         texts = self.queued.texts
-        prompts = [text.generation for text in texts[:: self.body.n or 1] if text.generation]
+        prompts = [text.sequence for text in texts[:: self.body.n or 1] if text.sequence]
         num_prompt = sum(each.num_prompt_tokens for each in prompts)
         num_completion = sum(text.stats.num_tokens for text in texts)
         num_cached = sum(each.num_reused for each in prompts)
@@ -153,8 +153,8 @@ class Answer:
         response has for it; nothing unless the request asks for it."""
         if not self.body.figures:
             return {}
-        generations = [text.generation for text in self.queued.texts if text.generation]
-        origin = {"snapshot_version": generations[0].snapshot.version, "seeds": [each.seed for each in generations]}
+        sequences = [text.sequence for text in self.queued.texts if text.sequence]
+        origin = {"snapshot_version": sequences[0].snapshot.version, "seeds": [each.seed for each in sequences]}
         sampling = numbers_of(self.queued.texts[0].request.sampling)
         return {"omnidraft": {**self.queued.stats.summary(), **origin, "sampling": sampling}}
 

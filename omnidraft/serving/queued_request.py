@@ -25,7 +25,7 @@ class QueuedText:
     stats: DecodeStats = field(default_factory=DecodeStats)
     decoded: Request | None = None
     """The request in ids; None until QueuedRequest.tokenize was called."""
-    generation: SequenceState | None = None
+    sequence: SequenceState | None = None
     """None until decoding begins."""
     prompt_tokens: list[PromptToken] = field(default_factory=list)
     """The prompt's tokens after the first, with their log-probabilities, where the request asks for them."""

@@ -187,15 +187,15 @@ class RequestQueue:
         request.tokenize()
         for index, text in enumerate(request.texts):
             text.stats.begin()
-            text.generation = request.engine.add_request(
+            text.sequence = request.engine.add_request(
                 text.request,
                 snapshot,
                 client=request.client,
                 cache_scope=request.cache_scope,
                 decoded=text.decoded,
             )
-            snapshot = text.generation.snapshot
-            queue.texts[text.generation] = request, index
+            snapshot = text.sequence.snapshot
+            queue.texts[text.sequence] = request, index
 
     def _step(self, engine: Engine, queue: EngineQueue) -> None:
         """Run one round, hand its steps over, and charge its time to the clients."""
@@ -233,9 +233,9 @@ class RequestQueue:
             logger.error("request %s failed", request.request_id, exc_info=error)
         queue.scoring.remove(request)
         for text in request.texts:
-            if text.generation is not None:
-                request.engine.abort(text.generation)
-                queue.texts.pop(text.generation, None)
+            if text.sequence is not None:
+                request.engine.abort(text.sequence)
+                queue.texts.pop(text.sequence, None)
         with self._changed:
             queue.durations_s.append(time.monotonic() - queue.running.pop(request))
             self._set_gauges(request.engine)

@@ -124,11 +124,11 @@ async def _events(
 
 
 def _summary(queued: QueuedRequest) -> Event:
-    generation = queued.texts[0].generation
-    assert generation is not None  # it has ended
+    sequence = queued.texts[0].sequence
+    assert sequence is not None  # it has ended
     return {
-        "seed": str(generation.seed),
-        "snapshot_version": generation.snapshot.version,
-        "num_prompt_tokens": generation.num_prompt_tokens,
+        "seed": str(sequence.seed),
+        "snapshot_version": sequence.snapshot.version,
+        "num_prompt_tokens": sequence.num_prompt_tokens,
         "stats": queued.stats.summary(),
     }

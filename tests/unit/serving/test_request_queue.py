@@ -109,8 +109,8 @@ def test_what_ends_the_thread_ends_every_request(
             num_tokens(each)
     wait_for(metrics, "KeyError")
     for text in (each.texts[0] for each in asked):
-        if text.generation is not None:
-            engine.abort(text.generation)  # other tests have this engine too
+        if text.sequence is not None:
+            engine.abort(text.sequence)  # other tests have this engine too
     with pytest.raises(Stopping):
         requests.submit(queued(engine))
     wait_until(lambda: requests.problem)
@@ -170,38 +170,38 @@ def test_retry_after_is_estimated_from_the_durations_of_requests(engine: Engine,
 def test_texts_of_one_request_keep_its_snapshot(engine: Engine, requests: RequestQueue) -> None:
     base = engine.slot.current
     engine.slot.swap(snapshot(1, base.proposer))
-    generations = [replace(GENERATION, seed=seed, max_new_tokens=12) for seed in (1, 2, 3)]
-    three_texts = QueuedRequest(engine, generations)
+    sequences = [replace(GENERATION, seed=seed, max_new_tokens=12) for seed in (1, 2, 3)]
+    three_texts = QueuedRequest(engine, sequences)
     steps = steps_of(requests.submit(three_texts))
     indices = [next(steps)[0]]
     engine.slot.swap(snapshot(2, base.proposer))
     indices += [index for index, _ in steps]
     assert set(indices) == {0, 1, 2}
-    assert {text.generation.snapshot.version for text in three_texts.texts if text.generation} == {1}
+    assert {text.sequence.snapshot.version for text in three_texts.texts if text.sequence} == {1}
     assert three_texts.stats.num_tokens == sum(text.stats.num_tokens for text in three_texts.texts)
     later = requests.submit(queued(engine))
     assert num_tokens(later) == 4
-    assert later.texts[0].generation is not None
-    assert later.texts[0].generation.snapshot.version == 2
+    assert later.texts[0].sequence is not None
+    assert later.texts[0].sequence.snapshot.version == 2
 
 
 def test_a_prompt_is_tokenised_once_for_all_its_choices(
     many_engine: Engine, metrics: CountingMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = replace(GENERATION, sampling=Sampling(1.0), max_new_tokens=12)
-    generations = [replace(drawn, seed=seed, request_id=f"r{seed}") for seed in (1, 2, 3)]
-    generations += [replace(drawn, prompt="A robe takes"), replace(drawn, stop_strings=("x",))]
-    alone = ["".join(step.text for step in many_engine.stream(each).steps) for each in generations]
+    sequences = [replace(drawn, seed=seed, request_id=f"r{seed}") for seed in (1, 2, 3)]
+    sequences += [replace(drawn, prompt="A robe takes"), replace(drawn, stop_strings=("x",))]
+    alone = ["".join(step.text for step in many_engine.stream(each).steps) for each in sequences]
     decode_request, asked = many_engine.decode_request, list[GenerationRequest]()
 
     def counted(request: GenerationRequest) -> Request:
         asked.append(request)
         return decode_request(request)
 
-    queued = QueuedRequest(many_engine, generations)
+    queued = QueuedRequest(many_engine, sequences)
     monkeypatch.setattr(many_engine, "decode_request", counted)
     requests = RequestQueue(metrics, max_waiting=8)
-    texts = [""] * len(generations)
+    texts = [""] * len(sequences)
     for index, step in steps_of(requests.submit(queued)):
         texts[index] += step.text
     requests.close(PATIENCE_S)
@@ -217,8 +217,8 @@ def test_requests_are_decoded_side_by_side(
     many_engine: Engine, metrics: CountingMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is the text that it is alone; the short ones do not wait for the long one."""
-    generations = [replace(GENERATION, seed=seed, max_new_tokens=40 if seed == 1 else 5) for seed in range(1, 5)]
-    alone = ["".join(step.text for step in many_engine.stream(each).steps) for each in generations]
+    sequences = [replace(GENERATION, seed=seed, max_new_tokens=40 if seed == 1 else 5) for seed in range(1, 5)]
+    alone = ["".join(step.text for step in many_engine.stream(each).steps) for each in sequences]
     step, rounds, are_submitted = many_engine.step, list[list[SequenceState]](), threading.Event()
 
     def noted() -> list[SequenceOutput]:
@@ -229,11 +229,11 @@ def test_requests_are_decoded_side_by_side(
 
     monkeypatch.setattr(many_engine, "step", noted)
     requests = RequestQueue(metrics, max_waiting=8)
-    submitted = [requests.submit(QueuedRequest(many_engine, [each], client=f"c{each.seed}")) for each in generations]
+    submitted = [requests.submit(QueuedRequest(many_engine, [each], client=f"c{each.seed}")) for each in sequences]
     are_submitted.set()
     assert ["".join(step.text for _, step in steps_of(each)) for each in submitted] == alone
     requests.close(PATIENCE_S)
-    long, *short = [each.texts[0].generation for each in submitted]
+    long, *short = [each.texts[0].sequence for each in submitted]
     assert rounds[-1] == [long]
     assert all(any(long in each and other in each for each in rounds) for other in short)
 

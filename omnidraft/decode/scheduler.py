@@ -121,10 +121,13 @@ class Scheduler:
     def schedule(self, pass_s_of: Callable[[Mode], PassSeconds | None]) -> ScheduledRound:
         """Return the next round. `pass_s_of` a mode sizes the chunks of prompts; None where it was not measured."""
         scheduled = ScheduledRound()
-        self._preempt_for_fairness()
-        self._admit(scheduled)
+        if self._waiting:
+            self._preempt_for_fairness()
+            self._admit(scheduled)
         self._preempt_for_memory()
         scheduled.running = self._running
+        if len(scheduled.running) == len(self._admitted):
+            return scheduled
         pass_s = pass_s_of(scheduled.running[0].request.mode) if scheduled.running else None
         rows = chunk_beside(len(scheduled.running), self._target.max_rows, pass_s)
         for sequence, num_ids in self._shares(rows).items():

@@ -45,6 +45,8 @@ class Source(StrEnum):
     FORCED = "forced"  # the only token that the grammar allows
     PREDICTION = "prediction"  # the client's own prediction of the answer
 
+    __hash__ = str.__hash__  # which knows it: that of enumerations is computed anew, several times a node
+
 
 class FinishReason(StrEnum):
     """The reason why a text ended."""

@@ -78,6 +78,8 @@ class ForcedPrefixes:
     def behind(self, tree: DraftTreeBuilder, prefix: DraftPrefix) -> DraftPrefix | None:
         """Add what is forced after the prefix to the tree, and return the prefix behind it, which is this one where
         nothing is forced; None where the drafter cannot continue: the text ends, or the tree is at its depth."""
+        if tree.constraints is None:
+            return prefix
         runs = [self._runs.extend(tree, end) for end in prefix.ends]
         longest = max(runs, key=len)
         last = longest[-1] if longest else prefix.ends[0]

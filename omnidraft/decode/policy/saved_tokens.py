@@ -5,28 +5,28 @@ arithmetic, that is little more than its row, while a draft now pays for the row
 long chains are for passes whose rows are nearly free, and for texts that nothing is expected to turn aside.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import numpy as np
-
-_CHAIN_LENGTHS = np.array([0, 1, 3, 7, 15, 31, 63])
+_CHAIN_LENGTHS = (0, 1, 3, 7, 15, 31, 63)
 _ALMOST_SURE = 1 - 1e-9
 
 
-def saved_tokens(
-    values: Sequence[float],
-    acceptances: Sequence[float],
-    rate: float,
-    pass_s: Callable[[int], float],
-    num_drafted: int,
-    num_texts: int,
-) -> list[float]:
-    """Return the seconds that these nodes save, in tokens at `rate`: each those of a token in rounds that draft chains
-    of its acceptance, as long as is best, for `num_drafted` of the texts that share the target; 1 / `rate` at most."""
-    if not any(acceptances):
-        return list(values)
-    seconds = np.array([pass_s(num_texts + num_drafted * int(length)) for length in _CHAIN_LENGTHS])
-    each = np.minimum(acceptances, _ALMOST_SURE)[:, None]
-    tokens = num_texts + num_drafted * each * (1 - each**_CHAIN_LENGTHS) / (1 - each)
-    saved: list[float] = (np.minimum(rate * (seconds / tokens).min(axis=1), 1.0) * values).tolist()
-    return saved
+class SavedTokens:
+    """Those of one round, in which `num_drafted` of the texts that share the target are drafted for."""
+
+    def __init__(self, rate: float, pass_s: Callable[[int], float], num_drafted: int, num_texts: int) -> None:
+        """`rate`: the tokens per second that saved seconds count for."""
+        self._num_drafted, self._num_texts = num_drafted, num_texts
+        self._worth = [(length, rate * pass_s(num_texts + num_drafted * length)) for length in _CHAIN_LENGTHS]
+        self._shares = {0.0: 1.0}
+
+    def share(self, acceptance: float) -> float:
+        """Return the share of its value that a node saves whose like have this acceptance in the next pass: what a
+        token costs in rounds that draft chains of them, as long as is best; 1 at most."""
+        if acceptance not in self._shares:
+            self._shares[acceptance] = self._computed(min(acceptance, _ALMOST_SURE))
+        return self._shares[acceptance]
+
+    def _computed(self, each: float) -> float:
+        per_text = self._num_drafted * each / (1 - each)
+        return min(1.0, *(worth / (self._num_texts + per_text * (1 - each**length)) for length, worth in self._worth))

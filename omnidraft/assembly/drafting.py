@@ -16,6 +16,7 @@ from omnidraft.decode.drafting.drafter import Drafter
 from omnidraft.decode.drafting.loaded_factors import LoadedFactors
 from omnidraft.decode.drafting.prediction_source import PredictionSource
 from omnidraft.decode.drafting.prompt_lookup import PromptLookup
+from omnidraft.decode.drafting.ranking import rank_tokens
 from omnidraft.decode.drafting.session_pool import DrafterMemory, SessionPool
 from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSource, no_fleet_memory
 from omnidraft.decode.drafting.token_healing import TokenHealing
@@ -29,6 +30,7 @@ from omnidraft.decode.prefill_chunk import MAX_PREFILL_S
 from omnidraft.errors import ContractError, VocabularyError
 from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.models.catalog import store
+from omnidraft.models.native.drafter import NativeDrafter
 from omnidraft.models.probe.subprocess_trial import processor
 from omnidraft.ports import DraftModel, Mode, Policy, Proposer, Target
 from omnidraft.vocab.ngram_cache import NgramCache
@@ -109,6 +111,7 @@ def proposer(
         TokenHealing(tokenizers.drafter.vocabulary, tokenizers.target, alignment),
         extends_to_depth=is_external,
         max_read_s=None if is_external else MAX_PREFILL_S,
+        rank=model.rank if isinstance(model, NativeDrafter) else rank_tokens,
     )
     memories = memory_sources(settings, tokenizers, shared.recent, fleet, is_external=is_external)
     if settings.policy == "acceptance" and not model.has_head:

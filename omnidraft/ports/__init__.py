@@ -49,6 +49,8 @@ from omnidraft.ports.drafting import (
     Precision,
     Proposer,
     ProposerSession,
+    RankedTokens,
+    RankTokens,
     RoundPlan,
     RoundText,
     TextOutcome,

@@ -7,12 +7,14 @@ Shapes: V a vocabulary, R rows of a pass, C of them context, N selected rows, H 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from omnidraft.ports.decoding import Noise, Request, Work
 from omnidraft.ports.target import DraftTree, TreeLimits
+from omnidraft.vocab.alignment import Alignment
 
 AcceptanceFn = Callable[[float], float]
 """log q of a guess -> the probability that the target accepts it, given that it accepts all before it."""
@@ -58,6 +60,28 @@ class DraftModel(Protocol):
 
     def branch_all(self, requests: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
         """Call `branch` on several distinct sessions, in one pass where the model can batch."""
+
+
+class RankedTokens(NamedTuple):
+    """The most probable ids of a drafter that become target tokens, and the first ones of these. Shapes: K such ids, M
+    different target tokens. Equal ones are in the order of their ids."""
+
+    max_logit: float
+    """NaN where a logit is; where it is not finite, nothing is ranked."""
+    draft_ids_K: np.ndarray
+    """int64, best first."""
+    draft_q_K: np.ndarray
+    """float64, their probabilities."""
+    target_ids_M: np.ndarray
+    """int64, best first."""
+    first_M: np.ndarray
+    """int64: the place among K of the best draft id of each target token."""
+    target_q_M: np.ndarray
+    """float64: the probability of all draft ids of each target token."""
+
+
+RankTokens = Callable[[np.ndarray, Alignment], RankedTokens]
+"""Ranks float32 logits [V] of a drafter; the result may be valid until the next call."""
 
 
 class ProposerSession(Protocol):

@@ -17,12 +17,13 @@ from omnidraft.decode.drafting.draft_tree_builder import TextDraft
 from omnidraft.decode.drafting.drafter_context import DrafterContext
 from omnidraft.decode.drafting.drafter_session import LAST_IDS, DrafterSession, Extension
 from omnidraft.decode.drafting.loaded_factors import LoadedFactors
+from omnidraft.decode.drafting.ranking import rank_tokens
 from omnidraft.decode.drafting.session_pool import SessionPool
 from omnidraft.decode.drafting.token_healing import TokenHealing
 from omnidraft.decode.drafting.token_mapping import AFTER_TEXT, DraftPrefix
 from omnidraft.decode.policy.cost_measurement import wait_for
 from omnidraft.decode.policy.cost_model import CostCurve
-from omnidraft.ports import DraftModel, Request, RoundPlan
+from omnidraft.ports import DraftModel, RankTokens, Request, RoundPlan
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.ngram_cache import NgramCache
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
@@ -50,6 +51,8 @@ class Drafter:
     """Whether it extends its chain to the limit also where another source's chain has as many nodes as are scored."""
     max_read_s: float | None = None
     """Seconds that texts wait in a round for the reading of others; None, or steps that are not measured: for all."""
+
+    rank: RankTokens = rank_tokens
 
     @property
     def num_read_beside(self) -> int | None:

@@ -223,8 +223,6 @@ class Extension:
         ModelError where these are no numbers."""
         assert self.session.model is not None
         rows = logits_RD.float().cpu().numpy()
-        if not math.isfinite(rows.max()):
-            raise ModelError("the drafter's logits are not finite; roll back to the previous snapshot")
         head = self.session.model.acceptance_probabilities() if plan.uses_acceptance_head else None
         for prefix in prefixes:
             assert prefix.row is not None
@@ -241,6 +239,7 @@ class Extension:
         healing = self.session.drafter.healing
         assert healing is not None
         logits, q = healing.divided(logits_D)
+        _require_numbers(q)
         is_likely = q > 0.5
         self._expand(prefix, logits, self.num_candidates - is_likely, 1 - q)
         if is_likely or self.num_candidates > 1:
@@ -252,10 +251,14 @@ class Extension:
         session, tree, noise = self.session, self.draft.tree, self.draft.noise
         sampling, work = session.request.sampling, session.request.work
         coupling, end = session.drafter.noise_coupling, max(prefix.ends, key=tree.value)
-        alignment, constraints, path = session.mapper.alignment_at(prefix), tree.constraints, tree.tokens_to(end)
+        alignment, constraints, path = session.mapper.alignment_at(prefix), tree.constraints, list[int]()
         if constraints is not None:
+            path = tree.tokens_to(end)
             logits_D = constraints.adjusted(logits_D, alignment, path)
-        ranker = CandidateRanker(logits_D, alignment, sampling)
+        ranked = session.drafter.rank(logits_D, alignment)
+        is_none_left = ranked.max_logit == -math.inf and (constraints is not None or prefix.heals)
+        _require_numbers(0.0 if is_none_left else ranked.max_logit)
+        ranker = CandidateRanker(ranked, alignment, sampling)
         weight, at = coupling.best(sampling.temperature, work), self.draft.position + tree.nodes[end].depth
         tree.noise_weight = weight if sampling.temperature else 0.0
         if sampling.temperature and share >= 0.5:
@@ -285,3 +288,8 @@ class Extension:
         if self.num_candidates > 1 and limits.num_chains is None:
             return tree.num_drafted - self.num_before >= 4 * self.draft.num_drafter_nodes
         return len(tree.ranked(limits)) >= limits.num_nodes
+
+
+def _require_numbers(largest: float) -> None:
+    if not math.isfinite(largest):
+        raise ModelError("the drafter's logits are not finite; roll back to the previous snapshot")

@@ -5,7 +5,7 @@ can be read one by one and together, none where a target token reaches across it
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, CandidateKind
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
@@ -92,7 +92,7 @@ class TokenMapper:
         merged = self._merged(tree, prefix, candidate, rank, style)
         read, acceptance = candidate, prefix.acceptance
         if merged:
-            read = replace(candidate, confidence=candidate.confidence * _SHADOWED_SHARE)
+            read = candidate._replace(confidence=candidate.confidence * _SHADOWED_SHARE)
             rank, acceptance = _SHADOWED_RANK, None
         one_by_one = [self._pieces(tree, end, pieces, read, rank, style, acceptance) for end in prefix.ends]
         ends = dict.fromkeys(end for end in (*merged, *one_by_one) if end is not None)

@@ -6,6 +6,7 @@ The drafter may compute in any precision, since it cannot change the text.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from omnidraft.errors import KernelsUnavailable
@@ -15,6 +16,8 @@ from omnidraft.models.native import library as native
 from omnidraft.models.native.model import NativeModel
 from omnidraft.models.native.packed_cache import PackedCache
 from omnidraft.models.native.packed_model import PackedModel
+from omnidraft.ports import RankedTokens
+from omnidraft.vocab.alignment import Alignment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,7 +39,22 @@ class NativeDrafter(KvDrafter):
         head: AcceptanceHead | None = None,
     ) -> None:
         """See NativeModel for precisions, library.load for kernels and errors."""
-        super().__init__(NativeModel(model, precision, native.load(kernels)), head)
+        self._library = native.load(kernels)
+        super().__init__(NativeModel(model, precision, self._library), head)
+        self._ranking = native.RankingStruct()
+        names = ("ids", "q", "targets", "firsts", "target_q")
+        self._ranked = [np.ctypeslib.as_array(getattr(self._ranking, name)) for name in names]
+
+    def rank(self, logits_D: np.ndarray, alignment: Alignment) -> RankedTokens:
+        """Implement ports.RankTokens, for contiguous logits; the result is valid until the next call."""
+        ranking, first_D = self._ranking, alignment.first_D
+        first = first_D.ctypes.data, len(first_D), alignment.num_target
+        self._library.omnidraft_rank(logits_D.ctypes.data, len(logits_D), *first, ranking)
+        ids, q, targets, firsts, target_q = self._ranked
+        num, num_targets = ranking.num_ids, ranking.num_targets
+        return RankedTokens(
+            ranking.max_logit, ids[:num], q[:num], targets[:num_targets], firsts[:num_targets], target_q[:num_targets]
+        )
 
 
 def cached_drafter(folder: Path, precision: str, kernels: str, cache: PackedCache) -> NativeDrafter | None:

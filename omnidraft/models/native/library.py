@@ -1,7 +1,7 @@
 """The ctypes declarations of kernels/interface.h and of the functions at the end of kernels/kernels.cpp."""
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_size_t, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
 
 from omnidraft.errors import KernelsUnavailable
@@ -103,6 +103,20 @@ class PassStruct(Structure):
     ]
 
 
+_RANKED = 128
+
+
+class RankingStruct(Structure):
+    """The most probable ids of a drafter, and the first target tokens that they become."""
+
+    _fields_ = [
+        *((name, c_int) for name in ("num_ids", "num_targets")),
+        *((name, c_int64 * _RANKED) for name in ("ids", "targets", "firsts")),
+        *((name, c_double * _RANKED) for name in ("q", "target_q")),
+        ("max_logit", c_double),
+    ]
+
+
 def load(variant: str = "auto") -> Library:
     """Load the build of the kernels that works on this processor; see probe.choice.kernels for arguments and errors."""
     from omnidraft.models.probe.choice import kernels  # which opens what it chooses among
@@ -140,6 +154,7 @@ def open_library(path: Path) -> Library:
         "scratch_bytes": ([POINTER(ModelStruct), c_int, c_int, c_int, c_int], c_size_t),
         "forward": ([POINTER(ModelStruct), POINTER(PassStruct), POINTER(c_double)], None),
         "bits": ([c_int], c_char_p),
+        "rank": ([c_void_p, c_int, c_void_p, c_int, c_int, POINTER(RankingStruct)], None),
         "move": ([POINTER(ModelStruct), c_void_p, c_int, POINTER(c_int), c_int, c_int], None),
     }
     for name, (arguments, result) in signatures.items():

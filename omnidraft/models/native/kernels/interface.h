@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <cstdint>
+
 extern "C" {
 
 // What is null is not there. A norm's weights [padded width] are followed by its bias where `norms_have_mean`.
@@ -84,4 +86,14 @@ struct Pass {
 };
 
 enum WeightFormat { FLOAT32, BFLOAT16, INT8, INT4 };
+
+const int RANKED = 128;  // a drafter's most probable ids that are ranked
+
+// A drafter's most probable ids that become target tokens, best first, and the first target tokens of these.
+struct Ranking {
+    int num_ids, num_targets;
+    int64_t ids[RANKED], targets[RANKED], firsts[RANKED];  // `firsts`: the number of the best id of each target token
+    double q[RANKED], target_q[RANKED];
+    double max_logit;  // NaN where a logit is; without a finite one nothing is ranked
+};
 }

@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "forward.h"
+#include "ranking.h"
 
 namespace {
 
@@ -133,6 +134,11 @@ void omnidraft_forward(const Model* m, const Pass* p, double* spent_s) {
         case INT4: return forward<Int4Matrix, Int8Matrix, Float16, BFloat16>(*m, *p);
         default: return forward<Int8Matrix, Int8Matrix, Float16, BFloat16>(*m, *p);
     }
+}
+
+// Ranks logits [size]; `first` [num_known] has the first target token of each id, `num_target` where there is none.
+void omnidraft_rank(const float* logits, int size, const int64_t* first, int num_known, int num_target, Ranking* to) {
+    rank(logits, size, first, num_known, num_target, *to);
 }
 
 // Moves keys and values of the slots `sources` (ascending, none before its destination) to `start`, `start + 1`, ...

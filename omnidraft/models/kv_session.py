@@ -6,7 +6,6 @@ Shapes: R new rows, V vocabulary, H hidden size.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import repeat
 from typing import Any, Protocol
 
 import torch
@@ -158,8 +157,7 @@ class BranchingSession:
 
         def finish(logits_1V: torch.Tensor | None) -> torch.Tensor:
             if logits_1V is None:
-                logits_RV, row = self._logits[path[-1]]
-                logits_V, self._state_RH = logits_RV[row], self._hidden[path[-1] : path[-1] + 1]
+                logits_V, self._state_RH = self._logits[path[-1]], self._hidden[path[-1] : path[-1] + 1]
             else:
                 logits_V, self._state_RH = logits_1V[0], self._new_hidden()
             self._length = keep + len(ids)
@@ -176,7 +174,7 @@ class BranchingSession:
             assert logits_RV is not None
             self._parents += parents
             self._ids += ids
-            self._logits += zip(repeat(logits_RV), range(len(ids)), strict=False)
+            self._logits += logits_RV
             self._state_RH = self._new_hidden()
             self._hidden += self._state_RH
             return logits_RV
@@ -193,7 +191,7 @@ class BranchingSession:
     def _clear_branches(self) -> None:
         self._parents: list[int] = []
         self._ids: list[int] = []
-        self._logits: list[tuple[torch.Tensor, int]] = []
+        self._logits: list[torch.Tensor] = []
         self._hidden: list[torch.Tensor] = []
 
     def _matching_path(self, ids: Sequence[int]) -> list[int]:

@@ -6,7 +6,7 @@ Shapes: R rows of a pass, C slots, K key heads, D head size, V vocabulary, H hid
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import groupby
+from itertools import count, groupby, repeat
 from mmap import mmap
 from typing import TYPE_CHECKING, Any
 
@@ -122,17 +122,13 @@ class NativeModel:
             logits_RV: the output, from `first_row` on: `num_logits` last rows of each segment, in order.
             hidden_RH: the output for the normed last hidden states of the same rows; None needs none.
         """
-        ids: list[int] = []
-        texts: list[int] = []
-        nodes: list[int] = []
-        for is_scored in (False, True):
-            for text, each in enumerate(segments):
-                num_unscored = len(each.ids) - each.num_logits
-                own = each.ids[num_unscored:] if is_scored else each.ids[:num_unscored]
-                first = each.num_before + (num_unscored if is_scored else 0)
-                ids += own
-                texts += [text] * len(own)
-                nodes += range(first, first + len(own))
+        unscored: list[tuple[int, int, int]] = []
+        scored: list[tuple[int, int, int]] = []
+        for text, each in enumerate(segments):
+            rows = list(zip(each.ids, repeat(text), count(each.num_before)))
+            unscored += rows[: len(rows) - each.num_logits]
+            scored += rows[len(rows) - each.num_logits :]
+        ids, texts, nodes = zip(*unscored, *scored, strict=True)
         limit = torch.get_num_threads()
         threads = limit if self._takes_all_threads else self._threads.choose(limit)
         capacity = max(segment.backend.capacity for segment in segments)
@@ -144,7 +140,7 @@ class NativeModel:
                 self._weights.struct,
                 native.PassStruct(
                     rows=len(ids),
-                    logit_rows=sum(each.num_logits for each in segments),
+                    logit_rows=len(scored),
                     capacity=capacity,
                     rank=rank,
                     threads=threads,

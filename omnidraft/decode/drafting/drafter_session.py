@@ -252,7 +252,8 @@ class Extension:
         sampling, work = session.request.sampling, session.request.work
         coupling, end = session.drafter.noise_coupling, max(prefix.ends, key=tree.value)
         alignment, constraints, path = session.mapper.alignment_at(prefix), tree.constraints, list[int]()
-        if constraints is not None:
+        if constraints is not None:  # which may leave nothing of what are numbers
+            _require_numbers(float(logits_D.max()))
             path = tree.tokens_to(end)
             logits_D = constraints.adjusted(logits_D, alignment, path)
         ranked = session.drafter.rank(logits_D, alignment)

@@ -167,7 +167,7 @@ class Decoder:
         """Add a text whose own parts draw and end it; of its request's settings, drafts know alone. Return it."""
         request, scope = sequence.request, sequence.cache_scope
         if proposer is not None and request.num_draft_tokens:
-            sequence.draft = SafeSession(proposer, request, self.target.vocab_size, self.failures)
+            sequence.draft = self._safe_session(proposer, request)
         if scope is not None and rotation_offset(self.target, len(request.prompt_ids) + request.max_new_tokens):
             sequence.cache_scope = scope + "\0long"  # whose keys are of no use to other texts
         self.scheduler.add(sequence)
@@ -177,10 +177,13 @@ class Decoder:
         """Draft for a running sequence with another snapshot's proposer from now on; its text does not change."""
         if sequence.draft is not None:
             sequence.draft.close()
-            sequence.draft = SafeSession(proposer, sequence.request, self.target.vocab_size, self.failures)
+            sequence.draft = self._safe_session(proposer, sequence.request)
             emitted = sequence.ids[len(sequence.request.prompt_ids) :]
             if emitted:
                 sequence.draft.observe(emitted)
+
+    def _safe_session(self, proposer: Proposer, request: Request) -> SafeSession:
+        return SafeSession(proposer, request, self.target.vocab_size, self.failures)
 
     def abort(self, sequence: SequenceState, *, keeps_keys: bool = False) -> None:
         """End a sequence, and free its keys or leave them to others; nothing happens when it has ended already."""

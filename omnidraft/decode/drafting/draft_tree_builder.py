@@ -39,11 +39,26 @@ class Node:
 
 
 class DraftTreeBuilder:
-    """Nodes in the order in which they were added; node 0 is the last emitted token."""
+    """One text's part of a round. Nodes are in the order in which they were added; node 0 is the last emitted token."""
 
-    def __init__(self, root_token: int, max_depth: int, constraints: DraftConstraints | None = None) -> None:
-        """Begin with the root alone; `constraints` refuse tokens that the target cannot draw."""
-        self.constraints = constraints
+    def __init__(
+        self,
+        root_token: int,
+        limits: TreeLimits,
+        noise: Noise,
+        constraints: DraftConstraints | None = None,
+        index: int = 0,
+        position: int = 0,
+    ) -> None:
+        """Begin with the root alone.
+
+        Args:
+            constraints: refuse tokens that the target cannot draw.
+            index: the number of the text in the round's plan.
+            position: that of the next emitted token.
+        """
+        self.limits, self.noise, self.constraints = limits, noise, constraints
+        self.index, self.position = index, position
         self.nodes = [Node(root_token, 0, 0, None, 1.0)]
         self.draft_ids: tuple[int, ...] = ()
         self.step_rows: list[int] = []
@@ -53,7 +68,7 @@ class DraftTreeBuilder:
         self.search_s = 0.0
         """Seconds in which the suffix memory was searched."""
         self.noise_weight: float | None = None
-        self._max_depth = max_depth
+        self._max_depth = limits.longest_chain - 1
         self._children: list[dict[int, int]] = [{}]
 
     @property
@@ -165,16 +180,14 @@ class DraftTreeBuilder:
             node = self._children[node][token]
         return reached
 
-    def ranked(self, limits: TreeLimits) -> list[int]:
+    def ranked(self) -> list[int]:
         """Return the nodes that fit, best first; every prefix of this list is a tree that fits."""
-        depth = self._max_depth if limits.depth is None else limits.depth
-        values = self.values()
-        fitting = [number for number in range(1, len(self.nodes)) if self.nodes[number].depth <= depth]
-        if limits.num_chains is None:
-            order = sorted(fitting, key=lambda number: (-values[number], number))
+        values, drafted = self.values(), range(1, len(self.nodes))
+        if self.limits.num_chains is None:
+            order = sorted(drafted, key=lambda number: -values[number])
         else:
-            order = self._chains(fitting, values, limits.num_chains)
-        return order[: limits.num_nodes]
+            order = self._chains(drafted, values, self.limits.num_chains)
+        return order[: self.limits.num_nodes]
 
     def build(self, order: Sequence[int]) -> DraftTree:
         """Return the tree of these nodes; a parent stands before its children."""
@@ -218,17 +231,3 @@ class DraftTreeBuilder:
             path.append(node)
             node = self.nodes[node].parent
         return path[::-1]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TextDraft:
-    """One text's part of a round: the tree that the draft sources fill."""
-
-    index: int
-    """The number of the text in the round's plan."""
-    tree: DraftTreeBuilder
-    position: int
-    limits: TreeLimits
-    noise: Noise
-    num_drafter_nodes: int
-    """The nodes of `limits` that a drafter may fill; more are for memories only."""

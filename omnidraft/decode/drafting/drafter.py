@@ -13,7 +13,7 @@ from itertools import chain
 import torch
 
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, NoiseCoupling
-from omnidraft.decode.drafting.draft_tree_builder import TextDraft
+from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
 from omnidraft.decode.drafting.drafter_context import DrafterContext
 from omnidraft.decode.drafting.drafter_session import LAST_IDS, DrafterSession, Extension
 from omnidraft.decode.drafting.loaded_factors import LoadedFactors
@@ -76,7 +76,9 @@ class Drafter:
         """See tree_proposer.DraftSource."""
         return DrafterSession(self, request, calibrator)
 
-    def extend_all(self, sessions: Sequence[DrafterSession], drafts: Sequence[TextDraft], plan: RoundPlan) -> None:
+    def extend_all(
+        self, sessions: Sequence[DrafterSession], drafts: Sequence[DraftTreeBuilder], plan: RoundPlan
+    ) -> None:
         """See tree_proposer.DraftSource."""
         extensions = []
         for session, draft in zip(sessions, drafts, strict=True):
@@ -87,19 +89,21 @@ class Drafter:
         if extensions:
             _Steps(self, drafts, plan).run(extensions)
 
-    def _extension(self, session: DrafterSession, draft: TextDraft, ids: list[int], num_candidates: int) -> Extension:
+    def _extension(
+        self, session: DrafterSession, draft: DraftTreeBuilder, ids: list[int], num_candidates: int
+    ) -> Extension:
         """Begin with the text, or before the line break at its end where that is drafted again. What the request's
         settings allow is known for whole target tokens only, so under constraints nothing is healed."""
-        heals = self.healing is not None and draft.tree.constraints is None and self.healing.is_due(ids)
+        heals = self.healing is not None and draft.constraints is None and self.healing.is_due(ids)
         start = DraftPrefix(row=AFTER_TEXT, heals=heals)
         read = ids[:-1] if heals else ids
-        return Extension(session, draft, read, num_candidates, start, num_before=draft.tree.num_drafted)
+        return Extension(session, draft, read, num_candidates, start, num_before=draft.num_drafted)
 
 
 class _Steps:
     """The drafter's steps of one round."""
 
-    def __init__(self, drafter: Drafter, drafts: Sequence[TextDraft], plan: RoundPlan) -> None:
+    def __init__(self, drafter: Drafter, drafts: Sequence[DraftTreeBuilder], plan: RoundPlan) -> None:
         self._drafter = drafter
         self._drafts = drafts
         self._plan = plan
@@ -107,7 +111,7 @@ class _Steps:
 
     def run(self, extensions: Sequence[Extension]) -> None:
         """Step until no further step pays."""
-        at_end = [(sum(map(each.draft.tree.open_value, each.start.ends)), each, each.start) for each in extensions]
+        at_end = [(sum(map(each.draft.open_value, each.start.ends)), each, each.start) for each in extensions]
         readers = self._read_long(list(self._select(at_end)))
         if not readers:
             return
@@ -129,7 +133,7 @@ class _Steps:
     def _num_scored(self) -> int:
         """Return the number of nodes that the target would score if nothing more were drafted: a further one costs what
         a row beside those costs, however many unlikely ones a memory has drafted."""
-        values = [draft.tree.best_values(draft.limits.num_nodes) for draft in self._drafts]
+        values = [draft.best_values(draft.limits.num_nodes) for draft in self._drafts]
         ranked = sorted(chain.from_iterable(values), reverse=True)
         return self._plan.prune([value for value, _ in ranked], [acceptance for _, acceptance in ranked])
 
@@ -158,7 +162,7 @@ class _Steps:
         reader.draft.tree.num_read_before, num_left = num_ids, len(missed) - num_ids
         reader.session.end(reader.ids[:-num_left], max(reader.draft.position - num_left, 0))
         self._step_started = time.perf_counter()
-        reader.draft.tree.draft_s += self._step_started - started
+        reader.draft.draft_s += self._step_started - started
 
     def _prefill_or_extend(self, readers: Sequence[Extension]) -> None:
         """Read the texts to their ends and add the first candidates."""
@@ -187,8 +191,8 @@ class _Steps:
         spent = time.perf_counter() - started
         row_s = spent / sum(num_rows.values())
         for draft in self._drafts:
-            draft.tree.step_rows.append(num_rows.get(draft.index, 0))
-            draft.tree.draft_s += row_s * num_rows.get(draft.index, 0)
+            draft.step_rows.append(num_rows.get(draft.index, 0))
+            draft.draft_s += row_s * num_rows.get(draft.index, 0)
         return result
 
     def _end_step(self, num_rows: Mapping[int, int]) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from omnidraft.decode.common_prefix import common_prefix
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, temperature_bin
-from omnidraft.decode.drafting.draft_tree_builder import TextDraft
+from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
 from omnidraft.decode.drafting.forced_tokens import ForcedPrefixes, ForcedRuns
 from omnidraft.decode.drafting.loaded_factors import OpenSession
 from omnidraft.decode.drafting.ranking import CandidateRanker
@@ -81,7 +81,7 @@ class DrafterSession:
         if model is not None and fed and not is_forgotten:
             self.drafter.pool.put(self._keys_scope, model, fed)
 
-    def ids_to_read(self, draft: TextDraft, plan: RoundPlan) -> list[int] | None:
+    def ids_to_read(self, draft: DraftTreeBuilder, plan: RoundPlan) -> list[int] | None:
         """Return the draft ids of the whole text, to draft from; None when nothing is drafted in this round."""
         self.first_ids = {}
         if not draft.limits.num_nodes:
@@ -120,7 +120,7 @@ class DrafterSession:
         ids = self.context.ids
         return ids is not None and (self.model is not None or self.drafter.pool.memory.fits(self.num_missed(ids)))
 
-    def _reading_pays(self, draft: TextDraft, plan: RoundPlan) -> bool:
+    def _reading_pays(self, draft: DraftTreeBuilder, plan: RoundPlan) -> bool:
         """Return whether reading what the drafter has not read is worth it; where only its end is, skip to that."""
         num_ids = draft.position - self._read_to
         if num_ids <= LAST_IDS or plan.should_read(draft.index, num_ids, LAST_IDS):
@@ -154,7 +154,7 @@ class DrafterSession:
         """Return the number of ids without keys; the last id is always read again."""
         return len(ids) - min(common_prefix(self.fed, ids), len(ids) - 1)
 
-    def _rereading_pays(self, ids: list[int], draft: TextDraft, plan: RoundPlan) -> bool:
+    def _rereading_pays(self, ids: list[int], draft: DraftTreeBuilder, plan: RoundPlan) -> bool:
         """Return whether reading what the drafter has to read again is worth it: half a window after the window
         slid."""
         num_missed = self.num_missed(ids)
@@ -167,7 +167,7 @@ class Extension:
     """A text while the drafter extends its tree in one round."""
 
     session: DrafterSession
-    draft: TextDraft
+    draft: DraftTreeBuilder
     ids: list[int]
     num_candidates: int
     start: DraftPrefix
@@ -181,7 +181,7 @@ class Extension:
 
     def read_forced(self) -> bool:
         """Read what is forced after the text with it; return whether the drafter can draft after that."""
-        start = self.session.forced.behind(self.draft.tree, self.start)
+        start = self.session.forced.behind(self.draft, self.start)
         if start is None:
             return False
         for prefix in start.unbranched():
@@ -192,7 +192,7 @@ class Extension:
     def best_prefixes(self) -> list[tuple[float, "Extension", DraftPrefix]]:
         """Return the prefixes that the next step may extend with their values, best first; none when the tree is full.
         Every id branched in this round takes a position in the drafter's context, also beside others."""
-        tree = self.draft.tree
+        tree = self.draft
         num_free = self.session.drafter.model.context_limit - len(self.session.fed) - self.num_branched
         if self._is_full():
             return []
@@ -248,7 +248,7 @@ class Extension:
     def _expand(self, prefix: DraftPrefix, logits_D: np.ndarray, num_candidates: int, share: float) -> None:
         """Add the drafter's candidates after this prefix, which have this share of what may follow, and the new
         prefixes that may be extended."""
-        session, tree, noise = self.session, self.draft.tree, self.draft.noise
+        session, tree, noise = self.session, self.draft, self.draft.noise
         sampling, work = session.request.sampling, session.request.work
         coupling, end = session.drafter.noise_coupling, max(prefix.ends, key=tree.value)
         alignment, constraints, path = session.mapper.alignment_at(prefix), tree.constraints, list[int]()
@@ -274,7 +274,7 @@ class Extension:
 
     def _add_prefix(self, prefix: DraftPrefix) -> None:
         """Let the drafter extend the prefix, or the one behind what is forced after it, unless the text ends there."""
-        tree, stop_ids = self.draft.tree, self.session.request.stop_ids
+        tree, stop_ids = self.draft, self.session.request.stop_ids
         prefix.ends = tuple(node for node in prefix.ends if tree.nodes[node].token not in stop_ids)
         behind = self.session.forced.behind(tree, prefix) if prefix.ends else None
         if behind is not None:
@@ -282,13 +282,14 @@ class Extension:
 
     def _is_full(self) -> bool:
         """Return whether the tree holds as many nodes as can be scored."""
-        tree, limits = self.draft.tree, self.draft.limits
+        tree, limits = self.draft, self.draft.limits
         if self.session.drafter.extends_to_depth:
             ends = (end for prefix in self.prefixes for end in prefix.ends)
             return all(tree.nodes[end].depth >= limits.num_nodes for end in ends)
         if self.num_candidates > 1 and limits.num_chains is None:
-            return tree.num_drafted - self.num_before >= 4 * self.draft.num_drafter_nodes
-        return len(tree.ranked(limits)) >= limits.num_nodes
+            num_drafter_nodes = min(limits.num_nodes, self.session.request.num_draft_tokens)  # more are for memories
+            return tree.num_drafted - self.num_before >= 4 * num_drafter_nodes
+        return len(tree.ranked()) >= limits.num_nodes
 
 
 def _require_numbers(largest: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
-from omnidraft.decode.drafting.draft_tree_builder import TextDraft
+from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
 from omnidraft.decode.drafting.suffix_source import MatchDrafting
 from omnidraft.decode.drafting.tree_proposer import DraftSource, DraftSourceSession
 from omnidraft.memory.match import SuffixMatch
@@ -41,7 +41,7 @@ class PredictionSession(DraftSourceSession):
         self._drafting = drafting
         self._alignment = PredictionAlignment(self._ids) if self._ids else None
 
-    def extend(self, draft: TextDraft, plan: RoundPlan) -> None:
+    def extend(self, draft: DraftTreeBuilder, plan: RoundPlan) -> None:
         """Draft from each place that the text may stand at. Behind a run of equal ids its length tells how sure the
         next one is; behind a change the alignment does."""
         num_nodes = draft.limits.num_nodes
@@ -49,7 +49,7 @@ class PredictionSession(DraftSourceSession):
             for place in self._alignment.best(_MAX_PLACES):
                 match = SuffixMatch(self._ids, [place.position], place.run, 1)
                 known = None if place.run else place.probability
-                self._drafting.extend(draft.tree, "predicted" if place.run else "changed", match, num_nodes, known)
+                self._drafting.extend(draft, "predicted" if place.run else "changed", match, num_nodes, known)
 
     def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:
         """See tree_proposer.DraftSourceSession."""

@@ -6,7 +6,7 @@ Source: prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-dec
 from collections.abc import Sequence
 
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, CandidateKind
-from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder, TextDraft
+from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
 from omnidraft.decode.drafting.tree_proposer import DraftSource, DraftSourceSession
 from omnidraft.ports import Request, RoundPlan, Source
 
@@ -35,12 +35,12 @@ class PromptLookupSession(DraftSourceSession):
         self._next_index: dict[tuple[int, ...], int] = {}
         self._add(prompt_ids[-_MOST_INDEXED:])
 
-    def extend(self, draft: TextDraft, plan: RoundPlan) -> None:
+    def extend(self, draft: DraftTreeBuilder, plan: RoundPlan) -> None:
         """Copy what followed the longest match of the text's end."""
         for length in range(_LONGEST, _SHORTEST - 1, -1):
             next_index = self._next_index.get(tuple(self._ids[-length:]))
             if next_index is not None and next_index < len(self._ids):
-                self._copy(draft.tree, self._ids[next_index : next_index + _MOST_COPIED], length)
+                self._copy(draft, self._ids[next_index : next_index + _MOST_COPIED], length)
                 return
 
     def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:

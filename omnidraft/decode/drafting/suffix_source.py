@@ -21,7 +21,7 @@ from omnidraft.decode.drafting.acceptance_stats import (
     Memory,
     temperature_bin,
 )
-from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder, TextDraft
+from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
 from omnidraft.decode.drafting.tree_proposer import DraftSource, DraftSourceSession
 from omnidraft.memory.incremental_index import IncrementalIndex
 from omnidraft.memory.local_alignment import LocalAlignment
@@ -94,13 +94,13 @@ class SuffixSession(DraftSourceSession):
         self._alignment = LocalAlignment()
         self._append(request.prompt_ids)
 
-    def extend(self, draft: TextDraft, plan: RoundPlan) -> None:
+    def extend(self, draft: DraftTreeBuilder, plan: RoundPlan) -> None:
         """Draft from each memory, where searching them pays."""
         if draft.limits.num_nodes and plan.should_search(draft.index):
             started_s = time.perf_counter()
             for memory, match in self._matches():
-                self._drafting.extend(draft.tree, memory, match, draft.limits.num_nodes)
-            draft.tree.search_s += time.perf_counter() - started_s
+                self._drafting.extend(draft, memory, match, draft.limits.num_nodes)
+            draft.search_s += time.perf_counter() - started_s
 
     def observe(self, emitted: Sequence[int], reached: Sequence[tuple[int, int]]) -> None:
         """See tree_proposer.DraftSourceSession."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, Calibrators
 from omnidraft.decode.drafting.constraints import DraftConstraints
-from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder, TextDraft
+from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
 from omnidraft.decode.drafting.forced_tokens import ForcedRuns
 from omnidraft.ports import (
     NO_OTHERS,
@@ -53,7 +53,7 @@ class DraftSource(Protocol):
     def open(self, request: Request, calibrator: AcceptanceCalibrator) -> DraftSourceSession:
         """Begin a request, whose last prompt id is the first root."""
 
-    def extend_all(self, sessions: Sequence[Any], drafts: Sequence[TextDraft], plan: RoundPlan) -> None:
+    def extend_all(self, sessions: Sequence[Any], drafts: Sequence[DraftTreeBuilder], plan: RoundPlan) -> None:
         """Add candidates to the tree of each of these sessions, which are this source's, after the root, or after those
         of other sources. A source that cannot batch inherits this: one text after another."""
         for session, draft in zip(sessions, drafts, strict=True):
@@ -141,7 +141,7 @@ class TreeSession:
         self._forced = ForcedRuns(request, self.calibrator)
         self._proposer = proposer
         self._root = request.prompt_ids[-1]
-        self._draft: TextDraft | None = None
+        self._draft: DraftTreeBuilder | None = None
         self._round: Round | None = None
         self._scored: Sequence[int] = ()
         self._num_emitted = 0
@@ -152,14 +152,11 @@ class TreeSession:
         """See ports.ProposerSession."""
         return self._proposer.propose_all([DraftRequest(self, position, limits, noise)])[0]
 
-    def begin(self, index: int, request: DraftRequest, this_round: Round) -> TextDraft:
+    def begin(self, index: int, request: DraftRequest, this_round: Round) -> DraftTreeBuilder:
         """Begin a tree in this round."""
         self._end_round(None)
         limits = request.limits if self._proposer.has_trees else replace(request.limits, num_chains=1)
-        depth = limits.num_nodes if limits.depth is None else min(limits.depth, limits.num_nodes)
-        tree = DraftTreeBuilder(self._root, depth, self._constraints)
-        num_drafter_nodes = min(limits.num_nodes, self.request.num_draft_tokens)
-        self._draft = TextDraft(index, tree, request.position, limits, request.noise, num_drafter_nodes)
+        self._draft = DraftTreeBuilder(self._root, limits, request.noise, self._constraints, index, request.position)
         self._round = this_round
         return self._draft
 
@@ -167,22 +164,22 @@ class TreeSession:
         """Add what the grammar forces after the leaves of the tree."""
         assert self._draft is not None
         if self._constraints is not None and self._draft.limits.num_nodes:
-            self._forced.extend_leaves(self._draft.tree)
+            self._forced.extend_leaves(self._draft)
 
     def score(self, nodes: Sequence[int]) -> DraftTree:
         """Return the tree of these nodes, which the target is about to score."""
         assert self._draft is not None
         self._scored = nodes
-        return self._draft.tree.build(nodes)
+        return self._draft.build(nodes)
 
     def observe(self, emitted: Sequence[int]) -> None:
         """See ports.ProposerSession."""
         draft, self._root = self._draft, emitted[-1]
         self._num_emitted += len(emitted)
-        reached = draft.tree.follow(emitted) if draft else []
+        reached = draft.follow(emitted) if draft else []
         if draft:
-            self._calibrate(draft.tree, reached)
-            self._end_round(self._outcome(draft.tree, len(emitted), reached))
+            self._calibrate(draft, reached)
+            self._end_round(self._outcome(draft, len(emitted), reached))
         if self._constraints is not None:
             self._constraints.observe(emitted)
         for source in self.sources:
@@ -245,17 +242,17 @@ def _session(request: DraftRequest) -> TreeSession:
     return request.session
 
 
-def _prune(drafts: Sequence[TextDraft], plan: RoundPlan) -> list[list[int]]:
+def _prune(drafts: Sequence[DraftTreeBuilder], plan: RoundPlan) -> list[list[int]]:
     """Return the nodes of each tree that the target scores: those of all texts compete, and each tree stays a
     prefix of its own ranking."""
     for draft in drafts:
-        draft.tree.exclude_siblings()
-    ranked = [draft.tree.ranked(draft.limits) for draft in drafts]
+        draft.exclude_siblings()
+    ranked = [draft.ranked() for draft in drafts]
     competing: list[tuple[float, float, float, int]] = []
     for at, (draft, order) in enumerate(zip(drafts, ranked, strict=True)):
-        values = draft.tree.values()
+        values = draft.values()
         sorted_values = [values[node] for node in order]
-        later = [draft.tree.nodes[node].later_acceptance for node in order]
+        later = [draft.nodes[node].later_acceptance for node in order]
         competing += zip(accumulate(sorted_values, min), sorted_values, later, [at] * len(order), strict=True)
     competing.sort(key=lambda node: -node[0])
     num_scored = [0] * len(drafts)

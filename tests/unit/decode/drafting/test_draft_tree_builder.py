@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
+from omnidraft.decode.sampling.noise import ForbiddenNoise
 from omnidraft.ports import Source, TreeLimits
 
 GUESSES = st.lists(
@@ -14,15 +15,22 @@ GUESSES = st.lists(
 )  # (parent modulo what is there, token, chance)
 
 
-def built(nodes, depth=6) -> DraftTreeBuilder:
-    tree = DraftTreeBuilder(7, depth)
+LIMITS = TreeLimits(6)
+
+
+def new_tree(limits) -> DraftTreeBuilder:
+    return DraftTreeBuilder(7, limits, ForbiddenNoise())
+
+
+def built(nodes, limits=LIMITS) -> DraftTreeBuilder:
+    tree = new_tree(limits)
     for parent, token, chance in nodes:
         tree.add(parent % len(tree.nodes), token, Source.DIRECT, chance)
     return tree
 
 
 def test_two_proposers_that_say_the_same_share_a_node_and_the_surer_one_counts():
-    tree = DraftTreeBuilder(7, 4)
+    tree = new_tree(TreeLimits(4))
     node = tree.add(0, 3, Source.LOOKUP, 0.2)
     assert tree.add(0, 3, Source.DIRECT, 0.6) == node
     assert tree.num_drafted == 1
@@ -32,7 +40,7 @@ def test_two_proposers_that_say_the_same_share_a_node_and_the_surer_one_counts()
 
 def test_where_the_drafter_is_sure_a_memory_that_says_otherwise_is_worth_little_and_the_other_way_round():
     for sure, doubtful in ((Source.DIRECT, Source.SUFFIX), (Source.SUFFIX, Source.DIRECT)):
-        tree = DraftTreeBuilder(7, 4)
+        tree = new_tree(TreeLimits(4))
         nodes = [
             tree.add(0, token, source, chance) for token, (source, chance) in enumerate([(sure, 0.9), (doubtful, 0.6)])
         ]
@@ -50,7 +58,7 @@ def test_what_one_source_says_excludes_nothing_else_that_it_says(nodes):
 
 
 def test_a_guess_below_the_last_depth_is_not_added():
-    tree = DraftTreeBuilder(7, 1)
+    tree = new_tree(TreeLimits(1))
     node = tree.add(0, 3, Source.DIRECT, 0.5)
     assert tree.add(node, 4, Source.DIRECT, 0.5) is None
     assert tree.num_drafted == 1
@@ -59,8 +67,9 @@ def test_a_guess_below_the_last_depth_is_not_added():
 @settings(max_examples=150)
 @given(GUESSES, st.integers(0, 8), st.none() | st.integers(1, 3), st.none() | st.integers(1, 4))
 def test_every_front_of_the_ranking_is_a_tree_that_fits(nodes, num_nodes, num_chains, depth):
-    tree, limits = built(nodes), TreeLimits(num_nodes, num_chains, depth)
-    order = tree.ranked(limits)
+    limits = TreeLimits(num_nodes, num_chains, depth)
+    tree = built(nodes, limits)
+    order = tree.ranked()
     for length in range(len(order) + 1):
         cut = tree.build(order[:length])
         assert cut.fits(limits)
@@ -72,8 +81,8 @@ def test_every_front_of_the_ranking_is_a_tree_that_fits(nodes, num_nodes, num_ch
 @settings(max_examples=100)
 @given(GUESSES, st.integers(1, 5))
 def test_without_a_limit_on_chains_no_other_tree_of_that_size_is_worth_more(nodes, num_nodes):
-    tree = built(nodes)
-    order = tree.ranked(TreeLimits(num_nodes))
+    tree = built(nodes, TreeLimits(num_nodes))
+    order = tree.ranked()
     worth = sum(tree.value(node) for node in order)
     for other in combinations(range(1, len(tree.nodes)), len(order)):
         if all(tree.nodes[node].parent in (0, *other) for node in other):
@@ -83,8 +92,8 @@ def test_without_a_limit_on_chains_no_other_tree_of_that_size_is_worth_more(node
 @settings(max_examples=100)
 @given(GUESSES)
 def test_a_single_chain_is_the_most_valuable_one(nodes):
-    tree = built(nodes)
-    order = tree.ranked(TreeLimits(9, num_chains=1))
+    tree = built(nodes, TreeLimits(9, num_chains=1))
+    order = tree.ranked()
     assert tree.build(order).is_chain
     worth = sum(tree.value(node) for node in order)
     assert worth == pytest.approx(max(sum(map(tree.value, _path(tree, node))) for node in range(len(tree.nodes))))

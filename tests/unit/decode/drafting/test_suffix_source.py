@@ -8,7 +8,7 @@ import pytest
 
 from omnidraft.decode.decoder import Decoder
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
-from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder, TextDraft
+from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
 from omnidraft.decode.drafting.suffix_source import FleetMemory, SuffixSession, SuffixSource, no_fleet_memory
 from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.decode.policy.cost import CostPolicy
@@ -140,8 +140,8 @@ def test_a_hostile_memory_changes_no_text(temperature: float, limits: TreeLimits
 
 
 def extended(session: SuffixSession, num_nodes: int) -> DraftTreeBuilder:
-    tree = DraftTreeBuilder(0, num_nodes)
-    session.extend(TextDraft(0, tree, 0, TreeLimits(num_nodes), NOISE, num_nodes), FixedPolicy())
+    tree = DraftTreeBuilder(0, TreeLimits(num_nodes), NOISE)
+    session.extend(tree, FixedPolicy())
     return tree
 
 

@@ -4,7 +4,7 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,16 +18,9 @@ from omnidraft.assembly.registries import require_named, snapshot_reader
 from omnidraft.assembly.snapshot_loading import named_or_base, snapshot_loader
 from omnidraft.config import Settings
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeSession
-from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.external.request_options import RequestOptions
-from omnidraft.decode.external.round_scheduler import IDLE_S, TRACE_ROWS, RoundLimits, RoundScheduler
-from omnidraft.decode.external.sequence_tracker import (
-    KEEP_S,
-    MOST_INACTIVE,
-    ExternalSequence,
-    SequenceTracker,
-    TokenBuffer,
-)
+from omnidraft.decode.external.round_scheduler import RoundScheduler
+from omnidraft.decode.external.sequence_tracker import ExternalSequence, SequenceTracker, TokenBuffer
 from omnidraft.decode.policy.cost_model import StepCosts, guessed_passes
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
 from omnidraft.decode.recording.trace_producer import TraceProducer
@@ -71,9 +64,19 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
     shared = SharedDrafting(lambda mode: chains, step_s, memory)
     load = snapshot_loader(settings, tokenizers, shared, is_external=True)
     slot = SnapshotSlot(named_or_base(settings, load, pinned))
-    limits = RoundLimits(num_draft_tokens, TRACE_ROWS, IDLE_S)
-    opener = SequenceOpener(settings, tokenizers, slot, producer, metrics)
-    rounds = _rounds(opener, limits, partial(step_s.observe_pass, passes), memory)
+    failures = DraftingFailures(metrics, settings.models.target)
+    rounds = RoundScheduler(
+        SequenceOpener(settings, tokenizers, slot, producer, failures).open,
+        SequenceTracker(),
+        partial(step_s.observe_pass, passes),
+        memory,
+        metrics,
+        target=settings.models.target,
+        stop_ids=tokenizers.target.stop_ids,
+        top_k=settings.recorder.top_k,
+        num_tokens=num_draft_tokens,
+        failures=failures,
+    )
     updater = None
     if pinned is None:
         reader = snapshot_reader(settings)
@@ -82,7 +85,7 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
 
 
 class SequenceOpener:
-    """Implements round_scheduler.SequenceFactory. It makes up request ids, since the engine passes none."""
+    """Opens the sequences of a slot's snapshots. It makes up request ids, since the engine passes none."""
 
     def __init__(
         self,
@@ -90,22 +93,19 @@ class SequenceOpener:
         tokenizers: Vocabularies,
         slot: SnapshotSlot,
         producer: TraceProducer | None,
-        metrics: Metrics,
+        failures: DraftingFailures,
     ) -> None:
-        self.settings, self.metrics = settings, metrics
-        self.tokenizers = tokenizers
-        self._slot = slot
-        self._producer = producer
-        self.failures = DraftingFailures(metrics, settings.models.target)
+        self._settings, self._tokenizers = settings, tokenizers
+        self._slot, self._producer, self._failures = slot, producer, failures
         self._worker = f"{socket.gethostname()}-{os.getpid()}"
 
     def open(self, prompt_ids: np.ndarray, options: RequestOptions) -> ExternalSequence:
-        """See round_scheduler.SequenceFactory. The request id decides whether the canary serves it."""
+        """See round_scheduler.OpenSequence. The request id decides whether the canary serves it."""
         request_id = uuid.uuid4().hex
         snapshot = self._slot.snapshot_for(request_id)
         drafter = drafter_of(snapshot.proposer)
-        tenant = options.tenant or self.settings.worker.tenant
-        is_stored = options.is_stored and tenant not in self.settings.recorder.opted_out
+        tenant = options.tenant or self._settings.worker.tenant
+        is_stored = options.is_stored and tenant not in self._settings.recorder.opted_out
         request = self._request(prompt_ids.tolist(), drafter.model.context_limit, tenant, is_stored=is_stored)
         builder = None
         if self._producer is not None and is_stored:
@@ -114,7 +114,7 @@ class SequenceOpener:
         return ExternalSequence(
             TokenBuffer(prompt_ids),
             snapshot,
-            SafeSession(snapshot.proposer, request, len(self.tokenizers.target.vocabulary), self.failures),
+            SafeSession(snapshot.proposer, request, len(self._tokenizers.target.vocabulary), self._failures),
             builder,
             options=options,
         )
@@ -122,12 +122,12 @@ class SequenceOpener:
     def _request(self, prompt_ids: Sequence[int], context_limit: int, tenant: str, *, is_stored: bool) -> Request:
         """Return the sequence as a request of unknown length, in whose prompt text between special tokens is read by
         the drafter like the answer."""
-        drafter_ids, rest_ids = drafter_prompt(prompt_ids, self.tokenizers, context_limit)
+        drafter_ids, rest_ids = drafter_prompt(prompt_ids, self._tokenizers, context_limit)
         return Request(
             tuple(prompt_ids),
             drafter_ids,
             max_new_tokens=sys.maxsize,
-            stop_ids=self.tokenizers.target.stop_ids,
+            stop_ids=self._tokenizers.target.stop_ids,
             mode="fast",
             tenant=tenant,
             is_stored=is_stored,
@@ -136,7 +136,7 @@ class SequenceOpener:
 
     def _builder(self, request_id: str, request: Request, snapshot: LoadedSnapshot) -> TraceRecordBuilder:
         assert self._producer is not None
-        models = self.settings.models
+        models = self._settings.models
         context = RecordContext(
             request_id,
             request.tenant,
@@ -144,25 +144,7 @@ class SequenceOpener:
             models.target,
             models.drafter,
             snapshot.version,
-            self.tokenizers.alignment.fingerprint,
+            self._tokenizers.alignment.fingerprint,
             has_settings=False,
         )
         return TraceRecordBuilder(request, context, self._producer.emit)
-
-
-def _rounds(
-    opener: SequenceOpener, limits: RoundLimits, update_pass: Callable[[int, float], None], memory: DrafterMemory
-) -> RoundScheduler:
-    settings = opener.settings
-    return RoundScheduler(
-        opener,
-        SequenceTracker["ExternalSequence"](keep_s=KEEP_S, max_inactive=MOST_INACTIVE),
-        update_pass,
-        memory,
-        opener.metrics,
-        target=settings.models.target,
-        stop_ids=opener.tokenizers.target.stop_ids,
-        top_k=settings.recorder.top_k,
-        limits=limits,
-        failures=opener.failures,
-    )

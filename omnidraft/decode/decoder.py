@@ -29,7 +29,6 @@ from omnidraft.ports import (
     Request,
     Step,
     Target,
-    Timings,
     rotation_offset,
 )
 from omnidraft.vocab.tokenizer import Vocabulary
@@ -213,9 +212,9 @@ class Decoder:
         steps = self._draw_all(drafts, result)
         errors = {**dict(scheduled.failed), **result.errors}
         self._update_costs(scheduled, drafts, result)
-        outputs = [SequenceOutput(sequence, error=error) for sequence, error in errors.items()]
-        round_s = time.perf_counter() - started_s
-        outputs += _with_timings(steps, scheduled.num_other_rows, result.seconds, round_s)
+        drawn, round_s = [each.step for each in steps if each.step is not None], time.perf_counter() - started_s
+        _share_time(drawn, scheduled.num_other_rows, result.seconds, round_s)
+        outputs = [*(SequenceOutput(sequence, error=error) for sequence, error in errors.items()), *steps]
         for output in outputs:
             if output.step is not None:
                 output.sequence.take(output.step)
@@ -236,13 +235,12 @@ class Decoder:
 
     def _draft(self, scheduled: ScheduledRound) -> list[tuple[SequenceState, DraftTree]]:
         """Return the tree of every running sequence."""
-        trees = {sequence: DraftTree.empty(sequence.ids[-1]) for sequence in scheduled.running}
-        drafted = [(sequence, each) for sequence in scheduled.running if (each := sequence.draft_request(self.target))]
-        num_prompts = self.scheduler.num_admitted - len(trees)
-        others = OtherTexts(len(trees) - len(drafted), num_prompts, scheduled.num_other_rows)
-        proposed = propose_all([each for _, each in drafted], others)
-        trees |= {sequence: tree for (sequence, _), tree in zip(drafted, proposed, strict=True)}
-        return list(trees.items())
+        running = scheduled.running
+        requests = {sequence: each for sequence in running if (each := sequence.draft_request(self.target))}
+        num_prompts = self.scheduler.num_admitted - len(running)
+        others = OtherTexts(len(running) - len(requests), num_prompts, scheduled.num_other_rows)
+        trees = dict(zip(requests, propose_all(list(requests.values()), others), strict=True))
+        return [(sequence, trees.get(sequence) or DraftTree.empty(sequence.ids[-1])) for sequence in running]
 
     def _draw_all(self, drafts: Sequence[tuple[SequenceState, DraftTree]], result: PassResult) -> list[SequenceOutput]:
         """Let every text draw its path; show all paths to the drafts' proposers afterwards."""
@@ -273,20 +271,10 @@ class Decoder:
         return None if self.costs is None else self.costs.measured(mode)
 
 
-def _with_timings(
-    outputs: Sequence[SequenceOutput], num_other_rows: int, target_s: float, round_s: float
-) -> list[SequenceOutput]:
-    """Return the outputs with the timings of their steps: every sequence has its share of the round, by its rows; the
-    share of prompts belongs to no step."""
-    steps = [output.step for output in outputs if output.step is not None]
+def _share_time(steps: Sequence[Step], num_other_rows: int, target_s: float, round_s: float) -> None:
+    """Give the step of every text its share of the round, by its rows; the share of prompts belongs to no step."""
     num_rows = sum(len(step.tree) for step in steps) + num_other_rows
-    draft_s = sum(step.tree.draft_s for step in steps)
-    timed = []
-    for output in outputs:
-        if output.step is not None:
-            tree = output.step.tree
-            share = len(tree) / num_rows
-            timings = Timings(tree.draft_s, share * target_s, share * max(round_s - target_s - draft_s, 0.0))
-            output = replace(output, step=replace(output.step, timings=timings))
-        timed.append(output)
-    return timed
+    other_s = max(round_s - target_s - sum(step.tree.draft_s for step in steps), 0.0)
+    for step in steps:
+        spent, share = step.timings, len(step.tree) / num_rows
+        spent.draft_s, spent.target_s, spent.other_s = step.tree.draft_s, share * target_s, share * other_s

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from omnidraft.decode.drafting.safe_drafting import SafeRequest, SafeSession
+from omnidraft.decode.drafting.safe_drafting import SafeSession
 from omnidraft.decode.logprobs import client_logprobs, top_k_logprobs
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.decode.step_telemetry import StepObserver
 from omnidraft.decode.verification import draw_path
 from omnidraft.errors import ContractError
 from omnidraft.ports import (
+    DraftRequest,
     DraftTree,
     Noise,
     Request,
@@ -24,6 +25,7 @@ from omnidraft.ports import (
     TargetSession,
     Timings,
     TokenDistributions,
+    TreeLimits,
 )
 from omnidraft.traces.record import Source
 
@@ -104,14 +106,15 @@ class SequenceState:
         """Keep all nodes of a chain that was replayed."""
         self.open_session.keep(range(len(tree)))
 
-    def draft_request(self, target: Target) -> SafeRequest | None:
+    def draft_request(self, target: Target) -> DraftRequest | None:
         """Return what the next tree is drafted for; nothing is drafted beyond `max_new_tokens`, where the KV cache
         ends. None decodes plainly."""
         if self.draft is None:
             return None
         limits = target.limits(self.request.mode)
-        limits = replace(limits, num_nodes=min(limits.num_nodes, self.request.max_draft_tokens, self.num_left - 1))
-        return SafeRequest(self.draft, len(self.ids), limits, self.noise)
+        num_nodes = min(limits.num_nodes, self.request.max_draft_tokens, self.num_left - 1)
+        limits = TreeLimits(num_nodes, limits.num_chains, limits.depth)
+        return DraftRequest(self.draft, len(self.ids), limits, self.noise)
 
     def draw(self, tree: DraftTree, logits_NV: torch.Tensor, trace_top_k: int | None) -> Step:
         """Let the target draw its path through the tree, and keep it. Raises RequestError, ContractError."""

@@ -90,9 +90,9 @@ class Request:
         return max(most, PREDICTION_DRAFT_TOKENS) if self.prediction_ids and self.num_draft_tokens else most
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Timings:
-    """Seconds of one step, by activity."""
+    """Seconds of one step, by activity; known when its round has ended."""
 
     draft_s: float = 0.0
     """The drafter's forward passes."""

@@ -7,7 +7,7 @@ Shapes: V a vocabulary, R rows of a pass, C of them context, N selected rows, H 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -111,7 +111,8 @@ class ProposerSession(Protocol):
 class DraftRequest:
     """One text that a tree is drafted for; see ProposerSession.propose."""
 
-    session: ProposerSession
+    session: Any
+    """The proposer's own session of the text; a safe one around that for drafting/safe_drafting.py."""
     position: int
     limits: TreeLimits
     noise: Noise
@@ -135,7 +136,7 @@ class OtherTexts:
 
     def with_more(self, num_texts: int) -> "OtherTexts":
         """Return these with more texts that decode."""
-        return replace(self, num_texts=self.num_texts + num_texts)
+        return replace(self, num_texts=self.num_texts + num_texts) if num_texts else self
 
 
 NO_OTHERS = OtherTexts()
@@ -149,7 +150,7 @@ class Proposer(Protocol):
 
     def propose_all(self, requests: Sequence[DraftRequest], others: OtherTexts = NO_OTHERS) -> list[DraftTree]:
         """Return a tree for each of these texts, which the target scores in one pass beside the others. The sessions
-        are distinct. A proposer that cannot batch inherits this: one text after another."""
+        are distinct, and of one mode. A proposer that cannot batch inherits this: one text after another."""
         return [each.session.propose(each.position, each.limits, each.noise) for each in requests]
 
 

@@ -70,6 +70,8 @@ class DraftTreeBuilder:
         self.noise_weight: float | None = None
         self._max_depth = limits.longest_chain - 1
         self._children: list[dict[int, int]] = [{}]
+        self._values = [1.0]
+        """The values of the first nodes, as far as they are known."""
 
     @property
     def num_drafted(self) -> int:
@@ -104,16 +106,12 @@ class DraftTreeBuilder:
 
     def value(self, node: int) -> float:
         """Return the probability that the target's text reaches this node."""
-        value = 1.0
-        while node:
-            value *= self.nodes[node].acceptance
-            node = self.nodes[node].parent
-        return value
+        return self.values()[node]
 
     def values(self) -> list[float]:
         """Return the value of every node."""
-        values = [1.0]
-        for node in self.nodes[1:]:
+        values = self._values
+        for node in self.nodes[len(values) :]:
             values.append(values[node.parent] * node.acceptance)
         return values
 
@@ -135,7 +133,7 @@ class DraftTreeBuilder:
                 surest[node.is_drafters] = max(surest[node.is_drafters], node.acceptance)
             for node in siblings:
                 if (other := surest[not node.is_drafters]) > node.acceptance:
-                    node.acceptance = min(node.acceptance, 1.0 - other)
+                    self._set_acceptance(node, min(node.acceptance, 1.0 - other))
 
     def open_value(self, node: int) -> float:
         """Return the probability that it does and continues with what is not drafted yet."""
@@ -205,12 +203,16 @@ class DraftTreeBuilder:
             acceptance=tuple(node.acceptance for node in nodes),
         )
 
-    @staticmethod
-    def _agree(node: Node, acceptance: float, estimated_from: tuple[CandidateKind, float] | None) -> None:
+    def _agree(self, node: Node, acceptance: float, estimated_from: tuple[CandidateKind, float] | None) -> None:
         """Account for a further estimate of a node; each kind is calibrated once."""
-        node.acceptance = max(node.acceptance, acceptance)
+        self._set_acceptance(node, max(node.acceptance, acceptance))
         if estimated_from is not None and all(estimated_from[0] != kind for kind, _ in node.estimates):
             node.estimates.append(estimated_from)
+
+    def _set_acceptance(self, node: Node, acceptance: float) -> None:
+        if acceptance != node.acceptance:
+            node.acceptance = acceptance
+            del self._values[1:]  # that of the node, and of what follows it
 
     def _chains(self, fitting: Sequence[int], values: Sequence[float], num_chains: int) -> list[int]:
         """Return chain after chain, each the one that adds the most value to those before it."""

@@ -289,7 +289,7 @@ class Extension:
         if self.num_candidates > 1 and limits.num_chains is None:
             num_drafter_nodes = min(limits.num_nodes, self.session.request.num_draft_tokens)  # more are for memories
             return tree.num_drafted - self.num_before >= 4 * num_drafter_nodes
-        return len(tree.ranked()) >= limits.num_nodes
+        return (tree.num_drafted if limits.num_chains is None else len(tree.ranked())) >= limits.num_nodes
 
 
 def _require_numbers(largest: float) -> None:

@@ -51,17 +51,18 @@ class CandidateRanker:
 
     def best(self, num: int, weight: float, noise: Noise, position: int) -> list[Candidate]:
         """Return at most `num` candidates, best first."""
-        ranked = self._ranked
+        ranked, confidence_M = self._ranked, self._ranked.target_q_M
+        order: Sequence[int] = range(len(confidence_M))
         if self._temperature:
-            order = np.argsort(-self._scores(weight, noise, position), kind="stable")[:num]
-            confidence = self._confidence()[order].tolist()
-            targets, firsts, q = (each[order] for each in ranked[3:])
-        else:
-            targets, firsts, q = (each[:num] for each in ranked[3:])
-            confidence = q.tolist()
-        shares = (ranked.draft_q_K[firsts] / q).tolist()
-        drafts = ranked.draft_ids_K[firsts].tolist()
-        return list(map(Candidate, targets.tolist(), drafts, q.tolist(), shares, confidence))
+            order = np.argsort(-self._scores(weight, noise, position), kind="stable")[:num].tolist()
+            confidence_M = self._confidence()
+        candidates = []
+        for at in order[:num]:
+            first, q = ranked.first_M[at], float(ranked.target_q_M[at])
+            share = float(ranked.draft_q_K[first]) / q
+            ids = int(ranked.target_ids_M[at]), int(ranked.draft_ids_K[first])
+            candidates.append(Candidate(*ids, q, share, float(confidence_M[at])))
+        return candidates
 
     def continued(self, candidate: Candidate, constraints: DraftConstraints, path: Sequence[int]) -> Candidate:
         """Return the candidate with the most probable draft token that the target can spell to its end after the path,

@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from omnidraft.errors import ContractError
 from omnidraft.ports import (
@@ -17,7 +16,7 @@ from omnidraft.ports import (
     DraftRequest,
     DraftTree,
     Metrics,
-    Noise,
+    Mode,
     OtherTexts,
     Proposer,
     ProposerSession,
@@ -62,7 +61,7 @@ class SafeSession:
 
     def __init__(self, proposer: Proposer, request: Request, vocab_size: int, failures: DraftingFailures) -> None:
         """Begin a text of a target with a vocabulary of `vocab_size`."""
-        self.proposer, self.vocab_size, self.failures = proposer, vocab_size, failures
+        self.proposer, self.vocab_size, self.failures, self.mode = proposer, vocab_size, failures, request.mode
         self.root = request.prompt_ids[-1]
         """The last emitted id."""
         self.session: ProposerSession | None = None
@@ -105,23 +104,14 @@ class SafeSession:
             self.fail(exc)
 
 
-@dataclass(frozen=True, slots=True)
-class SafeRequest:
-    """One text that a tree is drafted for; see ports.DraftRequest."""
-
-    text: SafeSession
-    position: int
-    limits: TreeLimits
-    noise: Noise
-
-
-def propose_all(requests: Sequence[SafeRequest], others: OtherTexts = NO_OTHERS) -> list[DraftTree]:
-    """See ports.Proposer: each text is drafted for by its own, and an empty tree replaces one that would change it."""
-    trees = [DraftTree.empty(each.text.root) for each in requests]
-    groups: dict[int, list[int]] = {}
+def propose_all(requests: Sequence[DraftRequest], others: OtherTexts = NO_OTHERS) -> list[DraftTree]:
+    """Return a tree for each of these texts, whose sessions are safe ones; an empty tree replaces one that would change
+    its text. Those of one proposer and mode are drafted for together."""
+    trees = [DraftTree.empty(each.session.root) for each in requests]
+    groups: dict[tuple[int, Mode], list[int]] = {}
     for at, each in enumerate(requests):
-        if each.text.session is not None:
-            groups.setdefault(id(each.text.proposer), []).append(at)
+        if each.session.session is not None:
+            groups.setdefault((id(each.session.proposer), each.session.mode), []).append(at)
     for group in groups.values():
         drafted = _propose([requests[at] for at in group], others.with_more(len(requests) - len(group)))
         for at, tree in zip(group, drafted, strict=True):
@@ -129,15 +119,11 @@ def propose_all(requests: Sequence[SafeRequest], others: OtherTexts = NO_OTHERS)
     return trees
 
 
-def _propose(requests: Sequence[SafeRequest], others: OtherTexts) -> list[DraftTree]:
-    """Return the trees of texts of one proposer. Where drafting for several fails, each is drafted for alone, so that
-    the one at fault is found."""
-    first = requests[0].text
-    inner = [
-        DraftRequest(each.text.session, each.position, each.limits, each.noise)
-        for each in requests
-        if each.text.session is not None
-    ]
+def _propose(requests: Sequence[DraftRequest], others: OtherTexts) -> list[DraftTree]:
+    """Return the trees of texts that are drafted for together. Where that fails, each is drafted for alone, so that the
+    one at fault is found."""
+    first: SafeSession = requests[0].session
+    inner = [DraftRequest(each.session.session, each.position, each.limits, each.noise) for each in requests]
     try:
         drafted = first.proposer.propose_all(inner, others)
         return [_harmless(each, tree) for each, tree in zip(requests, drafted, strict=True)]
@@ -147,16 +133,17 @@ def _propose(requests: Sequence[SafeRequest], others: OtherTexts) -> list[DraftT
             return [DraftTree.empty(first.root)]
         first.failures.report(exc)
     for each in requests:
-        each.text.reset()
+        each.session.reset()
     return [propose_all([each], others.with_more(len(requests) - 1))[0] for each in requests]
 
 
-def _harmless(request: SafeRequest, tree: DraftTree) -> DraftTree:
+def _harmless(request: DraftRequest, tree: DraftTree) -> DraftTree:
+    text: SafeSession = request.session
     try:
-        require_harmless(tree, request.text.root, request.limits, request.text.vocab_size)
+        require_harmless(tree, text.root, request.limits, text.vocab_size)
     except Exception as exc:  # the boundary: see above
-        request.text.fail(exc)
-        return DraftTree.empty(request.text.root)
+        text.fail(exc)
+        return DraftTree.empty(text.root)
     return tree
 
 

@@ -82,18 +82,9 @@ class TreeProposer(Proposer):
         return TreeSession(self, request)
 
     def propose_all(self, requests: Sequence[DraftRequest], others: OtherTexts = NO_OTHERS) -> list[DraftTree]:
-        """See ports.Proposer. Texts of one mode are drafted for together."""
-        by_mode: dict[Mode, list[DraftRequest]] = {}
-        for each in requests:
-            by_mode.setdefault(_session(each).request.mode, []).append(each)
-        trees = {
-            mode: iter(self._propose_group(group, self.policy_for(mode), others.with_more(len(requests) - len(group))))
-            for mode, group in by_mode.items()
-        }
-        return [next(trees[_session(each).request.mode]) for each in requests]
-
-    def _propose_group(self, requests: Sequence[DraftRequest], policy: Policy, others: OtherTexts) -> list[DraftTree]:
-        sessions = [_session(each) for each in requests]
+        """See ports.Proposer."""
+        sessions: list[TreeSession] = [each.session for each in requests]
+        policy = self.policy_for(sessions[0].request.mode)
         plan = policy.start_round([each.text for each in sessions], others)
         this_round = Round(policy, others, len(sessions))
         drafts = [each.begin(index, requests[index], this_round) for index, each in enumerate(sessions)]
@@ -237,11 +228,6 @@ def _num_remembered(tree: DraftTreeBuilder, nodes: Sequence[int]) -> int:
     return sum(tree.nodes[node].source is Source.SUFFIX for node in nodes)
 
 
-def _session(request: DraftRequest) -> TreeSession:
-    assert isinstance(request.session, TreeSession)
-    return request.session
-
-
 def _prune(drafts: Sequence[DraftTreeBuilder], plan: RoundPlan) -> list[list[int]]:
     """Return the nodes of each tree that the target scores: those of all texts compete, and each tree stays a
     prefix of its own ranking."""
@@ -251,9 +237,11 @@ def _prune(drafts: Sequence[DraftTreeBuilder], plan: RoundPlan) -> list[list[int
     competing: list[tuple[float, float, float, int]] = []
     for at, (draft, order) in enumerate(zip(drafts, ranked, strict=True)):
         values = draft.values()
-        sorted_values = [values[node] for node in order]
+        values = [values[node] for node in order]
         later = [draft.nodes[node].later_acceptance for node in order]
-        competing += zip(accumulate(sorted_values, min), sorted_values, later, [at] * len(order), strict=True)
+        competing += zip(accumulate(values, min), values, later, [at] * len(order), strict=True)
+    if not competing:
+        return ranked
     competing.sort(key=lambda node: -node[0])
     num_scored = [0] * len(drafts)
     for *_, at in competing[: plan.prune([node[1] for node in competing], [node[2] for node in competing])]:

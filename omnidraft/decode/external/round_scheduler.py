@@ -12,29 +12,24 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Protocol
 
 import numpy as np
 import torch
 
-from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeRequest, propose_all
+from omnidraft.decode.drafting.safe_drafting import DraftingFailures, propose_all
 from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.external.request_options import NO_OPTIONS, RequestOptions
 from omnidraft.decode.external.sequence_tracker import ExternalSequence, SequenceTracker
 from omnidraft.decode.logprobs import top_k_logprobs
 from omnidraft.decode.sampling.noise import ForbiddenNoise
 from omnidraft.decode.step_telemetry import count_step
-from omnidraft.ports import DraftTree, FinishReason, Metrics, Step, Timings, TreeLimits
+from omnidraft.ports import DraftRequest, DraftTree, FinishReason, Metrics, Step, Timings, TreeLimits
 
 _NO_NOISE = ForbiddenNoise()
 
 
-class SequenceFactory(Protocol):
-    """Begins sequences."""
-
-    def open(self, prompt_ids: np.ndarray, options: RequestOptions) -> ExternalSequence:
-        """Return a new sequence of these options with the snapshot that it keeps."""
-
+OpenSequence = Callable[[np.ndarray, RequestOptions], ExternalSequence]
+"""Returns a new sequence that begins with these ids and has these options, with the snapshot that it keeps."""
 
 LogitsOf = Callable[[Sequence[int]], Sequence[torch.Tensor] | None]
 """Number of rows of each sequence of this round -> the logits [N, V] of each; None where they are not available."""
@@ -45,20 +40,8 @@ OptionsOf = Callable[[int], RequestOptions]
 TRACE_ROWS = 256
 """Rows of a pass whose log-probabilities are recorded at most. The logits are copied: 0.6 MB per row for a vocabulary
 of 150,000."""
-IDLE_S = 5.0
+_IDLE_S = 5.0
 """After this time without a pass, the unrecorded rest of the last sequences is recorded: nobody else would do it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundLimits:
-    """Resource limits of a host."""
-
-    num_tokens: Callable[[str | None], int]
-    """Draft tokens of a tenant's sequence in a round at most; read in each round. None is the deployment's tenant."""
-    trace_rows: int
-    """Rows of a round whose logits are read for traces at most; rounds with more are recorded without."""
-    idle_s: float
-    """Seconds without a round after which all sequences count as inactive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +58,8 @@ class RoundScheduler:
 
     def __init__(
         self,
-        factory: SequenceFactory,
-        tracker: SequenceTracker[ExternalSequence],
+        open_sequence: OpenSequence,
+        tracker: SequenceTracker,
         update_pass: Callable[[int, float], None],
         memory: DrafterMemory,
         metrics: Metrics,
@@ -84,11 +67,13 @@ class RoundScheduler:
         target: str,
         stop_ids: frozenset[int],
         top_k: int,
-        limits: RoundLimits,
+        num_tokens: Callable[[str | None], int],
         failures: DraftingFailures,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._factory = factory
+        """Draft at most `num_tokens` tokens for a sequence of a tenant, as it is asked in each round; None is the
+        deployment's tenant."""
+        self._open_sequence = open_sequence
         self._tracker = tracker
         self._update_pass = update_pass
         self._memory = memory
@@ -96,7 +81,7 @@ class RoundScheduler:
         self._target = target
         self._stop_ids = stop_ids
         self._top_k = top_k
-        self._limits = limits
+        self._num_tokens = num_tokens
         self._failures = failures
         self._clock = clock
         self._must_forget = Event()
@@ -136,8 +121,8 @@ class RoundScheduler:
         self._observe(seqs, emitted, pass_s, logits_of)
         self._end_records(self._tracker.set_active(active))
         self._evict()
-        drafts = self._draft(active)
-        return [drafts.get(id(seq), []) for seq in seqs]
+        self._draft(active)
+        return [[] if seq is None else list(seq.tree.tokens[1:]) for seq in seqs]
 
     def tick(self) -> None:
         """End and evict inactive sequences, also when no round comes; called about every second."""
@@ -148,7 +133,7 @@ class RoundScheduler:
 
     def _tick(self) -> None:
         self._forget()
-        if self._last_round is None or self._clock() - self._last_round.at_s > self._limits.idle_s:
+        if self._last_round is None or self._clock() - self._last_round.at_s > _IDLE_S:
             self._last_round = None
             self._end_records(self._tracker.set_active(()))
         self._evict()
@@ -191,15 +176,15 @@ class RoundScheduler:
                 continue
             ids = ids_of(index)
             before = ids[: len(ids) - len(new_ids)]
-            options, taken = options_of(index), [each for each in matches if each is not None]
-            seq = self._tracker.find(before, taken, options)
+            options = options_of(index)
+            seq = self._tracker.find(before, matches, options)
             matches.append(self._open(before, options) if seq is None else seq)
         return matches
 
     def _open(self, prompt_ids: np.ndarray, options: RequestOptions) -> ExternalSequence | None:
         """Return a new sequence; None, until the next round, where it cannot be opened."""
         try:
-            seq = self._factory.open(prompt_ids, options)
+            seq = self._open_sequence(prompt_ids, options)
         except Exception as exc:  # the boundary: see safe_drafting.py
             self._failures.report(exc)
             return None
@@ -210,7 +195,7 @@ class RoundScheduler:
         """Update the costs with the pass since the last round; return its seconds, 0 when it is no sample because it
         also read prompts or the engine waited."""
         last, self._last_round = self._last_round, None
-        if last is None or {id(seq) for seq in seqs} != {id(seq) for seq in last.seqs}:
+        if last is None or set(seqs) != set(last.seqs):
             return 0.0
         pass_s = now_s - last.at_s
         self._update_pass(len(last.seqs) + last.num_nodes, pass_s)
@@ -225,7 +210,7 @@ class RoundScheduler:
     ) -> None:
         num_rows = [1 if seq is None else len(seq.tree) for seq in seqs]
         is_traced = any(seq is not None and seq.record_builder is not None for seq in seqs)
-        is_traced = is_traced and sum(num_rows) <= self._limits.trace_rows
+        is_traced = is_traced and sum(num_rows) <= TRACE_ROWS
         logits = logits_of(num_rows) if is_traced else None
         for index, (seq, new_ids) in enumerate(zip(seqs, emitted, strict=True)):
             if seq is None:
@@ -268,17 +253,16 @@ class RoundScheduler:
         for seq in self._tracker.evict():
             seq.drafting.close()
 
-    def _draft(self, active: Sequence[ExternalSequence]) -> dict[int, list[int]]:
-        """Return the draft tokens by the identity of a sequence."""
+    def _draft(self, active: Sequence[ExternalSequence]) -> None:
+        """Draft for these sequences, which the engine scores next."""
         if not active:
-            return {}
-        requests = [SafeRequest(seq.drafting, len(seq.tokens), self._tree_limits(seq), _NO_NOISE) for seq in active]
+            return
+        requests = [DraftRequest(seq.drafting, len(seq.tokens), self._tree_limits(seq), _NO_NOISE) for seq in active]
         for seq, tree in zip(active, propose_all(requests), strict=True):
             seq.tree = tree
         self._last_round = _Round(tuple(active), sum(len(seq.tree) - 1 for seq in active), self._clock())
-        return {id(seq): list(seq.tree.tokens[1:]) for seq in active}
 
     def _tree_limits(self, seq: ExternalSequence) -> TreeLimits:
-        num_tokens, wanted = self._limits.num_tokens(seq.options.tenant), seq.options.num_draft_tokens
+        num_tokens, wanted = self._num_tokens(seq.options.tenant), seq.options.num_draft_tokens
         num_tokens = num_tokens if wanted is None else min(num_tokens, wanted)
         return TreeLimits(num_tokens, num_chains=1, depth=num_tokens)

@@ -5,9 +5,8 @@ told apart and need not be: a draft for one is right for the other.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,9 +16,9 @@ from omnidraft.decode.recording.record_builder import TraceRecordBuilder
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.ports import DraftTree
 
-KEEP_S = 60.0
+_KEEP_S = 60.0
 """The time for which a sequence that left the engine's batch is kept: it may have been preempted."""
-MOST_INACTIVE = 256
+_MAX_INACTIVE = 256
 """The inactive sequences that are held at most: as many as a large batch may preempt."""
 _TAIL = 24
 """Ids at the end that stand for the whole sequence in the index; a match is then compared in full."""
@@ -50,107 +49,6 @@ class TokenBuffer:
         self._num = end
 
 
-class TrackedSequence(Protocol):
-    """A sequence with its ids, and what its request says about it."""
-
-    tokens: TokenBuffer
-    options: RequestOptions
-
-
-Tracked = TypeVar("Tracked", bound=TrackedSequence)
-
-
-class SequenceTracker(Generic[Tracked]):
-    """All sequences that an engine works on, and inactive ones that it may resume.
-
-    An engine drops a sequence when it ends, when its client disconnects, or when it is preempted, and does not say
-    which. So inactive sequences are held for a while, a bounded number of them.
-    """
-
-    def __init__(self, *, keep_s: float, max_inactive: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._keep_s = keep_s
-        self._max_inactive = max_inactive
-        self._clock = clock
-        self._index: dict[tuple[int, bytes], list[Tracked]] = {}
-        self._active: dict[int, Tracked] = {}
-        self._inactive: dict[int, tuple[Tracked, float]] = {}  # in the order in which they became inactive
-
-    def __len__(self) -> int:
-        return len(self._active) + len(self._inactive)
-
-    def __iter__(self) -> Iterator[Tracked]:
-        yield from self._active.values()
-        yield from self.inactive
-
-    @property
-    def inactive(self) -> list[Tracked]:
-        """Sequences that the engine does not work on, the one inactive the longest first."""
-        return [seq for seq, _ in self._inactive.values()]
-
-    def find(self, ids: np.ndarray, taken: Iterable[Tracked], options: RequestOptions = NO_OPTIONS) -> Tracked | None:
-        """Return the sequence that has exactly these ids and options and is not in `taken`."""
-        others = {id(each) for each in taken}
-        for seq in self._index.get(_key(ids), ()):
-            if id(seq) not in others and seq.options == options and np.array_equal(seq.tokens.ids, ids):
-                return seq
-        return None
-
-    def add(self, seq: Tracked) -> None:
-        """Add a new sequence as active."""
-        self._index.setdefault(_key(seq.tokens.ids), []).append(seq)
-        self._active[id(seq)] = seq
-
-    def append(self, seq: Tracked, ids: Sequence[int]) -> None:
-        """Append ids to a sequence and index it anew."""
-        self._unindex(seq)
-        seq.tokens.append(ids)
-        self._index.setdefault(_key(seq.tokens.ids), []).append(seq)
-
-    def set_active(self, seqs: Sequence[Tracked]) -> list[Tracked]:
-        """Set the sequences that the engine works on; return those that became inactive."""
-        now = self._clock()
-        active = {id(seq): seq for seq in seqs}
-        dropped = [seq for number, seq in self._active.items() if number not in active]
-        for number in active:
-            self._inactive.pop(number, None)
-        self._active = active
-        self._inactive |= {id(seq): (seq, now) for seq in dropped}
-        return dropped
-
-    def evict(self) -> list[Tracked]:
-        """Remove and return the sequences that were inactive too long, or are too many."""
-        now, evicted = self._clock(), []
-        for number, (seq, since) in list(self._inactive.items()):
-            if now - since < self._keep_s and len(self._inactive) <= self._max_inactive:
-                break
-            del self._inactive[number]
-            self._unindex(seq)
-            evicted.append(seq)
-        return evicted
-
-    def remove(self, seq: Tracked) -> None:
-        """Remove a sequence that has ended."""
-        self._active.pop(id(seq), None)
-        self._inactive.pop(id(seq), None)
-        self._unindex(seq)
-
-    def clear(self) -> list[Tracked]:
-        """Remove and return all sequences."""
-        removed = list(self)
-        self._index, self._active, self._inactive = {}, {}, {}
-        return removed
-
-    def _unindex(self, seq: Tracked) -> None:
-        key = _key(seq.tokens.ids)
-        same = [each for each in self._index.pop(key, ()) if each is not seq]
-        if same:
-            self._index[key] = same
-
-
-def _key(ids: np.ndarray) -> tuple[int, bytes]:
-    return len(ids), ids[-_TAIL:].astype(np.int32).tobytes()
-
-
 @dataclass(slots=True, eq=False)
 class ExternalSequence:
     """One running sequence."""
@@ -162,3 +60,91 @@ class ExternalSequence:
     tree: DraftTree = field(default_factory=lambda: DraftTree.empty(0))
     """The draft that the engine received last and is scoring now."""
     options: RequestOptions = NO_OPTIONS
+
+
+class SequenceTracker:
+    """All sequences that an engine works on, and inactive ones that it may resume.
+
+    An engine drops a sequence when it ends, when its client disconnects, or when it is preempted, and does not say
+    which. So inactive sequences are held for a while, a bounded number of them.
+    """
+
+    def __init__(
+        self,
+        *,
+        keep_s: float = _KEEP_S,
+        max_inactive: int = _MAX_INACTIVE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._keep_s, self._max_inactive, self._clock = keep_s, max_inactive, clock
+        self._index: dict[tuple[int, bytes], list[ExternalSequence]] = {}
+        self._active: dict[ExternalSequence, None] = {}
+        self._inactive: dict[ExternalSequence, float] = {}
+        """Since when, in this order."""
+
+    def __len__(self) -> int:
+        return len(self._active) + len(self._inactive)
+
+    def __iter__(self) -> Iterator[ExternalSequence]:
+        yield from (*self._active, *self._inactive)
+
+    def find(
+        self, ids: np.ndarray, taken: Sequence[ExternalSequence | None], options: RequestOptions = NO_OPTIONS
+    ) -> ExternalSequence | None:
+        """Return the sequence that has exactly these ids and options and is not in `taken`."""
+        for seq in self._index.get(_key(ids), ()):
+            if seq not in taken and seq.options == options and np.array_equal(seq.tokens.ids, ids):
+                return seq
+        return None
+
+    def add(self, seq: ExternalSequence) -> None:
+        """Add a new sequence as active."""
+        self._index.setdefault(_key(seq.tokens.ids), []).append(seq)
+        self._active[seq] = None
+
+    def append(self, seq: ExternalSequence, ids: Sequence[int]) -> None:
+        """Append ids to a sequence and index it anew."""
+        self._unindex(seq)
+        seq.tokens.append(ids)
+        self._index.setdefault(_key(seq.tokens.ids), []).append(seq)
+
+    def set_active(self, seqs: Sequence[ExternalSequence]) -> list[ExternalSequence]:
+        """Set the sequences that the engine works on; return those that became inactive."""
+        before, self._active = self._active, dict.fromkeys(seqs)
+        dropped = [seq for seq in before if seq not in self._active]
+        for seq in seqs:
+            self._inactive.pop(seq, None)
+        self._inactive |= dict.fromkeys(dropped, self._clock())
+        return dropped
+
+    def evict(self) -> list[ExternalSequence]:
+        """Remove and return the sequences that were inactive too long, or are too many."""
+        now_s, evicted = self._clock(), []
+        for seq, since_s in list(self._inactive.items()):
+            if now_s - since_s < self._keep_s and len(self._inactive) <= self._max_inactive:
+                break
+            self.remove(seq)
+            evicted.append(seq)
+        return evicted
+
+    def remove(self, seq: ExternalSequence) -> None:
+        """Remove a sequence that has ended."""
+        self._active.pop(seq, None)
+        self._inactive.pop(seq, None)
+        self._unindex(seq)
+
+    def clear(self) -> list[ExternalSequence]:
+        """Remove and return all sequences."""
+        removed = list(self)
+        self._index, self._active, self._inactive = {}, {}, {}
+        return removed
+
+    def _unindex(self, seq: ExternalSequence) -> None:
+        key = _key(seq.tokens.ids)
+        same = [each for each in self._index.pop(key, ()) if each is not seq]
+        if same:
+            self._index[key] = same
+
+
+def _key(ids: np.ndarray) -> tuple[int, bytes]:
+    return len(ids), ids[-_TAIL:].astype(np.int32).tobytes()

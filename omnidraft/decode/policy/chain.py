@@ -63,7 +63,7 @@ MAX_REJECTION = 0.7
 """Gamma of SpecDec++: a chain whose rejection is as probable as this ends."""
 
 
-class AcceptancePolicy(FixedPolicy):
+class AcceptancePolicy(ThresholdPolicy):
     """Implements ports.Policy: drafts until the acceptance head expects a rejected token in the chain.
 
     Source: SpecDec++, https://arxiv.org/abs/2405.19715: stop when 1 - prod P(accepted) > gamma. There the probability
@@ -74,8 +74,4 @@ class AcceptancePolicy(FixedPolicy):
     uses_acceptance_head = True
 
     def __init__(self, max_rejection: float = MAX_REJECTION) -> None:
-        self._max_rejection = max_rejection
-
-    def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
-        """See ports.RoundPlan. The token that exceeded gamma stays in the chain."""
-        return sum(1 - value <= self._max_rejection for value in values)
+        super().__init__(1 - max_rejection)

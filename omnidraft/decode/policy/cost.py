@@ -57,15 +57,12 @@ class CostPolicy:
         self.next_value = 0.5
         """Share of a prefix's probability that its best child has: the tokens that one more drafter step gives."""
         self.streams = StreamStats(self.first_gain)
-        self._lengths: Callable[[str | None, Work], AnswerLength] = lru_cache(MAX_STREAMS)(self._new_length)
+        self.length: Callable[[str | None, Work], AnswerLength] = lru_cache(MAX_STREAMS)(self._new_length)
+        """How long this tenant's answers of this kind are, None: those of all."""
         self._plain_rounds = PlainRounds()
         self.searches = SearchGains(pass_s)
         self.num_without = Counter[int]()
         """Nodes that the last round would have scored without the drafter, by load."""
-
-    def length(self, tenant: str | None, work: Work = "text") -> AnswerLength:
-        """Return how long this tenant's answers of this kind are, None: those of all."""
-        return self._lengths(tenant, work)
 
     def start_round(self, texts: Sequence[RoundText], others: OtherTexts = NO_OTHERS) -> "CostPlan":
         """See ports.Policy."""
@@ -126,7 +123,7 @@ class CostPolicy:
         return (self.pass_s(num_plain + num_nodes) - self.pass_s(num_plain)) / max(num_nodes, 1)
 
     def _new_length(self, tenant: str | None, work: Work) -> AnswerLength:
-        return AnswerLength() if tenant is None else AnswerLength(self._lengths(None, work).mean)
+        return AnswerLength() if tenant is None else AnswerLength(self.length(None, work).mean)
 
     def first_gain(self, num_texts: int) -> float:
         """Return the gain that is expected before any was measured: that of the best chains at the prior agreement of a
@@ -241,7 +238,8 @@ class CostPlan:
         would not, only a trial can correct what is expected."""
         is_tried = self._stats(*stream_of(self._texts[index])).trials_left > 0
         num_texts = self._num_later if num_ids > CATCH_UP else self._num_sharing
-        is_worth_it = self._gain(index, num_texts) * self._left_s(index, num_texts) > self._catch_up_s(num_ids)
+        catch_up_s = self._policy.step_s(num_ids) - self._policy.step_s(min(num_ids, CATCH_UP))
+        is_worth_it = self._gain(index, num_texts) * self._left_s(index, num_texts) > catch_up_s
         return not is_tried and is_worth_it and self._first_step_pays
 
     def _gain(self, index: int, num_texts: int) -> float:
@@ -259,9 +257,6 @@ class CostPlan:
         ends = [1.0] * sum(self._gain(index, self._num_sharing) > 0 for index in range(len(self._texts)))
         num_without = self._policy.num_without[load_of(len(self._texts))]
         return any(self._num_paying(ends, num_nodes, is_trial=False) for num_nodes in (0, num_without))
-
-    def _catch_up_s(self, num_ids: int) -> float:
-        return self._policy.step_s(num_ids) - self._policy.step_s(min(num_ids, CATCH_UP))
 
     def _left_s(self, index: int, num_texts: int) -> float:
         """Return the seconds that one more token in each of a text's rounds with a drafter is worth, in rounds of so

@@ -1,10 +1,8 @@
 """Costs of target passes and drafter steps by number of rows: measured at the start or guessed, updated since."""
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -57,11 +55,13 @@ class CostCurve:
             unmeasured: larger sizes, taken to go on as the measured ones do, with more doubt at each doubling.
         """
         known = sorted(seconds_by_rows)
-        self._rows = [*known, *unmeasured]
+        self._rows = np.array([*known, *unmeasured])
         measured_s = [seconds_by_rows[rows] for rows in known]
         row_s = (measured_s[-1] - measured_s[-2]) / (known[-1] - known[-2]) if len(known) > 1 else 0.0
-        guessed_s = [measured_s[-1] + row_s * (rows - known[-1]) for rows in unmeasured]
-        self._log_s = np.log([*measured_s, *guessed_s])
+        self._log_s = np.log([*measured_s, *(measured_s[-1] + row_s * (rows - known[-1]) for rows in unmeasured)])
+        sizes = np.eye(len(self._rows))
+        self._weights = np.stack([np.interp(np.arange(self._rows[-1] + 1), self._rows, each) for each in sizes], axis=1)
+        """The share of each size in the seconds of a number of rows."""
         doublings = np.log2(self._rows)
         beyond = np.maximum(doublings - doublings[len(known) - 1], 0)
         near = np.exp(-(np.subtract.outer(doublings, doublings) ** 2) / 2)
@@ -70,9 +70,10 @@ class CostCurve:
         self._follow(0)
 
     def __call__(self, rows: int) -> float:
-        seconds = self._known_s.get(rows)
-        if seconds is None:
-            seconds = self._known_s[rows] = self._between(self._smooth_s, rows)
+        if (seconds := self._known_s.get(rows)) is None:
+            size = min(rows, len(self._weights) - 1)
+            seconds = float(self._weights[size] @ self._seconds) + self._slope * (rows - size)
+            self._known_s[rows] = seconds
         return seconds
 
     def least(self, rows: int, known_rows: int | None = None) -> float:
@@ -80,10 +81,8 @@ class CostCurve:
         change; with `known_rows` beside those, and no less than they take."""
         doubt, least_s = self._gradient(rows), 0.0
         if known_rows is not None:
-            least_s = self(known_rows)
-            for size, share in self._gradient(known_rows).items():
-                doubt[size] = doubt.get(size, 0.0) - share
-        variance = sum(self._shared(doubt)[size] * share for size, share in doubt.items())
+            doubt, least_s = doubt - self._gradient(known_rows), self(known_rows)
+        variance = doubt @ self._covariance @ doubt
         return max(self(rows) * math.exp(-_LEAST_SD * variance / math.sqrt(variance + _NOISE**2)), least_s)
 
     def doubt(self) -> None:
@@ -92,54 +91,34 @@ class CostCurve:
 
     def update(self, rows: int, seconds: float) -> bool:
         """Correct the curve by one observation; return whether other load may have begun or ended."""
-        gradient, largest_rows = self._gradient(rows), min(rows, self._rows[-1])
-        expected = self._between(self._size_s, largest_rows) * self(rows) / self(largest_rows)
+        gradient, last = self._gradient(rows), len(self._weights) - 1
+        expected = self._weights[min(rows, last)] @ np.exp(self._log_s) * self(rows) / self(min(rows, last))
         error = math.log(max(seconds, 1e-9) / expected)
         self._covariance += self._drift
-        shared = self._shared(gradient)
-        variance = float(sum(shared[size] * share for size, share in gradient.items())) + _NOISE**2
+        shared = self._covariance @ gradient
+        variance = gradient @ shared + _NOISE**2
         largest = min(3 * math.sqrt(variance), _MAX_LOG_ERROR)
-        self._log_s += shared * (min(max(error, -largest), largest) / variance)
+        self._log_s += shared / variance * min(max(error, -largest), largest)
         if is_usual := abs(error) < largest:
-            self._covariance -= np.multiply.outer(shared, shared / variance)
+            self._covariance -= np.outer(shared, shared) / variance
         else:
             self.doubt()  # it was a hiccup or another load, as the next observation tells
-        self._follow(max(gradient, key=gradient.__getitem__))
+        self._follow(int(np.argmax(gradient)))
         return not is_usual
 
-    def _gradient(self, rows: int) -> dict[int, float]:
-        """Return how the log seconds of so many rows follow those of the sizes around them."""
-        at, share = self._place(min(rows, self._rows[-1]))
-        if not share:
-            return {at: 1.0}
-        before_s, behind_s = self._size_s[at] * (1 - share), self._size_s[at + 1] * share
-        return {at: before_s / (before_s + behind_s), at + 1: behind_s / (before_s + behind_s)}
-
-    def _shared(self, gradient: Mapping[int, float]) -> np.ndarray:
-        """Return the covariance of each size with what has this gradient."""
-        first, *others = (self._covariance[size] * share for size, share in gradient.items())
-        return sum(others, first)
-
-    def _place(self, rows: int) -> tuple[int, float]:
-        """Return the size before so many rows, and how far they are on the way to the next one."""
-        at = bisect_right(self._rows, rows) - 1
-        if at < 0 or at + 1 == len(self._rows):
-            return max(at, 0), 0.0
-        return at, (rows - self._rows[at]) / (self._rows[at + 1] - self._rows[at])
-
-    def _between(self, size_s: Sequence[float], rows: int) -> float:
-        """Return the seconds of so many rows, given those of the sizes; beyond the last ones as between these."""
-        at, share = self._place(rows)
-        if rows > self._rows[-1] and len(size_s) > 1:
-            at, share = at - 1, (rows - self._rows[-2]) / (self._rows[-1] - self._rows[-2])
-        return size_s[at] + share * (size_s[at + 1] - size_s[at]) if share else size_s[at]
+    def _gradient(self, rows: int) -> np.ndarray:
+        """Return how the log seconds of so many rows follow those of each measured size."""
+        shares = self._weights[min(rows, len(self._weights) - 1)] * np.exp(self._log_s)
+        return shares / shares.sum()
 
     def _follow(self, surest: int) -> None:
         """Take up the log seconds. Smaller sizes take no more than the one that is surest, and larger ones no less."""
-        self._size_s: list[float] = np.exp(self._log_s).tolist()
-        smaller = accumulate(self._size_s[surest::-1], min)
-        self._smooth_s = [*reversed(list(smaller)), *list(accumulate(self._size_s[surest:], max))[1:]]
-        self._known_s: dict[int, float] = {}
+        seconds = np.exp(self._log_s)
+        seconds[: surest + 1] = np.minimum.accumulate(seconds[surest::-1])[::-1]
+        seconds[surest:] = np.maximum.accumulate(seconds[surest:])
+        self._seconds, self._known_s = seconds, dict[int, float]()
+        beyond = np.diff(seconds)[-1:] / np.diff(self._rows)[-1:]
+        self._slope = float(beyond[0]) if len(beyond) else 0.0
 
 
 def guessed_passes() -> CostCurve:

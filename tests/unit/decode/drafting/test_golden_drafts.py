@@ -65,7 +65,7 @@ def numbers(policy: Policy) -> list[float]:
         return []
     stats, plan = policy.streams.of("default"), policy.start_round([RoundText("default", 1)])
     tenant = (stats.gain, stats.emits, stats.num_drafted, policy.streams.payer("default").idle_s, stats.trials_left)
-    numbers = (plan.rate, *tenant, policy.next_value, policy.length("default").mean)
+    numbers = (plan.rate, *tenant, policy.next_value, policy.length("default", "text").mean)
     return [float(f"{number:.9g}") for number in numbers]
 
 

@@ -11,7 +11,6 @@ from omnidraft.decode.common_prefix import common_prefix
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator
 from omnidraft.decode.drafting.safe_drafting import (
     DraftingFailures,
-    SafeRequest,
     SafeSession,
     propose_all,
     require_harmless,
@@ -29,6 +28,7 @@ from tests.unit.decode.toys import (
     NOISE,
     TARGET_PIECES,
     TARGET_TOKENIZER,
+    Strict,
     T,
     make_drafter,
     make_request,
@@ -165,8 +165,9 @@ def test_a_long_prompt_is_read_at_once_where_no_other_text_waits():
 def test_texts_of_two_modes_have_the_policy_of_each():
     proposer, asked = make_drafter(), []
     proposer.policy_for = lambda mode: asked.append(mode) or FixedPolicy()
-    sessions = [proposer.open(request_of(TEXTS[0], mode=mode)) for mode in ("fast", "reproducible", "fast")]
-    assert [len(tree) for tree in proposer.propose_all([draft(session) for session in sessions])] == [6, 6, 6]
+    requests = [request_of(TEXTS[0], mode=mode) for mode in ("fast", "reproducible", "fast")]
+    sessions = [SafeSession(proposer, each, len(TARGET_PIECES), Strict()) for each in requests]
+    assert [len(tree) for tree in propose_all([draft(session) for session in sessions])] == [6, 6, 6]
     assert asked == ["fast", "reproducible"]
 
 
@@ -205,10 +206,10 @@ def test_texts_that_begin_end_and_fail_in_any_order_have_harmless_trees(seed, ha
         rng.shuffle(texts)
         taking_part = texts[: rng.randint(0, len(texts))]
         limits = TreeLimits(rng.randint(0, 6), rng.choice([None, 1, 2]), rng.choice([None, 3]))
-        requests = [SafeRequest(text, position, limits, NOISE) for text, position in taking_part]
+        requests = [DraftRequest(text, position, limits, NOISE) for text, position in taking_part]
         trees = propose_all(requests, OtherTexts(rng.randint(0, 9)))
         for request, tree in zip(requests, trees, strict=True):
-            require_harmless(tree, request.text.root, limits, len(TARGET_PIECES))
+            require_harmless(tree, request.session.root, limits, len(TARGET_PIECES))
         for at, (text, position) in enumerate(taking_part):
             emitted = [rng.choice([T[b"a"], T[b"he"], T[b"."], T[b"ab"]]) for _ in range(rng.randint(1, 3))]
             text.observe(emitted)

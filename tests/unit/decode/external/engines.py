@@ -12,7 +12,7 @@ from omnidraft.decode.drafting.session_pool import DrafterMemory, SessionPool
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
 from omnidraft.decode.external.prompt_mapping import map_prompt
 from omnidraft.decode.external.request_options import NO_OPTIONS, RequestOptions
-from omnidraft.decode.external.round_scheduler import RoundLimits, RoundScheduler
+from omnidraft.decode.external.round_scheduler import RoundScheduler
 from omnidraft.decode.external.sequence_tracker import ExternalSequence, SequenceTracker, TokenBuffer
 from omnidraft.decode.policy.chain import FixedPolicy
 from omnidraft.decode.recording.record_builder import RecordContext, TraceRecordBuilder
@@ -158,7 +158,7 @@ class BatchingEngine:
 
 
 class ToyFactory:
-    """Implements round_scheduler.SequenceFactory."""
+    """Opens sequences over toys."""
 
     def __init__(self, *, is_traced: bool = False) -> None:
         self.slot: SnapshotSlot | None = None
@@ -195,7 +195,7 @@ def make_rounds(
     keep_left_s: float = 100.0,
     max_inactive: int = 50,
     failures: DraftingFailures | None = None,
-) -> tuple[RoundScheduler, SnapshotSlot, SequenceTracker[ExternalSequence]]:
+) -> tuple[RoundScheduler, SnapshotSlot, SequenceTracker]:
     """The real rounds over toys; what fails ends the test unless `failures` are counted."""
     clock = clock or Clock()
     memory = memory or DrafterMemory(100_000)
@@ -205,13 +205,11 @@ def make_rounds(
     *others, drafter = proposer.sources
     proposer.sources = (*others, replace(drafter, pool=SessionPool(memory), extends_to_depth=True))
     slot = SnapshotSlot(LoadedSnapshot(None, "base", proposer, None, None))
-    tracker: SequenceTracker[ExternalSequence] = SequenceTracker(
-        keep_s=keep_left_s, max_inactive=max_inactive, clock=clock
-    )
+    tracker = SequenceTracker(keep_s=keep_left_s, max_inactive=max_inactive, clock=clock)
     factory = factory or ToyFactory()
     factory.slot, factory.failures = slot, failures or Strict()
     rounds = RoundScheduler(
-        factory,
+        factory.open,
         tracker,
         update_pass,
         memory,
@@ -219,7 +217,7 @@ def make_rounds(
         target="t",
         stop_ids=STOP_IDS,
         top_k=4,
-        limits=RoundLimits(lambda tenant: NUM_TOKENS, trace_rows=64, idle_s=5.0),
+        num_tokens=lambda tenant: NUM_TOKENS,
         failures=failures or Strict(),
         clock=clock,
     )

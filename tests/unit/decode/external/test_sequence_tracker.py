@@ -24,7 +24,7 @@ def kept(name, numbers):
     return Kept(name, TokenBuffer(ids(numbers)))
 
 
-def follow(**options) -> SequenceTracker[Kept]:
+def follow(**options) -> SequenceTracker:
     return SequenceTracker(**({"keep_s": 10.0, "max_inactive": 5, "clock": Clock()} | options))
 
 

@@ -23,14 +23,15 @@ class StepObserver(Protocol):
 
     def move(self, snapshot_version: int | None) -> None:
         """Account for another snapshot that drafts from now on."""
+        return
 
     def end(self, error: Exception | None) -> None:
         """End the text: after its last step, by an error, or because its client went away."""
+        return
 
 
-class StepCounter:
-    """Implements StepObserver: counts every step, with the time between its tokens, which share the time of their
-    pass."""
+class StepCounter(StepObserver):
+    """Counts every step, with the time between its tokens, which share the time of their pass."""
 
     def __init__(
         self, metrics: Metrics, target: str, drafter_version: str, plain_token_s: Callable[[], float | None]
@@ -56,12 +57,9 @@ class StepCounter:
         """See StepObserver."""
         self._drafter_version = str(snapshot_version)
 
-    def end(self, error: Exception | None) -> None:
-        """See StepObserver."""
 
-
-class TextSpan:
-    """Implements StepObserver: a span for the text, and one for each pass."""
+class TextSpan(StepObserver):
+    """A span for the text, which names the snapshot that it began with, and one for each pass."""
 
     def __init__(self, tracing: Tracing, span: Span) -> None:
         self._tracing = tracing
@@ -78,9 +76,6 @@ class TextSpan:
         self._add_pass_span(step)
         if step.finish_reason is not None:
             self._outcome = {"finish_reason": step.finish_reason.value}
-
-    def move(self, snapshot_version: int | None) -> None:
-        """See StepObserver: the span names the snapshot that the text began with."""
 
     def end(self, error: Exception | None) -> None:
         """See StepObserver."""

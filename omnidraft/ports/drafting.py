@@ -193,22 +193,26 @@ class TextOutcome:
 
 
 class RoundPlan(Protocol):
-    """Decides how much to draft in one round. Values are estimated probabilities that a text passes through a node."""
+    """Decides how much to draft in one round: to the limits, unless a plan says otherwise. Values are estimated
+    probabilities that a text passes through a node."""
 
-    num_candidates: int
+    num_candidates: int = 1
     """The number of guesses that the drafter makes after each node."""
-    uses_acceptance_head: bool
+    uses_acceptance_head: bool = False
     """Whether the values of guesses come from the drafter's acceptance head, where it has one."""
 
     def should_search(self, index: int) -> bool:
         """Return whether the suffix memory is searched for this text."""
+        return True
 
     def should_draft(self, index: int, num_ids: int) -> bool:
         """Return whether the drafter drafts for this text, of which it has to read about `num_ids` ids first."""
+        return True
 
     def should_read(self, index: int, num_ids: int, num_last: int) -> bool:
         """Return whether the drafter, if it drafts for this text, reads all the `num_ids` ids that it has not read, and
         not only the `num_last` last ones."""
+        return True
 
     def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
         """Return how many of these nodes, of all texts and in falling order of value, the drafter expands in one step;
@@ -216,10 +220,12 @@ class RoundPlan(Protocol):
 
         At first the nodes are the ends of the texts; `num_nodes` would be scored if nothing more were drafted.
         """
+        return len(values)
 
     def prune(self, values: Sequence[float], acceptances: Sequence[float] | None = None) -> int:
         """Return how many of these nodes, of all texts and best first, the target scores. `acceptances`: the estimated
         probability of each, given its parent, when the next pass drafts it instead; None: no pass will."""
+        return len(values)
 
 
 class Policy(Protocol):
@@ -230,9 +236,11 @@ class Policy(Protocol):
 
     def update(self, outcomes: Sequence[TextOutcome], others: OtherTexts = NO_OTHERS) -> None:
         """Account for the texts of a round."""
+        return
 
     def finish(self, tenant: str, num_emitted: int, work: Work = "text") -> None:
         """Account for a text of this tenant and kind that ended after so many tokens."""
+        return
 
 
 @dataclass(frozen=True, slots=True)

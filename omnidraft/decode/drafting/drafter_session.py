@@ -222,7 +222,7 @@ class Extension:
         """Add the drafter's candidates after each of these prefixes, whose rows the last step computed. Raises
         ModelError where these are no numbers."""
         assert self.session.model is not None
-        rows = logits_RD.float().cpu().numpy()
+        rows = logits_RD.numpy(force=True)
         head = self.session.model.acceptance_probabilities() if plan.uses_acceptance_head else None
         for prefix in prefixes:
             assert prefix.row is not None

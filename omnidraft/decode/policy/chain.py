@@ -3,44 +3,15 @@ stops it."""
 
 from collections.abc import Sequence
 
-from omnidraft.ports import NO_OTHERS, OtherTexts, RoundPlan, RoundText, TextOutcome, Work
+from omnidraft.ports import NO_OTHERS, OtherTexts, Policy, RoundPlan, RoundText
 
 
-class FixedPolicy:
-    """Implements ports.Policy, and its plan of every round: drafts to the limits."""
-
-    num_candidates = 1
-    uses_acceptance_head = False
+class FixedPolicy(Policy, RoundPlan):
+    """Implements ports.Policy, and is its plan of every round: drafts to the limits."""
 
     def start_round(self, texts: Sequence[RoundText], others: OtherTexts = NO_OTHERS) -> RoundPlan:
         """See ports.Policy."""
         return self
-
-    def should_search(self, index: int) -> bool:
-        """See ports.RoundPlan."""
-        return True
-
-    def should_draft(self, index: int, num_ids: int) -> bool:
-        """See ports.RoundPlan."""
-        return True
-
-    def should_read(self, index: int, num_ids: int, num_last: int) -> bool:
-        """See ports.RoundPlan."""
-        return True
-
-    def select_expansions(self, values: Sequence[float], num_nodes: int) -> int:
-        """See ports.RoundPlan."""
-        return len(values)
-
-    def prune(self, values: Sequence[float], acceptances: Sequence[float] | None = None) -> int:
-        """See ports.RoundPlan."""
-        return len(values)
-
-    def update(self, outcomes: Sequence[TextOutcome], others: OtherTexts = NO_OTHERS) -> None:
-        """See ports.Policy."""
-
-    def finish(self, tenant: str, num_emitted: int, work: Work = "text") -> None:
-        """See ports.Policy."""
 
 
 MIN_PATH_PROBABILITY = 0.2

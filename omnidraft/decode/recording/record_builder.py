@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from omnidraft.decode.sampling.logits_pipeline import Limits
+from omnidraft.decode.step_telemetry import StepObserver
 from omnidraft.params import numbers_of
 from omnidraft.ports import FinishReason, Request, Step
 from omnidraft.traces.record import SOURCES, STOP_STRING, Rounds, TargetLogprobs, TraceRecord, fields_of
@@ -36,8 +37,9 @@ class RecordContext:
     """Whether the decoding settings of the request are known."""
 
 
-class TraceRecordBuilder:
-    """Collects the steps of one request and emits a record whenever a segment is full or the text ends."""
+class TraceRecordBuilder(StepObserver):
+    """Collects the steps of one request and emits a record whenever a segment is full or the text ends; a text that ends
+    early is recorded up to its last full segment."""
 
     def __init__(
         self,
@@ -64,9 +66,6 @@ class TraceRecordBuilder:
         self._steps.append(step)
         if step.finish_reason is not None:
             self._flush(STOP_STRING if step.stop_string is not None else step.finish_reason.value)
-
-    def end(self, error: Exception | None) -> None:
-        """See step_telemetry.StepObserver: a text that ended early is recorded up to its last full segment."""
 
     def flush(self, reason: FinishReason | None) -> None:
         """Emit the rest of a text that ends without a finishing step; `reason` is None where it is unknown. Steps may

@@ -1,12 +1,13 @@
 """Remembers what a worker says, for the suffix memory of later texts in the same scope."""
 
 from omnidraft.decode.drafting.suffix_source import scope_of
+from omnidraft.decode.step_telemetry import StepObserver
 from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.ports import Request, Step
 
 
-class TextMemorizer:
-    """Implements step_telemetry.StepObserver: remembers the answer to one request when it ends, also early, unless all
+class TextMemorizer(StepObserver):
+    """Remembers the answer to one request when it ends, also early, unless all
     texts were forgotten meanwhile. The token that ends a stop string, which may reach behind it, is left out."""
 
     def __init__(self, recent: RecentTexts, request: Request) -> None:
@@ -18,9 +19,6 @@ class TextMemorizer:
     def take(self, step: Step) -> None:
         """See StepObserver."""
         self._emitted += step.emitted if step.stop_string is None else step.emitted[:-1]
-
-    def move(self, snapshot_version: int | None) -> None:
-        """See StepObserver."""
 
     def end(self, error: Exception | None) -> None:
         """See StepObserver."""

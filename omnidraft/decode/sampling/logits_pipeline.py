@@ -37,6 +37,7 @@ class Processor(Protocol):
 
     def take(self, token: int) -> None:
         """Add the token that the target drew."""
+        return
 
 
 class LogitsPipeline:
@@ -178,7 +179,7 @@ def repetition_penalised(logits: np.ndarray, penalty: float) -> np.ndarray:
     return penalised
 
 
-class Bias:
+class Bias(Processor):
     """Implements Processor: adds the client's numbers to the logits of its ids."""
 
     def __init__(self, sampling: Sampling) -> None:
@@ -188,9 +189,6 @@ class Bias:
     def apply(self, logits_V: np.ndarray) -> None:
         """See Processor."""
         logits_V[self._ids] += self._added
-
-    def take(self, token: int) -> None:
-        """See Processor. A bias does not depend on the output."""
 
 
 class Limits:

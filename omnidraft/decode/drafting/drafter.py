@@ -9,21 +9,22 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import torch
 
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, NoiseCoupling
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
 from omnidraft.decode.drafting.drafter_context import DrafterContext
-from omnidraft.decode.drafting.drafter_session import LAST_IDS, DrafterSession, Extension
+from omnidraft.decode.drafting.drafter_session import LAST_IDS, DrafterSession, ValuedPrefix
 from omnidraft.decode.drafting.loaded_factors import LoadedFactors
 from omnidraft.decode.drafting.ranking import rank_tokens
 from omnidraft.decode.drafting.session_pool import SessionPool
 from omnidraft.decode.drafting.token_healing import TokenHealing
-from omnidraft.decode.drafting.token_mapping import AFTER_TEXT, DraftPrefix
+from omnidraft.decode.drafting.token_mapping import DraftPrefix
 from omnidraft.decode.policy.cost_measurement import wait_for
 from omnidraft.decode.policy.cost_model import CostCurve
-from omnidraft.ports import DraftModel, RankTokens, Request, RoundPlan
+from omnidraft.ports import DraftModel, DraftSession, RankTokens, Request, RoundPlan
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.ngram_cache import NgramCache
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
@@ -51,7 +52,6 @@ class Drafter:
     """Whether it extends its chain to the limit also where another source's chain has as many nodes as are scored."""
     max_read_s: float | None = None
     """Seconds that texts wait in a round for the reading of others; None, or steps that are not measured: for all."""
-
     rank: RankTokens = rank_tokens
 
     @property
@@ -63,14 +63,8 @@ class Drafter:
 
     def context(self, request: Request) -> DrafterContext:
         """Return the drafter's view of a request's text."""
-        return DrafterContext(
-            request,
-            self.tokenizer,
-            self.target_vocabulary,
-            self.alignment,
-            self.cache,
-            limit=self.model.context_limit,
-        )
+        words = self.tokenizer, self.target_vocabulary, self.alignment
+        return DrafterContext(request, *words, self.cache, limit=self.model.context_limit)
 
     def open(self, request: Request, calibrator: AcceptanceCalibrator) -> DrafterSession:
         """See tree_proposer.DraftSource."""
@@ -80,24 +74,9 @@ class Drafter:
         self, sessions: Sequence[DrafterSession], drafts: Sequence[DraftTreeBuilder], plan: RoundPlan
     ) -> None:
         """See tree_proposer.DraftSource."""
-        extensions = []
-        for session, draft in zip(sessions, drafts, strict=True):
-            ids = session.ids_to_read(draft, plan)
-            if ids is not None:
-                extension = self._extension(session, draft, ids, plan.num_candidates)
-                extensions += [extension] if extension.read_forced() else []
-        if extensions:
-            _Steps(self, drafts, plan).run(extensions)
-
-    def _extension(
-        self, session: DrafterSession, draft: DraftTreeBuilder, ids: list[int], num_candidates: int
-    ) -> Extension:
-        """Begin with the text, or before the line break at its end where that is drafted again. What the request's
-        settings allow is known for whole target tokens only, so under constraints nothing is healed."""
-        heals = self.healing is not None and draft.constraints is None and self.healing.is_due(ids)
-        start = DraftPrefix(row=AFTER_TEXT, heals=heals)
-        read = ids[:-1] if heals else ids
-        return Extension(session, draft, read, num_candidates, start, num_before=draft.num_drafted)
+        readers = [session for session, draft in zip(sessions, drafts, strict=True) if session.begin_round(draft, plan)]
+        if readers:
+            _Steps(self, drafts, plan).run(readers)
 
 
 class _Steps:
@@ -109,25 +88,29 @@ class _Steps:
         self._plan = plan
         self._step_started = time.perf_counter()
 
-    def run(self, extensions: Sequence[Extension]) -> None:
+    def run(self, readers: Sequence[DrafterSession]) -> None:
         """Step until no further step pays."""
-        at_end = [(sum(map(each.draft.open_value, each.start.ends)), each, each.start) for each in extensions]
+        model, at_end = self._drafter.model, [(each.open_value(each.start), each, each.start) for each in readers]
         readers = self._read_long(list(self._select(at_end)))
         if not readers:
             return
-        self._prefill_or_extend(readers)
+        starts, requests = {each: [each.start] for each in readers}, [each.read() for each in readers]
+        self._step(starts, requests, model.prefill_or_extend_all)
+        for each in readers:
+            each.count_read()
         while selected := self._select([each for reader in readers for each in reader.best_prefixes()]):
-            self._branch(selected)
+            branches = [session.branch(prefixes) for session, prefixes in selected.items()]
+            self._step(selected, branches, model.branch_all)
 
-    def _select(self, prefixes: list[tuple[float, Extension, DraftPrefix]]) -> dict[Extension, list[DraftPrefix]]:
+    def _select(self, prefixes: list[ValuedPrefix]) -> dict[DrafterSession, list[DraftPrefix]]:
         """Return the prefixes that the plan extends, by their texts."""
         if not prefixes:
             return {}
         best = sorted(prefixes, key=lambda each: -each[0])
-        selected: dict[Extension, list[DraftPrefix]] = {}
+        selected: dict[DrafterSession, list[DraftPrefix]] = {}
         num_selected = self._plan.select_expansions([value for value, *_ in best], self._num_scored())
-        for _, extension, prefix in best[:num_selected]:
-            selected.setdefault(extension, []).append(prefix)
+        for _, session, prefix in best[:num_selected]:
+            selected.setdefault(session, []).append(prefix)
         return selected
 
     def _num_scored(self) -> int:
@@ -137,7 +120,7 @@ class _Steps:
         ranked = sorted(chain.from_iterable(values), reverse=True)
         return self._plan.prune([value for value, _ in ranked], [acceptance for _, acceptance in ranked])
 
-    def _read_long(self, readers: Sequence[Extension]) -> Sequence[Extension]:
+    def _read_long(self, readers: Sequence[DrafterSession]) -> Sequence[DrafterSession]:
         """Return the texts that can be read to their ends now. Where others wait, long ones are read in pieces, one
         text after another, and drafted for afterwards."""
         num_ids = self._drafter.num_read_beside
@@ -145,7 +128,7 @@ class _Steps:
             return readers
         short = []
         for each in readers:
-            num_missed = each.session.num_missed(each.ids)
+            num_missed = each.num_missed(each.ids)
             if num_missed <= max(num_ids, LAST_IDS):
                 short.append(each)
             elif num_ids >= LAST_IDS:
@@ -153,50 +136,37 @@ class _Steps:
             num_ids = max(num_ids - num_missed, 0)
         return short
 
-    def _read_piece(self, reader: Extension, num_ids: int) -> None:
+    def _read_piece(self, reader: DrafterSession, num_ids: int) -> None:
         """Read so many ids of a text. This is no step of the round: the plan has weighed the reading of the whole, and
         no drafts come of a piece."""
         started = time.perf_counter()
-        model, keep, missed = reader.session.begin(reader.ids)
+        model, keep, missed = reader.read()
         wait_for(self._drafter.model.prefill_or_extend_all([(model, keep, missed[:num_ids])]))
-        reader.draft.tree.num_read_before, num_left = num_ids, len(missed) - num_ids
-        reader.session.end(reader.ids[:-num_left], max(reader.draft.position - num_left, 0))
+        reader.draft.num_read_before, num_left = num_ids, len(missed) - num_ids
+        reader.count_read(num_left)
         self._step_started = time.perf_counter()
         reader.draft.draft_s += self._step_started - started
 
-    def _prefill_or_extend(self, readers: Sequence[Extension]) -> None:
-        """Read the texts to their ends and add the first candidates."""
-        requests = [each.session.begin(each.ids) for each in readers]
-        num_rows = {each.draft.index: len(ids) for each, (*_, ids) in zip(readers, requests, strict=True)}
-        logits = self._computed(num_rows, lambda: self._drafter.model.prefill_or_extend_all(requests))
-        for each, logits_D in zip(readers, logits, strict=True):
-            each.session.end(each.ids, each.draft.position)
-            each.expand_all([each.start], logits_D[None], self._plan)
-        self._end_step(num_rows)
-
-    def _branch(self, selected: Mapping[Extension, Sequence[DraftPrefix]]) -> None:
-        """Extend these prefixes."""
-        requests = [each.branch(prefixes) for each, prefixes in selected.items()]
-        num_rows = {each.draft.index: len(ids) for each, (_, ids, _) in zip(selected, requests, strict=True)}
-        logits = self._computed(num_rows, lambda: self._drafter.model.branch_all(requests))
-        for (each, prefixes), logits_RD in zip(selected.items(), logits, strict=True):
-            each.expand_all(prefixes, logits_RD, self._plan)
-        self._end_step(num_rows)
-
-    def _computed(self, num_rows: Mapping[int, int], compute: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """Return what the drafter computes over so many rows of each text, by its index; its seconds count for them."""
+    def _step(
+        self,
+        extended: Mapping[DrafterSession, Sequence[DraftPrefix]],
+        requests: Sequence[tuple[DraftSession, Any, Sequence[int]]],
+        compute: Callable[[Any], list[torch.Tensor]],
+    ) -> None:
+        """Extend these prefixes by what the model computes for the request of each text, whose last part is as long as
+        the text has rows. The seconds of the model count for the texts by their rows; those since the last step ended,
+        with what choosing and adding candidates takes, are what a step takes."""
         started = time.perf_counter()
-        result = compute()
-        wait_for(result)
-        spent = time.perf_counter() - started
-        row_s = spent / sum(num_rows.values())
+        logits = compute(requests)
+        wait_for(logits)
+        num_rows = {session.draft.index: len(rows) for session, (*_, rows) in zip(extended, requests, strict=True)}
+        total = sum(num_rows.values())
+        row_s = (time.perf_counter() - started) / total
         for draft in self._drafts:
             draft.step_rows.append(num_rows.get(draft.index, 0))
-            draft.draft_s += row_s * num_rows.get(draft.index, 0)
-        return result
-
-    def _end_step(self, num_rows: Mapping[int, int]) -> None:
-        """Measure a step, from the end of the one before, with what choosing and adding its candidates takes."""
+            draft.draft_s += row_s * draft.step_rows[-1]
+        for (session, prefixes), rows in zip(extended.items(), logits, strict=True):
+            session.expand_all(prefixes, rows)
         started, self._step_started = self._step_started, time.perf_counter()
         if self._drafter.step_s is not None and max(num_rows.values()) <= LAST_IDS:
-            self._drafter.step_s.update(sum(num_rows.values()), self._step_started - started)
+            self._drafter.step_s.update(total, self._step_started - started)

@@ -38,7 +38,7 @@ class RecordContext:
 
 
 class TraceRecordBuilder(StepObserver):
-    """Collects the steps of one request and emits a record whenever a segment is full or the text ends; a text that ends
+    """Collects the steps of one request and emits a record whenever a segment is full or the text ends; one that ends
     early is recorded up to its last full segment."""
 
     def __init__(

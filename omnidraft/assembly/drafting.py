@@ -25,7 +25,7 @@ from omnidraft.decode.external.prompt_mapping import map_prompt
 from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
 from omnidraft.decode.policy.cost import CostPolicy
 from omnidraft.decode.policy.cost_measurement import CostFile
-from omnidraft.decode.policy.cost_model import CostCurve, MeasuredCosts, Seconds, StepCosts
+from omnidraft.decode.policy.cost_model import CostCurve, MeasuredCosts, StepCosts
 from omnidraft.decode.prefill_chunk import MAX_PREFILL_S
 from omnidraft.errors import ContractError, VocabularyError
 from omnidraft.memory.recent_texts import RecentTexts
@@ -68,8 +68,8 @@ def shared_drafting(
 
     @cache
     def policy_for(mode: Mode) -> Policy:
-        step_s = costs.step_s if has_drafter else CostCurve({1: 1e-9})  # nobody takes steps
-        return policy(settings, lambda: costs.passes(mode), step_s)
+        no_steps = CostCurve({1: 1e-9})
+        return policy(settings, lambda: costs.passes(mode), lambda: costs.step_s.curve if has_drafter else no_steps)
 
     return SharedDrafting(policy_for, costs.step_s, memory or drafter_memory(), recent)
 
@@ -146,8 +146,11 @@ def memory_sources(
     return (prediction, PromptLookup()) if settings.lookup else (prediction,)
 
 
-def policy(settings: DecodeSettings, passes: Callable[[], Seconds], step_s: Seconds, num_candidates: int = 4) -> Policy:
-    """Return a new policy of the kind that the settings name; only the one by costs asks for those of passes."""
+def policy(
+    settings: DecodeSettings, passes: Callable[[], CostCurve], steps: Callable[[], CostCurve], num_candidates: int = 4
+) -> Policy:
+    """Return a new policy of the kind that the settings name; only the one by costs asks for those of passes and of the
+    drafter's steps."""
     match settings.policy:
         case "fixed":
             return FixedPolicy()
@@ -156,7 +159,7 @@ def policy(settings: DecodeSettings, passes: Callable[[], Seconds], step_s: Seco
         case "threshold":
             return ThresholdPolicy()
         case "cost":
-            return CostPolicy(passes(), step_s, num_candidates if settings.trees else 1)
+            return CostPolicy(passes(), steps(), num_candidates if settings.trees else 1)
 
 
 _LONGEST_PROMPT_SHARE = 0.75

@@ -6,7 +6,7 @@ import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -60,8 +60,8 @@ def batching(settings: Settings, metrics: Metrics, *, num_tokens: int, has_tenan
     def num_draft_tokens(tenant: str | None) -> int:
         return slot.rules.limit(tenant or settings.worker.tenant, "text", num_tokens)
 
-    chains = policy(settings.decode, lambda: passes, step_s, num_candidates=1)
-    shared = SharedDrafting(lambda mode: chains, step_s, memory)
+    chains = cache(lambda: policy(settings.decode, lambda: passes, lambda: step_s.curve, num_candidates=1))
+    shared = SharedDrafting(lambda mode: chains(), step_s, memory)
     load = snapshot_loader(settings, tokenizers, shared, is_external=True)
     slot = SnapshotSlot(named_or_base(settings, load, pinned))
     failures = DraftingFailures(metrics, settings.models.target)

@@ -60,7 +60,7 @@ class KnownCosts(MeasuredCosts):
         """Return the seconds of a round that drafted these trees and scored them in one pass."""
         num_rows = sum(map(len, trees))
         steps = [sum(rows) for rows in zip_longest(*(tree.step_rows for tree in trees), fillvalue=0)]
-        return self._curve(num_rows) + sum(self.step_s(rows) for rows in steps if rows) + self._others(num_rows)
+        return self._curve(num_rows) + sum(self.step_s.curve(rows) for rows in steps if rows) + self._others(num_rows)
 
     def passes(self, mode: Mode) -> CostCurve:
         """See MeasuredCosts; all modes cost the same."""

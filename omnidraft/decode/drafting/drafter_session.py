@@ -96,8 +96,7 @@ class DrafterSession:
         """Return whether the drafter drafts for the text in this round. Under constraints no line break heals, since
         what they allow is known for whole target tokens only."""
         self.draft, self._plan, self._first_ids = draft, plan, {}
-        ids = self._ids_to_read()
-        if ids is None:
+        if (ids := self._ids_to_read()) is None:
             return False
         self._prefixes, self._num_branched, self._num_before = [], 0, draft.num_drafted
         healing = self._drafter.healing

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 
-from omnidraft.decode.policy.cost_model import Seconds
+from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.decode.policy.gains import (
     EMA_WEIGHT,
     MAX_STREAMS,
@@ -51,7 +51,7 @@ class CostPolicy:
     that share the target, since rows that were free for one text are dear when many have them. A new tenant begins with
     what was measured over all."""
 
-    def __init__(self, pass_s: Seconds, step_s: Seconds, num_candidates: int = 4) -> None:
+    def __init__(self, pass_s: CostCurve, step_s: CostCurve, num_candidates: int = 4) -> None:
         """Take the seconds of a pass and of a drafter step by their rows."""
         self.pass_s, self.step_s, self.num_candidates = pass_s, step_s, num_candidates
         self.next_value = 0.5

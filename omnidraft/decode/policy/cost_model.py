@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
@@ -32,14 +31,6 @@ _LEAST_SD = 1.5
 times too dear is back after 450 tokens, with 1.5 after 160, and with 2 trials among many texts come twice as often."""
 _MAX_LOG_ERROR = math.log(3)
 """Error that one observation corrects at most: what takes longer may be a hiccup of the machine."""
-
-
-class Seconds(Protocol):
-    """Seconds by number of rows, and the least that they may be; see CostCurve."""
-
-    def __call__(self, rows: int) -> float: ...
-
-    def least(self, rows: int, known_rows: int | None = None) -> float: ...
 
 
 class CostCurve:
@@ -155,14 +146,11 @@ class StepCosts:
         if pass_s.update(rows, seconds) and self._curve is not None:
             self._curve.doubt()
 
-    def __call__(self, rows: int) -> float:
+    @property
+    def curve(self) -> CostCurve:
+        """What was measured with a drafter."""
         assert self._curve is not None, "no drafter was measured"
-        return self._curve(rows)
-
-    def least(self, rows: int, known_rows: int | None = None) -> float:
-        """See CostCurve."""
-        assert self._curve is not None, "no drafter was measured"
-        return self._curve.least(rows, known_rows)
+        return self._curve
 
 
 class MeasuredCosts:

@@ -79,7 +79,7 @@ def decoded(
     """Decode a text with what these switches leave of drafting, from a cache that knows every merge."""
     settings = config.load(None, {}, decode=decode, cache={"mode": mode})
     pass_s, step_s = CostCurve({1: 1.0, 16: 1.2}), CostCurve({1: 0.03, 4: 0.035, 64: 0.4})
-    chosen = policy(settings.decode, lambda: pass_s, step_s)
+    chosen = policy(settings.decode, lambda: pass_s, lambda: step_s)
     shared = SharedDrafting(lambda mode: chosen, StepCosts(), DrafterMemory(65_536))
     cache = warmed(assembly.ngram_cache(settings, WORDS, None), ALIGNMENT)
     before = cache.to_arrays()
@@ -150,7 +150,8 @@ def test_each_switch_takes_away_what_is_drafted_otherwise() -> None:
 def test_without_a_drafter_memory_drafts_chains_where_trees_are_off() -> None:
     settings = config.load(None, {}, decode={"policy": "fixed", "trees": False}).decode
     cost = CostCurve({1: 1.0})
-    shared = SharedDrafting(lambda mode: policy(settings, lambda: cost, cost), StepCosts(), None)  # type: ignore[arg-type]
+    chosen = policy(settings, lambda: cost, lambda: cost)
+    shared = SharedDrafting(lambda mode: chosen, StepCosts(), None)  # type: ignore[arg-type]
     request = make_request(Sampling(0.0), max_new_tokens=80, num_draft_tokens=12)
     steps = list(toy_decoder().decode(request, memory_proposer(settings, WORDS, shared)))
     assert any(len(step.tree) > 1 for step in steps)

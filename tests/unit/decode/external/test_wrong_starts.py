@@ -48,7 +48,7 @@ def decode(
         drafter = Drafter(model, TARGET_TOKENIZER, vocabulary, alignment, cache, coupling, measured)
         rounds, _, _ = make_rounds(
             proposer=TreeProposer((drafter,), lambda mode: policy),
-            policy=(policy := CostPolicy(pass_s, step_s, num_candidates=1)),
+            policy=(policy := CostPolicy(pass_s, measured, num_candidates=1)),
             update_pass=lambda rows, seconds: step_s.observe_pass(pass_s, rows, seconds),
             clock=machine,
         )

@@ -178,7 +178,7 @@ def decode(
     target_table, drafter_table = tables(len(TOKENIZER.vocabulary), drafter_kind)
     target, model = timed_target(machine, target_table), timed_drafter(machine, drafter_table)
     costs = MeasuredCosts(target)
-    policy = CostPolicy(costs.passes("fast"), costs.step_s) if chain is None else FixedPolicy()
+    policy = CostPolicy(costs.passes("fast"), costs.step_s.measured(model)) if chain is None else FixedPolicy()
     vocabulary, alignment = TOKENIZER.vocabulary, align(TOKENIZER, TOKENIZER)
     ngrams, coupling = NgramCache(alignment.fingerprint, vocabulary, vocabulary, 64), NoiseCoupling((0.0, 0.5, 1.0))
     source = drafter.Drafter(model, TOKENIZER, vocabulary, alignment, ngrams, coupling, costs.step_s.measured(model))

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from omnidraft.decode.decoder import Decoder
@@ -16,32 +15,20 @@ from tests.unit.decode.toys import (
     DRAFT_PIECES,
     NOISE,
     TABLE,
-    TARGET_PIECES,
     TARGET_TOKENIZER,
     D,
     T,
     Wide,
-    emitted,
     known_costs,
     make_cache,
     make_drafter,
     make_request,
-    slow_decode,
     table_of,
-    toy_decoder,
 )
 
 
 def grow(proposer, limits=TreeLimits(30), sampling=None):  # noqa: B008
     return proposer.open(make_request(sampling or Sampling(0.0))).propose(8, limits, NOISE)
-
-
-def texts_of(tree) -> set[bytes]:
-    """Return the text of each path from the root."""
-    spelled = [b""]
-    for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
-        spelled.append(spelled[parent] + TARGET_PIECES[token])
-    return set(spelled[1:])
 
 
 def test_merged_and_direct_readings_of_the_same_text_stand_side_by_side():
@@ -90,27 +77,6 @@ def test_copied_text_is_proposed_from_where_it_stood_last():
     assert session.propose(13, TreeLimits(2), NOISE).tokens == (7, 3, 4)
 
 
-def test_two_proposers_that_agree_share_a_node_and_the_rest_are_siblings():
-    table = table_of(len(DRAFT_PIECES), {D[b"\n"]: D[b"a"]}, D[b"g"])
-    last = T[b"\n"]
-    request = replace(make_request(Sampling(0.0)), prompt_ids=(3, last, T[b"a"], T[b"f"], 3, last))
-    tree = make_drafter(table, policy=Wide(1, 1, 2), has_lookup=True).open(request).propose(6, TreeLimits(9), NOISE)
-    first = tree.child(0, T[b"a"])
-    assert tree.sources[first] == Source.LOOKUP
-    assert {tree.tokens[node] for node in range(len(tree)) if tree.parents[node] == first} >= {T[b"f"], T[b"g"]}
-
-
-@pytest.mark.parametrize(
-    ("temperature", "limits"), [(0.0, TreeLimits(6, 2, 3)), (0.7, TreeLimits(5, 1)), (1.0, TreeLimits(20))], ids=str
-)
-def test_whatever_grows_the_text_is_the_targets_own(temperature, limits):
-    proposer = make_drafter(policy=Wide(3, 2, 4), has_lookup=True)
-    decoder = Decoder(ToyTarget(TABLE, limits=limits), TARGET_TOKENIZER.vocabulary)
-    for seed in range(6):
-        request = make_request(Sampling(temperature), seed=seed, num_draft_tokens=20, max_new_tokens=40)
-        assert emitted(decoder.decode(request, proposer)) == slow_decode(TABLE, request)
-
-
 class Keeping(Wide):
     """As many nodes are kept as a test says."""
 
@@ -145,13 +111,6 @@ def test_the_noise_pays_when_the_drafter_is_the_target():
     for seed in range(30):
         list(decoder.decode(make_request(Sampling(1.0), seed=seed, max_new_tokens=30), proposer))
     assert drafter.noise_coupling.best(1.0) == 1.0
-
-
-def test_a_bad_drafter_is_left_alone_by_the_cost_policy_and_probed_now_and_then():
-    policy = CostPolicy(known_costs({1: 0.18, 16: 0.3}), known_costs({1: 0.05}))
-    proposer, spy = spied(make_drafter(table_of(len(DRAFT_PIECES), {}, D[b"q"]), policy=policy))
-    list(toy_decoder().decode(make_request(Sampling(1.0), max_new_tokens=400), proposer))
-    assert 3 < len(spy.texts) < 60
 
 
 def test_drafting_stops_for_the_tenant_whose_texts_it_loses_on_and_goes_on_for_the_other():

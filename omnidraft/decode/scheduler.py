@@ -267,10 +267,11 @@ class Scheduler:
         return used_bytes <= self._settings.kv_cache_gib * 2**30
 
     def _preempt_for_memory(self) -> None:
-        while self._used_bytes() > self._settings.kv_cache_gib * 2**30 and len(self.prefixes):
-            self.prefixes.evict()
-        while self._used_bytes() > self._settings.kv_cache_gib * 2**30 and len(self._admitted) > 1:
-            self.preempt(self._admitted[-1])
+        while self._used_bytes() > self._settings.kv_cache_gib * 2**30 and (self.prefixes or len(self._admitted) > 1):
+            if self.prefixes:
+                self.prefixes.evict()
+            else:
+                self.preempt(self._admitted[-1])
 
     def _has_memory_for(self, sequence: SequenceState) -> bool:
         """Return whether the sequence fits beside the admitted ones; prefixes give way where that is enough."""

@@ -29,7 +29,7 @@ class PredictionSource(DraftSource):
 
     def open(self, request: Request, calibrator: AcceptanceCalibrator) -> "PredictionSession":
         """See tree_proposer.DraftSource."""
-        drafting = MatchDrafting.of(request, Source.PREDICTION, "predicted", self.vocab_size, calibrator)
+        drafting = MatchDrafting(request, Source.PREDICTION, self.vocab_size, calibrator, behind_changed="predicted")
         return PredictionSession(request, drafting)
 
 

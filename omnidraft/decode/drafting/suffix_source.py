@@ -9,9 +9,9 @@ Source: SuffixDecoding, https://arxiv.org/abs/2411.04975; docs/algorithms.md sec
 
 import time
 from bisect import bisect
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from heapq import heappop, heappush
 
 from omnidraft.decode.drafting.acceptance_stats import (
@@ -89,7 +89,7 @@ class SuffixSession(DraftSourceSession):
         self._source = source
         self._scope = scope_of(request)
         self._tenant = request.tenant
-        self._drafting = MatchDrafting.of(request, Source.SUFFIX, "aligned", source.vocab_size, calibrator)
+        self._drafting = MatchDrafting(request, Source.SUFFIX, source.vocab_size, calibrator, behind_changed="aligned")
         self._text = IncrementalIndex()
         self._alignment = LocalAlignment()
         self._append(request.prompt_ids)
@@ -138,26 +138,30 @@ class SuffixSession(DraftSourceSession):
             yield "aligned" if place.is_equal else "changed", match
 
 
-@dataclass(frozen=True, slots=True)
 class MatchDrafting:
     """Drafts what followed a match, for one text."""
 
-    source: Source
-    behind_changed: Memory
-    """Where a match stands one token behind a changed one."""
-    vocab_size: int
-    """Ids from here on are never drafted, whatever a memory holds."""
-    stop_ids: Set[int]
-    style: tuple[float, float]
-    calibrator: AcceptanceCalibrator
-
-    @staticmethod
-    def of(
-        request: Request, source: Source, behind_changed: Memory, vocab_size: int, calibrator: AcceptanceCalibrator
-    ) -> "MatchDrafting":
-        """Return that of a request's text."""
+    def __init__(
+        self,
+        request: Request,
+        source: Source,
+        vocab_size: int,
+        calibrator: AcceptanceCalibrator,
+        *,
+        behind_changed: Memory,
+    ) -> None:
+        """
+        Args:
+            vocab_size: ids from here on are never drafted, whatever a memory holds.
+            behind_changed: where a match stands one token behind a changed one.
+        """
+        self._source, self._vocab_size, self._calibrator = source, vocab_size, calibrator
+        self._behind_changed, self._stop_ids = behind_changed, request.stop_ids
         style = (temperature_bin(request.sampling.temperature), 0.0)
-        return MatchDrafting(source, behind_changed, vocab_size, request.stop_ids, style, calibrator)
+        self._kinds: Callable[[MatchBin], list[CandidateKind]] = cache(
+            lambda bins: [CandidateKind(source, rank, style, bins) for rank in range(_MAX_SIBLINGS)]
+        )
+        """The kinds of siblings, the first choice first."""
 
     def extend(
         self,
@@ -174,32 +178,19 @@ class MatchDrafting:
         while paths and num_added < num_nodes:
             value, node, memory, match = heappop(paths)
             depth, continuations = tree.nodes[node].depth + 1, match.continuations(_MAX_SIBLINGS)
-            for kind, (token, count) in zip(self._kinds(memory, match), continuations, strict=False):
+            bins = MatchBin(memory, bisect(_LENGTH_EDGES, match.length), bisect(_COUNT_EDGES, match.count))
+            for kind, (token, count) in zip(self._kinds(bins), continuations, strict=False):
                 prior = _prior(memory, match, count) if node or probability is None else probability
-                acceptance = self.calibrator.estimate(kind, prior, depth)
-                if token >= self.vocab_size or (node and -value * acceptance < _MIN_VALUE):
+                acceptance = self._calibrator.estimate(kind, prior, depth)
+                if token >= self._vocab_size or (node and -value * acceptance < _MIN_VALUE):
                     continue
-                child = tree.add(node, token, self.source, acceptance, estimated_from=(kind, prior))
+                child = tree.add(node, token, self._source, acceptance, estimated_from=(kind, prior))
                 if child is not None:
                     num_added += 1
                     longer = match.extend(token)
-                    if longer is not None and token not in self.stop_ids:
-                        found_in = self.behind_changed if memory == "changed" else memory
+                    if longer is not None and token not in self._stop_ids:
+                        found_in = self._behind_changed if memory == "changed" else memory
                         heappush(paths, (value * acceptance, child, found_in, longer))
-
-    def _kinds(self, memory: Memory, match: SuffixMatch) -> Sequence[CandidateKind]:
-        """Return the kind of each of the match's continuations."""
-        length_bin, count_bin = bisect(_LENGTH_EDGES, match.length), bisect(_COUNT_EDGES, match.count)
-        return _kinds(self.source, memory, length_bin, count_bin, self.style)
-
-
-@lru_cache(None)
-def _kinds(
-    source: Source, memory: Memory, length_bin: int, count_bin: int, style: tuple[float, float]
-) -> Sequence[CandidateKind]:
-    """Return the kinds of siblings, the first choice first."""
-    bins = MatchBin(memory, length_bin, count_bin)
-    return [CandidateKind(source, rank, style, bins) for rank in range(_MAX_SIBLINGS)]
 
 
 def _prior(memory: Memory, match: SuffixMatch, count: int) -> float:

@@ -173,10 +173,9 @@ def drafter_prompt(
     it reads the answer. Neither where the drafter cannot spell the prompt: it then reads the answer only."""
     longest, vocabulary = int(context_limit * _LONGEST_PROMPT_SHARE), tokenizers.target.vocabulary
     try:
-        prompt = map_prompt(prompt_ids, vocabulary, tokenizers.drafter, tokenizers.alignment, longest=longest)
+        return map_prompt(prompt_ids, vocabulary, tokenizers.drafter, tokenizers.alignment, longest=longest)
     except VocabularyError:
         return (), ()
-    return tuple(prompt.ids), tuple(prompt.rest)
 
 
 def costs_path(*facts: object) -> Path:

@@ -5,32 +5,21 @@ where the drafter has none. So a chat in a template that both models share reads
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from omnidraft.vocab.alignment import Alignment
 from omnidraft.vocab.retokenise import retokenise
 from omnidraft.vocab.tokenizer import Tokenizer, Vocabulary
 
 
-@dataclass(frozen=True, slots=True)
-class DrafterPrompt:
-    """A prompt in two parts."""
-
-    ids: list[int]
-    """Drafter ids up to the last special token."""
-    rest: list[int]
-    """Target ids after that, which the answer continues; they spell text."""
-
-
 def map_prompt(
     prompt_ids: Sequence[int], target: Vocabulary, tokenizer: Tokenizer, alignment: Alignment, *, longest: int
-) -> DrafterPrompt:
-    """Return at most the last `longest` draft ids, so that a drafter with a short context still reads the end.
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the drafter's ids up to the last special token, and the target's ids after it, whose text the answer
+    continues; of both at most the last `longest`, so that a drafter with a short context still reads the end.
 
     Raises:
         VocabularyError: the drafter cannot spell it.
     """
     last = max((at for at, token in enumerate(prompt_ids) if token in target.special_ids), default=-1)
-    ids = retokenise(prompt_ids[: last + 1], target, tokenizer, alignment)
-    rest = list(prompt_ids[last + 1 :])
-    return DrafterPrompt(ids[max(len(ids) - longest, 0) :], rest[max(len(rest) - longest, 0) :])
+    ids, rest = retokenise(prompt_ids[: last + 1], target, tokenizer, alignment), prompt_ids[last + 1 :]
+    return tuple(ids[max(len(ids) - longest, 0) :]), tuple(rest[max(len(rest) - longest, 0) :])

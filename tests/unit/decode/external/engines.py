@@ -171,9 +171,9 @@ class ToyFactory:
         assert self.slot is not None
         snapshot = self.slot.current
         ids = prompt_ids.tolist()
-        prompt = map_prompt(ids, TARGET_TOKENIZER.vocabulary, DRAFT_TOKENIZER, ALIGNMENT, longest=2048)
-        tail, tenant = tuple(prompt.rest), options.tenant or "default"
-        request = Request(tuple(ids), tuple(prompt.ids), 1000, stop_ids=STOP_IDS, mode="fast", drafter_prompt_tail=tail)
+        mapped, tail = map_prompt(ids, TARGET_TOKENIZER.vocabulary, DRAFT_TOKENIZER, ALIGNMENT, longest=2048)
+        tenant = options.tenant or "default"
+        request = Request(tuple(ids), mapped, 1000, stop_ids=STOP_IDS, mode="fast", drafter_prompt_tail=tail)
         state = SafeSession(snapshot.proposer, request, len(TARGET_PIECES), self.failures)
         self.num_opened += 1
         builder = None

@@ -1,23 +1,26 @@
 """Policies over a simulated machine: what is drafted pays for itself, and nothing is drafted that does not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count, islice, repeat
 
 import numpy as np
 import pytest
 
+from omnidraft.decode.drafting.drafter_session import LAST_IDS
 from omnidraft.decode.policy.chain import AcceptancePolicy, FixedPolicy, ThresholdPolicy
 from omnidraft.decode.policy.cost import CostPlan, CostPolicy
 from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.decode.policy.gains import TRIAL_SHARE
-from omnidraft.ports import NO_OTHERS, OtherTexts, Policy, RoundPlan, RoundText, TextOutcome
+from omnidraft.ports import NO_OTHERS, OtherTexts, RoundPlan, RoundText, TextOutcome
 
 TENANT = "default"
 
 
 @dataclass
 class Machine:
-    """Passes and steps cost what the curves say; a drafted chain agrees with this chance at every depth."""
+    """Answers one request after another. Passes and steps cost what the curves say; a drafted chain agrees with this
+    chance at every depth."""
 
     pass_s: CostCurve
     step_s: CostCurve
@@ -27,44 +30,50 @@ class Machine:
     """Ids that stand before each answer."""
     length: int = 100
     """Tokens of an answer."""
+    limit: int | None = None
+    """The tokens that a request allows; None: twice as many as it gets."""
+    num_read: int = 0
+    """Prompts that the drafter read the whole of."""
 
-    def rate(self, policy: Policy, num_rounds: int, seed: int = 0) -> float:
+    def rate(self, policy: CostPolicy, num_rounds: int) -> float:
         """Tokens per second of the last half of the rounds."""
-        rng = np.random.default_rng(seed)
-        tokens = seconds = 0.0
-        position = read_to = self.length
-        for number in range(num_rounds):
-            if position >= self.length:
-                policy.finish(TENANT, position if number else 0)
-                position, read_to = 0, -self.prompt
-            emitted, spent, num_steps = self._round(policy, rng, position - read_to)
-            if num_steps:
-                spent, read_to = spent + self.step_s(position - read_to) - self.step_s(1), position
-            position += emitted
-            if number >= num_rounds // 2:
-                tokens, seconds = tokens + emitted, seconds + spent
-        return tokens / seconds
+        rounds = list(islice(self.rounds(policy, repeat(TENANT)), num_rounds))
+        tokens, seconds = zip(*rounds[num_rounds // 2 :], strict=True)
+        return sum(tokens) / sum(seconds)
 
-    def _round(self, policy: Policy, rng: np.random.Generator, num_unread: int) -> tuple[int, float, int]:
-        """Tokens, seconds but for reading, and the drafter's steps."""
-        values: list[float] = []
-        plan = policy.start_round([RoundText(TENANT, 2 * self.length)])
-        is_drafted = plan.should_draft(0, num_unread)
-        while (
-            is_drafted
-            and len(values) < self.depth
-            and plan.select_expansions([values[-1] if values else 1.0], len(values))
-        ):
-            values.append((values[-1] if values else 1.0) * self.agreement)
-        num_nodes = plan.prune(values)
-        num_accepted = int(np.argmin([*(rng.random(num_nodes) < self.agreement), False]))
-        step_rows = [num_unread, *[1] * (len(values) - 1)] if values else []
-        policy.update([TextOutcome(TENANT, num_accepted + 1, num_nodes, step_rows)])
-        pass_s = self.pass_s(num_nodes + 1)
-        self.pass_s.update(num_nodes + 1, pass_s)
-        for rows in step_rows:
-            self.step_s.update(rows, self.step_s(rows))
-        return num_accepted + 1, pass_s + len(values) * self.step_s(1), len(values)
+    def rounds(self, policy: CostPolicy, tenants: Iterable[str]) -> Iterator[tuple[int, float]]:
+        """Tokens and seconds of each round of an answer to each of these tenants."""
+        rng = np.random.default_rng(0)
+        for tenant in tenants:
+            position, read_to = 0, -self.prompt
+            while position < self.length:
+                plan = policy.start_round([RoundText(tenant, self.limit or 2 * self.length)])
+                num_unread = position - read_to
+                is_whole = num_unread <= LAST_IDS or plan.should_read(0, num_unread, LAST_IDS)
+                num_ids = num_unread if is_whole else LAST_IDS
+                values = self._values(plan) if plan.should_draft(0, num_ids) else []
+                num_nodes = plan.prune(values)
+                num_right = int(np.argmin([*(rng.random(num_nodes) < self.agreement), False]))
+                num_emitted = min(1 + num_right, self.length - position)
+                step_rows = [num_ids, *[1] * (len(values) - 1)] if values else []
+                policy.update([TextOutcome(tenant, num_emitted, num_nodes, step_rows)])
+                if values:
+                    self.num_read += read_to < 0 and is_whole
+                    read_to = position
+                position += num_emitted
+                pass_s = self.pass_s(1 + num_nodes)
+                yield num_emitted, pass_s + sum(map(self.step_s, step_rows))
+                self.pass_s.update(1 + num_nodes, pass_s)
+                for rows in step_rows:
+                    self.step_s.update(rows, self.step_s(rows))
+            policy.finish(tenant, position)
+
+    def _values(self, plan: RoundPlan) -> list[float]:
+        """The values of the nodes that steps add."""
+        values = [1.0]
+        while len(values) <= self.depth and plan.select_expansions(values[-1:], len(values) - 1):
+            values.append(values[-1] * self.agreement)
+        return values[1:]
 
 
 def flat(one: float, sixteen: float) -> CostCurve:
@@ -467,3 +476,58 @@ def test_many_texts_are_not_read_for_what_the_drafter_gained_for_few():
     few, many = [policy.start_round([RoundText(TENANT, 100)] * num_texts) for num_texts in (2, 16)]
     assert few.should_draft(0, 64)
     assert not any(many.should_draft(at, 64) for at in range(16))
+
+
+# ---------------------------------------------------------------- many tenants
+
+
+def server(agreement: float, prompt: int, length: int) -> tuple[Machine, CostPolicy]:
+    """A pass takes a second, a drafter step 0.1 and 0.02 more for each id that it reads, as is seen in all of them."""
+    passes, steps = CostCurve({1: 1.0}), CostCurve({1: 0.1, 2: 0.12, 4: 0.16, 64: 1.36})
+    return Machine(passes, steps, agreement, 6, prompt, length, limit=500), CostPolicy(passes, steps)
+
+
+def seconds(machine: Machine, policy: CostPolicy, tenants: Iterator[str], num_answers: int) -> float:
+    """The seconds of so many answers, as a multiple of those without drafting."""
+    spent = sum(spent_s for _, spent_s in machine.rounds(policy, islice(tenants, num_answers)))
+    return spent / (num_answers * machine.length)
+
+
+def fresh() -> Iterator[str]:
+    """A tenant for each request."""
+    return map(str, count())
+
+
+def test_fresh_tenants_cost_as_much_as_one_that_stays():
+    """Their answers are too short for their prompts, which the first ones have shown."""
+    (of_one, one_policy), (of_fresh, policy) = server(0.5, 500, 8), server(0.5, 500, 8)
+    assert seconds(of_fresh, policy, fresh(), 200) < seconds(of_one, one_policy, repeat("one"), 200) + 0.02
+    assert of_fresh.num_read < of_one.num_read + 10
+
+
+def test_fresh_tenants_pay_little_for_a_drafter_that_is_never_right():
+    machine, policy = server(0.02, 500, 8)
+    tenants = fresh()
+    seconds(machine, policy, tenants, 100)
+    assert seconds(machine, policy, tenants, 200) < 1.03
+
+
+def test_fresh_tenants_take_drafting_up_again_when_it_recovers():
+    """None of them waits long enough for a trial of its own."""
+    machine, policy = server(0.02, 8, 20)
+    tenants = fresh()
+    seconds(machine, policy, tenants, 200)
+    machine.agreement = 0.9
+    seconds(machine, policy, tenants, 400)
+    assert seconds(machine, policy, tenants, 100) < 0.6
+
+
+def test_what_one_tenant_lost_does_not_end_the_gains_of_another():
+    machine, policy = server(0.9, 8, 20)
+    seconds(machine, policy, repeat("gains"), 50)
+    gains_alone = seconds(machine, policy, repeat("gains"), 50)
+    machine.agreement = 0.02
+    seconds(machine, policy, repeat("loses"), 200)
+    assert policy.streams.of(None).gain < 0
+    machine.agreement = 0.9
+    assert seconds(machine, policy, repeat("gains"), 50) < gains_alone + 0.05

@@ -206,7 +206,7 @@ class Decoder:
         for sequence, tree in replays:
             if sequence in result.logits:
                 try:
-                    sequence.keep_all(tree)
+                    sequence.open_session.keep(range(len(tree)))
                 except Exception as exc:  # one text's failure must not end the others
                     result.errors[sequence] = exc
         steps = self._draw_all(drafts, result)

@@ -102,10 +102,6 @@ class SequenceState:
         root, *ids = self.ids[start : start + num_ids]
         return DraftTree.chain(root, ids, [Source.DIRECT] * len(ids), [0.0] * len(ids))
 
-    def keep_all(self, tree: DraftTree) -> None:
-        """Keep all nodes of a chain that was replayed."""
-        self.open_session.keep(range(len(tree)))
-
     def draft_request(self, target: Target) -> DraftRequest | None:
         """Return what the next tree is drafted for; nothing is drafted beyond `max_new_tokens`, where the KV cache
         ends. None decodes plainly."""

@@ -100,47 +100,34 @@ class RoundScheduler:
             ids_of: index of a sequence -> all its ids, those just emitted included.
             options_of: index of a sequence -> what its request says about its drafting.
         """
+        now_s = self._clock()
         try:
-            return self._next(emitted, ids_of, logits_of, options_of)
+            self._forget()
+            seqs = self._match(emitted, ids_of, options_of)
+            active = [seq for seq in seqs if seq is not None]
+            self._observe(seqs, emitted, self._update_costs(seqs, now_s), logits_of)
+            self._end_records(self._tracker.set_active(active))
+            self._evict()
+            self._draft(active)
+            return [[] if seq is None else list(seq.tree.tokens[1:]) for seq in seqs]
         except Exception as exc:  # the boundary: see safe_drafting.py
             self._reset(exc)
             return [[] for _ in emitted]
 
-    def _next(
-        self,
-        emitted: Sequence[Sequence[int]],
-        ids_of: Callable[[int], np.ndarray],
-        logits_of: LogitsOf,
-        options_of: OptionsOf,
-    ) -> list[list[int]]:
-        now_s = self._clock()
-        self._forget()
-        seqs = self._match(emitted, ids_of, options_of)
-        active = [seq for seq in seqs if seq is not None]
-        pass_s = self._update_costs(seqs, now_s)
-        self._observe(seqs, emitted, pass_s, logits_of)
-        self._end_records(self._tracker.set_active(active))
-        self._evict()
-        self._draft(active)
-        return [[] if seq is None else list(seq.tree.tokens[1:]) for seq in seqs]
-
     def tick(self) -> None:
         """End and evict inactive sequences, also when no round comes; called about every second."""
         try:
-            self._tick()
+            self._forget()
+            if self._last_round is None or self._clock() - self._last_round.at_s > _IDLE_S:
+                self._last_round = None
+                self._end_records(self._tracker.set_active(()))
+            self._evict()
+            if self._last_round is None and not len(self._tracker):
+                self._memory.evict_all()
+            self._metrics.set("omnidraft_followed_texts", len(self._tracker), target=self._target)
+            self._metrics.set("omnidraft_drafter_ids", self._memory.num_ids, target=self._target)
         except Exception as exc:  # the boundary: see safe_drafting.py
             self._reset(exc)
-
-    def _tick(self) -> None:
-        self._forget()
-        if self._last_round is None or self._clock() - self._last_round.at_s > _IDLE_S:
-            self._last_round = None
-            self._end_records(self._tracker.set_active(()))
-        self._evict()
-        if self._last_round is None and not len(self._tracker):
-            self._memory.evict_all()
-        self._metrics.set("omnidraft_followed_texts", len(self._tracker), target=self._target)
-        self._metrics.set("omnidraft_drafter_ids", self._memory.num_ids, target=self._target)
 
     def forget_texts(self) -> None:
         """Drop the drafter's keys of all ended texts before the next round or tick; running ones will leave none. Any

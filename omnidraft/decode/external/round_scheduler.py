@@ -10,7 +10,6 @@ Shapes: N rows of logits of one sequence, V vocabulary.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from threading import Event
 
 import numpy as np
@@ -42,15 +41,6 @@ TRACE_ROWS = 256
 of 150,000."""
 _IDLE_S = 5.0
 """After this time without a pass, the unrecorded rest of the last sequences is recorded: nobody else would do it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """The last round."""
-
-    seqs: tuple[ExternalSequence, ...]
-    num_nodes: int
-    at_s: float
 
 
 class RoundScheduler:
@@ -85,7 +75,8 @@ class RoundScheduler:
         self._failures = failures
         self._clock = clock
         self._must_forget = Event()
-        self._last_round: _Round | None = None
+        self._last_round: tuple[frozenset[ExternalSequence], float] | None = None
+        """The sequences of the last round, and when it ended."""
 
     def next(
         self,
@@ -118,7 +109,7 @@ class RoundScheduler:
         """End and evict inactive sequences, also when no round comes; called about every second."""
         try:
             self._forget()
-            if self._last_round is None or self._clock() - self._last_round.at_s > _IDLE_S:
+            if self._last_round is None or self._clock() - self._last_round[1] > _IDLE_S:
                 self._last_round = None
                 self._end_records(self._tracker.set_active(()))
             self._evict()
@@ -182,10 +173,10 @@ class RoundScheduler:
         """Update the costs with the pass since the last round; return its seconds, 0 when it is no sample because it
         also read prompts or the engine waited."""
         last, self._last_round = self._last_round, None
-        if last is None or set(seqs) != set(last.seqs):
+        if last is None or last[0] != set(seqs):
             return 0.0
-        pass_s = now_s - last.at_s
-        self._update_pass(len(last.seqs) + last.num_nodes, pass_s)
+        pass_s = now_s - last[1]
+        self._update_pass(sum(len(seq.tree) for seq in last[0]), pass_s)
         return pass_s
 
     def _observe(
@@ -247,7 +238,7 @@ class RoundScheduler:
         requests = [DraftRequest(seq.drafting, len(seq.tokens), self._tree_limits(seq), _NO_NOISE) for seq in active]
         for seq, tree in zip(active, propose_all(requests), strict=True):
             seq.tree = tree
-        self._last_round = _Round(tuple(active), sum(len(seq.tree) - 1 for seq in active), self._clock())
+        self._last_round = frozenset(active), self._clock()
 
     def _tree_limits(self, seq: ExternalSequence) -> TreeLimits:
         num_tokens, wanted = self._num_tokens(seq.options.tenant), seq.options.num_draft_tokens

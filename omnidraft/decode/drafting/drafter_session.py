@@ -50,7 +50,7 @@ class DrafterSession:
         self._drafter, self._request = drafter, request
         self._mapper = TokenMapper(drafter.alignment, drafter.cache, calibrator, drafter.healing)
         self._forced = ForcedPrefixes(drafter.tokenizer, drafter.target_vocabulary, ForcedRuns(request, calibrator))
-        self._model: DraftSession | None = None
+        self.model: DraftSession | None = None
         """None until the text is drafted for, and again after `close` and `reset`."""
         self.fed: list[int] = []
         """The ids whose keys the model's session holds."""
@@ -81,11 +81,11 @@ class DrafterSession:
     def reset(self) -> None:
         """See tree_proposer.DraftSourceSession."""
         self._drafter.pool.memory.release(self, self._drafter.pool)
-        self._model, self.fed, self._first_ids, self._read_to = None, [], {}, 0
+        self.model, self.fed, self._first_ids, self._read_to = None, [], {}, 0
 
     def close(self) -> None:
         """See tree_proposer.DraftSourceSession."""
-        model, fed = self._model, self.fed
+        model, fed = self.model, self.fed
         self.reset()
         self._may_resume = True
         is_forgotten = self._request.is_forgotten or self._num_forgotten != self._drafter.pool.memory.num_forgotten
@@ -112,13 +112,13 @@ class DrafterSession:
     def read(self) -> tuple[DraftSession, int, list[int]]:
         """Return the arguments of `prefill_or_extend` that take the drafter to the end of its ids; `count_read` comes
         after it. Where an exception gets out of it instead, no keys count but those that were there."""
-        if self._model is None:
+        if self.model is None:
             opener = self._own_opener()
-            self._model, self._keys_scope = (opener or self._drafter.model.open)(), self._scope(opener)
+            self.model, self._keys_scope = (opener or self._drafter.model.open)(), self._scope(opener)
         keep = len(self.ids) - self.num_missed(self.ids)
         self.fed = self.ids[:keep]
         self._drafter.pool.memory.hold(self)
-        return self._model, keep, self.ids[keep:]
+        return self.model, keep, self.ids[keep:]
 
     def count_read(self, num_left: int = 0) -> None:
         """Count the keys of the ids as there, but those of the last `num_left`."""
@@ -142,14 +142,14 @@ class DrafterSession:
         num_missed = 0 if ids is None else self.num_missed(ids)
         if not self._rereading_pays(num_missed):
             return None
-        can_read = ids is not None and (self._drafter.pool.memory.reserve(num_missed) or self._model is not None)
+        can_read = ids is not None and (self._drafter.pool.memory.reserve(num_missed) or self.model is not None)
         self._is_blocked = not can_read
         return ids if can_read else None
 
     def _can_read(self) -> bool:
         """Return whether there is something to read, and room for its keys."""
         ids = self.context.ids
-        return ids is not None and (self._model is not None or self._drafter.pool.memory.fits(self.num_missed(ids)))
+        return ids is not None and (self.model is not None or self._drafter.pool.memory.fits(self.num_missed(ids)))
 
     def _reading_pays(self) -> bool:
         """Return whether reading what the drafter has not read is worth it; where only its end is, skip to that."""
@@ -174,7 +174,7 @@ class DrafterSession:
         scope = self._scope(self._own_opener())
         ended = self._drafter.pool.take(scope, ids)
         if ended is not None:
-            self._model, self.fed, self._keys_scope = ended.session, ended.fed, scope
+            self.model, self.fed, self._keys_scope = ended.session, ended.fed, scope
             self._read_to = max(self.draft.position - self.num_missed(ids), 0)
             self._drafter.pool.memory.hold(self)
 
@@ -204,7 +204,7 @@ class DrafterSession:
     def branch(self, selected: Sequence[DraftPrefix]) -> tuple[DraftSession, list[int], list[int]]:
         """Return the arguments of `branch` that extend these prefixes: the ids that the drafter has not read, several
         for a prefix behind forced tokens."""
-        assert self._model is not None
+        assert self.model is not None
         self._prefixes = [prefix for prefix in self._prefixes if prefix not in selected]
         ids: list[int] = []
         parents: list[int] = []
@@ -216,14 +216,14 @@ class DrafterSession:
             parents.append(prefix.before.row)
             prefix.row = self._num_branched
             self._num_branched += 1
-        return self._model, ids, parents
+        return self.model, ids, parents
 
     def expand_all(self, prefixes: Sequence[DraftPrefix], logits: torch.Tensor) -> None:
         """Add the drafter's candidates after each of these prefixes, whose logits [R, D], or [D] of one, the last step
         computed. Raises ModelError where these are no numbers."""
-        assert self._model is not None
+        assert self.model is not None
         rows = np.atleast_2d(logits.numpy(force=True))
-        head = self._model.acceptance_probabilities() if self._plan.uses_acceptance_head else None
+        head = self.model.acceptance_probabilities() if self._plan.uses_acceptance_head else None
         for prefix in prefixes:
             assert prefix.row is not None
             row = prefix.row - self._num_branched  # counted from the end of the step's rows

@@ -507,19 +507,17 @@ def test_fresh_tenants_cost_as_much_as_one_that_stays():
 
 def test_fresh_tenants_pay_little_for_a_drafter_that_is_never_right():
     machine, policy = server(0.02, 500, 8)
-    tenants = fresh()
-    seconds(machine, policy, tenants, 100)
-    assert seconds(machine, policy, tenants, 200) < 1.03
+    seconds(machine, policy, fresh(), 100)
+    assert seconds(machine, policy, fresh(), 200) < 1.03
 
 
 def test_fresh_tenants_take_drafting_up_again_when_it_recovers():
     """None of them waits long enough for a trial of its own."""
     machine, policy = server(0.02, 8, 20)
-    tenants = fresh()
-    seconds(machine, policy, tenants, 200)
+    seconds(machine, policy, fresh(), 200)
     machine.agreement = 0.9
-    seconds(machine, policy, tenants, 400)
-    assert seconds(machine, policy, tenants, 100) < 0.6
+    seconds(machine, policy, fresh(), 400)
+    assert seconds(machine, policy, fresh(), 100) < 0.6
 
 
 def test_what_one_tenant_lost_does_not_end_the_gains_of_another():

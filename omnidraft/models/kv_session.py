@@ -157,7 +157,8 @@ class BranchingSession:
 
         def finish(logits_1V: torch.Tensor | None) -> torch.Tensor:
             if logits_1V is None:
-                logits_V, self._state_RH = self._logits[path[-1]], self._hidden[path[-1] : path[-1] + 1]
+                rows_RV, row = self._logits[path[-1]]
+                logits_V, self._state_RH = rows_RV[row], self._hidden[path[-1] : path[-1] + 1]
             else:
                 logits_V, self._state_RH = logits_1V[0], self._new_hidden()
             self._length = keep + len(ids)
@@ -174,7 +175,7 @@ class BranchingSession:
             assert logits_RV is not None
             self._parents += parents
             self._ids += ids
-            self._logits += logits_RV
+            self._logits += [(logits_RV, row) for row in range(len(ids))]  # a row is made when it is asked for
             self._state_RH = self._new_hidden()
             self._hidden += self._state_RH
             return logits_RV
@@ -191,7 +192,7 @@ class BranchingSession:
     def _clear_branches(self) -> None:
         self._parents: list[int] = []
         self._ids: list[int] = []
-        self._logits: list[torch.Tensor] = []
+        self._logits: list[tuple[torch.Tensor, int]] = []
         self._hidden: list[torch.Tensor] = []
 
     def _matching_path(self, ids: Sequence[int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -11,21 +12,25 @@
 
 namespace {
 
-// The largest of these numbers; NaN where one of them is.
-inline float largest(const float* x, int size) {
-    Floats most = splat(-std::numeric_limits<float>::infinity());
+const int SPAN = 8 * LANES;
+const float LOWEST = -std::numeric_limits<float>::infinity();
+
+// The largest number of each span; returns that of all, NaN where one of them is.
+inline float span_maxima(const float* x, int size, std::vector<float>& maxima) {
     Ints odd{};
-    int i = 0;
-    for (; i + LANES <= size; i += LANES) {
-        Floats each = widen(x + i);
-        odd |= each != each;
-        most = vmax(most, each);
-    }
-    float result = horizontal_max(most);
     bool is_nan = false;
+    for (int first = 0; first < size; first += SPAN) {
+        Floats most = splat(LOWEST);
+        for (int i = first; i + LANES <= std::min(first + SPAN, size); i += LANES) {
+            Floats each = widen(x + i);
+            odd |= each != each;
+            most = vmax(most, each);
+        }
+        maxima.push_back(horizontal_max(most));
+    }
+    for (int i = size - size % LANES; i < size; i++) is_nan |= x[i] != x[i], maxima.back() = std::max(maxima.back(), x[i]);
     for (int lane = 0; lane < LANES; lane++) is_nan |= odd[lane] != 0;
-    for (; i < size; i++) is_nan |= x[i] != x[i], result = std::max(result, x[i]);
-    return is_nan ? std::numeric_limits<float>::quiet_NaN() : result;
+    return is_nan ? std::numeric_limits<float>::quiet_NaN() : *std::max_element(maxima.begin(), maxima.end());
 }
 
 // The sum of e^(x - most); numbers that are infinitely less count as e^-87 each.
@@ -39,22 +44,23 @@ inline double sum_of_exps(const float* x, int size, float most) {
     return total;
 }
 
-// Puts the ids of the `count` largest numbers first, best first, equal ones by id; returns how many of them there are.
-inline int take_largest(const float* x, int size, float most, int count, std::vector<int>& ids) {
-    auto is_before = [x](int a, int b) { return x[a] > x[b] || (x[a] == x[b] && a < b); };
-    for (float span : {6.f, 9.f, 12.f, std::numeric_limits<float>::infinity()}) {  // few are close to the largest one
-        ids.clear();
-        for (int first = 0; first < size; first += 4 * LANES) {
-            int end = std::min(first + 4 * LANES, size), close = 0;
-            for (int i = first; i < end; i++) close |= x[i] > most - span;
-            for (int i = first; close && i < end; i++)
-                if (x[i] > most - span) ids.push_back(i);
-        }
-        if ((int)ids.size() >= count) break;
+// The ids of the `count` largest numbers, best first, equal ones by id, none of minus infinity. As many spans have one
+// that is no less than the last of their largest ones.
+inline std::vector<int> largest_ids(const float* x, int size, const std::vector<float>& maxima, int count) {
+    float least = LOWEST;
+    if ((int)maxima.size() > count) {
+        std::vector<float> ranked = maxima;
+        std::nth_element(ranked.begin(), ranked.begin() + count - 1, ranked.end(), std::greater<float>());
+        least = ranked[count - 1];
     }
-    count = std::min(count, (int)ids.size());
-    std::partial_sort(ids.begin(), ids.begin() + count, ids.end(), is_before);
-    return count;
+    std::vector<int> ids;
+    for (int first = 0; first < size; first += SPAN)
+        for (int i = first; maxima[first / SPAN] >= least && i < std::min(first + SPAN, size); i++)
+            if (x[i] >= least && x[i] > LOWEST) ids.push_back(i);
+    auto end = ids.begin() + std::min(count, (int)ids.size());
+    std::partial_sort(ids.begin(), end, ids.end(), [x](int a, int b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
+    ids.erase(end, ids.end());
+    return ids;
 }
 
 // Sums the probabilities of ids that begin with the same target token.
@@ -84,13 +90,11 @@ inline void sort_targets(Ranking& to) {
 
 inline void rank(const float* logits, int size, const int64_t* first, int num_known, int num_target, Ranking& to) {
     to.num_ids = to.num_targets = 0;
-    to.max_logit = largest(logits, size);
+    std::vector<float> maxima;
+    to.max_logit = span_maxima(logits, size, maxima);
     if (!std::isfinite(to.max_logit)) return;
-    std::vector<int> ids;
-    int count = take_largest(logits, size, to.max_logit, std::min(RANKED, size), ids);
     double total = sum_of_exps(logits, size, to.max_logit);
-    for (int n = 0; n < count; n++) {
-        int id = ids[n];
+    for (int id : largest_ids(logits, size, maxima, RANKED)) {
         double q = std::exp(logits[id] - to.max_logit) / total;
         if (id < num_known && q > 0 && first[id] < num_target) to.ids[to.num_ids] = id, to.q[to.num_ids++] = q;
     }

@@ -63,21 +63,18 @@ class DraftModel(Protocol):
 
 
 class RankedTokens(NamedTuple):
-    """The most probable ids of a drafter that become target tokens, and the first ones of these. Shapes: K such ids, M
-    different target tokens. Equal ones are in the order of their ids."""
+    """The most probable ids of a drafter that become target tokens, and the first ones of these, both best first, equal
+    ones by id. Ids and places are int64, probabilities float64. Shapes: K such ids, M different target tokens."""
 
     max_logit: float
     """NaN where a logit is; where it is not finite, nothing is ranked."""
     draft_ids_K: np.ndarray
-    """int64, best first."""
     draft_q_K: np.ndarray
-    """float64, their probabilities."""
     target_ids_M: np.ndarray
-    """int64, best first."""
     first_M: np.ndarray
-    """int64: the place among K of the best draft id of each target token."""
+    """The place among K of the best draft id of each target token."""
     target_q_M: np.ndarray
-    """float64: the probability of all draft ids of each target token."""
+    """The probability of all draft ids of each target token."""
 
 
 RankTokens = Callable[[np.ndarray, Alignment], RankedTokens]
@@ -193,8 +190,7 @@ class TextOutcome:
 
 
 class RoundPlan(Protocol):
-    """Decides how much to draft in one round: to the limits, unless a plan says otherwise. Values are estimated
-    probabilities that a text passes through a node."""
+    """Decides how much to draft in one round. Values are estimated probabilities that a text passes through a node."""
 
     num_candidates: int = 1
     """The number of guesses that the drafter makes after each node."""

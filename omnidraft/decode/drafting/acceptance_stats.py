@@ -6,7 +6,7 @@ Old observations fade, so that the estimates follow the traffic.
 
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -97,15 +97,14 @@ class Calibrators:
     def __init__(self) -> None:
         """Begin without counts."""
         self._for_all = lru_cache(None)(lambda work: AcceptanceCalibrator())
-        self._of = lru_cache(_MAX_STREAMS)(lambda tenant, work: AcceptanceCalibrator(self._for_all(work)))
+        self.of: Callable[[str, Work], AcceptanceCalibrator] = lru_cache(_MAX_STREAMS)(
+            lambda tenant, work: AcceptanceCalibrator(self._for_all(work))
+        )
+        """That of a tenant's requests of this kind."""
 
     def of_new_text(self, tenant: str, work: Work) -> AcceptanceCalibrator:
         """Return the calibrator of a text of this tenant and kind."""
         return AcceptanceCalibrator(self.of(tenant, work))
-
-    def of(self, tenant: str, work: Work) -> AcceptanceCalibrator:
-        """Return the calibrator of a tenant's requests of this kind."""
-        return self._of(tenant, work)
 
 
 class NoiseCoupling:

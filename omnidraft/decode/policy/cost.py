@@ -29,7 +29,7 @@ from omnidraft.decode.policy.gains import (
     load_of,
     stream_of,
 )
-from omnidraft.decode.policy.saved_tokens import SavedTokens
+from omnidraft.decode.policy.saved_tokens import saved_share
 from omnidraft.ports import NO_OTHERS, OtherTexts, RoundText, TextOutcome, Work
 
 CATCH_UP = 4
@@ -167,8 +167,8 @@ class CostPlan:
         return max(speedup, 1.0) / self._token_s(self._num_sharing)
 
     @cached_property
-    def _saved(self) -> SavedTokens:
-        return SavedTokens(self.rate, self._policy.pass_s, len(self._texts), self._num_sharing)
+    def _saved_share(self) -> Callable[[float], float]:
+        return saved_share(self.rate, self._policy.pass_s, len(self._texts), self._num_sharing)
 
     def should_search(self, index: int) -> bool:
         """See ports.RoundPlan."""
@@ -201,8 +201,7 @@ class CostPlan:
         if self._is_plain:
             return 0
         if acceptances is not None:
-            share = self._saved.share
-            values = [value * share(each) for value, each in zip(values, acceptances, strict=True)]
+            values = [value * self._saved_share(each) for value, each in zip(values, acceptances, strict=True)]
         is_trial = self._must_try and self._last_value is not None
         num_worth = self._num_worth(
             values, lambda num_nodes: self._pass_s(self._num_plain + num_nodes, is_trial) - self._plain_s

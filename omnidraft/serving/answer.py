@@ -162,12 +162,12 @@ class Answer:
         """Return the receipt of a choice that has ended."""
         text = self.queued.texts[index]
         assert text.decoded is not None
-        assert text.generation is not None
+        assert text.sequence is not None
         return require_signer(self.model.receipts).receipt(
             text.decoded,
-            text.generation.ids[len(text.decoded.prompt_ids) :],
+            text.sequence.ids[len(text.decoded.prompt_ids) :],
             choice=index,
-            snapshot_version=text.generation.snapshot.version,
+            snapshot_version=text.sequence.snapshot.version,
             as_digests=self.body.receipt == "digests",
         )
 

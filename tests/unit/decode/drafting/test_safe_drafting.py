@@ -1,7 +1,7 @@
 """Whatever drafting raises, the text is the target's own; failures are counted, outages are logged."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -141,3 +141,15 @@ def test_a_drafter_whose_logits_are_no_numbers_has_failed(logit, sampling, recwa
     assert metrics.value(FAILURES) == 1
     assert not recwarn.list
     assert emitted(steps) == slow_decode(TABLE, request)
+
+
+def test_a_drafter_that_cannot_read_the_prompt_only_costs_the_draft():
+    """The first proposal needs its keys and raises; the text does not."""
+    proposer = make_drafter()
+    request = make_request(seed=1)
+    too_large = tuple(token + 1000 for token in request.drafter_prompt_ids)
+    odd = replace(request, drafter_prompt_ids=too_large)
+    metrics = CountingMetrics()
+    steps = list(toy_decoder(failures=DraftingFailures(metrics)).decode(odd, proposer))
+    assert emitted(steps) == slow_decode(TABLE, request)
+    assert metrics.value(FAILURES) == 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -213,3 +214,22 @@ def test_texts_of_one_tenant_that_may_not_share_keys_share_no_memory() -> None:
     for cache_scope, is_drafted in (("one address", True), ("another", False)):
         session = make_proposer(recent=recent).open(request_for([3, 5, 6], cache_scope=cache_scope))
         assert (len(propose(session)) > 1) == is_drafted
+
+
+def test_a_planted_secret_of_one_tenant_is_drafted_for_no_other_in_2000_requests() -> None:
+    """Every tenant's texts begin alike and go on with ids that only this tenant has; memories of all kinds hold them,
+    and every prompt ends where they go on."""
+    draws, tenants = Random(3), [f"tenant {number}" for number in range(20)]
+    shared, secret_of = [5, 6, 7, 8], {tenant: 100 + number for number, tenant in enumerate(tenants)}
+    recent = RecentTexts(100_000)
+    indexes = {tenant: SuffixIndex.build([[*shared, secret_of[tenant], 9]]) for tenant in tenants[:10]}
+    source, calibrator, num_drafted = SuffixSource(200, recent, indexes.get), AcceptanceCalibrator(), 0
+    for number in range(2000):
+        tenant = draws.choice(tenants)
+        request = request_for([draws.randrange(20), *shared[: draws.randrange(2, 5)]], tenant=tenant)
+        tree = extended(SuffixSession(source, request, calibrator), 8)
+        drafted = {node.token for node in tree.nodes[1:]}
+        assert not drafted & (set(secret_of.values()) - {secret_of[tenant]}), number
+        num_drafted += secret_of[tenant] in drafted
+        recent.add((tenant, None), [*shared, secret_of[tenant], draws.randrange(20)])
+    assert num_drafted > 1800

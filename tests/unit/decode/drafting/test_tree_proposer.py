@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from omnidraft.decode.decoder import Decoder
@@ -19,11 +20,14 @@ from tests.unit.decode.toys import (
     D,
     T,
     Wide,
+    emitted,
     known_costs,
     make_cache,
     make_drafter,
     make_request,
+    slow_decode,
     table_of,
+    toy_decoder,
 )
 
 
@@ -142,3 +146,31 @@ def test_what_fails_in_one_text_is_doubted_there_at_once_and_believed_in_the_nex
     assert doubted[0] > 0.9
     assert doubted[-1] < 0.4
     assert grow(proposer).acceptance[1] > 0.85
+
+
+def test_two_proposers_that_agree_share_a_node_and_the_rest_are_siblings():
+    table = table_of(len(DRAFT_PIECES), {D[b"\n"]: D[b"a"]}, D[b"g"])
+    last = T[b"\n"]
+    request = replace(make_request(Sampling(0.0)), prompt_ids=(3, last, T[b"a"], T[b"f"], 3, last))
+    tree = make_drafter(table, policy=Wide(1, 1, 2), has_lookup=True).open(request).propose(6, TreeLimits(9), NOISE)
+    first = tree.child(0, T[b"a"])
+    assert tree.sources[first] == Source.LOOKUP
+    assert {tree.tokens[node] for node in range(len(tree)) if tree.parents[node] == first} >= {T[b"f"], T[b"g"]}
+
+
+@pytest.mark.parametrize(
+    ("temperature", "limits"), [(0.0, TreeLimits(6, 2, 3)), (0.7, TreeLimits(5, 1)), (1.0, TreeLimits(20))], ids=str
+)
+def test_whatever_grows_the_text_is_the_targets_own(temperature, limits):
+    proposer = make_drafter(policy=Wide(3, 2, 4), has_lookup=True)
+    decoder = Decoder(ToyTarget(TABLE, limits=limits), TARGET_TOKENIZER.vocabulary)
+    for seed in range(6):
+        request = make_request(Sampling(temperature), seed=seed, num_draft_tokens=20, max_new_tokens=40)
+        assert emitted(decoder.decode(request, proposer)) == slow_decode(TABLE, request)
+
+
+def test_a_bad_drafter_is_left_alone_by_the_cost_policy_and_probed_now_and_then():
+    policy = CostPolicy(known_costs({1: 0.18, 16: 0.3}), known_costs({1: 0.05}))
+    proposer, spy = spied(make_drafter(table_of(len(DRAFT_PIECES), {}, D[b"q"]), policy=policy))
+    list(toy_decoder().decode(make_request(Sampling(1.0), max_new_tokens=400), proposer))
+    assert 3 < len(spy.texts) < 60

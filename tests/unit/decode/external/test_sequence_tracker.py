@@ -49,6 +49,31 @@ def test_a_text_that_went_on_is_found_where_it_is_now():
     assert tracker.find(ids([1, 2]), []) is None
 
 
+def test_two_texts_of_the_same_ids_are_given_once_each():
+    tracker, first, second = follow(), kept("first", [1, 2]), kept("second", [1, 2])
+    tracker.add(first)
+    tracker.add(second)
+    found = tracker.find(ids([1, 2]), [])
+    assert {found, tracker.find(ids([1, 2]), [found])} == {first, second}
+    assert tracker.find(ids([1, 2]), [first, second]) is None
+
+
+def test_what_was_left_comes_back_until_it_is_forgotten():
+    clock = Clock()
+    tracker, text = follow(clock=clock), kept("text", [1, 2])
+    tracker.add(text)
+    assert tracker.set_active([]) == [text]
+    clock.now_s = 9.0
+    assert tracker.evict() == []
+    assert tracker.find(ids([1, 2]), []) is text
+    assert tracker.set_active([text]) == []
+    assert tracker.set_active([]) == [text]
+    clock.now_s = 19.5
+    assert tracker.evict() == [text]
+    assert tracker.find(ids([1, 2]), []) is None
+    assert len(tracker) == 0
+
+
 def test_of_too_many_the_one_that_was_left_first_goes():
     tracker = follow(max_inactive=2)
     texts = [kept(str(number), [number]) for number in range(4)]

@@ -39,7 +39,7 @@ OptionsOf = Callable[[int], RequestOptions]
 TRACE_ROWS = 256
 """Rows of a pass whose log-probabilities are recorded at most. The logits are copied: 0.6 MB per row for a vocabulary
 of 150,000."""
-_IDLE_S = 5.0
+IDLE_S = 5.0
 """After this time without a pass, the unrecorded rest of the last sequences is recorded: nobody else would do it."""
 
 
@@ -109,7 +109,7 @@ class RoundScheduler:
         """End and evict inactive sequences, also when no round comes; called about every second."""
         try:
             self._forget()
-            if self._last_round is None or self._clock() - self._last_round[1] > _IDLE_S:
+            if self._last_round is None or self._clock() - self._last_round[1] > IDLE_S:
                 self._last_round = None
                 self._end_records(self._tracker.set_active(()))
             self._evict()

@@ -16,7 +16,7 @@ from omnidraft.decode.recording.record_builder import TraceRecordBuilder
 from omnidraft.decode.snapshot.slot import LoadedSnapshot
 from omnidraft.ports import DraftTree
 
-_KEEP_S = 60.0
+KEEP_S = 60.0
 """The time for which a sequence that left the engine's batch is kept: it may have been preempted."""
 _MAX_INACTIVE = 256
 """The inactive sequences that are held at most: as many as a large batch may preempt."""
@@ -72,7 +72,7 @@ class SequenceTracker:
     def __init__(
         self,
         *,
-        keep_s: float = _KEEP_S,
+        keep_s: float = KEEP_S,
         max_inactive: int = _MAX_INACTIVE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -21,12 +21,15 @@ from kafka.record.default_records import DefaultRecordBatch
 
 from omnidraft.ports import Damage, DamageReason, Message
 
-MAX_OUTPUT_BYTES = 8 << 20
-"""Four times the largest message that our writers send, and that they put into one batch."""
+MAX_OUTPUT_BYTES = 32 << 20
+"""Sixteen times the largest message that our writers send."""
 LENGTH = struct.Struct(">qi")
 """Base offset, and the number of bytes that follow this field."""
 MIN_BATCH_BYTES = LENGTH.size + 14
 """Smallest size of a batch of any format."""
+MAX_RECORD_BYTES = 2 << 20
+"""Largest record that our writers send; a compressed batch can hold far larger ones."""
+MAX_HEADERS = 1_000
 MAX_DAMAGE_BYTES = 1 << 20
 """Damaged bytes that are kept in memory; a dead letter holds less."""
 
@@ -181,6 +184,9 @@ class FetchedRecords:
                 record = next(records)
                 if not expected <= record.offset < end:
                     raise CorruptRecordError(f"a record says that it is number {record.offset - batch.base_offset}")
+                if record.size_in_bytes > MAX_RECORD_BYTES or len(record.headers) > MAX_HEADERS:
+                    limits = f"{MAX_RECORD_BYTES:,} bytes and {MAX_HEADERS} headers"
+                    raise CorruptRecordError(f"a record of more than {limits} is not read")
                 expected = record.offset + 1
                 headers = {name: content or b"" for name, content in record.headers}
                 key, value = record.key or b"", record.value or b""

@@ -8,6 +8,7 @@ BusError.
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 
@@ -31,7 +32,7 @@ LINGER_MS = 20
 """How long the messages of an append wait for each other, to be sent together."""
 
 
-class _KafkaTopic:
+class _KafkaTopic(ABC):
     """One topic, which is created if there is none."""
 
     def __init__(
@@ -62,8 +63,9 @@ class _KafkaTopic:
             ensure_topic(servers, topic, partitions, request_timeout_s, self._access, keep_s, is_compacted)
             self._open()
 
+    @abstractmethod
     def _open(self) -> None:
-        raise NotImplementedError
+        """Connect to the topic, which exists."""
 
 
 class KafkaWriter(_KafkaTopic):

@@ -99,9 +99,8 @@ def varied_settings(path: Path | None, variations: list[str], models: dict[str, 
         change: dict[str, Any] = {field: value.strip()}
         for section in reversed(sections[1:]):
             change = {section: change}
-        varied[text] = load(
-            path, **{"models": models, sections[0]: (models if sections[0] == "models" else {}) | change}
-        )
+        given: dict[str, dict[str, Any]] = {"models": models}
+        varied[text] = load(path, **given | {sections[0]: given.get(sections[0], {}) | change})
     for settings in varied.values():
         parse(settings.learner.loss)
     return varied

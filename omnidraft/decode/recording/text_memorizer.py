@@ -7,8 +7,8 @@ from omnidraft.ports import Request, Step
 
 
 class TextMemorizer(StepObserver):
-    """Remembers the answer to one request when it ends, also early, unless all
-    texts were forgotten meanwhile. The token that ends a stop string, which may reach behind it, is left out."""
+    """Remembers the answer to one request when it ends, also early, unless all texts were forgotten meanwhile. The
+    token that ends a stop string, which may reach behind it, is left out."""
 
     def __init__(self, recent: RecentTexts, request: Request) -> None:
         self._recent = recent

@@ -148,7 +148,7 @@ _SIGNALS = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-_SENT_BY_A_PROCESS = 0  # SI_USER; the terminal's own signals reach the child directly
+_SENT_BY_A_PROCESS = 0  # SI_USER; the terminal's own signals reach a child of the same session directly
 _INTERRUPTED = 128 + signal.SIGINT  # as shells count and typer exits
 
 
@@ -175,7 +175,7 @@ def _forward_signals(child: int) -> int:
     while True:
         received = signal.sigwaitinfo(_SIGNALS)
         if received.si_signo != signal.SIGCHLD:
-            if received.si_code == _SENT_BY_A_PROCESS:
+            if received.si_code == _SENT_BY_A_PROCESS or os.getsid(child) != os.getsid(0):
                 os.kill(child, received.si_signo)
             continue
         ended, status = os.waitpid(child, os.WNOHANG)

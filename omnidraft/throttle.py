@@ -7,11 +7,13 @@ still delays each pass: once it runs, the scheduler lets it finish a time slice 
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from pathlib import Path
 
 NICENESS = 10
 """That of learning, so that requests come first on a shared machine; with nobody beside it, it costs nothing."""
+_HIGHEST_NICENESS = 19
 _PIECE_S = 0.002
 """The shortest piece of work that is followed by a sleep."""
 _SHARE = 0.2
@@ -61,3 +63,40 @@ def rest() -> None:
 def lower_priority() -> None:
     """Lower the priority of the calling thread and of those it starts (on Linux priority belongs to a thread)."""
     os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
+def give_way() -> None:
+    """Let whoever else computes on this machine go first from now on, where this thread calls `rest` every few
+    milliseconds: it works at its pace while nobody wants its processor, a piece every two seconds else.
+
+    A priority would not do. Linux gives every session the same share, whatever the niceness of its processes (sched(7),
+    autogroups), so this process starts one with the least weight; and each time slice of it would hold up a pass.
+    """
+    os.setpriority(os.PRIO_PROCESS, 0, _HIGHEST_NICENESS)
+    with suppress(OSError):  # it leads a group of processes, or this system has no autogroups
+        os.setsid()
+        Path("/proc/self/autogroup").write_text(str(_HIGHEST_NICENESS))
+    _gate.set(_Courtesy())
+
+
+class _Courtesy:
+    """A gate that pauses when the work before it had to wait for its processor."""
+
+    _WORK_S = 0.02
+    _PAUSE_S = 2.0
+    _MOST_WAITING = 0.2
+    """Of the time of work; what shares its processor with another waits for half of it and more."""
+
+    def __init__(self) -> None:
+        self._resume()
+
+    def __call__(self) -> None:
+        elapsed_s = time.monotonic() - self._resumed_s
+        if elapsed_s < self._WORK_S:
+            return
+        if elapsed_s - (time.thread_time() - self._computed_s) > self._MOST_WAITING * elapsed_s:
+            time.sleep(self._PAUSE_S)
+        self._resume()
+
+    def _resume(self) -> None:
+        self._resumed_s, self._computed_s = time.monotonic(), time.thread_time()

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from omnidraft.whatif.known_costs import MachineCosts
 
 THIS_MACHINE = "this-machine"
-_NICENESS = 10
-"""A worker on the same machine goes first."""
 
 
 def whatif(
@@ -52,6 +49,7 @@ def whatif(
     """
     from omnidraft import config
     from omnidraft.files import require_writable_file
+    from omnidraft.throttle import give_way
 
     drafters, lengths = chosen(drafter), numbers(draft_tokens, "--draft-tokens", MOST_DRAFT_TOKENS)
     memories = [each == "on" for each in chosen(memory, ("on", "off"), "memory")]
@@ -61,7 +59,6 @@ def whatif(
     url = log if log and "://" in log else None
     settings = config.load(config_path, models={"target": target}, log={"url": url})
     known = _costs(settings, costs)
-    os.nice(_NICENESS)
     import torch
 
     from omnidraft import assembly
@@ -84,6 +81,7 @@ def whatif(
     learned = LearnedRecords(found, records, every)
     for name, manifest in manifests.items():
         _warn(name, learned.count(manifest), len(records))
+    give_way()
     run = comparison.Comparison(settings, answers, known, num_texts=texts)
     about = {"answers": [each.request_id for each in answers], "costs": known.plain_data(), "texts": texts}
     about["snapshots"] = {name: manifest and manifest.snapshot_id for name, manifest in manifests.items()}

@@ -5,6 +5,7 @@ what does not work, in one line that says what.
 """
 
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -274,6 +275,24 @@ def test_a_signal_to_a_command_reaches_what_it_runs(number: signal.Signals) -> N
     assert command.stdout.readline() == b"ready\n"
     command.send_signal(number)
     assert command.wait(30) == 7
+
+
+def test_the_terminals_interrupt_reaches_what_a_command_runs_in_another_session() -> None:
+    code = (
+        "import os, signal, sys; from omnidraft.child import run_supervised\n"
+        "def command():\n"
+        "    os.setsid(); signal.signal(signal.SIGINT, lambda *_: sys.exit(7))\n"
+        "    print('ready', flush=True); signal.pause()\n"
+        "run_supervised(command)"
+    )
+    command, terminal = pty.fork()
+    if not command:
+        os.chdir(ROOT)
+        os.execv(sys.executable, [sys.executable, "-c", code])
+    assert os.read(terminal, 100).strip() == b"ready"
+    os.write(terminal, b"\x03")
+    assert os.waitstatus_to_exitcode(os.waitpid(command, 0)[1]) == 7
+    os.close(terminal)
 
 
 def test_an_interrupt_ends_a_command_by_130_wherever_it_comes(tmp_path: Path) -> None:

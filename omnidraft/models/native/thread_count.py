@@ -8,14 +8,14 @@ import ctypes
 import time
 from collections.abc import Callable
 
-WINDOW_S = 0.1
-"""The time of passes behind each decision: some dozens of time slices."""
+WINDOW_S = 0.3
+"""The time of passes behind each decision: some dozens of time slices, and more than what gives way takes at a time."""
 STRETCHED = 1.5
 """Where passes take so many times the processor time of their first thread, half of the threads compute. Twice would be
 the limit if all computed alike, but the first computes what the others leave undone."""
 FREE = 1.2
 """Below it the cores are free: with a process on every core, one thread takes half as long again."""
-FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
+FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 20.0
 """Time before twice as many threads are tried again; it doubles whenever they are held up again, so that trying costs
 little where one core stays busy."""
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from omnidraft import assembly, config
-from omnidraft import throttle
+from omnidraft import assembly, config, throttle
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.params import Sampling
 from omnidraft.telemetry.metrics import CountingMetrics

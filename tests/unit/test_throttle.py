@@ -1,7 +1,6 @@
 """A thread's lower priority and its gate are its own."""
 
 import os
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -65,37 +65,45 @@ def lower_priority() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
+def start_session(niceness: int) -> None:
+    """Let this process, and those that it starts, leave others of the machine more of its processors.
+
+    Linux gives every session the same share, whatever the niceness of its processes (sched(7), autogroups), so this
+    starts one. Containers have shares of their own, which nothing inside changes.
+    """
+    os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    with suppress(OSError):  # it leads a group of processes, or this system has no autogroups
+        if os.getsid(0) != os.getpid():
+            os.setsid()
+        Path("/proc/self/autogroup").write_text(str(niceness))
+
+
 def give_way() -> None:
     """Let whoever else computes on this machine go first from now on, where this thread calls `rest` every few
-    milliseconds: it works at its pace while nobody wants its processor, a piece every two seconds else.
-
-    A priority would not do. Linux gives every session the same share, whatever the niceness of its processes (sched(7),
-    autogroups), so this process starts one with the least weight; and each time slice of it would hold up a pass.
-    """
-    os.setpriority(os.PRIO_PROCESS, 0, _HIGHEST_NICENESS)
-    with suppress(OSError):  # it leads a group of processes, or this system has no autogroups
-        os.setsid()
-        Path("/proc/self/autogroup").write_text(str(_HIGHEST_NICENESS))
-    _gate.set(_Courtesy())
+    milliseconds: it works at its pace while nobody wants its processor, a piece every two seconds else."""
+    start_session(_HIGHEST_NICENESS)
+    _gate.set(Courtesy(2.0))
 
 
-class _Courtesy:
-    """A gate that pauses when the work before it had to wait for its processor."""
+class Courtesy:
+    """A gate that pauses when the work before it had to wait for its processor: a low priority alone would hold up a
+    pass for each of its time slices."""
 
     _WORK_S = 0.02
-    _PAUSE_S = 2.0
     _MOST_WAITING = 0.2
     """Of the time of work; what shares its processor with another waits for half of it and more."""
 
-    def __init__(self) -> None:
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s = pause_s
         self._resume()
 
     def __call__(self) -> None:
+        """Return at once where the work has not gone on for long or did not wait meanwhile, else after a pause."""
         elapsed_s = time.monotonic() - self._resumed_s
         if elapsed_s < self._WORK_S:
             return
         if elapsed_s - (time.thread_time() - self._computed_s) > self._MOST_WAITING * elapsed_s:
-            time.sleep(self._PAUSE_S)
+            time.sleep(self._pause_s)
         self._resume()
 
     def _resume(self) -> None:

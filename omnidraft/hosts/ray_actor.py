@@ -26,9 +26,11 @@ from omnidraft.registry.staging import own_folder
 from omnidraft.system import available_memory
 from omnidraft.telemetry.metric_definitions import DISTILLER
 from omnidraft.telemetry.metrics import PrometheusMetrics
-from omnidraft.throttle import lower_priority
+from omnidraft.throttle import Courtesy, gated, lower_priority
 
 MAX_WARNINGS = 100
+_PAUSE_S = 0.25
+"""Learning pauses so long whenever it had to wait for its processor: beside a busy worker it takes an eighth of a core."""
 
 
 class WarningBuffer(logging.Handler):
@@ -91,7 +93,8 @@ class DistillerActor:
             self._distiller = assembly.distillation(
                 self._settings, self._metrics, folder=folder, journal_folder=self._journal_folder, tracing=tracing
             )
-            self._distiller.run(self.stopping.is_set)
+            with gated(Courtesy(_PAUSE_S)):
+                self._distiller.run(self.stopping.is_set)
         finally:
             shutil.rmtree(folder, ignore_errors=True)  # at once: Ray ends processes without their exit handlers
             tracing.close()

@@ -2,6 +2,7 @@
 
 from omnidraft.config import Settings
 from omnidraft.hosts import process
+from omnidraft.throttle import NICENESS, start_session
 
 
 def main() -> None:
@@ -12,4 +13,5 @@ def main() -> None:
 def _host(settings: Settings) -> int:
     from omnidraft.hosts import distiller  # imports torch, after wrong settings have been reported
 
+    start_session(NICENESS)
     return distiller.main(settings)

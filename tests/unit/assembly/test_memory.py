@@ -31,13 +31,14 @@ KAFKA = {"url": "kafka://localhost:1", "encryption_keys": [new_key()]}
         ({"encryption_keys": [new_key()]}, True),
     ],
 )
-def test_there_is_no_memory_where_its_files_could_not_be_encrypted_as_the_log_is(
+def test_a_memorys_files_are_encrypted_as_the_log_is_and_there_are_none_where_they_could_not_be(
     pair: Pair, tmp_path: Path, log: dict[str, object], is_kept: bool
 ):
     settings = config.load(None, {}, log=log)
     files = memory_files(settings, TargetVocabulary(tmp_path, pair.target), CountingMetrics(), tmp_path)
     files.memory.add([said("1", [1, 2, 3], tenant="a")])
     assert bool(files.memory.owners()) is is_kept
+    assert (files.cipher is not None) is bool(settings.log.encryption_keys)
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,10 @@ def stored(log: MemoryLog) -> list[Message]:
 
 def test_what_is_stored_is_closed_and_says_so_and_the_rest_stays_readable(log):
     key = new_key()
-    write(log, Outgoing(b"key", PLAIN, {"schema": b"omnidraft.trace"}), key)
-    (message,) = stored(log)
+    for _ in range(2):
+        write(log, Outgoing(b"key", PLAIN, {"schema": b"omnidraft.trace"}), key)
+    message, equal = stored(log)
+    assert message.value != equal.value
     assert PLAIN not in message.value
     assert Fernet(key).decrypt(base64.urlsafe_b64encode(message.value)) == PLAIN
     assert (message.key, message.headers) == (b"key", {"schema": b"omnidraft.trace", "encryption": b"fernet"})
@@ -67,13 +69,7 @@ def test_a_log_that_was_begun_in_plain_text_is_read_on(log):
     assert [message.value for message in read(log, key)] == [b"plain", b"closed"]
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [
-        *(lambda v: v[:-1], lambda v: v[:20], lambda v: b"", lambda v: v[:-1] + b"\x00\x01"),
-        lambda v: v[:30] + bytes([v[30] ^ 1]) + v[31:],
-    ],
-)
+@pytest.mark.parametrize("harm", [lambda v: v[:-1], lambda v: v[:20], lambda v: b"", lambda v: v[:-1] + b"\x00\x01"])
 def test_a_message_that_was_changed_in_the_log_is_handed_on_closed_and_the_next_is_read(log, harm):
     key = new_key()
     write(log, Outgoing(b"a", PLAIN), key)

@@ -99,6 +99,14 @@ def test_without_a_store_everything_has_the_master_keys_and_a_store_that_comes_l
         MasterKeys([MASTER]).decrypt(*keys().encrypt("team-a", PLAIN))
 
 
+def test_what_was_changed_anywhere_or_cut_off_opens_nothing():
+    key_id, token = MasterKeys([MASTER]).encrypt("team-a", PLAIN)
+    for at in range(len(token)):
+        for harmed in (token[:at], token[:at] + bytes([token[at] ^ 1]) + token[at + 1 :]):
+            with pytest.raises(UnknownKey):
+                MasterKeys([MASTER]).decrypt(key_id, harmed)
+
+
 def test_the_store_keeps_keys_wrapped_and_to_its_owner(keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     key = new_key().encode()
     monkeypatch.setattr(Fernet, "generate_key", lambda: key)
@@ -132,12 +140,17 @@ def test_a_destroyed_key_stays_destroyed_and_leaves_no_byte(keys: Keys, store: K
     assert keys().current("mine")[0] != key_id
 
 
-def test_a_process_stops_using_a_destroyed_key_within_seconds(keys: Keys, store: KeyStore):
+@pytest.mark.parametrize("is_cleared", [False, True], ids=["within seconds", "when it clears its cache"])
+def test_a_process_stops_using_a_destroyed_key(keys: Keys, store: KeyStore, is_cleared: bool):
     clock = Clock()
     process = keys(clock=clock)
     key_id, token = process.encrypt("mine", PLAIN)
     store.destroy("mine")
-    clock.now += CACHE_S + 1
+    assert process.encrypt("mine", PLAIN)[0] == key_id
+    if is_cleared:
+        process.clear_cache()
+    else:
+        clock.now += CACHE_S + 1
     assert process.encrypt("mine", PLAIN)[0] != key_id
     with pytest.raises(RecordForgotten):
         process.decrypt(key_id, token)

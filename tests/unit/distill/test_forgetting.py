@@ -270,6 +270,17 @@ def test_what_a_tenant_said_before_it_was_forgotten_gets_no_new_key(store):
     assert num_forgotten == 0
 
 
+def test_what_a_tenant_says_after_it_was_forgotten_has_its_new_key(setting, store):
+    """Although the process still knows the destroyed one."""
+    emit_both(setting)
+    run(setting, cipher=(cipher := keys(store)))
+    store.destroy("leaver")
+    setting.forget("leaver", until_ms=NOW_MS)
+    setting.emit(*setting.names(6, 400), tenant="leaver", time_ms=NOW_MS + 600_000)
+    run(setting, cipher=cipher, control=setting.control())
+    assert kept(setting, keys(store))["replay."] == ["leaver", "stayer"]
+
+
 def test_a_record_from_the_future_expires_nothing_and_neither_does_a_clock_that_is_ahead():
     retention = RecordRetention(3600.0, now_s=lambda: 10_000.0)
     assert retention.expired_before_ms(9_000_000) == 5_400_000

@@ -1,6 +1,8 @@
-"""A signature survives being written and read, and fields that are added later; tests/attack/test_forgery.py has those
-that are refused."""
+"""A signature covers every field, and survives fields that are added later."""
 
+import pytest
+
+from omnidraft.errors import SnapshotCorrupt
 from omnidraft.snapshots.manifest import Manifest, digest
 from omnidraft.snapshots.signing import UNSIGNED
 from tests.signed_fleet import new_signing
@@ -13,6 +15,14 @@ SIGNING = new_signing()
 def test_a_signature_survives_being_written_and_read():
     signed_manifest = SIGNING.sign(manifest(**FIELDS))
     SIGNING.require(Manifest.model_validate_json(signed_manifest.model_dump_json()))
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("field", sorted(Manifest.model_fields.keys() - {"signatures"}))
+def test_no_field_can_be_changed(field):
+    changed = SIGNING.sign(manifest(**FIELDS)).model_copy(update={field: "another"})
+    with pytest.raises(SnapshotCorrupt, match="it was changed, or not signed"):
+        SIGNING.require(changed)
 
 
 def test_what_is_signed_of_a_manifest_never_changes():

@@ -25,11 +25,10 @@ class Retention:
         """
         Args:
             keep_resume: newest versions that keep their resume part and memory; so does the champion.
-            keep_serving: newest versions that keep their weights, at least `keep_resume`; so do those with an alias.
-                None: all keep them.
+            keep_serving: newest versions that keep their weights, as do those with a resume part or an alias. None:
+                all keep them.
         """
-        self._keep_resume = keep_resume
-        self._keep_serving = None if keep_serving is None else max(keep_serving, keep_resume)
+        self._keep_resume, self._keep_serving = keep_resume, keep_serving
         self._num_publications = 0
 
     def next_examined(self) -> int | None:

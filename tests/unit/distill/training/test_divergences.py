@@ -112,20 +112,28 @@ def plain(name: str, log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
     }[name]
 
 
+def with_rest(log_NV: Tensor, num_kept: int) -> Tensor:
+    """The masses of the first ids, and that of all others together if there are some."""
+    rest_N1 = log_NV[:, num_kept:].logsumexp(dim=-1, keepdim=True)
+    return torch.cat([log_NV[:, :num_kept], rest_N1], dim=1) if num_kept < V else log_NV
+
+
+@pytest.mark.parametrize("num_kept", [V, 4])
 @pytest.mark.parametrize("name", DIVERGENCES)
-def test_equal_vocabularies_and_all_tokens_kept_give_the_textbook_divergence(name: str) -> None:
+def test_equal_vocabularies_give_the_textbook_divergence_of_what_is_kept_and_the_rest(name: str, num_kept: int) -> None:
     """K = V: every token is a bucket, and the rest, which is empty, has neither value nor gradient."""
     logits_NV = random_logits(0, 3).requires_grad_()
     log_p_NV = random_logits(1, 3).log_softmax(dim=-1)
     targets = BucketTargets(
         torch.arange(3),
-        torch.arange(V).repeat(3, 1),
-        log_p_NV,
-        torch.ones(3, V, dtype=torch.bool),
-        torch.full((3,), -torch.inf),
+        torch.arange(num_kept).repeat(3, 1),
+        log_p_NV[:, :num_kept],
+        torch.ones(3, num_kept, dtype=torch.bool),
+        log_p_NV[:, num_kept:].logsumexp(dim=-1),
         torch.ones(V, dtype=torch.bool) if LOSSES[name].positions == "direct" else None,
     )
-    plain_N, loss_N = plain(name, log_p_NV, logits_NV.log_softmax(dim=-1)), losses_of(name, logits_NV, targets)
+    log_p_NB, log_q_NB = (with_rest(each, num_kept) for each in (log_p_NV, logits_NV.log_softmax(dim=-1)))
+    plain_N, loss_N = plain(name, log_p_NB, log_q_NB), losses_of(name, logits_NV, targets)
     torch.testing.assert_close(loss_N, plain_N)
     (grad,) = torch.autograd.grad(loss_N.sum(), logits_NV)
     (plain_grad,) = torch.autograd.grad(plain_N.sum(), logits_NV)

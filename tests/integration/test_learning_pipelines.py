@@ -92,11 +92,18 @@ def test_an_interrupted_recording_goes_on_where_it_was(
             raise MemoryError
         return force(*arguments)
 
+    def dies_at_the_end(*_: Any) -> None:
+        raise MemoryError
+
     monkeypatch.setattr(recording, "force", dies)
     again = tmp_path / "again.avro"
     arguments = ("--answers", answers, "--out", again, "--tenant", "clips")
     with pytest.raises(MemoryError):
         run(record.main, *arguments)
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "_write", dies_at_the_end)
+        with pytest.raises(MemoryError):
+            run(record.main, *arguments)
     assert not again.exists()
     run(record.main, *arguments)
     assert len(calls) == 10 + 24 - 9

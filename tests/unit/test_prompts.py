@@ -38,12 +38,13 @@ def test_half_of_a_surrogate_pair_is_refused_by_file_and_line(tmp_path: Path, fi
         prompts.read(path)
 
 
-def test_prompts_are_skipped_and_counted(tmp_path: Path) -> None:
+def test_prompts_are_skipped_counted_and_of_a_split_or_of_none(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    rows = [{"question": "a"}, {"prompt": "b", "answer_ids": [1, 2]}, {"prompt": "c"}]
+    rows = [{"question": "a", "split": "test"}, {"prompt": "b", "answer_ids": [1]}, {"prompt": "c", "split": "train"}]
     path.write_text("\n".join(map(json.dumps, rows)))
-    assert prompts.read(path, 1, skip=1) == [prompts.Prompt("b", (1, 2))]
+    assert prompts.read(path, 1, skip=1) == [prompts.Prompt("b", (1,))]
     assert [prompt.text for prompt in prompts.read(path)] == ["a", "b", "c"]
+    assert [prompt.text for prompt in prompts.read(path, split="train")] == ["b", "c"]
     with pytest.raises(RequestError, match="no prompts after the first 3"):
         prompts.read(path, skip=3)
     (tmp_path / "empty.jsonl").touch()

@@ -112,6 +112,9 @@ def test_learning_goes_back_to_a_version_of_the_target_that_is_named(
     assert done.stdout.startswith("ordered: learning goes back to version 1 for other, ")
     states = [control_log(settings.for_target(each), CountingMetrics()).read_whole() for each in ("big", "other")]
     assert [each.value(Rewind, "rewind") for each in states] == [None, Rewind(version=1, id="s2", is_ordered=True)]
+    registry.remove_files(1, ("serving",))
+    done = command("learning", "rewind", "1", "--target", "other")
+    assert (done.returncode, "version 1 has no weights any more" in done.stderr) == (2, True)
 
 
 def test_latest_is_the_end_of_the_log_when_it_was_ordered(command: Run, environ: dict[str, str]) -> None:

@@ -197,6 +197,18 @@ def test_nobody_knows_whom_weights_learned_from_whose_resume_part_is_gone(pair, 
     assert not any(each.manifest.catching_up_to for each in setting.registry.versions())
 
 
+def test_refusals_do_not_send_learning_back_to_a_champion_that_knows_the_tenant(pair, tmp_path) -> None:
+    case = Case(pair, tmp_path, **KINDS["full"])
+    knowing = case.both.registry.resolve("latest").version
+    case.both.registry.promote(knowing)
+    forget(case.both)
+    run(case.both)
+    order = Rewind(version=knowing, id=case.both.manifest().snapshot_id)
+    control_over(case.both.log).put(("rewind",), order)
+    run(case.both)
+    case.check()
+
+
 def test_two_tenants_are_forgotten_one_after_the_other_while_learning_catches_up(pair, tmp_path) -> None:
     case = Case(pair, tmp_path, **KINDS["full"])
     case.both.emit(*names(8, 900), tenant="later", time_ms=NOW_MS)

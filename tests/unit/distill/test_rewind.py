@@ -12,7 +12,7 @@ import torch
 from omnidraft.distill.control import TrainingControl
 from omnidraft.distill.publisher import LEARNER
 from omnidraft.errors import SnapshotStale
-from omnidraft.ports import Rewind, SnapshotVersion
+from omnidraft.ports import Restart, Rewind, SnapshotVersion
 from omnidraft.snapshots import bundle
 from tests.audit_case import CLEAN, case_of
 from tests.control_logs import Orders
@@ -154,11 +154,23 @@ def test_an_operator_sends_learning_back_to_any_version(setting: Setting) -> Non
     assert_same(weights(setting, str(version.version)), weights(setting, "2"))
 
 
-@pytest.mark.parametrize("what", ["champion by now", "of another lineage", "champion unreadable"])
+def test_a_restart_that_was_carried_out_is_not_carried_out_again_by_whoever_goes_on_from_an_earlier_version(
+    setting: Setting,
+) -> None:
+    rewind = Rewind(version=2, id=setting.manifest().snapshot_id, is_ordered=True)
+    orders = Orders((0, ("restart",), Restart(start="latest", id="order")), (0, ("rewind",), rewind))
+    run_until_idle(setting.distiller(held_out_every=5, control=TrainingControl(orders))[0])
+    assert rewound(setting).manifest.restarts == ("order",)
+
+
+@pytest.mark.parametrize("what", ["champion by now", "of another lineage", "without weights", "champion unreadable"])
 def test_an_order_without_anything_to_go_back_from_changes_nothing(setting: Setting, what: str) -> None:
     control = rewind(setting)
     if what == "champion by now":
         setting.registry.promote(setting.registry.resolve("latest").version)
+    elif what == "without weights":
+        control = rewind(setting, "2", is_ordered=True)
+        setting.registry.remove_files(2, ("serving",))
     elif what == "of another lineage":
         control = TrainingControl(Orders((0, ("rewind",), Rewind(version=3, id="unknown"))))
     else:

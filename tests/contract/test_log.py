@@ -167,12 +167,13 @@ def test_partitions_that_are_not_named_start_at_their_first_message(make_log):
     assert sorted(values(read(reader, 30 - ends[1]))) == sorted(values([m for m in found if m.partition != 1]))
 
 
-def test_end_offsets_are_one_past_the_last_message(make_log):
+def test_first_and_end_offsets_are_those_of_the_oldest_and_one_past_the_last_message(make_log):
     log = make_log(PARTITIONS)
     writer, reader = log.writer(PARTITIONS), log.reader(PARTITIONS)
     assert reader.end_offsets() == {0: 0, 1: 0, 2: 0}
     writer.append([message("x", f"key-{number}") for number in range(30)])
     assert sum(reader.end_offsets().values()) == 30
+    assert reader.first_offsets() == {0: 0, 1: 0, 2: 0}
     last = {m.partition: m.offset for m in read(reader, 30)}
     assert reader.end_offsets() == {partition: offset + 1 for partition, offset in last.items()}
 

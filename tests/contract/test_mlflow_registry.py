@@ -338,12 +338,14 @@ def open_registry(url):
     MlflowRegistry(url, DRAFTER, "t", artifacts=None, keep_resume=2).versions()
 
 
-def test_an_opening_that_failed_is_tried_again_by_the_next_call(mlflow):
+def test_an_opening_that_failed_is_tried_again_by_the_next_call_and_no_other(mlflow, monkeypatch):
     registry = mlflow.open()
-    with pytest.MonkeyPatch.context() as away:
+    with monkeypatch.context() as away:
         away.setattr(mlflow_store, "_open", _failing(mlflow_store._open, also_done=False, num_done=0))
         with pytest.raises(RegistryError, match="check that"):
             registry.versions()
+    assert registry.versions() == ()
+    monkeypatch.setattr(mlflow_store, "_open", None)
     assert registry.versions() == ()
 
 

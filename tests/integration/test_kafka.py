@@ -122,13 +122,32 @@ def test_an_append_does_not_linger_for_messages_that_nobody_can_send_meanwhile(
     reader.close()
 
 
-def test_a_record_that_the_topic_never_takes_is_dropped_and_the_others_arrive(kafka_bootstrap: str) -> None:
-    topic, metrics = f"narrow-{uuid.uuid4().hex}", CountingMetrics()
+@pytest.fixture
+def narrow(kafka_bootstrap: str) -> str:
+    """A topic that takes batches of 20,000 bytes."""
+    topic = f"narrow-{uuid.uuid4().hex}"
     with closing(KafkaAdminClient(bootstrap_servers=kafka_bootstrap)) as admin:
-        narrow = {"num_partitions": 1, "configs": {"max.message.bytes": "20000"}}
-        admin.create_topics({topic: narrow}, wait_for_metadata=True)
+        configs = {"num_partitions": 1, "configs": {"max.message.bytes": "20000"}}
+        admin.create_topics({topic: configs}, wait_for_metadata=True)
+    return topic
+
+
+def test_an_append_that_the_topic_takes_only_in_parts_is_written_once(kafka_bootstrap: str, narrow: str) -> None:
+    values = [np.random.default_rng(seed).bytes(15_000) for seed in range(3)]
+    with closing(KafkaWriter(kafka_bootstrap, narrow)) as writer:
+        writer.append([Outgoing(b"k", value) for value in values])
+    with closing(KafkaReader(kafka_bootstrap, narrow)) as reader:
+        assert reader.end_offsets() == {0: 3}
+        found = [message.value for _ in values for message in reader.poll(1, timeout_s=5.0).messages]
+    assert sorted(found) == sorted(values)
+
+
+def test_a_record_that_the_topic_never_takes_is_dropped_and_the_others_arrive(
+    kafka_bootstrap: str, narrow: str
+) -> None:
+    metrics = CountingMetrics()
     prompt_ids = np.random.default_rng(0).integers(0, 150_000, 50_000, dtype=np.uint32)
-    producer = TraceProducer(lambda: KafkaWriter(kafka_bootstrap, topic), RecorderSettings(), metrics)
+    producer = TraceProducer(lambda: KafkaWriter(kafka_bootstrap, narrow), RecorderSettings(), metrics)
     names = [f"r{number:03d}" for number in range(200)]
     for name in names:
         producer.emit(make_record(name))
@@ -138,7 +157,7 @@ def test_a_record_that_the_topic_never_takes_is_dropped_and_the_others_arrive(ka
     assert metrics.value("omnidraft_traces_dropped_total", reason="too_large") == 1
     assert metrics.value("omnidraft_traces_acknowledged_total") == len(names)
     arrived = set[str]()
-    with closing(KafkaReader(kafka_bootstrap, topic)) as reader:
+    with closing(KafkaReader(kafka_bootstrap, narrow)) as reader:
         while messages := reader.poll(500, timeout_s=2.0).messages:
             arrived |= {message.key.decode() for message in messages}
     assert sorted(arrived) == names

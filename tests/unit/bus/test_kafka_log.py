@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from omnidraft.errors import BusError, LogTruncated
+from omnidraft.errors import BusError, LogTruncated, MessageTooLarge
 
 kafka_log = pytest.importorskip("omnidraft.bus.kafka_log", reason="the kafka extra is not installed")
-LogTruncationError = pytest.importorskip("kafka.errors").LogTruncationError
+kafka_errors = pytest.importorskip("kafka.errors")
 TopicPartition = kafka_log.TopicPartition
 
 
@@ -61,6 +61,15 @@ def test_a_producer_that_is_given_up_with_unsent_messages_leaves_no_thread_behin
     assert not sender.is_alive()
 
 
+@pytest.mark.parametrize("name", ["MessageSizeTooLargeError", "RecordListTooLargeError"])
+def test_a_message_that_the_topic_never_takes_is_no_outage(name):
+    with (
+        pytest.raises(MessageTooLarge, match=r"appending to traces: .*max\.message\.bytes"),
+        kafka_log.translate_errors("appending to traces", "host:9092"),
+    ):
+        raise getattr(kafka_errors, name)("larger than the topic takes")
+
+
 def test_a_partition_without_a_leader_is_an_outage():
     """The client leaves it out of its answer, and dies of that."""
     reader = object.__new__(kafka_log.KafkaReader)
@@ -81,7 +90,7 @@ class Truncated:
         return {0}
 
     def poll(self, timeout_ms: int, max_records: int) -> None:
-        raise LogTruncationError({})
+        raise kafka_errors.LogTruncationError({})
 
 
 def test_a_partition_that_lost_messages_that_were_read_is_no_outage():

@@ -104,8 +104,9 @@ def test_a_batch_with_a_wrong_header_costs_its_own_offsets_only(field: str, valu
         record(7, b"v"),
         record(1, b"v", headers=[(b"\xff", b"1")]),
         record(1, bytes(3 << 20)),
+        record(1, b"v", headers=[(b"n", b"")] * 1001),
     ],
-    ids=["no end", "offset of another", "offset beyond", "header name", "too large"],
+    ids=["no end", "offset of another", "offset beyond", "header name", "too large", "headers"],
 )
 def test_a_malformed_record_and_those_behind_it_are_lost_together(bad: bytes):
     items = read(Batch(record(0, b"v") + bad + record(2, b"v") + record(3, b"v"), 4).encode())

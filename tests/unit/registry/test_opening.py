@@ -21,9 +21,12 @@ worker.producer.close(5.0)
 """
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "sqlite:////dev/null/mlflow.db"])
-def test_an_address_where_nothing_can_be_is_refused_before_anything_is_opened(url: str) -> None:
-    with pytest.raises(RegistryError, match="check that"):
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [("http://127.0.0.1:9", "MLFLOW_TRACKING_URI names it"), ("sqlite:////dev/null/mlflow.db", "folder is writable")],
+)
+def test_an_address_where_nothing_can_be_is_refused_before_anything_is_opened(url: str, advice: str) -> None:
+    with pytest.raises(RegistryError, match=f"{url}.*check that .*{advice}"):
         snapshot_reader(config.load(None, {}, registry={"url": url}))
 
 

@@ -94,6 +94,13 @@ def test_where_the_champion_cannot_be_loaded_at_the_start_the_previous_one_serve
     assert worker.step() == 3
 
 
+def test_a_worker_that_serves_stays_with_what_it_has_whatever_was_champion_before(worker):
+    for version in (2, 3):
+        worker.registry.promote(version)
+    worker.unfit = {3}
+    assert [worker.step(champion(1)), worker.step(champion(3))] == [1, 1]
+
+
 def test_a_corrupt_snapshot_leaves_the_old_one_in_place(worker):
     worker.step(champion(1))
     (worker.folder / "bundles/s2" / bundle.DRAFTER).write_bytes(b"rotten")

@@ -128,7 +128,7 @@ def test_two_workers_serve_the_champion(fleet):
     told(fleet.compose("up", "--detach", "--no-recreate", "--scale", "worker=2", "worker", ports=ports))
     fleet.wait_until_healthy()
     fleet.wait_for(lambda: targets_up(fleet)["omnidraft-worker"] == 2, lambda: f"targets: {targets_up(fleet)}")
-    body = {"prompt": PROMPTS[0], "max_tokens": 8}
+    body = {"prompt": PROMPTS[0], "max_tokens": 8, "temperature": 0}
     said = [
         httpx.post(f"{fleet.address('worker', 8000, index)}/v1/completions", json=body, timeout=60).json()
         for index in (1, 2)

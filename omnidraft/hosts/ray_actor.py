@@ -30,7 +30,7 @@ from omnidraft.throttle import Courtesy, gated, lower_priority
 
 MAX_WARNINGS = 100
 _PAUSE_S = 0.25
-"""Learning pauses so long whenever it had to wait for its processor: beside a busy worker it takes an eighth of a core."""
+"""Learning pauses so long whenever it had to wait for its processor; beside a busy worker it has an eighth of it."""
 
 
 class WarningBuffer(logging.Handler):

@@ -221,6 +221,21 @@ def test_another_snapshot_is_taken_once_the_registry_is_back(pair, monkeypatch, 
     assert ("with the first requests of snapshot 2" in pair.judgement(1)) is is_rollback
 
 
+def test_a_rollback_that_had_to_wait_overrules_no_operator(pair, monkeypatch):
+    pair.publish_all(2)
+    controller = pair.start()
+    pair.serve(controller, 0.75, 100, version=1)
+    with monkeypatch.context() as down:
+        down.setattr(pair.registry, "annotate", fail)
+        with pytest.raises(RegistryError, match="no registry"):
+            pair.serve(controller, 0.5, 30, version=2)
+    pair.publish("s3", 2)
+    pair.order(3)
+    for _ in range(2):
+        controller.step()
+        assert pair.champion() == 3
+
+
 def test_a_best_snapshot_that_is_gone_holds_nothing_up(pair):
     controller = best_of_a_drift(pair, 9)
     assert pair.serve(controller, 0.75, 20) == [OVER]

@@ -1,5 +1,7 @@
 """The distiller's entry point; what it does is in omnidraft/hosts/distiller.py."""
 
+import os
+
 from omnidraft.config import Settings
 from omnidraft.hosts import process
 from omnidraft.throttle import NICENESS, start_session
@@ -13,5 +15,6 @@ def main() -> None:
 def _host(settings: Settings) -> int:
     from omnidraft.hosts import distiller  # imports torch, after wrong settings have been reported
 
-    start_session(NICENESS)
+    if os.getsid(0) == os.getpid():  # a program started it: in a session of its own a terminal could not interrupt it
+        start_session(NICENESS)
     return distiller.main(settings)

@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from omnidraft import config
 from omnidraft.errors import ConfigError, ExtraMissing
 from omnidraft.hosts import distiller
+from omnidraft.throttle import NICENESS
 from tests.integration.distiller_process import Fleet
 
 PATIENCE_S = 60.0
@@ -34,11 +36,14 @@ def fleet(tmp_path: Path, temporary: Path):
 
 
 @pytest.mark.timeout(300)
-def test_it_learns_shows_its_metrics_and_ends_when_it_is_stopped(fleet: Fleet) -> None:
-    process: subprocess.Popen[bytes] = fleet.start()
+def test_it_learns_shows_its_metrics_leaves_others_the_processors_and_ends_when_it_is_stopped(fleet: Fleet) -> None:
+    process: subprocess.Popen[bytes] = fleet.start("-m", "omnidraft.cli", "run", "distiller")
     fleet.emit(8)
     fleet.wait_for(lambda: fleet.has_learned(6))
     assert f'target="{fleet.settings.models.target}"' in fleet.scraped()
+    (learning,) = psutil.Process(process.pid).children()
+    share = Path(f"/proc/{learning.pid}/autogroup")
+    assert not share.exists() or share.read_text().endswith(f"nice {NICENESS}\n")
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == 0
 

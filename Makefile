@@ -107,7 +107,7 @@ test-models: setup ## Every decoder family of transformers as a tiny model, half
 	$(TEST_ENV) $(PYTHON) -m pytest -m models -n 2 $(PYTEST_ARGS) tests/models
 	$(PYTHON) -m tests.models.page
 
-test-containers: setup ## The image built and docker-compose.yml run, half an hour; needs an engine with Compose (DOCKER: its client)
+test-containers: setup ## The image built and docker-compose.yml run, ten minutes; needs an engine with Compose (DOCKER: its client)
 	$(PYTHON) -m pytest -m containers -x -s $(PYTEST_ARGS) tests/containers
 
 test-long: setup ## What `make test` leaves out: small soaks, PostgreSQL, TLS, the wheel, Kubernetes, exports, benchmarks' own tests

@@ -60,9 +60,9 @@ def rest() -> None:
         time.sleep(worked_s * (1 / _SHARE - 1))
 
 
-def lower_priority() -> None:
+def lower_priority(niceness: int = NICENESS) -> None:
     """Lower the priority of the calling thread and of those it starts (on Linux priority belongs to a thread)."""
-    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+    os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def start_session(niceness: int) -> None:
@@ -71,7 +71,7 @@ def start_session(niceness: int) -> None:
     Linux gives every session the same share, whatever the niceness of its processes (sched(7), autogroups), so this
     starts one. Containers have shares of their own, which nothing inside changes.
     """
-    os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    lower_priority(niceness)
     with suppress(OSError):  # it leads a group of processes, or this system has no autogroups
         if os.getsid(0) != os.getpid():
             os.setsid()
@@ -79,8 +79,8 @@ def start_session(niceness: int) -> None:
 
 
 def give_way() -> None:
-    """Let whoever else computes on this machine go first from now on, where this thread calls `rest` every few
-    milliseconds: it works at its pace while nobody wants its processor, a piece every two seconds else."""
+    """Let whoever else computes on this machine go first from now on, wherever this thread calls `rest`: it works at
+    its pace while nobody wants its processor, a piece every two seconds else."""
     start_session(_HIGHEST_NICENESS)
     _gate.set(Courtesy(2.0))
 

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from omnidraft import throttle
 from omnidraft.config import SchedulerSettings
 from omnidraft.decode.decoder import Decoder, SequenceOutput
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
@@ -65,6 +66,7 @@ class Replay:
             while waiting and len(self._running) < self._num_texts:
                 number, text = waiting.popleft()
                 self._running[self._begin(decoder, text)] = counts[number]
+            throttle.rest()
             outputs = decoder.step()
             self._count(outputs)
             for output in outputs:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from omnidraft import throttle
 from omnidraft.errors import ContractError
 from omnidraft.models.kv_session import PassSegment
 from omnidraft.models.native import library as native
@@ -123,7 +122,6 @@ class NativeModel:
             logits_RV: the output, from `first_row` on: `num_logits` last rows of each segment, in order.
             hidden_RH: the output for the normed last hidden states of the same rows; None needs none.
         """
-        throttle.rest()
         unscored: list[tuple[int, int, int]] = []
         scored: list[tuple[int, int, int]] = []
         for text, each in enumerate(segments):

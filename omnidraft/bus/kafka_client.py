@@ -2,13 +2,16 @@
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigFilterType, ConfigResource, ConfigResourceType
 from kafka.errors import (
+    AuthorizationError,
     KafkaConfigurationError,
     KafkaError,
     LogTruncationError,
@@ -27,6 +30,8 @@ from omnidraft.ports import COMPACTION_LAG_S, TopicFacts
 MAX_MESSAGE_BYTES = 2 << 20
 """Twice Kafka's default, so that a dead letter fits with its additional headers."""
 RECONNECT_MAX_MS = 1_000
+LOOK_S = 2.0
+"""How long a call that failed asks the broker whether the topic is gone."""
 FOR_EVER = "-1"
 """The value for unlimited retention in a topic's settings."""
 SEGMENTS_PER_RETENTION = 8
@@ -116,7 +121,70 @@ def _admin(servers: str, access: KafkaSettings, timeout_s: float) -> Iterator[Ka
         admin.close()
 
 
-def ensure_topic(
+class KafkaTopic(ABC):
+    """One topic, which is created if there is none, and again where somebody deleted it meanwhile."""
+
+    def __init__(
+        self,
+        servers: str,
+        topic: str,
+        *,
+        partitions: int = 1,
+        request_timeout_s: float = 10.0,
+        access: KafkaSettings | None = None,
+        keep_s: float | None = None,
+        is_compacted: bool = False,
+    ) -> None:
+        """
+        Args:
+            servers: host:port[,host:port].
+            partitions: number of partitions, when the topic has to be created.
+            access: security and credentials; None: plain text.
+            keep_s: retention in seconds, when the topic has to be created; inf: unlimited, None: the broker's default.
+            is_compacted: whether it keeps the newest message of each key instead, likewise.
+
+        Raises:
+            BusError: no broker answers within the timeout.
+        """
+        self._servers, self._topic, self._timeout_s = servers, topic, request_timeout_s
+        self._access = access = access or KafkaSettings()
+        self._ensure = partial(
+            _ensure_topic, servers, topic, partitions, access=access, keep_s=keep_s, is_compacted=is_compacted
+        )
+        with translate_errors(f"opening {topic}", servers):
+            self._ensure(timeout_s=request_timeout_s)
+            self._open()
+
+    @contextmanager
+    def _asking(self, action: str) -> Iterator[None]:
+        """Translate errors. Where the topic is gone, make it again, for the next call."""
+        try:
+            with translate_errors(f"{action} {self._topic}", self._servers):
+                yield
+        except (MessageTooLarge, OffsetOutOfRange):
+            raise
+        except BusError as exc:
+            if isinstance(exc.__cause__, AuthorizationError) or (loss := self._mended_loss()) is None:
+                raise
+            raise BusError(f"{action} {self._topic}: {loss}") from exc
+
+    def _mended_loss(self) -> str | None:
+        """Make the topic again if it is gone, which the client cannot tell from a broker that does not answer. Return
+        what to say of that; None: it is there, or nobody knows."""
+        try:
+            was_gone = self._ensure(timeout_s=min(LOOK_S, self._timeout_s))
+        except AuthorizationError:
+            return "the topic is gone, and this login may not make it again: run deploy/kafka/grant.py"
+        except (KafkaError, OSError):
+            return None
+        return "the topic was deleted; it is made again, without its messages" if was_gone else None
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Connect to the topic, which exists."""
+
+
+def _ensure_topic(
     servers: str,
     topic: str,
     partitions: int,
@@ -124,17 +192,20 @@ def ensure_topic(
     access: KafkaSettings,
     keep_s: float | None,
     is_compacted: bool,
-) -> None:
-    """Create the topic unless it exists; another process may do so at the same time.
+) -> bool:
+    """Create the topic unless it exists, and return whether it did not; another process may do so at the same time.
 
     Args:
         keep_s: retention in seconds, inf for unlimited; None: the broker's default.
         is_compacted: keep the newest message of each key instead.
     """
-    with suppress(TopicAlreadyExistsError), _admin(servers, access, timeout_s) as admin:
-        if topic not in admin.list_topics():
-            new_topic = {"num_partitions": partitions, "configs": _configs(keep_s, is_compacted)}
+    with _admin(servers, access, timeout_s) as admin:
+        if topic in admin.list_topics():
+            return False
+        new_topic = {"num_partitions": partitions, "configs": _configs(keep_s, is_compacted)}
+        with suppress(TopicAlreadyExistsError):
             admin.create_topics({topic: new_topic}, timeout_ms=int(timeout_s * 1000), wait_for_metadata=True)
+        return True
 
 
 def _configs(keep_s: float | None, is_compacted: bool) -> dict[str, str]:

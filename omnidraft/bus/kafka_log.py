@@ -8,16 +8,14 @@ BusError.
 
 import logging
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError, LeaderNotAvailableError, UnknownError
 
-from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES, connection, ensure_topic, topic_id, translate_errors
+from omnidraft.bus.kafka_client import MAX_MESSAGE_BYTES, KafkaTopic, connection, topic_id, translate_errors
 from omnidraft.bus.kafka_fetcher import UNREADABLE_ERRORS, TolerantFetcher, first_readable_offset
-from omnidraft.config import KafkaSettings
 from omnidraft.errors import BusError, OffsetOutOfRange
 from omnidraft.ports import Damage, Message, Offsets, Outgoing, PollResult
 
@@ -32,43 +30,7 @@ LINGER_MS = 20
 """How long the messages of an append wait for each other, to be sent together."""
 
 
-class _KafkaTopic(ABC):
-    """One topic, which is created if there is none."""
-
-    def __init__(
-        self,
-        servers: str,
-        topic: str,
-        *,
-        partitions: int = 1,
-        request_timeout_s: float = 10.0,
-        access: KafkaSettings | None = None,
-        keep_s: float | None = None,
-        is_compacted: bool = False,
-    ) -> None:
-        """
-        Args:
-            servers: host:port[,host:port].
-            partitions: number of partitions, when the topic has to be created.
-            access: security and credentials; None: plain text.
-            keep_s: retention in seconds, when the topic has to be created; inf: unlimited, None: the broker's default.
-            is_compacted: whether it keeps the newest message of each key instead, likewise.
-
-        Raises:
-            BusError: no broker answers within the timeout.
-        """
-        self._servers, self._topic, self._timeout_s = servers, topic, request_timeout_s
-        self._access = access or KafkaSettings()
-        with translate_errors(f"opening {topic}", servers):
-            ensure_topic(servers, topic, partitions, request_timeout_s, self._access, keep_s, is_compacted)
-            self._open()
-
-    @abstractmethod
-    def _open(self) -> None:
-        """Connect to the topic, which exists."""
-
-
-class KafkaWriter(_KafkaTopic):
+class KafkaWriter(KafkaTopic):
     """Implements ports.LogWriter for one topic."""
 
     def _open(self) -> None:
@@ -76,7 +38,7 @@ class KafkaWriter(_KafkaTopic):
 
     def append(self, messages: Sequence[Outgoing]) -> None:
         deadline = time.monotonic() + self._timeout_s
-        with translate_errors(f"appending to {self._topic}", self._servers):
+        with self._asking("appending to"):
             self._producer = self._producer or self._connect()
             try:
                 self._send(self._producer, messages, deadline)
@@ -128,7 +90,7 @@ class KafkaWriter(_KafkaTopic):
             producer.close(timeout=0)
 
 
-class KafkaReader(_KafkaTopic):
+class KafkaReader(KafkaTopic):
     """Implements ports.LogReader for one topic."""
 
     def _open(self) -> None:
@@ -156,6 +118,7 @@ class KafkaReader(_KafkaTopic):
             if partition not in ends or not firsts[partition] <= offset <= ends[partition]:
                 available = f"it holds {firsts.get(partition)} to {ends.get(partition)}"
                 raise OffsetOutOfRange(f"{self._topic}[{partition}]: offset {offset} lies outside the log, {available}")
+        self._topic_id = self._newest_topic_id()
         for partition, name in self._partitions.items():
             self._consumer.seek(name, offsets.get(partition, firsts[partition]))
 
@@ -171,7 +134,10 @@ class KafkaReader(_KafkaTopic):
             return gap
         try:
             with translate_errors(f"polling {self._topic}", self._servers):
-                polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=max_messages)
+                try:
+                    polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=max_messages)
+                finally:
+                    self._require_same_topic()
         except BusError as exc:
             if isinstance(exc.__cause__, UNREADABLE_ERRORS) and (gap := self._skip_gap(self._partitions)):
                 return gap
@@ -184,7 +150,8 @@ class KafkaReader(_KafkaTopic):
         return self._first_offsets(self._partitions)
 
     def identity(self) -> str:
-        return topic_id(self._servers, self._topic, self._access, self._timeout_s)
+        with self._asking("asking for the identity of"):
+            return topic_id(self._servers, self._topic, self._access, self._timeout_s)
 
     def end_offsets(self) -> Offsets:
         return self._offsets("end", self._consumer.end_offsets, self._partitions)
@@ -214,6 +181,16 @@ class KafkaReader(_KafkaTopic):
                     return _gap_polled(partition, position, readable)
         return None
 
+    def _newest_topic_id(self) -> object:
+        """Return the topic's id as the client heard it last; None while the topic is gone."""
+        return self._consumer._cluster.topic_id(self._topic)
+
+    def _require_same_topic(self) -> None:
+        """Raise OffsetOutOfRange where the topic was deleted and made again since the last seek: the offsets that are
+        to be read next are those of other messages."""
+        if (newest := self._newest_topic_id()) is not None and newest != self._topic_id:
+            raise OffsetOutOfRange(f"polling {self._topic}: the topic was deleted and made again")
+
     def _position(self, partition: int) -> int | None:
         with translate_errors(f"asking for the position in {self._topic}", self._servers):
             position: int | None = self._consumer.position(self._partitions[partition], int(self._timeout_s * 1000))
@@ -229,8 +206,7 @@ class KafkaReader(_KafkaTopic):
 
     def _read_added_partitions(self) -> None:
         """Assign partitions that were added to the topic; they are read from their first message."""
-        with translate_errors(f"asking for the partitions of {self._topic}", self._servers):
-            known = self._consumer.partitions_for_topic(self._topic)
+        known = self._consumer._cluster.partitions_for_topic(self._topic) or set()  # asks nobody
         if added := known - self._partitions.keys():
             logger.info("%s has more partitions: %s are read from their first message", self._topic, sorted(added))
             firsts = self._first_offsets(added)
@@ -249,7 +225,7 @@ class KafkaReader(_KafkaTopic):
         self, what: str, ask: Callable[[list[TopicPartition]], dict[TopicPartition, int]], partitions: Iterable[int]
     ) -> Offsets:
         """Return what the client tells of these partitions. It leaves out those without a leader, and dies of that."""
-        with translate_errors(f"asking for the {what} of {self._topic}", self._servers):
+        with self._asking(f"asking for the {what} of"):
             try:
                 offsets = ask([TopicPartition(self._topic, each) for each in partitions])
             except KeyError as exc:

@@ -97,4 +97,4 @@ class CanaryTrial:
             f"{tolerance:.1%}, confidence {self._settings.confidence:.0%}"
         )
         doubt = "; too few requests to be sure" if self._is_open else ""
-        return Decision(is_fast, reason + doubt, is_worse=slower > tolerance)
+        return Decision(is_fast, reason + doubt, is_setback=slower > tolerance)

@@ -98,11 +98,11 @@ class Controller:
             self._judge.resume()
             if self.align():
                 self._settle(self._judge.judge(self._serving))
+            self._rewinds.order()
         finally:
             self._read_traffic()
         self._recovery.react(self._promote_again)
         self._settle(self._judge.end_trial(has_counted_all=self._traffic.is_at_end))
-        self._rewinds.order()
         champion = self._control.state.champion
         if champion is not None and self._control.state.canary and not self._judge.is_trying:
             self._control.put_champion(champion, "the canary is over")
@@ -240,7 +240,7 @@ class Controller:
             self._registry.annotate(number, verdict.judgement.notes())
         elif not self._promote(version, verdict.judgement, after=verdict.after):
             return
-        self._rewinds.count(version.manifest, is_worse=decision.is_worse)
+        self._rewinds.count(version.manifest, is_setback=decision.is_setback)
         self._metrics.add("omnidraft_promotions_total" if decision.promote else "omnidraft_refusals_total")
         logger.info("%s: version %d is %s", self._target, number, verdict.judgement)
 

@@ -79,36 +79,37 @@ def _reverted(manifest: Manifest, tenant: str) -> Manifest:
 
 
 REWIND_AFTER = 6
-"""Challengers in a row that were worse than the champion, after which learning goes back to its weights and optimizer,
-and on from its own place in the log."""
+"""Challengers in a row that were setbacks (see Decision), after which learning goes back to the champion's weights and
+optimizer, and on from its own place in the log."""
 
 
 class Rewinds:
-    """Counts the challengers of one pair that were worse, since this process started and since the last rewind."""
+    """Counts the setbacks of one pair, since this process started and since the last rewind."""
 
     def __init__(self, control: ControllerLease, target: str, limit: int | None = REWIND_AFTER) -> None:
-        """Give the order after `limit` challengers, never if that is None."""
+        """Give the order after `limit` setbacks in a row, never if that is None."""
         self._control, self._limit, self._target = control, limit, target
-        self._worse: list[str] = []
+        self._setbacks: list[str] = []
         """The ids of these snapshots."""
         self._last_rewind = 0
 
-    def count(self, challenger: Manifest, *, is_worse: bool) -> None:
+    def count(self, challenger: Manifest, *, is_setback: bool) -> None:
         """Count a decision."""
         last_rewind = self._control.state.sequence("rewind")
-        if not is_worse or last_rewind != self._last_rewind:
-            self._worse, self._last_rewind = [], last_rewind
-        if is_worse:
-            self._worse.append(challenger.snapshot_id)
+        if not is_setback or last_rewind != self._last_rewind:
+            self._setbacks, self._last_rewind = [], last_rewind
+        if is_setback:
+            self._setbacks.append(challenger.snapshot_id)
 
     def order(self) -> None:
         """Give the order if it is due. What raises BusError is done by the next call."""
         champion = self._control.state.champion
-        if self._limit is None or len(self._worse) < self._limit or champion is None:
+        if self._limit is None or len(self._setbacks) < self._limit or champion is None:
             return
-        reason = f"{len(self._worse)} challengers in a row were worse than champion {champion.version}"
-        self._control.put(("rewind",), Rewind(version=champion.version, id=self._worse[-1]), reason)
-        self._worse = []
+        judged = f"worse than champion {champion.version}, or not to be compared with it"
+        reason = f"{len(self._setbacks)} challengers in a row were {judged}"
+        self._control.put(("rewind",), Rewind(version=champion.version, id=self._setbacks[-1]), reason)
+        self._setbacks = []
         logger.warning("%s: learning goes back to champion %d: %s", self._target, champion.version, reason)
 
 

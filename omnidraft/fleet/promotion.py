@@ -26,9 +26,10 @@ class Decision:
 
     promote: bool
     reason: str
-    is_worse: bool = False
-    """Whether it is refused because it measured worse than the tolerance, however uncertain that is, not because too
-    little was measured."""
+    is_setback: bool = False
+    """Whether learning is to go back to the champion after some of these in a row: it measured worse than the
+    tolerance, however uncertain that is, or neither it nor what follows can be compared with the champion. Not, where
+    too little was measured."""
     gain: float | None = None
     """The change of held-out agreement from the champion; None: not measured."""
     gain_error: float | None = None
@@ -105,7 +106,8 @@ def decide(
         return Decision(False, "no held-out records: nothing shows that it is not worse than the champion")
     change = _change_from(champion, challenger, between)
     if change is None:
-        return Decision(False, "the champion is no ancestor and was never measured, so they cannot be compared")
+        reason = "the champion is no ancestor and was never measured, so they cannot be compared"
+        return Decision(False, reason, is_setback=True)
     verdict = f"held-out agreement {challenger.agreement_after:.4f} on {challenger.held_out_records} records, {change}"
     is_same = change.estimate == 0 and not change.error and set(challenger.forgets) <= set(champion.forgets)
     if is_same and not settings.tolerance:
@@ -122,11 +124,11 @@ def decide(
     is_fast = speedup is None or speedup >= 1 - settings.speed_tolerance
     speed = "" if speedup is None else f", foretold speed {speedup:.3f} of before"
     bounds = f"tolerance {settings.tolerance:.4f}, confidence {settings.confidence:.0%}"
-    is_worse = bool(falls) or change.estimate < -settings.tolerance
-    doubts = [] if is_enough or is_worse or change.is_paired else [_UNPAIRED_DOUBT]
+    is_setback = bool(falls) or change.estimate < -settings.tolerance
+    doubts = [] if is_enough or is_setback or change.is_paired else [_UNPAIRED_DOUBT]
     reason = "; ".join([f"{verdict}{speed}, {bounds}", *doubts, *falls, *rest])
     is_better = is_enough and is_fast and not falls and not rest
-    return Decision(is_better, reason, is_worse, change.estimate, change.error)
+    return Decision(is_better, reason, is_setback, change.estimate, change.error)
 
 
 def _fall_of_others(champion: Manifest, lineage: Sequence[Manifest], settings: ControllerSettings) -> list[str]:

@@ -75,7 +75,8 @@ def _start_ray(settings: Settings) -> None:
     """Join the cluster of RAY_ADDRESS, or start a local Ray. Raises ConfigError: that cluster cannot be joined, or the
     local Ray does not come up."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", str(NICENESS))
+    niceness = max(0, NICENESS - os.getpriority(os.PRIO_PROCESS, 0))  # to which Ray adds it
+    os.environ.setdefault("RAY_worker_niceness", str(niceness))
     if "RAY_ADDRESS" not in os.environ:  # before Ray is imported
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # no cluster, so it listens on the loopback interface
         os.environ["RAY_AUTH_MODE"] = "token"

@@ -3,6 +3,7 @@
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import numpy as np
@@ -13,7 +14,7 @@ from kafka.errors import KafkaTimeoutError
 from omnidraft.bus.kafka_log import KafkaReader, KafkaWriter
 from omnidraft.config import RecorderSettings
 from omnidraft.decode.recording.trace_producer import TraceProducer
-from omnidraft.errors import BusError
+from omnidraft.errors import BusError, OffsetOutOfRange
 from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.kafka_fixture import load_local_broker, skip_without_kafka
@@ -79,6 +80,45 @@ def test_both_ends_go_on_after_the_broker_was_killed_and_started_again(tmp_path)
         reader.close()
     finally:
         broker.kill()
+
+
+@pytest.fixture
+def deleted(kafka_bootstrap: str) -> Iterator[tuple[KafkaWriter, KafkaReader]]:
+    """A writer and a reader, who read two messages, of a topic that was deleted then."""
+    topic = f"t-{uuid.uuid4().hex}"
+    with (
+        closing(KafkaWriter(kafka_bootstrap, topic, request_timeout_s=2)) as writer,
+        closing(KafkaReader(kafka_bootstrap, topic, request_timeout_s=2)) as reader,
+        closing(KafkaAdminClient(bootstrap_servers=kafka_bootstrap)) as admin,
+    ):
+        writer.append([Outgoing(b"k", b"before"), Outgoing(b"k", b"before")])
+        assert read_until(reader, 2) == [b"before", b"before"]
+        admin.delete_topics([topic])
+        yield writer, reader
+
+
+def test_a_topic_that_was_deleted_is_made_again_and_not_read_on_from_where_the_old_one_was(
+    deleted: tuple[KafkaWriter, KafkaReader],
+) -> None:
+    writer, reader = deleted
+    assert reader.poll(10, timeout_s=0.5).messages == ()
+    with pytest.raises(BusError, match="the topic was deleted; it is made again"):
+        writer.append([Outgoing(b"k", b"lost")])
+    writer.append([Outgoing(b"k", b"after %d" % number) for number in range(4)])
+    for _ in range(3):
+        with pytest.raises(OffsetOutOfRange):
+            poll_ten_times(reader)
+    reader.seek({})
+    assert read_until(reader, 4) == [b"after 0", b"after 1", b"after 2", b"after 3"]
+
+
+@pytest.mark.parametrize("ask", [poll_ten_times, KafkaReader.identity, KafkaReader.end_offsets])
+def test_a_reader_makes_a_topic_again_that_nobody_writes_to(
+    deleted: tuple[KafkaWriter, KafkaReader], ask: Callable[[KafkaReader], object]
+) -> None:
+    with pytest.raises(BusError, match="the topic was deleted; it is made again"):
+        ask(deleted[1])
+    assert deleted[1].end_offsets() == {0: 0}
 
 
 def test_a_reader_that_cannot_be_opened_leaves_no_thread_behind(

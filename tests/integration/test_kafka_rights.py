@@ -163,6 +163,20 @@ def test_nobody_reads_what_is_not_his_to_read(fleet: Mapping[str, config.Setting
         read(fleet[role], topic)
 
 
+def test_a_topic_that_is_gone_is_said_to_be_to_who_may_not_make_it(
+    logins: Cluster, fleet: Mapping[str, config.Settings]
+) -> None:
+    admin, topic = logins.settings("admin"), topic_of(fleet["worker"], "traces")
+    with closing(assembly.log_writer(fleet["worker"], topic)) as writer:
+        with connection(logins.servers, 5.0, admin.log.kafka) as shared, closing(KafkaAdminClient(**shared)) as client:
+            client.delete_topics([topic])
+        with pytest.raises(BusError, match=r"the topic is gone, .*: run deploy/kafka/grant\.py"):
+            writer.append([Outgoing(b"key", b"value", {})])
+        assembly.log_writer(admin, topic).close()
+        writer.append([Outgoing(b"key", b"value", {})])
+    assert [message.value for message in read(fleet["distiller"], "traces")] == [b"value"]
+
+
 @pytest.mark.parametrize("wrong", ["password", "broker", "no login", "another's"])
 def test_wrong_credentials_get_nowhere_and_are_not_shown(logins: Cluster, wrong: str) -> None:
     """Without CA_FILE the system's authorities are asked, which do not know the broker."""

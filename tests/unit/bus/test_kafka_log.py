@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,7 +74,8 @@ def test_a_message_that_the_topic_never_takes_is_no_outage(name):
 def test_a_partition_without_a_leader_is_an_outage():
     """The client leaves it out of its answer, and dies of that."""
     reader = object.__new__(kafka_log.KafkaReader)
-    reader._topic, reader._servers = "traces", "host:9092"
+    reader._topic, reader._servers, reader._timeout_s = "traces", "host:9092", 10.0
+    reader._ensure = lambda timeout_s: False
 
     def ask(partitions):
         return {each: 7 for each in partitions if each.partition != 1}[TopicPartition("traces", 1)]
@@ -86,8 +88,7 @@ def test_a_partition_without_a_leader_is_an_outage():
 class Truncated:
     """A client of a partition that lost its newest messages, as after an unclean election of a leader."""
 
-    def partitions_for_topic(self, topic: str) -> set[int]:
-        return {0}
+    _cluster = SimpleNamespace(topic_id=lambda topic: "the same", partitions_for_topic=lambda topic: {0})
 
     def poll(self, timeout_ms: int, max_records: int) -> None:
         raise kafka_errors.LogTruncationError({})
@@ -97,5 +98,6 @@ def test_a_partition_that_lost_messages_that_were_read_is_no_outage():
     reader = object.__new__(kafka_log.KafkaReader)
     reader._topic, reader._servers, reader._consumer = "traces", "host:9092", Truncated()
     reader._partitions, reader._timeout_s, reader._checked_s = {0: TopicPartition("traces", 0)}, 10.0, time.monotonic()
+    reader._topic_id = "the same"
     with pytest.raises(LogTruncated, match="polling traces: LogTruncationError"):
         reader.poll(1, 0.1)

@@ -55,7 +55,7 @@ def test_a_canary_that_is_only_uncertain_when_the_time_is_up_is_refused_and_not_
         trial = CanaryTrial(2, 1, UNEVEN, 0.0)
         serve_unevenly(trial, random.Random(seed), 50)
         decisions.append(trial.verdict(601.0))
-    uncertain = [each for each in decisions if not each.promote and not each.is_worse]
+    uncertain = [each for each in decisions if not each.promote and not each.is_setback]
     assert len(uncertain) > 10
     assert all("too few requests to be sure" in each.reason for each in uncertain)
 
@@ -107,7 +107,7 @@ def test_a_canary_that_no_worker_serves_though_many_requests_were_due_to_it_is_r
         for request in requests(random.Random(1), 0.7, number, version=version):
             trial.update(request)
     decision = trial.verdict(601.0)
-    assert (decision.promote, decision.is_worse) == (promote, False)
+    assert (decision.promote, decision.is_setback) == (promote, False)
     assert ("omnidraft_snapshot_load_failures_total" in decision.reason) is not promote
 
 

@@ -759,6 +759,24 @@ def test_while_the_log_does_not_say_what_a_canary_served_its_trial_is_not_over(c
     assert "over 10 requests" in canaries.judgement(2)
 
 
+class Gone(MemoryReader):
+    """A topic that was deleted."""
+
+    def poll(self, max_messages, timeout_s):
+        raise BusError("gone")
+
+
+def test_an_order_to_rewind_does_not_wait_for_the_traces(canaries):
+    traffic = RequestStatsReader(Gone(canaries.log, "traces"), target="big", drafter="org/small")
+    controller = canaries.controller(traffic=traffic)
+    canaries.publish("s1", None)
+    for number in range(2, 9):
+        with pytest.raises(BusError, match="gone"):
+            controller.step()
+        canaries.publish(f"s{number}", number - 1, 0.7, 0.69)
+    assert (canaries.champion(), rewinds(canaries)) == (1, [(1, "s7")])
+
+
 class WithoutRewinds(MemoryWriter):
     """A log that refuses the first orders to rewind."""
 
@@ -782,7 +800,10 @@ def test_an_order_to_rewind_that_the_log_refused_is_given_later_once(pair):
             controller.step()
     controller.step()
     entry = pair.control().read_whole().entries[("rewind",)]
-    assert (entry.value.id, entry.reason) == ("s7", "6 challengers in a row were worse than champion 1")
+    assert (entry.value.id, entry.reason) == (
+        "s7",
+        "6 challengers in a row were worse than champion 1, or not to be compared with it",
+    )
     judge_all(pair, controller, *[0.69] * 5, first=8)
     assert rewinds(pair) == [(1, "s7")]
 

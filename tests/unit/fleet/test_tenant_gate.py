@@ -28,7 +28,7 @@ def snapshot(number: int, *tenants: TenantAgreement, parent: str = "base", **fie
 def test_a_gain_of_the_largest_tenant_does_not_pay_for_the_fall_of_a_small_one() -> None:
     challenger = snapshot(1, tenant("mallory", 0.3, num=200), tenant("acme", -0.05, num=5))
     decision = decide(challenger, BASE, SETTINGS)
-    assert (decision.promote, decision.is_worse) == (False, True)
+    assert (decision.promote, decision.is_setback) == (False, True)
     assert "tenant 'acme' fell by 0.0500" in decision.reason
     assert "mallory" not in decision.reason
 
@@ -51,7 +51,7 @@ def test_a_gain_however_large_pays_for_no_loss_that_is_too_small_to_show() -> No
     decision = decide(snapshot(1, tenant("mallory", 0.9), *falls), BASE, SETTINGS)
     assert not decision.promote
     assert "without the tenant that gained most the mean fell by 0.0250" in decision.reason
-    assert not decision.is_worse  # too little to go back for
+    assert not decision.is_setback  # too little to go back for
     gained = [tenant("acme", -0.03, 0.05), tenant("bolt", 0.04, 0.05)]
     assert decide(snapshot(1, tenant("mallory", 0.9), *gained), BASE, SETTINGS).promote
 

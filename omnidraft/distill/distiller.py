@@ -23,7 +23,7 @@ from omnidraft.distill.publisher import Publisher
 from omnidraft.distill.retrying import Result, Stop, Wait, retry, wait
 from omnidraft.distill.start import Start, newest_without
 from omnidraft.distill.training.step_report import LearningSpans, StepReport, count, mean_losses
-from omnidraft.errors import BusError, ConfigError, LogReplaced
+from omnidraft.errors import BusError, ConfigError, LogReplaced, SnapshotCorrupt, SnapshotNotFound
 from omnidraft.ports import OVER_SHARE, Forget, Metrics, NoopTracing
 from omnidraft.snapshots import bundle
 
@@ -167,14 +167,8 @@ class Distiller:
     def _next_order(self, stop: Stop) -> Start | None:
         """Return where an order that was not carried out yet has learning start. It is preceded by a snapshot of the
         steps so far where these would be left behind."""
-        self._control.poll()
-        self._follow_pause(stop)
-        if (order := self._control.restart) is not None and self.ingest.is_new(order):
-            self._publish_steps(stop)
-            offsets = self._retry(partial(self.ingest.ordered_offsets, order), stop)
-            self.ingest.mark_done(order)
-            if offsets is not None:
-                return Start(offsets=offsets)
+        if restart := self._next_restart(stop):
+            return restart
         if orders := self._forgetting.note(self._control.new_forgets()):
             return self._retry(partial(self._start_without, orders), stop)
         if (rewind := self._control.rewind) is not None and rewind != self._publisher.settled_rewind:
@@ -190,16 +184,30 @@ class Distiller:
             self._compare_earlier(tenant)
         return None
 
+    def _next_restart(self, stop: Stop) -> Start | None:
+        """Return where an operator's order to restart has learning start, likewise."""
+        self._control.poll()
+        self._follow_pause(stop)
+        if (order := self._control.restart) is None or not self.ingest.is_new(order):
+            return None
+        self._publish_steps(stop)
+        offsets = self._retry(partial(self.ingest.ordered_offsets, order), stop)
+        self.ingest.mark_done(order)
+        return None if offsets is None else Start(offsets=offsets)
+
     def _start_without(self, orders: Mapping[str, Forget]) -> Start:
         """Return where learning starts to forget these tenants: where weights are to forget too, from before them."""
         if not self._forgetting.is_due_in_weights(orders):
             return Start(without=orders)
         log_id, firsts, _ = self.ingest.read_log()
         version = newest_without(self._publisher.registry, self._control.forgets, log_id, firsts)
-        if version is None:
-            logger.error("weights keep what they learned of %d tenants: no snapshot is from before them", len(orders))
+        try:
+            if version is None:
+                raise SnapshotNotFound("no snapshot is from before them")
+            restored = self._publisher.restore(version.version)
+        except (SnapshotCorrupt, SnapshotNotFound) as exc:
+            logger.error("weights keep what they learned of %d tenants: %s", len(orders), exc)
             return Start(without=orders)
-        restored = self._publisher.restore(version.version)
         return Start(restored, without=orders, catching_up_to=self.ingest.farthest_offsets())
 
     def _follow_pause(self, stop: Stop) -> None:
@@ -210,7 +218,7 @@ class Distiller:
                 self._seek(stop)  # the log may have changed meanwhile
 
     def _seek(self, stop: Stop) -> None:
-        """Return when the consumer is where the batcher goes on, or `stop` holds."""
+        """Return when the consumer is where the batcher goes on, or `stop` holds; until then only restarts happen."""
         while not stop():
             try:
                 self._retry(self.ingest.seek, stop)
@@ -219,9 +227,10 @@ class Distiller:
                 if self._reporter.status.waits_for != str(exc):
                     logger.error("learning stands still: %s", exc)
                 self._reporter.update(waits_for=str(exc))
-            if order := self._next_order(stop):
-                self._start_again(order, stop)
+            if restart := self._next_restart(stop):
+                self._start_again(restart, stop)
             else:
+                self.meanwhile()
                 self._wait(WAITING_S, stop)
 
     def meanwhile(self) -> None:

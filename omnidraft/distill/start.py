@@ -48,7 +48,10 @@ def newest_without(
     Raises:
         RegistryError: it cannot be reached.
     """
-    for each in reversed(registry.versions()):
+    versions = registry.versions()
+    if versions and versions[-1].manifest.log_id not in (None, log_id):
+        return None
+    for each in reversed(versions):
         manifest = each.manifest
         is_whole = all(first <= manifest.offsets.get(partition, 0) for partition, first in firsts.items())
         pending = {tenant: order for tenant, order in orders.items() if order.id not in manifest.forgets}

@@ -3,17 +3,18 @@
 What serves is what the control log says: its `champion`, put under the newest lease (lease.py). The registry's aliases
 repeat it. A snapshot becomes champion in four steps, and whichever a controller dies at, the next one goes on there:
 
-1. its judgement is noted as `promoting`: up to the next step it is judged anew;
+1. its judgement is noted as `promoting`, which is not final: up to the next step it is judged anew;
 2. it is put into the log as `champion`, unless another was put meanwhile, and read back: from here on it serves;
 3. the alias `champion` is moved to it, and `previous` to the one before;
-4. its judgement is noted as `promoted`, with the promotion's name: from here on, an alias that says something else was
-   moved by hand.
+4. its judgement is noted as `promoted`, with the promotion's name: before, an alias that says something else is stale
+   and is moved; from here on, a hand moved it.
 
 So nothing is promoted by mistake: only what has no final judgement is judged; only against the champion of the log, by
 the very manifest that the log names; and that champion must still be in force at step 2. Operators put orders into the
 log; the newest is carried out before anything else is decided, without the registry if it goes back to the champion
 before. An alias that was moved by hand, as on MLflow's page, is an order too. Where values are signed it is none, since
-who can write to the registry need not be an operator: it is moved back. A deleted champion is replaced by no guess.
+who can write to the registry need not be an operator: it is moved back. Where the champion was deleted and no alias
+names another, nothing is judged before an operator names one.
 """
 
 import logging
@@ -112,13 +113,15 @@ class Controller:
         self._control.close()
 
     def meanwhile(self) -> None:
-        """Obey and read traffic while a call of the registry is not answered, from the thread that waits for it."""
+        """Obey and read traffic while a call of the registry is not answered, from the thread that waits for it: after
+        every such call the orders, the champion and the lease may be others."""
         with suppress(BusError, LeaseLost):  # the next step meets them again
             self.obey(is_registry_silent=True)
             self._read_traffic()
 
     def obey(self, *, is_registry_silent: bool = False) -> None:
-        """Take the lease, at first; then carry out the newest order, which supersedes those before it."""
+        """Take the lease, at first; then carry out the newest order, which supersedes those before it. Its id names the
+        promotion, so it is the same one if a controller that dies here leaves it to the next."""
         self._recovery.follow(self._control.follow())
         if not (orders := self._control.orders):
             return
@@ -130,6 +133,8 @@ class Controller:
             chosen = chosen or self._registry.resolve(str(order.version))
             if not chosen.is_servable:
                 raise SnapshotNotFound(f"version {chosen.version} has no weights any more")
+            if self._control.orders != orders:  # `meanwhile` has carried them out, or heard of newer ones
+                return self.obey()
             self._put(chosen, key[1], "", is_ordered=True)
         except (SnapshotNotFound, SnapshotCorrupt) as exc:
             refusal = f"refused: {exc}"
@@ -150,6 +155,8 @@ class Controller:
         judgement = chosen.judgement if chosen is not None else None
         is_done = judgement is not None and (judgement.state, judgement.promotion) == ("promoted", champion.promotion)
         is_by_hand = named is not None and not is_named and (is_done or chosen is None)
+        if self._control.state.champion != champion:
+            return False  # `meanwhile` has obeyed an order, which came after the alias was moved
         if named is not None and is_by_hand and self._signing.trusted_keys is None:
             return self._accept(named, "its alias was moved by hand")
         if chosen is None:
@@ -197,6 +204,7 @@ class Controller:
     def _carry_out(self, champion: Champion, chosen: SnapshotVersion) -> None:
         """Steps 3 and 4."""
         previous = self._intact(champion.previous)
+        self._control.require()  # which `meanwhile` may have lost
         self._registry.promote(champion.version, previous.version if previous and previous.is_servable else None)
         judgement = chosen.judgement
         if judgement is None or judgement.promotion != champion.promotion:

@@ -6,8 +6,8 @@ finds out when it next reads or writes, and ends.
 
 What a second controller that is started by mistake can do: end the first one, and end its canary. What neither can do:
 make a version the champion for anybody once the other has the lease. An alias is all that a controller may still move
-that was frozen between its look at the log and that call, to a version that it had itself put as champion. Whoever has
-the lease then takes the alias for one that a hand moved; see controller.py.
+that was frozen in that very call of the registry, or whose call arrives late, to a version that it had itself put as
+champion. Whoever has the lease then takes the alias for one that a hand moved; see controller.py.
 
 Where the log is a file of this machine, a lock beside it keeps a second controller from starting at all.
 """
@@ -106,6 +106,12 @@ class ControllerLease:
         """Let this snapshot serve a share of the requests."""
         self.put(("canary",), self._under_lease(canary), reason)
 
+    def require(self) -> None:
+        """Raise LeaseLost if another controller is known to have the lease; nothing is read."""
+        lease = self.state.value(Lease, "lease")
+        if lease is None or lease.holder != self._holder:
+            raise LeaseLost("another controller was started for this pair and decides from now on, so this one ends")
+
     def close(self) -> None:
         """Close the log, and let another controller start where the log is of this machine."""
         self._control.close()
@@ -134,9 +140,7 @@ class ControllerLease:
 
     def _read(self, timeout_s: float) -> None:
         self._note(self._control.poll(timeout_s))
-        lease = self.state.value(Lease, "lease")
-        if lease is None or lease.holder != self._holder:
-            raise LeaseLost("another controller was started for this pair and decides from now on, so this one ends")
+        self.require()
 
     def _note(self, polled: tuple[ControlState, Sequence[Entry]]) -> None:
         self.state, changes = polled

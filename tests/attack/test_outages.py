@@ -43,7 +43,7 @@ from omnidraft.errors import (
     SnapshotNotFound,
     StorageError,
 )
-from omnidraft.ports import Champion, Outgoing, PollResult, Restart
+from omnidraft.ports import Champion, Forget, Outgoing, PollResult, Restart
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.serving.app import application
 from omnidraft.serving.request_queue import RequestQueue
@@ -106,6 +106,12 @@ class Outage(Setting):
         distillation, journal = self.distiller(**changes)
         run_until_idle(distillation)
         return learned(journal)
+
+    def replace(self) -> None:
+        """Have another log under the name of this one."""
+        shutil.move(self.path, self.folder / "old.db")
+        for each in self.folder.glob("log.db-*"):
+            each.unlink()
 
     def order_restart(self, start: str) -> None:
         control_over(self.control).put(("restart",), Restart(start=start, id=uuid.uuid4().hex))
@@ -183,9 +189,7 @@ def test_what_expires_under_a_running_learner_is_counted_too(outage):
 def test_a_log_that_was_made_anew_stops_learning_until_an_operator_says_where_to_go_on(outage, caplog, start):
     outage.emit(*names(4))
     outage.learn()
-    shutil.move(outage.path, outage.folder / "old.db")
-    for each in outage.folder.glob("log.db-*"):
-        each.unlink()
+    outage.replace()
     outage.emit(*names(8, start=50))  # as many as before, and more
     assert outage.learn() == []
     assert "learning stands still: the log is another than the one that was learned from" in caplog.text
@@ -196,6 +200,26 @@ def test_a_log_that_was_made_anew_stops_learning_until_an_operator_says_where_to
     assert outage.learn() == names(8 - begin, start=50 + begin)
     outage.emit(*names(2, start=60))
     assert outage.learn() == names(2, start=60)  # the order is carried out once
+    assert outage.audit().faults == ()
+
+
+@pytest.mark.parametrize("first_offsets", [{}, {0: 1}], ids=["going on", "in the weights, too"])
+def test_a_tenant_who_is_to_be_forgotten_while_the_log_is_another_one_is_forgotten_after_the_restart(
+    outage, first_offsets
+):
+    """And until then nothing is learned, not even to forget exactly."""
+    outage.emit(*names(4), tenant="leaver")
+    outage.learn()
+    outage.replace()
+    outage.emit(*names(8, start=50))
+    control_over(outage.control).put(
+        ("forget", "leaver"), Forget(id="order", until_ms=HOUR_MS, first_offsets=first_offsets)
+    )
+    before = outage.manifest()
+    assert (outage.learn(), outage.manifest()) == ([], before)
+    outage.order_restart("earliest")
+    assert set(outage.learn()) == set(names(8, start=50))
+    assert (outage.manifest().forgets, outage.manifest().offsets) == (("order",), {0: 8})
     assert outage.audit().faults == ()
 
 

@@ -15,7 +15,7 @@ from omnidraft.snapshots.manifest import Manifest
 from omnidraft.testing.memory_log import MemoryReader
 from tests.control_logs import control_over
 from tests.distiller_runs import Killed, Setting, SlowReader, names, run_until_idle
-from tests.snapshot_folders import publish_copy
+from tests.snapshot_folders import publish_copy, version_folder
 
 NOW_MS = 1_000_000
 HELD = {"held_out_every": 4}
@@ -98,6 +98,18 @@ def test_every_file_is_that_of_a_run_which_never_saw_the_tenant(pair, tmp_path, 
     assert first.parent_id == case.both.manifest("champion" if before else "1").snapshot_id
     assert all(each.catching_up_to == learned_to for each in (first, *between))
     assert newest.num_records > first.num_records
+
+
+def test_where_the_snapshot_from_before_the_tenant_is_damaged_learning_goes_on_and_says_what_it_kept(
+    pair, tmp_path, caplog
+) -> None:
+    case = Case(pair, tmp_path, 20, 60, **KINDS["full"])
+    weights = version_folder(tmp_path / "both" / "registry", case.both.registry.resolve("champion").version)
+    (weights / "snapshot" / bundle.DRAFTER).write_bytes(b"damaged")
+    forget(case.both)
+    run(case.both)
+    assert "weights keep what they learned of 1 tenants: " in caplog.text
+    assert case.both.manifest().forgets == ("order",)
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 5], ids=lambda number: f"after {number} steps")

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from omnidraft.config import ControllerSettings
-from omnidraft.errors import BusError, RegistryError
+from omnidraft.errors import BusError, LeaseLost, RegistryError
 from omnidraft.fleet.request_stats import RequestStatsReader
 from omnidraft.ports import Best, Drift, Outgoing, Rewind
 from omnidraft.registry.directory_registry import DirectoryRegistry
@@ -387,6 +387,61 @@ def test_an_order_to_go_back_is_in_force_without_the_registry_which_repeats_it_l
     pair.order(9)
     controller = pair.controller()
     controller.step()
+
+
+class Slow(DirectoryRegistry):
+    """Something happens, and is heard of, while it is asked for a version."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.happens = {}
+
+    def resolve(self, name):
+        self.happens.pop(name, lambda: None)()
+        return super().resolve(name)
+
+
+@pytest.fixture
+def slow(pair):
+    """With champion 2, and a version 3 that was refused."""
+    pair.registry = pair.open(Slow)
+    controller = of_two_snapshots(pair)
+    pair.publish("s3", 2, 0.8, 0.7)
+    controller.step()
+    assert pair.champion() == 2
+    return pair, controller
+
+
+@pytest.mark.parametrize("moved", [None, 3], ids=["of another order", "of an alias that a hand moved"])
+def test_an_order_that_is_obeyed_while_the_registry_is_asked_is_not_overruled_by_what_came_before_it(slow, moved):
+    pair, controller = slow
+    if moved is None:
+        pair.order(3)
+    else:
+        pair.move_alias(champion=moved)
+    asked = "3" if moved is None else "2"
+    pair.registry.happens[asked] = lambda: (pair.order(1), controller.meanwhile())
+    for _ in range(3):
+        controller.step()
+    assert (pair.champion(), pair.orders(), pair.registry.happens) == (1, [], {})
+
+
+def test_a_controller_that_hears_of_another_while_the_registry_is_asked_moves_no_alias_any_more(slow):
+    pair, controller = slow
+    registry = pair.registry
+
+    def happens():
+        pair.registry = pair.open()
+        second = pair.controller()
+        pair.order(1)
+        second.step()
+        controller.meanwhile()
+
+    registry.happens["2"] = happens
+    pair.order(3)
+    with pytest.raises(LeaseLost):
+        controller.step()
+    assert (pair.champion(), pair.orders(), registry.happens) == (1, [], {})
 
 
 class Asleep(DirectoryRegistry):

@@ -134,7 +134,7 @@ class Distiller:
 
     def _take_up(self, start: Start) -> bool:
         """Have the learner's state and the place in the log that learning starts from; `seek` is due. Return whether
-        the n-gram cache may know of tenants who are forgotten. Raises ConfigError; then nothing changed."""
+        the n-gram cache may know of tenants who are forgotten. Raises ConfigError; then only the memory changed."""
         restored, has_forgotten = start.snapshot, bool(start.without)
         if restored is not None:
             has_forgotten |= not self._forgetting.is_done_in(restored.version.manifest)

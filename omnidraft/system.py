@@ -101,3 +101,8 @@ def collect_in_huge_pages() -> None:
         start, end = -(-int(found[1], 16) // _HUGE_PAGE) * _HUGE_PAGE, int(found[2], 16)
         for page in range(start, end - _HUGE_PAGE + 1, _HUGE_PAGE):
             madvise(page, _HUGE_PAGE, _MADV_COLLAPSE)  # which fails where nothing is allocated
+
+
+def default_home() -> Path:
+    """Return `OMNIDRAFT_HOME`, or the user's cache folder."""
+    return Path(os.environ.get("OMNIDRAFT_HOME") or "~/.cache/omnidraft").expanduser()

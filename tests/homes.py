@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from omnidraft.models.catalog import store
+from omnidraft.system import default_home
 
 _OF_THIS_MACHINE = ("native", "probes")
 
@@ -10,7 +10,7 @@ _OF_THIS_MACHINE = ("native", "probes")
 def make_home(folder: Path) -> Path:
     """The folder, made ready to be OMNIDRAFT_HOME."""
     for name in _OF_THIS_MACHINE:
-        shared = store.default_home() / name
+        shared = default_home() / name
         shared.mkdir(parents=True, exist_ok=True)
         (folder / name).symlink_to(shared)
     return folder

@@ -29,10 +29,10 @@ from omnidraft.decode.policy.cost_model import CostCurve, MeasuredCosts, StepCos
 from omnidraft.decode.prefill_chunk import MAX_PREFILL_S
 from omnidraft.errors import ContractError, VocabularyError
 from omnidraft.memory.recent_texts import RecentTexts
-from omnidraft.models.catalog import store
 from omnidraft.models.native.drafter import NativeDrafter
 from omnidraft.models.probe.subprocess_trial import processor
 from omnidraft.ports import DraftModel, Mode, Policy, Proposer, Target
+from omnidraft.system import default_home
 from omnidraft.vocab.ngram_cache import NgramCache
 
 logger = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ def drafter_prompt(
 def costs_path(*facts: object) -> Path:
     """Return the file of costs that depend on these facts, the number of threads and the processor."""
     name = hashlib.sha256(repr((*facts, torch.get_num_threads(), processor())).encode()).hexdigest()[:24]
-    return store.default_home() / "costs" / f"{name}.json"
+    return default_home() / "costs" / f"{name}.json"
 
 
 def measured_costs(settings: Settings, loaded_target: Target) -> MeasuredCosts:

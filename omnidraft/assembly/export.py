@@ -12,6 +12,7 @@ from omnidraft.files import require_empty, whole_folder
 from omnidraft.models.catalog import store
 from omnidraft.snapshots import bundle
 from omnidraft.snapshots.manifest import Manifest
+from omnidraft.system import default_home
 
 Writer = Callable[[Any, Path], None]
 """Makes a folder with a transformers model in it."""
@@ -92,7 +93,7 @@ def _require_drafter(settings: Settings, manifest: Manifest, folder: Path) -> No
     """Raise VocabularyError unless the snapshot's weights belong into the drafter of this folder."""
     from omnidraft.models.hf.tokenizer import load_tokenizer
 
-    here = drafter_hash(folder, load_tokenizer(folder, store.default_home() / "tokenizers"))
+    here = drafter_hash(folder, load_tokenizer(folder, default_home() / "tokenizers"))
     if manifest.drafter_hash != here:
         raise VocabularyError(
             f"the snapshot was learned from {manifest.drafter} ({manifest.drafter_hash[:12]}), models.drafter is "

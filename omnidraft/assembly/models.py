@@ -20,7 +20,7 @@ from omnidraft.models.native.target import cached_target
 from omnidraft.models.weights_name import SHORT, weights_digest
 from omnidraft.ports import Target
 from omnidraft.progress import stages
-from omnidraft.system import usable_processors
+from omnidraft.system import default_home, usable_processors
 from omnidraft.vocab.alignment import Alignment, align_cached
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def served_vocabularies(settings: Settings, progress: "Progress | None" = None) 
     if settings.models.has_drafter:
         return _pair(settings, folder, progress)
     stages.info("reading the tokenizer of %s", settings.models.target)
-    return TargetVocabulary(folder, load_tokenizer(folder, store.default_home() / "tokenizers"))
+    return TargetVocabulary(folder, load_tokenizer(folder, default_home() / "tokenizers"))
 
 
 def vocabularies(settings: Settings, progress: "Progress | None" = None) -> Vocabularies:
@@ -79,7 +79,7 @@ def _pair(settings: Settings, target_folder: Path, progress: "Progress | None") 
     from omnidraft.models.hf.tokenizer import load_tokenizer
 
     stages.info("reading the tokenizers of %s and %s", settings.models.target, settings.models.drafter)
-    own = load_tokenizer(target_folder, store.default_home() / "tokenizers")
+    own = load_tokenizer(target_folder, default_home() / "tokenizers")
     return aligned(settings, target_folder, own, progress)
 
 
@@ -89,7 +89,7 @@ def aligned(
     """Load the drafter's tokenizer, fetching a drafter that is not installed, and align it with the target's."""
     from omnidraft.models.hf.tokenizer import load_tokenizer
 
-    folder, home = store.resolve(settings.models.drafter, progress=progress), store.default_home()
+    folder, home = store.resolve(settings.models.drafter, progress=progress), default_home()
     drafter = load_tokenizer(folder, home / "tokenizers")
     alignment = align_cached(drafter, target, home / "alignments")
     return Vocabularies(target_folder, target, drafter_folder=folder, drafter=drafter, alignment=alignment)
@@ -128,7 +128,7 @@ def _ensemble_target(settings: Settings, tokenizers: TargetVocabulary) -> Target
     section, members = settings.models, []
     for name in (section.target, *section.members):
         folder = store.resolve(name)
-        own = load_tokenizer(folder, store.default_home() / "tokenizers").vocabulary
+        own = load_tokenizer(folder, default_home() / "tokenizers").vocabulary
         if own.token_bytes != tokenizers.target.vocabulary.token_bytes:
             raise VocabularyError(f"{name} has another tokenizer than {section.target}; see omnidraft transfer")
         named = settings.model_copy(update={"models": section.model_copy(update={"target": name})})
@@ -150,7 +150,7 @@ def _target_on_kernels_or_transformers(settings: Settings, folder: Path) -> Targ
 
 def packed_cache() -> PackedCache:
     """Return the cache of packed models."""
-    return PackedCache(store.default_home() / "packed")
+    return PackedCache(default_home() / "packed")
 
 
 def _llamacpp_target(settings: Settings, tokenizers: TargetVocabulary) -> Target:
@@ -158,7 +158,7 @@ def _llamacpp_target(settings: Settings, tokenizers: TargetVocabulary) -> Target
 
     library()
     gguf = store.gguf_path(settings.models.target)
-    require_surviving_build(gguf, store.default_home())
+    require_surviving_build(gguf, default_home())
     max_texts = settings.scheduler.max_num_seqs
     name = _name(settings.models.target, gguf)
     return load_target(
@@ -172,7 +172,7 @@ def _name(model: str, source: Path) -> str:
 
 
 def _weights(source: Path) -> str:
-    return weights_digest(source, store.default_home() / store.DIGESTS)
+    return weights_digest(source, default_home() / store.DIGESTS)
 
 
 def identity(settings: Settings, tokenizers: TargetVocabulary, loaded: Target) -> ModelIdentity:

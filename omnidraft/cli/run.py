@@ -96,9 +96,9 @@ def worker_command(
 def distiller_command(config_path: Config = None) -> None:
     """Learn from the trace log and publish snapshots."""
     from omnidraft.hosts import distiller, process
-    from omnidraft.throttle import NICENESS, start_session
+    from omnidraft.throttle import start_session
 
-    start_session(NICENESS)
+    start_session()
     process.serve_and_exit("distiller", distiller.main, config_path)
 
 

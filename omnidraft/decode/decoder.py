@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from omnidraft import throttle
 from omnidraft.config import SchedulerSettings
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures, SafeSession, propose_all
 from omnidraft.decode.policy.cost_model import MeasuredCosts
@@ -198,6 +199,7 @@ class Decoder:
     def step(self) -> list[SequenceOutput]:
         """Run one round; return the steps of the sequences that drew tokens, and the errors of those that failed. Their
         observers have been told."""
+        throttle.note_round()
         started_s = time.perf_counter()
         scheduled = self._schedule()
         drafts = self._draft(scheduled)

@@ -8,6 +8,7 @@ from omnidraft.config import Settings
 from omnidraft.doctor.finding import Finding, ok, problem, warning
 from omnidraft.errors import ModelUnknown
 from omnidraft.models.weights_name import is_gguf
+from omnidraft.system import default_home
 
 if TYPE_CHECKING:
     from omnidraft.models.catalog.install import Origin
@@ -26,7 +27,7 @@ def gguf_of(name: str) -> Path | None:
     from omnidraft.models.catalog import known_models, store
 
     if name.lower() in known_models.names():
-        file = store.default_home() / "models" / f"{name.lower()}.gguf"
+        file = default_home() / "models" / f"{name.lower()}.gguf"
         return file if file.is_file() else None
     with suppress(ModelUnknown):
         return store.gguf_path(name)

@@ -30,7 +30,7 @@ from omnidraft.throttle import Courtesy, gated, lower_priority
 
 MAX_WARNINGS = 100
 _PAUSE_S = 0.25
-"""Learning pauses so long whenever it had to wait for its processor; beside a busy worker it has an eighth of it."""
+"""Learning pauses so long between two pieces while texts are decoded here; so it has an eighth of a processor."""
 
 
 class WarningBuffer(logging.Handler):

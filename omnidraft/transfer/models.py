@@ -18,6 +18,7 @@ from omnidraft.models.hf.tokenizer import HfTokenizer, load_tokenizer, write_byt
 from omnidraft.models.hf.trainable_drafter import TransformersTrainable
 from omnidraft.ports import Precision
 from omnidraft.progress import bar
+from omnidraft.system import default_home
 from omnidraft.transfer.hypernetwork import LinearHypernetwork, load_hypernetworks
 from omnidraft.transfer.initialisation import Method, average_rows, fvt_rows, omp_rows
 from omnidraft.transfer.texts import TextTokenizer
@@ -51,7 +52,7 @@ def load_pair(model: str, tokenizer: str) -> TokenizerPair:
         new_folder,
         TextTokenizer.of(old, old.prompt_ids(""), model),
         TextTokenizer.of(new, new.prompt_ids(""), tokenizer),
-        align_cached(old, new, store.default_home() / "alignments"),
+        align_cached(old, new, default_home() / "alignments"),
     )
 
 
@@ -132,7 +133,7 @@ def _byte_tokenizer(folder: Path) -> Path:
     the same tokens may have other special tokens and templates, which are in these files."""
     files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
     states = [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
-    made = store.default_home() / "byte-tokenizers" / hashlib.sha256(repr(states).encode()).hexdigest()[:16]
+    made = default_home() / "byte-tokenizers" / hashlib.sha256(repr(states).encode()).hexdigest()[:16]
     if not made.is_dir():
         with whole_folder(made, "the tokenizer of bytes") as partial:
             write_byte_tokenizer(folder, partial)
@@ -147,7 +148,7 @@ def _tokenizer_folder(name: str) -> Path:
 
 def _tokenizer(folder: Path) -> HfTokenizer:
     """Load the tokenizer of a folder, with as many ids as the head of the model in it, if there is one."""
-    cache = store.default_home() / "tokenizers"
+    cache = default_home() / "tokenizers"
     if not (folder / "config.json").is_file():
         return HfTokenizer(folder, cache=cache)
     return load_tokenizer(folder, cache)

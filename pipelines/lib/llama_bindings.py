@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from omnidraft.errors import ModelDownloadError
-from omnidraft.models.catalog import store
+from omnidraft.system import default_home
 from pipelines.lib import llama_build
 
 OPTIONS = llama_build.OPTIONS | {
@@ -52,4 +52,4 @@ def _install(requirement: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    print(llama_bindings(store.default_home()))
+    print(llama_bindings(default_home()))

@@ -4,7 +4,7 @@ import os
 
 from omnidraft.config import Settings
 from omnidraft.hosts import process
-from omnidraft.throttle import NICENESS, start_session
+from omnidraft.throttle import start_session
 
 
 def main() -> None:
@@ -16,5 +16,5 @@ def _host(settings: Settings) -> int:
     from omnidraft.hosts import distiller  # imports torch, after wrong settings have been reported
 
     if os.getsid(0) == os.getpid():  # a program started it: in a session of its own a terminal could not interrupt it
-        start_session(NICENESS)
+        start_session()
     return distiller.main(settings)

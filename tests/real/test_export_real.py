@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from omnidraft import config
 from omnidraft.assembly.export import export_snapshot
 from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
-from omnidraft.models.catalog.store import default_home, gguf_path, resolve
+from omnidraft.models.catalog.store import gguf_path, resolve
+from omnidraft.system import default_home
 from pipelines.lib.llama_build import VERSION, LlamaPrograms
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]

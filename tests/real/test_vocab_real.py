@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 
 from omnidraft.demo.answers import recorded
 from omnidraft.errors import VocabularyError
-from omnidraft.models.catalog.store import default_home
 from omnidraft.models.hf.tokenizer import HfTokenizer
+from omnidraft.system import default_home
 from omnidraft.vocab.alignment import Alignment, align
 from omnidraft.vocab.retokenise import TailTokeniser, tokenise_bytes
 from tests.unit.vocab.texts import ODD

@@ -15,6 +15,7 @@ from threading import Event
 import numpy as np
 import torch
 
+from omnidraft import throttle
 from omnidraft.decode.drafting.safe_drafting import DraftingFailures, propose_all
 from omnidraft.decode.drafting.session_pool import DrafterMemory
 from omnidraft.decode.external.request_options import NO_OPTIONS, RequestOptions
@@ -91,6 +92,7 @@ class RoundScheduler:
             ids_of: index of a sequence -> all its ids, those just emitted included.
             options_of: index of a sequence -> what its request says about its drafting.
         """
+        throttle.note_round()
         now_s = self._clock()
         try:
             self._forget()

@@ -26,6 +26,7 @@ from omnidraft.models.catalog.install import (
 )
 from omnidraft.models.catalog.known_models import CatalogModel
 from omnidraft.models.weights_name import SHORT, gguf_parts, is_gguf, weights_digest
+from omnidraft.system import default_home
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -94,11 +95,6 @@ def installed(name: str) -> Path | None:
     """Return the folder of a catalog name or hub id if it is complete, without any network access."""
     folder = _folder(name)
     return folder if is_complete(folder) else None
-
-
-def default_home() -> Path:
-    """Return `OMNIDRAFT_HOME`, or the user's cache folder."""
-    return Path(os.environ.get("OMNIDRAFT_HOME") or "~/.cache/omnidraft").expanduser()
 
 
 @dataclass(frozen=True, slots=True)

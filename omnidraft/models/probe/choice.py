@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 
 from omnidraft.errors import KernelsUnavailable, ModelError
-from omnidraft.models.catalog import store
 from omnidraft.models.native.build import VARIANTS, find_compiler, is_announced
 from omnidraft.models.native.library import open_library
 from omnidraft.models.native.wheel_libraries import is_in_wheel, kernel_library
 from omnidraft.models.probe.subprocess_trial import Outcome, run_once
+from omnidraft.system import default_home
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 """Limits the instructions of oneDNN, which multiplies torch's matrices. Read at its first product."""
@@ -76,7 +76,7 @@ def torch_products() -> TorchProducts:
     Raises:
         ModelError: the trial itself could not run.
     """
-    return _torch_products(store.default_home())
+    return _torch_products(default_home())
 
 
 @cache
@@ -124,7 +124,7 @@ def training_seconds() -> Mapping[str, float]:
     Raises:
         ModelError: the trial itself could not run.
     """
-    return _training_seconds(store.default_home(), tuple(sorted(torch_products().outcome.seconds)))
+    return _training_seconds(default_home(), tuple(sorted(torch_products().outcome.seconds)))
 
 
 @cache
@@ -152,7 +152,7 @@ def kernels(variant: str = "auto") -> Kernels:
     if variant == NO_KERNELS:
         raise KernelsUnavailable(f"models.kernels = '{NO_KERNELS}' asks for no kernels of ours")
     formats = SIXTEEN_BITS & torch_products().outcome.seconds.keys()
-    found, refused = _usable_kernels(store.default_home(), variant, tuple(formats), os.environ.get("CXX"))
+    found, refused = _usable_kernels(default_home(), variant, tuple(formats), os.environ.get("CXX"))
     if not found:
         raise KernelsUnavailable(f"our kernels do not work here: {refusals(refused, 'compiled for ')}")
     times = {name: _relative_time(each.seconds_per_token) for name, each in found.items()}

@@ -16,7 +16,7 @@ from omnidraft.demo.local_cluster import LocalCluster, free_port, is_serving
 from omnidraft.errors import ModelError
 from omnidraft.files import replaced_file
 from omnidraft.models.catalog import store
-from omnidraft.system import usable_processors
+from omnidraft.system import default_home, usable_processors
 from pipelines.lib import vllm_methods, vllm_server
 from pipelines.lib.llama_build import LlamaPrograms, llama_programs
 
@@ -97,7 +97,7 @@ def _omnidraft(setup: ServerSetup) -> Iterator[Endpoint]:
 @contextmanager
 def _llamacpp(setup: ServerSetup) -> Iterator[Endpoint]:
     """Serve the catalog's GGUF file as it is, or with 8 bits a weight where our target has them."""
-    home = store.default_home()
+    home = default_home()
     programs, port = llama_programs(home), free_port()
     gguf = store.gguf_path(setup.settings.models.target)
     if setup.settings.models.precision == "int8":

@@ -61,6 +61,13 @@ def test_the_drafter_never_shows_in_the_text(any_proposer, number):
     assert emitted(toy_decoder().decode(request, any_proposer)) == slow_decode(TABLE, request)
 
 
+def test_every_round_is_noted_for_those_who_give_way_to_decoding(any_proposer, monkeypatch):
+    noted = []
+    monkeypatch.setattr("omnidraft.throttle.note_round", lambda: noted.append(1))
+    steps = list(toy_decoder().decode(make_request(Sampling(0.0)), any_proposer))
+    assert len(noted) >= len(steps) > 1
+
+
 @settings(max_examples=40)
 @given(
     trees=st.integers(0, 2**32),

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnidraft.models.catalog import store
 from omnidraft.models.hf import slot_model
 from omnidraft.models.hf.drafter import TorchDrafter, load_drafter
 from omnidraft.models.native import library
 from omnidraft.models.native.drafter import NativeDrafter
 from omnidraft.models.precision import automatic
+from omnidraft.system import default_home
 from tests.unit.models.session_driver import drive
 from tests.unit.models.tiny import CONFIGS, VOCAB_SIZE, text, tiny_model, whole_pass
 
@@ -62,7 +62,7 @@ def test_a_snapshots_tensors_go_on_top(folder):
 def test_without_a_compiler_transformers_drafts_and_the_log_says_what_to_install(
     folder, tmp_path, monkeypatch, caplog, precision
 ):
-    shared = store.default_home() / "probes"  # what torch survives is known; no kernel is compiled yet
+    shared = default_home() / "probes"  # what torch survives is known; no kernel is compiled yet
     (tmp_path / "probes").symlink_to(shared)
     monkeypatch.setenv("OMNIDRAFT_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")

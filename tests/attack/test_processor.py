@@ -31,7 +31,10 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="faults 
 
 FORWARD = "void omnidraft_forward(const Model* m, const Pass* p, double* spent_s) {"
 START = "int omnidraft_start() { return allow_instructions(); }"
-REFUSED = (START, '#include <unistd.h>\nint omnidraft_start() { return access("refused", F_OK); }')
+REFUSED = (
+    START,
+    '#include <unistd.h>\nint omnidraft_start() { return access("refused", F_OK) && allow_instructions(); }',
+)
 """The system refuses the instructions as long as the working folder has this file."""
 ILLEGAL = (FORWARD, f"{FORWARD} __builtin_trap();")
 WRONG = ('#include "forward.h"', '#include <cmath>\n#define sqrt cbrt\n#include "forward.h"')

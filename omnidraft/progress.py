@@ -17,7 +17,7 @@ LINE_EVERY_S = 30.0
 
 @contextmanager
 def bar(title: str, total: int | None, *, transient: bool = False) -> Iterator[Callable[..., None]]:
-    """Show a bar and yield a function that advances it, by one or by a number.
+    """Show a bar and yield a function that advances it, by one or by a number, maybe to another total.
 
     Args:
         total: None where it is not known.
@@ -48,12 +48,13 @@ def bar(title: str, total: int | None, *, transient: bool = False) -> Iterator[C
     shown_s = time.monotonic()
 
     def show_line() -> None:
-        end = "" if total is None else f" of {total}"
-        console.print(f"{title}: {progress.tasks[0].completed:g}{end}", markup=False, highlight=False)
+        shown = progress.tasks[0]
+        end = "" if shown.total is None else f" of {shown.total:g}"
+        console.print(f"{title}: {shown.completed:g}{end}", markup=False, highlight=False)
 
-    def advance(by: int = 1) -> None:
+    def advance(by: int = 1, of: int | None = None) -> None:
         nonlocal shown_s
-        progress.advance(task, by)
+        progress.update(task, advance=by, total=of)
         if not console.is_terminal and time.monotonic() - shown_s > LINE_EVERY_S:
             shown_s = time.monotonic()
             show_line()

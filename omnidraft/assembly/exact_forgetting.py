@@ -14,8 +14,8 @@ from omnidraft.assembly.tenants import TenantData, standing_order, when_done
 from omnidraft.config import Settings
 from omnidraft.distill.start import newest_without
 from omnidraft.errors import RequestError
-from omnidraft.fleet.forgetting_certificate import derivation, write_certificate
-from omnidraft.ports import Forget, Registry, SnapshotVersion
+from omnidraft.fleet.forgetting_certificate import derivation, origin, write_certificate
+from omnidraft.ports import Forget, Offsets, Registry, SnapshotVersion
 from omnidraft.telemetry.metrics import CountingMetrics
 
 ORDINARY = "without --exact it is forgotten but for the weights"
@@ -65,23 +65,35 @@ def prices(settings: Settings, tenant: str, data: TenantData) -> dict[str, Price
 
 
 def _price(start: SnapshotVersion, versions: Sequence[SnapshotVersion], positions: list[tuple[int, int]]) -> Price:
-    begin, end = start.manifest.offsets, versions[-1].manifest.offsets
-    num_messages = sum(max(0, offset - begin.get(partition, 0)) for partition, offset in end.items())
-    num_messages -= sum(begin.get(partition, 0) <= offset < end.get(partition, 0) for partition, offset in positions)
+    num_messages = _num_messages(start.manifest.offsets, versions[-1].manifest.offsets, positions)
     learned = [(each.manifest.num_records, each.created_ms / 60_000) for each in versions]
     paces = [(b[0] - a[0]) / (b[1] - a[1]) for a, b in pairwise(learned) if b[1] > a[1]]
     fastest = max(paces, default=0.0)
     return Price(start.version, num_messages, num_messages / fastest if fastest > 0 else None)
 
 
+def _num_messages(begin: Offsets, end: Offsets, positions: list[tuple[int, int]]) -> int:
+    """Return the number of messages between these offsets, less those at the tenant's positions."""
+    num_messages = sum(max(0, offset - begin.get(partition, 0)) for partition, offset in end.items())
+    return num_messages - sum(
+        begin.get(partition, 0) <= offset < end.get(partition, 0) for partition, offset in positions
+    )
+
+
 def finish(
-    settings: Settings, tenant: str, order: Forget, folder: Path, timeout_s: float, on_target: Callable[[], None]
+    settings: Settings,
+    tenant: str,
+    order: Forget,
+    data: TenantData,
+    folder: Path,
+    timeout_s: float,
+    advance: Callable[[int, int], None],
 ) -> dict[str, Path | None]:
     """Wait until the weights of every target have forgotten the tenant, let these serve instead of others that have
     not, and write the certificates into this folder.
 
     Args:
-        on_target: called when a target is done.
+        advance: called with the messages that were learned again since, and with how many there are.
 
     Returns:
         Target -> its certificate; None: its distiller was not done in time. Targets without snapshots are missing.
@@ -91,9 +103,14 @@ def finish(
         BusError, RegistryError: log or registry cannot be reached.
     """
     signing = snapshot_signing(settings)
+    num_again: dict[str, tuple[int, int]] = {}
 
     def certify(pair: Settings, registry: Registry) -> Path | None:
         versions = registry.versions()
+        num_before = sum(num for num, _ in num_again.values())
+        num_again[pair.models.target] = _num_again(versions, order, data.traces.positions)
+        nums, totals = zip(*num_again.values(), strict=True)
+        advance(sum(nums) - num_before, sum(totals))
         if (derived := derivation(versions, order)) is None:
             return None
         _let_serve(pair, versions, order, derived[1].version)
@@ -101,8 +118,19 @@ def finish(
 
     targets = settings.models.targets if settings.registry.exists else ()
     learned = [each for each in targets if existing_registry(settings.for_target(each)).versions(1)]
-    certificates = when_done(settings, learned, certify, timeout_s, on_target)
+    certificates = when_done(settings, learned, certify, timeout_s)
     return {target: certificates.get(target) for target in learned}
+
+
+def _num_again(versions: Sequence[SnapshotVersion], order: Forget, positions: list[tuple[int, int]]) -> tuple[int, int]:
+    """Return how many messages were learned again, and of how many; none before the first snapshot says it."""
+    carried_out = [each for each in versions if order.id in each.manifest.forgets]
+    if not carried_out or not (end := carried_out[0].manifest.catching_up_to):
+        return 0, 0
+    begin, at = origin(versions, order, carried_out[0]).manifest.offsets, carried_out[-1].manifest.offsets
+    total = _num_messages(begin, end, positions)
+    reached = {partition: min(offset, at.get(partition, 0)) for partition, offset in end.items()}
+    return _num_messages(begin, reached, positions), total
 
 
 def _let_serve(settings: Settings, versions: Sequence[SnapshotVersion], order: Forget, version: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from omnidraft.assembly.fleet import control_log
+from omnidraft.assembly.fleet import control_log, ordering_log
 from omnidraft.assembly.logs import key_store, log_reader, tenant_keys, topic_names
 from omnidraft.assembly.registries import existing_registry
 from omnidraft.bus import sqlite_forget
@@ -45,6 +45,9 @@ class TenantData:
     """Keys that are not destroyed."""
     traces: TenantMessages
     dead_letters: TenantMessages
+    had_keys: bool = False
+    is_log_whole: bool = True
+    """Whether the log has every message since it began."""
 
     @property
     def num_unprotected(self) -> int:
@@ -85,7 +88,18 @@ def tenant_data(settings: Settings, tenant: str, on_message: OnMessage = lambda:
         num_keys=sum(key.wrapped is not None for key in keys),
         traces=_find(settings, settings.log.traces_topic, matcher, on_message),
         dead_letters=_find(settings, settings.log.dead_letters_topic, matcher, on_message),
+        had_keys=bool(keys),
+        is_log_whole=_is_whole(settings, settings.log.traces_topic),
     )
+
+
+def require_forgettable(settings: Settings, tenant: str, data: TenantData, *, accept_retention: bool) -> None:
+    """Raise RequestError for the name of a group's keys; and unless `accept_retention`, for a tenant of whom nothing is
+    known, and where only retention deletes some of its messages, or some that may be its own."""
+    _require_no_group(settings, tenant)
+    if not accept_retention:
+        _require_known(settings, tenant, data)
+        _require_deletable(tenant, data, is_rewritable=settings.log.path is not None)
 
 
 def forget(
@@ -100,14 +114,11 @@ def forget(
     """Forget a tenant, of which `data` was found; if `is_exact`, in the weights too.
 
     Raises:
-        RequestError: it has the name of a group's keys; or only retention deletes some of its messages, or some that
-            may be its own, and `accept_retention` is False. Nothing is done.
+        RequestError: see require_forgettable. Nothing is done.
         BusError: log or key store do not answer, or there is no space to vacuum the log; repeat it.
     """
     path = settings.log.path
-    _require_no_group(settings, tenant)
-    if not accept_retention:
-        _require_deletable(tenant, data, is_rewritable=path is not None)
+    require_forgettable(settings, tenant, data, accept_retention=accept_retention)
     num_destroyed = _destroy_keys(settings, tenant)
     num_deleted = 0 if path is None else _delete_messages(settings, path, tenant, on_message)
     with closing(control_log(settings, CountingMetrics())) as control:
@@ -154,9 +165,11 @@ def purge_snapshots(
         snapshots = affected_snapshots(versions, data.traces.first_offsets, forget_id)
         if not snapshots.is_newest_clean:
             return None
-        return purge(registry, snapshots, versions[-1].version) if versions else []
+        purged = purge(registry, snapshots, versions[-1].version) if versions else []
+        on_target()
+        return purged
 
-    return when_done(settings, settings.models.targets, purge_if_clean, timeout_s, on_target)
+    return when_done(settings, settings.models.targets, purge_if_clean, timeout_s)
 
 
 def when_done(
@@ -164,7 +177,6 @@ def when_done(
     targets: Iterable[str],
     act: Callable[[Settings, Registry], Result | None],
     timeout_s: float,
-    on_target: Callable[[], None],
 ) -> dict[str, Result]:
     """Call `act` for each pair again and again, until it returns something for all or the time is up; return what it
     did, by target. Raises RegistryError, and whatever `act` raises."""
@@ -175,7 +187,6 @@ def when_done(
         for target in [each for each in pairs if each not in done]:
             if (result := act(pairs[target], registries[target])) is not None:
                 done[target] = result
-                on_target()
         if len(done) == len(pairs) or time.monotonic() >= deadline:
             return done
         time.sleep(WATCH_S)
@@ -204,6 +215,19 @@ def _require_no_group(settings: Settings, tenant: str) -> None:
     """Raise RequestError for the name of a group's keys, which would be destroyed for all of its tenants."""
     if any(tenant == Owner("group", group).key_name for group in settings.memory.groups.values()):
         raise RequestError(f"{tenant!r} names the keys of a group of memory.groups: forget one of its tenants instead")
+
+
+def _require_known(settings: Settings, tenant: str, data: TenantData) -> None:
+    """Raise RequestError where the log, which lacks nothing, has no message and no order of a tenant, nor a key."""
+    messages = (*data.traces.positions, *data.dead_letters.positions)
+    if messages or data.had_keys or data.num_unopened or not data.is_log_whole:
+        return
+    with closing(ordering_log(settings)) as control:
+        if control.read_whole().forget(tenant) is None:
+            raise RequestError(
+                f"nothing of {tenant} is known here; is the name right? With --accept-retention workers are told to "
+                "forget it all the same"
+            )
 
 
 def _require_deletable(tenant: str, data: TenantData, *, is_rewritable: bool) -> None:
@@ -236,6 +260,13 @@ def _find(settings: Settings, topic: str, matcher: TenantMatcher, on_message: On
     with closing(log_reader(settings, topic)) as reader:
         idle_s = topic_scan.idle_timeout_s(settings.log.request_timeout_s)
         return matcher.find(_messages(reader, idle_s, on_message))
+
+
+def _is_whole(settings: Settings, topic: str) -> bool:
+    if topic not in topic_names(settings):
+        return True
+    with closing(log_reader(settings, topic)) as reader:
+        return not any(reader.first_offsets().values())
 
 
 def _messages(reader: LogReader, idle_s: float, on_message: OnMessage) -> Iterator[Message]:

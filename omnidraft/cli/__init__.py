@@ -1,7 +1,11 @@
 """The `omnidraft` command, one file per group. Heavy imports stay inside the commands, so that --help is quick."""
 
 import io
+import logging
 import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -23,6 +27,7 @@ from omnidraft.cli.transfer import transfer
 from omnidraft.cli.verify import verify
 from omnidraft.cli.whatif import costs_app, whatif
 from omnidraft.errors import OmnidraftError
+from omnidraft.progress import stages
 
 HELP = "Speculative decoding across tokenizers that keeps learning while it serves."
 
@@ -63,8 +68,20 @@ def _options(
     """Take the options of the program itself."""
 
 
+class _LibraryNotice(MetaPathFinder):
+    """Says on stderr that libraries are loaded, before the largest of them is, which takes seconds. Services log it."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        """Find nothing; see importlib.abc.MetaPathFinder."""
+        if fullname == "torch":
+            sys.meta_path.remove(self)
+            if not stages.isEnabledFor(logging.INFO):
+                print("omnidraft: loading libraries", file=sys.stderr, flush=True)
+
+
 def entry() -> None:
     """The program `omnidraft`."""
+    sys.meta_path.insert(0, _LibraryNotice())
     run_supervised(main)
 
 

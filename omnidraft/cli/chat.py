@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from omnidraft.cli.options import Config, Engine, Quantize, Snapshot, download_bars, printable, tell_of_libraries
+from omnidraft.cli.options import Config, Engine, Quantize, Snapshot, download_bars, printable
 from omnidraft.errors import OmnidraftError, RequestError
 
 if TYPE_CHECKING:
@@ -125,7 +125,6 @@ def _server(url: str, target: str | None, sampling: dict[str, Any]) -> "Partner"
 def _local(
     models: dict[str, Any], snapshot: str | None, config_path: Path | None, sampling: dict[str, Any]
 ) -> "Partner":
-    tell_of_libraries()
     from omnidraft import assembly, config
     from omnidraft.cli.chat_partners import LocalPartner
     from omnidraft.telemetry.metrics import CountingMetrics

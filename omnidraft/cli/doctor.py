@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from omnidraft.cli.options import AsJson, Config, printable
+from omnidraft.cli.options import AsJson, Config, printable, show_stages
 from omnidraft.doctor.finding import Finding, Verdict, is_fatal
 
 STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
@@ -16,9 +16,8 @@ STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold
 def doctor(config_path: Config = None, as_json: AsJson = False) -> None:
     """Check settings, libraries, models, log, registry, disk, memory, clock and port; exit code 1 on a problem."""
     from omnidraft.doctor.all_checks import examine
-    from omnidraft.hosts.process import configure_command_logging
 
-    configure_command_logging("omnidraft")
+    show_stages()
     console, findings = Console(), []
     for finding in examine(config_path):
         findings.append(finding)

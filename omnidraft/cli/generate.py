@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from omnidraft import config
-from omnidraft.cli.options import Config, Engine, Mode, Quantize, Snapshot, download_bars, tell_of_libraries
+from omnidraft.cli.options import Config, Engine, Mode, Quantize, Snapshot, download_bars
 from omnidraft.errors import RequestError
 from omnidraft.params import MAX_COUNT, ROWS, Grammar, SamplingNumbers, check_sampling, given_grammar, sampling_of
 from omnidraft.progress import stages
@@ -69,7 +69,6 @@ def generate(
     **numbers: float | None,
 ) -> None:
     """Answer a prompt with speculative decoding, and print what it gained."""
-    tell_of_libraries()
     from omnidraft import assembly
     from omnidraft.decode.generation import GenerationRequest
     from omnidraft.decode.receipt import require_reproducible, require_signer

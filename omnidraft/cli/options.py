@@ -1,6 +1,6 @@
 """Options and helpers that several commands share."""
 
-import sys
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from omnidraft.errors import RequestError
+from omnidraft.progress import stages
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -69,10 +70,12 @@ def whole_table(first: str, *others: str) -> Table:
     return Table(Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in others))
 
 
-def tell_of_libraries() -> None:
-    """Say on a terminal that libraries are loaded next, which takes seconds; what logs is among them."""
-    if sys.stderr.isatty():
-        print("omnidraft: loading libraries", file=sys.stderr)
+def show_stages() -> None:
+    """Log to stderr, each stage that may take seconds before it begins."""
+    from omnidraft.hosts.process import configure_command_logging
+
+    configure_command_logging("omnidraft")
+    stages.setLevel(logging.INFO)
 
 
 @contextmanager
@@ -81,9 +84,7 @@ def download_bars() -> "Iterator[Progress]":
     their beginning."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from omnidraft.hosts.process import configure_command_logging
-
-    configure_command_logging("omnidraft")
+    show_stages()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from omnidraft.cli.options import Config, Engine, Mode, Quantize, download_bars, group
+from omnidraft.progress import stages
 
 if TYPE_CHECKING:
     from omnidraft.config import Settings
@@ -95,16 +96,30 @@ def worker_command(
 @app.command("distiller")
 def distiller_command(config_path: Config = None) -> None:
     """Learn from the trace log and publish snapshots."""
-    from omnidraft.hosts import distiller, process
+    from omnidraft.hosts import process
     from omnidraft.throttle import start_session
 
     start_session()
-    process.serve_and_exit("distiller", distiller.main, config_path)
+    process.serve_and_exit("distiller", _run_distiller, config_path)
 
 
 @app.command("controller")
 def controller_command(config_path: Config = None) -> None:
     """Decide which snapshot serves."""
-    from omnidraft.hosts import controller, process
+    from omnidraft.hosts import process
 
-    process.serve_and_exit("controller", controller.main, config_path)
+    process.serve_and_exit("controller", _run_controller, config_path)
+
+
+def _run_distiller(settings: "Settings") -> int:
+    stages.info("loading libraries")
+    from omnidraft.hosts import distiller
+
+    return distiller.main(settings)
+
+
+def _run_controller(settings: "Settings") -> int:
+    stages.info("loading libraries")
+    from omnidraft.hosts import controller
+
+    return controller.main(settings)

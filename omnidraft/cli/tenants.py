@@ -32,7 +32,10 @@ def forget(
         ),
     ] = False,
     accept_retention: Annotated[
-        bool, typer.Option("--accept-retention", help="Even if only retention deletes some of its records.")
+        bool,
+        typer.Option(
+            "--accept-retention", help="Even if only retention deletes some of its records, or none is known."
+        ),
     ] = False,
     purge_snapshots: Annotated[
         bool, typer.Option("--purge-snapshots", help="Delete the files of snapshots that learned from it, too.")
@@ -55,9 +58,10 @@ def forget(
     with bar(f"looking for {printable(tenant)}: messages", None, transient=True) as saw:
         data = tenants.tenant_data(settings, tenant, saw)
     print(_found(tenant, data))
-    if is_exact:
-        for target, price in exact_forgetting.prices(settings, tenant, data).items():
-            _print_price(target, price)
+    tenants.require_forgettable(settings, tenant, data, accept_retention=accept_retention)
+    prices = exact_forgetting.prices(settings, tenant, data) if is_exact else {}
+    for target, price in prices.items():
+        _print_price(target, price)
     if not yes:
         typer.confirm("Forget it for good?", abort=True)
     with bar(f"forgetting {printable(tenant)}: messages", None, transient=True) as saw:
@@ -72,11 +76,12 @@ def forget(
         print(f"left until Kafka's retention deletes them: {data.num_unprotected} messages that are readable")
     if data.num_unopened:
         print(f"{data.num_unopened} encrypted messages that no key here opens stay, unless retention deletes them")
-    is_done = not is_exact or _finish(settings, tenant, done.order, wait_s)
+    num_again = sum(price.num_messages for price in prices.values())
+    is_done = not is_exact or _finish(settings, tenant, done.order, data, wait_s, num_again or None)
     if is_done and purge_snapshots:
         is_done = _purge(settings, data, done.order.id, wait_s)
     for target, snapshots in tenants.affected(settings, data, done.order.id).items():
-        _print_left(target, snapshots)
+        _print_left(target, snapshots, is_exact=is_exact)
     if not is_done:
         raise typer.Exit(1)
 
@@ -97,10 +102,11 @@ def rewrap(config_path: Config = None) -> None:
 
 
 def _found(tenant: str, data: "TenantData") -> str:
-    return (
+    found = (
         f"{printable(tenant)}: {data.num_keys} keys, {len(data.traces.positions)} trace records "
         f"({data.traces.num_readable} readable), {len(data.dead_letters.positions)} dead letters"
     )
+    return found + ("" if data.is_log_whole else "; what the log has deleted since it began is not known")
 
 
 def _print_price(target: str, price: "Price") -> None:
@@ -110,17 +116,27 @@ def _print_price(target: str, price: "Price") -> None:
     )
 
 
-def _finish(settings: "config.Settings", tenant: str, order: "Forget", wait_s: float) -> bool:
-    """Return whether the weights of all targets have forgotten the tenant."""
+def _finish(
+    settings: "config.Settings", tenant: str, order: "Forget", data: "TenantData", wait_s: float, num_again: int | None
+) -> bool:
+    """Return whether the weights of all targets have forgotten the tenant, for which so many messages are learned."""
     from omnidraft.assembly import exact_forgetting
     from omnidraft.progress import bar
 
-    targets = settings.models.targets
-    with bar("learning the log again: targets", len(targets), transient=True) as saw:
-        written = exact_forgetting.finish(settings, tenant, order, Path(), wait_s, saw)
+    with bar("learning the log again: messages", num_again, transient=True) as advance:
+        written = exact_forgetting.finish(settings, tenant, order, data, Path(), wait_s, advance)
+    keys = settings.registry
+    how = (
+        "signed"
+        if keys.private_key and keys.trusted_keys
+        else ("unsigned: set registry.private_key and registry.trusted_keys to sign it")
+    )
     for target, path in written.items():
-        is_due = "not done yet; its distiller goes on without this command: repeat it for the certificate"
-        print(f"{target}: {is_due if path is None else f'the weights never saw {printable(tenant)}: {path}'}")
+        if path is None:
+            print(f"{target}: not done yet; its distiller goes on without this command: repeat it for the certificate")
+        else:
+            done = f"its newest weights never saw {printable(tenant)}"
+            print(f"{target}: {done}; certificate, {how}: {path} (`omnidraft verify {path}` prints it)")
     return None not in written.values()
 
 
@@ -143,18 +159,25 @@ def _purge(settings: "config.Settings", data: "TenantData", forget_id: str, wait
     return not missing
 
 
-def _print_left(target: str, snapshots: "AffectedSnapshots") -> None:
+def _print_left(target: str, snapshots: "AffectedSnapshots", *, is_exact: bool) -> None:
     """Print what still knows the tenant, and how weights forget it."""
-    left = [each.version for each in snapshots.affected]
-    print(
-        f"{target}: what the shared weights learned from it stays, in snapshots {_numbers(left)} and their children, "
-        "but for those that `omnidraft tenants forget --exact` has made"
-    )
+    if not snapshots.affected:
+        return
+    left = _numbers([each.version for each in snapshots.affected])
+    if is_exact:
+        how = "their files are in the registry until --purge-snapshots deletes them"
+    else:
+        how = "and in their children: `omnidraft tenants forget --exact` learns the log again without it"
+    print(f"{target}: what weights learned from it stays in snapshots {left}, {how}")
     if champion := next((each.version for each in snapshots.affected if "champion" in each.aliases), None):
-        print(
-            f"{target}: the champion, snapshot {champion}, has an n-gram cache that counted its text, until the next "
-            "snapshot is promoted: `omnidraft snapshots promote latest`, then repeat this with --purge-snapshots"
-        )
+        if is_exact or snapshots.is_catching_up:
+            until = "the first snapshot in which the log is learned again is promoted, which --exact orders"
+        else:
+            until = (
+                "the next one is promoted: `omnidraft snapshots promote latest`, then repeat this with "
+                "--purge-snapshots"
+            )
+        print(f"{target}: the champion, snapshot {champion}, has an n-gram cache that counted its text, until {until}")
 
 
 def _numbers(versions: list[int]) -> str:

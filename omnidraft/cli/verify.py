@@ -11,28 +11,36 @@ import typer
 
 from omnidraft.cli.options import MOST_DRAFT_TOKENS, Config, Engine, Quantize, download_bars, printable
 from omnidraft.errors import RequestError, SignatureRefused
+from omnidraft.progress import bar
 
 if TYPE_CHECKING:
     from omnidraft.assembly import ServedTarget
     from omnidraft.config import Settings
     from omnidraft.decode.receipt import Receipt
+    from omnidraft.fleet.forgetting_certificate import CertifiedSnapshot
     from omnidraft.ports import Request, Target
+    from omnidraft.serving.saved_response import SavedChoice
     from omnidraft.traces.record import TraceRecord
     from omnidraft.whatif.recorded_texts import RecordedText
 
 SAME, DIFFERENT, OTHER_MODEL, LEFT_OUT = "the same bits", "DIFFERENT", "not this model", "left out: "
+REFUSED, CERTIFIED, UNCHECKED = "REFUSED", "certified", "not checked"
 Verdict = tuple[str, str, str]
 """The name of an answer, one of the verdicts above, and why."""
 
 
 def verify(
     files: Annotated[
-        list[Path] | None, typer.Argument(help="Receipts, or saved responses that have some.", metavar="RECEIPT...")
+        list[Path] | None,
+        typer.Argument(
+            help="Receipts, saved responses that have some, or certificates of forgetting.", metavar="FILE..."
+        ),
     ] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option(help="worker:ed25519:...: a server's public key that you trust; may be given again."),
+        typer.Option(help="ROLE:ed25519:...: a public key that you trust; may be given again."),
     ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Of a certificate: refuse it unless it is of this tenant.")] = None,
     from_log: Annotated[bool, typer.Option("--from-log", help="Verify answers of the trace log.")] = False,
     sample: Annotated[float, typer.Option(min=0, max=1, help="Of the log: this share of the answers.")] = 1.0,
     since: Annotated[str | None, typer.Option(help="Of the log: since 90m, 24h, 7d or an ISO time.")] = None,
@@ -46,72 +54,102 @@ def verify(
     quantize: Quantize = None,
     config_path: Config = None,
 ) -> None:
-    """Compute answers again, and say whether they are the same bits.
+    """Compute answers again, and say whether they are the same bits, and whether a response shows their text.
 
-    Exit code 0: all are. 1: one differs, and its first other token is shown, or a receipt was changed. 2: one is of
-    another model, or cannot be judged here.
+    Exit code 0: all are. 1: one differs, and where it does first is shown, or one is refused: it was changed, or its
+    key is not trusted. 2: one is of another model, or cannot be judged here. A certificate of `omnidraft tenants forget
+    --exact` is printed, and its signature checked.
     """
     from omnidraft import config
 
     if bool(files) == from_log:
         raise RequestError("give receipts, or --from-log")
-    found = [each for file in files or () for each in _envelopes(file)]
-    receipts = [_opened(envelope, key or ()) for _, envelope, _ in found]
-    named = next((each.model.name for each in receipts if not isinstance(each, SignatureRefused)), None)
+    keys = _public_keys(key or ())
+    found = [each for file in files or () for each in _choices(file)]
+    opened = [_opened(choice.envelope, keys, tenant) for _, choice in found]
+    named = next((each.model.name for each in opened if not isinstance(each, tuple)), None)
     models = {"target": target or named, "drafter": drafter, "engine": engine, "precision": quantize}
     decode, url = {"mode": "reproducible", "policy": "fixed"}, log if log and "://" in log else None
     settings = config.load(config_path, models=models, decode=decode, log={"url": url})
+    if not (keys or from_log):
+        print("whose keys these are, their owners have to say: --key names those that you trust")
     counts = Counter[str]()
-    verdicts: Iterator[Verdict]
     if from_log:
         verdicts = _of_log(settings, log or settings.log.url, since, sample, num_draft_tokens)
     else:
-        served = None if named is None else _served(settings)
-        pairs = zip(found, receipts, strict=True)
-        verdicts = (
-            (name, *_of_receipt(receipt, around, served, num_draft_tokens)) for (name, _, around), receipt in pairs
-        )
-    if not (key or from_log):
-        print("whose keys these are, their owners have to say: --key names those that you trust")
+        verdicts = _of_files(found, opened, None if named is None else _served(settings), num_draft_tokens)
     for name, verdict, why in verdicts:
         counts[verdict] += 1
         if verdict in (DIFFERENT, OTHER_MODEL) or not from_log:
-            print(printable(f"{name}: {verdict}{why}"))
+            print("\n".join(map(printable, f"{name}: {verdict}{why}".split("\n"))))
+    num_settled = counts[SAME] + counts[CERTIFIED]
     num = sum(num for verdict, num in counts.items() if not verdict.startswith(LEFT_OUT))
     others = "".join(f"; {num} {verdict}" for verdict, num in sorted(counts.items()) if verdict != SAME)
-    print(f"{counts[SAME]} of {num}: {SAME}{others}")
-    raise typer.Exit(1 if counts[DIFFERENT] else 2 if counts[SAME] < num or not num else 0)
+    print(f"{counts[SAME]} of {num - counts[CERTIFIED] - counts[UNCHECKED]}: {SAME}{others}")
+    raise typer.Exit(1 if counts[DIFFERENT] + counts[REFUSED] else 2 if num_settled < num or not num else 0)
 
 
-def _envelopes(file: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Yield the DSSE envelopes anywhere in a file of JSON, each with its name and with what is around it, as
-    the ids of a response. Raises RequestError where there are none."""
+def _public_keys(texts: Sequence[str]) -> list[str]:
+    """Return the keys. Raises RequestError for a text that is none."""
+    from pydantic import TypeAdapter, ValidationError
 
-    def inside(data: Any, around: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        if isinstance(data, dict) and "payloadType" in data:
-            yield data, around
-        elif isinstance(data, dict | list):
-            around = around | data if isinstance(data, dict) else around
-            for each in data.values() if isinstance(data, dict) else data:
-                yield from inside(each, around)
+    from omnidraft.config.secrets import PublicKeyText
 
     try:
-        found = list(inside(json.loads(file.read_bytes()), {}))
+        return TypeAdapter(list[PublicKeyText]).validate_python(texts)
+    except ValidationError as exc:
+        raise RequestError(f"--key {exc.errors()[0]['msg'].removeprefix('Value error, ')}") from exc
+
+
+def _choices(file: Path) -> "Iterator[tuple[str, SavedChoice]]":
+    """Yield the envelopes anywhere in a file of JSON, each with its name. Raises RequestError where there are none."""
+    from omnidraft.serving.saved_response import saved_choices
+
+    try:
+        found = saved_choices(json.loads(file.read_bytes()))
     except (OSError, ValueError, RecursionError) as exc:
         raise RequestError(f"cannot read {file}: {exc}") from exc
     if not found:
         raise RequestError(f"{file} has no receipt")
     for number, each in enumerate(found):
-        yield (f"{file}[{number}]" if len(found) > 1 else str(file), *each)
+        yield f"{file}[{number}]" if len(found) > 1 else str(file), each
 
 
-def _opened(envelope: dict[str, Any], trusted: Sequence[str]) -> "Receipt | SignatureRefused":
+def _opened(envelope: dict[str, Any], keys: Sequence[str], tenant: str | None) -> "Receipt | tuple[str, str]":
+    """Return the receipt in an envelope; of any other the verdict, and why."""
     from omnidraft.decode.receipt import read_receipt
+    from omnidraft.fleet.forgetting_certificate import PAYLOAD_TYPE
 
     try:
-        return read_receipt(envelope, trusted)
+        if envelope["payloadType"] == PAYLOAD_TYPE:
+            return _of_certificate(envelope, keys, tenant)
+        return read_receipt(envelope, keys)
     except SignatureRefused as exc:
-        return exc
+        return REFUSED, f": {exc}"
+
+
+def _of_certificate(envelope: dict[str, Any], keys: Sequence[str], tenant: str | None) -> tuple[str, str]:
+    """Return the verdict on a certificate, and what it says. Raises SignatureRefused."""
+    from datetime import UTC, datetime
+
+    from omnidraft.fleet.forgetting_certificate import name_digest, read_certificate
+
+    said, is_signed = read_certificate(envelope, keys)
+    if tenant is not None and name_digest(tenant) != said.tenant_sha256:
+        raise SignatureRefused(f"it is of another tenant than {tenant}")
+
+    def named(snapshot: "CertifiedSnapshot") -> str:
+        return f"snapshot {snapshot.version} ({snapshot.snapshot_id}, digest {snapshot.digest})"
+
+    whose = f"the tenant whose name has the SHA-256 {said.tenant_sha256}" if tenant is None else tenant
+    made = datetime.fromtimestamp(said.created_ms / 1000, UTC)
+    signed = "--key names no key to check its signature with" if is_signed else "it is unsigned"
+    return CERTIFIED if keys else UNCHECKED, (
+        ("" if keys else f": {signed}")
+        + f"\n  on {made:%Y-%m-%d %H:%M:%S} UTC the drafter {said.drafter} for {said.target} had forgotten {whose}"
+        + f"\n  before: {named(said.start)}, to which learning went back"
+        + f"\n  after: {named(said.result)}, {said.num_records} records and {said.num_steps} steps of learning later"
+    )
 
 
 def _served(settings: "Settings") -> "ServedTarget":
@@ -122,25 +160,41 @@ def _served(settings: "Settings") -> "ServedTarget":
         return assembly.engine(settings, CountingMetrics(), progress=progress).served[0]
 
 
-def _of_receipt(
-    receipt: "Receipt | SignatureRefused",
-    around: dict[str, Any],
+def _of_files(
+    found: "Sequence[tuple[str, SavedChoice]]",
+    opened: "Sequence[Receipt | tuple[str, str]]",
     served: "ServedTarget | None",
     num_draft_tokens: int,
+) -> Iterator[Verdict]:
+    with bar("verifying", len(found), transient=True) as advance:
+        for (name, choice), each in zip(found, opened, strict=True):
+            if isinstance(each, tuple) or served is None:
+                yield name, *each
+            else:
+                yield name, *_of_receipt(each, choice, served, num_draft_tokens)
+            advance()
+
+
+def _of_receipt(
+    receipt: "Receipt", choice: "SavedChoice", served: "ServedTarget", num_draft_tokens: int
 ) -> tuple[str, str]:
-    """Return the verdict on a receipt, and why. Raises RequestError where its ids are missing."""
-    if isinstance(receipt, SignatureRefused) or served is None:
-        return DIFFERENT, f": refused: {receipt}"
+    """Return the verdict on a choice, and why. Raises RequestError where its ids are missing."""
+    from omnidraft.serving.saved_response import compare
+
     if differing := receipt.model.differences(served.identity):
         pairs = [(each, getattr(receipt.model, each), getattr(served.identity, each)) for each in differing]
         return OTHER_MODEL, ": " + "; ".join(f"{name} {theirs}, here {ours}" for name, theirs, ours in pairs)
     try:
-        prompt, answer = receipt.ids(around.get("prompt_token_ids"), around.get("token_ids"))
+        prompt, answer = receipt.ids(choice.ids("prompt_token_ids"), choice.ids("token_ids"))
     except SignatureRefused as exc:
-        return DIFFERENT, f": refused: {exc}"
-    request = receipt.request(prompt, served.engine.pair.target_tokenizer.thought_markers)
+        return REFUSED, f": {exc}"
+    pair = served.engine.pair
+    request = receipt.request(prompt, pair.target_tokenizer.thought_markers)
     verdict, why = _recomputed(served, request, answer, num_draft_tokens)
-    return verdict, f"{why}, {len(answer)} tokens; signed by {receipt.key}"
+    if verdict is SAME:
+        difference, compared = compare(choice, pair, request, answer)
+        verdict, why = (SAME, f", {len(answer)} tokens{compared}") if difference is None else (DIFFERENT, difference)
+    return verdict, f"{why}; signed by {receipt.key}"
 
 
 def _of_log(
@@ -148,7 +202,6 @@ def _of_log(
 ) -> Iterator[Verdict]:
     """Yield the verdict on each of a share of the target's answers in a log or an archive. Raises RequestError."""
     from omnidraft.distill.ingest.record_disposition import hash_64
-    from omnidraft.progress import bar
     from omnidraft.whatif import log_slice
     from omnidraft.whatif.recorded_texts import recorded_texts
 

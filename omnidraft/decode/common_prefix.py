@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return the number of leading ids that both have."""
+def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
+    """Return the number of leading ids, or characters, that both have."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2

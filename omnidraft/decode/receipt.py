@@ -77,15 +77,16 @@ class Receipt(_Part):
     bad_ids: tuple[tuple[int, ...], ...]
     stop_ids: frozenset[int]
     stop_strings: tuple[str, ...]
+    keeps_stop: bool
     shown_ids: dict[int, str]
-    """Special tokens whose text may be part of a stop string."""
+    """Special tokens whose text the answer shows."""
     thoughts: ThoughtRules | None
 
     def ids(self, prompt_ids: Any, answer_ids: Any) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the ids of prompt and answer; where the receipt has digests of them, the given ones.
+        """Return the ids of prompt and answer, the given ones where the receipt has digests alone.
 
         Raises:
-            SignatureRefused: the given ones have other digests.
+            SignatureRefused: others are given.
             RequestError: they are needed and not given.
         """
         prompt, answer = _ids("prompt", self.prompt, prompt_ids), _ids("answer", self.answer, answer_ids)
@@ -108,7 +109,7 @@ class Receipt(_Part):
         )
 
 
-_SETTINGS = ("seed", "sampling", "max_new_tokens", "min_new_tokens", "bad_ids", "stop_ids")
+_SETTINGS = ("seed", "sampling", "max_new_tokens", "min_new_tokens", "bad_ids", "stop_ids", "keeps_stop")
 """The fields that a request has as they are."""
 
 
@@ -144,7 +145,7 @@ class ReceiptSigner:
             answer=stated(answer_ids),
             **settings,
             stop_strings=tuple(each.decode() for each in request.stop_strings),
-            shown_ids={token: text.decode() for token, text in request.shown_ids.items() if request.stop_strings},
+            shown_ids={token: text.decode() for token, text in request.shown_ids.items()},
             thoughts=rules and ThoughtRules(phase=rules.phase, has_grammar=rules.has_grammar, budget=rules.budget),
         )
         return envelope(receipt.model_dump_json().encode(), PAYLOAD_TYPE, self.key)
@@ -173,15 +174,15 @@ def ids_digest(ids: Sequence[int]) -> str:
 
 
 def _ids(name: str, stated: Ids, given: Any) -> Sequence[int]:
-    if not isinstance(stated, str):
-        return stated
     if given is None:
+        if not isinstance(stated, str):
+            return stated
         raise RequestError(
             f"the receipt has a digest of the {name} alone; give the whole response, asked for with return_token_ids, "
             'or {"receipt": ..., "prompt_token_ids": [...], "token_ids": [...]}'
         )
     try:
-        is_same = ids_digest(given) == stated
+        is_same = ids_digest(given) == (stated if isinstance(stated, str) else ids_digest(stated))
     except (TypeError, ValueError, OverflowError) as exc:
         raise SignatureRefused(f"the ids of the {name} are none: {exc}") from exc
     if not is_same:

@@ -8,6 +8,7 @@ from omnidraft.config import Settings
 from omnidraft.doctor.finding import Finding, ok, problem, warning
 from omnidraft.errors import ModelUnknown
 from omnidraft.models.weights_name import is_gguf
+from omnidraft.progress import bar
 from omnidraft.system import default_home
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def gguf(name: str) -> Finding:
         return ok(check, str(store.gguf_path(name)))
     if (file := gguf_of(name)) is None:
         return warning(check, "not on this machine; the first start fetches it", f"omnidraft models pull {name} --gguf")
-    actual, expected = sha256_of(file), known_models.find(name).sha256
+    with bar(f"checksum of {file.name}: files", 1, transient=True):
+        actual, expected = sha256_of(file), known_models.find(name).sha256
     if actual != expected:
         advice = f"remove {file} and run `omnidraft models pull {name} --gguf`"
         return problem(check, f"{file} has sha256 {actual}, the catalog names {expected}", advice)
@@ -87,11 +89,13 @@ def packed() -> Finding:
 
     check, cache = "packed models", assembly.packed_cache()
     files = cache.files()
-    for path in files:
-        try:
-            PackedFile(path).verify()
-        except (ModelCorrupt, OSError) as exc:
-            return problem(check, str(exc), f"remove {path}; the next start packs the model anew")
+    with bar("checksums of packed models: files", len(files), transient=True) as advance:
+        for path in files:
+            try:
+                PackedFile(path).verify()
+            except (ModelCorrupt, OSError) as exc:
+                return problem(check, str(exc), f"remove {path}; the next start packs the model anew")
+            advance()
     size_gb = sum(path.stat().st_size for path in files) / 1e9
     return ok(check, f"{len(files)} files, {size_gb:.2f} GB, in {cache.folder} have the right checksums")
 

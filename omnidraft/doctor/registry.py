@@ -6,6 +6,7 @@ from pathlib import Path
 from omnidraft.config import Settings, masked
 from omnidraft.doctor.finding import Finding, ok, problem, warning
 from omnidraft.errors import SnapshotCorrupt
+from omnidraft.progress import bar
 
 SERVING = ("champion", "previous")
 """The aliases that workers load."""
@@ -54,11 +55,15 @@ def files(settings: Settings) -> Finding:
         return ok(check, "no version to look at")
     registry = assembly.existing_registry(settings)
     named = [each for each in registry.versions() if set(SERVING) & set(each.aliases)]
-    with tempfile.TemporaryDirectory(prefix="omnidraft-doctor-") as staging:
+    with (
+        tempfile.TemporaryDirectory(prefix="omnidraft-doctor-") as staging,
+        bar("checksums of snapshots that serve: versions", len(named), transient=True) as advance,
+    ):
         for each in named:
             try:
                 registry.fetch(each.version, Path(staging))
             except SnapshotCorrupt as exc:
                 advice = "`omnidraft snapshots promote` an intact version; restore this one's files from a backup"
                 return problem(check, f"version {each.version} ({', '.join(each.aliases)}): {exc}", advice)
+            advance()
     return ok(check, f"{len(named)} versions that serve are intact")

@@ -40,6 +40,8 @@ class AffectedSnapshots:
     the tenant's n-grams, and their resume parts and memories may have its records."""
     is_newest_clean: bool
     """Whether the order was carried out in the newest version."""
+    is_catching_up: bool
+    """Whether the log is being learned again, so that the newest version is no champion yet."""
     with_private_parts: tuple[SnapshotVersion, ...] = ()
     """The others from before the order was carried out whose resume parts or memories are still there: these may have
     records and texts that the log lost since."""
@@ -63,7 +65,8 @@ def affected_snapshots(
         for each in versions
         if _has_private_parts(each) and forget_id not in each.manifest.forgets and each not in affected
     ]
-    return AffectedSnapshots(tuple(affected), is_newest_clean, tuple(with_private_parts))
+    is_catching_up = bool(versions and versions[-1].manifest.catching_up_to)
+    return AffectedSnapshots(tuple(affected), is_newest_clean, is_catching_up, tuple(with_private_parts))
 
 
 def purge(registry: Registry, snapshots: AffectedSnapshots, newest: int) -> list[int]:

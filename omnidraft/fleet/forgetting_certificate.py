@@ -8,20 +8,54 @@ the SHA-256 of its name. Whoever has the log and the settings can compute the fi
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omnidraft.errors import RequestError
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from omnidraft.errors import RequestError, SignatureRefused
 from omnidraft.files import write_text
 from omnidraft.ports import Forget, SnapshotVersion
+from omnidraft.snapshots.keys import TrustedKeys, read_envelope
 from omnidraft.snapshots.manifest import digest
-from omnidraft.snapshots.signing import SnapshotSigning
+from omnidraft.snapshots.signing import SIGNERS, SnapshotSigning
 
 PAYLOAD_TYPE = "application/vnd.omnidraft.forgetting+json"
 
 Derivation = tuple[SnapshotVersion, SnapshotVersion]
 """The snapshot that learning went back to, and the first one in which everything is learned again."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CertifiedSnapshot(_Part):
+    """A snapshot, and the digests of its manifest and of its files."""
+
+    version: int
+    snapshot_id: str
+    digest: str
+    offsets: dict[int, int]
+    sha256: dict[str, str]
+
+
+class Certificate(_Part):
+    """What a certificate says."""
+
+    tenant_sha256: str
+    order: str
+    target: str
+    drafter: str
+    start: CertifiedSnapshot
+    result: CertifiedSnapshot
+    log_id: str | None
+    num_records: int
+    num_steps: int
+    settings: dict[str, Any]
+    code_version: str
+    created_ms: int
 
 
 def derivation(versions: Sequence[SnapshotVersion], order: Forget) -> Derivation | None:
@@ -37,43 +71,59 @@ def derivation(versions: Sequence[SnapshotVersion], order: Forget) -> Derivation
     result = next((each for each in carried_out if not each.manifest.catching_up_to), None)
     if result is None:
         return None
-    by_id, start = {each.manifest.snapshot_id: each for each in versions}, result
-    while order.id in start.manifest.forgets and (parent := by_id.pop(start.manifest.parent_id or "", None)):
-        start = parent
+    start = origin(versions, order, result)
     if order.concerns(start.manifest):
         what = "the log or the snapshot to go back to was gone when the distiller heard of the order"
         raise RequestError(f"{what}, so the tenant was forgotten but for the weights: version {result.version}")
     return start, result
 
 
+def origin(versions: Sequence[SnapshotVersion], order: Forget, version: SnapshotVersion) -> SnapshotVersion:
+    """Return the snapshot that learning went back to for the order, which this version carries out."""
+    by_id = {each.manifest.snapshot_id: each for each in versions}
+    while order.id in version.manifest.forgets and (parent := by_id.pop(version.manifest.parent_id or "", None)):
+        version = parent
+    return version
+
+
 def write_certificate(folder: Path, tenant: str, order: Forget, derived: Derivation, signing: SnapshotSigning) -> Path:
     """Write the certificate into this folder and return its path. Raises ConfigError: the key may sign no snapshots."""
     start, result = derived
-    content = {
-        "tenant_sha256": hashlib.sha256(tenant.encode()).hexdigest(),
-        "order": order.id,
-        "target": result.manifest.target,
-        "drafter": result.manifest.drafter,
-        "start": _facts(start),
-        "result": _facts(result) | {"sha256": result.manifest.sha256},
-        "log_id": result.manifest.log_id,
-        "num_records": result.manifest.num_records - start.manifest.num_records,
-        "num_steps": result.manifest.num_steps - start.manifest.num_steps,
-        "settings": result.manifest.settings,
-        "code_version": result.manifest.code_version,
-        "created_ms": time.time_ns() // 1_000_000,
-    }
-    envelope = signing.envelope(json.dumps(content, sort_keys=True).encode(), PAYLOAD_TYPE)
-    path = folder / f"forgotten-{result.manifest.snapshot_id}.json"
-    write_text(path, json.dumps(envelope, indent=2) + "\n")
+    of = result.manifest
+    said = Certificate(
+        tenant_sha256=name_digest(tenant),
+        order=order.id,
+        start=_facts(start),
+        result=_facts(result),
+        num_records=of.num_records - start.manifest.num_records,
+        num_steps=of.num_steps - start.manifest.num_steps,
+        created_ms=time.time_ns() // 1_000_000,
+        **{name: getattr(of, name) for name in ("target", "drafter", "log_id", "settings", "code_version")},
+    )
+    path = folder / f"forgotten-{of.snapshot_id}.json"
+    write_text(path, json.dumps(signing.envelope(said.model_dump_json().encode(), PAYLOAD_TYPE), indent=2) + "\n")
     return path
 
 
-def _facts(version: SnapshotVersion) -> dict[str, Any]:
-    manifest = version.manifest
-    return {
-        "version": version.version,
-        "snapshot_id": manifest.snapshot_id,
-        "digest": digest(manifest),
-        "offsets": manifest.offsets,
-    }
+def read_certificate(document: Mapping[str, Any], keys: Sequence[str]) -> tuple[Certificate, bool]:
+    """Return what a certificate says and whether it is signed, by one of these public keys if there are any. Raises
+    SignatureRefused."""
+    payload, signatures = read_envelope(document, PAYLOAD_TYPE)
+    try:
+        said = Certificate.model_validate_json(payload)
+    except ValidationError as exc:
+        raise SignatureRefused(f"it is no certificate of this release: {exc.errors()[0]['msg']}") from exc
+    if keys:
+        TrustedKeys(keys).verify(payload, PAYLOAD_TYPE, signatures, SIGNERS)
+    return said, bool(signatures)
+
+
+def name_digest(tenant: str) -> str:
+    """Return the SHA-256 of a tenant's name, which stands for it."""
+    return hashlib.sha256(tenant.encode()).hexdigest()
+
+
+def _facts(version: SnapshotVersion) -> CertifiedSnapshot:
+    of = version.manifest
+    fields = {name: getattr(of, name) for name in ("snapshot_id", "offsets", "sha256")}
+    return CertifiedSnapshot(version=version.version, digest=digest(of), **fields)

@@ -49,6 +49,11 @@ class AnswerReader:
         """The tokens of thoughts so far."""
         return 0 if self._state is None else self._state.num_thoughts
 
+    @property
+    def is_typed_by_schemas(self) -> bool:
+        """Whether arguments are written without types, so that the tools' schemas say them."""
+        return self._parser is not None and (self._parser.unusual or self._form).keyed is not None
+
     def read(self, text: str, part: ChoicePart) -> None:
         """Add what the text of a step says to its part. The part with a finish reason is the last one."""
         is_last = part.finish_reason is not None

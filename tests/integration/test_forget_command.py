@@ -135,8 +135,9 @@ def test_what_it_costs_to_forget_in_the_weights_is_shown_and_where_the_log_lost_
     assert (asked.returncode, orders(settings)) == (1, 0)
     said = "learning goes back to snapshot 1 and reads 4 messages again, 1.0 minutes at the best pace so far"
     assert said in asked.stdout
-    unknown = run(settings, "forget", "nobody", "--exact", "--yes")
-    assert (unknown.returncode, "without --exact" in unknown.stderr, orders(settings)) == (2, True, 0)
+    for accepts, words in (((), "nothing of nobody is known here"), (("--accept-retention",), "without --exact")):
+        unknown = run(settings, "forget", "nobody", "--exact", "--yes", *accepts)
+        assert (unknown.returncode, words in unknown.stderr, orders(settings)) == (2, True, 0)
     delete_before(tmp_path / "log.db", settings.log.traces_topic, {each: 1 for each, end in ends.items() if end > 2})
     refused = run(settings, "forget", "a", "--exact", "--yes")
     assert (refused.returncode, "without --exact it is forgotten" in refused.stderr) == (2, True)

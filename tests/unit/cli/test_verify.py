@@ -166,7 +166,7 @@ def test_a_changed_receipt_is_refused(client: TestClient, verify: Verify, tmp_pa
     path.write_text(json.dumps(answer))
     done = verify(path)
     assert (done.returncode, "it was changed" in done.stdout) == (1, True), done
-    assert done.stdout.splitlines()[-1] == "1 of 2: the same bits; 1 DIFFERENT"
+    assert done.stdout.splitlines()[-1] == "1 of 2: the same bits; 1 REFUSED"
     stranger = PrivateKey(new_private_key()).public_text("worker")
     done = verify(path, "--key", stranger)
     assert (done.returncode, "not trusted" in done.stdout) == (1, True), done

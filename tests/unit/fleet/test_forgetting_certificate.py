@@ -78,7 +78,7 @@ def test_it_is_signed_with_the_key_that_signs_snapshots(tmp_path: Path) -> None:
     signatures = {each["keyid"]: base64.b64decode(each["sig"]).hex() for each in envelope["signatures"]}
     signed = base64.b64decode(envelope["payload"])
     signing.trusted_keys.verify(signed, envelope["payloadType"], signatures, ["operator"])
-    for changed, kind in ((signed.replace(b'"num_records": 3', b'"num_records": 4'), PAYLOAD_TYPE), (signed, "other")):
+    for changed, kind in ((signed.replace(b'"num_records":3', b'"num_records":4'), PAYLOAD_TYPE), (signed, "other")):
         assert (changed, kind) != (signed, PAYLOAD_TYPE)
         with pytest.raises(SignatureRefused):
             signing.trusted_keys.verify(changed, kind, signatures, ["operator"])

@@ -87,7 +87,7 @@ def finish(
     data: TenantData,
     folder: Path,
     timeout_s: float,
-    advance: Callable[[int, int], None],
+    advance: Callable[[int, int | None], None],
 ) -> dict[str, Path | None]:
     """Wait until the weights of every target have forgotten the tenant, let these serve instead of others that have
     not, and write the certificates into this folder.
@@ -110,7 +110,7 @@ def finish(
         num_before = sum(num for num, _ in num_again.values())
         num_again[pair.models.target] = _num_again(versions, order, data.traces.positions)
         nums, totals = zip(*num_again.values(), strict=True)
-        advance(sum(nums) - num_before, sum(totals))
+        advance(sum(nums) - num_before, sum(totals) or None)
         if (derived := derivation(versions, order)) is None:
             return None
         _let_serve(pair, versions, order, derived[1].version)

@@ -1,5 +1,6 @@
 """`omnidraft tenants`: forget a tenant, turn its factors off and on, and wrap all keys with a new master key."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from omnidraft.assembly.exact_forgetting import Price
     from omnidraft.assembly.tenants import TenantData
     from omnidraft.fleet.forget_orders import AffectedSnapshots
-    from omnidraft.ports import Forget
+    from omnidraft.ports import Forget, SnapshotVersion
 
 app = group("Forget a tenant; turn its own factors off and on; renew the wrapping of tenants' keys.")
 app.add_typer(tenant_factors.app, name="factors")
@@ -125,18 +126,12 @@ def _finish(
 
     with bar("learning the log again: messages", num_again, transient=True) as advance:
         written = exact_forgetting.finish(settings, tenant, order, data, Path(), wait_s, advance)
-    keys = settings.registry
-    how = (
-        "signed"
-        if keys.private_key and keys.trusted_keys
-        else ("unsigned: set registry.private_key and registry.trusted_keys to sign it")
-    )
+    is_signed = settings.registry.private_key and settings.registry.trusted_keys
+    how = "signed" if is_signed else "unsigned: set registry.private_key and registry.trusted_keys to sign it"
     for target, path in written.items():
-        if path is None:
-            print(f"{target}: not done yet; its distiller goes on without this command: repeat it for the certificate")
-        else:
-            done = f"its newest weights never saw {printable(tenant)}"
-            print(f"{target}: {done}; certificate, {how}: {path} (`omnidraft verify {path}` prints it)")
+        done = f"the newest weights never saw {printable(tenant)}; certificate, {how}: `omnidraft verify {path}`"
+        due = "not done yet; its distiller goes on without this command: repeat it for the certificate"
+        print(f"{target}: {due if path is None else done}")
     return None not in written.values()
 
 
@@ -149,7 +144,7 @@ def _purge(settings: "config.Settings", data: "TenantData", forget_id: str, wait
     with bar("waiting for snapshots without the tenant: targets", num_targets, transient=True) as saw:
         purged = tenants.purge_snapshots(settings, data, forget_id, wait_s, saw)
     for target, versions in purged.items():
-        print(f"{target}: files deleted of snapshots {_numbers(versions)}")
+        print(f"{target}: files deleted of snapshots {', '.join(map(str, versions)) or 'none'}")
     missing = [target for target in settings.models.targets if target not in purged]
     for target in missing:
         print(
@@ -161,24 +156,21 @@ def _purge(settings: "config.Settings", data: "TenantData", forget_id: str, wait
 
 def _print_left(target: str, snapshots: "AffectedSnapshots", *, is_exact: bool) -> None:
     """Print what still knows the tenant, and how weights forget it."""
-    if not snapshots.affected:
-        return
-    left = _numbers([each.version for each in snapshots.affected])
+    left = [each for each in snapshots.affected if each.is_servable]
+    until = "and their children, but for those that `omnidraft tenants forget --exact` has made"
     if is_exact:
-        how = "their files are in the registry until --purge-snapshots deletes them"
-    else:
-        how = "and in their children: `omnidraft tenants forget --exact` learns the log again without it"
-    print(f"{target}: what weights learned from it stays in snapshots {left}, {how}")
-    if champion := next((each.version for each in snapshots.affected if "champion" in each.aliases), None):
-        if is_exact or snapshots.is_catching_up:
-            until = "the first snapshot in which the log is learned again is promoted, which --exact orders"
-        else:
-            until = (
-                "the next one is promoted: `omnidraft snapshots promote latest`, then repeat this with "
-                "--purge-snapshots"
-            )
-        print(f"{target}: the champion, snapshot {champion}, has an n-gram cache that counted its text, until {until}")
+        until = "until --purge-snapshots deletes their files"
+    if left:
+        print(f"{target}: what weights learned from it stays in snapshots {_numbers(left)} {until}")
+    until = "another one is promoted: `omnidraft snapshots promote latest`, then repeat this with --purge-snapshots"
+    if is_exact or snapshots.is_catching_up:
+        until = "one in which the log is learned again is promoted, which --exact orders"
+    if champion := [each for each in left if "champion" in each.aliases]:
+        print(
+            f"{target}: the champion, snapshot {_numbers(champion)}, has an n-gram cache that counted its text, until "
+            + until
+        )
 
 
-def _numbers(versions: list[int]) -> str:
-    return ", ".join(map(str, versions)) or "none"
+def _numbers(versions: "Sequence[SnapshotVersion]") -> str:
+    return ", ".join(str(each.version) for each in versions)

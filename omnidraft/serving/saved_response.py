@@ -75,12 +75,15 @@ def saved_choices(document: Any) -> list[SavedChoice]:
     """Return the choices with receipts anywhere in a document of JSON."""
     found: list[tuple[dict[str, Any], dict[str, Any]]] = []
     pieces = defaultdict[tuple[str, ...], list[dict[str, Any]]](list)
+    prompts: dict[str, dict[str, Any]] = {}  # of a stream, whose first event alone may have it
 
     def visit(data: Any, around: dict[str, Any]) -> None:
         if isinstance(data, dict) and "payloadType" in data:
             found.append((data, around))
         elif isinstance(data, dict):
             around = around | data
+            if "prompt_token_ids" in data:
+                prompts.setdefault(_key(around)[0], {"prompt_token_ids": data["prompt_token_ids"]})
             if "finish_reason" in data:
                 pieces[_key(around)].append(around)
             for each in data.values():
@@ -90,7 +93,10 @@ def saved_choices(document: Any) -> list[SavedChoice]:
                 visit(each, around)
 
     visit(document, {})
-    return [SavedChoice(envelope, around, pieces.get(_key(around), [around])) for envelope, around in found]
+    return [
+        SavedChoice(envelope, prompts.get(_key(around)[0], {}) | around, pieces.get(_key(around), [around]))
+        for envelope, around in found
+    ]
 
 
 def decoded(pair: Pair, request: Request, answer_ids: Sequence[int]) -> str:

@@ -150,7 +150,7 @@ def test_the_drafter_that_serves_in_the_end_is_that_of_a_fleet_without_the_tenan
         done = forget(settings, "--wait", str(PATIENCE_S))
         assert done.returncode == 0, done.stdout + done.stderr
         assert "learning goes back to snapshot 1 and reads" in done.stdout
-        assert "the weights never saw team-leaver" in done.stdout
+        assert "the newest weights never saw team-leaver" in done.stdout
         wait_until(lambda: fleet.worker.served[0].engine.slot.current.manifest.forgets, "it was never taken up")
         wait_until(lambda: fleet.registry.resolve("champion").manifest.forgets, "its alias was never moved")
         assert not fleet.registry.resolve("champion").manifest.catching_up_to

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import sqlalchemy
 
-from omnidraft import assembly, config
+from omnidraft import assembly, config, progress
 from omnidraft.assembly import tenants as assembly_tenants
 from omnidraft.bus import sqlite_forget
 from omnidraft.bus.encryption import new_key
@@ -27,6 +27,7 @@ from omnidraft.distill.ingest import topic_scan
 from omnidraft.doctor.all_checks import key_store
 from omnidraft.doctor.finding import Verdict
 from omnidraft.errors import BusError, RecordForgotten
+from omnidraft.ports import Registry
 from omnidraft.telemetry.metrics import CountingMetrics
 from tests.cli_runs import run_cli
 from tests.integration.settings_runs import environ, learn, record
@@ -119,18 +120,66 @@ def test_nothing_is_done_without_a_yes_or_without_the_key_store(
     assert learn(sqlite) == (["a/1"], [])
 
 
+def learned(settings: config.Settings, folder: Path) -> tuple[Registry, dict[str, Any]]:
+    """The registry with a base snapshot and one that learned all of the log, and the fields of the next."""
+    with closing(assembly.log_reader(settings, settings.log.traces_topic)) as reader:
+        ends, log_id = reader.end_offsets(), reader.identity()
+    registry, pair = assembly.registry(settings), {"target": settings.models.target, "drafter": settings.models.drafter}
+    registry.publish(make_bundle(folder, "s1", train="base", **pair), None)
+    fields = {"offsets": ends, "log_id": log_id, "num_records": 8, "created_ms": 120_001, **pair}
+    registry.publish(make_bundle(folder, "s2", parent_id="s1", **fields), 1)
+    return registry, fields
+
+
+def test_nobody_is_forgotten_of_whom_nothing_is_known_unless_the_log_has_lost_messages(
+    sqlite: config.Settings, run: Run, tmp_path: Path
+) -> None:
+    record(sqlite, "a/1", "b/1")
+    unknown = run(sqlite, "forget", "zoe", "--yes")
+    assert (unknown.returncode, "nothing of zoe is known here" in unknown.stderr, orders(sqlite)) == (2, True, 0)
+    with closing(assembly.log_reader(sqlite, sqlite.log.traces_topic)) as reader:
+        delete_before(tmp_path / "log.db", sqlite.log.traces_topic, reader.end_offsets())
+    done = run(sqlite, "forget", "zoe", "--yes")
+    assert (done.returncode, "deleted since it began is not known" in done.stdout, orders(sqlite)) == (0, True, 1)
+
+
+def test_what_is_said_while_the_log_is_learned_again_and_when_it_is_done(
+    sqlite: config.Settings, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(url=sqlite.log.url, encryption_keys=[MASTER], registry=f"directory:///{tmp_path}/registry")
+    record(settings, *(f"{tenant}/{number}" for number in range(4) for tenant in "ba"))
+    registry, fields = learned(settings, tmp_path)
+    registry.promote(2)
+    assert run(settings, "forget", "a", "--exact", "--yes", "--wait", "0").returncode == 1
+    order = assembly.control_log(settings, CountingMetrics()).read_whole().forget("a")
+    assert order is not None
+    ends, forgets = fields["offsets"], {"forgets": (order.id,)}
+    part = {partition: end - (end > 2) for partition, end in ends.items()}
+    again = fields | forgets | {"offsets": part, "catching_up_to": ends}
+    registry.publish(make_bundle(tmp_path, "s3", parent_id="s1", **again), 2)
+    monkeypatch.setattr(progress, "FIRST_LINE_S", 0.5)
+    waits = run(settings, "forget", "a", "--exact", "--yes", "--wait", "1")
+    assert (waits.returncode, "not done yet" in waits.stdout) == (1, True), waits
+    with closing(assembly.log_reader(settings, settings.log.traces_topic)) as reader:
+        messages = list(topic_scan.messages(reader))
+    num = sum(each.offset < part[each.partition] and each.key.startswith(b"b") for each in messages)
+    assert f"learning the log again: messages: {num} of 4\n" in waits.stderr
+    plain = run(settings, "forget", "a", "--yes")
+    assert "promote latest" not in waits.stdout + plain.stdout
+    registry.publish(make_bundle(tmp_path, "s4", parent_id="s3", **fields, **forgets), 3)
+    done = run(settings, "forget", "a", "--exact", "--yes", "--wait", "0")
+    assert (done.returncode, "the newest weights never saw a; certificate, unsigned: set " in done.stdout) == (0, True)
+    assert "stays in snapshots 2 until --purge-snapshots deletes" in done.stdout
+    assert "children" not in done.stdout
+
+
 def test_what_it_costs_to_forget_in_the_weights_is_shown_and_where_the_log_lost_its_beginning_nothing_is_done(
     sqlite: config.Settings, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     settings = make_settings(url=sqlite.log.url, encryption_keys=[MASTER], registry=f"directory:///{tmp_path}/registry")
     record(settings, *(f"{tenant}/{number}" for number in range(4) for tenant in "ba"))
-    with closing(assembly.log_reader(settings, settings.log.traces_topic)) as reader:
-        ends, log_id = reader.end_offsets(), reader.identity()
-    registry, pair = assembly.registry(settings), {"target": settings.models.target, "drafter": settings.models.drafter}
-    registry.publish(make_bundle(tmp_path, "s1", train="base", **pair), None)
-    learned = {"offsets": ends, "log_id": log_id, "num_records": 8, "created_ms": 120_001}
-    registry.publish(make_bundle(tmp_path, "s2", parent_id="s1", **learned, **pair), 1)
+    ends = learned(settings, tmp_path)[1]["offsets"]
     asked = run(settings, "forget", "a", "--exact")
     assert (asked.returncode, orders(settings)) == (1, 0)
     said = "learning goes back to snapshot 1 and reads 4 messages again, 1.0 minutes at the best pace so far"
@@ -186,15 +235,23 @@ def test_where_the_disk_is_too_full_to_vacuum_the_order_is_given_all_the_same(
 
 
 @pytest.mark.kafka
-def test_without_a_key_store_kafka_leaves_it_to_retention_and_says_so(kafka_bootstrap: str, run: Run) -> None:
+def test_without_a_key_store_kafka_leaves_it_to_retention_and_says_so(
+    kafka_bootstrap: str, run: Run, tmp_path: Path
+) -> None:
     prefix = f"plain-{uuid.uuid4().hex[:8]}"
     for master_keys in ([], [MASTER]):
         settings = make_settings(
-            url=f"kafka://{kafka_bootstrap}", topic_prefix=f"{prefix}-{len(master_keys)}", encryption_keys=master_keys
+            f"directory:///{tmp_path}/registry-{len(master_keys)}",
+            url=f"kafka://{kafka_bootstrap}",
+            topic_prefix=f"{prefix}-{len(master_keys)}",
+            encryption_keys=master_keys,
         )
         record(settings, "a/1", "b/1")
-        refused = run(settings, "forget", "a", "--yes")
-        assert (refused.returncode, "--accept-retention" in refused.stderr) == (2, True)
+        learned(settings, tmp_path / str(len(master_keys)))
+        for exact in ((), ("--exact",)):
+            refused = run(settings, "forget", "a", "--yes", *exact)
+            assert (refused.returncode, "--accept-retention" in refused.stderr) == (2, True)
+            assert "learning goes back" not in refused.stdout
         assert orders(settings) == 0
         done = run(settings, "forget", "a", "--yes", "--accept-retention")
         assert (done.returncode, "left until Kafka's retention" in done.stdout) == (0, True)

@@ -1,7 +1,9 @@
 """`--help` answers at once: it loads neither settings nor models nor clients of services."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,3 +26,31 @@ def test_help_loads_nothing_slow(arguments):
     code = CODE.format(arguments=arguments, slow=tuple(set(SLOW) - of_typer))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "loaded:\n")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("status",),
+        ("snapshots", "list"),
+        ("generate", "--prompt", "x"),
+        ("verify", "receipt.json"),
+        ("run", "controller"),
+        ("run", "distiller"),
+    ],
+    ids=" ".join,
+)
+def test_something_is_said_before_libraries_are_loaded(command: tuple[str, ...], tmp_path: Path) -> None:
+    """On a pipe, too. A library that ends the process stands for the one that takes seconds."""
+    (tmp_path / "torch.py").write_text("raise SystemExit(7)\n")
+    (tmp_path / "receipt.json").write_text('{"payloadType": "x"}')
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "omnidraft.cli", *command],
+        env=os.environ | {"PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "loading libraries" in done.stderr) == (7, True), done

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,33 @@ ASKED: dict[str, dict[str, Any]] = {
     "digests": {"receipt": "digests", "return_token_ids": True, "n": 2},
 }
 
+LOOK = {"name": "look", "strict": True, "parameters": {"type": "object", "additionalProperties": False}}
+ENDS = {"logit_bias": {"2": 100}, "max_tokens": 300}
+"""The end of the turn, as soon as the grammar allows it."""
+SHOWN: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("chat/completions", CHAT | {"n": 2}),
+    "stream": ("chat/completions", CHAT | {"stream": True, "n": 2}),
+    "kept stop": ("chat/completions", CHAT | {"stop": ["e", "cl"], "include_stop_str_in_output": True}),
+    "special tokens": ("chat/completions", CHAT | {"skip_special_tokens": False, "logit_bias": {"2": 4.0}}),
+    "thoughts": (
+        "chat/completions",
+        CHAT | {"thinking_token_budget": 5, "structured_outputs": {"regex": r"Three\."}, "max_tokens": 40},
+    ),
+    "calls": (
+        "chat/completions",
+        CHAT | ENDS | {"tools": [{"type": "function", "function": LOOK}], "tool_choice": "required"},
+    ),
+    "echo": ("completions", {"prompt": ["How many", "Two"], "echo": True, "max_tokens": 9}),
+    "streamed completion": ("completions", {"prompt": "How many", "stream": True, "max_tokens": 9}),
+    "response": ("responses", {"input": "How many?", "max_output_tokens": 30}),
+    "calls of a response": (
+        "responses",
+        {"input": "How many?", "tools": [{"type": "function", **LOOK}], "tool_choice": "required"},
+    ),
+}
+"""Requests, by what their responses show."""
+TEXTS = ("content", "text", "reasoning", "reasoning_content", "name", "arguments")
+
 Verify = Callable[..., CompletedProcess[str]]
 
 
@@ -46,7 +74,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two targets of one tokenizer whose texts differ, and a drafter."""
     root = tmp_path_factory.mktemp("receipts")
     made = {name: make_target(root / name, seed=seed, spread=0.3) for seed, name in enumerate(("target", "other"))}
-    return made | {"drafter": make_drafter(root / "drafter")}
+    shutil.copytree(made["target"], root / "thoughts")
+    (root / "thoughts" / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }} {{ m.content }}\n{% endfor %}assistant\n<think>\n"
+    )
+    return made | {"thoughts": root / "thoughts", "drafter": make_drafter(root / "drafter")}
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +154,57 @@ def test_streams_and_responses_have_receipts_too(client: TestClient, verify: Ver
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "3 of 3: the same bits"), done
 
 
+def places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a response shows a text."""
+    within = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, each in within:
+        if key in TEXTS and isinstance(each, str) and each:
+            yield (*path, key)
+        elif key not in ("receipt", "tools"):
+            yield from places(each, (*path, key))
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+def test_a_response_that_shows_another_text_than_its_ids_is_found(
+    shown: str, models: dict[str, Path], worker: assembly.Worker, omnidraft_home: Path, verify: Verify, tmp_path: Path
+) -> None:
+    path, (endpoint, body) = tmp_path / "response.json", SHOWN[shown]
+    engine = engine_of(models, "thoughts", omnidraft_home) if shown == "thoughts" else worker
+    for client in client_of(engine, engine):
+        response = client.post(f"/v1/{endpoint}", json=body | {"receipt": "digests", "return_token_ids": True})
+        if endpoint == "responses":
+            response = client.post(f"/v1/{endpoint}", json=body | {"receipt": True})
+        assert response.status_code == 200, response.text
+    answer = events(response) if "stream" in body else response.json()
+    path.write_text(json.dumps(answer))
+    done = verify(path)
+    assert (done.returncode, " too; signed by" in done.stdout) == (0, True), done
+    changed = list(places(answer))
+    assert changed
+    for *above, last in (changed[0], changed[-1], *changed[1:-1:4]):
+        copy = json.loads(json.dumps(answer))
+        holder = copy
+        for key in above:
+            holder = holder[key]
+        holder[last] = holder[last][:-1] + chr(ord(holder[last][-1]) ^ 1)
+        path.write_text(json.dumps(copy))
+        done = verify(path)
+        assert (done.returncode, "1 DIFFERENT" in done.stdout) == (1, True), (above, last, done)
+        assert "the response has " in done.stdout
+
+
+def test_what_was_not_compared_is_said(
+    models: dict[str, Path], omnidraft_home: Path, verify: Verify, tmp_path: Path
+) -> None:
+    engine = engine_of(models, "thoughts", omnidraft_home)
+    for client in client_of(engine, engine):
+        answer = answered(client, tmp_path / "a.json", **SHOWN["thoughts"][1], include_reasoning=False)
+    assert "its thoughts are not shown" in verify(tmp_path / "a.json").stdout
+    (tmp_path / "a.json").write_text(json.dumps(answer["choices"][0]["receipt"]))
+    alone = verify(tmp_path / "a.json")
+    assert (alone.returncode, "no text is beside it to compare, it begins '" in alone.stdout) == (0, True), alone
+
+
 def test_a_generated_text_has_a_receipt(
     models: dict[str, Path],
     omnidraft_home: Path,
@@ -170,6 +253,9 @@ def test_a_changed_receipt_is_refused(client: TestClient, verify: Verify, tmp_pa
     stranger = PrivateKey(new_private_key()).public_text("worker")
     done = verify(path, "--key", stranger)
     assert (done.returncode, "not trusted" in done.stdout) == (1, True), done
+    assert done.stdout.splitlines()[-1] == "0 of 2: the same bits; 2 REFUSED"
+    done = verify(path, "--key", "junk")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done
 
 
 @pytest.mark.parametrize(
@@ -232,7 +318,7 @@ def test_ids_of_another_text_are_not_those_of_a_digest(client: TestClient, verif
     answer["choices"][0]["token_ids"][3] ^= 1
     path.write_text(json.dumps(answer))
     done = verify(path)
-    assert (done.returncode, "of another answer" in done.stdout) == (1, True), done
+    assert (done.returncode, "REFUSED: it is of another answer" in done.stdout) == (1, True), done
     path.write_text(json.dumps(answer["choices"][0]["receipt"]))
     done = verify(path)
     assert (done.returncode, "return_token_ids" in done.stderr) == (2, True), done

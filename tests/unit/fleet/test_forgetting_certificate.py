@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from omnidraft.errors import RequestError, SignatureRefused
-from omnidraft.fleet.forgetting_certificate import PAYLOAD_TYPE, derivation, write_certificate
+from omnidraft.errors import RequestError
+from omnidraft.fleet.forgetting_certificate import derivation, write_certificate
 from omnidraft.ports import Forget
 from omnidraft.registry.directory_registry import DirectoryRegistry
 from omnidraft.snapshots.keys import PrivateKey, TrustedKeys, new_private_key
 from omnidraft.snapshots.manifest import digest
 from omnidraft.snapshots.signing import UNSIGNED, SnapshotSigning
+from tests.cli_runs import run_cli
 from tests.snapshot_folders import make_bundle
 
 ORDER = Forget(id="order", until_ms=1, first_offsets={0: 5})
@@ -69,16 +70,35 @@ def test_there_is_none_where_the_weights_kept_what_they_learned(tmp_path: Path) 
         derivation(versions, ORDER)
 
 
-def test_it_is_signed_with_the_key_that_signs_snapshots(tmp_path: Path) -> None:
+def test_it_is_signed_with_the_key_that_signs_snapshots_and_a_command_checks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     key = PrivateKey(new_private_key())
     signing = SnapshotSigning(key, TrustedKeys([key.public_text("operator")]))
     derived = derivation(exact(tmp_path).versions(), ORDER)
     assert derived is not None
-    envelope = json.loads(write_certificate(tmp_path, "team", ORDER, derived, signing).read_text())
-    signatures = {each["keyid"]: base64.b64decode(each["sig"]).hex() for each in envelope["signatures"]}
+    path = write_certificate(tmp_path, "team", ORDER, derived, signing)
+    public, stranger = (each.public_text("operator") for each in (key, PrivateKey(new_private_key())))
+
+    def verify(*options: str) -> tuple[int, str]:
+        done = run_cli(("verify", path, *options), monkeypatch, capsys)
+        return done.returncode, done.stdout
+
+    code, said = verify("--key", public, "--tenant", "team")
+    assert (code, said.splitlines()[-1]) == (0, "0 of 0: the same bits; 1 certified")
+    versions = {each.version: each.manifest for each in exact(tmp_path / "again").versions()}
+    for words in ("had forgotten team", *(f"snapshot {n} (s{n}, digest {digest(versions[n])})" for n in (2, 6))):
+        assert words in said
+    for options in (("--key", stranger), ("--key", public.replace("operator", "worker")), ("--tenant", "other")):
+        assert verify(*options)[0] == 1
+    assert verify()[0] == 2
+    envelope = json.loads(path.read_text())
     signed = base64.b64decode(envelope["payload"])
-    signing.trusted_keys.verify(signed, envelope["payloadType"], signatures, ["operator"])
-    for changed, kind in ((signed.replace(b'"num_records":3', b'"num_records":4'), PAYLOAD_TYPE), (signed, "other")):
-        assert (changed, kind) != (signed, PAYLOAD_TYPE)
-        with pytest.raises(SignatureRefused):
-            signing.trusted_keys.verify(changed, kind, signatures, ["operator"])
+    changed = signed.replace(b'"num_records":3', b'"num_records":4')
+    assert changed != signed
+    for name, value in (("payload", base64.b64encode(changed).decode()), ("payloadType", "other"), ("signatures", [])):
+        path.write_text(json.dumps(envelope | {name: value}))
+        code, said = verify("--key", public)
+        assert (code, "1 REFUSED" in said) == (1, True)
+    code, said = verify()
+    assert (code, "not checked: it is unsigned" in said) == (2, True)

@@ -82,11 +82,13 @@ def verify(
         counts[verdict] += 1
         if verdict in (DIFFERENT, OTHER_MODEL) or not from_log:
             print("\n".join(map(printable, f"{name}: {verdict}{why}".split("\n"))))
-    num_settled = counts[SAME] + counts[CERTIFIED]
     num = sum(num for verdict, num in counts.items() if not verdict.startswith(LEFT_OUT))
+    num_certificates = counts[CERTIFIED] + counts[UNCHECKED]
     others = "".join(f"; {num} {verdict}" for verdict, num in sorted(counts.items()) if verdict != SAME)
-    print(f"{counts[SAME]} of {num - counts[CERTIFIED] - counts[UNCHECKED]}: {SAME}{others}")
-    raise typer.Exit(1 if counts[DIFFERENT] + counts[REFUSED] else 2 if num_settled < num or not num else 0)
+    if num > num_certificates or not num:
+        print(f"{counts[SAME]} of {num - num_certificates}: {SAME}{others}")
+    is_settled = 0 < counts[SAME] + counts[CERTIFIED] == num
+    raise typer.Exit(1 if counts[DIFFERENT] + counts[REFUSED] else 0 if is_settled else 2)
 
 
 def _public_keys(texts: Sequence[str]) -> list[str]:

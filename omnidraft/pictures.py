@@ -5,8 +5,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omnidraft.errors import RequestError
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def require_format(path: Path | None) -> None:
+    """Raise RequestError unless matplotlib draws into files with this ending; of none for None."""
+    if path is None:
+        return
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise RequestError(f"cannot draw {path}: pictures end with .{', .'.join(sorted(known))}")
 
 
 @contextmanager

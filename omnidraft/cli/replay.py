@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from omnidraft.cli.options import Config
+from omnidraft.cli.options import Config, archive_or_url
 from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
@@ -52,20 +52,26 @@ def replay(
     """
     from omnidraft import assembly
     from omnidraft.files import require_writable_file, save_json
+    from omnidraft.pictures import require_format
     from omnidraft.whatif import log_slice
     from omnidraft.whatif.training_run import TrainingRun, require_new, split_by_prompt, tracked
 
-    require_writable_file(json_path)
+    for path in (json_path, picture):
+        require_writable_file(path)
+    require_format(picture)
     slice_filter = log_slice.parse_filter(since, until, filters or [])
-    varied = varied_settings(config_path, vary or [], models={"target": target, "drafter": drafter})
+    archive_path, url = archive_or_url(log)
+    given = {"models": {"target": target, "drafter": drafter}, "log": {"url": url}}
+    varied = varied_settings(config_path, vary or [], given)
     folders = {name: snapshots / name.replace("/", "-") for name in varied} if snapshots is not None else {}
     for folder in folders.values():
         require_new(folder)
+    log_slice.require_source(archive_path, varied[AS_SET])
     tokenizers = {name: assembly.vocabularies(settings) for name, settings in varied.items()}
     runs: dict[str, TrainingRun] = {}
     content: dict[str, Any] = {"log": log, "runs": {}}
     for name, settings in varied.items():
-        found = log_slice.of_pair(log or settings.log.url, settings, tokenizers[name], slice_filter)
+        found = log_slice.of_pair(archive_path, settings, tokenizers[name], slice_filter)
         train, held_out = split_by_prompt(found.require(), held_out_every)
         run = runs[name] = TrainingRun(settings, tokenizers[name])
         with tracked(settings, EXPERIMENT, name) as (run_id, on_point):
@@ -84,13 +90,15 @@ def replay(
         _draw(runs, picture)
 
 
-def varied_settings(path: Path | None, variations: list[str], models: dict[str, str | None]) -> dict[str, "Settings"]:
-    """Return the settings with these models, and with each change, by what names the run. Raises RequestError where a
+def varied_settings(
+    path: Path | None, variations: list[str], given: dict[str, dict[str, Any]]
+) -> dict[str, "Settings"]:
+    """Return the settings with what is given, and with each change, by what names the run. Raises RequestError where a
     variation is not SETTING=VALUE, ConfigError where there is no such setting, or a loss is unknown."""
     from omnidraft.config import load
     from omnidraft.distill.training.losses import parse
 
-    varied = {AS_SET: load(path, models=models)}
+    varied = {AS_SET: load(path, **given)}
     for text in variations:
         name, sign, value = text.partition("=")
         *sections, field = name.strip().split(".")
@@ -99,7 +107,6 @@ def varied_settings(path: Path | None, variations: list[str], models: dict[str, 
         change: dict[str, Any] = {field: value.strip()}
         for section in reversed(sections[1:]):
             change = {section: change}
-        given: dict[str, dict[str, Any]] = {"models": models}
         varied[text] = load(path, **given | {sections[0]: given.get(sections[0], {}) | change})
     for settings in varied.values():
         parse(settings.learner.loss)

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from omnidraft.cli.options import MOST_DRAFT_TOKENS, Config, Engine, Quantize, download_bars, printable
+from omnidraft.cli.options import (
+    MOST_DRAFT_TOKENS,
+    Config,
+    Engine,
+    Quantize,
+    archive_or_url,
+    download_bars,
+    printable,
+)
 from omnidraft.errors import RequestError, SignatureRefused
 from omnidraft.progress import bar
 
@@ -69,13 +77,13 @@ def verify(
     opened = [_opened(choice.envelope, keys, tenant) for _, choice in found]
     named = next((each.model.name for each in opened if not isinstance(each, tuple)), None)
     models = {"target": target or named, "drafter": drafter, "engine": engine, "precision": quantize}
-    decode, url = {"mode": "reproducible", "policy": "fixed"}, log if log and "://" in log else None
+    decode, (archive_path, url) = {"mode": "reproducible", "policy": "fixed"}, archive_or_url(log)
     settings = config.load(config_path, models=models, decode=decode, log={"url": url})
     if not (keys or from_log):
         print("whose keys these are, their owners have to say: --key names those that you trust")
     counts = Counter[str]()
     if from_log:
-        verdicts = _of_log(settings, log or settings.log.url, since, sample, num_draft_tokens)
+        verdicts = _of_log(settings, archive_path, since, sample, num_draft_tokens)
     else:
         verdicts = _of_files(found, opened, None if named is None else _served(settings), num_draft_tokens)
     for name, verdict, why in verdicts:
@@ -200,7 +208,7 @@ def _of_receipt(
 
 
 def _of_log(
-    settings: "Settings", source: str, since: str | None, sample: float, num_draft_tokens: int
+    settings: "Settings", archive_path: Path | None, since: str | None, sample: float, num_draft_tokens: int
 ) -> Iterator[Verdict]:
     """Yield the verdict on each of a share of the target's answers in a log or an archive. Raises RequestError."""
     from omnidraft.distill.ingest.record_disposition import hash_64
@@ -208,7 +216,7 @@ def _of_log(
     from omnidraft.whatif.recorded_texts import recorded_texts
 
     wanted = replace(log_slice.parse_filter(since, None, ()), equal={"target": settings.models.target})
-    records = log_slice.read(source, settings, wanted).require()
+    records = log_slice.read(archive_path, settings, wanted).require()
     texts, left_out = recorded_texts(records)
     yield from (("", LEFT_OUT + why, "") for why in left_out.elements())
     served, last = _served(settings), {each.request_id: each for each in records}

@@ -2,7 +2,10 @@
 
 import hashlib
 import json
+import logging
 import sys
+from collections.abc import Callable
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,11 +14,14 @@ import typer
 from rich.console import Console
 
 from omnidraft.cli.choices import chosen, numbers
-from omnidraft.cli.options import MOST_DRAFT_TOKENS, Config, group
+from omnidraft.cli.options import MOST_DRAFT_TOKENS, Config, archive_or_url, group
 from omnidraft.errors import RequestError
+from omnidraft.files import require_writable_file, save_json, save_text
+from omnidraft.pictures import require_format
+from omnidraft.progress import stages
 
 if TYPE_CHECKING:
-    from omnidraft.whatif.known_costs import MachineCosts
+    from omnidraft.whatif.replay import Counts
 
 THIS_MACHINE = "this-machine"
 
@@ -39,66 +45,76 @@ def whatif(
     json_path: Annotated[
         Path | None, typer.Option("--json", help="A file for all figures; a run that was interrupted goes on from it.")
     ] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the speed-ups into this PNG.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the speed-ups into this file, such as a PNG.")] = None,
     config_path: Config = None,
 ) -> None:
     """Count what other ways to draft would have had accepted of a log's answers, and predict their speed.
 
     Several drafters, numbers and memories, with commas between them, are all combined. The target does not run: its
-    tokens are in the log, and no draft changes them. Only seconds are predicted, by the measured costs of a machine.
+    tokens are in the log, and no draft changes them. Only seconds are predicted, by the measured costs of a machine:
+    those of this one are measured first, once, by a minute or two of decoding; after that it waits while anything else
+    here decodes.
     """
     from omnidraft import config
-    from omnidraft.files import require_writable_file
     from omnidraft.throttle import give_way
 
     drafters, lengths = chosen(drafter), numbers(draft_tokens, "--draft-tokens", MOST_DRAFT_TOKENS)
     memories = [each == "on" for each in chosen(memory, ("on", "off"), "memory")]
     if not (drafters and memories):
         raise RequestError("name at least one --drafter and one --memory")
-    require_writable_file(json_path)
-    url = log if log and "://" in log else None
+    for path in (json_path, picture):
+        require_writable_file(path, makes_folder=False)
+    require_format(picture)
+    kept = _Kept(json_path)
+    archive_path, url = archive_or_url(log)
     settings = config.load(config_path, models={"target": target}, log={"url": url})
-    known = _costs(settings, costs)
+    _show_stages()
     import torch
 
     from omnidraft import assembly
     from omnidraft.distill.ingest.record_disposition import is_held_out
-    from omnidraft.whatif import comparison, log_slice, report
+    from omnidraft.whatif import comparison, log_slice, report, round_costs
+    from omnidraft.whatif.known_costs import read_costs
     from omnidraft.whatif.learned_records import LearnedRecords
     from omnidraft.whatif.recorded_texts import recorded_texts
 
-    torch.set_num_threads(1)
-    filters = [] if tenant is None else [f"tenant={tenant}"]
-    slice_filter = log_slice.parse_filter(since, until, filters)
+    slice_filter = log_slice.parse_filter(since, until, [] if tenant is None else [f"tenant={tenant}"])
+    known = None if costs == THIS_MACHINE else read_costs(Path(costs))
+    log_slice.require_source(archive_path, settings)
+    manifests = {name: comparison.manifest_of(settings, name) for name in drafters}
     tokenizers = assembly.vocabularies(settings)
-    found = log_slice.of_pair(log or settings.log.url, settings, tokenizers, slice_filter)
+    found = log_slice.of_pair(archive_path, settings, tokenizers, slice_filter)
     every, records = settings.learner.held_out_every, found.require()
     records = [each for each in records if is_held_out(each, every)] if held_out else records
     answers, left_out = recorded_texts(records, tokenizers.target.stop_ids)
+    without = f"; left out: {log_slice.in_words(left_out)}" if left_out else ""
     if not answers:
-        raise RequestError(f"the log has no whole answer of this pair there; left out: {dict(left_out)}")
-    manifests = {name: comparison.manifest_of(settings, name) for name in drafters}
+        raise RequestError(f"the log has no whole answer of this pair there{without}")
     learned = LearnedRecords(found, records, every)
-    for name, manifest in manifests.items():
-        _warn(name, learned.count(manifest), len(records))
+    flattered = [note for name, each in manifests.items() if (note := learned.note(name, each))]
+    print(*flattered, sep="\n", end="\n" * bool(flattered), file=sys.stderr)
+    known = known or round_costs.this_machine(settings)
+    torch.set_num_threads(1)
     give_way()
-    run = comparison.Comparison(settings, answers, known, num_texts=texts)
+    run = comparison.Comparison(settings, tokenizers, answers, known, num_texts=texts)
     about = {"answers": [each.request_id for each in answers], "costs": known.plain_data(), "texts": texts}
     about["snapshots"] = {name: manifest and manifest.snapshot_id for name, manifest in manifests.items()}
-    kept = _Kept(json_path, about)
+    kept.begin(about)
     plain = run.plain()
-    counts = {
-        str(each): kept.counts(str(each), partial(run.run, each))
-        for each in comparison.choices(drafters, lengths, memories)
-    }
+    counts = {comparison.PLAIN: plain}
+    for choice in comparison.choices(drafters, lengths, memories):
+        counts[str(choice)] = kept.counts(str(choice), partial(run.run, choice))
     rows = {name: comparison.summary(each, plain) for name, each in counts.items()}
     best = comparison.best_by_group(answers, counts, plain)
-    Console().print(report.table(rows, known.about))
+    pair = f"{settings.models.drafter} -> {settings.models.target}"
+    notes = [f"{len(answers)} answers, {pair}{without}", report.machine(known.about), *flattered]
+    Console().print(report.table(rows))
+    print(*notes, sep="\n")
     Console().print(report.best_table(best))
-    print(f"{len(answers)} answers" + "".join(f", {num} left out: {why}" for why, num in left_out.items()))
-    kept.save({"rows": rows, "best": [[*group, *each] for group, each in best.items()], "left_out": dict(left_out)})
+    best_rows = [[*group, *each] for group, each in best.items()]
+    kept.save({"rows": rows, "best": best_rows, "left_out": dict(left_out), "notes": notes})
     if picture is not None:
-        report.draw(rows, picture)
+        report.draw(rows, notes, picture)
 
 
 costs_app = group("Measured costs of passes and drafter steps on this machine.")
@@ -113,11 +129,12 @@ def export(
 ) -> None:
     """Measure what a pair's rounds cost here, a minute or two of decoding, and write it for `omnidraft whatif`."""
     from omnidraft import config
-    from omnidraft.files import require_writable_file, save_text
+
+    require_writable_file(out, makes_folder=False)
+    settings = config.load(config_path, models={"target": target, "drafter": drafter})
+    _show_stages()
     from omnidraft.whatif import round_costs
 
-    require_writable_file(out)
-    settings = config.load(config_path, models={"target": target, "drafter": drafter})
     text = json.dumps(round_costs.measured(settings).plain_data(), indent=1) + "\n"
     if out is None:
         print(text, end="")
@@ -125,47 +142,44 @@ def export(
         save_text(text, out)
 
 
-def _costs(settings: Any, source: str) -> "MachineCosts":
-    from omnidraft.whatif import round_costs
-    from omnidraft.whatif.known_costs import read_costs
+def _show_stages() -> None:
+    """Say on stderr, a terminal or not, what is loaded or measured next."""
+    from omnidraft.hosts.process import configure_command_logging
 
-    return round_costs.this_machine(settings) if source == THIS_MACHINE else read_costs(Path(source))
+    configure_command_logging("omnidraft")
+    stages.setLevel(logging.INFO)
+    stages.info("loading libraries")
 
 
 class _Kept:
     """The counts of finished choices, in a file from which an interrupted run goes on."""
 
-    def __init__(self, path: Path | None, about: dict[str, Any]) -> None:
-        self._path, self._about = path, about
-        self._digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-        self._counts: dict[str, list[list[float]]] = {}
-        if path is not None and path.exists() and (stored := json.loads(path.read_text())).get("of") == self._digest:
-            self._counts = stored["counts"]
+    def __init__(self, path: Path | None) -> None:
+        """Read the file, where there is one. Raises RequestError when it is another one's."""
+        self._path = path
+        self._stored: dict[str, Any] = {}
+        if path is not None and path.is_file():
+            try:
+                stored = json.loads(path.read_text())
+                self._stored = {stored["of"]: stored["counts"]}
+            except (OSError, ValueError, LookupError, TypeError) as exc:
+                raise RequestError(f"{path} is no report of `omnidraft whatif`; name another file") from exc
 
-    def counts(self, name: str, run: Any) -> Any:
+    def begin(self, about: dict[str, Any]) -> None:
+        """Go on from the counts in the file if they are of this."""
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+        self._about, self._counts = {"of": digest, **about}, self._stored.get(digest, {})
+
+    def counts(self, name: str, run: "Callable[[], list[Counts]]") -> "list[Counts]":
         """Return the counts of a choice, run unless the file has them."""
         from omnidraft.whatif.replay import Counts
 
         if name not in self._counts:
-            self._counts[name] = [[each.num_tokens, each.num_passes, each.seconds] for each in run()]
+            self._counts[name] = [astuple(each) for each in run()]
             self.save({})
-        return [Counts(int(tokens), int(passes), seconds) for tokens, passes, seconds in self._counts[name]]
+        return [Counts(*each) for each in self._counts[name]]
 
     def save(self, figures: dict[str, Any]) -> None:
         """Write the file, where there is one."""
-        from omnidraft.files import save_json
-
         if self._path is not None:
-            save_json({"of": self._digest, **self._about, "counts": self._counts, **figures}, self._path)
-
-
-def _warn(name: str, num_learned: int | None, num_records: int) -> None:
-    """Say on stderr what the snapshot learned of the records that judge it."""
-    if num_learned is None:
-        print(f"{name}: cannot tell what it learned of these {num_records} records", file=sys.stderr)
-    elif num_learned:
-        print(
-            f"{name} has learned up to {num_learned} of these {num_records} records, which flatters it; --held-out, "
-            "with the service's learner.held_out_every, takes none of them",
-            file=sys.stderr,
-        )
+            save_json({**self._about, "counts": self._counts, **figures}, self._path)

@@ -22,6 +22,13 @@ class LearnedRecords:
         self._positions = dict(reversed(list(copies)))
         """That of each record's first copy, by its key."""
 
+    def note(self, name: str, manifest: Manifest | None) -> str | None:
+        """Return what to say of the snapshot's figures where it learned, or may have learned, what they are of."""
+        num, of = self.count(manifest), f"of these {len(self._scored)} records"
+        if num is None:
+            return f"{name}: cannot tell what it learned {of}"
+        return f"{name} has learned up to {num} {of}, which flatters it; --held-out takes none of them" if num else None
+
     def count(self, manifest: Manifest | None) -> int | None:
         """Return how many records lie before the snapshot's offsets and were not held out from it. Those that its
         learner skipped are among them. None: that cannot be told.

@@ -64,8 +64,22 @@ class Slice:
     def require(self) -> list[TraceRecord]:
         """Return the records. Raises RequestError when there are none."""
         if not self.records:
-            raise RequestError(f"the slice has no records; passed over: {dict(self.skipped)}")
+            passed_over = f"; passed over: {in_words(self.skipped)}" if self.skipped else ""
+            raise RequestError(f"the slice has no records{passed_over}")
         return self.records
+
+
+def in_words(counts: Mapping[str, int]) -> str:
+    """Return numbers of records or answers by reason as a message says them."""
+    return ", ".join(f"{num} {reason.replace('_', ' ')}" for reason, num in counts.items())
+
+
+def require_source(archive_path: Path | None, settings: config.Settings) -> None:
+    """Raise RequestError where there is no such archive, or without one no log yet: before what takes long."""
+    if archive_path is None:
+        assembly.require_log(settings)
+    elif not archive_path.is_file():
+        raise RequestError(f"there is no archive at {archive_path}; a log is sqlite:///path or kafka://host:port")
 
 
 def parse_filter(from_time: str | None, to_time: str | None, filters: Iterable[str]) -> SliceFilter:
@@ -82,15 +96,15 @@ def parse_filter(from_time: str | None, to_time: str | None, filters: Iterable[s
 
 
 def of_pair(
-    source: str, settings: config.Settings, tokenizers: assembly.Vocabularies, slice_filter: SliceFilter
+    archive_path: Path | None, settings: config.Settings, tokenizers: assembly.Vocabularies, slice_filter: SliceFilter
 ) -> Slice:
     """Read the selected records of the settings' target and drafter, unless the filter names others. The answers in an
     archive are anybody's to draft for: those that another drafter's worker recorded become this one's. Raises as
     `read`."""
-    is_live, models, alignment = "://" in source, settings.models, tokenizers.alignment.fingerprint
+    is_live, models, alignment = archive_path is None, settings.models, tokenizers.alignment.fingerprint
     pair = {"target": models.target} | ({"drafter": models.drafter} if is_live else {})
     own = replace(slice_filter, equal=pair | dict(slice_filter.equal))
-    found = read(source, settings, own, alignment=alignment if is_live else None)
+    found = read(archive_path, settings, own, alignment=alignment if is_live else None)
     for number, record in enumerate(found.records):
         if record.alignment != alignment:
             found.records[number] = _adopted(record, models.drafter, tokenizers)
@@ -112,11 +126,12 @@ def _adopted(record: TraceRecord, drafter: str, tokenizers: assembly.Vocabularie
     )
 
 
-def read(source: str, settings: config.Settings, slice_filter: SliceFilter, *, alignment: str | None = None) -> Slice:
-    """Read the selected records of a log or archive.
+def read(
+    archive_path: Path | None, settings: config.Settings, slice_filter: SliceFilter, *, alignment: str | None = None
+) -> Slice:
+    """Read the selected records of an archive, or without one of the settings' log, which is not created.
 
     Args:
-        source: a log's URL, or the path of an archive.
         alignment: records of other vocabularies are skipped; None takes any.
 
     Raises:
@@ -124,7 +139,7 @@ def read(source: str, settings: config.Settings, slice_filter: SliceFilter, *, a
     """
     result = Slice()
     selected: list[tuple[Position, TraceRecord]] = []
-    for position, record in _records(source, settings, result):
+    for position, record in _records(archive_path, settings, result):
         reason = slice_filter.skip_reason(record)
         if reason is None and alignment not in (None, record.alignment):
             reason = "other_alignment"
@@ -138,15 +153,13 @@ def read(source: str, settings: config.Settings, slice_filter: SliceFilter, *, a
     return result
 
 
-def _records(source: str, settings: config.Settings, result: Slice) -> Iterable[tuple[Position, TraceRecord]]:
+def _records(
+    archive_path: Path | None, settings: config.Settings, result: Slice
+) -> Iterable[tuple[Position, TraceRecord]]:
     """Return records with their positions; write the log's identity, and how many are unreadable, into the result."""
-    if "://" not in source:
-        if not Path(source).is_file():
-            raise RequestError(f"no archive at {source}; a log is sqlite:///path or kafka://host:port")
-        return (((0, number), record) for number, record in enumerate(archive.read(Path(source))))
-    sections = settings.model_dump() | {"log": settings.log.model_dump() | {"url": source}}
-    other = config.load(None, {}, **sections)
-    return _log_records(assembly.log_reader(other, other.log.traces_topic), result)
+    if archive_path is None:
+        return _log_records(assembly.existing_log_reader(settings, settings.log.traces_topic), result)
+    return (((0, number), record) for number, record in enumerate(archive.read(archive_path)))
 
 
 def _log_records(reader: LogReader, result: Slice) -> Iterator[tuple[Position, TraceRecord]]:

@@ -3,7 +3,7 @@ known costs."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from omnidraft import throttle
 from omnidraft.config import SchedulerSettings
@@ -11,7 +11,7 @@ from omnidraft.decode.decoder import Decoder, SequenceOutput
 from omnidraft.decode.recording.text_memorizer import TextMemorizer
 from omnidraft.decode.sequence import SequenceState
 from omnidraft.memory.recent_texts import RecentTexts
-from omnidraft.ports import Proposer, Request
+from omnidraft.ports import Proposer
 from omnidraft.vocab.tokenizer import Vocabulary
 from omnidraft.whatif.known_costs import KnownCosts
 from omnidraft.whatif.recorded_target import RecordedTarget
@@ -38,18 +38,15 @@ class Replay:
         costs: KnownCosts,
         num_texts: int = 1,
         proposer: Proposer | None = None,
-        prepare: Callable[[Request], Request] = lambda request: replace(request, num_draft_tokens=0),
-        *,
         recent: RecentTexts | None = None,
     ) -> None:
         """
         Args:
             num_texts: answers that decode at a time.
-            prepare: completes a request with the settings of drafting.
             recent: remembers the answers for the proposer.
         """
         self._target, self._vocabulary, self._costs = target, vocabulary, costs
-        self._num_texts, self._proposer, self._prepare = num_texts, proposer, prepare
+        self._num_texts, self._proposer = num_texts, proposer
         self._recent = recent or RecentTexts(0)
         self._running: dict[SequenceState, Counts] = {}
 
@@ -80,9 +77,8 @@ class Replay:
 
     def _begin(self, decoder: Decoder, text: RecordedText) -> SequenceState:
         self._target.expect(text.request.prompt_ids, text.answer_ids)
-        request = self._prepare(text.request)
-        sequence = decoder.add(request, self._proposer)
-        sequence.observers = (TextMemorizer(self._recent, request),)
+        sequence = decoder.add(text.request, self._proposer)
+        sequence.observers = (TextMemorizer(self._recent, text.request),)
         return sequence
 
     def _count(self, outputs: Sequence[SequenceOutput]) -> None:

@@ -1,7 +1,8 @@
 """The report of a comparison: tables for the terminal, and a picture."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from rich.table import Table
@@ -12,11 +13,15 @@ INTERVAL = 1.96
 """Standard errors on either side of an interval of 95 %."""
 
 
-def table(rows: Mapping[str, Mapping[str, float]], about: Mapping[str, str]) -> Table:
-    """Return a table with a row for each choice, the fastest first."""
+def machine(about: Mapping[str, str]) -> str:
+    """Return of what machine the seconds are."""
     processor, weights = about.get("processor", ""), about.get("weights", "")
-    caption = f"Tokens a pass are counted; seconds are those of {weights} on {processor}"
-    result = Table("drafter", "tokens a pass", "tokens/s", "speed-up", "with 95 %", title="What if", caption=caption)
+    return f"Tokens a pass are counted; seconds are those of {weights} on {processor}"
+
+
+def table(rows: Mapping[str, Mapping[str, float]]) -> Table:
+    """Return a table with a row for each choice, the fastest first."""
+    result = Table("drafter", "tokens a pass", "tokens/s", "speed-up", "with 95 %", title="What if")
     for name, row in fastest_first(rows):
         low, high = _interval(row)
         figures = (f"{row['tokens_per_pass']:.2f}", f"{row['tokens_per_s']:.1f}", f"{row['speedup']:.2f}x")
@@ -32,14 +37,14 @@ def best_table(best: Mapping[tuple[str, str], tuple[str, float, int]]) -> Table:
     return result
 
 
-def draw(rows: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    """Draw speed-ups with their intervals as PNG, the fastest on top."""
-    ordered = fastest_first(rows)[::-1]
-    with picture(path, figsize=(9, 1 + 0.4 * len(rows)), layout="tight") as (_, axis):
+def draw(rows: Mapping[str, Mapping[str, float]], notes: Sequence[str], path: Path) -> None:
+    """Draw speed-ups with their intervals, the fastest on top, and the notes below."""
+    ordered, below = fastest_first(rows)[::-1], [line for note in notes for line in wrap(note, 110)]
+    with picture(path, figsize=(9, 1 + 0.4 * len(rows) + 0.2 * len(below)), layout="tight") as (_, axis):
         errors = [min(INTERVAL * row["speedup_error"], row["speedup"]) for _, row in ordered]
         axis.barh([name for name, _ in ordered], [row["speedup"] for _, row in ordered], xerr=errors, capsize=3)
         axis.axvline(1.0, color="black", linewidth=1, linestyle="--")
-        axis.set(xlabel="speed-up over plain decoding")
+        axis.set(xlabel="\n".join(["speed-up over plain decoding", *below]))
 
 
 def fastest_first(rows: Mapping[str, Mapping[str, float]]) -> list[tuple[str, Mapping[str, float]]]:

@@ -209,13 +209,13 @@ def test_another_drafter_learns_from_an_archive_with_prompts_in_its_own_ids(
     settings = config.load(None, models={"drafter": name})
     tokenizers, everything = assembly.vocabularies(settings), log_slice.parse_filter(None, None, [])
     records = list(archive.read(recorded))
-    adopted = log_slice.of_pair(str(recorded), settings, tokenizers, everything).records
+    adopted = log_slice.of_pair(recorded, settings, tokenizers, everything).records
     for before, after in zip(records, adopted, strict=True):
         assert before.drafter_prompt_ids.tolist() != before.prompt_ids.tolist()
         assert after.drafter_prompt_ids.tolist() == after.prompt_ids.tolist()
         assert (after.drafter, after.alignment) == (name, tokenizers.alignment.fingerprint)
     other = config.load(None, models={"target": "another", "drafter": name})
-    assert log_slice.of_pair(str(recorded), other, tokenizers, everything).skipped == {"other_target": len(records)}
+    assert log_slice.of_pair(recorded, other, tokenizers, everything).skipped == {"other_target": len(records)}
     out = warmed(recorded, tmp_path, "--drafter", name, every=2)
     assert bundle.read_manifest(out).drafter == name
 

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from omnidraft import assembly, config, throttle
 from omnidraft.decode.generation import GenerationRequest
 from omnidraft.params import Sampling
+from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.whatif import log_slice
 from omnidraft.whatif.known_costs import KnownCosts, read_costs
@@ -46,7 +47,7 @@ def serving(num_draft_tokens: int, memory: bool) -> Iterator[assembly.Worker]:
 
 def passes_by_answer() -> Counter[str]:
     settings, counts = config.load(), Counter[str]()
-    for record in log_slice.read(settings.log.url, settings, log_slice.SliceFilter()).records:
+    for record in log_slice.read(None, settings, log_slice.SliceFilter()).records:
         counts[record.request_id] += len(record.rounds.num_nodes_R)
     return counts
 
@@ -74,10 +75,10 @@ def test_the_passes_of_recorded_answers_are_those_of_live_decoding(
                 seconds.append(sum(costs.round_s([tree]) for tree in trees))
                 assert any(any(tree.step_rows) for tree in trees) == live
     counted = passes_by_answer()
-    out = tmp_path / "whatif.json"
+    out, drawn = tmp_path / "whatif.json", tmp_path / "a.svg"
     arguments = ("--draft-tokens", num_draft_tokens, "--memory", memory, "--costs", tmp_path / "costs.json")
     monkeypatch.setattr(throttle, "give_way", lambda: None)  # in a process of its own; here all tests would give way
-    done = run_cli(("whatif", *arguments, "--json", out, "--picture", tmp_path / "a.png"), monkeypatch, capsys)
+    done = run_cli(("whatif", *arguments, "--json", out, "--picture", drawn), monkeypatch, capsys)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(out.read_text())
     (counts,) = report["counts"].values()
@@ -87,7 +88,85 @@ def test_the_passes_of_recorded_answers_are_those_of_live_decoding(
     found = [replayed[f"log-{number}"] for number in range(len(PROMPTS))]
     assert [passes for _, passes, _ in found] == live_passes
     assert [predicted for *_, predicted in found] == pytest.approx(seconds[len(PROMPTS) :])
-    assert (tmp_path / "a.png").stat().st_size
+    for shown in (done.stdout, drawn.read_text()):
+        assert all(each in shown for each in ("plain decoding (none, memory off)", "16 answers", "one of a test"))
+
+
+def test_each_drafter_is_loaded_once_and_no_choice_learns_from_another(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In whatever order they are drafted for, and an interrupted run goes on. That the snapshot may have learned these
+    answers stands below the table and in the picture."""
+    with serving(0, memory=False) as worker:
+        for number, prompt in enumerate(PROMPTS):
+            request = GenerationRequest(prompt=prompt, max_new_tokens=40, seed=number)
+            assert list(worker.served[0].engine.stream(request).steps)
+    assert run_cli(("replay", "--snapshots", tmp_path / "made"), monkeypatch, capsys).returncode == 0
+    drafters, drawn, reports = ["base", str(tmp_path / "made" / "as-set")], tmp_path / "a.svg", list[Any]()
+    monkeypatch.setattr(throttle, "give_way", lambda: None)
+    for orders, num_loaded in ((1, 1), (-1, 1), (-1, 0)):
+        caplog.clear()
+        chosen = [",".join(each[::orders]) for each in (drafters, ["3", "5"], ["on", "off"])]
+        arguments = ("--costs", tmp_path / "costs.json", "--json", tmp_path / f"{orders}.json", "--picture", drawn)
+        named = zip(("--drafter", "--draft-tokens", "--memory"), chosen, strict=True)
+        done = run_cli(("whatif", *arguments, *(each for pair in named for each in pair)), monkeypatch, capsys)
+        assert done.returncode == 0, done.stderr
+        reports.append(json.loads((tmp_path / f"{orders}.json").read_text()))
+        for begun in ("loading drafter base", f"loading drafter {drafters[1]}", "loading snapshot"):
+            assert sum(each.startswith(begun) for each in caplog.messages) == num_loaded
+        assert all("cannot tell what it learned of these 8 records" in each for each in (done.stdout, done.stderr))
+        assert "cannot tell what it learned" in drawn.read_text()
+    assert len(reports[0]["counts"]) == 8
+    assert reports[0]["counts"] == reports[1]["counts"]
+    assert reports[1] == reports[2]
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "words"),
+    [
+        ("whatif", (), "there is no log at sqlite:///"),
+        ("whatif", ("--since", "yesterday"), "not a time: 'yesterday'"),
+        ("whatif", ("--log", "nowhere.avro"), "there is no archive at nowhere.avro"),
+        ("whatif", ("--drafter", "champion", "--log", "sqlite:///{0}/junk.db"), "there is no registry"),
+        ("whatif", ("--log", "sqlite:///{0}/junk.db"), "the slice has no records; passed over: 1 unreadable"),
+        ("whatif", ("--picture", "{0}/new/a.png"), "there is no folder"),
+        ("whatif", ("--picture", "{0}/a.docx"), "pictures end with"),
+        ("whatif", ("--json", "{0}/new/a.json"), "there is no folder"),
+        ("whatif", ("--json", "{0}/junk.db"), "junk.db is no report of `omnidraft whatif`"),
+        ("whatif", ("--json", "{0}/costs.json"), "costs.json is no report of `omnidraft whatif`"),
+        ("whatif", ("--json", "{0}/list.json"), "list.json is no report of `omnidraft whatif`"),
+        ("whatif", ("--costs", "{0}/list.json"), "list.json is no file of `omnidraft costs export`"),
+        ("costs export", ("--out", "{0}/new/a.json"), "there is no folder"),
+        ("costs export", ("--drafter", "none"), "this needs a drafter"),
+        ("replay", (), "there is no log at sqlite:///"),
+        ("replay", ("--picture", "{0}/a.docx"), "pictures end with"),
+        ("verify --from-log", (), "at sqlite:///"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_measured_or_made(
+    command: str,
+    arguments: tuple[str, ...],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "list.json").write_text("[1]")
+    settings = config.load(None, log={"url": f"sqlite:///{tmp_path}/junk.db"})
+    with closing(assembly.log_writer(settings, settings.log.traces_topic)) as writer:
+        writer.append([Outgoing(b"k", b"junk")])
+    before = sorted(tmp_path.iterdir())
+    given = [each.format(tmp_path) for each in arguments]
+    done = run_cli((*command.split(), *given), monkeypatch, capsys)
+    assert done.returncode == 2, done
+    assert words in done.stderr.splitlines()[-1]
+    assert "measuring" not in done.stderr
+    assert [each for each in sorted(tmp_path.iterdir()) if "junk.db" not in each.name] == [
+        each for each in before if "junk.db" not in each.name
+    ]
 
 
 def test_costs_are_measured_while_the_pair_decodes(

@@ -354,7 +354,7 @@ def test_the_log_is_verified_and_a_changed_record_found(
     assert share.returncode == 0
     assert int(share.stdout.split()[0]) < 8
 
-    records = log_slice.read(url, settings, log_slice.SliceFilter()).records
+    records = log_slice.read(None, settings, log_slice.SliceFilter()).records
     emitted_ids = records[3].emitted_ids.copy()
     emitted_ids[5] ^= 1
     records[3] = replace(records[3], emitted_ids=emitted_ids)

@@ -31,7 +31,7 @@ def log(tmp_path: Path) -> Slice:
     writer.append([Outgoing(codec.key(each), codec.encode(each), codec.headers(each)) for each in RECORDS[:1]])
     writer.append([Outgoing(b"k", b"junk", codec.headers(RECORDS[0]))])
     writer.close()
-    return log_slice.read(settings.log.url, settings, SliceFilter())
+    return log_slice.read(None, settings, SliceFilter())
 
 
 def learned(log: Slice, records: Sequence[TraceRecord] = RECORDS) -> LearnedRecords:
@@ -62,7 +62,7 @@ def test_offsets_of_another_log_and_archives_do_not_tell(log: Slice, tmp_path: P
     assert learned(log).count(snapshot.model_copy(update={"log_id": log.log_id})) == len(LEARNABLE)
     assert learned(log).count(snapshot.model_copy(update={"log_id": "another"})) is None
     archive.write(tmp_path / "traces.avro", RECORDS)
-    archived = log_slice.read(str(tmp_path / "traces.avro"), config.load(None, {}), SliceFilter())
+    archived = log_slice.read(tmp_path / "traces.avro", config.load(None, {}), SliceFilter())
     assert learned(archived).count(snapshot) is None
     held_out = [record for record in RECORDS if is_held_out(record, EVERY)]
     assert learned(archived, held_out).count(snapshot) == 0

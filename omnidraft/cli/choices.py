@@ -1,4 +1,4 @@
-"""Names or numbers in a command-line option, with commas between them, and files by their names."""
+"""What command-line options name: names or numbers with commas between them, files, logs."""
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -36,3 +36,9 @@ def named_files(paths: Iterable[Path]) -> dict[str, Path]:
             raise RequestError(f"two files are named {path.stem}, {files[path.stem]} and {path}; rename one")
         files[path.stem] = path
     return files
+
+
+def archive_or_url(log: str | None) -> tuple[Path | None, str | None]:
+    """Return the archive that --log names, else the log's URL; None: the log of the settings."""
+    is_url = log is None or "://" in log
+    return (None, log) if is_url else (Path(log or ""), None)

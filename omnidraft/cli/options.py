@@ -46,12 +46,6 @@ def _named_tenant(tenant: str) -> str:
 Tenant = Annotated[str, typer.Argument(help="The tenant as its trace records name it.", callback=_named_tenant)]
 
 
-def archive_or_url(log: str | None) -> tuple[Path | None, str | None]:
-    """Return the archive that --log names, else the log's URL; None: the log of the settings."""
-    is_url = log is None or "://" in log
-    return (None, log) if is_url else (Path(log or ""), None)
-
-
 def group(about: str) -> typer.Typer:
     """Return a group of commands. Its help is plain text: what colours it takes longer to load than all the rest."""
     return typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)

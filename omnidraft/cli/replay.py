@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from omnidraft.cli.options import Config, archive_or_url
+from omnidraft.cli.choices import archive_or_url
+from omnidraft.cli.options import Config
 from omnidraft.errors import RequestError
 
 if TYPE_CHECKING:
@@ -90,9 +91,7 @@ def replay(
         _draw(runs, picture)
 
 
-def varied_settings(
-    path: Path | None, variations: list[str], given: dict[str, dict[str, Any]]
-) -> dict[str, "Settings"]:
+def varied_settings(path: Path | None, variations: list[str], given: dict[str, Any]) -> dict[str, "Settings"]:
     """Return the settings with what is given, and with each change, by what names the run. Raises RequestError where a
     variation is not SETTING=VALUE, ConfigError where there is no such setting, or a loss is unknown."""
     from omnidraft.config import load

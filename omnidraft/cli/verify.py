@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from omnidraft.cli.options import (
-    MOST_DRAFT_TOKENS,
-    Config,
-    Engine,
-    Quantize,
-    archive_or_url,
-    download_bars,
-    printable,
-)
+from omnidraft.cli.choices import archive_or_url
+from omnidraft.cli.options import MOST_DRAFT_TOKENS, Config, Engine, Quantize, download_bars, printable
 from omnidraft.errors import RequestError, SignatureRefused
 from omnidraft.progress import bar
 

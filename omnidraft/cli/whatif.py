@@ -4,26 +4,19 @@ import hashlib
 import json
 import logging
 import sys
-from collections.abc import Callable
-from dataclasses import astuple
-from functools import partial
+from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from omnidraft.cli.choices import chosen, numbers
-from omnidraft.cli.options import MOST_DRAFT_TOKENS, Config, archive_or_url, group
+from omnidraft.cli.choices import archive_or_url, chosen, numbers
+from omnidraft.cli.options import MOST_DRAFT_TOKENS, Config, group
 from omnidraft.errors import RequestError
 from omnidraft.files import require_writable_file, save_json, save_text
 from omnidraft.pictures import require_format
 from omnidraft.progress import stages
-
-if TYPE_CHECKING:
-    from omnidraft.whatif.replay import Counts
-
-THIS_MACHINE = "this-machine"
 
 
 def whatif(
@@ -36,7 +29,9 @@ def whatif(
     ] = "base",
     draft_tokens: Annotated[str, typer.Option(help="Drafted tokens per pass at most.")] = "15",
     memory: Annotated[str, typer.Option(help="Suffix memory: on, off, or both.")] = "on",
-    costs: Annotated[str, typer.Option(help="this-machine, or a file of `omnidraft costs export`.")] = THIS_MACHINE,
+    costs: Annotated[
+        Path | None, typer.Option(help="A file of `omnidraft costs export`; without it those of this machine.")
+    ] = None,
     texts: Annotated[int, typer.Option(min=1, help="Answers that decode at a time.")] = 1,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Only answers that the service never learns: learner.held_out_every.")
@@ -65,7 +60,7 @@ def whatif(
     for path in (json_path, picture):
         require_writable_file(path, makes_folder=False)
     require_format(picture)
-    kept = _Kept(json_path)
+    kept = _kept(json_path)
     archive_path, url = archive_or_url(log)
     settings = config.load(config_path, models={"target": target}, log={"url": url})
     _show_stages()
@@ -79,7 +74,7 @@ def whatif(
     from omnidraft.whatif.recorded_texts import recorded_texts
 
     slice_filter = log_slice.parse_filter(since, until, [] if tenant is None else [f"tenant={tenant}"])
-    known = None if costs == THIS_MACHINE else read_costs(Path(costs))
+    known = costs and read_costs(costs)
     log_slice.require_source(archive_path, settings)
     manifests = {name: comparison.manifest_of(settings, name) for name in drafters}
     tokenizers = assembly.vocabularies(settings)
@@ -92,27 +87,37 @@ def whatif(
         raise RequestError(f"the log has no whole answer of this pair there{without}")
     learned = LearnedRecords(found, records, every)
     flattered = [note for name, each in manifests.items() if (note := learned.note(name, each))]
-    print(*flattered, sep="\n", end="\n" * bool(flattered), file=sys.stderr)
+    for note in flattered:
+        print(note, file=sys.stderr)
     known = known or round_costs.this_machine(settings)
     torch.set_num_threads(1)
     give_way()
-    run = comparison.Comparison(settings, tokenizers, answers, known, num_texts=texts)
-    about = {"answers": [each.request_id for each in answers], "costs": known.plain_data(), "texts": texts}
+    about = {"answers": [each.request_id for each in answers], "costs": asdict(known), "texts": texts}
     about["snapshots"] = {name: manifest and manifest.snapshot_id for name, manifest in manifests.items()}
-    kept.begin(about)
-    plain = run.plain()
-    counts = {comparison.PLAIN: plain}
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    figures = {"of": digest, **about, "counts": kept.get(digest, {})}
+    run = comparison.Comparison(settings, tokenizers, answers, known, num_texts=texts)
+    counts = {}
     for choice in comparison.choices(drafters, lengths, memories):
-        counts[str(choice)] = kept.counts(str(choice), partial(run.run, choice))
+        if str(choice) not in figures["counts"]:
+            figures["counts"][str(choice)] = [astuple(each) for each in run.run(choice)]
+            _save(figures, json_path)
+        counts[str(choice)] = [comparison.Counts(*each) for each in figures["counts"][str(choice)]]
+    plain = counts[str(comparison.PLAIN)]
     rows = {name: comparison.summary(each, plain) for name, each in counts.items()}
-    best = comparison.best_by_group(answers, counts, plain)
-    pair = f"{settings.models.drafter} -> {settings.models.target}"
-    notes = [f"{len(answers)} answers, {pair}{without}", report.machine(known.about), *flattered]
+    rows = dict(sorted(rows.items(), key=lambda each: -each[1]["speedup"]))
+    best = comparison.best_by_group(answers, counts)
+    processor, weights = (known.about.get(each, "?") for each in ("processor", "weights"))
+    notes = [
+        f"{len(answers)} answers, {settings.models.drafter} -> {settings.models.target}{without}",
+        f"Tokens a pass are counted; seconds are those of {weights} on {processor}",
+        *flattered,
+    ]
     Console().print(report.table(rows))
     print(*notes, sep="\n")
     Console().print(report.best_table(best))
     best_rows = [[*group, *each] for group, each in best.items()]
-    kept.save({"rows": rows, "best": best_rows, "left_out": dict(left_out), "notes": notes})
+    _save({**figures, "rows": rows, "best": best_rows, "left_out": dict(left_out), "notes": notes}, json_path)
     if picture is not None:
         report.draw(rows, notes, picture)
 
@@ -135,7 +140,7 @@ def export(
     _show_stages()
     from omnidraft.whatif import round_costs
 
-    text = json.dumps(round_costs.measured(settings).plain_data(), indent=1) + "\n"
+    text = json.dumps(asdict(round_costs.measured(settings)), indent=1) + "\n"
     if out is None:
         print(text, end="")
     else:
@@ -151,35 +156,18 @@ def _show_stages() -> None:
     stages.info("loading libraries")
 
 
-class _Kept:
-    """The counts of finished choices, in a file from which an interrupted run goes on."""
+def _kept(path: Path | None) -> dict[str, Any]:
+    """Return the counts that an interrupted run left in this file, by what they are of. Raises RequestError when it is
+    another one's file."""
+    if path is None or not path.is_file():
+        return {}
+    try:
+        stored = json.loads(path.read_text())
+        return {stored["of"]: stored["counts"]}
+    except (OSError, ValueError, LookupError, TypeError) as exc:
+        raise RequestError(f"{path} is no report of `omnidraft whatif`; name another file") from exc
 
-    def __init__(self, path: Path | None) -> None:
-        """Read the file, where there is one. Raises RequestError when it is another one's."""
-        self._path = path
-        self._stored: dict[str, Any] = {}
-        if path is not None and path.is_file():
-            try:
-                stored = json.loads(path.read_text())
-                self._stored = {stored["of"]: stored["counts"]}
-            except (OSError, ValueError, LookupError, TypeError) as exc:
-                raise RequestError(f"{path} is no report of `omnidraft whatif`; name another file") from exc
 
-    def begin(self, about: dict[str, Any]) -> None:
-        """Go on from the counts in the file if they are of this."""
-        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-        self._about, self._counts = {"of": digest, **about}, self._stored.get(digest, {})
-
-    def counts(self, name: str, run: "Callable[[], list[Counts]]") -> "list[Counts]":
-        """Return the counts of a choice, run unless the file has them."""
-        from omnidraft.whatif.replay import Counts
-
-        if name not in self._counts:
-            self._counts[name] = [astuple(each) for each in run()]
-            self.save({})
-        return [Counts(*each) for each in self._counts[name]]
-
-    def save(self, figures: dict[str, Any]) -> None:
-        """Write the file, where there is one."""
-        if self._path is not None:
-            save_json({**self._about, "counts": self._counts, **figures}, self._path)
+def _save(figures: dict[str, Any], path: Path | None) -> None:
+    if path is not None:
+        save_json(figures, path)

@@ -1,20 +1,24 @@
 """Ways to draft beside each other on the same recorded answers."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from typing import Any
 
+from omnidraft import throttle
 from omnidraft.assembly import Vocabularies
 from omnidraft.assembly.drafting import drafter_of, memory_proposer, proposer, shared_drafting
 from omnidraft.assembly.host import DecodingHost
 from omnidraft.assembly.registries import named_folder
 from omnidraft.assembly.snapshot_loading import named_or_base
-from omnidraft.config import NO_DRAFTER, DecodeSettings, Settings
+from omnidraft.config import NO_DRAFTER, DecodeSettings, SchedulerSettings, Settings
+from omnidraft.decode.decoder import Decoder, SequenceOutput
 from omnidraft.decode.drafting.suffix_source import SuffixSource
 from omnidraft.decode.drafting.tree_proposer import TreeProposer
+from omnidraft.decode.recording.text_memorizer import TextMemorizer
+from omnidraft.decode.sequence import SequenceState
 from omnidraft.memory.recent_texts import RecentTexts
 from omnidraft.ports import Proposer
 from omnidraft.progress import bar, stages
@@ -24,9 +28,6 @@ from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.whatif.known_costs import BASE, LEARNED, KnownCosts, MachineCosts
 from omnidraft.whatif.recorded_target import RecordedTarget
 from omnidraft.whatif.recorded_texts import RecordedText
-from omnidraft.whatif.replay import Counts, Replay
-
-PLAIN = "plain decoding (none, memory off)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,28 @@ class Choice:
     has_memory: bool
 
     def __str__(self) -> str:
+        if not self.num_draft_tokens:
+            return "plain decoding (none, memory off)"
         return f"{self.drafter}, {self.num_draft_tokens} tokens, memory {'on' if self.has_memory else 'off'}"
 
 
+PLAIN = Choice(NO_DRAFTER, 0, has_memory=False)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What one answer would have taken."""
+
+    num_tokens: int = 0
+    num_passes: int = 0
+    seconds: float = 0.0
+    """From its first pass to its last, beside the other texts; what the target takes to read its prompt is left out."""
+
+
 def choices(drafters: Iterable[str], num_draft_tokens: Iterable[int], memories: Iterable[bool]) -> list[Choice]:
-    """Return all combinations that draft anything, those of a drafter together."""
+    """Return plain decoding, and all combinations that draft anything, those of a drafter together."""
     combined = (Choice(*each) for each in product(drafters, num_draft_tokens, memories))
-    return [choice for choice in combined if choice.has_memory or choice.drafter != NO_DRAFTER]
+    return [PLAIN, *(choice for choice in combined if choice.has_memory or choice.drafter != NO_DRAFTER)]
 
 
 def manifest_of(settings: Settings, drafter: str) -> Manifest | None:
@@ -74,19 +90,36 @@ class Comparison:
         self._target = RecordedTarget(len(tokenizers.target.vocabulary))
         self._loaded = lru_cache(1)(self._load)
 
-    def plain(self) -> list[Counts]:
-        """Return what plain decoding would have taken."""
-        return self._replayed(PLAIN, self._texts, self._known(NO_DRAFTER))
-
     def run(self, choice: Choice) -> list[Counts]:
-        """Return what each answer would have taken. Raises SnapshotError for a drafter that there is not."""
+        """Return what each answer would have taken: tokens that are accepted are counted, seconds are those of the
+        costs. Raises SnapshotError for a drafter that there is not."""
         chosen = {"num_draft_tokens": choice.num_draft_tokens, "suffix_memory": choice.has_memory}
         decode = self._settings.decode.model_copy(update=chosen)
         costs, recent = self._known(choice.drafter), RecentTexts() if choice.has_memory else RecentTexts(0)
         drafted = self._proposer(choice.drafter, decode, costs, recent)
-        chosen = {"num_draft_tokens": choice.num_draft_tokens, "num_memory_tokens": decode.num_memory_tokens}
-        texts = [replace(each, request=replace(each.request, **chosen)) for each in self._texts]
-        return self._replayed(str(choice), texts, costs, drafted, recent)
+        limits = {"num_draft_tokens": choice.num_draft_tokens, "num_memory_tokens": decode.num_memory_tokens}
+        scheduling = SchedulerSettings(max_num_seqs=self._num_texts)
+        decoder = Decoder(self._target, self._tokenizers.target.vocabulary, costs=costs, scheduling=scheduling)
+        counts, waiting = [Counts() for _ in self._texts], deque(enumerate(self._texts))
+        running: dict[SequenceState, Counts] = {}
+        with bar(str(choice), len(counts)) as advance, closing(decoder):
+            while waiting or running:
+                while waiting and len(running) < self._num_texts:
+                    number, text = waiting.popleft()
+                    self._target.expect(text.request.prompt_ids, text.answer_ids)
+                    sequence = decoder.add(replace(text.request, **limits), drafted)
+                    sequence.observers = (TextMemorizer(recent, text.request),)
+                    running[sequence] = counts[number]
+                throttle.rest()
+                outputs = decoder.step()
+                _count(outputs, running, costs)
+                for output in outputs:
+                    if output.error is not None:
+                        raise output.error
+                    if output.sequence.is_finished:
+                        del running[output.sequence]
+                        advance()
+        return counts
 
     def _proposer(self, name: str, decode: DecodeSettings, costs: KnownCosts, recent: RecentTexts) -> Proposer:
         """Return a proposer that has measured and learned nothing yet."""
@@ -113,10 +146,14 @@ class Comparison:
     def _known(self, drafter: str) -> KnownCosts:
         return KnownCosts(self._costs, BASE if drafter in (BASE, NO_DRAFTER) else LEARNED)
 
-    def _replayed(self, title: str, texts: Sequence[RecordedText], costs: KnownCosts, *drafting: Any) -> list[Counts]:
-        replay = Replay(self._target, self._tokenizers.target.vocabulary, costs, self._num_texts, *drafting)
-        with bar(title, len(texts)) as advance:
-            return replay.run(texts, advance)
+
+def _count(outputs: Iterable[SequenceOutput], running: Mapping[SequenceState, Counts], costs: KnownCosts) -> None:
+    steps = [(running[output.sequence], output.step) for output in outputs if output.step is not None]
+    round_s = costs.round_s([step.tree for _, step in steps]) if steps else 0.0  # without one it read prompts alone
+    for counts, step in steps:
+        counts.num_tokens += len(step.emitted)
+        counts.num_passes += 1
+        counts.seconds += round_s
 
 
 def summary(counts: Sequence[Counts], plain: Sequence[Counts]) -> dict[str, float]:
@@ -134,7 +171,7 @@ def summary(counts: Sequence[Counts], plain: Sequence[Counts]) -> dict[str, floa
 
 
 def best_by_group(
-    texts: Sequence[RecordedText], counts: Mapping[str, Sequence[Counts]], plain: Sequence[Counts]
+    texts: Sequence[RecordedText], counts: Mapping[str, Sequence[Counts]]
 ) -> dict[tuple[str, str], tuple[str, float, int]]:
     """Return, for each tenant and kind of work, the fastest choice, its speed-up and the number of answers."""
     numbers = defaultdict[tuple[str, str], list[int]](list)
@@ -142,7 +179,7 @@ def best_by_group(
         numbers[text.request.tenant, text.work].append(number)
     best = {}
     for group, own in sorted(numbers.items()):
-        plain_s = sum(plain[number].seconds for number in own)
+        plain_s = sum(counts[str(PLAIN)][number].seconds for number in own)
         speedups = {name: plain_s / sum(each[number].seconds for number in own) for name, each in counts.items()}
         fastest = max(speedups.items(), key=lambda each: each[1])
         best[group] = (*fastest, len(own))

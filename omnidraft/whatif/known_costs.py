@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
@@ -27,10 +27,6 @@ class MachineCosts:
     """By the kind of drafter; a missing one is as the base drafter."""
     others: SecondsByRows
     """What drafting and drawing take of a round beside passes and steps."""
-
-    def plain_data(self) -> dict[str, object]:
-        """Return it for a JSON file."""
-        return asdict(self)
 
 
 def read_costs(path: Path) -> MachineCosts:

@@ -139,7 +139,12 @@ def read(
     """
     result = Slice()
     selected: list[tuple[Position, TraceRecord]] = []
-    for position, record in _records(archive_path, settings, result):
+    found: Iterable[tuple[Position, TraceRecord]]
+    if archive_path is None:
+        found = _log_records(assembly.existing_log_reader(settings, settings.log.traces_topic), result)
+    else:
+        found = (((0, number), record) for number, record in enumerate(archive.read(archive_path)))
+    for position, record in found:
         reason = slice_filter.skip_reason(record)
         if reason is None and alignment not in (None, record.alignment):
             reason = "other_alignment"
@@ -153,17 +158,8 @@ def read(
     return result
 
 
-def _records(
-    archive_path: Path | None, settings: config.Settings, result: Slice
-) -> Iterable[tuple[Position, TraceRecord]]:
-    """Return records with their positions; write the log's identity, and how many are unreadable, into the result."""
-    if archive_path is None:
-        return _log_records(assembly.existing_log_reader(settings, settings.log.traces_topic), result)
-    return (((0, number), record) for number, record in enumerate(archive.read(archive_path)))
-
-
 def _log_records(reader: LogReader, result: Slice) -> Iterator[tuple[Position, TraceRecord]]:
-    """Yield the records up to the present end of the log."""
+    """Yield the records up to the present end of the log; the result has its identity, and how many are unreadable."""
     try:
         result.log_id = reader.identity()
         for message in topic_scan.messages(reader):

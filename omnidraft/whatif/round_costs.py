@@ -2,6 +2,7 @@
 target, whose weights empty the caches, than after another step."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def this_machine(settings: Settings) -> MachineCosts:
     path = costs_path("rounds", settings.models.model_dump(), settings.decode.mode)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_json(measured(settings).plain_data(), path)
+        save_json(asdict(measured(settings)), path)
     return read_costs(path)
 
 

@@ -53,9 +53,6 @@ class LearningPoint:
     losses: dict[str, float] = field(default_factory=dict)
     """The losses of the last step."""
 
-    def plain_data(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def split_by_prompt(records: Sequence[TraceRecord], every: int) -> tuple[list[TraceRecord], list[TraceRecord]]:
     """Return the records to learn from, and those of one prompt in `every`, but of LEAST_HELD_OUT or a quarter.
@@ -194,8 +191,8 @@ class TrainingRun:
     def figures(self) -> dict[str, Any]:
         """Return its curve and what it learned, for a report."""
         skipped = self.learner.counters.skipped
-        curve = [point.plain_data() for point in self.curve]
-        alone = self._cache_alone().plain_data()
+        curve = [asdict(point) for point in self.curve]
+        alone = asdict(self._cache_alone())
         return {"curve": curve, "cache_alone": alone, "tokens_per_s": self.tokens_per_s, "skipped": skipped}
 
     def _cache_alone(self) -> LearningPoint:

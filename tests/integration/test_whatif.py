@@ -81,9 +81,10 @@ def test_the_passes_of_recorded_answers_are_those_of_live_decoding(
     done = run_cli(("whatif", *arguments, "--json", out, "--picture", drawn), monkeypatch, capsys)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(out.read_text())
-    (counts,) = report["counts"].values()
+    plain, counts = report["counts"].values()
     live_passes = [counted[f"live-{number}"] for number in range(len(PROMPTS))]
     assert live_passes != [counted[f"log-{number}"] for number in range(len(PROMPTS))]
+    assert all(num_tokens == num_passes for num_tokens, num_passes, _ in plain)
     replayed = dict(zip(report["answers"], counts, strict=True))
     found = [replayed[f"log-{number}"] for number in range(len(PROMPTS))]
     assert [passes for _, passes, _ in found] == live_passes
@@ -119,7 +120,7 @@ def test_each_drafter_is_loaded_once_and_no_choice_learns_from_another(
             assert sum(each.startswith(begun) for each in caplog.messages) == num_loaded
         assert all("cannot tell what it learned of these 8 records" in each for each in (done.stdout, done.stderr))
         assert "cannot tell what it learned" in drawn.read_text()
-    assert len(reports[0]["counts"]) == 8
+    assert len(reports[0]["counts"]) == 9
     assert reports[0]["counts"] == reports[1]["counts"]
     assert reports[1] == reports[2]
 

@@ -40,5 +40,4 @@ def named_files(paths: Iterable[Path]) -> dict[str, Path]:
 
 def archive_or_url(log: str | None) -> tuple[Path | None, str | None]:
     """Return the archive that --log names, else the log's URL; None: the log of the settings."""
-    is_url = log is None or "://" in log
-    return (None, log) if is_url else (Path(log or ""), None)
+    return (None, log) if log is None or "://" in log else (Path(log), None)

@@ -55,7 +55,7 @@ def replay(
     from omnidraft.files import require_writable_file, save_json
     from omnidraft.pictures import require_format
     from omnidraft.whatif import log_slice
-    from omnidraft.whatif.training_run import TrainingRun, require_new, split_by_prompt, tracked
+    from omnidraft.whatif.training_run import TrainingRun, split_by_prompt, tracked
 
     for path in (json_path, picture):
         require_writable_file(path)
@@ -66,7 +66,8 @@ def replay(
     varied = varied_settings(config_path, vary or [], given)
     folders = {name: snapshots / name.replace("/", "-") for name in varied} if snapshots is not None else {}
     for folder in folders.values():
-        require_new(folder)
+        if folder.exists():
+            raise RequestError(f"{folder} exists; a snapshot is written once")
     log_slice.require_source(archive_path, varied[AS_SET])
     tokenizers = {name: assembly.vocabularies(settings) for name, settings in varied.items()}
     runs: dict[str, TrainingRun] = {}
@@ -78,9 +79,8 @@ def replay(
         with tracked(settings, EXPERIMENT, name) as (run_id, on_point):
             options = {"num_passes": num_passes, "measure_every": measure_every}
             run.learn(train, held_out, title=name, on_point=on_point, **options)  # type: ignore[arg-type]
-        figures = {"mlflow_run": run_id, "records": len(train), "held_out_records": len(held_out)}
-        content["runs"][name] = run.figures() | figures | {"passed_over": dict(found.skipped)}
-        content["runs"][name] |= run.compared_with(runs[AS_SET])
+        figures = {"records": len(train), "held_out_records": len(held_out), "passed_over": dict(found.skipped)}
+        content["runs"][name] = run.figures() | figures | run.compared_with(runs[AS_SET]) | {"mlflow_run": run_id}
         if json_path is not None:
             save_json(content, json_path)
         if name in folders:

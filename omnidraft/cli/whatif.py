@@ -14,7 +14,7 @@ from rich.console import Console
 from omnidraft.cli.choices import archive_or_url, chosen, numbers
 from omnidraft.cli.options import MOST_DRAFT_TOKENS, Config, group
 from omnidraft.errors import RequestError
-from omnidraft.files import require_writable_file, save_json, save_text
+from omnidraft.files import require_writable_file, save_json
 from omnidraft.pictures import require_format
 from omnidraft.progress import stages
 
@@ -29,9 +29,7 @@ def whatif(
     ] = "base",
     draft_tokens: Annotated[str, typer.Option(help="Drafted tokens per pass at most.")] = "15",
     memory: Annotated[str, typer.Option(help="Suffix memory: on, off, or both.")] = "on",
-    costs: Annotated[
-        Path | None, typer.Option(help="A file of `omnidraft costs export`; without it those of this machine.")
-    ] = None,
+    costs: Annotated[Path | None, typer.Option(help="A file of `omnidraft costs export` on another machine.")] = None,
     texts: Annotated[int, typer.Option(min=1, help="Answers that decode at a time.")] = 1,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Only answers that the service never learns: learner.held_out_every.")
@@ -68,13 +66,12 @@ def whatif(
 
     from omnidraft import assembly
     from omnidraft.distill.ingest.record_disposition import is_held_out
-    from omnidraft.whatif import comparison, log_slice, report, round_costs
+    from omnidraft.whatif import comparison, learned_records, log_slice, report, round_costs
     from omnidraft.whatif.known_costs import read_costs
-    from omnidraft.whatif.learned_records import LearnedRecords
     from omnidraft.whatif.recorded_texts import recorded_texts
 
     slice_filter = log_slice.parse_filter(since, until, [] if tenant is None else [f"tenant={tenant}"])
-    known = costs and read_costs(costs)
+    known = None if costs is None else read_costs(costs)
     log_slice.require_source(archive_path, settings)
     manifests = {name: comparison.manifest_of(settings, name) for name in drafters}
     tokenizers = assembly.vocabularies(settings)
@@ -85,19 +82,18 @@ def whatif(
     without = f"; left out: {log_slice.in_words(left_out)}" if left_out else ""
     if not answers:
         raise RequestError(f"the log has no whole answer of this pair there{without}")
-    learned = LearnedRecords(found, records, every)
-    flattered = [note for name, each in manifests.items() if (note := learned.note(name, each))]
-    for note in flattered:
-        print(note, file=sys.stderr)
+    learned = {name: learned_records.count(each, found, records, every) for name, each in manifests.items()}
+    flattered = [learned_records.note(*each, len(records)) for each in learned.items() if each[1] != 0]
+    sys.stderr.writelines(f"{note}\n" for note in flattered)
     known = known or round_costs.this_machine(settings)
     torch.set_num_threads(1)
     give_way()
-    about = {"answers": [each.request_id for each in answers], "costs": asdict(known), "texts": texts}
+    about: dict[str, Any] = {"answers": [each.request_id for each in answers], "costs": asdict(known), "texts": texts}
     about["snapshots"] = {name: manifest and manifest.snapshot_id for name, manifest in manifests.items()}
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-    figures = {"of": digest, **about, "counts": kept.get(digest, {})}
-    run = comparison.Comparison(settings, tokenizers, answers, known, num_texts=texts)
-    counts = {}
+    figures: dict[str, Any] = {"of": digest, **about, "counts": kept.get(digest, {})}
+    run = comparison.Comparison(settings, tokenizers, answers, known, texts)
+    counts = dict[str, list[comparison.Counts]]()
     for choice in comparison.choices(drafters, lengths, memories):
         if str(choice) not in figures["counts"]:
             figures["counts"][str(choice)] = [astuple(each) for each in run.run(choice)]
@@ -140,11 +136,11 @@ def export(
     _show_stages()
     from omnidraft.whatif import round_costs
 
-    text = json.dumps(asdict(round_costs.measured(settings)), indent=1) + "\n"
+    found = asdict(round_costs.measured(settings))
     if out is None:
-        print(text, end="")
+        print(json.dumps(found, indent=2))
     else:
-        save_text(text, out)
+        save_json(found, out)
 
 
 def _show_stages() -> None:

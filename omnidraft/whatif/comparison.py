@@ -82,8 +82,7 @@ class Comparison:
         tokenizers: Vocabularies,
         texts: Sequence[RecordedText],
         costs: MachineCosts,
-        *,
-        num_texts: int = 1,
+        num_texts: int,
     ) -> None:
         self._settings, self._tokenizers = settings, tokenizers
         self._texts, self._costs, self._num_texts = texts, costs, num_texts
@@ -97,7 +96,7 @@ class Comparison:
         decode = self._settings.decode.model_copy(update=chosen)
         costs, recent = self._known(choice.drafter), RecentTexts() if choice.has_memory else RecentTexts(0)
         drafted = self._proposer(choice.drafter, decode, costs, recent)
-        limits = {"num_draft_tokens": choice.num_draft_tokens, "num_memory_tokens": decode.num_memory_tokens}
+        num_drafted, num_remembered = choice.num_draft_tokens, decode.num_memory_tokens
         scheduling = SchedulerSettings(max_num_seqs=self._num_texts)
         decoder = Decoder(self._target, self._tokenizers.target.vocabulary, costs=costs, scheduling=scheduling)
         counts, waiting = [Counts() for _ in self._texts], deque(enumerate(self._texts))
@@ -107,8 +106,9 @@ class Comparison:
                 while waiting and len(running) < self._num_texts:
                     number, text = waiting.popleft()
                     self._target.expect(text.request.prompt_ids, text.answer_ids)
-                    sequence = decoder.add(replace(text.request, **limits), drafted)
-                    sequence.observers = (TextMemorizer(recent, text.request),)
+                    request = replace(text.request, num_draft_tokens=num_drafted, num_memory_tokens=num_remembered)
+                    sequence = decoder.add(request, drafted)
+                    sequence.observers = (TextMemorizer(recent, request),)
                     running[sequence] = counts[number]
                 throttle.rest()
                 outputs = decoder.step()
@@ -137,8 +137,8 @@ class Comparison:
         stages.info("loading drafter %s", name)
         decode = self._settings.decode.model_copy(update={"suffix_memory": True})
         settings = self._settings.model_copy(update={"decode": decode})
-        loaded = {"loaded_target": self._target, "costs": self._known(name)}
-        host = DecodingHost(settings, CountingMetrics(), self._tokenizers, **loaded)  # type: ignore[arg-type]
+        metrics, costs = CountingMetrics(), self._known(name)
+        host = DecodingHost(settings, metrics, self._tokenizers, loaded_target=self._target, costs=costs)
         snapshot = named_or_base(settings, host.load, None if name == BASE else name)
         assert isinstance(snapshot.proposer, TreeProposer)
         return snapshot.proposer

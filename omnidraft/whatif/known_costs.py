@@ -62,9 +62,7 @@ class KnownCosts(MeasuredCosts):
         """See MeasuredCosts; all modes cost the same."""
         return self._curve
 
-    def measured(self, mode: Mode) -> CostCurve:
-        """See MeasuredCosts."""
-        return self._curve
+    measured = passes
 
     def update_pass(self, mode: Mode, rows: int, seconds: float) -> None:
         """Ignore what a pass took here."""

@@ -103,8 +103,8 @@ def of_pair(
     `read`."""
     is_live, models, alignment = archive_path is None, settings.models, tokenizers.alignment.fingerprint
     pair = {"target": models.target} | ({"drafter": models.drafter} if is_live else {})
-    own = replace(slice_filter, equal=pair | dict(slice_filter.equal))
-    found = read(archive_path, settings, own, alignment=alignment if is_live else None)
+    equal = pair | dict(slice_filter.equal) | ({"alignment": alignment} if is_live else {})
+    found = read(archive_path, settings, replace(slice_filter, equal=equal))
     for number, record in enumerate(found.records):
         if record.alignment != alignment:
             found.records[number] = _adopted(record, models.drafter, tokenizers)
@@ -126,13 +126,8 @@ def _adopted(record: TraceRecord, drafter: str, tokenizers: assembly.Vocabularie
     )
 
 
-def read(
-    archive_path: Path | None, settings: config.Settings, slice_filter: SliceFilter, *, alignment: str | None = None
-) -> Slice:
+def read(archive_path: Path | None, settings: config.Settings, slice_filter: SliceFilter) -> Slice:
     """Read the selected records of an archive, or without one of the settings' log, which is not created.
-
-    Args:
-        alignment: records of other vocabularies are skipped; None takes any.
 
     Raises:
         BusError, WireError, RequestError: the log or archive cannot be read.
@@ -146,8 +141,6 @@ def read(
         found = (((0, number), record) for number, record in enumerate(archive.read(archive_path)))
     for position, record in found:
         reason = slice_filter.skip_reason(record)
-        if reason is None and alignment not in (None, record.alignment):
-            reason = "other_alignment"
         if reason is None:
             selected.append((position, record))
         else:

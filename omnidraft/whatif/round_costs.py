@@ -32,7 +32,6 @@ def this_machine(settings: Settings) -> MachineCosts:
     """Return what the pair's rounds cost here, as measured before or now. Raises ModelError."""
     path = costs_path("rounds", settings.models.model_dump(), settings.decode.mode)
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
         save_json(asdict(measured(settings)), path)
     return read_costs(path)
 
@@ -54,14 +53,14 @@ def measured(settings: Settings) -> MachineCosts:
         other = DecodingHost(settings, CountingMetrics(), tokenizers, loaded_target=host.target, base=base)
         steps[LEARNED] = _decoded(other, LEARNED)
     every = [step for each in steps.values() for step in each]
-    drafted = {kind: [(step.tree.step_rows, step.timings.draft_s) for step in each] for kind, each in steps.items()}
+    drafted = {
+        kind: [(step.tree.step_rows, step.timings.draft_s) for step in each if any(step.tree.step_rows)]
+        for kind, each in steps.items()
+    }
     return MachineCosts(
         costs_about(settings, host.target),
         seconds_by_rows([((len(step.tree),), step.timings.target_s) for step in every], _PASS_ROWS),
-        {
-            kind: seconds_by_rows([each for each in rounds if any(each[0])], _STEP_ROWS)
-            for kind, rounds in drafted.items()
-        },
+        {kind: seconds_by_rows(rounds, _STEP_ROWS) for kind, rounds in drafted.items()},
         seconds_by_rows([((len(step.tree),), step.timings.other_s) for step in every], _PASS_ROWS),
     )
 

@@ -70,12 +70,6 @@ def split_by_prompt(records: Sequence[TraceRecord], every: int) -> tuple[list[Tr
     return split
 
 
-def require_new(folder: Path) -> None:
-    """Raise RequestError where the folder of a snapshot that is to be written exists."""
-    if folder.exists():
-        raise RequestError(f"{folder} exists; a snapshot is written once")
-
-
 def measure(
     learner: Learner,
     held_out: Sequence[TraceRecord],
@@ -193,7 +187,8 @@ class TrainingRun:
         skipped = self.learner.counters.skipped
         curve = [asdict(point) for point in self.curve]
         alone = asdict(self._cache_alone())
-        return {"curve": curve, "cache_alone": alone, "tokens_per_s": self.tokens_per_s, "skipped": skipped}
+        tokens_per_s = self.learner.counters.num_tokens / self._seconds if self._seconds else None
+        return {"curve": curve, "cache_alone": alone, "tokens_per_s": tokens_per_s, "skipped": skipped}
 
     def _cache_alone(self) -> LearningPoint:
         """Return the point of the base weights with the learned n-gram cache, which is a part of the gain."""
@@ -206,10 +201,6 @@ class TrainingRun:
         error = paired_standard_error(zip(requests, other._last_hits, self._last_hits, strict=True))
         beside = self.curve[-1].agreement - other.curve[-1].agreement
         return {"beside": beside, "beside_error": inf if error is None else error}
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        return self.learner.counters.num_tokens / self._seconds if self._seconds else None
 
     def write_snapshot(self, folder: Path) -> None:
         """Write a snapshot folder for workers, `check` and the benchmark. The learned texts become the fleet's memory

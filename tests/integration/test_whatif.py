@@ -16,7 +16,7 @@ from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
 from omnidraft.whatif import log_slice
 from omnidraft.whatif.known_costs import KnownCosts, read_costs
-from tests.cli_runs import Environ, run_cli
+from tests.cli_runs import Environ, Run, run_cli
 
 COSTS = {
     "about": {"target": "tiny", "weights": "tiny in float32", "processor": "one of a test"},
@@ -32,6 +32,12 @@ def environ(pipeline_environ: Environ, tmp_path: Path) -> None:
     chosen = {"OMNIDRAFT_DECODE__POLICY": "fixed", "MLFLOW_TRACKING_URI": f"directory:///{tmp_path}/registry"}
     pipeline_environ(chosen | {"OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db"})
     (tmp_path / "costs.json").write_text(json.dumps(COSTS))
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.setattr(throttle, "give_way", lambda: None)  # in a process of its own; here all tests would give way
+    return lambda *arguments: run_cli(arguments, monkeypatch, capsys)
 
 
 @contextmanager
@@ -54,11 +60,7 @@ def passes_by_answer() -> Counter[str]:
 
 @pytest.mark.parametrize(("num_draft_tokens", "memory"), [(5, "off"), (3, "on")])
 def test_the_passes_of_recorded_answers_are_those_of_live_decoding(
-    num_draft_tokens: int,
-    memory: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    num_draft_tokens: int, memory: str, tmp_path: Path, run: Run
 ) -> None:
     """At any temperature, with penalties, with what the worker said before; recorded while nothing drafted. Seconds are
     those that the live rounds have by the same costs."""
@@ -77,8 +79,7 @@ def test_the_passes_of_recorded_answers_are_those_of_live_decoding(
     counted = passes_by_answer()
     out, drawn = tmp_path / "whatif.json", tmp_path / "a.svg"
     arguments = ("--draft-tokens", num_draft_tokens, "--memory", memory, "--costs", tmp_path / "costs.json")
-    monkeypatch.setattr(throttle, "give_way", lambda: None)  # in a process of its own; here all tests would give way
-    done = run_cli(("whatif", *arguments, "--json", out, "--picture", drawn), monkeypatch, capsys)
+    done = run("whatif", *arguments, "--json", out, "--picture", drawn)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(out.read_text())
     plain, counts = report["counts"].values()
@@ -94,10 +95,7 @@ def test_the_passes_of_recorded_answers_are_those_of_live_decoding(
 
 
 def test_each_drafter_is_loaded_once_and_no_choice_learns_from_another(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In whatever order they are drafted for, and an interrupted run goes on. That the snapshot may have learned these
     answers stands below the table and in the picture."""
@@ -105,15 +103,13 @@ def test_each_drafter_is_loaded_once_and_no_choice_learns_from_another(
         for number, prompt in enumerate(PROMPTS):
             request = GenerationRequest(prompt=prompt, max_new_tokens=40, seed=number)
             assert list(worker.served[0].engine.stream(request).steps)
-    assert run_cli(("replay", "--snapshots", tmp_path / "made"), monkeypatch, capsys).returncode == 0
+    assert run("replay", "--snapshots", tmp_path / "made").returncode == 0
     drafters, drawn, reports = ["base", str(tmp_path / "made" / "as-set")], tmp_path / "a.svg", list[Any]()
-    monkeypatch.setattr(throttle, "give_way", lambda: None)
     for orders, num_loaded in ((1, 1), (-1, 1), (-1, 0)):
         caplog.clear()
-        chosen = [",".join(each[::orders]) for each in (drafters, ["3", "5"], ["on", "off"])]
+        names, lengths, memories = (",".join(each[::orders]) for each in (drafters, ["3", "5"], ["on", "off"]))
         arguments = ("--costs", tmp_path / "costs.json", "--json", tmp_path / f"{orders}.json", "--picture", drawn)
-        named = zip(("--drafter", "--draft-tokens", "--memory"), chosen, strict=True)
-        done = run_cli(("whatif", *arguments, *(each for pair in named for each in pair)), monkeypatch, capsys)
+        done = run("whatif", "--drafter", names, "--draft-tokens", lengths, "--memory", memories, *arguments)
         assert done.returncode == 0, done.stderr
         reports.append(json.loads((tmp_path / f"{orders}.json").read_text()))
         for begun in ("loading drafter base", f"loading drafter {drafters[1]}", "loading snapshot"):
@@ -141,40 +137,35 @@ def test_each_drafter_is_loaded_once_and_no_choice_learns_from_another(
         ("whatif", ("--json", "{0}/list.json"), "list.json is no report of `omnidraft whatif`"),
         ("whatif", ("--costs", "{0}/list.json"), "list.json is no file of `omnidraft costs export`"),
         ("costs export", ("--out", "{0}/new/a.json"), "there is no folder"),
-        ("costs export", ("--drafter", "none"), "this needs a drafter"),
         ("replay", (), "there is no log at sqlite:///"),
+        ("replay", ("--log", "nowhere.avro"), "there is no archive at nowhere.avro"),
         ("replay", ("--picture", "{0}/a.docx"), "pictures end with"),
+        ("replay", ("--filter", "colour=red"), "name=value"),
+        ("replay", ("--since", "yesterday"), "not a time"),
+        ("replay", ("--vary", "learner.loss"), "SETTING=VALUE"),
+        ("replay", ("--vary", "loss=nll"), "SETTING=VALUE"),
+        ("replay", ("--vary", "learner.colour=red"), "no such setting"),
+        ("replay", ("--vary", "learner.loss=magic"), "magic"),
+        ("replay", ("--vary", "models.drafter=no-such-drafter", "--log", "sqlite:///{0}/junk.db"), "no-such-drafter"),
         ("verify --from-log", (), "at sqlite:///"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_anything_is_measured_or_made(
-    command: str,
-    arguments: tuple[str, ...],
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: str, arguments: tuple[str, ...], words: str, tmp_path: Path, run: Run
 ) -> None:
     (tmp_path / "list.json").write_text("[1]")
     settings = config.load(None, log={"url": f"sqlite:///{tmp_path}/junk.db"})
     with closing(assembly.log_writer(settings, settings.log.traces_topic)) as writer:
         writer.append([Outgoing(b"k", b"junk")])
-    before = sorted(tmp_path.iterdir())
-    given = [each.format(tmp_path) for each in arguments]
-    done = run_cli((*command.split(), *given), monkeypatch, capsys)
-    assert done.returncode == 2, done
-    assert words in done.stderr.splitlines()[-1]
-    assert "measuring" not in done.stderr
-    assert [each for each in sorted(tmp_path.iterdir()) if "junk.db" not in each.name] == [
-        each for each in before if "junk.db" not in each.name
-    ]
+    done = run(*command.split(), *(each.format(tmp_path) for each in arguments))
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert words in done.stderr
+    assert not {"log.db", "registry", "new", "runs"} & {each.name for each in tmp_path.iterdir()}
 
 
-def test_costs_are_measured_while_the_pair_decodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_costs_are_measured_while_the_pair_decodes(tmp_path: Path, run: Run) -> None:
     out = tmp_path / "measured.json"
-    done = run_cli(("costs", "export", "--out", out), monkeypatch, capsys)
+    done = run("costs", "export", "--out", out)
     assert done.returncode == 0, done.stderr
     assert "measuring rounds of the base drafter" in done.stderr
     costs = read_costs(out)

@@ -18,6 +18,8 @@ from omnidraft.files import require_writable_file, save_json
 from omnidraft.pictures import require_format
 from omnidraft.progress import stages
 
+THIS_MACHINE = "this-machine"
+
 
 def whatif(
     log: Annotated[str | None, typer.Option(help="sqlite:///path, kafka://host:port, or a trace archive.")] = None,
@@ -29,7 +31,7 @@ def whatif(
     ] = "base",
     draft_tokens: Annotated[str, typer.Option(help="Drafted tokens per pass at most.")] = "15",
     memory: Annotated[str, typer.Option(help="Suffix memory: on, off, or both.")] = "on",
-    costs: Annotated[Path | None, typer.Option(help="A file of `omnidraft costs export` on another machine.")] = None,
+    costs: Annotated[str, typer.Option(help="this-machine, or a file of `omnidraft costs export`.")] = THIS_MACHINE,
     texts: Annotated[int, typer.Option(min=1, help="Answers that decode at a time.")] = 1,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Only answers that the service never learns: learner.held_out_every.")
@@ -71,7 +73,7 @@ def whatif(
     from omnidraft.whatif.recorded_texts import recorded_texts
 
     slice_filter = log_slice.parse_filter(since, until, [] if tenant is None else [f"tenant={tenant}"])
-    known = None if costs is None else read_costs(costs)
+    known = None if costs == THIS_MACHINE else read_costs(Path(costs))
     log_slice.require_source(archive_path, settings)
     manifests = {name: comparison.manifest_of(settings, name) for name in drafters}
     tokenizers = assembly.vocabularies(settings)

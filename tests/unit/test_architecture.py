@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("omnidraft", "services", "pipelines")
 
 LEVELS = (  # lowest first
-    {"errors", "config", "throttle", "private_files", "progress", "threads", "system", "stats"},
+    {"errors", "config", "private_files", "progress", "threads", "system", "stats"},
+    {"throttle"},
     {"allowed_hosts", "child", "client", "extras", "files", "params", "pictures"},
     {"vocab", "traces", "snapshots", "prompts", "memory", "tools"},
     {"ports"},

@@ -88,7 +88,7 @@ while True:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere no process is bound to a core")
 @pytest.mark.parametrize(("other", "least", "most"), [("decodes", 0.0, 0.03), ("computes", 0.03, 0.5)])
 def test_what_gives_way_leaves_a_busy_core_to_decoding_and_a_share_to_others_and_takes_a_free_one(
-    other, least, most
+    tmp_path: Path, other: str, least: float, most: float
 ) -> None:
     """The other has a session of its own: a system may give a nice process of another session as much."""
 
@@ -99,7 +99,7 @@ def test_what_gives_way_leaves_a_busy_core_to_decoding_and_a_share_to_others_and
             time.sleep(0.05)
         return total
 
-    started = partial(psutil.Popen, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    started = partial(psutil.Popen, env=os.environ | {"PYTHONPATH": str(ROOT), "OMNIDRAFT_HOME": str(tmp_path)})
     with started([sys.executable, "-c", OTHER, other]) as busy, started([sys.executable, "-c", OURS]) as ours:
         try:
             ours_s, busy_s = computed_s(ours, at_least_s=0.1), computed_s(busy, at_least_s=1)

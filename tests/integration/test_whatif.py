@@ -30,7 +30,8 @@ PROMPTS = ["How many clips?", "The river goes into the sea", "def add(first, sec
 @pytest.fixture(autouse=True)
 def environ(pipeline_environ: Environ, tmp_path: Path) -> None:
     chosen = {"OMNIDRAFT_DECODE__POLICY": "fixed", "MLFLOW_TRACKING_URI": f"directory:///{tmp_path}/registry"}
-    pipeline_environ(chosen | {"OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db"})
+    chosen |= {"OMNIDRAFT_LOG": f"sqlite:///{tmp_path}/log.db", "OMNIDRAFT_LEARNER__LEARNING_RATE": "3e-3"}
+    pipeline_environ(chosen)
     (tmp_path / "costs.json").write_text(json.dumps(COSTS))
 
 
@@ -103,7 +104,7 @@ def test_each_drafter_is_loaded_once_and_no_choice_learns_from_another(
         for number, prompt in enumerate(PROMPTS):
             request = GenerationRequest(prompt=prompt, max_new_tokens=40, seed=number)
             assert list(worker.served[0].engine.stream(request).steps)
-    assert run("replay", "--snapshots", tmp_path / "made").returncode == 0
+    assert run("replay", "--snapshots", tmp_path / "made", "--num-passes", 20).returncode == 0
     drafters, drawn, reports = ["base", str(tmp_path / "made" / "as-set")], tmp_path / "a.svg", list[Any]()
     for orders, num_loaded in ((1, 1), (-1, 1), (-1, 0)):
         caplog.clear()

@@ -312,13 +312,14 @@ def test_one_flipped_bit_of_the_weights_is_another_model(
     assert verify(tmp_path / "answer.json").returncode == 0
 
 
-def test_ids_of_another_text_are_not_those_of_a_digest(client: TestClient, verify: Verify, tmp_path: Path) -> None:
+def test_ids_of_another_text_are_not_those_of_a_receipt(client: TestClient, verify: Verify, tmp_path: Path) -> None:
     path = tmp_path / "answer.json"
-    answer = answered(client, path, receipt="digests", return_token_ids=True)
-    answer["choices"][0]["token_ids"][3] ^= 1
-    path.write_text(json.dumps(answer))
-    done = verify(path)
-    assert (done.returncode, "REFUSED: it is of another answer" in done.stdout) == (1, True), done
+    for receipt in (True, "digests"):
+        answer = answered(client, path, receipt=receipt, return_token_ids=True)
+        answer["choices"][0]["token_ids"][3] ^= 1
+        path.write_text(json.dumps(answer))
+        done = verify(path)
+        assert (done.returncode, "REFUSED: it is of another answer" in done.stdout) == (1, True), done
     path.write_text(json.dumps(answer["choices"][0]["receipt"]))
     done = verify(path)
     assert (done.returncode, "return_token_ids" in done.stderr) == (2, True), done

@@ -46,7 +46,7 @@ SHOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("chat/completions", CHAT | {"n": 2}),
     "stream": ("chat/completions", CHAT | {"stream": True, "n": 2}),
     "kept stop": ("chat/completions", CHAT | {"stop": ["e", "cl"], "include_stop_str_in_output": True}),
-    "special tokens": ("chat/completions", CHAT | {"skip_special_tokens": False, "logit_bias": {"2": 4.0}}),
+    "special tokens": ("chat/completions", CHAT | {"skip_special_tokens": False, "logit_bias": {"1": 100}}),
     "thoughts": (
         "chat/completions",
         CHAT | {"thinking_token_budget": 5, "structured_outputs": {"regex": r"Three\."}, "max_tokens": 40},

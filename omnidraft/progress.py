@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 stages = logging.getLogger(__name__)
 """Is told each stage of a start that may take seconds, before it begins. Services have it in their log, commands show
-it on a terminal."""
+it on stderr."""
 
 FIRST_LINE_S = 2.0
 LINE_EVERY_S = 30.0
